@@ -1,0 +1,1 @@
+"""What is measured: the event records, per-step statistics, the verdict, and the service that serves them."""

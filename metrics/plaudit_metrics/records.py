@@ -1,0 +1,179 @@
+"""The records that travel to the metrics: what each stage says of one sample, one group, one step, one worker.
+
+| record | written by | read by |
+| --- | --- | --- |
+| ``GenerationRecord`` | rollout, with the published sample | trainer, metrics service |
+| ``ScoringRecord`` | reward worker, with the commit | trainer, metrics service |
+| ``Stamps`` | the stream scripts, with the server's clock | trainer, metrics service |
+| ``SampleRecord`` | whoever joins the three above (trainer from a group's hash, service from an event) | ``step_statistics`` and all that shows samples |
+| ``GroupRecord`` | trainer, when it closes a group | metrics service, stored samples |
+| ``StepRecord`` | trainer, when it closes a step | ``steps.jsonl``, metrics service |
+| ``WorkerRecord`` | every process, in its heartbeat | trainer (weights in use), metrics service |
+
+Points in time are seconds since the epoch on the **transport's** clock (one clock for all processes); durations are
+monotonic seconds measured inside one process. ``None`` means "did not happen", never "zero".
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Outcome = Literal["scored", "data_error", "infra_error", "timeout", "skipped", "poison", "given_up"]
+"""How a sample's scoring ended. Only ``scored`` carries a value. ``given_up``: its group's deadline passed."""
+
+OUTCOMES: tuple[Outcome, ...] = (
+    "scored",
+    "data_error",
+    "infra_error",
+    "timeout",
+    "skipped",
+    "poison",
+    "given_up",
+)
+
+Split = Literal["train", "validation"]
+GroupEnd = Literal["trained", "evaluated", "dropped"]
+
+
+class GenerationRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How one sample was generated."""
+
+    worker: str
+    generate_s: float
+    """Seconds inside the engine, tool calls excluded, the engine's own queue included."""
+    prompt_tokens: int
+    response_tokens: int
+    version_min: int
+    """Number of the oldest policy version that sampled a token of it."""
+    version_max: int
+    tool_s: float = 0.0
+    engine_queue_s: float = 0.0
+    """The part of ``generate_s`` that the request waited before the engine scheduled it first."""
+    num_preempted: int = -1
+    """Preemptions by the engine; -1 when the engine does not say (verl's sentinel, filtered from statistics)."""
+    finish_reason: str = "stop"
+    logprob_mismatch: float | None = None
+
+
+class ScorerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one scorer said of one sample and how long that took."""
+
+    outcome: Outcome
+    value: float | None = None
+    reason: str | None = None
+    limiter_s: float = 0.0
+    """Seconds spent waiting for a rate or concurrency limit."""
+    retry_s: float = 0.0
+    """Seconds of failed attempts and of the pauses between attempts."""
+    call_s: float = 0.0
+    """Seconds of the last attempt."""
+    attempts: int = 1
+    extra: dict[str, float | str] = {}
+
+
+class ScoringRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How the scoring of one sample ended. ``value`` is present exactly when ``outcome`` is ``scored``."""
+
+    outcome: Outcome
+    value: float | None = None
+    reason: str | None = None
+    drop_group: bool = False
+    """The failure policy of the scorer that failed says that the whole group must not be trained."""
+    scorers: dict[str, ScorerRecord] = {}
+    limiter_s: float = 0.0
+    """``limiter_s``, ``retry_s`` and ``call_s`` split the score along the scorer that ended last."""
+    retry_s: float = 0.0
+    call_s: float = 0.0
+    worker: str = ""
+
+
+class Stamps(msgspec.Struct, frozen=True, omit_defaults=True):
+    """When one sample passed from hand to hand (seconds since the epoch, transport's clock)."""
+
+    admitted: float
+    taken: float | None = None
+    """A rollout began to work on it."""
+    published: float | None = None
+    score_first_taken: float | None = None
+    """The first reward worker took it, where a later one had to take it again; else None."""
+    score_taken: float | None = None
+    """The reward worker whose commit counts took it."""
+    committed: float | None = None
+    """It became terminal."""
+
+
+class SampleRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All that is known of one terminal sample."""
+
+    group: str
+    index: int
+    split: Split
+    step: int
+    data_source: str
+    stamps: Stamps
+    scoring: ScoringRecord
+    generation: GenerationRecord | None = None
+    deliveries: int = 1
+    """How often the sample was handed to a reward worker after a lapsed lease, the first time included."""
+
+
+class GroupRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How one group went, from admission to its end. Points in time as in ``Stamps``."""
+
+    group: str
+    split: Split
+    step: int
+    """The step it was closed in (trained, evaluated or dropped)."""
+    end: GroupEnd
+    num_samples: int
+    num_scored: int
+    admitted: float
+    closed: float
+    terminal: float | None = None
+    """All its samples were terminal."""
+    ready: float | None = None
+    """The trainer could have taken it; later than ``terminal`` by the group-scope scorers."""
+    taken: float | None = None
+    """The trainer took it."""
+    reason: str = ""
+    """Why it was dropped."""
+
+
+class WaitRecord(msgspec.Struct, frozen=True):
+    """One stretch of time in which the trainer had nothing to do but wait (transport's clock)."""
+
+    start: float
+    end: float
+    awaited: list[str]
+    """Ids of the groups whose readiness could have ended it (with mini-batches: those that did end it)."""
+
+
+class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One closed step, as the trainer saw it."""
+
+    step: int
+    incarnation: int
+    opened: float
+    closed: float
+    num_samples: int
+    num_groups: int
+    statistics: dict[str, float]
+    """The keys of docs/metrics.md; JSON has no NaN, so an undefined figure is an absent key."""
+    verdict: str = ""
+    waits: list[WaitRecord] = []
+
+
+class WorkerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A process's heartbeat."""
+
+    worker: str
+    role: Literal["trainer", "rollout", "reward", "metrics"]
+    slots: int = 0
+    busy: int = 0
+    ready: bool = True
+    version: str = ""
+    """The policy version it holds (``incarnation.number``), empty when it holds none."""
+    loading: str = ""
+    """The policy version whose files it is reading now; the trainer keeps them."""

@@ -1,0 +1,37 @@
+"""The error tree of scoring: the type says whether another attempt may help.
+
+::
+
+    RewardError
+    ├── ConfigurationError     the job is wrong: refused before anything runs (file, function, argument, remedy)
+    ├── DataError              this sample cannot be scored; never retried
+    ├── InfrastructureError    the thing that scores is broken or away; retried within the sample's budget
+    │   └── WorkerKilled       the process that ran the scorer died
+    └── ScoreTimeout           the time limit passed; the call was ended
+"""
+
+from __future__ import annotations
+
+
+class RewardError(Exception):
+    """What went wrong while a reward was set up or computed."""
+
+
+class ConfigurationError(RewardError):
+    """The scorer cannot be built as configured. The message names the file or field, the value and the remedy."""
+
+
+class DataError(RewardError):
+    """This sample cannot be scored (bad ground truth, the reward function raised on it). Never retried."""
+
+
+class InfrastructureError(RewardError):
+    """What computes the score is unreachable or broken. Retried with back-off within the sample's budget."""
+
+
+class WorkerKilled(InfrastructureError):
+    """The process that ran the scorer died (out of memory, killed)."""
+
+
+class ScoreTimeout(RewardError):
+    """The scorer did not answer within its time limit; whatever ran it was ended."""

@@ -1,0 +1,23 @@
+"""What every part's tests share: one Redis a session, a run name a test."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from plaudit_workers.launch.redis_server import RedisServer
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A real Redis for the whole session; tests keep apart by their run names."""
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def run_name() -> str:
+    """A run of this test's own: all its keys carry it."""
+    return f"test-{uuid.uuid4().hex[:12]}"

@@ -1,0 +1,125 @@
+"""What every process of a job is told when it starts, and how it ends.
+
+Each role is ``python -m plaudit_workers.<role>`` (or an actor that calls the same function): it reads a handful of
+environment variables, runs ``async def serve(settings, stop)`` and exits with the number that ``serve`` returns.
+
+Exit codes: 0 done · 1 crashed, may be started again · 2 the job or its surroundings are wrong (one clear message) ·
+3 the job failed for good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+EXIT_DONE = 0
+EXIT_CRASHED = 1
+EXIT_REFUSED = 2
+EXIT_FAILED = 3
+
+
+class RefusedError(Exception):
+    """The job or its surroundings are wrong; starting again would not help. The message says what to mend."""
+
+
+class JobFailedError(Exception):
+    """The job ran and failed for good (too many failed scores, restarts used up)."""
+
+
+@dataclass(frozen=True)
+class ProcessSettings:
+    """The environment of a process of a job, read once."""
+
+    job_path: Path
+    """``PLAUDIT_JOB``: the resolved job file."""
+    run: str
+    """``PLAUDIT_RUN``: id of the run, part of every key in Redis."""
+    run_folder: Path
+    """``PLAUDIT_RUN_FOLDER``: where checkpoints, weights, samples and logs lie."""
+    redis_url: str
+    """``PLAUDIT_REDIS_URL``: ``redis://host:port/0`` or ``rediss://…``, without a password."""
+    redis_password: str
+    """``PLAUDIT_REDIS_PASSWORD``; empty for none."""
+    worker: str
+    """``PLAUDIT_WORKER``: name of this process, one of its own a start: default host name, process id."""
+    health_port: int
+    """``PLAUDIT_HEALTH_PORT``: serves ``/healthz`` and ``/readyz``; 0 = none. The metrics service's own port."""
+    log_file: Path | None
+    """``PLAUDIT_LOG_FILE``: JSON lines go there; None = standard error."""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> ProcessSettings:
+        """Reads the settings.
+
+        Raises:
+            RefusedError: a variable is missing or not a number.
+        """
+        missing = [
+            n for n in ("PLAUDIT_JOB", "PLAUDIT_RUN", "PLAUDIT_RUN_FOLDER", "PLAUDIT_REDIS_URL") if n not in environment
+        ]
+        if missing:
+            raise RefusedError(
+                f"environment variables missing: {', '.join(missing)}. 'plaudit run job.yaml' sets them; to start "
+                "this process by hand, set them yourself."
+            )
+        port = environment.get("PLAUDIT_HEALTH_PORT", "0")
+        if not port.isdigit():
+            raise RefusedError(f"PLAUDIT_HEALTH_PORT is {port!r}; give a port number, or 0 for none")
+        log_file = environment.get("PLAUDIT_LOG_FILE", "")
+        return cls(
+            job_path=Path(environment["PLAUDIT_JOB"]),
+            run=environment["PLAUDIT_RUN"],
+            run_folder=Path(environment["PLAUDIT_RUN_FOLDER"]),
+            redis_url=environment["PLAUDIT_REDIS_URL"],
+            redis_password=environment.get("PLAUDIT_REDIS_PASSWORD", ""),
+            worker=environment.get("PLAUDIT_WORKER") or f"{socket.gethostname()}-{os.getpid()}",
+            health_port=int(port),
+            log_file=Path(log_file) if log_file else None,
+        )
+
+
+Serve = Callable[[ProcessSettings, asyncio.Event], Awaitable[int]]
+
+
+async def serve_guarded(serve: Serve, settings: ProcessSettings, stop: asyncio.Event) -> int:
+    """Runs ``serve`` and turns what escapes it into an exit code and one logged message."""
+    logger = logging.getLogger("plaudit")
+    try:
+        return await serve(settings, stop)
+    except RefusedError as error:
+        logger.error("refused", extra={"fields": {"error": str(error)}})
+        return EXIT_REFUSED
+    except JobFailedError as error:
+        logger.error("job failed", extra={"fields": {"error": str(error)}})
+        return EXIT_FAILED
+    except Exception:
+        logger.exception("crashed")
+        return EXIT_CRASHED
+
+
+def main(serve: Serve) -> int:
+    """Entry point of every role's ``__main__``: settings, logs, SIGTERM and SIGINT, exit code."""
+    from plaudit_workers.logs import configure_logs
+
+    try:
+        settings = ProcessSettings.from_environment()
+    except RefusedError as error:
+        print(error, file=sys.stderr)
+        return EXIT_REFUSED
+    configure_logs(settings.log_file, worker=settings.worker)
+    return asyncio.run(_with_signals(serve, settings))
+
+
+async def _with_signals(serve: Serve, settings: ProcessSettings) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    return await serve_guarded(serve, settings, stop)
