@@ -19,10 +19,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from plaudit_workers.logs import configure_logs
+
 EXIT_DONE = 0
 EXIT_CRASHED = 1
 EXIT_REFUSED = 2
 EXIT_FAILED = 3
+
+_REQUIRED = ("PLAUDIT_JOB", "PLAUDIT_RUN", "PLAUDIT_RUN_FOLDER", "PLAUDIT_REDIS_URL")
 
 
 class RefusedError(Exception):
@@ -88,36 +92,42 @@ class ProcessSettings:
 Serve = Callable[[ProcessSettings, asyncio.Event], Awaitable[int]]
 
 
-async def serve_guarded(serve: Serve, settings: ProcessSettings, stop: asyncio.Event) -> int:
+@dataclass(frozen=True)
+class Ending:
+    """How a process ended: the exit code, and for everything but 0 the reason in words."""
+
+    code: int
+    message: str = ""
+
+
+async def serve_guarded(serve: Serve, settings: ProcessSettings, stop: asyncio.Event) -> Ending:
     """Runs ``serve`` and turns what escapes it into an exit code and one logged message."""
     logger = logging.getLogger("plaudit")
     try:
-        return await serve(settings, stop)
+        return Ending(await serve(settings, stop))
     except RefusedError as error:
         logger.error("refused", extra={"fields": {"error": str(error)}})
-        return EXIT_REFUSED
+        return Ending(EXIT_REFUSED, str(error))
     except JobFailedError as error:
         logger.error("job failed", extra={"fields": {"error": str(error)}})
-        return EXIT_FAILED
-    except Exception:
+        return Ending(EXIT_FAILED, str(error))
+    except Exception as error:
         logger.exception("crashed")
-        return EXIT_CRASHED
+        return Ending(EXIT_CRASHED, f"{type(error).__name__}: {error}")
 
 
 def main(serve: Serve) -> int:
     """Entry point of every role's ``__main__``: settings, logs, SIGTERM and SIGINT, exit code."""
-    from plaudit_workers.logs import configure_logs
-
     try:
         settings = ProcessSettings.from_environment()
     except RefusedError as error:
         print(error, file=sys.stderr)
         return EXIT_REFUSED
     configure_logs(settings.log_file, worker=settings.worker)
-    return asyncio.run(_with_signals(serve, settings))
+    return asyncio.run(_with_signals(serve, settings)).code
 
 
-async def _with_signals(serve: Serve, settings: ProcessSettings) -> int:
+async def _with_signals(serve: Serve, settings: ProcessSettings) -> Ending:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,0 +1,72 @@
+# Everything one does with Plaudit from a checkout. `make` alone lists the commands.
+PYTHON ?= python3
+UV := .uv/bin/uv
+BIN := .venv/bin
+PARTS := metrics reward workers operator
+INSTALLED := .venv/installed
+
+export HF_HUB_OFFLINE ?= 1
+export RAY_USAGE_STATS_ENABLED := 0
+export VLLM_NO_USAGE_STATS := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo check test bench generate requirements redis clean
+
+help: ## list these commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(INSTALLED) redis ## the environment (.venv, by uv) and redis-server
+
+demo: install ## a language model learns to copy digits; prints what each step waited for
+	@$(BIN)/python examples/01-copy-digits/prepare.py
+	@$(BIN)/plaudit run examples/01-copy-digits/job.yaml
+
+check: install ## format, lint, types, import order, generated files
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m plaudit_workers.job.reference --check
+
+test: install ## all tests that need no cluster
+	$(BIN)/pytest -q
+
+bench: install ## the figures of the README: tables, and JSON in benchmarks/results/
+	@mkdir -p benchmarks/results
+	@for benchmark in benchmarks/*.py; do \
+	  name=$$(basename $$benchmark .py); \
+	  grep -q '__main__' $$benchmark || continue; \
+	  echo "== $$name"; $(BIN)/python $$benchmark --json benchmarks/results/$$name.json || exit 1; \
+	done
+
+generate: install ## write the generated files anew
+	$(BIN)/python -m plaudit_workers.job.reference
+
+requirements: $(UV) ## compile requirements/*.txt anew from requirements/all.in
+	$(UV) pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url \
+	  --custom-compile-command 'make requirements' \
+	  --overrides requirements/overrides.txt requirements/all.in -o requirements/all.txt
+
+clean: ## remove the environment and what runs left
+	rm -rf .venv .uv runs benchmarks/results
+
+$(UV): requirements/uv.txt
+	@$(PYTHON) -m pip --version >/dev/null 2>&1 || { echo "pip is missing for $(PYTHON): install it (Debian: apt-get install python3-pip)"; exit 2; }
+	@$(PYTHON) -m pip install -q --disable-pip-version-check --root-user-action=ignore --target .uv --upgrade --require-hashes -r requirements/uv.txt
+	@touch $@
+
+$(INSTALLED): $(UV) requirements/all.txt $(PARTS:%=%/pyproject.toml)
+	@echo "installing the environment into .venv (5.5 GB)"
+	@test -x $(BIN)/python || $(UV) venv -q --python 3.11 .venv
+	@VIRTUAL_ENV=$(CURDIR)/.venv $(UV) pip install -q --no-deps --require-hashes -r requirements/all.txt
+	@VIRTUAL_ENV=$(CURDIR)/.venv $(UV) pip install -q --no-deps --no-build-isolation $(PARTS:%=-e %)
+	@touch $@
+
+redis:
+	@command -v redis-server >/dev/null || command -v valkey-server >/dev/null || { \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "installing redis-server"; \
+	    apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends redis-server >/dev/null; \
+	  else \
+	    echo "redis-server is missing and cannot be installed from here: install Redis 7 or Valkey (Debian: sudo apt-get install redis-server), then run make again"; exit 2; \
+	  fi; }
