@@ -5,7 +5,7 @@
 | ``GenerationRecord`` | rollout, with the published sample | trainer, metrics service |
 | ``ScoringRecord`` | reward worker, with the commit | trainer, metrics service |
 | ``Stamps`` | the stream scripts, with the server's clock | trainer, metrics service |
-| ``SampleRecord`` | whoever joins the three above (trainer from a group's hash, service from an event) | ``step_statistics`` and all that shows samples |
+| ``SampleRecord`` | who joins the three above: trainer (group's hash), service (event) | all that shows samples |
 | ``GroupRecord`` | trainer, when it closes a group | metrics service, stored samples |
 | ``StepRecord`` | trainer, when it closes a step | ``steps.jsonl``, metrics service |
 | ``WorkerRecord`` | every process, in its heartbeat | trainer (weights in use), metrics service |
@@ -163,6 +163,8 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """The keys of docs/metrics.md; JSON has no NaN, so an undefined figure is an absent key."""
     verdict: str = ""
     waits: list[WaitRecord] = []
+    labels: dict[str, str] = {}
+    """Figures that are names, such as the worker of the slowest sample (docs/metrics.md)."""
 
 
 class WorkerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
