@@ -1,0 +1,108 @@
+"""A sample's stages are a partition of its wall time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plaudit_metrics.columns import SampleColumns
+from plaudit_metrics.records import GenerationRecord, GroupRecord, SampleRecord, ScoringRecord, Stamps
+from plaudit_metrics.stages import GROUP_STAGES, SAMPLE_STAGES, group_stage_seconds, sample_stage_seconds, stages_of
+
+SECONDS = st.floats(0, 500)
+STAMP = st.none() | st.floats(1_700_000_000, 1_700_001_000)
+
+
+@st.composite
+def any_sample(draw: st.DrawFn) -> SampleRecord:
+    """A record with arbitrary, even contradictory, stamps and durations."""
+    admitted = draw(st.floats(1_700_000_000, 1_700_000_500))
+    generated = draw(st.booleans())
+    return SampleRecord(
+        group="t-0-1.0",
+        index=0,
+        split="train",
+        step=1,
+        data_source="x",
+        stamps=Stamps(
+            admitted=admitted,
+            taken=draw(STAMP),
+            published=draw(STAMP),
+            score_first_taken=draw(STAMP),
+            score_taken=draw(STAMP),
+            committed=admitted + draw(SECONDS),
+        ),
+        scoring=ScoringRecord("scored", 1.0, limiter_s=draw(SECONDS), retry_s=draw(SECONDS), call_s=draw(SECONDS)),
+        generation=GenerationRecord("r", 0.0, 1, 1, 1, 1, tool_s=draw(SECONDS), engine_queue_s=draw(SECONDS))
+        if generated
+        else None,
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(any_sample())
+def test_the_stages_add_up_to_the_wall_time_within_5_ms(record: SampleRecord) -> None:
+    seconds = sample_stage_seconds(SampleColumns.from_records([record]))
+    assert set(seconds) == set(SAMPLE_STAGES)
+    assert all(of_stage[0] >= 0 for of_stage in seconds.values())
+    assert record.stamps.committed is not None
+    wall_s = record.stamps.committed - record.stamps.admitted
+    assert sum(float(of_stage[0]) for of_stage in seconds.values()) == pytest.approx(wall_s, abs=0.005)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.fixed_dictionaries({stage: st.floats(0, 100) for stage in SAMPLE_STAGES}))
+def test_each_stage_is_told_to_within_5_ms(sample: Callable[..., SampleRecord], truth: dict[str, float]) -> None:
+    seconds = sample_stage_seconds(SampleColumns.from_records([sample(**truth)]))
+    assert {stage: float(of_stage[0]) for stage, of_stage in seconds.items()} == pytest.approx(truth, abs=0.005)
+
+
+def test_the_groups_stages_follow_until_the_trainer_takes_it(
+    sample: Callable[..., SampleRecord], group: Callable[..., GroupRecord]
+) -> None:
+    samples = [sample(index=0, score=1.0), sample(index=1, score=4.0)]
+    record = group(samples, group_scorer=2.0, ready_queue=0.5)
+    seconds = group_stage_seconds(SampleColumns.from_records(samples), {record.group: record})
+    assert {stage: of_stage.tolist() for stage, of_stage in seconds.items()} == {
+        "group_wait": [3.0, 0.0],
+        "group_scorer": [2.0, 2.0],
+        "ready_queue": [0.5, 0.5],
+    }
+    wall_s = (record.taken or 0.0) - samples[0].stamps.admitted
+    assert sum(stages_of(samples[0], record).values()) == pytest.approx(wall_s, abs=0.005)
+
+
+def test_a_sample_that_nobody_published_spent_its_time_in_generation(sample: Callable[..., SampleRecord]) -> None:
+    given_up = SampleRecord(
+        group="t-0-1.0",
+        index=0,
+        split="train",
+        step=1,
+        data_source="x",
+        stamps=Stamps(admitted=100.0, taken=103.0, committed=160.0),
+        scoring=ScoringRecord("given_up"),
+    )
+    assert stages_of(given_up) == {"rollout_queue": 3.0, "generation": 57.0}
+
+
+def test_a_sample_that_no_reward_worker_committed_spent_its_time_in_the_queue() -> None:
+    given_up = SampleRecord(
+        group="t-0-1.0",
+        index=0,
+        split="train",
+        step=1,
+        data_source="x",
+        stamps=Stamps(admitted=100.0, taken=100.0, published=110.0, committed=160.0),
+        scoring=ScoringRecord("given_up"),
+        generation=GenerationRecord("r", 10.0, 1, 1, 1, 1),
+    )
+    assert stages_of(given_up) == {"generation": 10.0, "sample_queue": 50.0}
+
+
+def test_unknown_groups_leave_the_group_stages_undefined(sample: Callable[..., SampleRecord]) -> None:
+    seconds = group_stage_seconds(SampleColumns.from_records([sample()]), {})
+    assert set(seconds) == set(GROUP_STAGES)
+    assert all(of_stage[0] != of_stage[0] for of_stage in seconds.values())

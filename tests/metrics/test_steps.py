@@ -1,0 +1,147 @@
+"""The dictionary of a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from plaudit_metrics.columns import SampleColumns
+from plaudit_metrics.records import GroupRecord, SampleRecord, ScorerRecord, ScoringRecord, Stamps, WaitRecord
+from plaudit_metrics.steps import slowest_samples, step_record, step_statistics
+
+Build = Callable[..., Any]
+
+
+def test_rewards_are_averaged_over_scored_samples_only(sample: Build) -> None:
+    samples = [
+        sample(index=0, value=1.0),
+        sample(index=1, value=0.0),
+        sample(index=2, outcome="timeout"),
+        sample(index=3, outcome="poison"),
+    ]
+    statistics = step_statistics(samples, opened=0.0, closed=5.0)
+    assert statistics["reward/mean"] == 0.5
+    assert statistics["reward/std"] == 0.5
+    assert statistics["reward_pipeline/masked_share"] == 0.5
+    assert statistics["reward_pipeline/outcome/timeout"] == 1
+    assert statistics["reward_pipeline/outcome/scored"] == 2
+    assert statistics["reward_pipeline/dead"] == 1
+
+
+def test_a_step_in_which_everything_failed_has_no_mean_reward(sample: Build) -> None:
+    statistics = step_statistics([sample(outcome="timeout")], opened=0.0, closed=5.0)
+    assert "reward/mean" not in statistics
+    assert statistics["reward_pipeline/masked_share"] == 1.0
+
+
+def test_an_empty_step_has_its_length_and_no_nan() -> None:
+    statistics = step_statistics([], opened=3.0, closed=5.0, update_s=0.5, trainer_version=1)
+    assert statistics["step_s"] == 2.0
+    assert statistics["update_s"] == 0.5
+    assert all(math.isfinite(value) for value in statistics.values())
+
+
+def test_a_sample_that_was_never_generated_does_not_spoil_the_figures(sample: Build) -> None:
+    lost = SampleRecord(
+        group="t-0-1.0",
+        index=1,
+        split="train",
+        step=1,
+        data_source="x",
+        stamps=Stamps(admitted=1_000_000.0, committed=1_000_900.0),
+        scoring=ScoringRecord("given_up"),
+    )
+    statistics = step_statistics(
+        [sample(index=0, generation=2.0, score=1.0), lost], opened=0.0, closed=5.0, trainer_version=3
+    )
+    assert statistics["timing_s/agent_loop/generate_sequences/max"] == 2.0
+    assert statistics["reward_pipeline/outcome/given_up"] == 1
+    assert statistics["reward_pipeline/staleness/max"] == 0
+    assert all(math.isfinite(value) for value in statistics.values())
+
+
+@pytest.mark.parametrize(("name", "quantile"), [("p50", 0.5), ("p95", 0.95), ("p99", 0.99)])
+def test_quantiles_are_exact(sample: Build, name: str, quantile: float) -> None:
+    seconds = np.random.default_rng(1).uniform(0, 40, 333)
+    samples = [sample(index=index, score=float(value)) for index, value in enumerate(seconds)]
+    statistics = step_statistics(samples, opened=0.0, closed=5.0)
+    assert statistics[f"reward_pipeline/score_s/{name}"] == pytest.approx(
+        float(np.quantile(seconds, quantile)), abs=1e-6
+    )
+
+
+def test_a_groups_own_waits_count_once_a_group(sample: Build, group: Build) -> None:
+    large = [sample("t-1-1.0", index) for index in range(9)]
+    small = [sample("t-2-1.0", 0)]
+    groups = [group(large, ready_queue=1.0), group(small, ready_queue=3.0)]
+    statistics = step_statistics(large + small, groups=groups, opened=0.0, closed=5.0)
+    assert statistics["reward_pipeline/ready_queue_s/mean"] == pytest.approx(2.0)
+
+
+def test_each_scorer_has_figures_of_its_own(sample: Build) -> None:
+    judge = [
+        ScorerRecord("scored", 0.25, limiter_s=1.0, call_s=4.0),
+        ScorerRecord("scored", 0.75, call_s=2.0),
+        ScorerRecord("timeout", call_s=60.0),
+    ]
+    samples = [sample(index=index, scorers={"judge": record}) for index, record in enumerate(judge)]
+    samples.append(sample(index=3, scorers={"rule": ScorerRecord("scored", 1.0)}))
+    statistics = step_statistics(samples, opened=0.0, closed=5.0)
+    assert statistics["reward_pipeline/scorer/judge/value/mean"] == 0.5
+    assert statistics["reward_pipeline/scorer/judge/call_s/max"] == 60.0
+    assert statistics["reward_pipeline/scorer/judge/outcome/timeout"] == 1
+    assert statistics["reward_pipeline/scorer/rule/value/mean"] == 1.0
+
+
+def test_staleness_is_taken_over_what_was_trained_on(sample: Build, group: Build) -> None:
+    trained = [sample("t-1-1.0", 0, version=5), sample("t-1-1.0", 1, version=6)]
+    dropped = [sample("t-2-1.0", 0, version=1)]
+    groups: list[GroupRecord] = [group(trained), group(dropped, end="dropped", reason="too_few_scored")]
+    statistics = step_statistics(trained + dropped, groups=groups, opened=0.0, closed=5.0, trainer_version=6)
+    assert statistics["reward_pipeline/staleness/max"] == 1
+    assert statistics["reward_pipeline/staleness/mean"] == 0.5
+
+
+def test_redeliveries_and_duplicates_are_counted(sample: Build) -> None:
+    samples = [sample(index=0), sample(index=1, redelivery=20.0, deliveries=2)]
+    statistics = step_statistics(samples, opened=0.0, closed=5.0, duplicates=3)
+    assert statistics["reward_pipeline/redelivered"] == 1
+    assert statistics["reward_pipeline/duplicates"] == 3
+    assert statistics["reward_pipeline/redelivery_s/max"] == 20.0
+
+
+def test_records_and_columns_give_the_same_figures(sample: Build) -> None:
+    samples = [sample(f"t-{index % 3}-1.0", index, generation=index, score=index % 4) for index in range(30)]
+    assert step_statistics(samples, opened=0.0, closed=5.0) == step_statistics(
+        SampleColumns.from_records(samples), opened=0.0, closed=5.0
+    )
+
+
+def test_the_record_of_a_step_names_its_verdict_and_its_slowest_sample(sample: Build, group: Build) -> None:
+    samples = [sample("t-1-1.0", 0, admitted=10.0, generation=1.0), sample("t-1-1.0", 1, admitted=10.0, score=30.0)]
+    record = step_record(
+        7,
+        2,
+        samples,
+        groups=[group(samples)],
+        waits=[WaitRecord(10.0, 40.0, ["t-1-1.0"])],
+        opened=10.0,
+        closed=42.0,
+        extra={"loss": 0.25, "grad_norm": math.nan},
+    )
+    assert record.verdict == "reward"
+    assert record.labels["reward_pipeline/slowest/group"] == "t-1-1.0"
+    assert record.labels["reward_pipeline/slowest/worker"] == "reward-1"
+    assert record.statistics["reward_pipeline/slowest/index"] == 1
+    assert record.statistics["loss"] == 0.25
+    assert "grad_norm" not in record.statistics
+    assert (record.num_samples, record.num_groups) == (2, 1)
+
+
+def test_the_slowest_samples_come_first(sample: Build) -> None:
+    samples = [sample(index=index, score=seconds) for index, seconds in enumerate((1.0, 5.0, 3.0, 5.0))]
+    assert [each.index for each in slowest_samples(samples, 3)] == [1, 3, 2]

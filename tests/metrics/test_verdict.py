@@ -1,0 +1,154 @@
+"""The verdict on synthetic timelines whose bottleneck is known, in synchronous and asynchronous schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from plaudit_metrics.records import GroupRecord, SampleRecord, WaitRecord
+from plaudit_metrics.steps import step_statistics
+from plaudit_metrics.verdict import VERDICTS, explain, verdict
+
+Build = Callable[..., Any]
+START = 5_000.0
+
+
+def spread(number: int) -> float:
+    """A little variety between samples: 0 to 0.7 seconds, never twice the same in a row."""
+    return (number * 7 % 8) / 10
+
+
+def step_of(
+    sample: Build,
+    group: Build,
+    *,
+    update_s: float,
+    admitted_before_s: float = 0.0,
+    group_scorer: float = 0.0,
+    last: dict[str, float] | None = None,
+    **stages: float,
+) -> dict[str, float]:
+    """One step of 8 groups of 4: admitted before the step opens, waited for in one stretch, then updated on.
+
+    ``admitted_before_s`` > 0 is an asynchronous schedule: the groups were on their way while the step before trained.
+    """
+    samples: list[SampleRecord] = []
+    groups: list[GroupRecord] = []
+    for number in range(8):
+        of_group = []
+        for index in range(4):
+            own = dict(stages)
+            if last is not None and (number, index) == (7, 3):
+                own |= last
+            varied = max(own, key=lambda stage: own[stage])
+            own[varied] += spread(number * 4 + index)
+            of_group.append(sample(f"t-{number}-1.0", index, admitted=START - admitted_before_s, **own))
+        samples += of_group
+        groups.append(group(of_group, group_scorer=group_scorer))
+    ready = max(each.ready or 0.0 for each in groups)
+    waits = [WaitRecord(START, ready, [each.group for each in groups])] if ready > START else []
+    closed = max(ready, START) + update_s
+    statistics = step_statistics(
+        samples, groups=groups, waits=waits, opened=START, closed=closed, update_s=update_s, trainer_version=3
+    )
+    parts = sum(seconds for key, seconds in statistics.items() if key.startswith("wait/"))
+    assert parts == pytest.approx(statistics["trainer_wait_s"], abs=1e-6)
+    return statistics
+
+
+SYNCHRONOUS = {
+    "generation": {"generation": 20.0, "score": 3.0, "update_s": 10.0},
+    "reward": {"generation": 4.0, "score": 20.0, "update_s": 10.0},
+    "limiter": {"generation": 4.0, "score": 2.0, "limiter": 20.0, "update_s": 10.0},
+    "reward-queue": {"generation": 4.0, "sample_queue": 20.0, "score": 2.0, "update_s": 10.0},
+    "group-scorer": {"generation": 4.0, "score": 2.0, "group_scorer": 20.0, "update_s": 10.0},
+    "trainer": {"generation": 2.0, "score": 1.0, "update_s": 60.0},
+    "balanced": {"generation": 10.0, "score": 10.0, "update_s": 10.0},
+    "straggler": {"generation": 4.0, "score": 3.0, "update_s": 10.0, "last": {"score": 40.0}},
+}
+ASYNCHRONOUS = {
+    "generation": {"generation": 40.0, "score": 3.0, "update_s": 10.0, "admitted_before_s": 15.0},
+    "reward": {"generation": 14.0, "score": 20.0, "update_s": 10.0, "admitted_before_s": 15.0},
+    "limiter": {"generation": 14.0, "score": 2.0, "limiter": 20.0, "update_s": 10.0, "admitted_before_s": 15.0},
+    "reward-queue": {
+        "generation": 14.0,
+        "sample_queue": 20.0,
+        "score": 2.0,
+        "update_s": 9.0,
+        "admitted_before_s": 15.0,
+    },
+    "group-scorer": {
+        "generation": 14.0,
+        "score": 2.0,
+        "group_scorer": 20.0,
+        "update_s": 9.0,
+        "admitted_before_s": 15.0,
+    },
+    "trainer": {"generation": 40.0, "score": 30.0, "update_s": 60.0, "admitted_before_s": 65.0},
+    "balanced": {"generation": 25.0, "score": 10.0, "update_s": 10.0, "admitted_before_s": 15.0},
+    "straggler": {
+        "generation": 9.0,
+        "score": 8.0,
+        "update_s": 10.0,
+        "admitted_before_s": 15.0,
+        "last": {"score": 45.0},
+    },
+}
+
+
+def test_the_timelines_cover_every_verdict() -> None:
+    assert set(SYNCHRONOUS) == set(ASYNCHRONOUS) == set(VERDICTS)
+
+
+@pytest.mark.parametrize("truth", SYNCHRONOUS)
+def test_the_verdict_on_a_synchronous_step_is_the_truth(sample: Build, group: Build, truth: str) -> None:
+    assert verdict(step_of(sample, group, **SYNCHRONOUS[truth])) == truth
+
+
+@pytest.mark.parametrize("truth", ASYNCHRONOUS)
+def test_the_verdict_on_an_asynchronous_step_is_the_truth(sample: Build, group: Build, truth: str) -> None:
+    assert verdict(step_of(sample, group, **ASYNCHRONOUS[truth])) == truth
+
+
+def test_what_overlaps_with_the_update_is_not_blamed(sample: Build, group: Build) -> None:
+    """Half a minute of scoring, all of it hidden behind the update: generation's two seconds are what was exposed."""
+    hidden = step_of(sample, group, generation=2.0, score=30.0, update_s=40.0, admitted_before_s=40.0)
+    assert hidden["exposed_reward_s"] == 0.0
+    assert verdict(hidden) == "trainer"
+
+
+def test_mini_batch_waits_are_judged_together(sample: Build, group: Build) -> None:
+    """Four mini-batches: the trainer works while the next one is scored, and waits for what ended each wait."""
+    samples: list[SampleRecord] = []
+    groups: list[GroupRecord] = []
+    waits: list[WaitRecord] = []
+    now = START
+    for part in range(4):
+        of_group = [
+            sample(f"t-{part}-1.0", index, admitted=START, generation=2.0, score=6.0 * (part + 1) + spread(index))
+            for index in range(4)
+        ]
+        record = group(of_group)
+        samples += of_group
+        groups.append(record)
+        waits.append(WaitRecord(now, record.ready or 0.0, [record.group]))
+        now = (record.ready or 0.0) + 2.0
+    statistics = step_statistics(samples, groups=groups, waits=waits, opened=START, closed=now)
+    assert statistics["wait/generation_s"] == pytest.approx(2.0)
+    assert verdict(statistics) == "reward"
+
+
+def test_a_step_that_never_waited_is_the_trainers() -> None:
+    assert verdict({"step_s": 10.0, "trainer_wait_s": 0.0}) == "trainer"
+    assert verdict({}) == "trainer"
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_every_verdict_is_explained_in_words(name: str) -> None:
+    assert explain(name).endswith(".")
+
+
+def test_an_unknown_verdict_has_no_words() -> None:
+    assert explain("something new") == ""
