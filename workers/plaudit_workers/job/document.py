@@ -1,0 +1,100 @@
+"""A YAML document as plain data, with the line on which each of its parts stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.reader import ReaderError
+
+from plaudit_workers.job.problem import JobError, Problem
+
+_DEEPEST = 40
+"""Levels; a job has about ten, and a document that contains itself has no end."""
+
+Location = Sequence[str | int]
+"""Keys and indices from the root to a part."""
+
+
+class Document:
+    """One YAML document.
+
+    Args:
+        text: the document.
+        path: named in problems.
+
+    Raises:
+        JobError: the text is no YAML, or holds anything but one mapping.
+    """
+
+    def __init__(self, text: str, path: Path | str = "") -> None:
+        self._tree = _parse(text, path)
+        self.data: dict[str, Any] = _plain(self._tree, path)
+
+    def line(self, location: Location) -> int | None:
+        """The line of a part, from 1; of the nearest part around it where there is none such; None for the root."""
+        node: object = self._tree
+        line: int | None = None
+        for key in location:
+            if isinstance(node, CommentedMap) and key in node:
+                line = _line_of_key(node, key) or line
+                node = node[key]
+            elif isinstance(node, CommentedSeq) and isinstance(key, int) and key < len(node):
+                line = node.lc.item(key)[0] + 1
+                node = node[key]
+            else:
+                break
+        return line
+
+
+def _line_of_key(node: CommentedMap, key: str | int) -> int | None:
+    """Merged keys (``<<``) have no line of their own here."""
+    try:
+        return int(node.lc.key(key)[0]) + 1
+    except KeyError:
+        return None
+
+
+def _parse(text: str, path: Path | str) -> CommentedMap:
+    try:
+        tree = YAML(typ="rt").load(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        words = " ".join(part for part in (error.context, error.problem) if part)
+        raise JobError([_syntax(words, mark.line + 1 if mark else None)], path) from error
+    except (ReaderError, YAMLError, ValueError) as error:
+        raise JobError([_syntax(str(error).splitlines()[0], None)], path) from error
+    if not isinstance(tree, CommentedMap):
+        words = "is empty" if tree is None else f"holds {_kind(tree)} instead of a mapping"
+        raise JobError([Problem("", f"the file {words}", "Begin with apiVersion: and kind: RLJob")], path)
+    return tree
+
+
+def _syntax(words: str, line: int | None) -> Problem:
+    return Problem("", f"not valid YAML: {words}", "Mend the syntax (indentation, quotes, brackets) there", line)
+
+
+def _kind(tree: object) -> str:
+    return "a list" if isinstance(tree, CommentedSeq) else "a single value"
+
+
+def _plain(node: Any, path: Path | str, depth: int = 0) -> Any:
+    """Dictionaries, lists and scalars without what the round-trip loader hangs on them."""
+    if depth > _DEEPEST:
+        raise JobError([Problem("", f"nested deeper than {_DEEPEST} levels", "Look for an anchor inside itself")], path)
+    if isinstance(node, CommentedMap):
+        return {_scalar(key): _plain(value, path, depth + 1) for key, value in node.items()}
+    if isinstance(node, CommentedSeq):
+        return [_plain(value, path, depth + 1) for value in node]
+    return _scalar(node)
+
+
+def _scalar(value: Any) -> Any:
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    return value

@@ -1,0 +1,53 @@
+"""What is wrong with a job, in words that a person can act on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from plaudit_workers.process import RefusedError
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing to mend."""
+
+    field: str
+    """Where in the job, as written there: ``spec.reward.scorers[1].weight``; empty for the file as a whole."""
+    message: str
+    """What is wrong, with the value."""
+    remedy: str
+    """What to do about it."""
+    line: int | None = None
+    """Line of the job file, from 1."""
+    also: tuple[str, ...] = ()
+    """The other fields that have a part in it."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """All fields that have a part in it."""
+        return (self.field, *self.also)
+
+    @property
+    def location(self) -> tuple[str | int, ...]:
+        """Keys and indices from the root of the job to the field."""
+        parts = self.field.replace("[", ".[").split(".")
+        return tuple(int(part[1:-1]) if part.startswith("[") else part for part in parts if part)
+
+    def __str__(self) -> str:
+        place = f"{self.field}: " if self.field else ""
+        return f"{place}{self.message}. {self.remedy}"
+
+
+class JobError(RefusedError):
+    """The job cannot be run as written; holds every problem that was found, in the order of the file."""
+
+    def __init__(self, problems: Sequence[Problem], path: Path | str = "") -> None:
+        self.problems = sorted(problems, key=lambda problem: problem.line or 0)
+        self.path = str(path)
+        super().__init__("\n".join(self._located(problem) for problem in self.problems))
+
+    def _located(self, problem: Problem) -> str:
+        line = f":{problem.line}" if problem.line else ""
+        return f"{self.path}{line}: {problem}" if self.path else str(problem)

@@ -1,0 +1,23 @@
+"""``spec.scheduling``: how the job gets its place in a cluster."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from plaudit_workers.job.section import MUTABLE, Section
+
+
+class Scheduling(Section):
+    """Queue, gang, priority, suspension. ``plaudit run`` ignores it."""
+
+    queue_name: str = Field(default="", max_length=253)
+    """Kueue's local queue. Default empty: none."""
+    gang: Literal["none", "native"] = "none"
+    """``native``: trainer, rollouts and Redis start together or not at all, by the cluster's own PodGroup. Default
+    none: not every cluster has it."""
+    priority_class_name: str = Field(default="", max_length=253)
+    """Priority class of all pods. Default empty: the cluster's default."""
+    suspend: Annotated[bool, MUTABLE] = False
+    """Give back all GPUs and workers and keep Redis and volumes; false goes on from the checkpoint. Default false."""

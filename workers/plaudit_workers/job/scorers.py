@@ -1,0 +1,149 @@
+"""``spec.reward.scorers``: one model for scorers of every kind; what belongs to a kind has a section of its own."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from plaudit_workers.job.pod import Pod
+from plaudit_workers.job.section import (
+    DNS_LABEL,
+    MUTABLE,
+    PYTHON_NAME,
+    FilePath,
+    Opaque,
+    SecretKey,
+    Section,
+    SourcePath,
+)
+
+
+class PythonFunction(Section):
+    """A function or class in a file, called by the signature it has: verl's, TRL's or Plaudit's."""
+
+    path: FilePath = Field(min_length=1)
+    """Python file, relative to the job file."""
+    function: str = Field(default="compute_score", min_length=1, pattern=PYTHON_NAME)
+    """Function or class in it. Default ``compute_score``: verl's name."""
+    arguments: Opaque = Field(default={})
+    """Keyword arguments of every call (for a class: of its constructor)."""
+
+
+class PromptTemplate(Section):
+    """The judge's prompt."""
+
+    path: FilePath = Field(min_length=1)
+    """A Jinja file; it sees ``prompt``, ``response``, ``ground_truth``, ``data_source`` and ``extra_info``."""
+
+
+class Parse(Section):
+    """How the judge's answer becomes a number: exactly one of the three."""
+
+    regex: str = ""
+    """A regular expression whose first group is the number."""
+    json_path: str = ""
+    """Where the number stands in a JSON answer, such as ``$.score``."""
+    python: PythonFunction | None = None
+    """A function from the answer's text to a number."""
+
+
+class Judge(Section):
+    """An OpenAI-compatible endpoint that is asked for a score."""
+
+    base_url: str = Field(min_length=1, pattern=r"^https?://")
+    """Address up to and with ``/v1``."""
+    model: str = Field(min_length=1)
+    """The model's name there."""
+    api_key_secret: SecretKey | None = None
+    """The key. Default: none is sent."""
+    prompt_template: PromptTemplate
+    """What is asked."""
+    parse: Parse
+    """How the answer is read."""
+    arguments: Opaque = Field(default={})
+    """Further members of the request, such as ``temperature`` or ``max_tokens``."""
+
+
+class SharedLimits(Section):
+    """One budget over several jobs, held in a Redis that all of them reach."""
+
+    url: str = Field(min_length=1, pattern=r"^rediss?://")
+    """Address of that Redis, without a password."""
+    password_secret: SecretKey | None = None
+    """Its password. Default: none."""
+    key: str = Field(min_length=1)
+    """Name of the budget: jobs with the same key share it."""
+
+
+class Limits(Section):
+    """What may be asked of an endpoint by all workers of the job together."""
+
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    """Requests in any 60 s. Default: no limit."""
+    tokens_per_minute: int | None = Field(default=None, ge=1)
+    """Tokens, asked and answered, in any 60 s. Default: no limit."""
+    concurrency: int | None = Field(default=None, ge=1)
+    """Requests at a time. Default: no limit."""
+    shared: SharedLimits | None = None
+    """Share the budget with other jobs. Default: the job's own."""
+
+
+class RewardModel(Section):
+    """A model with one output, served for the job."""
+
+    source: SourcePath = Field(min_length=1)
+    """Hub id or folder of the reward model."""
+    engine: Literal["vllm", "plaudit"] = "vllm"
+    """``vllm``: its pooling server; ``plaudit``: Plaudit's own server, for models that vLLM cannot load. Default vllm.
+    """
+    replicas: int = Field(default=1, ge=1, le=1000)
+    """Servers. Default 1."""
+    pod: Pod = Pod()
+    """Pods of the servers."""
+
+
+class When(Section):
+    """Score only samples on which an earlier scorer gave a value (to save calls)."""
+
+    scorer: str = Field(min_length=1)
+    """Name of a sample-scope scorer earlier in the list."""
+    equals: float
+    """The value it must have given; all other samples are ``skipped``."""
+
+
+class Scorer(Section):
+    """One source of scores."""
+
+    name: str = Field(min_length=1, max_length=20, pattern=DNS_LABEL)
+    """Name in metrics, in stored samples and in ``when``: a DNS label of at most 20 characters, unique in the job."""
+    kind: Literal["rule", "python", "judge", "model"]
+    """``rule``: built in, chosen by data source; ``python``: a function of yours; ``judge``: an OpenAI-compatible
+    endpoint; ``model``: a reward model served for the job."""
+    weight: float = 1.0
+    """Its share in the weighted sum; 0 computes and records it without effect on the reward. Default 1."""
+    scope: Literal["sample", "group"] = "sample"
+    """``sample``: one sample at a time, as soon as it is finished; ``group``: all samples of a prompt together, when
+    they are terminal. Default sample."""
+    rule: str = ""
+    """Name of a built-in rule (``gsm8k``), for ``rule``. Default empty: by each row's ``data_source``."""
+    python: PythonFunction | None = None
+    """The function, for ``python``."""
+    judge: Judge | None = None
+    """The endpoint, for ``judge``."""
+    model: RewardModel | None = None
+    """The reward model, for ``model``."""
+    isolation: Literal["process", "thread", "inline"] | None = None
+    """Where a ``python`` scorer runs: ``process`` is killed at its time limit, ``thread`` suits functions that block on
+    the network, ``inline`` is the worker's event loop. Default: process for plain functions, inline for async ones."""
+    when: When | None = None
+    """Score only some samples. Default: all."""
+    limits: Annotated[Limits | None, MUTABLE] = None
+    """What may be asked of a judge. Default: no limit."""
+    retries: int | None = Field(default=None, ge=0, le=100)
+    """Further attempts after an infrastructure failure. Default: ``reward.retries``."""
+    timeout_seconds: float | None = Field(default=None, gt=0, le=86_400)
+    """Seconds of one attempt. Default: what is left of ``reward.timeoutSeconds``."""
+    on_failure: Literal["mask", "zero", "dropGroup", "ignore"] | None = None
+    """What it means when this scorer has no value; ``ignore`` leaves it out of the sum. Default: ``reward.onFailure``.
+    """
