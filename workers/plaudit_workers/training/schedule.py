@@ -1,0 +1,146 @@
+"""The schedule, pure: which prompts may be admitted now, which ready groups may be trained now.
+
+Called by ``conductor.py`` with plain data; nothing here knows Redis, torch or a clock. With P = promptsPerStep,
+k = maxStaleness and version v = number of the newest published policy (step s publishes version s):
+
+- prompts of step s are admitted once version s - 1 - k is published, at most P × (1 + k) groups at a time;
+- ``order: step``: step s trains the groups of positions [(s - 1) P, s P), a mini-batch takes whichever is ready first;
+- ``order: ready``: step s trains any P ready groups, oldest first, but never so that another group could no longer be
+  trained within k versions of the oldest policy that sampled it (earliest deadline first is feasible exactly when for
+  every deadline d the groups due by d fit into the slots left until d).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Order = Literal["step", "ready"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The knobs of ``spec.algorithm`` that decide who may go when."""
+
+    steps: int
+    """Steps of the run, from 1."""
+    prompts_per_step: int
+    mini_batches_per_step: int = 1
+    max_staleness: int = 0
+    """How many versions may lie between the policy that sampled a group and the one that is trained on it."""
+    order: Order = "step"
+    max_failed_share: float = 0.5
+    """A step in which a larger share of the samples has no score is not trained."""
+
+    @property
+    def mini_batch_size(self) -> int:
+        """Groups of a full mini-batch."""
+        return self.prompts_per_step // self.mini_batches_per_step
+
+    @property
+    def max_in_flight(self) -> int:
+        """Most groups admitted and not yet ended, at any time."""
+        return self.prompts_per_step * (1 + self.max_staleness)
+
+    def step_of(self, position: int) -> int:
+        """The step a prompt is admitted for."""
+        return position // self.prompts_per_step + 1
+
+    def admissible_end(self, version: int) -> int:
+        """First position that may not yet be admitted while ``version`` is the newest published policy."""
+        last_step = min(version + 1 + self.max_staleness, self.steps)
+        return last_step * self.prompts_per_step
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A group that is admitted and has not ended."""
+
+    group: str
+    position: int
+    attempt: int
+    step: int
+    """The step it was admitted for."""
+    version: int
+    """Number of the oldest policy version that can have sampled a token of it."""
+
+
+@dataclass(frozen=True)
+class ReadyGroup:
+    """A group that waits for the trainer, reduced to what the schedule looks at."""
+
+    flight: InFlight
+    num_samples: int
+    num_failed: int
+    """Samples without a score."""
+    trainable: bool
+    """False: too few scores, or a failure that drops the group; it is accounted for but not trained."""
+
+
+def admissible(
+    schedule: Schedule, version: int, in_flight: Collection[InFlight], cursor: int, returned: Iterable[int]
+) -> list[int]:
+    """Positions to admit now, in their turn.
+
+    Args:
+        schedule: the knobs.
+        version: number of the newest published policy.
+        in_flight: groups admitted and not ended.
+        cursor: positions below it were admitted before.
+        returned: positions to be admitted again (rolled back, vanished, too many failed scores).
+    """
+    end = schedule.admissible_end(version)
+    room = schedule.max_in_flight - len(in_flight)
+    busy = {flight.position for flight in in_flight}
+    again = [position for position in sorted(returned) if position < end and position not in busy]
+    fresh = [position for position in range(cursor, end) if position not in busy]
+    return (again + fresh)[: max(room, 0)]
+
+
+def choose(
+    schedule: Schedule,
+    step: int,
+    slots: int,
+    in_flight: Collection[InFlight],
+    ready: Sequence[ReadyGroup],
+) -> list[ReadyGroup]:
+    """The ready groups that the open step may take now, at most ``slots``.
+
+    Args:
+        schedule: the knobs.
+        step: the open step.
+        slots: groups that the step still has room for (P less those taken).
+        in_flight: groups admitted, not ended and not yet taken by the step; the ready ones among them.
+        ready: in the order in which they became ready.
+    """
+    if schedule.order == "step":
+        return [group for group in ready if group.flight.step == step][:slots]
+    return _choose_within_deadlines(schedule, step, slots, in_flight, ready)
+
+
+def _choose_within_deadlines(
+    schedule: Schedule, step: int, slots: int, in_flight: Collection[InFlight], ready: Sequence[ReadyGroup]
+) -> list[ReadyGroup]:
+    waiting = {flight.group: _last_step(schedule, flight) for flight in in_flight}
+    chosen: list[ReadyGroup] = []
+    for group in sorted(ready, key=lambda ready_group: (ready_group.flight.version, ready_group.flight.position)):
+        if len(chosen) == slots:
+            break
+        others = [last for name, last in waiting.items() if name != group.flight.group]
+        if _feasible(schedule, step, slots - len(chosen) - 1, others):
+            chosen.append(group)
+            waiting.pop(group.flight.group, None)
+    return chosen
+
+
+def _last_step(schedule: Schedule, flight: InFlight) -> int:
+    return flight.version + 1 + schedule.max_staleness
+
+
+def _feasible(schedule: Schedule, step: int, slots: int, last_steps: Sequence[int]) -> bool:
+    for deadline in range(step, step + schedule.max_staleness + 1):
+        due = sum(1 for last in last_steps if last <= deadline)
+        if due > slots + schedule.prompts_per_step * (deadline - step):
+            return False
+    return True
