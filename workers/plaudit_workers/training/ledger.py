@@ -64,7 +64,7 @@ class Positions:
         """The inverse of ``snapshot``."""
         positions = cls()
         positions.cursor = snapshot["cursor"]
-        positions.returned = {position: attempt for position, attempt in snapshot["returned"]}
+        positions.returned = dict(snapshot["returned"])
         positions.in_flight = {fields[0]: InFlight(*fields) for fields in snapshot["in_flight"]}
         return positions
 

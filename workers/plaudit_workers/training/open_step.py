@@ -76,19 +76,19 @@ class OpenStep:
         return min(self.slots, self.schedule.mini_batch_size - len(self._batch))
 
     def take(self, groups: Sequence[ReadyGroup]) -> None:
-        """Takes ready groups; at most ``batch_slots`` trainable ones at a time."""
+        """Takes ready groups, at most ``batch_slots`` at a time; a mini-batch that has to be held makes room again."""
         for group in groups:
             self._num_samples += group.num_samples
             self._num_failed += group.num_failed
             (self._batch if group.trainable else self._untrainable).append(group)
+        if self._batch and self.batch_slots == 0 and self._too_many_failed():
+            self._held += self._batch
+            self._batch = []
 
     def decide(self) -> Decision:
         """What to do next. ``Update``, ``Retry`` and ``Over`` must be reported back by ``ended``/``returned``."""
         if self._batch and self.batch_slots == 0:
-            if not self._too_many_failed():
-                return Update(_by_position(self._batch))
-            self._held += self._batch
-            self._batch = []
+            return Update(_by_position(self._batch))
         if self.slots > 0:
             return Wait()
         left = self._held + self._untrainable

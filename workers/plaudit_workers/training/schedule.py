@@ -3,7 +3,7 @@
 Called by ``conductor.py`` with plain data; nothing here knows Redis, torch or a clock. With P = promptsPerStep,
 k = maxStaleness and version v = number of the newest published policy (step s publishes version s):
 
-- prompts of step s are admitted once version s - 1 - k is published, at most P × (1 + k) groups at a time;
+- prompts of step s are admitted once version s - 1 - k is published, at most P (1 + k) groups at a time;
 - ``order: step``: step s trains the groups of positions [(s - 1) P, s P), a mini-batch takes whichever is ready first;
 - ``order: ready``: step s trains any P ready groups, oldest first, but never so that another group could no longer be
   trained within k versions of the oldest policy that sampled it (earliest deadline first is feasible exactly when for
