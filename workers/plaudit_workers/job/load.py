@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from plaudit_workers.job.document import Document
+from plaudit_workers.job.dump import dump_job
 from plaudit_workers.job.paths import resolve_paths
 from plaudit_workers.job.problem import JobError, Problem
 from plaudit_workers.job.rljob import RLJob
 from plaudit_workers.job.validation import validate
 
-__all__ = ["JobError", "Problem", "load_job", "locate", "parse_job", "read_job"]
+__all__ = ["JobError", "Problem", "dump_job", "load_job", "locate", "parse_job", "read_job"]
 
 
 def load_job(path: Path | str) -> RLJob:

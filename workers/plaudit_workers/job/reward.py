@@ -20,7 +20,8 @@ class Combine(Section):
     path: FilePath = ""
     """Python file, for ``python``."""
     function: str = ""
-    """The function in it, for ``python``: ``(scores: dict[str, float | None]) -> float``."""
+    """The function in it, for ``python``: ``(values) -> float``, or ``(values, sample)``; ``values`` are the scorers'
+    values by name."""
 
 
 class Autoscaling(Section):

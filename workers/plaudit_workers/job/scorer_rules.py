@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from plaudit_reward.rules.routing import RULES
 from plaudit_workers.job.problem import Problem
 from plaudit_workers.job.scorers import Judge, Scorer
 
@@ -48,8 +49,14 @@ def _kind(field: str, scorer: Scorer) -> Iterator[Problem]:
                 f"Set kind to {kind}, or leave {section} out",
                 also=(f"{field}.kind",),
             )
+    if scorer.kind == "rule" and scorer.rule is not None and scorer.rule not in RULES:
+        yield Problem(f"{field}.rule", f"there is no rule {scorer.rule!r}", f"Rules are {', '.join(sorted(RULES))}")
+    yield from _foreign(field, scorer)
+
+
+def _foreign(field: str, scorer: Scorer) -> Iterator[Problem]:
     for name, given, kinds in (
-        ("rule", bool(scorer.rule), ("rule",)),
+        ("rule", scorer.rule is not None, ("rule",)),
         ("isolation", scorer.isolation is not None, ("python",)),
         ("limits", scorer.limits is not None, ("judge",)),
     ):

@@ -125,8 +125,8 @@ class Scorer(Section):
     scope: Literal["sample", "group"] = "sample"
     """``sample``: one sample at a time, as soon as it is finished; ``group``: all samples of a prompt together, when
     they are terminal. Default sample."""
-    rule: str = ""
-    """Name of a built-in rule (``gsm8k``), for ``rule``. Default empty: by each row's ``data_source``."""
+    rule: str | None = Field(default=None, min_length=1)
+    """Name of a built-in rule (``gsm8k``), for ``rule``. Default: by each row's ``data_source``."""
     python: PythonFunction | None = None
     """The function, for ``python``."""
     judge: Judge | None = None

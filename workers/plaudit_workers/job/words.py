@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -91,8 +91,13 @@ Speaker = Callable[[Any, dict[str, Any], type[BaseModel], Location], tuple[str, 
 
 def _missing(_: Any, __: dict[str, Any], root: type[BaseModel], location: Location) -> tuple[str, str]:
     field = field_at(root, location)
-    options = ", ".join(str(option) for option in get_args(field.annotation)) if field else ""
-    return "is missing", f"Add {location[-1]}: {options or '…'}"
+    options = [str(option) for option in get_args(field.annotation)] if field and _is_choice(field) else []
+    words = f"one of {', '.join(options)}" if len(options) > 1 else "".join(options) or "…"
+    return "is missing", f"Add {location[-1]}: {words}"
+
+
+def _is_choice(field: FieldInfo) -> bool:
+    return get_origin(field.annotation) is Literal
 
 
 def _unknown(_: Any, __: dict[str, Any], root: type[BaseModel], location: Location) -> tuple[str, str]:
