@@ -1,0 +1,136 @@
+"""A tiny Qwen2 with its tokenizer on disk, jobs that name it, groups made to measure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from plaudit_metrics.records import GenerationRecord, ScorerRecord, ScoringRecord, Stamps
+from plaudit_reward.sample import Sample
+from plaudit_workers.job.rljob import RLJob
+from plaudit_workers.stream.records import Body, Group, GroupSample, PolicyVersion, Prompt, Sampling
+
+SYMBOLS = [str(digit) for digit in range(10)] + ["=", "u", "a", "<pad>", "<eos>", "<unk>"]
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """2 layers x 32, vocabulary 16, random weights, a tokenizer of one symbol a token."""
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(7)
+    config = Qwen2Config(
+        vocab_size=len(SYMBOLS),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=14,
+        initializer_range=0.3,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    words = Tokenizer(WordLevel({symbol: number for number, symbol in enumerate(SYMBOLS)}, unk_token="<unk>"))
+    words.pre_tokenizer = Split("", "isolated")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'][0] }}{{ m['content'] }}{% endfor %}"
+        "{% if add_generation_prompt %}a{% endif %}"
+    )
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merged(merged[key], value) if both else value
+    return merged
+
+
+JobMaker = Callable[[dict[str, Any]], RLJob]
+
+
+@pytest.fixture
+def make_job(model_folder: Path) -> JobMaker:
+    """A job on the tiny model; the argument is merged over its spec (camelCase)."""
+
+    def make(spec: dict[str, Any]) -> RLJob:
+        base = {
+            "model": {"source": str(model_folder), "dtype": "float32"},
+            "data": {"train": {"path": "train.parquet"}},
+            "algorithm": {"steps": 4, "promptsPerStep": 4, "samplesPerPrompt": 4, "optimizer": {"learningRate": 1e-3}},
+            "rollout": {"sampling": {"maxTokens": 8}},
+            "reward": {"scorers": [{"name": "mine", "kind": "python", "python": {"path": "r.py", "function": "f"}}]},
+            "trainer": {"microBatchTokens": 64},
+        }
+        document = {
+            "apiVersion": "plaudit.dev/v1alpha1",
+            "kind": "RLJob",
+            "metadata": {"name": "tiny"},
+            "spec": _merged(base, spec),
+        }
+        return RLJob.model_validate(document)
+
+    return make
+
+
+def _sample(group: str, index: int, ids: Sequence[int], rng: np.random.Generator, score: float | None) -> GroupSample:
+    length = len(ids)
+    logprobs = (-rng.random(length) * 2 - 1).astype("<f4")
+    body = Body(
+        response_ids=np.array(ids, dtype="<i4").tobytes(),
+        logprobs=logprobs.tobytes(),
+        loss_mask=np.ones(length, dtype=np.uint8).tobytes(),
+        version_spans=[(0, 1, 0)],
+        generation=GenerationRecord("rollout-1", 0.5, 5, length, 0, 0),
+        sample=Sample(group, index, "copy", "12=", "".join(SYMBOLS[i] for i in ids), ground_truth="12"),
+    )
+    scoring = (
+        ScoringRecord("timeout", reason="too slow")
+        if score is None
+        else ScoringRecord("scored", score, scorers={"mine": ScorerRecord("scored", score, call_s=0.1)})
+    )
+    return GroupSample(index, Stamps(1.0, 1.1, 1.5, None, 1.6, 1.7), body, "digest", scoring)
+
+
+GroupMaker = Callable[..., list[Group]]
+
+
+@pytest.fixture
+def make_groups() -> GroupMaker:
+    """Groups of random responses; ``scores[g][i]`` is sample i's score, None where it has none."""
+
+    def make(scores: Sequence[Sequence[float | None]], seed: int = 0, longest: int = 9) -> list[Group]:
+        rng = np.random.default_rng(seed)
+        groups = []
+        for number, own in enumerate(scores):
+            name = f"t-{number}-1.0"
+            prompt_ids = rng.integers(0, 13, int(rng.integers(3, 7))).astype("<i4")
+            prompt = Prompt(
+                group=name, position=number, split="train", step=1, n=len(own), min_version=PolicyVersion(1, 0),
+                seed=number, sampling=Sampling(8), data_source="copy", prompt="12=", prompt_ids=prompt_ids.tobytes(),
+                ground_truth="12",
+            )  # fmt: skip
+            samples = [
+                _sample(name, index, rng.integers(0, 16, int(rng.integers(1, longest + 1))), rng, score)
+                for index, score in enumerate(own)
+            ]
+            groups.append(Group(name, "ready", prompt, samples, 1, 1.0, 1.8, 1.9))
+        return groups
+
+    return make

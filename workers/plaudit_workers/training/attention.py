@@ -1,0 +1,168 @@
+"""Causal attention over sequences that lie one behind another in a single row, each seeing only itself.
+
+Registered with transformers under ``PACKED_ATTENTION``; ``packing`` lays the sequences out, ``forward`` runs the model.
+Everything but attention works token by token, so a packed row ``[1, T]`` needs no padding there. For attention the
+sequences are taken in *blocks* of about the same length: each block is one ordinary causal call of
+``scaled_dot_product_attention`` without a mask. In a causal call a token sees only earlier ones, so the few padding
+tokens behind a block's shorter sequences are seen by no real token: exact, no ``T x T`` mask, and the fast kernels of
+CPU and GPU both apply.
+
+Shape letters: T packed tokens, n sequences of a block, L its longest, H heads, K key/value heads, D head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+PACKED_ATTENTION = "plaudit_packed"
+"""The ``attn_implementation`` of models that are trained."""
+
+SHORTEST_OF_LONGEST = 0.8
+"""A block ends before the first sequence shorter than this share of its longest: at most a fifth is padding."""
+
+_UNSUPPORTED = ("softcap", "s_aux", "position_bias", "cache")
+"""Arguments with which a model asks for an attention that this is not; ignoring them would train another model."""
+
+
+class UnsupportedAttentionError(Exception):
+    """The model asks for a kind of attention that packed training does not compute."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive sequences of about the same length."""
+
+    first_token: int
+    num_tokens: int
+    num_sequences: int
+    longest: int
+    padded: Tensor | None
+    """int64[n · L]: which token of the block stands in each place of the padded block. None: all are equally long."""
+    packed: Tensor | None
+    """int64[num_tokens]: in which place of the padded block each token stands."""
+
+    def to(self, device: torch.device) -> Block:
+        """The same block with its indices on a device."""
+        if self.padded is None or self.packed is None:
+            return self
+        sizes = (self.first_token, self.num_tokens, self.num_sequences, self.longest)
+        return Block(*sizes, self.padded.to(device), self.packed.to(device))
+
+
+def make_blocks(lengths: Sequence[int]) -> tuple[Block, ...]:
+    """Cuts a packed row into blocks.
+
+    Args:
+        lengths: tokens of each sequence in the order in which they lie, longest first.
+    """
+    starts = [0]
+    for number, length in enumerate(lengths):
+        if length < SHORTEST_OF_LONGEST * lengths[starts[-1]]:
+            starts.append(number)
+    blocks: list[Block] = []
+    first_token = 0
+    for start, end in pairwise([*starts, len(lengths)]):
+        blocks.append(_block(first_token, lengths[start:end]))
+        first_token += blocks[-1].num_tokens
+    return tuple(blocks)
+
+
+def _block(first_token: int, lengths: Sequence[int]) -> Block:
+    longest, total = lengths[0], sum(lengths)
+    if all(length == longest for length in lengths):
+        return Block(first_token, total, len(lengths), longest, None, None)
+    ends = torch.tensor(lengths)
+    starts = ends.cumsum(0) - ends
+    place = torch.arange(longest).expand(len(lengths), longest)
+    # Padding repeats a sequence's last token: any token would do, since no real one sees it.
+    padded = starts[:, None] + torch.minimum(place, ends[:, None] - 1)
+    packed = torch.nonzero((place < ends[:, None]).flatten()).squeeze(1)
+    return Block(first_token, total, len(lengths), longest, padded.flatten(), packed)
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packed_blocks: tuple[Block, ...],
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **further: Any,
+) -> tuple[Tensor, None]:
+    """Attends within each sequence of a packed row; called by transformers' attention layers.
+
+    Args:
+        module: the layer.
+        query: float[1, H, T, D].
+        key: float[1, K, T, D].
+        value: float[1, K, T, D].
+        attention_mask: None; packed rows need none.
+        packed_blocks: the row's layout.
+        scaling: factor of the scores; None: 1 ÷ √D.
+        dropout: must be 0; a policy gradient needs the distribution that is sampled from.
+        sliding_window: how many tokens back a token sees, itself included; None: all.
+        **further: what other models pass; see ``_UNSUPPORTED``.
+
+    Returns:
+        float[1, T, H, D], and no attention weights.
+
+    Raises:
+        UnsupportedAttentionError: the layer asks for more than this.
+    """
+    asked = [name for name in _UNSUPPORTED if further.get(name) is not None]
+    if asked or dropout or attention_mask is not None or not getattr(module, "is_causal", True):
+        raise UnsupportedAttentionError(
+            f"{type(module).__name__} ({', '.join(asked) or 'mask, dropout or not causal'})"
+        )
+    outputs = []
+    for block in packed_blocks:
+        mask = _window_mask(block.longest, sliding_window, query.device)
+        output = scaled_dot_product_attention(
+            _padded(query, block),
+            _padded(key, block),
+            _padded(value, block),
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=scaling,
+            enable_gqa=key.shape[1] != query.shape[1],
+        )
+        outputs.append(_packed(output, block))
+    return torch.cat(outputs).unsqueeze(0), None
+
+
+def _padded(row: Tensor, block: Block) -> Tensor:
+    """float[1, H, T, D] → the block's part as float[n, H, L, D]."""
+    part = row[0].narrow(1, block.first_token, block.num_tokens)
+    if block.padded is not None:
+        part = part.index_select(1, block.padded)
+    return part.view(part.shape[0], block.num_sequences, block.longest, -1).transpose(0, 1)
+
+
+def _packed(output: Tensor, block: Block) -> Tensor:
+    """float[n, H, L, D] → float[tokens of the block, H, D]."""
+    row = output.transpose(1, 2).flatten(0, 1)
+    return row if block.packed is None else row.index_select(0, block.packed)
+
+
+def _window_mask(longest: int, sliding_window: int | None, device: torch.device) -> Tensor | None:
+    """bool[L, L], where the window is shorter than the block; else None (plain causal)."""
+    if sliding_window is None or sliding_window >= longest:
+        return None
+    places = torch.arange(longest, device=device)
+    distance = places[:, None] - places[None, :]
+    return (distance >= 0) & (distance < sliding_window)
+
+
+AttentionInterface.register(PACKED_ATTENTION, packed_attention)

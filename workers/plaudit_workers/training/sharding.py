@@ -1,0 +1,124 @@
+"""Where parameters lie: whole in one process, or cut over ranks by FSDP2 (``fully_shard``).
+
+Everything else of the trainer treats both alike through ``whole`` (a parameter or optimizer tensor as one CPU tensor)
+and ``fill`` (the way back). A state that left through ``whole`` does not know how many ranks it came from, so a run may
+be resumed with other ranks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
+
+COMMAND_TIMEOUT = timedelta(days=30)
+"""Ranks other than 0 wait this long for the next command: rewards may be slow and jobs suspended."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process's place among the trainer's processes."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Adds up float64[N] over all ranks; each gets the sum."""
+        if self.world_size > 1:
+            dist.all_reduce(values)
+        return values
+
+
+def join_ranks(rank: int, world_size: int) -> Ranks:
+    """Takes this process's place: its device and, with more than one rank, the process group.
+
+    Reads ``LOCAL_RANK`` (default: ``rank``) and, for the process group, ``MASTER_ADDR`` and ``MASTER_PORT``.
+    """
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)) % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    if world_size > 1 and not dist.is_initialized():
+        # Commands and plain figures travel by gloo; on GPUs the gradients go by nccl.
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=COMMAND_TIMEOUT)
+    return Ranks(rank, world_size, device)
+
+
+def leave_ranks(ranks: Ranks) -> None:
+    """Ends this process's part in the process group."""
+    if ranks.world_size > 1 and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def place(model: PreTrainedModel, ranks: Ranks, dtype: torch.dtype) -> PreTrainedModel:
+    """Moves a model to the rank's device and, with more than one rank, shards it layer by layer.
+
+    Args:
+        model: float32, on the CPU.
+        ranks: this process's place.
+        dtype: precision of the forward passes; gradients are summed up in float32.
+    """
+    if ranks.world_size == 1:
+        torch.nn.Module.to(model, ranks.device)
+        return model
+    mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    for module in list(model.modules()):
+        if type(module).__name__ in (model._no_split_modules or ()):  # the model's own name for its layers
+            fully_shard(module, mesh=mesh, mp_policy=precision)
+    # The root too lets go of gathered parameters after a pass without gradients: it would go on with stale ones.
+    fully_shard(model, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
+    return model
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor in one piece on the CPU. A collective call where it is sharded."""
+    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return full.detach().cpu()
+
+
+def gather(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
+    """All tensors in one piece on the CPU, one after the other. A collective call where they are sharded.
+
+    Args:
+        tensors: the same names in the same order on every rank.
+        keep: whether this rank wants them (rank 0); the others only take part and get an empty dictionary.
+    """
+    gathered: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        full = whole(tensor)
+        if keep:
+            gathered[name] = full.clone() if full.data_ptr() == tensor.data_ptr() else full
+    return gathered
+
+
+def fill(tensor: Tensor, full: Tensor | None) -> None:
+    """Writes a whole tensor into a parameter or optimizer tensor. A collective call where it is sharded.
+
+    Args:
+        tensor: what is written to.
+        full: same shape; read on rank 0 only, None on the others.
+    """
+    source = torch.empty(tensor.shape, dtype=tensor.dtype) if full is None else full.to(tensor.dtype)
+    with torch.no_grad():
+        if isinstance(tensor, DTensor):
+            source = distribute_tensor(source.to(tensor.device), tensor.device_mesh, tensor.placements)
+        tensor.copy_(source)
+
+
+def as_sharded(full: Tensor | None, like: Tensor) -> Tensor:
+    """A new tensor laid out as ``like``, filled from a whole one (see ``fill``)."""
+    tensor = torch.empty_like(like)
+    fill(tensor, full)
+    return tensor
