@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
 from pydantic.alias_generators import to_camel
+from pydantic_core import CoreSchema
 
 
 class Section(BaseModel):
@@ -32,6 +33,10 @@ class Section(BaseModel):
 @dataclass(frozen=True)
 class Mutable:
     """Marks a field that may change while the job runs; all others are fixed."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Shows the mark in the JSON Schema."""
+        return {**handler(schema), "x-plaudit-mutable": True}
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def _rollout(job: RLJob) -> Iterator[Problem]:
     if sampling.top_p < 1 or sampling.top_k > 0:
         yield Problem(
             "spec.rollout.sampling",
-            f"topP {sampling.top_p} and topK {sampling.top_k} cut the distribution, and the trainer takes only a whole one",
+            f"topP {sampling.top_p}, topK {sampling.top_k} cut the distribution, which the trainer cannot follow",
             "Set topP to 1 and topK to -1; validation may sample as it likes",
         )
 

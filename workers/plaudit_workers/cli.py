@@ -1,0 +1,133 @@
+"""The ``plaudit`` command: a table of commands, each of which imports its module only when it is called.
+
+Exit codes: 0 done · 1 crashed · 2 bad input, one message on standard error · 3 the job failed · 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+EXIT_REFUSED = 2
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of ``plaudit``."""
+
+    module: str
+    """Where its function is; imported when the command is called."""
+    function: str
+    """``function(arguments) -> exit code``."""
+    summary: str
+    """One line for ``plaudit --help``."""
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+
+
+def _validate_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", type=Path, help="the job file")
+    parser.add_argument(
+        "--kubernetes",
+        action="store_true",
+        help="look at it as kubectl apply would: paths on the volume, no local files",
+    )
+
+
+def _run_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", type=Path, help="the job file")
+    parser.add_argument("--address", help="an existing Ray cluster (ray://host:port or auto); default: one of its own")
+    parser.add_argument("--resume", action="store_true", help="go on with the newest run of this job, or with --run")
+    parser.add_argument(
+        "--run", type=_run_name, metavar="NAME", help="id of the run; default: the job's name and a short uid"
+    )
+    parser.add_argument("--runs-folder", default="runs", metavar="FOLDER", help="where runs lie (default: runs)")
+    parser.add_argument("--steps", type=_positive, metavar="N", help="instead of spec.algorithm.steps")
+
+
+def _no_arguments(_: argparse.ArgumentParser) -> None:
+    """The command takes none."""
+
+
+COMMANDS: dict[str, Command] = {
+    "run": Command("plaudit_workers.launch.run", "run", "run a job on Ray, here or on a cluster", _run_arguments),
+    "validate": Command(
+        "plaudit_workers.job.commands", "validate", "tell every problem of a job file, with lines", _validate_arguments
+    ),
+    "schema": Command(
+        "plaudit_workers.job.commands", "schema", "print the JSON Schema of a job, for editors", _no_arguments
+    ),
+}
+"""By name, in the order of ``plaudit --help``. A new command is a line here."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line instead of printing the usage as well."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_REFUSED, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit code."""
+    try:
+        arguments = _parser().parse_args(argv)
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    command = COMMANDS[arguments.command]
+    from plaudit_workers.process import RefusedError
+
+    try:
+        function = getattr(importlib.import_module(command.module), command.function)
+        return int(function(arguments))
+    except RefusedError as refused:
+        print(refused, file=sys.stderr)
+        return EXIT_REFUSED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="plaudit", description="RL post-training with rewards that are slow, fail and cost money.")
+    parser.add_argument("--version", action=_Version, help="print the version")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+    for name, command in COMMANDS.items():
+        command.add_arguments(
+            commands.add_parser(name, help=command.summary, description=f"plaudit {name}: {command.summary}.")
+        )
+    return parser
+
+
+class _Version(argparse.Action):
+    """Looks the version up only when it is asked for."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:  # noqa: A002 (argparse's name)
+        super().__init__(option_strings, dest, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import version
+
+        print(f"plaudit {version('plaudit-workers')}")
+        parser.exit()
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _run_name(text: str) -> str:
+    allowed = text.replace("-", "").replace("_", "").replace(".", "").isalnum() and text.isascii()
+    if not allowed or text.startswith("."):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a name: use letters, digits, '-', '_' and '.'")
+    return text
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
