@@ -21,3 +21,15 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 def run_name() -> str:
     """A run of this test's own: all its keys carry it."""
     return f"test-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[str]:
+    """A real one-node Ray for the whole session (it takes 6 s to start); gives its address."""
+    import ray
+
+    from plaudit_workers.launch import placement
+
+    placement.connect(None, num_cpus=16)
+    yield ray.get_runtime_context().gcs_address
+    placement.disconnect()

@@ -102,6 +102,7 @@ class RedisServer:
                 f"requirepass {self.password}",
                 f'dir "{self.folder}"',
                 f'logfile "{self.folder / "redis.log"}"',
+                f'pidfile "{self.folder / "redis.pid"}"',
                 "daemonize no",
                 'save ""',
                 "appendonly yes",

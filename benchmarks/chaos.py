@@ -1,0 +1,199 @@
+"""Kills every kind of process of a running job with SIGKILL, at random times, and looks at what is left.
+
+The copy-digits job runs once undisturbed and once under fire: a rollout, a reward worker, the trainer and Redis are each
+killed ``--kills`` times. Shown of the disturbed run: its end, its ledger, whether the prompts it trained on (in the
+surviving line of checkpoints) are those of the undisturbed run, how many samples ended as poison, and for each kill how
+long entries stayed with the dead consumer (the takeover; a lease lasts 20 s).
+
+    python benchmarks/chaos.py [--kills 2] [--steps 60] [--seed 0] [--json FILE] [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow.parquet as parquet
+import redis
+
+from plaudit_metrics.history import read_steps
+
+VICTIMS = ("rollout", "reward", "trainer", "redis")
+EXAMPLE = Path(__file__).parent.parent / "examples" / "01-copy-digits"
+PLAUDIT = [sys.executable, "-m", "plaudit_workers.cli"]
+STREAMS = ("prompts", "samples", "groups", "ready")
+
+
+@dataclass
+class Takeover:
+    """What became of the entries that a killed process held."""
+
+    victim: str
+    killed: float
+    entries: int = 0
+    seconds: float = 0.0
+    """From the kill until no entry was pending under the dead name."""
+
+
+@dataclass
+class Run:
+    """One run of the job and what was seen of it."""
+
+    folder: Path
+    exit_code: int = -1
+    seconds: float = 0.0
+    takeovers: list[Takeover] = field(default_factory=list)
+
+    def ledger(self) -> dict[str, int]:
+        """The ledger that the trainer left."""
+        ledger: dict[str, int] = json.loads((self.folder / "ledger.json").read_text())
+        return ledger
+
+    def trained_positions(self) -> list[int]:
+        """Data positions of the groups trained in the surviving line, sorted."""
+        positions = []
+        for record in read_steps(self.folder / "steps.jsonl"):
+            file = self.folder / "samples" / f"step-{record.step:06d}-i{record.incarnation}.parquet"
+            rows = parquet.read_table(file, columns=["group", "end"]).to_pylist()
+            groups = {row["group"] for row in rows if row["end"] == "trained" and row["group"].startswith("t-")}
+            positions += [int(group.split("-")[1]) for group in groups]
+        return sorted(positions)
+
+
+def run_job(folder: Path, steps: int, kills: Iterator[tuple[float, str]] = iter(())) -> Run:
+    """Runs the job to its end; ``kills`` gives the seconds to wait and the victim, one after the other."""
+    command = [*PLAUDIT, "run", str(EXAMPLE / "job.yaml"), "--runs-folder", str(folder.parent), "--run", folder.name]
+    began = time.monotonic()
+    run = Run(folder)
+    with (folder.parent / f"{folder.name}.log").open("wb") as log:
+        process = subprocess.Popen([*command, "--steps", str(steps)], stdout=log, stderr=log)
+        try:
+            _kill_along(process, run, kills)
+            run.exit_code = process.wait()
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+                process.wait(60)
+    run.seconds = time.monotonic() - began
+    return run
+
+
+def _kill_along(process: subprocess.Popen[bytes], run: Run, kills: Iterator[tuple[float, str]]) -> None:
+    """Waits for the first step, then kills as told, watching what dead consumers still hold."""
+    steps_file = run.folder / "steps.jsonl"
+    while process.poll() is None and not steps_file.exists():
+        time.sleep(0.1)
+    for pause_s, victim in kills:
+        until = time.monotonic() + pause_s
+        while process.poll() is None and time.monotonic() < until:
+            _watch(run)
+            time.sleep(0.25)
+        if process.poll() is not None:
+            return
+        _kill(run, victim)
+    while process.poll() is None and any(takeover.seconds == 0 for takeover in run.takeovers):
+        _watch(run)
+        time.sleep(0.25)
+
+
+def _kill(run: Run, victim: str) -> None:
+    file = run.folder / "redis" / "redis.pid" if victim == "redis" else run.folder / "logs" / f"{victim}-0.pid"
+    worker = file.with_suffix(".worker")
+    name = worker.read_text().strip() if worker.exists() else ""
+    takeover = Takeover(name or victim, time.monotonic())
+    takeover.entries = sum(_pending(run, name).values()) if name else 0
+    os.kill(int(file.read_text()), signal.SIGKILL)
+    takeover.killed = time.monotonic()
+    run.takeovers.append(takeover)
+
+
+def _watch(run: Run) -> None:
+    """Notes for each kill whose entries are all gone from the dead name how long that took."""
+    for takeover in run.takeovers:
+        if takeover.seconds == 0 and (takeover.victim == "redis" or not _holds(run, takeover.victim)):
+            takeover.seconds = time.monotonic() - takeover.killed
+
+
+def _holds(run: Run, consumer: str) -> bool:
+    try:
+        return any(_pending(run, consumer).values())
+    except redis.RedisError:
+        return True  # Redis is away: nobody has taken anything over
+
+
+def _pending(run: Run, consumer: str) -> dict[str, int]:
+    """Entries pending under a consumer, by stream."""
+    pending = {}
+    with _client(run) as client:
+        for stream in STREAMS:
+            key = f"plaudit:{{{run.folder.name}}}:{stream}"
+            for group in client.xinfo_groups(key) if client.exists(key) else []:
+                consumers = client.xinfo_consumers(key, group["name"])
+                pending[stream] = sum(c["pending"] for c in consumers if c["name"].decode() == consumer)
+    return pending
+
+
+def _client(run: Run) -> redis.Redis:
+    configuration = (run.folder / "redis" / "redis.conf").read_text()
+    port, password = (re.search(rf"^{key} (\S+)$", configuration, re.M).group(1) for key in ("port", "requirepass"))
+    return redis.Redis(port=int(port), password=password, socket_timeout=2)
+
+
+def schedule(kills: int, rng: random.Random) -> Iterator[tuple[float, str]]:
+    """Every victim ``kills`` times in random order, 3 to 9 s apart."""
+    victims = [victim for victim in VICTIMS for _ in range(kills)]
+    rng.shuffle(victims)
+    return ((rng.uniform(3, 9), victim) for victim in victims)
+
+
+def main() -> int:
+    """Prints what the disturbed run left; exit code 1 when a promise is broken."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--quick", action="store_true", help="one kill of each kind in a short run")
+    arguments = parser.parse_args()
+    kills, steps = (1, 60) if arguments.quick else (arguments.kills, arguments.steps)
+    subprocess.run([sys.executable, str(EXAMPLE / "prepare.py")], check=True)
+    with tempfile.TemporaryDirectory() as folder:
+        undisturbed = run_job(Path(folder) / "undisturbed", steps)
+        disturbed = run_job(Path(folder) / "disturbed", steps, schedule(kills, random.Random(arguments.seed)))
+        figures = report(undisturbed, disturbed)
+    print(json.dumps(figures, indent=2))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=2))
+    return 0 if figures["same_prompts_trained"] and disturbed.exit_code == 0 else 1
+
+
+def report(undisturbed: Run, disturbed: Run) -> dict[str, object]:
+    """What the two runs say."""
+    positions = disturbed.trained_positions()
+    samples = [record.statistics for record in read_steps(disturbed.folder / "steps.jsonl")]
+    return {
+        "exit_codes": [undisturbed.exit_code, disturbed.exit_code],
+        "seconds": [round(undisturbed.seconds, 1), round(disturbed.seconds, 1)],
+        "kills": len(disturbed.takeovers),
+        "takeover_max_s": round(max((takeover.seconds for takeover in disturbed.takeovers), default=0.0), 1),
+        "takeovers": {f"{t.victim}": round(t.seconds, 1) for t in disturbed.takeovers},
+        "same_prompts_trained": positions == undisturbed.trained_positions(),
+        "trained_twice": len(positions) - len(set(positions)),
+        "poison": sum(statistics.get("reward_pipeline/outcome/poison", 0) for statistics in samples),
+        "ledger": disturbed.ledger(),
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

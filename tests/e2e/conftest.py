@@ -1,0 +1,93 @@
+"""Whole runs: ``plaudit run`` as its user starts it, on one Ray for the session."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from plaudit_metrics.history import read_steps
+from plaudit_metrics.records import StepRecord
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+PLAUDIT = [sys.executable, "-m", "plaudit_workers.cli"]
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """What a run printed and left."""
+
+    folder: Path
+    exit_code: int
+    output: str
+
+    @property
+    def steps(self) -> list[StepRecord]:
+        return read_steps(self.folder / "steps.jsonl")
+
+    @property
+    def ledger(self) -> dict[str, Any]:
+        ledger: dict[str, Any] = json.loads((self.folder / "ledger.json").read_text())
+        return ledger
+
+    def mean_reward(self, last: int = 10) -> float:
+        rewards = [step.statistics["reward/mean"] for step in self.steps if "reward/mean" in step.statistics]
+        return sum(rewards[-last:]) / len(rewards[-last:])
+
+
+@pytest.fixture(scope="session")
+def example() -> Callable[[str], Path]:
+    """Prepares an example once; returns its folder."""
+    prepared: dict[str, Path] = {}
+
+    def prepare(name: str) -> Path:
+        if name not in prepared:
+            subprocess.run([sys.executable, str(EXAMPLES / name / "prepare.py")], check=True, capture_output=True)
+            prepared[name] = EXAMPLES / name
+        return prepared[name]
+
+    return prepare
+
+
+@pytest.fixture
+def change_job(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """Writes a job file with some fields changed (``a__b`` is spec.a.b) beside the original."""
+    written: list[Path] = []
+
+    def change(job: Path, **fields: Any) -> Path:
+        data = yaml.safe_load(job.read_text())
+        for name, value in fields.items():
+            *parents, last = name.split("__")
+            section = data["spec"]
+            for parent in parents:
+                section = section.setdefault(parent, {})
+            section[last] = value
+        # Beside the original, since paths in a job are relative to it.
+        changed = job.parent / f".{tmp_path.name}-{len(written)}.yaml"
+        changed.write_text(yaml.safe_dump(data))
+        written.append(changed)
+        return changed
+
+    yield change
+    for file in written:
+        file.unlink()
+
+
+@pytest.fixture
+def plaudit_run(tmp_path: Path, ray_cluster: str) -> Callable[..., FinishedRun]:
+    """Runs a job to its end."""
+
+    def run(job: Path, *arguments: str, name: str = "run", timeout_s: float = 240) -> FinishedRun:
+        command = [*PLAUDIT, "run", str(job), "--runs-folder", str(tmp_path), "--run", name, "--address", ray_cluster]
+        done = subprocess.run(
+            [*command, *arguments], capture_output=True, text=True, timeout=timeout_s, check=False, cwd=tmp_path
+        )
+        return FinishedRun(tmp_path / name, done.returncode, done.stdout + done.stderr)
+
+    return run

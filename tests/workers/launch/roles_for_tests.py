@@ -1,0 +1,53 @@
+"""Roles that do what the supervisor must cope with. Started as real processes with this folder on PYTHONPATH."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+from plaudit_workers.process import JobFailedError, ProcessSettings, RefusedError
+
+
+def _starts(settings: ProcessSettings, name: str) -> int:
+    """Counts the starts of this role in the run's folder."""
+    file = settings.run_folder / f"{name}.starts"
+    with file.open("a") as lines:
+        lines.write("start\n")
+    return len(file.read_text().splitlines())
+
+
+async def lasts(settings: ProcessSettings, stop: asyncio.Event) -> int:
+    """Runs until it is stopped, and says that it was asked."""
+    _starts(settings, "lasts")
+    await stop.wait()
+    Path(settings.run_folder / "lasts.stopped").touch()
+    return 0
+
+
+async def trains(settings: ProcessSettings, stop: asyncio.Event) -> int:
+    """Is done after a moment."""
+    await asyncio.sleep(0.2)
+    return 0
+
+
+async def dies_twice(settings: ProcessSettings, stop: asyncio.Event) -> int:
+    """Is killed on its first two starts, done on its third."""
+    if _starts(settings, "dies_twice") < 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 0
+
+
+async def crashes(settings: ProcessSettings, stop: asyncio.Event) -> int:
+    """Raises whenever it is started."""
+    _starts(settings, "crashes")
+    raise ValueError("broken on purpose")
+
+
+async def refuses(settings: ProcessSettings, stop: asyncio.Event) -> int:
+    """Cannot run as configured."""
+    raise RefusedError("spec.example: 'x' is wrong; write 'y'")
+
+
+async def fails(settings: ProcessSettings, stop: asyncio.Event) -> int:
+    """Gives the job up."""
+    raise JobFailedError("too many failed scores")

@@ -1,0 +1,81 @@
+"""The supervisor on a real Ray: what it starts again, what ends a run, what stopping means."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from plaudit_workers.launch.plan import ProcessPlan, Role, RunContext
+from plaudit_workers.launch.supervisor import Supervisor
+from plaudit_workers.process import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, Ending
+from plaudit_workers.stream.connection import RedisAddress
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+
+def plan(folder: Path, role: Role, function: str) -> ProcessPlan:
+    context = RunContext("test", folder, RedisAddress("redis://127.0.0.1:1/0"))
+    environment = context.environment(role) | {"PYTHONPATH": str(Path(__file__).parent)}
+    return ProcessPlan(f"{role}-0", role, 0.5, 0, serve=f"roles_for_tests:{function}", environment=environment)
+
+
+async def supervise(
+    folder: Path, trainer: str, reward: str = "lasts", max_restarts: int = 2
+) -> tuple[Ending, Supervisor]:
+    plans: dict[Role, list[ProcessPlan]] = {
+        "reward": [plan(folder, "reward", reward)],
+        "trainer": [plan(folder, "trainer", trainer)],
+    }
+    supervisor = Supervisor(plans, max_restarts=max_restarts, steps_closed=lambda: 0)
+    try:
+        await supervisor.start()
+        ending = await asyncio.wait_for(supervisor.until_done(asyncio.Event()), 60)
+    finally:
+        await supervisor.stop()
+    return ending, supervisor
+
+
+async def test_the_run_ends_with_its_trainer_and_the_others_are_asked_to_stop(tmp_path: Path) -> None:
+    ending, supervisor = await supervise(tmp_path, "trains")
+    assert ending == Ending(EXIT_DONE)
+    assert (tmp_path / "lasts.stopped").exists()
+    assert supervisor.restarts == {}
+
+
+async def test_a_killed_process_is_started_again(tmp_path: Path) -> None:
+    ending, supervisor = await supervise(tmp_path, "dies_twice")
+    assert ending.code == EXIT_DONE
+    assert supervisor.restarts == {"trainer": 2}
+    assert len((tmp_path / "dies_twice.starts").read_text().splitlines()) == 3
+
+
+async def test_a_process_that_always_crashes_fails_the_run_and_names_itself(tmp_path: Path) -> None:
+    ending, _ = await supervise(tmp_path, "lasts", reward="crashes", max_restarts=1)
+    assert ending.code == EXIT_FAILED
+    assert "reward-0 died 2 times" in ending.message
+    assert "broken on purpose" in (tmp_path / "logs" / "reward.log").read_text()
+
+
+async def test_a_refusal_ends_the_run_with_its_message_and_no_restart(tmp_path: Path) -> None:
+    ending, supervisor = await supervise(tmp_path, "lasts", reward="refuses")
+    assert ending == Ending(EXIT_REFUSED, "reward-0: spec.example: 'x' is wrong; write 'y'")
+    assert supervisor.restarts == {}
+
+
+async def test_a_failed_job_is_not_started_again(tmp_path: Path) -> None:
+    ending, _ = await supervise(tmp_path, "fails")
+    assert ending == Ending(EXIT_FAILED, "trainer: too many failed scores")
+
+
+async def test_stopping_asks_the_trainer_first(tmp_path: Path) -> None:
+    stop = asyncio.Event()
+    supervisor = Supervisor({"trainer": [plan(tmp_path, "trainer", "lasts")]}, max_restarts=0, steps_closed=lambda: 0)
+    try:
+        await supervisor.start()
+        waiting = asyncio.create_task(supervisor.until_done(stop))
+        while not (tmp_path / "lasts.starts").exists():  # noqa: ASYNC110 - another process makes it
+            await asyncio.sleep(0.05)
+        stop.set()
+        assert await asyncio.wait_for(waiting, 30) == Ending(EXIT_DONE)
+    finally:
+        await supervisor.stop()

@@ -1,0 +1,91 @@
+"""What runs inside the Ray actor of a process: the actor's process *is* the role."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import uuid
+from pathlib import Path
+
+from plaudit_workers.logs import configure_logs
+from plaudit_workers.process import EXIT_CRASHED, Ending, ProcessSettings, serve_guarded
+
+
+class ProcessActor:
+    """Runs one role until it ends or is stopped.
+
+    A crash ends the whole process, so that nothing half-dead is reused: Ray starts a fresh one, and the supervisor
+    calls ``run`` again.
+    """
+
+    def __init__(self, name: str, serve: str) -> None:
+        # A name of its own a start: what a dead start held is claimed by others, never mistaken for ours.
+        os.environ["PLAUDIT_WORKER"] = f"{name}-{uuid.uuid4().hex[:8]}"
+        self._serve = serve
+        self._settings = ProcessSettings.from_environment()
+        self._stop = asyncio.Event()
+        self._running: asyncio.Task[Ending] | None = None
+        _redirect_output(self._settings.log_file)
+        _write_pid(self._settings.log_file)
+        configure_logs(self._settings.log_file, worker=self._settings.worker)
+
+    async def run(self, extra_environment: dict[str, str]) -> tuple[int, str]:
+        """Serves the role; returns its exit code and, if it was refused or failed, why.
+
+        A second call (the first one's reply was lost, the process lives) waits for the same role.
+        """
+        if self._running is None:
+            os.environ.update(extra_environment)
+            self._running = asyncio.create_task(self._run())
+        ending = await asyncio.shield(self._running)
+        return ending.code, ending.message
+
+    async def _run(self) -> Ending:
+        module, _, function = self._serve.partition(":")
+        serve = getattr(importlib.import_module(module), function)
+        ending = await serve_guarded(serve, self._settings, self._stop)
+        if ending.code == EXIT_CRASHED:
+            os._exit(EXIT_CRASHED)
+        return ending
+
+    async def stop(self) -> None:
+        """Asks the role to finish what it is doing and to end (what SIGTERM is to a pod)."""
+        self._stop.set()
+
+    async def address(self) -> tuple[str, int]:
+        """This node's address and a free port on it, where ranks meet."""
+        import ray
+
+        from plaudit_workers.launch.redis_server import free_port
+
+        host = ray.util.get_node_ip_address()
+        return host, free_port(host)
+
+    async def pid(self) -> int:
+        """Process id of this start."""
+        return os.getpid()
+
+
+async def serve_metrics(_: ProcessSettings, stop: asyncio.Event) -> int:
+    """The metrics service under ``plaudit run``; right of workers in the import order, it has settings of its own."""
+    from plaudit_metrics.service import ServiceSettings, serve
+
+    return await serve(ServiceSettings.from_environment(), stop)
+
+
+def _write_pid(log_file: Path | None) -> None:
+    """Leaves the process id and the name of this start beside the log, for whoever wants to look at this process."""
+    if log_file is not None:
+        log_file.with_suffix(".pid").write_text(f"{os.getpid()}\n")
+        log_file.with_suffix(".worker").write_text(os.environ["PLAUDIT_WORKER"] + "\n")
+
+
+def _redirect_output(log_file: Path | None) -> None:
+    """Sends what libraries print to the process's own log, beside its JSON lines."""
+    if log_file is None:
+        return
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    with log_file.open("ab") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)

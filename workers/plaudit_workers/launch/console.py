@@ -1,0 +1,80 @@
+"""What ``plaudit run`` prints: a line a step as ``steps.jsonl`` grows, a summary with the ledger at the end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from plaudit_metrics.history import read_steps
+
+_COLUMNS = (
+    ("step", "step", 6, "{:.0f}"),
+    ("reward", "reward/mean", 8, "{:.3f}"),
+    ("staleness", "reward_pipeline/staleness/mean", 10, "{:.2f}"),
+    ("step s", "step_s", 8, "{:.2f}"),
+    ("exposed reward s", "exposed_reward_s", 17, "{:.2f}"),
+)
+
+
+class StepLines:
+    """Prints each newly closed step once: a table row on a terminal, a JSON line otherwise."""
+
+    def __init__(self, steps_file: Path, console: Console) -> None:
+        self._file = steps_file
+        self._console = console
+        self._offset = steps_file.stat().st_size if steps_file.exists() else 0
+        self._header_printed = False
+        self.closed = 0
+        """Steps closed since this object was made."""
+
+    def print_new(self) -> None:
+        """Prints what was added to the file since the last call; a torn last line waits for its rest."""
+        if not self._file.exists():
+            return
+        with self._file.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._offset += len(line)
+                self.closed += 1
+                self._print(json.loads(line))
+
+    def _print(self, step: dict[str, Any]) -> None:
+        if not self._console.is_terminal:
+            chosen = {title: step.get(key) for title, key, _, _ in _COLUMNS} | {"verdict": step.get("verdict")}
+            self._console.out(json.dumps(chosen), highlight=False)
+            return
+        if not self._header_printed:
+            self._header_printed = True
+            header = "".join(title.rjust(width) for title, _, width, _ in _COLUMNS)
+            self._console.out(header + "  waited for", style="bold", highlight=False)
+        cells = (_cell(step.get(key), width, form) for _, key, width, form in _COLUMNS)
+        self._console.out("".join(cells) + f"  {step.get('verdict', '')}", highlight=False)
+
+
+def _cell(value: float | None, width: int, form: str) -> str:
+    return ("-" if value is None else form.format(value)).rjust(width)
+
+
+def print_summary(console: Console, folder: Path, *, restarts: dict[str, int]) -> None:
+    """Prints the run's first and last rewards, its ledger and what was started again."""
+    steps = read_steps(folder / "steps.jsonl")
+    rewards = [step.statistics["reward/mean"] for step in steps if "reward/mean" in step.statistics]
+    if rewards:
+        last = rewards[-10:]
+        console.out(
+            f"mean reward: {rewards[0]:.3f} at the first step, {sum(last) / len(last):.3f} over the last {len(last)}",
+            highlight=False,
+        )
+    ledger_file = folder / "ledger.json"
+    if ledger_file.exists():
+        ledger = json.loads(ledger_file.read_text())
+        counts = ", ".join(f"{name} {count}" for name, count in sorted(ledger.items()) if isinstance(count, int))
+        console.out(f"ledger (groups): {counts}", highlight=False)
+    if restarts:
+        console.out("started again: " + ", ".join(f"{name} {n}x" for name, n in restarts.items()), highlight=False)
+    console.out(f"everything of this run: {folder}", highlight=False)

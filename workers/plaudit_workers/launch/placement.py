@@ -1,0 +1,95 @@
+"""Where processes run: on Ray, a placement group a role (the resource pools of verl #3152), an actor a process."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+import ray.exceptions
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from plaudit_workers.launch.actor import ProcessActor
+from plaudit_workers.launch.plan import ProcessPlan
+from plaudit_workers.process import RefusedError
+
+_ROOM_WITHIN_S = 60.0
+
+
+def connect(address: str | None, *, num_cpus: float) -> None:
+    """Joins the cluster at ``address``, or starts one on this machine.
+
+    Args:
+        address: of an existing cluster; None = start one here, which ``disconnect`` ends.
+        num_cpus: what the job's processes ask for together; a laptop with fewer cores shares them.
+
+    Raises:
+        RefusedError: nothing answers at the address.
+    """
+    options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
+    if address is None:
+        ray.init(num_cpus=max(os.cpu_count() or 1, int(num_cpus) + 1), **options)
+        return
+    options.pop("include_dashboard")
+    try:
+        ray.init(address=address, **options)
+    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        raise RefusedError(
+            f"--address {address}: no Ray cluster answers there ({error}). Is 'ray start' running?"
+        ) from error
+
+
+def disconnect() -> None:
+    """Leaves the cluster; ends it when ``connect`` started it."""
+    ray.shutdown()
+
+
+def gpus_available() -> float:
+    """GPUs of the whole cluster."""
+    return float(ray.cluster_resources().get("GPU", 0))
+
+
+def place(role: str, plans: Sequence[ProcessPlan]) -> PlacementGroup:
+    """Reserves room for all processes of a role.
+
+    Raises:
+        RefusedError: the cluster has no room for them within a minute.
+    """
+    group = placement_group([_bundle(plan) for plan in plans], strategy="PACK")
+    try:
+        ray.get(group.ready(), timeout=_ROOM_WITHIN_S)
+    except ray.exceptions.GetTimeoutError:
+        remove_placement_group(group)
+        free = {k: v for k, v in ray.available_resources().items() if k in {"CPU", "GPU"}}
+        needed = [_bundle(plan) for plan in plans]
+        raise RefusedError(
+            f"the Ray cluster has no room for role {role}: it needs {needed}, free is {free}. "
+            "Lower the role's replicas or ranks, or add nodes"
+        ) from None
+    return group
+
+
+def release(group: PlacementGroup) -> None:
+    """Gives the room back; whatever still runs in it is ended."""
+    remove_placement_group(group)
+
+
+def start_actor(plan: ProcessPlan, group: PlacementGroup, index: int) -> Any:
+    """Starts the actor of one process in its role's bundle ``index``; Ray starts it anew when its process dies."""
+    actor_class = ray.remote(ProcessActor)
+    return actor_class.options(
+        num_cpus=plan.cpus,
+        num_gpus=plan.gpus,
+        max_restarts=-1,
+        max_task_retries=0,
+        max_concurrency=8,
+        runtime_env={"env_vars": dict(plan.environment)},
+        scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=index),
+    ).remote(plan.name, plan.serve)
+
+
+def _bundle(plan: ProcessPlan) -> dict[str, float]:
+    return {"CPU": plan.cpus} | ({"GPU": plan.gpus} if plan.gpus else {})
