@@ -1,0 +1,154 @@
+"""The HTTP interface: Prometheus, JSON, health. The routes are described by ``openapi.py``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from plaudit_metrics.history import flat_step
+from plaudit_metrics.kept_steps import ClosedStep
+from plaudit_metrics.records import SampleRecord, StepRecord
+from plaudit_metrics.stages import stages_of
+from plaudit_metrics.steps import wall_seconds
+from plaudit_metrics.verdict import explain
+from plaudit_metrics.view import RunView
+
+MOST_STEPS = 500
+MOST_SAMPLES = 100
+_RECENT_STEPS = 10
+
+
+class _RefusedRequestError(Exception):
+    """The request cannot be answered: status and message."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Health:
+    """Whether the service works: alive as long as it answers, ready once it knows the run and hears Redis."""
+
+    def __init__(self) -> None:
+        self.problem = "the events of the run are being read"
+        """Why it is not ready; empty when it is."""
+
+
+class Api:
+    """The routes over one run.
+
+    Args:
+        run: id of the run.
+        view: what is known of it.
+        health: for ``/readyz``.
+    """
+
+    def __init__(self, run: str, view: RunView, health: Health) -> None:
+        self._run = run
+        self._view = view
+        self._health = health
+
+    def application(self) -> Starlette:
+        """The ASGI application."""
+        return Starlette(
+            routes=[
+                Route("/metrics", self._metrics),
+                Route("/api/v1/steps", self._steps),
+                Route("/api/v1/steps/{step:int}", self._step),
+                Route("/api/v1/steps/{step:int}/samples", self._samples),
+                Route("/api/v1/verdict", self._verdict),
+                Route("/healthz", self._healthz),
+                Route("/readyz", self._readyz),
+            ],
+            exception_handlers={_RefusedRequestError: _refuse},
+        )
+
+    async def _metrics(self, _: Request) -> Response:
+        return Response(generate_latest(self._view.series.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _steps(self, request: Request) -> Response:
+        steps = self._view.kept.newest(_count(request, "newest", MOST_STEPS, MOST_STEPS))
+        return _json({"run": self._run, "steps": [_summary(step) for step in steps]})
+
+    async def _step(self, request: Request) -> Response:
+        step = self._find(request)
+        return _json(_summary(step) | {"explanation": explain(step.record.verdict), "waits": step.record.waits})
+
+    async def _samples(self, request: Request) -> Response:
+        step = self._find(request)
+        count = _count(request, "slowest", 20, MOST_SAMPLES)
+        samples = [_sample(sample, step) for sample in step.slowest[:count]]
+        return _json({"run": self._run, "step": step.record.step, "samples": samples})
+
+    async def _verdict(self, _: Request) -> Response:
+        recent = self._view.kept.newest(_RECENT_STEPS)
+        if not recent:
+            raise _RefusedRequestError(404, "no step is closed yet")
+        newest = recent[-1].record
+        return _json(
+            {
+                "run": self._run,
+                "step": newest.step,
+                "verdict": newest.verdict,
+                "explanation": explain(newest.verdict),
+                "seconds": _seconds(newest),
+                "recent": Counter(step.record.verdict for step in recent),
+            }
+        )
+
+    async def _healthz(self, _: Request) -> Response:
+        return Response("ok\n", media_type="text/plain")
+
+    async def _readyz(self, _: Request) -> Response:
+        if self._health.problem:
+            return Response(f"{self._health.problem}\n", status_code=503, media_type="text/plain")
+        return Response("ok\n", media_type="text/plain")
+
+    def _find(self, request: Request) -> ClosedStep:
+        number = request.path_params["step"]
+        step = self._view.kept.get(number)
+        if step is None:
+            raise _RefusedRequestError(404, f"step {number} is not known: not closed yet, rolled back, or too long ago")
+        return step
+
+
+def _summary(step: ClosedStep) -> dict[str, Any]:
+    flat = flat_step(step.record)
+    del flat["waits"]
+    return flat | {"records_missing": step.records_missing}
+
+
+def _sample(sample: SampleRecord, step: ClosedStep) -> dict[str, Any]:
+    record: dict[str, Any] = msgspec.to_builtins(sample)
+    group = step.groups.get(sample.group)
+    return record | {"wall_s": wall_seconds(sample), "stages_s": stages_of(sample, group)}
+
+
+def _seconds(record: StepRecord) -> dict[str, float]:
+    """Where the step's time went: the trainer's own part and each cause of waiting."""
+    waits = {key: value for key, value in record.statistics.items() if key.startswith("wait/")}
+    own_s = record.closed - record.opened - sum(waits.values())
+    return {"trainer_s": own_s, **{key.removeprefix("wait/"): value for key, value in sorted(waits.items())}}
+
+
+def _count(request: Request, name: str, default: int, most: int) -> int:
+    text = request.query_params.get(name, str(default))
+    if not text.isdigit() or not 1 <= int(text) <= most:
+        raise _RefusedRequestError(400, f"{name} is {text!r}; give a whole number from 1 to {most}")
+    return int(text)
+
+
+def _json(content: dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")
+
+
+async def _refuse(_: Request, error: Exception) -> Response:
+    assert isinstance(error, _RefusedRequestError)
+    return JSONResponse({"error": str(error)}, status_code=error.status)

@@ -1,0 +1,41 @@
+"""A Prometheus counter whose value is kept elsewhere (the run's counters in Redis) and copied here as it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector, CollectorRegistry
+
+
+class CopiedCounter(Collector):
+    """A family of counters with one label.
+
+    Args:
+        name: metric name without ``_total``.
+        documentation: help text.
+        label: the label's name.
+        registry: where it is registered.
+    """
+
+    def __init__(self, name: str, documentation: str, label: str, registry: CollectorRegistry) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._label = label
+        self._values: dict[str, float] = {}
+        registry.register(self)
+
+    def copy(self, values: Mapping[str, float]) -> None:
+        """Takes over the values as they stand, by label value; those not named keep theirs."""
+        self._values.update(values)
+
+    def describe(self) -> Iterator[CounterMetricFamily]:
+        """The family without values."""
+        yield CounterMetricFamily(self._name, self._documentation, labels=[self._label])
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """The family as it is scraped."""
+        family = CounterMetricFamily(self._name, self._documentation, labels=[self._label])
+        for label, value in sorted(self._values.items()):
+            family.add_metric([label], value)
+        yield family

@@ -1,0 +1,141 @@
+"""The metrics service: reads a run's events, looks at its streams, answers over HTTP.
+
+Started as ``python -m plaudit_metrics``, or as a coroutine inside another process's event loop (a Ray actor's): it
+installs no signal handlers and ends when ``stop`` is set. Exit codes: 0 stopped · 2 refused, with one message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Iterator
+
+import uvicorn
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
+
+from plaudit_metrics.api import Api, Health
+from plaudit_metrics.history import FILE_NAME, read_steps
+from plaudit_metrics.kept_steps import KeptSteps
+from plaudit_metrics.keys import Keys
+from plaudit_metrics.series import Series
+from plaudit_metrics.settings import ServiceSettings, SettingsError
+from plaudit_metrics.stream import EventReader
+from plaudit_metrics.surroundings import look
+from plaudit_metrics.view import RunView
+
+__all__ = ["ServiceSettings", "SettingsError", "serve"]
+
+logger = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 2.0
+_REDIS_WITHIN_S = 30.0
+"""Redis may be away for so long before the service counts as not ready (or, at the start, gives up)."""
+
+
+async def serve(settings: ServiceSettings, stop: asyncio.Event) -> int:
+    """Serves one run's metrics until ``stop`` is set.
+
+    Returns:
+        0 when stopped; 2 when it cannot serve (port taken, wrong password, no Redis), after one logged message.
+    """
+    client = _connect(settings)
+    try:
+        await _wait_for_redis(client, settings, stop)
+        with socket.create_server((settings.host, settings.port)) as listener:
+            await _serve_on(listener, client, settings, stop)
+    except (RedisError, OSError) as error:
+        logger.error("refused", extra={"fields": {"error": _words(error, settings)}})
+        return 2
+    finally:
+        await client.aclose()
+    return 0
+
+
+async def _serve_on(listener: socket.socket, client: Redis, settings: ServiceSettings, stop: asyncio.Event) -> None:
+    view = RunView(
+        Series(latency_threshold_s=settings.latency_threshold_s, latency_target=settings.latency_target), KeptSteps()
+    )
+    if settings.run_folder is not None:
+        view.restore(read_steps(settings.run_folder / FILE_NAME))
+    keys, health = Keys(settings.run), Health()
+    reader = EventReader(client, keys, view.handle)
+    server = _Server(
+        uvicorn.Config(Api(settings.run, view, health).application(), lifespan="off", log_config=None, access_log=False)
+    )
+    address, port = listener.getsockname()[:2]
+    logger.info("serving", extra={"fields": {"run": settings.run, "address": f"http://{address}:{port}"}})
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(server.serve(sockets=[listener]))
+        tasks.create_task(reader.run(stop))
+        tasks.create_task(_keep_looking(client, keys, view, health, reader, stop))
+        await stop.wait()
+        server.should_exit = True
+
+
+async def _keep_looking(
+    client: Redis, keys: Keys, view: RunView, health: Health, reader: EventReader, stop: asyncio.Event
+) -> None:
+    """Looks at the run's surroundings every two seconds, and tells whether the service is ready."""
+    heard = time.monotonic()
+    while not stop.is_set():
+        try:
+            view.look(await look(client, keys))
+            heard = time.monotonic()
+        except (RedisError, OSError) as error:
+            logger.warning("redis is away", extra={"fields": {"error": str(error)}})
+        if time.monotonic() - heard > _REDIS_WITHIN_S:
+            health.problem = "redis has not answered for 30 seconds"
+        elif reader.ready.is_set():
+            health.problem = ""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _LOOK_EVERY_S)
+
+
+async def _wait_for_redis(client: Redis, settings: ServiceSettings, stop: asyncio.Event) -> None:
+    """Waits for the first answer; a refusal (wrong password) ends the wait at once."""
+    deadline = time.monotonic() + _REDIS_WITHIN_S
+    while not stop.is_set():
+        try:
+            await client.ping()
+            return
+        except (AuthenticationError, ResponseError):
+            raise
+        except (RedisError, OSError):
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.5)
+
+
+def _connect(settings: ServiceSettings) -> Redis:
+    """One client for all: a blocking read takes a connection of its own from the pool; nothing is sent twice."""
+    return Redis.from_url(
+        settings.redis_url,
+        password=settings.redis_password or None,
+        protocol=2,
+        socket_timeout=5.0,
+        socket_connect_timeout=5.0,
+        retry=Retry(NoBackoff(), 0),
+    )
+
+
+def _words(error: Exception, settings: ServiceSettings) -> str:
+    if isinstance(error, AuthenticationError | ResponseError):
+        return f"Redis at {settings.redis_url} refused: {error}. Check PLAUDIT_REDIS_PASSWORD"
+    if isinstance(error, RedisError):
+        return f"Redis at {settings.redis_url} cannot be reached: {error}. Check PLAUDIT_REDIS_URL"
+    return f"cannot listen on {settings.host}:{settings.port}: {error}. Choose another PLAUDIT_METRICS_PORT"
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without signal handlers: whoever runs the event loop decides when it ends."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Captures none."""
+        yield

@@ -1,0 +1,156 @@
+"""Looks at a run's streams, processes and Redis: how deep, how old, how many, how full. Reads only."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from plaudit_metrics.keys import WATCHED_GROUPS, Keys
+from plaudit_metrics.records import WorkerRecord
+
+LIVE_WITHIN_S = 20.0
+"""A process not heard of for longer is gone."""
+
+
+@dataclass(frozen=True)
+class StreamDepth:
+    """How much work lies in one stream."""
+
+    undelivered: int = 0
+    in_flight: int = 0
+    """Read and not yet done."""
+    oldest_undelivered_s: float = 0.0
+    """Age of the oldest entry that nobody has read; 0 when there is none."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """A run as one look shows it."""
+
+    streams: dict[str, StreamDepth] = field(default_factory=dict)
+    redeliveries: dict[str, int] = field(default_factory=dict)
+    duplicates: dict[str, int] = field(default_factory=dict)
+    dead_letters: dict[str, int] = field(default_factory=dict)
+    workers: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(role, state) → live processes; state is busy, idle or starting."""
+    worker_records: tuple[WorkerRecord, ...] = ()
+    policy_version: int | None = None
+    policy_version_lag: int = 0
+    memory_bytes: int = 0
+    memory_limit_bytes: int = 0
+    aof_ok: bool = True
+
+
+async def look(client: Redis, keys: Keys) -> Surroundings:
+    """Takes one look.
+
+    Raises:
+        redis.RedisError: Redis cannot be reached.
+    """
+    now = await _server_time(client)
+    fields: Any = await client.hgetall(keys.state)
+    state = _texts(fields)
+    workers = await _live_workers(client, keys, now)
+    info: dict[str, Any] = await client.info()
+    version = _announced_number(state)
+    return Surroundings(
+        streams={name: await _depth(client, keys.stream(name), group, now) for name, group in WATCHED_GROUPS.items()},
+        redeliveries=_counters(state, "redelivered"),
+        duplicates=_counters(state, "duplicates"),
+        dead_letters=_counters(state, "poison"),
+        workers=dict(Counter((worker.role, _state_of(worker)) for worker in workers)),
+        worker_records=tuple(workers),
+        policy_version=version,
+        policy_version_lag=_lag(workers, version),
+        memory_bytes=int(info.get("used_memory", 0)),
+        memory_limit_bytes=int(info.get("maxmemory", 0)),
+        aof_ok=_aof_ok(info),
+    )
+
+
+async def _server_time(client: Redis) -> float:
+    seconds, microseconds = await client.time()
+    return float(seconds) + microseconds / 1e6
+
+
+async def _depth(client: Redis, key: str, group: str, now: float) -> StreamDepth:
+    """Undelivered = entries less pending: finished entries are deleted, so nothing else lies in a stream."""
+    length = int(await client.xlen(key))
+    try:
+        groups: list[dict[str, Any]] = await client.xinfo_groups(key)
+    except ResponseError:  # no such key yet
+        return StreamDepth()
+    named = next((each for each in groups if _text(each["name"]) == group), None)
+    if named is None:
+        return StreamDepth(undelivered=length, oldest_undelivered_s=await _oldest_s(client, key, "-", now))
+    pending = int(named["pending"])
+    undelivered = max(length - pending, 0)
+    oldest_s = await _oldest_s(client, key, f"({_text(named['last-delivered-id'])}", now) if undelivered else 0.0
+    return StreamDepth(undelivered=undelivered, in_flight=pending, oldest_undelivered_s=oldest_s)
+
+
+async def _oldest_s(client: Redis, key: str, after: str, now: float) -> float:
+    entries: Any = await client.xrange(key, min=after, count=1)
+    if not entries:
+        return 0.0
+    milliseconds = int(_text(entries[0][0]).partition("-")[0])
+    return max(now - milliseconds / 1000, 0.0)
+
+
+async def _live_workers(client: Redis, keys: Keys, now: float) -> list[WorkerRecord]:
+    heard: Any = await client.zrangebyscore(keys.workers, now - LIVE_WITHIN_S, "+inf")
+    if not heard:
+        return []
+    encoded: Any = await client.hmget(keys.worker_records, heard)
+    return [record for each in encoded if each is not None and (record := decode_worker(each)) is not None]
+
+
+def decode_worker(encoded: bytes) -> WorkerRecord | None:
+    """Reads a heartbeat; None when a process of another version wrote something unknown."""
+    try:
+        return msgspec.msgpack.decode(encoded, type=WorkerRecord)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _state_of(worker: WorkerRecord) -> str:
+    if not worker.ready:
+        return "starting"
+    return "busy" if worker.busy > 0 else "idle"
+
+
+def _lag(workers: list[WorkerRecord], announced: int | None) -> int:
+    held = [int(w.version.rpartition(".")[2]) for w in workers if w.role == "rollout" and w.ready and w.version]
+    return max(announced - min(held), 0) if held and announced is not None else 0
+
+
+def _announced_number(state: Mapping[str, str]) -> int | None:
+    """The number of the announced policy version, whose text form is ``incarnation.number``."""
+    number = state.get("version", "").rpartition(".")[2]
+    return int(number) if number.isdigit() else None
+
+
+def _counters(state: Mapping[str, str], name: str) -> dict[str, int]:
+    """Counters of the ledger named ``<name>:<stream>``."""
+    prefix = f"{name}:"
+    return {key.removeprefix(prefix): int(value) for key, value in state.items() if key.startswith(prefix)}
+
+
+def _aof_ok(info: Mapping[str, Any]) -> bool:
+    if not int(info.get("aof_enabled", 0)):
+        return False
+    return info.get("aof_last_write_status") == "ok" and info.get("aof_last_bgrewrite_status") == "ok"
+
+
+def _texts(fields: Mapping[bytes, bytes]) -> dict[str, str]:
+    return {_text(key): value.decode(errors="replace") for key, value in fields.items()}
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,125 @@
+"""Prometheus accepts the series, and they count what happened."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.exposition import generate_latest
+
+from plaudit_metrics.batch_histogram import BUCKETS, BatchHistogram
+from plaudit_metrics.records import ScorerRecord, WorkerRecord
+from plaudit_metrics.series import Series
+from plaudit_metrics.steps import step_record
+from plaudit_metrics.surroundings import StreamDepth, Surroundings
+
+Build = Callable[..., Any]
+
+
+@pytest.fixture
+def used(sample: Build, group: Build) -> Series:
+    """Series after two samples, a group, a step and a look around."""
+    series = Series(latency_threshold_s=5.0, latency_target=0.95)
+    judge = {"judge": ScorerRecord("scored", 0.5, limiter_s=1.0, call_s=2.0)}
+    samples = [
+        sample(index=0, generation=1.0, score=2.0, scorers=judge),
+        sample(index=1, generation=1.0, score=9.0, scorers=judge, outcome="timeout"),
+    ]
+    record = group(samples, group_scorer=1.0)
+    series.count_samples(samples)
+    series.count_group(record, samples)
+    series.count_step(step_record(3, 1, samples, groups=[record], opened=0.0, closed=20.0), records_missing=1)
+    series.count_late(2)
+    series.show_surroundings(
+        Surroundings(
+            streams={"samples": StreamDepth(4, 2, 7.5)},
+            redeliveries={"samples": 3},
+            duplicates={"samples": 1},
+            dead_letters={"samples": 1},
+            workers={("reward", "busy"): 2},
+            worker_records=(WorkerRecord("reward-1", "reward"),),
+            policy_version=7,
+            policy_version_lag=1,
+            memory_bytes=1000,
+            memory_limit_bytes=4000,
+        )
+    )
+    return series
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "value"),
+    [
+        ("plaudit_samples_total", {"outcome": "timeout"}, 1),
+        ("plaudit_groups_total", {"outcome": "trained"}, 1),
+        ("plaudit_stage_seconds_count", {"stage": "score"}, 2),
+        ("plaudit_stage_seconds_sum", {"stage": "score"}, 11),
+        ("plaudit_stage_seconds_bucket", {"stage": "score", "le": "2.5"}, 1),
+        ("plaudit_stage_seconds_sum", {"stage": "group_wait"}, 7),
+        ("plaudit_stage_seconds_count", {"stage": "group_scorer"}, 1),
+        ("plaudit_score_seconds_count", {"scorer": "judge", "outcome": "scored"}, 2),
+        ("plaudit_limiter_wait_seconds_sum", {"judge": "judge"}, 2),
+        ("plaudit_reward_latency_total", {}, 2),
+        ("plaudit_reward_latency_good_total", {}, 1),
+        ("plaudit_reward_latency_target", {}, 0.95),
+        ("plaudit_step", {}, 3),
+        ("plaudit_step_last_closed_timestamp_seconds", {}, 20),
+        ("plaudit_step_seconds_sum", {}, 20),
+        ("plaudit_records_missing_total", {}, 1),
+        ("plaudit_records_late_total", {}, 2),
+        ("plaudit_stream_undelivered", {"stream": "samples"}, 4),
+        ("plaudit_stream_oldest_undelivered_seconds", {"stream": "samples"}, 7.5),
+        ("plaudit_redeliveries_total", {"stream": "samples"}, 3),
+        ("plaudit_workers", {"role": "reward", "state": "busy"}, 2),
+        ("plaudit_policy_version_lag", {}, 1),
+        ("plaudit_redis_memory_limit_bytes", {}, 4000),
+        ("plaudit_redis_aof_ok", {}, 1),
+    ],
+)
+def test_a_series_has_the_value_of_what_happened(used: Series, name: str, labels: dict[str, str], value: float) -> None:
+    assert used.registry.get_sample_value(name, labels) == pytest.approx(value)
+
+
+def test_workers_that_are_gone_are_no_longer_shown(used: Series) -> None:
+    used.show_surroundings(Surroundings(workers={("rollout", "idle"): 1}))
+    assert used.registry.get_sample_value("plaudit_workers", {"role": "reward", "state": "busy"}) is None
+    assert used.registry.get_sample_value("plaudit_workers", {"role": "rollout", "state": "idle"}) == 1
+
+
+def test_promtool_finds_nothing_to_complain_about(used: Series) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
+    checked = subprocess.run(
+        [promtool, "check", "metrics"], input=generate_latest(used.registry), capture_output=True, check=False
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@given(st.lists(st.floats(0, 400), max_size=50))
+def test_a_batch_counts_like_one_value_at_a_time(values: list[float]) -> None:
+    batches, singles = CollectorRegistry(), CollectorRegistry()
+    ours = BatchHistogram("seconds", "Seconds", ["stage"], batches)
+    theirs = Histogram("seconds", "Seconds", ["stage"], registry=singles, buckets=BUCKETS)
+    for part in (values[::2], values[1::2]):
+        ours.observe(np.array(part), "score")
+    for value in values:
+        theirs.labels("score").observe(value)
+    for bound in [*(str(float(bucket)) for bucket in BUCKETS), "+Inf"]:
+        labels = {"stage": "score", "le": bound}
+        expected = singles.get_sample_value("seconds_bucket", labels) if values else None
+        assert batches.get_sample_value("seconds_bucket", labels) == expected
+
+
+def test_nothing_that_never_happened_is_observed() -> None:
+    registry = CollectorRegistry()
+    histogram = BatchHistogram("seconds", "Seconds", ["stage"], registry)
+    histogram.observe(np.array([np.nan, 1.0, np.nan]), "score")
+    assert registry.get_sample_value("seconds_count", {"stage": "score"}) == 1
