@@ -1,7 +1,7 @@
 """Kills every kind of process of a running job with SIGKILL, at random times, and looks at what is left.
 
-The copy-digits job runs once undisturbed and once under fire: a rollout, a reward worker, the trainer and Redis are each
-killed ``--kills`` times. Shown of the disturbed run: its end, its ledger, whether the prompts it trained on (in the
+The copy-digits job runs once undisturbed and once under fire: a rollout, a reward worker, the trainer and Redis are
+each killed ``--kills`` times. Shown of the disturbed run: its end, its ledger, whether the prompts it trained on (in the
 surviving line of checkpoints) are those of the undisturbed run, how many samples ended as poison, and for each kill how
 long entries stayed with the dead consumer (the takeover; a lease lasts 20 s).
 
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -71,7 +71,7 @@ class Run:
         return sorted(positions)
 
 
-def run_job(folder: Path, steps: int, kills: Iterator[tuple[float, str]] = iter(())) -> Run:
+def run_job(folder: Path, steps: int, kills: Iterable[tuple[float, str]] = ()) -> Run:
     """Runs the job to its end; ``kills`` gives the seconds to wait and the victim, one after the other."""
     command = [*PLAUDIT, "run", str(EXAMPLE / "job.yaml"), "--runs-folder", str(folder.parent), "--run", folder.name]
     began = time.monotonic()
@@ -89,7 +89,7 @@ def run_job(folder: Path, steps: int, kills: Iterator[tuple[float, str]] = iter(
     return run
 
 
-def _kill_along(process: subprocess.Popen[bytes], run: Run, kills: Iterator[tuple[float, str]]) -> None:
+def _kill_along(process: subprocess.Popen[bytes], run: Run, kills: Iterable[tuple[float, str]]) -> None:
     """Waits for the first step, then kills as told, watching what dead consumers still hold."""
     steps_file = run.folder / "steps.jsonl"
     while process.poll() is None and not steps_file.exists():

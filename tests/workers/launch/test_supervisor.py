@@ -73,7 +73,7 @@ async def test_stopping_asks_the_trainer_first(tmp_path: Path) -> None:
     try:
         await supervisor.start()
         waiting = asyncio.create_task(supervisor.until_done(stop))
-        while not (tmp_path / "lasts.starts").exists():  # noqa: ASYNC110 - another process makes it
+        while not (tmp_path / "lasts.starts").exists():
             await asyncio.sleep(0.05)
         stop.set()
         assert await asyncio.wait_for(waiting, 30) == Ending(EXIT_DONE)
