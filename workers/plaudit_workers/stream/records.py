@@ -8,17 +8,22 @@
 | ``Group``, ``GroupSample`` | nobody: a group's hash, read | trainer; reward worker for group scope |
 
 Arrays are raw little-endian bytes (int32 ids, float32 log-probabilities, uint8 masks), so that encoding costs nothing.
-Every encoded record begins with the schema version (``encode``/``decode``).
+Every encoded record begins with the schema version (``encode``/``decode``); what belongs to the metrics
+(``GenerationRecord``, ``ScoringRecord``) travels as they read it, plain msgpack.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import hashlib
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from plaudit_metrics.records import GenerationRecord, GroupEnd, ScoringRecord, Split, Stamps
 from plaudit_reward.sample import Sample
+
+SCHEMA_VERSION: Final = 1
+"""First byte of every encoded record; raised when a field changes its meaning. 0 marks a record that was spilled."""
 
 Phase = Literal["open", "group_scoring", "ready", "dropped"]
 """Where a group is; a closed group's hash is gone."""
@@ -126,6 +131,8 @@ class Group(msgspec.Struct, frozen=True):
     ready: float | None = None
     reason: str = ""
     """Why it is to be dropped; empty unless ``phase`` is ``dropped``."""
+    taken: float | None = None
+    """The trainer took it; None where it was only looked at."""
 
 
 class GroupDelivery(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -134,9 +141,98 @@ class GroupDelivery(msgspec.Struct, frozen=True, omit_defaults=True):
     group: str
 
 
+class Tensors(msgspec.Struct, frozen=True, array_like=True):
+    """The part of a ``Body`` that only the trainer reads, as it lies in the group's hash."""
+
+    response_ids: bytes
+    logprobs: bytes
+    loss_mask: bytes
+    version_spans: list[tuple[int, int, int]]
+
+
+class EncodedBody(NamedTuple):
+    """A ``Body`` in the three parts that have different readers."""
+
+    tensors: bytes
+    sample: bytes
+    """Entry of ``samples`` and field of the hash."""
+    generation: bytes
+    digest: str
+    """BLAKE2b-128 over tensors and sample: what a score is computed from, and belongs to."""
+
+
+class RecordError(Exception):
+    """A record that this version cannot read: another schema version, or damaged."""
+
+
+Record = TypeVar("Record")
+_encoder = msgspec.msgpack.Encoder()
+_VERSION_BYTE = bytes([SCHEMA_VERSION])
+
+
+_decoders: dict[type[Any], msgspec.msgpack.Decoder[Any]] = {}
+
+
+def decoder(kind: type[Record]) -> msgspec.msgpack.Decoder[Record]:
+    """The decoder of one type, built once."""
+    if kind not in _decoders:
+        _decoders[kind] = msgspec.msgpack.Decoder(kind)
+    return _decoders[kind]
+
+
+def encode(record: msgspec.Struct) -> bytes:
+    """Encodes a record for a stream or a hash."""
+    return _VERSION_BYTE + _encoder.encode(record)
+
+
+def decode(data: bytes, kind: type[Record]) -> Record:
+    """Reads what ``encode`` wrote.
+
+    Raises:
+        RecordError: another schema version, or not such a record.
+    """
+    if data[:1] != _VERSION_BYTE:
+        raise RecordError(
+            f"a {kind.__name__} of schema version {data[:1].hex() or 'none'}; this process reads {SCHEMA_VERSION}: "
+            "run the same version of Plaudit in every process"
+        )
+    try:
+        return decoder(kind).decode(memoryview(data)[1:])
+    except msgspec.DecodeError as error:
+        raise RecordError(f"a damaged {kind.__name__}: {error}") from error
+
+
+def encode_body(body: Body) -> EncodedBody:
+    """Splits and encodes a body."""
+    tensors = encode(Tensors(body.response_ids, body.logprobs, body.loss_mask, body.version_spans))
+    sample = encode(body.sample)
+    digest = hashlib.blake2b(tensors, digest_size=16)
+    digest.update(sample)
+    return EncodedBody(tensors, sample, _encoder.encode(body.generation), digest.hexdigest())
+
+
+def decode_body(tensors: bytes, sample: bytes, generation: bytes) -> Body:
+    """Joins the parts again.
+
+    Raises:
+        RecordError: as ``decode``.
+    """
+    read = decode(tensors, Tensors)
+    return Body(
+        response_ids=read.response_ids,
+        logprobs=read.logprobs,
+        loss_mask=read.loss_mask,
+        version_spans=read.version_spans,
+        generation=decoder(GenerationRecord).decode(generation),
+        sample=decode(sample, Sample),
+    )
+
+
 __all__ = [
+    "SCHEMA_VERSION",
     "Announcement",
     "Body",
+    "EncodedBody",
     "Group",
     "GroupDelivery",
     "GroupEnd",
@@ -144,6 +240,13 @@ __all__ = [
     "Phase",
     "PolicyVersion",
     "Prompt",
+    "RecordError",
     "Sample",
     "Sampling",
+    "Tensors",
+    "decode",
+    "decode_body",
+    "decoder",
+    "encode",
+    "encode_body",
 ]

@@ -1,0 +1,274 @@
+"""How a worker takes work from a stream: ``take → work → commit (or publish) → finished``.
+
+The transition that ends the work also ends the entry; ``finished`` is this process's own book-keeping. A worker that
+dies leaves its entries pending; their leases lapse, and another consumer takes them over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Generic, Literal, Self, TypeVar, cast
+
+from redis.exceptions import ResponseError
+
+from plaudit_workers.stream.bury import bury
+from plaudit_workers.stream.connection import Transport
+from plaudit_workers.stream.lease import Delivery, Leases
+from plaudit_workers.stream.names import CONSUMER_GROUPS
+from plaudit_workers.stream.records import GroupDelivery, Prompt, RecordError, Sample, decode
+from plaudit_workers.stream.scripts import OUTAGE
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_OLD_S = 2.0
+_SILENT_MS = 3_600_000
+_PAYLOADS: dict[str, type[Any]] = {"prompts": Prompt, "samples": Sample}
+
+
+@dataclass(frozen=True)
+class ConsumerOptions:
+    """How leases run; the defaults are the protocol's.
+
+    Attributes:
+        lease_s: an entry that was not renewed for so long may be claimed by others.
+        renew_every_s: pause between renewals.
+        poison_limit: an entry that so many workers have lost is buried.
+        alone_from: from this delivery on an entry is worked while nothing else is. At the limit, so that an entry is
+            buried only when its last worker had nothing else in work; lower isolates sooner and costs throughput after
+            every killed worker.
+        block_s: how long ``take`` waits for work; below the blocking client's timeout of 10 s.
+        reclaim_every_s: how often lapsed leases are looked for.
+    """
+
+    lease_s: float = 20.0
+    renew_every_s: float = 5.0
+    poison_limit: int = 3
+    alone_from: int = 3
+    block_s: float = 1.0
+    reclaim_every_s: float = 1.0
+
+
+class Consumer(Generic[T]):
+    """Takes entries of one stream for one worker. Use it as an async context; ``take`` from one task at a time.
+
+    Args:
+        transport: the process's.
+        stream: payloads are ``Prompt`` (prompts), ``Sample`` (samples) or ``GroupDelivery`` (groups).
+        worker: a name that no other process has nor had (pod and boot).
+        options: times and limits.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        stream: Literal["prompts", "samples", "groups"],
+        worker: str,
+        options: ConsumerOptions = ConsumerOptions(),
+    ) -> None:
+        self._transport = transport
+        self._stream = stream
+        self._worker = worker
+        self._options = options
+        self._reader = transport.blocking_client()
+        self._leases: Leases[T] = Leases(transport, stream, worker)
+        self._waiting: deque[Delivery[T]] = deque()  # to be worked alone; their leases are kept
+        self._away = True
+        self._claim_next = 0.0
+        self._reclaim_not_before = time.monotonic() + options.renew_every_s
+        self._taking = asyncio.Lock()
+        self._renewals: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._renewals = asyncio.create_task(self._leases.renew_forever(self._options.renew_every_s))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Hands back what is still in work, and leaves."""
+        if self._renewals is not None:
+            self._renewals.cancel()
+            await asyncio.gather(self._renewals, return_exceptions=True)
+        try:
+            await self._leave()
+        except OUTAGE as outage:
+            logger.warning("could not hand work back", extra={"fields": {"stream": self._stream, "error": str(outage)}})
+        await self._reader.aclose(close_connection_pool=True)
+
+    async def take(self, slots: int) -> list[Delivery[T]]:
+        """At most ``slots`` entries, those that were delivered before first; [] when there is nothing for ``block_s``.
+
+        An outage of Redis is waited out: afterwards the leases are renewed first, and nothing is claimed from others
+        for the length of one lease, since after an outage every lease looks lapsed.
+        """
+        if slots <= 0:
+            return []
+        async with self._taking:
+            try:
+                return await self._take(slots)
+            except OUTAGE as error:
+                logger.warning("redis is away", extra={"fields": {"stream": self._stream, "error": str(error)}})
+                self._away = True
+                self._reclaim_not_before = time.monotonic() + self._options.lease_s
+                await asyncio.sleep(min(0.2, self._options.block_s))
+            except ResponseError as error:
+                if "NOGROUP" not in str(error):
+                    raise
+                logger.error("the streams' groups are gone", extra={"fields": {"stream": self._stream}})
+                await self._transport.recreate_groups()
+        return []
+
+    async def _take(self, slots: int) -> list[Delivery[T]]:
+        if self._away:
+            await self._leases.renew()
+            self._away = False
+            self._claim_next = 0.0
+        if time.monotonic() >= self._claim_next:
+            claimed = await self.reclaim(slots)
+            if claimed:
+                return claimed
+        if self._waiting or self._works_alone():
+            return await self._next_alone()
+        return await self._read(slots)
+
+    async def reclaim(self, slots: int, lease_s: float | None = None) -> list[Delivery[T]]:
+        """Takes entries whose lease has lapsed, and own ones whose delivery was lost; ``take`` does it every second.
+
+        Args:
+            slots: at most so many.
+            lease_s: another lease than the options' (0: everything that others hold).
+        """
+        options = self._options
+        self._claim_next = time.monotonic() + options.reclaim_every_s
+        if lease_s is None:
+            lease_s = options.lease_s if time.monotonic() >= self._reclaim_not_before else -0.001
+        rows = await self._transport.reads.call(
+            "claim",
+            "",
+            self._stream,
+            self._worker,
+            slots,
+            round(lease_s * 1000),
+            options.alone_from,
+            options.poison_limit,
+            *self._leases.in_work,
+        )
+        fresh = await self._deliver([(row[0].decode(), row[1], _pairs(row[2])) for row in rows])
+        alone = [delivery for delivery in fresh if delivery.deliveries >= options.alone_from]
+        self._waiting.extend(alone)
+        return [delivery for delivery in fresh if delivery.deliveries < options.alone_from]
+
+    def _works_alone(self) -> bool:
+        return any(d.deliveries >= self._options.alone_from for d in self._leases.in_work.values())
+
+    async def _next_alone(self) -> list[Delivery[T]]:
+        """The next entry that is worked alone, when nothing else is in work any more."""
+        if len(self._leases.in_work) > len(self._waiting):
+            await self._leases.wait_for_change(self._options.block_s)
+        while self._waiting and self._waiting[0].lost.is_set():
+            self._waiting.popleft()
+        if not self._waiting or len(self._leases.in_work) > len(self._waiting):
+            return []
+        self._claim_next = 0.0
+        return [self._waiting.popleft()]
+
+    async def _read(self, slots: int) -> list[Delivery[T]]:
+        reply: Any = await self._reader.xreadgroup(
+            CONSUMER_GROUPS[self._stream],
+            self._worker,
+            {self._transport.names.stream(self._stream): ">"},
+            count=slots,
+            block=max(round(self._options.block_s * 1000), 1),
+        )
+        if not reply:
+            return []
+        return await self._deliver([(entry.decode(), 1, fields) for entry, fields in reply[0][1]])
+
+    async def _deliver(self, entries: Sequence[tuple[str, int, dict[bytes, bytes]]]) -> list[Delivery[T]]:
+        """Makes deliveries of entries, leaving out those that nobody needs and burying those that nobody can work."""
+        deliveries = []
+        for entry_id, count, fields in entries:
+            index = int(fields[b"index"]) if b"index" in fields else None
+            delivery: Delivery[Any] = Delivery(
+                self._stream,
+                entry_id,
+                None,
+                fields[b"group"].decode(),
+                index,
+                count,
+                self._worker,
+                fields.get(b"digest", b"").decode(),
+            )
+            self._leases.add([delivery])
+            deliveries.append(delivery)
+            try:
+                delivery.payload = await self._payload(fields)
+            except RecordError as error:
+                await self._bury(delivery, str(error))
+                continue
+            if count > self._options.poison_limit:
+                await self._bury(delivery, f"{count - 1} workers were lost with it in work")
+        await self._discard_needless(deliveries)
+        return [d for d in deliveries if d.entry_id in self._leases.in_work]
+
+    async def _payload(self, fields: dict[bytes, bytes]) -> T:
+        if self._stream == "groups":
+            return cast(T, GroupDelivery(fields[b"group"].decode()))
+        record = await self._transport.volume.load(fields[b"record"])
+        return cast(T, decode(record, _PAYLOADS[self._stream]))
+
+    async def _bury(self, delivery: Delivery[Any], reason: str) -> None:
+        await bury(self._transport, delivery, reason)
+        self.finished(delivery)
+
+    async def _discard_needless(self, deliveries: Iterable[Delivery[Any]]) -> None:
+        """Drops entries whose group has ended meanwhile. Only old ones are asked about: transitions check too."""
+        old = [
+            d
+            for d in deliveries
+            if d.entry_id in self._leases.in_work
+            and (d.deliveries > 1 or time.time() - int(d.entry_id.partition("-")[0]) / 1000 > _OLD_S)
+        ]
+        if not old:
+            return
+        about: list[Any] = [part for d in old for part in (d.entry_id, d.group, "-" if d.index is None else d.index)]
+        for entry in await self._transport.reads.call("discard", "", self._stream, *about):
+            self._leases.remove(entry.decode())
+
+    async def hand_back(self, deliveries: Iterable[Delivery[T]]) -> None:
+        """Gives work back unfinished: others may take it at once, and it counts as if it had not been here."""
+        await self._leases.hand_back(deliveries)
+
+    def finished(self, delivery: Delivery[Any]) -> None:
+        """The work on it has ended here; a transition has ended the entry."""
+        self._leases.remove(delivery.entry_id)
+
+    async def renew(self) -> None:
+        """Extends the leases now; a background task does it every ``renew_every_s``."""
+        await self._leases.renew()
+
+    async def _leave(self) -> None:
+        rows = await self._transport.reads.call(
+            "claim", "", self._stream, self._worker, 10_000, -1, 0, 0, *self._leases.in_work
+        )
+        unseen: list[Delivery[Any]] = []
+        for row in rows:
+            fields = _pairs(row[2])
+            index = int(fields[b"index"]) if b"index" in fields else None
+            unseen.append(
+                Delivery(self._stream, row[0].decode(), None, fields[b"group"].decode(), index, row[1], self._worker)
+            )
+        await self._leases.hand_back([*self._leases.in_work.values(), *unseen])
+        await self._transport.reads.call("forget", "", self._stream, self._worker, _SILENT_MS)
+
+
+def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))

@@ -1,0 +1,275 @@
+"""The trainer's side: admits groups, takes those that are ready, ends every one exactly once."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from plaudit_metrics.records import GroupEnd, GroupRecord, ScoringRecord, StepRecord
+from plaudit_workers.stream.connection import Transport
+from plaudit_workers.stream.group_hash import read_group, read_groups, without_group_scorers
+from plaudit_workers.stream.records import Announcement, Group, Prompt, encode
+from plaudit_workers.stream.scripts import OUTAGE, Argument, new_call
+
+logger = logging.getLogger(__name__)
+
+_GIVEN_UP = msgspec.msgpack.encode(ScoringRecord(outcome="given_up", reason="its group was ended before it was scored"))
+_NO_COUNTERS = frozenset({b"incarnation", b"takeover", b"step", b"announced", b"recorded"})
+
+
+class StaleIncarnationError(Exception):
+    """Another trainer has taken over this run: this one has no say any more and must exit."""
+
+
+class Admission(enum.Enum):
+    """What became of a prompt that was to be admitted."""
+
+    admitted = b"admitted"
+    full = b"full"
+    """As many groups are open as may be."""
+    memory = b"memory"
+    """Redis's memory is too full for more."""
+    duplicate = b"duplicate"
+    """A group of this id exists or existed."""
+
+
+@dataclass(frozen=True)
+class StreamLimits:
+    """What the trainer allows.
+
+    Attributes:
+        max_open_groups: training groups that may be open at a time.
+        max_open_validation_groups: the same for validation groups, beside them.
+        group_deadline_s: from a group's first published sample to its release.
+        group_scoring_deadline_s: from a group's last sample to its release without group-scope scorers.
+        min_samples_per_group: a training group with fewer scored samples is dropped.
+        has_group_scorers: group-scope scorers follow on the samples' own.
+        memory_share: nothing is admitted above this share of Redis's memory.
+    """
+
+    max_open_groups: int
+    max_open_validation_groups: int = 256
+    group_deadline_s: float = 900.0
+    group_scoring_deadline_s: float = 900.0
+    min_samples_per_group: int = 1
+    has_group_scorers: bool = False
+    memory_share: float = 0.7
+
+
+class TrainerStreams:
+    """The streams as one trainer sees them. ``take_over`` comes first."""
+
+    def __init__(self, transport: Transport, limits: StreamLimits) -> None:
+        self._transport = transport
+        self._limits = limits
+        self._incarnation = 0
+        self._announcement: Announcement | None = None
+        self._held: dict[str, str] = {}  # group → entry of `ready`
+        self._reader = transport.blocking_client()
+        self._last_seen = "0-0"
+
+    @property
+    def incarnation(self) -> int:
+        """This trainer's number among those that took over the run."""
+        return self._incarnation
+
+    async def take_over(self, floor: int = 0) -> int:
+        """Becomes the run's trainer; whoever was it before is refused from now on.
+
+        Args:
+            floor: the highest incarnation that a checkpoint knows; the new one is higher, whatever Redis remembers.
+        """
+        self._incarnation = int(await self._transport.scripts.call("take_over", "", new_call(), floor))
+        self._held.clear()
+        return self._incarnation
+
+    async def admit(self, prompt: Prompt) -> Admission:
+        """Creates the prompt's group and offers it to the rollouts; never waits for room.
+
+        Raises:
+            StaleIncarnationError: another trainer has taken over.
+        """
+        limits, validation = self._limits, prompt.split == "validation"
+        bound = limits.max_open_validation_groups if validation else limits.max_open_groups
+        record = encode(prompt)
+        if self._transport.volume.needed(record):
+            record = await self._transport.volume.store(prompt.group, "prompt", record)
+        answer = await self._fenced(
+            "admit",
+            prompt.group,
+            new_call(),
+            self._incarnation,
+            prompt.split,
+            bound,
+            limits.memory_share,
+            prompt.n,
+            0 if validation else min(limits.min_samples_per_group, prompt.n),
+            limits.group_deadline_s,
+            limits.group_scoring_deadline_s,
+            int(limits.has_group_scorers and not validation),
+            prompt.step,
+            prompt.data_source,
+            record,
+        )
+        return Admission(answer)
+
+    async def take_ready(self, count: int, block_s: float) -> list[Group]:
+        """Groups whose phase is ``ready`` or ``dropped``, at most ``count``; [] when none came within ``block_s``.
+
+        Each is handed out once, and by a trainer that takes over once more; ``close`` ends it.
+
+        Raises:
+            StaleIncarnationError: another trainer has taken over.
+        """
+        rows = await self._take_rows(count)
+        if not rows and block_s > 0:
+            await self._wait_for_ready(block_s)
+            rows = await self._take_rows(count)
+        groups = await read_groups(self._transport, [group for _, group in rows], taken=True) if rows else []
+        for entry, group in rows:
+            self._held[group] = entry
+        return [group for group in groups if group is not None]
+
+    async def _take_rows(self, count: int) -> list[tuple[str, str]]:
+        rows: list[list[bytes]] = await self._fenced("take_ready", "", self._incarnation, count, *self._held.values())
+        return [(entry.decode(), group.decode()) for entry, group in rows]
+
+    async def _wait_for_ready(self, block_s: float) -> None:
+        """Looks without taking: an entry that a replaced trainer read would be lost to its successor."""
+        key = self._transport.names.ready
+        try:
+            reply: Any = await self._reader.xread({key: self._last_seen}, count=1, block=max(round(block_s * 1000), 1))
+        except OUTAGE as error:
+            logger.warning("redis is away", extra={"fields": {"stream": "ready", "error": str(error)}})
+            return
+        if reply:
+            self._last_seen = reply[0][1][-1][0].decode()
+
+    async def read(self, group_id: str) -> Group | None:
+        """A group as it is now; None when it is closed or was lost."""
+        return await read_group(self._transport, group_id)
+
+    async def release_expired(self) -> list[str]:
+        """Releases the groups that are past their deadline; to be called about once a second. Returns their ids.
+
+        Raises:
+            StaleIncarnationError: another trainer has taken over.
+        """
+        due: Any = await self._transport.commands.zrangebyscore(
+            self._transport.names.open, "-inf", await self._transport.now()
+        )
+        groups = await read_groups(self._transport, [member.decode() for member in due]) if due else []
+        return [group.id for group in groups if group is not None and await self._release(group)]
+
+    async def _release(self, group: Group) -> bool:
+        given_up = ScoringRecord(outcome="given_up", reason="the group's deadline passed")
+        arguments: list[Argument] = [group.id, new_call(), self._incarnation, msgspec.msgpack.encode(given_up)]
+        if group.phase == "group_scoring":
+            for scoring in without_group_scorers(group, "timeout", "the group-scope scorers' deadline passed"):
+                arguments += [scoring.outcome, msgspec.msgpack.encode(scoring)]
+        return bool(await self._fenced("release", *arguments) == b"released")
+
+    async def close(self, group_id: str, end: GroupEnd, reason: str = "", record: GroupRecord | None = None) -> bool:
+        """Ends a group: counts it, frees its memory. Samples that are not terminal are given up.
+
+        Args:
+            group_id: the group.
+            end: ``trained`` and ``evaluated`` only from phase ``ready``; ``dropped`` from any.
+            reason: why it is dropped.
+            record: for the metrics.
+
+        Returns:
+            False when there is no such group.
+
+        Raises:
+            StaleIncarnationError: another trainer has taken over.
+            ValueError: a group that is not ready cannot end as trained or evaluated, nor be dropped without a reason.
+        """
+        if (end == "dropped") != bool(reason):
+            raise ValueError(
+                f"group {group_id}: a reason belongs to 'dropped' and to nothing else, not {end}: {reason!r}"
+            )
+        encoded = b"" if record is None else msgspec.msgpack.encode(record)
+        answer = await self._fenced("close", group_id, self._incarnation, end, reason, _GIVEN_UP, encoded)
+        if answer == b"not_ready":
+            raise ValueError(f"group {group_id} is not ready: it cannot end as {end}")
+        self._held.pop(group_id, None)
+        await self._transport.volume.forget(group_id)
+        return bool(answer == b"closed")
+
+    async def announce(self, announcement: Announcement) -> None:
+        """Names the policy that rollouts must hold, after its files are complete.
+
+        Raises:
+            StaleIncarnationError: another trainer has taken over.
+        """
+        await self._fenced("announce", "", self._incarnation, encode(announcement))
+        self._announcement = announcement
+
+    async def open_groups(self) -> list[str]:
+        """Ids of the groups that are admitted and not closed."""
+        members: Any = await self._transport.commands.zrange(self._transport.names.open, 0, -1)
+        return [member.decode() for member in members]
+
+    async def counters(self) -> dict[str, int]:
+        """The ledger's counters and what else is counted.
+
+        ``admitted``, ``trained``, ``evaluated``, ``dropped``, ``dropped:<reason>``, ``duplicates`` and
+        ``duplicates:<stream>``, ``redelivered:<stream>``, ``dead:<stream>``, ``poison``, ``groups_recreated``,
+        ``open:<split>``.
+        """
+        state: Any = await self._transport.commands.hgetall(self._transport.names.state)
+        counted = {name.decode(): int(value) for name, value in state.items() if name not in _NO_COUNTERS}
+        duplicates = sum(value for name, value in counted.items() if name.startswith("duplicates:"))
+        return {**counted, "duplicates": duplicates}
+
+    async def restore(self, ledger: dict[str, int], step: int) -> None:
+        """Puts a checkpoint's ledger (``Ledger.counters``) and step in the place of Redis's.
+
+        Raises:
+            StaleIncarnationError: another trainer has taken over.
+        """
+        counters: list[Any] = [part for item in ledger.items() for part in item]
+        await self._fenced("restore", "", self._incarnation, step, *counters)
+
+    async def missing(self, expected: Iterable[str]) -> list[str]:
+        """Of the groups that the trainer knows as open, those that Redis has lost (FLUSHALL, failover, rollback).
+
+        An announcement that Redis has lost or that is older than this trainer's last one is written again.
+
+        Raises:
+            StaleIncarnationError: another trainer has taken over.
+        """
+        ids = list(expected)
+        pipeline = self._transport.commands.pipeline(transaction=False)
+        pipeline.hget(self._transport.names.state, "announced")
+        for group_id in ids:
+            pipeline.exists(self._transport.names.group(group_id))
+        announced, *found = await pipeline.execute()
+        if self._announcement is not None and announced != encode(self._announcement):
+            logger.error("redis has an older state", extra={"fields": {"announced": str(self._announcement.version)}})
+            await self.announce(self._announcement)
+        return [group_id for group_id, exists in zip(ids, found, strict=True) if not exists]
+
+    async def record_step(self, record: StepRecord) -> None:
+        """Sends a closed step to the metrics and sets ``state.step``.
+
+        Raises:
+            StaleIncarnationError: another trainer has taken over.
+        """
+        encoded = msgspec.msgpack.encode(record)
+        await self._fenced("record_step", "", new_call(), self._incarnation, record.step, encoded)
+
+    async def _fenced(self, script: str, *arguments: Argument) -> Any:
+        answer = await self._transport.scripts.call(script, *arguments)
+        if answer == b"stale":
+            raise StaleIncarnationError(
+                f"a later trainer than incarnation {self._incarnation} has taken over the run "
+                f"{self._transport.names.run}"
+            )
+        return answer

@@ -1,0 +1,35 @@
+#!lua flags=allow-oom
+-- Ends a group. By: trainer, after the update or the drop; the only transition that counts an end.
+-- ARGV: group, incarnation, end (trained | evaluated | dropped), reason, scoring of a sample given up, record (of the
+--   group, for the metrics; may be empty).
+-- Checks: no later trainer; the group exists; trained and evaluated only from phase ready.
+-- Changes: samples that are not terminal become given_up; counts the end; acks `ready`; deletes the group.
+-- Returns: closed | unknown | not_ready | stale; a repeat by the same trainer closed again.
+local incarnation, ending = ARGV[2], ARGV[3]
+if stale(incarnation) then return 'stale' end
+local g = look(0)
+local mark = id .. ' ' .. incarnation
+if not g.phase then
+  return redis.call('ZSCORE', prefix .. 'closed', mark) and 'closed' or 'unknown'
+end
+if ending ~= 'dropped' and g.phase ~= 'ready' then return 'not_ready' end
+if g.phase == 'open' then
+  finish_missing(g, 'close', 'given_up', ARGV[5])
+  report_graded(g)
+elseif g.phase == 'group_scoring' then
+  retire('groups', redis.call('HGET', group, 'entry'))
+  report_graded(g)
+else
+  retire('ready', redis.call('HGET', group, 'entry'))
+end
+count(ending)
+if ending == 'dropped' then count('dropped:' .. ARGV[4]) end
+count('open:' .. g.split, -1)
+if ARGV[6] ~= '' then
+  redis.call('XADD', prefix .. 'events', 'MAXLEN', '~', 100000, '*', 'kind', 'group', 'group', id, 'record', ARGV[6])
+end
+redis.call('UNLINK', group)
+redis.call('ZREM', open_groups, id)
+redis.call('ZADD', prefix .. 'closed', stamp(now), mark)
+redis.call('ZREMRANGEBYRANK', prefix .. 'closed', 0, -1025)
+return 'closed'

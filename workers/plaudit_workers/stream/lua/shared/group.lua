@@ -1,0 +1,114 @@
+-- Put before every transition of one group: its hash, how a sample becomes terminal, and the completion rule.
+--
+-- ARGV[1] is the group's id. Fields of the hash:
+--   phase, incarnation, admission, prompt, prompt_entry, n, needed, split, step, source, scorers, deadline_s, scoring_s,
+--   open (samples not terminal), scored, unpublished (neither published nor terminal), drop, admitted, terminal, ready,
+--   entry (of `ready` or `groups`), reason, released; and of sample i
+--   tensors:i, sample:i, generation:i, published:i = "call digest taken published entry",
+--   score:i, ended:i = "call outcome taken committed deliveries first_taken" (- for none), first:i = "time worker",
+--   duplicate:<call> (counted already). A call is the token that its sender gave it: a repeat has the same.
+local id = ARGV[1]
+local group = prefix .. 'group:' .. id
+
+-- The group, and what was published and decided of sample i. A group that is gone has no phase.
+local function look(i)
+  local f = redis.call('HMGET', group, 'phase', 'n', 'open', 'scored', 'unpublished', 'needed', 'split', 'step', 'source',
+    'scorers', 'admitted', 'deadline_s', 'scoring_s', 'drop', 'prompt_entry', 'published:' .. i, 'ended:' .. i)
+  return {phase = f[1], n = tonumber(f[2] or 0), open = tonumber(f[3] or 0), scored = tonumber(f[4] or 0),
+    unpublished = tonumber(f[5] or 0), needed = tonumber(f[6] or 0), split = f[7], step = f[8], source = f[9],
+    scorers = f[10] == '1', admitted = f[11], deadline_s = tonumber(f[12] or 0), scoring_s = tonumber(f[13] or 0),
+    drop = f[14] == '1', prompt_entry = f[15], published = f[16] and words(f[16]), ended = f[17] and words(f[17])}
+end
+
+-- One event a sample, once its score is final.
+local function report(g, i, published, ended)
+  local event = {'XADD', prefix .. 'events', 'MAXLEN', '~', 100000, '*', 'kind', 'sample', 'group', id, 'index', i,
+    'split', g.split, 'step', g.step, 'data_source', g.source, 'admitted', g.admitted, 'committed', ended[4],
+    'deliveries', ended[5], 'scoring', redis.call('HGET', group, 'score:' .. i)}
+  local function add(name, value)
+    if value and value ~= '-' then event[#event + 1], event[#event + 2] = name, value end
+  end
+  if published then
+    add('taken', published[3])
+    add('published', published[4])
+    add('generation', redis.call('HGET', group, 'generation:' .. i))
+  end
+  add('score_taken', ended[3])
+  add('score_first_taken', ended[6])
+  redis.call(unpack(event))
+end
+
+-- Makes sample i terminal. The caller has seen that it is not, and calls `complete` when none is left.
+local function finish(g, i, published, ended, scoring)
+  g.open = g.open - 1
+  if ended[2] == 'scored' then g.scored = g.scored + 1 end
+  if not published then g.unpublished = g.unpublished - 1 end
+  redis.call('HSET', group, 'score:' .. i, scoring, 'ended:' .. i, table.concat(ended, ' '), 'open', g.open,
+    'scored', g.scored, 'unpublished', g.unpublished)
+  if not g.scorers then report(g, i, published, ended) end
+end
+
+-- Ends every sample that is not terminal with one outcome, and with it what streams hold of them.
+local function finish_missing(g, call, outcome, scoring)
+  for i = 0, g.n - 1 do
+    local f = redis.call('HMGET', group, 'ended:' .. i, 'published:' .. i)
+    if not f[1] then
+      local published = f[2] and words(f[2])
+      finish(g, i, published, {call, outcome, '-', stamp(now), 0, '-'}, scoring)
+      if published then retire('samples', published[5]) end
+    end
+  end
+  retire('prompts', g.prompt_entry)
+end
+
+-- Where group-scope scorers may change the scores, the samples are reported when the last of those has spoken.
+local function report_graded(g)
+  for i = 0, g.scorers and g.n - 1 or -1 do
+    local f = redis.call('HMGET', group, 'published:' .. i, 'ended:' .. i)
+    report(g, i, f[1] and words(f[1]), words(f[2]))
+  end
+end
+
+-- Hands the group to the trainer: phase `ready` to be trained, `dropped` to be closed with that reason.
+local function settle(g, phase, reason)
+  report_graded(g)
+  local entry = redis.call('XADD', prefix .. 'ready', '*', 'group', id)
+  redis.call('HSET', group, 'phase', phase, 'ready', stamp(now), 'entry', entry, 'reason', reason)
+  redis.call('ZADD', open_groups, '+inf', id)
+end
+
+-- The completion rule, for a group whose samples are all terminal.
+local function complete(g)
+  if g.phase == 'open' then redis.call('HSET', group, 'terminal', stamp(now)) end
+  if g.drop and g.split == 'train' then
+    settle(g, 'dropped', 'drop_group')
+  elseif g.scored < g.needed then
+    settle(g, 'dropped', 'too_few_scored')
+  elseif g.scorers and g.phase == 'open' then
+    local entry = redis.call('XADD', prefix .. 'groups', '*', 'group', id)
+    redis.call('HSET', group, 'phase', 'group_scoring', 'entry', entry)
+    redis.call('ZADD', open_groups, stamp(now + g.scoring_s), id)
+  else
+    settle(g, 'ready', '')
+  end
+end
+
+-- Replaces the samples' results by those of the group-scope scorers (ARGV[first] on: outcome and record of each index)
+-- and completes the group.
+local function regrade(g, first)
+  g.scored = 0
+  for i = 0, g.n - 1 do
+    local ended = words(redis.call('HGET', group, 'ended:' .. i))
+    ended[2] = ARGV[first + 2 * i]
+    if ended[2] == 'scored' then g.scored = g.scored + 1 end
+    redis.call('HSET', group, 'score:' .. i, ARGV[first + 2 * i + 1], 'ended:' .. i, table.concat(ended, ' '))
+  end
+  redis.call('HSET', group, 'scored', g.scored)
+  complete(g)
+end
+
+-- Counts work that was done twice; a repeated call counts once.
+local function duplicate(stream, call)
+  if redis.call('HSETNX', group, 'duplicate:' .. call, 1) == 1 then count('duplicates:' .. stream) end
+  return 'duplicate'
+end

@@ -1,0 +1,55 @@
+-- Put before every transition: the run's keys, the server's clock, and how an entry of a stream ends.
+--
+-- KEYS[1] is the prefix of the run's keys; they share one hash tag, so that it routes the script on a cluster.
+-- state (hash): incarnation, takeover, step, announced, open:<split>, and the counters: admitted, trained, evaluated,
+--   dropped, dropped:<reason>, duplicates:<stream>, redelivered:<stream>, dead:<stream>, poison, groups_recreated.
+local prefix = KEYS[1]
+local state, open_groups = prefix .. 'state', prefix .. 'open'
+local readers = {prompts = 'rollout', samples = 'reward', groups = 'reward', ready = 'trainer'}
+local clock = redis.call('TIME')
+local now = clock[1] + clock[2] / 1000000
+
+local function stamp(seconds)
+  return string.format('%.6f', seconds)
+end
+
+local function words(text)
+  local found = {}
+  for word in string.gmatch(text, '%S+') do found[#found + 1] = word end
+  return found
+end
+
+local function count(name, by)
+  redis.call('HINCRBY', state, name, by or 1)
+end
+
+-- Acks and deletes an entry that somebody has read. An unread one stays for whoever reads it: deleting it would turn
+-- Redis's lag into nil, which autoscalers read as an empty queue.
+local function retire(stream, entry)
+  if entry and entry ~= '' and redis.call('XACK', prefix .. stream, readers[stream], entry) == 1 then
+    redis.call('XDEL', prefix .. stream, entry)
+  end
+end
+
+-- Who holds an entry, how often it was delivered, milliseconds since its lease was renewed; nil when nobody does.
+local function holder(stream, entry)
+  local found = redis.pcall('XPENDING', prefix .. stream, readers[stream], entry, entry, 1)
+  if found.err or not found[1] then return nil, 0, 0 end
+  return found[1][2], found[1][4], found[1][3]
+end
+
+-- Whether a later trainer has taken over. An incarnation that Redis has lost (FLUSHALL, an old append-only file) is
+-- written again: the trainer is the authority.
+local function stale(incarnation)
+  local stored = tonumber(redis.call('HGET', state, 'incarnation') or 0)
+  if stored < tonumber(incarnation) then redis.call('HSET', state, 'incarnation', incarnation) end
+  return stored > tonumber(incarnation)
+end
+
+-- Notes which worker took a sample first, and when, so that the time under an owner that was lost is known.
+local function note_first(group_id, i, seconds_ago, worker)
+  local group = prefix .. 'group:' .. group_id
+  if redis.call('EXISTS', group) == 1 then
+    redis.call('HSETNX', group, 'first:' .. i, stamp(now - seconds_ago) .. ' ' .. worker)
+  end
+end

@@ -1,0 +1,16 @@
+#!lua flags=allow-oom
+-- A trainer takes over the run. By: trainer, once, when it starts.
+-- ARGV: '', call, floor (the incarnation that its checkpoint knows: a FLUSHALL cannot lower it).
+-- Changes: incarnation + 1; every deadline that is running starts anew, for there was no trainer to keep it.
+-- Returns: the incarnation; for the same call the same.
+if redis.call('HGET', state, 'takeover') == ARGV[2] then
+  return tonumber(redis.call('HGET', state, 'incarnation'))
+end
+local incarnation = math.max(tonumber(redis.call('HGET', state, 'incarnation') or 0), tonumber(ARGV[3])) + 1
+redis.call('HSET', state, 'incarnation', incarnation, 'takeover', ARGV[2])
+for _, member in ipairs(redis.call('ZRANGEBYSCORE', open_groups, '-inf', '(+inf')) do
+  local f = redis.call('HMGET', prefix .. 'group:' .. member, 'phase', 'deadline_s', 'scoring_s')
+  local allowed = f[1] == 'group_scoring' and f[3] or f[2]
+  if allowed then redis.call('ZADD', open_groups, stamp(now + allowed), member) end
+end
+return incarnation

@@ -1,0 +1,61 @@
+"""Every key of a run in Redis, and who reads which stream.
+
+All keys share the run as hash tag, so that one script may touch them on a Redis Cluster too. What each key holds is
+said in ``lua/shared/run.lua`` and ``lua/shared/group.lua``, where they are written.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+Stream = Literal["prompts", "samples", "groups", "ready"]
+
+CONSUMER_GROUPS: Final[dict[Stream, str]] = {
+    "prompts": "rollout",
+    "samples": "reward",
+    "groups": "reward",
+    "ready": "trainer",
+}
+"""The consumer group of each stream that carries work."""
+
+
+class Names:
+    """The keys of one run.
+
+    Attributes:
+        prefix: what every key of the run begins with.
+        prompts: stream of admitted groups, read by rollouts.
+        samples: stream of finished samples, read by reward workers.
+        groups: stream of groups that wait for their group-scope scorers, read by reward workers.
+        ready: stream of groups that the trainer may take.
+        open: sorted set of groups that are admitted and not closed, by deadline (server's clock, seconds).
+        closed: sorted set of the groups closed last; lets a repeated close repeat its answer.
+        events: stream of records for the metrics.
+        dead: stream of dead letters.
+        state: hash: incarnation, step, announced policy, counters of the ledger.
+        workers: sorted set of process names by their last heartbeat (server's clock, seconds).
+        worker_records: hash of their ``WorkerRecord``.
+    """
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+        self.prefix = f"plaudit:{{{run}}}:"
+        self.prompts = self.prefix + "prompts"
+        self.samples = self.prefix + "samples"
+        self.groups = self.prefix + "groups"
+        self.ready = self.prefix + "ready"
+        self.open = self.prefix + "open"
+        self.closed = self.prefix + "closed"
+        self.events = self.prefix + "events"
+        self.dead = self.prefix + "dead"
+        self.state = self.prefix + "state"
+        self.workers = self.prefix + "workers"
+        self.worker_records = self.prefix + "workers:records"
+
+    def group(self, group_id: str) -> str:
+        """The hash of one group."""
+        return f"{self.prefix}group:{group_id}"
+
+    def stream(self, stream: Stream) -> str:
+        """The key of a stream that carries work."""
+        return self.prefix + stream
