@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -33,27 +34,19 @@ class _RefusedRequestError(Exception):
         self.status = status
 
 
-class Health:
-    """Whether the service works: alive as long as it answers, ready once it knows the run and hears Redis."""
-
-    def __init__(self) -> None:
-        self.problem = "the events of the run are being read"
-        """Why it is not ready; empty when it is."""
-
-
 class Api:
     """The routes over one run.
 
     Args:
         run: id of the run.
         view: what is known of it.
-        health: for ``/readyz``.
+        problem: why the service is not ready; empty when it is.
     """
 
-    def __init__(self, run: str, view: RunView, health: Health) -> None:
+    def __init__(self, run: str, view: RunView, problem: Callable[[], str]) -> None:
         self._run = run
         self._view = view
-        self._health = health
+        self._problem = problem
 
     def application(self) -> Starlette:
         """The ASGI application."""
@@ -107,8 +100,8 @@ class Api:
         return Response("ok\n", media_type="text/plain")
 
     async def _readyz(self, _: Request) -> Response:
-        if self._health.problem:
-            return Response(f"{self._health.problem}\n", status_code=503, media_type="text/plain")
+        if problem := self._problem():
+            return Response(f"{problem}\n", status_code=503, media_type="text/plain")
         return Response("ok\n", media_type="text/plain")
 
     def _find(self, request: Request) -> ClosedStep:

@@ -19,7 +19,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
-from plaudit_metrics.api import Api, Health
+from plaudit_metrics.api import Api
 from plaudit_metrics.history import FILE_NAME, read_steps
 from plaudit_metrics.kept_steps import KeptSteps
 from plaudit_metrics.keys import Keys
@@ -63,38 +63,55 @@ async def _serve_on(listener: socket.socket, client: Redis, settings: ServiceSet
     )
     if settings.run_folder is not None:
         view.restore(read_steps(settings.run_folder / FILE_NAME))
-    keys, health = Keys(settings.run), Health()
+    keys = Keys(settings.run)
     reader = EventReader(client, keys, view.handle)
+    lookout = _Lookout(client, keys, view)
     server = _Server(
-        uvicorn.Config(Api(settings.run, view, health).application(), lifespan="off", log_config=None, access_log=False)
+        uvicorn.Config(
+            Api(settings.run, view, lambda: _problem(reader, lookout)).application(),
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+        )
     )
     address, port = listener.getsockname()[:2]
     logger.info("serving", extra={"fields": {"run": settings.run, "address": f"http://{address}:{port}"}})
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(server.serve(sockets=[listener]))
         tasks.create_task(reader.run(stop))
-        tasks.create_task(_keep_looking(client, keys, view, health, reader, stop))
+        tasks.create_task(lookout.run(stop))
         await stop.wait()
         server.should_exit = True
 
 
-async def _keep_looking(
-    client: Redis, keys: Keys, view: RunView, health: Health, reader: EventReader, stop: asyncio.Event
-) -> None:
-    """Looks at the run's surroundings every two seconds, and tells whether the service is ready."""
-    heard = time.monotonic()
-    while not stop.is_set():
-        try:
-            view.look(await look(client, keys))
-            heard = time.monotonic()
-        except (RedisError, OSError) as error:
-            logger.warning("redis is away", extra={"fields": {"error": str(error)}})
-        if time.monotonic() - heard > _REDIS_WITHIN_S:
-            health.problem = "redis has not answered for 30 seconds"
-        elif reader.ready.is_set():
-            health.problem = ""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), _LOOK_EVERY_S)
+class _Lookout:
+    """Looks at the run's surroundings every two seconds."""
+
+    def __init__(self, client: Redis, keys: Keys, view: RunView) -> None:
+        self._client = client
+        self._keys = keys
+        self._view = view
+        self.heard = time.monotonic()
+        """When Redis answered last."""
+
+    async def run(self, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            try:
+                self._view.look(await look(self._client, self._keys))
+                self.heard = time.monotonic()
+            except (RedisError, OSError) as error:
+                logger.warning("redis is away", extra={"fields": {"error": str(error)}})
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), _LOOK_EVERY_S)
+
+
+def _problem(reader: EventReader, lookout: _Lookout) -> str:
+    """Why the service is not ready; empty when it is."""
+    if not reader.ready.is_set():
+        return "the events of the run are being read"
+    if time.monotonic() - lookout.heard > _REDIS_WITHIN_S:
+        return f"redis has not answered for {_REDIS_WITHIN_S:.0f} seconds"
+    return ""
 
 
 async def _wait_for_redis(client: Redis, settings: ServiceSettings, stop: asyncio.Event) -> None:

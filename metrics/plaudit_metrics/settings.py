@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -20,7 +20,7 @@ class ServiceSettings:
     """``PLAUDIT_RUN``: id of the run."""
     redis_url: str
     """``PLAUDIT_REDIS_URL``: ``redis://host:port/0`` or ``rediss://…``, without a password."""
-    redis_password: str = ""
+    redis_password: str = field(default="", repr=False)
     """``PLAUDIT_REDIS_PASSWORD``; empty for none."""
     host: str = "127.0.0.1"
     """``PLAUDIT_METRICS_HOST``: the address to listen on; the loopback unless told otherwise."""

@@ -21,7 +21,7 @@ from plaudit_metrics.keys import EVENTS_GROUP, Keys
 logger = logging.getLogger(__name__)
 
 _BATCH = 500
-_BLOCK_MS = 1000
+_BLOCK_MS = 500
 _RETRY_AFTER_S = 1.0
 
 Entry = tuple[bytes, dict[bytes, bytes]]
@@ -61,12 +61,8 @@ class EventReader:
                     self.ready.set()
                 await self._read_own_pending()
                 await self._read_new(stop)
-            except ResponseError as error:
-                if "NOGROUP" not in str(error):
-                    raise
-                logger.warning("events lost their consumer group", extra={"fields": {"error": str(error)}})
-            except (RedisError, OSError) as error:
-                logger.warning("redis is away", extra={"fields": {"error": str(error)}})
+            except (RedisError, OSError) as error:  # away, loading its file, or the keys are lost: begin again
+                logger.warning("events cannot be read now", extra={"fields": {"error": str(error)}})
                 await _sleep(_RETRY_AFTER_S, stop)
 
     async def _ensure_group(self) -> None:
