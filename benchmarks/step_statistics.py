@@ -1,0 +1,161 @@
+"""How long a step's statistics take: whole arrays against a plain loop over dictionaries, in one run.
+
+The loop does what verl's ``_performance_metrics`` does: for each measure it walks through the samples' dictionaries,
+makes an array of it, and takes minimum, maximum, mean and the slowest sample's value. Ours computes the same keys (and
+the alias ``reward``) from the columns that the trainer and the metrics service hold. Both must give equal numbers,
+else the benchmark fails. Beside it: the columns themselves from records, and every figure of a step.
+
+    python benchmarks/step_statistics.py [--quick] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from plaudit_metrics.agent_loop import AgentLoopColumns, agent_loop_statistics
+from plaudit_metrics.columns import SampleColumns
+from plaudit_metrics.records import GenerationRecord, GroupRecord, SampleRecord, ScoringRecord, Stamps, WaitRecord
+from plaudit_metrics.steps import step_statistics
+
+SAMPLES_PER_GROUP = 8
+MEASURES = ("generate_sequences", "tool_calls", "compute_score", "num_preempted")
+
+
+def dictionary_loop(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Verl's keys by a list comprehension over dictionaries per measure."""
+    arrays = {name: np.array([row[name] for row in rows]) for name in MEASURES}
+    timing: dict[str, float] = {}
+    for name, values in arrays.items():
+        timing[f"timing_s/agent_loop/{name}/min"] = values.min()
+        timing[f"timing_s/agent_loop/{name}/max"] = values.max()
+        timing[f"timing_s/agent_loop/{name}/mean"] = values.mean()
+    slowest = np.argmax(arrays["generate_sequences"] + arrays["tool_calls"] + arrays["compute_score"])
+    for name, values in arrays.items():
+        timing[f"timing_s/agent_loop/slowest/{name}"] = values[slowest]
+    for name in ("prompt_length", "response_length"):
+        timing[f"timing_s/agent_loop/slowest/{name}"] = rows[slowest][name]
+    return timing
+
+
+def make_step(num_samples: int) -> tuple[list[SampleRecord], list[GroupRecord]]:
+    """A step of random samples in groups of eight."""
+    random = np.random.default_rng(7)
+    generate, score, queue = (random.uniform(low, high, num_samples) for low, high in ((1, 20), (1, 40), (0, 1)))
+    preempted = random.integers(0, 3, num_samples)
+    samples = []
+    for number in range(num_samples):
+        published = 1000.0 + generate[number] + 0.1
+        taken = published + queue[number]
+        samples.append(
+            SampleRecord(
+                group=f"t-{number // SAMPLES_PER_GROUP}-1.0",
+                index=number % SAMPLES_PER_GROUP,
+                split="train",
+                step=1,
+                data_source="random",
+                stamps=Stamps(1000.0, 1000.05, published, None, taken, taken + score[number] + 0.01),
+                scoring=ScoringRecord(
+                    "scored", float(score[number] > 20), call_s=float(score[number]), worker="reward"
+                ),
+                generation=GenerationRecord(
+                    "rollout", float(generate[number]), 100, number % 900, 3, 3, num_preempted=int(preempted[number])
+                ),
+            )
+        )
+    groups = []
+    for start in range(0, num_samples, SAMPLES_PER_GROUP):
+        terminal = max(sample.stamps.committed or 0.0 for sample in samples[start : start + SAMPLES_PER_GROUP])
+        groups.append(
+            GroupRecord(
+                samples[start].group, "train", 1, "trained", SAMPLES_PER_GROUP, SAMPLES_PER_GROUP, 1000.0, 1100.0,
+                terminal=terminal, ready=terminal, taken=terminal + 0.1,
+            )
+        )  # fmt: skip
+    return samples, groups
+
+
+def as_rows(columns: AgentLoopColumns) -> list[dict[str, Any]]:
+    """The same samples as verl holds them: a dictionary each."""
+    names = (*MEASURES, "prompt_length", "response_length")
+    return [
+        dict(zip(names, values, strict=True))
+        for values in zip(*(getattr(columns, name).tolist() for name in names), strict=True)
+    ]
+
+
+def seconds_of(call: Callable[[], object], repetitions: int) -> float:
+    """Median seconds of a call, the collector of garbage held off."""
+    call()
+    taken = []
+    gc.disable()
+    for _ in range(repetitions):
+        begun = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - begun)
+    gc.enable()
+    return statistics.median(taken)
+
+
+def measure(num_samples: int, repetitions: int) -> dict[str, float]:
+    """One row of the table."""
+    samples, groups = make_step(num_samples)
+    columns = SampleColumns.from_records(samples)
+    rows = as_rows(AgentLoopColumns.from_samples(columns))
+    check_equal(dictionary_loop(rows), agent_loop_statistics(AgentLoopColumns.from_samples(columns)))
+    waits = [WaitRecord(1000.0, 1060.0, [group.group for group in groups])]
+    loop_s = seconds_of(lambda: dictionary_loop(rows), repetitions)
+    arrays_s = seconds_of(lambda: agent_loop_statistics(AgentLoopColumns.from_samples(columns)), repetitions)
+    return {
+        "samples": num_samples,
+        "verl_keys_loop_ms": loop_s * 1e3,
+        "verl_keys_arrays_ms": arrays_s * 1e3,
+        "ratio": loop_s / arrays_s,
+        "columns_from_records_ms": 1e3
+        * seconds_of(lambda: SampleColumns.from_records(samples), max(repetitions // 3, 1)),
+        "all_figures_ms": 1e3
+        * seconds_of(
+            lambda: step_statistics(columns, groups=groups, waits=waits, opened=1000.0, closed=1100.0),
+            max(repetitions // 3, 1),
+        ),
+    }
+
+
+def check_equal(theirs: dict[str, float], ours: dict[str, float]) -> None:
+    """Ends the benchmark when the two disagree: a fast wrong answer is no result."""
+    wrong = [key for key, value in theirs.items() if not np.isclose(value, ours[key], rtol=1e-12)]
+    if wrong:
+        raise SystemExit(f"different numbers under {', '.join(wrong)}")
+
+
+def main(arguments: list[str]) -> int:
+    """Measures, prints the table, writes the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions, 8,192 samples only")
+    parser.add_argument("--json", type=Path, help="write the results here")
+    options = parser.parse_args(arguments)
+    sizes = (8_192,) if options.quick else (8_192, 100_000)
+    results = [measure(size, 5 if options.quick else 15) for size in sizes]
+    print(f"{'samples':>9}{'loop ms':>10}{'arrays ms':>11}{'ratio':>8}{'columns ms':>12}{'all figures ms':>16}")
+    for row in results:
+        print(
+            f"{row['samples']:>9.0f}{row['verl_keys_loop_ms']:>10.2f}{row['verl_keys_arrays_ms']:>11.3f}"
+            f"{row['ratio']:>8.1f}{row['columns_from_records_ms']:>12.1f}{row['all_figures_ms']:>16.1f}"
+        )
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps({"benchmark": "step_statistics", "results": results}, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
