@@ -6,6 +6,8 @@ import io
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.nodes import ScalarNode
+from ruamel.yaml.representer import RoundTripRepresenter
 
 from plaudit_workers.job.rljob import TRAINING_SECTIONS, RLJob
 
@@ -16,6 +18,7 @@ _OPAQUE = {"arguments", "affinity", "template", "tolerations", "volumes", "envFr
 def dump_job(job: RLJob) -> str:
     """The job as YAML text."""
     yaml = YAML()
+    yaml.Representer = _Representer
     yaml.default_flow_style = False
     yaml.width = 120
     stream = io.StringIO()
@@ -37,3 +40,16 @@ def _without_empty(value: Any) -> Any:
         return value
     kept = {key: inner if key in _OPAQUE else _without_empty(inner) for key, inner in value.items()}
     return {key: inner for key, inner in kept.items() if inner not in ("", {}, [])}
+
+
+class _Representer(RoundTripRepresenter):
+    """Writes 1e-06 as 1.0e-06: readers of YAML 1.1 would take the first for text."""
+
+    def represent_float(self, value: float) -> ScalarNode:
+        digits = repr(value)
+        if "e" in digits and "." not in digits:
+            digits = digits.replace("e", ".0e")
+        return self.represent_scalar("tag:yaml.org,2002:float", digits)
+
+
+_Representer.add_representer(float, _Representer.represent_float)
