@@ -6,8 +6,8 @@
     ├── ConfigurationError     the job is wrong: refused before anything runs (file, function, argument, remedy)
     ├── DataError              this sample cannot be scored; never retried
     ├── InfrastructureError    the thing that scores is broken or away; retried within the sample's budget
-    │   └── WorkerKilled       the process that ran the scorer died
-    └── ScoreTimeout           the time limit passed; the call was ended
+    │   └── WorkerKilledError  the process that ran the scorer died
+    └── ScoreTimeoutError      the time limit passed; the call was ended
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class InfrastructureError(RewardError):
     """What computes the score is unreachable or broken. Retried with back-off within the sample's budget."""
 
 
-class WorkerKilled(InfrastructureError):
+class WorkerKilledError(InfrastructureError):
     """The process that ran the scorer died (out of memory, killed)."""
 
 
-class ScoreTimeout(RewardError):
+class ScoreTimeoutError(RewardError):
     """The scorer did not answer within its time limit; whatever ran it was ended."""

@@ -1,4 +1,4 @@
-"""What a scorer sees: one finished sample. Written by the rollout into the ``samples`` stream, read by reward workers."""
+"""What a scorer sees: one finished sample. Written by rollouts into the ``samples`` stream, read by reward workers."""
 
 from __future__ import annotations
 

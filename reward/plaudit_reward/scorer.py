@@ -1,25 +1,40 @@
-"""What a scorer is."""
+"""What a scorer is, and what it is told about one attempt."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from plaudit_reward.sample import Sample
 from plaudit_reward.score import Score
 
 
+@dataclass
+class Attempt:
+    """One call of a scorer: the pipeline sets the limit, the scorer says how long it had to wait for a place."""
+
+    limit_s: float
+    """Seconds of work (waiting for a place excluded) after which the scorer must raise ``ScoreTimeoutError``."""
+    waited_s: float = 0.0
+    """Seconds spent waiting for a rate or concurrency limit, a free process included; the scorer adds to it."""
+
+
 class Scorer(Protocol):
     """Scores one sample at a time (``scope: sample``).
 
-    ``score`` raises ``InfrastructureError`` when another attempt may help, ``ScoreTimeout`` and ``DataError`` when
-    not; whatever else escapes it is a ``data_error`` of that sample.
+    ``score`` raises ``InfrastructureError`` when another attempt may help, ``ScoreTimeoutError`` and ``DataError``
+    when not; whatever else escapes it is a ``data_error`` of that sample.
     """
 
     name: str
 
-    async def score(self, sample: Sample) -> Score:
+    async def score(self, sample: Sample, attempt: Attempt) -> Score:
         """Scores one sample."""
+        ...
+
+    def room(self) -> int:
+        """How many more samples it could begin within about a second."""
         ...
 
     async def close(self) -> None:
@@ -32,8 +47,14 @@ class GroupScorer(Protocol):
 
     name: str
 
-    async def score_group(self, samples: Sequence[Sample]) -> list[Score]:
-        """One score a sample, same order."""
+    async def score_group(self, samples: Sequence[Sample], values: Sequence[float], attempt: Attempt) -> list[Score]:
+        """One score a sample, same order.
+
+        Args:
+            samples: the group's samples that have a value so far.
+            values: those values, same order.
+            attempt: limit and waits of this call.
+        """
         ...
 
     async def close(self) -> None:

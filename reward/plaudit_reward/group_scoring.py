@@ -1,0 +1,156 @@
+"""Scorers of group scope: they see the samples of a group that have a value, and change those values.
+
+Three kinds, in this order: those that change the values of one scorer (``post_process_scores`` of its class), those
+that add a value of their own, those that take the combined values and give the ones to use instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+
+from plaudit_metrics.records import ScorerRecord, ScoringRecord
+from plaudit_reward.attempts import Ended, attempt_until_answered
+from plaudit_reward.combine import Combined, Part, weighted_sum
+from plaudit_reward.combiner import Combiner
+from plaudit_reward.sample import Sample
+from plaudit_reward.score import Score
+from plaudit_reward.scorer import Attempt
+from plaudit_reward.stage import GroupStage, Rules, Stage, record_of
+
+Call = Callable[[Attempt], Awaitable[list[Score]]]
+
+
+class GroupScoring:
+    """The group-scope half of a pipeline.
+
+    Args:
+        stages: of sample scope; their records are combined anew.
+        group_stages: of group scope, in the job's order.
+        combiner: as for samples.
+        timeout_s: for one scorer and one group, retries included, waits excluded.
+    """
+
+    def __init__(
+        self, stages: Sequence[Stage], group_stages: Sequence[GroupStage], combiner: Combiner, timeout_s: float
+    ) -> None:
+        self._post_process = [stage for stage in group_stages if stage.of is not None]
+        self._adding = [stage for stage in group_stages if stage.of is None and not stage.replaces]
+        self._replacing = [stage for stage in group_stages if stage.replaces]
+        self._rules: dict[str, Rules] = {stage.scorer.name: stage.rules for stage in stages}
+        self._rules |= {stage.scorer.name: stage.rules for stage in self._adding}
+        self._combiner = combiner
+        self._timeout_s = timeout_s
+
+    @property
+    def present(self) -> bool:
+        """Whether there is any."""
+        return bool(self._post_process or self._adding or self._replacing)
+
+    @property
+    def counts(self) -> bool:
+        """Whether one of them adds to the reward or replaces it, so that a sample has no final value without them."""
+        return bool(self._replacing) or self.adds
+
+    @property
+    def adds(self) -> bool:
+        """Whether one of them adds a value of its own to the reward."""
+        return any(stage.rules.weight for stage in self._adding)
+
+    async def score(self, samples: Sequence[Sample], scorings: Sequence[ScoringRecord]) -> list[ScoringRecord]:
+        """See ``Pipeline.score_group``."""
+        current = list(scorings)
+        for stage in self._post_process:
+            current = await self._changed(stage, samples, current)
+        current = await self.add(samples, current)
+        for stage in self._replacing:
+            current = await self._replaced(stage, samples, current)
+        return current
+
+    async def add(self, samples: Sequence[Sample], scorings: Sequence[ScoringRecord]) -> list[ScoringRecord]:
+        """Runs those that add a value, all at a time, and combines anew."""
+        chosen = [i for i, scoring in enumerate(scorings) if scoring.value is not None]
+        if not chosen or not (self._adding or self._post_process):
+            return list(scorings)
+        seen = [samples[i] for i in chosen]
+        values = [_value(scorings[i]) for i in chosen]
+        columns = await asyncio.gather(*(self._ask(stage, seen, values) for stage in self._adding))
+        result = list(scorings)
+        for position, i in enumerate(chosen):
+            added = {s.scorer.name: column[position] for s, column in zip(self._adding, columns, strict=True)}
+            result[i] = await self._combined(samples[i], scorings[i], {**scorings[i].scorers, **added})
+        return result
+
+    async def close(self) -> None:
+        """Ends the scorers; those that post-process belong to a scorer of sample scope."""
+        await asyncio.gather(*(stage.scorer.close() for stage in (*self._adding, *self._replacing)))
+
+    async def _changed(
+        self, stage: GroupStage, samples: Sequence[Sample], scorings: Sequence[ScoringRecord]
+    ) -> list[ScoringRecord]:
+        """The records with the values of scorer ``stage.of`` changed; ``add`` combines them anew."""
+        name = stage.of or ""
+        chosen = [
+            i
+            for i, scoring in enumerate(scorings)
+            if scoring.value is not None and name in scoring.scorers and scoring.scorers[name].value is not None
+        ]
+        values = [value for i in chosen if (value := scorings[i].scorers[name].value) is not None]
+        result = list(scorings)
+        records = await self._ask(stage, [samples[i] for i in chosen], values) if chosen else []
+        for i, value, new in zip(chosen, values, records, strict=True):
+            old = scorings[i].scorers[name]
+            extra = {**old.extra, **new.extra, "before_post_process": value}
+            changed = msgspec.structs.replace(old, outcome=new.outcome, value=new.value, reason=new.reason, extra=extra)
+            result[i] = msgspec.structs.replace(scorings[i], scorers={**scorings[i].scorers, name: changed})
+        return result
+
+    async def _replaced(
+        self, stage: GroupStage, samples: Sequence[Sample], scorings: Sequence[ScoringRecord]
+    ) -> list[ScoringRecord]:
+        chosen = [i for i, scoring in enumerate(scorings) if scoring.value is not None]
+        result = list(scorings)
+        if not chosen:
+            return result
+        values = [_value(scorings[i]) for i in chosen]
+        records = await self._ask(stage, [samples[i] for i in chosen], values)
+        for i, record in zip(chosen, records, strict=True):
+            scorers = {**scorings[i].scorers, stage.scorer.name: record}
+            if record.value is None and stage.rules.on_failure == "ignore":
+                result[i] = msgspec.structs.replace(scorings[i], scorers=scorers)
+            else:
+                # Of weight 1 whatever the job says: it gives the values to use, not a share in them.
+                part = Part(stage.scorer.name, 1.0, stage.rules.on_failure, record)
+                result[i] = _with(scorings[i], weighted_sum([part]), scorers)
+        return result
+
+    async def _ask(self, stage: GroupStage, samples: Sequence[Sample], values: Sequence[float]) -> list[ScorerRecord]:
+        ended: Ended[list[Score]] = await attempt_until_answered(
+            lambda attempt: stage.scorer.score_group(samples, values, attempt), stage.rules.allowance(self._timeout_s)
+        )
+        scores = ended.result if ended.result is not None else [ended.failure()] * len(samples)
+        return [record_of(score, ended) for score in scores]
+
+    async def _combined(
+        self, sample: Sample, scoring: ScoringRecord, records: dict[str, ScorerRecord]
+    ) -> ScoringRecord:
+        parts = [self._rules[name].part(name, record) for name, record in records.items() if name in self._rules]
+        return _with(scoring, await self._combiner.combine(sample, parts, provisional=False), records)
+
+
+def _value(scoring: ScoringRecord) -> float:
+    assert scoring.value is not None
+    return scoring.value
+
+
+def _with(scoring: ScoringRecord, combined: Combined, scorers: dict[str, ScorerRecord]) -> ScoringRecord:
+    return msgspec.structs.replace(
+        scoring,
+        outcome=combined.score.outcome,
+        value=combined.score.value,
+        reason=combined.score.reason,
+        drop_group=combined.drop_group,
+        scorers=scorers,
+    )

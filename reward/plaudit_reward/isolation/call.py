@@ -1,0 +1,44 @@
+"""One call of a user's function in a child: whatever happens inside it becomes a typed score."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from plaudit_reward.function import UserFunction
+from plaudit_reward.isolation.messages import Finished, Work, frame
+from plaudit_reward.score import Score
+
+Resolve = Callable[[Any], Any]
+"""Turns what a call gave into its result (awaits it)."""
+
+
+def perform(function: UserFunction, work: Work, resolve: Resolve | None = None) -> Finished:
+    """Calls the function for one work; never raises."""
+    began = time.perf_counter()
+    try:
+        returned = function.call(work.samples, work.values, post_process=work.post_process)
+        if resolve is not None:
+            returned = resolve(returned)
+        scores = function.scores(returned, num_scores(work), post_process=work.post_process)
+    except BaseException as error:  # the user's code: sys.exit and the like included
+        scores = function.failed(error, num_scores(work))
+    return finished(work, time.perf_counter() - began, scores)
+
+
+def finished(work: Work, seconds: float, scores: list[Score]) -> Finished:
+    """The report of one work; a score that cannot travel (a text that is no Unicode) is a ``data_error``."""
+    report = Finished(work.id, seconds, scores)
+    if any(score.extra or score.reason for score in scores):
+        try:
+            frame([report])
+        except (TypeError, ValueError, OverflowError) as error:
+            broken = Score.failed("data_error", f"the result cannot be encoded: {type(error).__name__}")
+            return Finished(work.id, seconds, [broken] * len(scores))
+    return report
+
+
+def num_scores(work: Work) -> int:
+    """How many scores a work is to give."""
+    return len(work.values) if work.post_process else len(work.samples)

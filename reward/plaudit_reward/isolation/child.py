@@ -1,0 +1,79 @@
+"""A child process: loads one user function and runs it until its pool goes away.
+
+Started as ``python -m plaudit_reward.isolation.child <file descriptor> <parent's process id>`` by ``process``. Its own
+standard output and error are a pipe to the pool. It dies with its parent, however that one ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+
+from plaudit_reward.errors import ConfigurationError
+from plaudit_reward.function import UserFunction
+from plaudit_reward.isolation.messages import Channel, Load, Loaded, Refused
+from plaudit_reward.isolation.sequential import run_sequential
+from plaudit_reward.isolation.threads import run_threads
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    """Loads the function, says so, runs works."""
+    _die_with_parent(int(sys.argv[2]))
+    faulthandler.enable()
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    threading.Thread(target=_end_when_closed, args=(connection,), daemon=True).start()
+    channel = Channel(connection)
+    (load,) = channel.receive()
+    if not isinstance(load, Load):
+        raise TypeError(f"the first message must be Load, not {type(load).__name__}")
+    try:
+        _run(load, channel)
+    except ConfigurationError as error:
+        channel.send([Refused(str(error))])
+        return 2
+    except EOFError:
+        pass
+    return 0
+
+
+def _run(load: Load, channel: Channel) -> None:
+    function = UserFunction(load.target)
+    if function.is_async:
+        from plaudit_reward.isolation.event_loop import run_async  # asyncio costs a sync child 30 ms of start
+
+        run_async(function, channel)
+        return
+    description = function.prepare()
+    channel.send([Loaded(description)])
+    if description.isolation == "thread":
+        run_threads(function, channel, load.slots)
+    else:
+        run_sequential(function, channel)
+
+
+def _die_with_parent(parent: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)  # it ended before the line above
+
+
+def _end_when_closed(connection: socket.socket) -> None:
+    """Ends this process and all that it started as soon as the pool's end of the connection is gone."""
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    poll.poll()
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # threads of the user's file must not keep the process alive

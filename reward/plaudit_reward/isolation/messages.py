@@ -1,0 +1,170 @@
+"""What a pool and its child processes say to each other, and how it travels.
+
+| message | from | to | meaning |
+| --- | --- | --- | --- |
+| ``Load`` | pool | child | first of all: the function to load, the number of slots |
+| ``Loaded`` / ``Refused`` | child | pool | the answer |
+| ``Work`` | pool | child | call the function once |
+| ``Drop`` | pool | child | forget these works, or cancel them where that is possible |
+| ``Started`` / ``Finished`` | child | pool | one work began / ended: the time limit runs between them |
+| ``Blocked`` | child | pool | one work has kept the event loop from turning |
+
+A frame is four bytes of length (little endian) and the msgpack of a list of messages: many small messages in one
+system call.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from typing import Any
+
+import msgspec
+
+from plaudit_reward.sample import Sample
+from plaudit_reward.score import Score
+from plaudit_reward.target import Description, Target
+
+_LENGTH = struct.Struct("<I")
+_READ_BYTES = 1 << 20
+
+
+class Load(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The function to load."""
+
+    target: Target
+    slots: int
+    """How many works the child may run at a time (threads, or tasks of its event loop)."""
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The function is there."""
+
+    description: Description
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The function cannot be used; ``message`` says why and what to do."""
+
+    message: str
+
+
+class Work(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """One call of the function."""
+
+    id: int
+    samples: list[Sample]
+    values: Any = None
+    """A group's values, or the values of one sample's scorers by name."""
+    post_process: bool = False
+    """Call the class's ``post_process_scores`` with ``values``."""
+
+
+class Drop(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """These works are not wanted any more."""
+
+    ids: list[int]
+
+
+class Started(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A work began."""
+
+    id: int
+    thread: int = 0
+    """Native id of the thread that runs it."""
+    process_cpu_s: float = 0.0
+    """CPU seconds of the whole child so far."""
+    thread_cpu_s: float = 0.0
+    """CPU seconds of that thread so far."""
+
+
+class Finished(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A work ended: one score a sample."""
+
+    id: int
+    seconds: float
+    scores: list[Score]
+
+
+class Blocked(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The event loop has not turned for ``seconds`` because a work does not give it up."""
+
+    id: int
+    """Of the work; -1 when no work is to blame."""
+    seconds: float
+    where: str
+    """``function (file:line)`` that it stands in."""
+
+
+FromPool = Load | Work | Drop
+FromChild = Loaded | Refused | Started | Finished | Blocked
+
+_encoder = msgspec.msgpack.Encoder()
+_from_pool = msgspec.msgpack.Decoder(list[FromPool])
+_from_child = msgspec.msgpack.Decoder(list[FromChild])
+
+
+def frame(messages: list[Any]) -> bytes:
+    """One frame with these messages."""
+    body = _encoder.encode(messages)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Frames:
+    """Cuts a stream of bytes into frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Adds bytes; gives the bodies of the frames that are whole now."""
+        self._buffer += data
+        bodies: list[bytes] = []
+        start = 0
+        while len(self._buffer) - start >= _LENGTH.size:
+            end = start + _LENGTH.size + _LENGTH.unpack_from(self._buffer, start)[0]
+            if len(self._buffer) < end:
+                break
+            bodies.append(bytes(self._buffer[start + _LENGTH.size : end]))
+            start = end
+        del self._buffer[:start]
+        return bodies
+
+
+def messages_from_child(body: bytes) -> list[FromChild]:
+    """Decodes one frame's body, in the pool."""
+    return _from_child.decode(body)
+
+
+class Channel:
+    """The child's end: blocking reads by one thread, writes by any."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._frames = Frames()
+        self._lock = threading.Lock()
+
+    def send(self, messages: list[FromChild]) -> None:
+        """Sends the messages in one frame."""
+        data = frame(messages)
+        with self._lock:
+            self.connection.sendall(data)
+
+    def receive(self, *, wait: bool = True) -> list[FromPool]:
+        """The messages that are there; waits for some when told to.
+
+        Raises:
+            EOFError: the pool is gone.
+        """
+        flags = 0 if wait else socket.MSG_DONTWAIT
+        while True:
+            try:
+                data = self.connection.recv(_READ_BYTES, flags)
+            except BlockingIOError:
+                return []
+            if not data:
+                raise EOFError
+            messages = [message for body in self._frames.feed(data) for message in _from_pool.decode(body)]
+            if messages or not wait:
+                return messages

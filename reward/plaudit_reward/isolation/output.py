@@ -1,0 +1,59 @@
+"""What a child process prints: some of it goes to the log, the end of it is kept for the message when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+logger = logging.getLogger(__name__)
+
+_TAIL_BYTES = 2_000
+_LINES_PER_WINDOW = 50
+_WINDOW_S = 10.0
+_LINE_CHARACTERS = 500
+
+
+class Output(asyncio.Protocol):
+    """Reads a child's standard output and error; a flood of it costs nobody else anything.
+
+    Args:
+        name: of the scorer, for the log.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._tail = b""
+        self._transport: asyncio.BaseTransport | None = None
+        self._window_ends = 0.0
+        self._num_logged = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The pipe is open."""
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Logs the first lines of each ten seconds and keeps the tail."""
+        self._tail = (self._tail + data[-_TAIL_BYTES:])[-_TAIL_BYTES:]
+        now = time.monotonic()
+        if now >= self._window_ends:
+            self._window_ends, self._num_logged = now + _WINDOW_S, 0
+        if self._num_logged < _LINES_PER_WINDOW:
+            self._log(data)
+
+    def _log(self, data: bytes) -> None:
+        left = _LINES_PER_WINDOW - self._num_logged
+        lines = [line for line in data[: left * _LINE_CHARACTERS].splitlines() if line.strip()][:left]
+        self._num_logged += len(lines)
+        for line in lines:
+            text = line[:_LINE_CHARACTERS].decode(errors="replace")
+            logger.info("reward function printed", extra={"fields": {"scorer": self._name, "line": text}})
+
+    def tail(self) -> str:
+        """The last of it as text."""
+        return self._tail.decode(errors="replace").strip()
+
+    def close(self) -> None:
+        """Stops reading."""
+        if self._transport is not None:
+            self._transport.close()

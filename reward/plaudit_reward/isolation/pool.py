@@ -1,0 +1,265 @@
+"""A pool of child processes that run one user function: the queue, who gets what, the limits."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from plaudit_reward.errors import InfrastructureError
+from plaudit_reward.isolation.crew import Crew
+from plaudit_reward.isolation.guilt import judge_death, judge_limits, spare_neighbours
+from plaudit_reward.isolation.messages import Blocked, Finished, FromChild, Started, Work
+from plaudit_reward.isolation.slot import Call, Pace, Slot
+from plaudit_reward.sample import Sample
+from plaudit_reward.score import Score
+from plaudit_reward.scorer import Attempt
+from plaudit_reward.target import Description, Target
+
+logger = logging.getLogger(__name__)
+
+_TICK_S = 0.05
+_STALLED_AFTER_S = 0.5
+"""A tick that comes later than this: this process was stopped or starved, so the limits are moved by as much."""
+_LATE_TIMES = 10
+"""A work that has run for so many times the mean is late: what waits behind it goes to others."""
+_LATE_AFTER_S = 0.1
+_VERY_LATE_AFTER_S = 0.5
+"""When all children run works later than this, one more child is started."""
+_LOOK_AHEAD_S = 1.0
+
+
+class Pool:
+    """Runs one user function in child processes.
+
+    Args:
+        name: of the scorer.
+        target: the function.
+        processes: how many children run it (one for async functions).
+        max_concurrent: how many works may run at a time where a child can run several.
+    """
+
+    def __init__(self, name: str, target: Target, *, processes: int = 2, max_concurrent: int = 256) -> None:
+        self.name = name
+        self._crew = Crew(name, target, processes, max_concurrent, self)
+        self._pace = Pace()
+        self._queue: deque[Call] = deque()
+        self._max_concurrent = max_concurrent
+        self._ids = itertools.count()
+        self._scheduled = False
+        self._ticker: asyncio.TimerHandle | None = None
+        self._due_s = 0.0
+        self._told: set[str] = set()
+
+    async def open(self) -> Description:
+        """Starts the children; returns when the first has loaded the function.
+
+        Raises:
+            ConfigurationError: the function cannot be loaded.
+        """
+        try:
+            return await self._crew.open()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def call(
+        self, samples: Sequence[Sample], attempt: Attempt, *, values: Any = None, post_process: bool = False
+    ) -> list[Score]:
+        """Calls the function once.
+
+        Args:
+            samples: one sample, or a group's.
+            attempt: the limit; the time until the call begins is added to its ``waited_s``.
+            values: what goes with the samples, see ``messages.Work``.
+            post_process: call the class's ``post_process_scores``.
+
+        Raises:
+            ScoreTimeoutError: it ran longer than the limit, and was ended.
+            WorkerKilledError: it, or something outside, ended its child.
+            InfrastructureError: no child can be started.
+        """
+        work = Work(next(self._ids), list(samples), values, post_process)
+        answer: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
+        call = Call(work, attempt.limit_s, answer, time.monotonic())
+        self._queue.append(call)
+        self._schedule()
+        try:
+            return (await answer).scores
+        except asyncio.CancelledError:
+            if call.slot is not None:
+                call.slot.forget(call)
+            raise
+        finally:
+            attempt.waited_s += call.waited_s
+
+    def room(self) -> int:
+        """How many more works could begin within about a second."""
+        given = len(self._queue) + sum(slot.num_given for slot in self._crew.slots)
+        if not self._one_at_a_time:
+            return max(0, self._max_concurrent - given)
+        mean_s = self._pace.mean_s if self._pace.mean_s is not None else _LOOK_AHEAD_S / 8
+        soon = self._crew.processes * (1 + int(_LOOK_AHEAD_S / max(mean_s, 1e-4)))
+        return max(0, soon - given)
+
+    async def close(self) -> None:
+        """Ends all children; what is still waited for fails."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+        closed = InfrastructureError(f"scorer {self.name} was closed")
+        for call in [*self._queue, *(call for slot in self._crew.slots for call in slot.calls())]:
+            call.fail(closed)
+        self._queue.clear()
+        await self._crew.close()
+
+    # What the crew tells.
+
+    def on_messages(self, slot: Slot, messages: list[FromChild]) -> None:
+        """Works began and ended."""
+        now_s = slot.heard_s = time.monotonic()
+        for message in messages:
+            if isinstance(message, Finished):
+                self._on_finished(slot, message)
+            elif isinstance(message, Started):
+                self._on_started(slot, message, now_s)
+            elif isinstance(message, Blocked):
+                self._on_blocked(slot, message)
+        if self._queue:
+            self._schedule()
+
+    def on_ready(self) -> None:
+        """One more child can be given works."""
+        self._schedule()
+
+    def on_death(self, slot: Slot, how: str) -> None:
+        """A child ended by itself."""
+        self._run_again(judge_death(slot, how))
+
+    def on_unavailable(self, reason: str) -> None:
+        """Nothing can run: what waits fails, so that it is tried again later or elsewhere."""
+        for call in self._queue:
+            call.fail(InfrastructureError(f"scorer {self.name} cannot be started again: {reason}"))
+        self._queue.clear()
+
+    def _on_finished(self, slot: Slot, report: Finished) -> None:
+        self._pace.add(report.seconds)
+        call = slot.end(report)
+        if call is not None and not call.answer.done():
+            call.answer.set_result(report)
+
+    def _on_started(self, slot: Slot, report: Started, now_s: float) -> None:
+        overtaken = slot.begin(report, now_s)
+        if overtaken is not None and overtaken in self._queue:
+            self._queue.remove(overtaken)  # it began before it could be taken back
+        run = slot.running.get(report.id)
+        if run is not None and run.call.waited_s == 0.0:
+            run.call.waited_s = now_s - run.call.queued_s
+
+    def _on_blocked(self, slot: Slot, report: Blocked) -> None:
+        before_s = slot.blocked.seconds if slot.blocked is not None and slot.blocked.id == report.id else 0.0
+        slot.blocked = report
+        spare_neighbours(slot, report.seconds - before_s if report.seconds > before_s else report.seconds)
+        if report.where not in self._told:
+            self._told.add(report.where)
+            fields = {"scorer": self.name, "where": report.where, "seconds": round(report.seconds, 2)}
+            logger.warning("async reward function blocks its event loop", extra={"fields": fields})
+
+    # Handing out.
+
+    @property
+    def _one_at_a_time(self) -> bool:
+        return self._crew.description is None or self._crew.description.isolation == "process"
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._hand_out)
+
+    def _hand_out(self) -> None:
+        self._scheduled = False
+        rooms = [(slot, self._room_in(slot)) for slot in self._crew.slots if slot.ready and not slot.draining]
+        rooms = sorted(((slot, room) for slot, room in rooms if room > 0), key=lambda pair: pair[0].num_given)
+        for position, (slot, room) in enumerate(rooms):
+            share = math.ceil(len(self._queue) / (len(rooms) - position))
+            calls = self._next(min(room, share))
+            if calls:
+                slot.give(calls)
+        self._tick_later()
+
+    def _room_in(self, slot: Slot) -> int:
+        if self._one_at_a_time:
+            return 0 if slot.late else self._pace.ahead() - slot.num_given
+        return self._crew.slots_each - slot.num_given
+
+    def _next(self, count: int) -> list[Call]:
+        calls: list[Call] = []
+        while self._queue and len(calls) < count:
+            call = self._queue.popleft()
+            if not call.answer.done():
+                calls.append(call)
+        return calls
+
+    def _run_again(self, calls: Sequence[Call]) -> None:
+        self._queue.extendleft(reversed([call for call in calls if not call.answer.done()]))
+        self._schedule()
+
+    # Limits.
+
+    def _tick_later(self) -> None:
+        if self._ticker is None:
+            self._due_s = time.monotonic() + _TICK_S
+            self._ticker = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        self._ticker = None
+        now_s = time.monotonic()
+        if now_s - self._due_s > _STALLED_AFTER_S:
+            for slot in self._crew.slots:
+                for run in slot.running.values():
+                    run.deadline_s += now_s - self._due_s
+        for slot in list(self._crew.slots):
+            self._look_at(slot, now_s)
+        self._help_out(now_s)
+        self._crew.tidy(now_s)
+        if self._queue or not self._crew.settled() or any(slot.num_given for slot in self._crew.slots):
+            self._tick_later()
+
+    def _look_at(self, slot: Slot, now_s: float) -> None:
+        description = self._crew.description
+        if description is None:
+            return
+        verdict = judge_limits(slot, description.isolation, now_s)
+        if verdict.retire:
+            slot.draining = True
+            self._run_again([*verdict.again, *slot.take_back()])
+        if verdict.kill:
+            self._crew.end(slot)
+        if verdict.retire:
+            self._crew.fill()
+        elif description.isolation == "process" and self._runs_for(slot, now_s) > self._late(_LATE_AFTER_S):
+            slot.late = True
+            self._run_again(slot.take_back())
+
+    def _help_out(self, now_s: float) -> None:
+        """Starts one more child when works wait and every child may be caught in one that never ends."""
+        slots = [slot for slot in self._crew.slots if not slot.draining]
+        if not self._queue or not self._one_at_a_time or len(slots) >= self._crew.max_children:
+            return
+        if all(self._runs_for(slot, now_s) > self._very_late(slot) for slot in slots):
+            self._crew.spawn()
+
+    def _runs_for(self, slot: Slot, now_s: float) -> float:
+        return max((now_s - run.started_s for run in slot.running.values()), default=-math.inf)
+
+    def _late(self, at_least_s: float) -> float:
+        return max(at_least_s, _LATE_TIMES * (self._pace.mean_s or 0.0))
+
+    def _very_late(self, slot: Slot) -> float:
+        if self._pace.mean_s is not None:
+            return self._late(_VERY_LATE_AFTER_S)
+        return min((run.call.limit_s / 4 for run in slot.running.values()), default=math.inf)

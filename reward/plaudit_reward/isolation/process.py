@@ -1,0 +1,153 @@
+"""A pool's side of one child process: starts it, talks to it, notices its end, ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from plaudit_reward.isolation.messages import Frames, FromChild, Load, frame, messages_from_child
+from plaudit_reward.isolation.output import Output
+
+_EXIT_WITHIN_S = 1.0
+"""A child that closed its connection has so long to end by itself, so that its exit code can be told."""
+_LOOK_EVERY_S = 0.005
+
+OnMessages = Callable[[list[FromChild]], None]
+OnExit = Callable[[str], None]
+"""Called once, with how it ended in words."""
+
+
+class ChildProcess(asyncio.Protocol):
+    """One running child, in a session of its own, so that whatever the user's function starts ends with it.
+
+    Args:
+        name: of the scorer, for the log.
+        load: what it is to load.
+        on_messages: called with what it says.
+        on_exit: called when it ended by itself, not after ``kill``.
+    """
+
+    def __init__(self, name: str, load: Load, on_messages: OnMessages, on_exit: OnExit) -> None:
+        self._load = load
+        self._on_messages = on_messages
+        self._on_exit = on_exit
+        self._frames = Frames()
+        self._output = Output(name)
+        self._transport: asyncio.Transport | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reaper: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Its process id; 0 before it is started."""
+        return self._process.pid if self._process else 0
+
+    async def start(self) -> None:
+        """Starts the process and sends it what to load; its answer comes as a message.
+
+        Raises:
+            OSError: no process can be started (memory, limit of processes).
+        """
+        loop = asyncio.get_running_loop()
+        ours, output = self._open()
+        await loop.connect_read_pipe(lambda: self._output, os.fdopen(output, "rb"))
+        self._transport, _ = await loop.create_connection(lambda: self, sock=ours)
+        self.send([self._load])
+
+    def _open(self) -> tuple[socket.socket, int]:
+        """Starts the process; gives our end of the connection and of the pipe it prints to."""
+        ours, theirs = socket.socketpair()
+        read_end, write_end = os.pipe()
+        command = [sys.executable, "-P", "-m", "plaudit_reward.isolation.child", str(theirs.fileno()), str(os.getpid())]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=write_end,
+                stderr=write_end,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        except OSError:
+            ours.close()
+            os.close(read_end)
+            raise
+        finally:
+            theirs.close()
+            os.close(write_end)
+        return ours, read_end
+
+    def send(self, messages: list[Any]) -> None:
+        """Sends the messages in one frame; never blocks."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame(messages))
+
+    def kill(self) -> None:
+        """Ends the process and all that it started; ``on_exit`` is not called."""
+        if self._reaper is None and self._process is not None:
+            self._kill_session()
+            self._reaper = asyncio.get_running_loop().create_task(self._reap())
+
+    async def ended(self) -> None:
+        """Waits until the process is gone, after ``kill`` or by itself."""
+        if self._reaper is not None:
+            await self._reaper
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of the child: hands on the messages that are whole."""
+        for body in self._frames.feed(data):
+            if self._reaper is None:
+                self._on_messages(messages_from_child(body))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The child ended, or closed its connection: either way it is of no more use."""
+        if self._reaper is None and self._process is not None:
+            self._reaper = asyncio.get_running_loop().create_task(self._bury(self._process))
+
+    async def _bury(self, process: subprocess.Popen[bytes]) -> None:
+        waited_s = 0.0
+        while not _exited(process.pid) and waited_s < _EXIT_WITHIN_S:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            waited_s += _LOOK_EVERY_S
+        by_itself = _exited(process.pid)
+        self._kill_session()
+        await self._reap()
+        how = _ending(process.returncode) if by_itself else "closed its connection to the worker"
+        tail = self._output.tail()
+        self._on_exit(f"{how}; it last printed: {tail}" if tail else how)
+
+    def _kill_session(self) -> None:
+        # Before the process is reaped: until then its id cannot be another's.
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            return
+
+    async def _reap(self) -> None:
+        assert self._process is not None
+        while self._process.poll() is None:  # noqa: ASYNC110 - no event tells of a process's end
+            await asyncio.sleep(_LOOK_EVERY_S)
+        if self._transport is not None:
+            self._transport.abort()
+        self._output.close()
+
+
+def _exited(pid: int) -> bool:
+    """Whether the process has ended; it is left to be reaped."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = signal.Signals(-code).name
+    return f"was killed by {name}" + (" (out of memory?)" if code == -signal.SIGKILL else "")

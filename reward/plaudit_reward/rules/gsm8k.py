@@ -1,0 +1,55 @@
+"""GSM8K: the final number of the answer equals the ground truth, letter for letter.
+
+The results are those of verl's scorer: only the last 300 characters count; ``strict`` takes the number after the last
+``#### `` (the format that GSM8K's own answers have) without its thousands separators; ``flexible`` takes the last
+thing that looks like a number, as it stands. 1 when it equals the ground truth, else 0.
+"""
+
+from __future__ import annotations
+
+import re
+
+from plaudit_reward.errors import DataError
+from plaudit_reward.sample import Sample
+
+NUM_TAIL_CHARACTERS = 300
+"""Only so much of the response is looked at."""
+
+_MARKED = re.compile(r"#### (-?[0-9.,]+)")
+_NUMBER = re.compile(r"-?[0-9.,]+")
+
+
+def strict_answer(response: str) -> str | None:
+    """The number after the last ``#### ``, commas removed; None where there is none."""
+    marked = _MARKED.findall(response[-NUM_TAIL_CHARACTERS:])
+    return str(marked[-1]).replace(",", "") if marked else None
+
+
+def flexible_answer(response: str) -> str | None:
+    """The last number, passing over lone full stops; None where nothing looks like a number.
+
+    When there are only full stops, the first of them is the answer (verl's result, which equals no ground truth).
+    """
+    candidates = _NUMBER.findall(response[-NUM_TAIL_CHARACTERS:])
+    if not candidates:
+        return None
+    return next((str(c) for c in reversed(candidates) if c != "."), str(candidates[0]))
+
+
+def gsm8k(sample: Sample) -> float:
+    """1.0 when the strict answer equals the ground truth, else 0.0."""
+    return _compare(strict_answer(sample.response), sample.ground_truth)
+
+
+def gsm8k_flexible(sample: Sample) -> float:
+    """1.0 when the flexible answer equals the ground truth, else 0.0."""
+    return _compare(flexible_answer(sample.response), sample.ground_truth)
+
+
+def _compare(answer: str | None, ground_truth: object) -> float:
+    if not isinstance(ground_truth, str):
+        # verl compares the text with whatever is there and so gives 0 to every answer.
+        raise DataError(
+            f"ground_truth is {ground_truth!r} ({type(ground_truth).__name__}); gsm8k needs the number as text"
+        )
+    return 1.0 if answer == ground_truth else 0.0

@@ -1,0 +1,39 @@
+"""Which user function a scorer means. Written by the job, read by the process that loads the file."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+Scope = Literal["sample", "group", "combine"]
+"""What one call of the function sees: a sample, the samples of a group, the values of one sample's scorers."""
+
+Isolation = Literal["process", "thread", "inline"]
+
+Form = Literal["verl", "trl", "sample", "samples", "values", "combine"]
+"""How a function wants to be called; see ``signature``."""
+
+
+class Target(msgspec.Struct, frozen=True):
+    """A function in a user's file."""
+
+    path: str
+    function: str
+    """Name of a function, of a class, or of a callable object in the file."""
+    arguments: dict[str, Any] = {}
+    """Keyword arguments from the job: to the class where its ``__init__`` names them, else to each call."""
+    scope: Scope = "sample"
+    isolation: Isolation | None = None
+    """None: ``inline`` for an async function, ``process`` for any other."""
+
+
+class Description(msgspec.Struct, frozen=True):
+    """What was found in the file."""
+
+    form: Form
+    is_async: bool
+    isolation: Isolation
+    """How it is run, after the default was applied."""
+    post_processes: bool = False
+    """Its class has ``post_process_scores``."""
