@@ -47,6 +47,12 @@ class Surroundings:
     aof_ok: bool = True
 
 
+class _Announced(msgspec.Struct):
+    """What of the announced policy matters here: incarnation and number of its version."""
+
+    version: tuple[int, int]
+
+
 async def look(client: Redis, keys: Keys) -> Surroundings:
     """Takes one look.
 
@@ -58,12 +64,12 @@ async def look(client: Redis, keys: Keys) -> Surroundings:
     state = _texts(fields)
     workers = await _live_workers(client, keys, now)
     info: dict[str, Any] = await client.info()
-    version = _announced_number(state)
+    version = _announced_number(fields)
     return Surroundings(
         streams={name: await _depth(client, keys.stream(name), group, now) for name, group in WATCHED_GROUPS.items()},
         redeliveries=_counters(state, "redelivered"),
         duplicates=_counters(state, "duplicates"),
-        dead_letters=_counters(state, "poison"),
+        dead_letters=_counters(state, "dead"),
         workers=dict(Counter((worker.role, _state_of(worker)) for worker in workers)),
         worker_records=tuple(workers),
         policy_version=version,
@@ -130,10 +136,13 @@ def _lag(workers: list[WorkerRecord], announced: int | None) -> int:
     return max(announced - min(held), 0) if held and announced is not None else 0
 
 
-def _announced_number(state: Mapping[str, str]) -> int | None:
-    """The number of the announced policy version, whose text form is ``incarnation.number``."""
-    number = state.get("version", "").rpartition(".")[2]
-    return int(number) if number.isdigit() else None
+def _announced_number(fields: Mapping[bytes, bytes]) -> int | None:
+    """Number of the announced policy version: a byte of schema version, then a record whose ``version`` is a pair."""
+    try:
+        announced = msgspec.msgpack.decode(memoryview(fields[b"announced"])[1:], type=_Announced)
+    except (KeyError, msgspec.MsgspecError):
+        return None
+    return announced.version[1]
 
 
 def _counters(state: Mapping[str, str], name: str) -> dict[str, int]:

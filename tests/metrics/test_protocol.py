@@ -1,0 +1,180 @@
+"""What the real stream protocol writes is what the metrics read."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+from redis.asyncio import Redis
+
+from plaudit_metrics.kept_steps import KeptSteps
+from plaudit_metrics.keys import Keys
+from plaudit_metrics.records import (
+    GenerationRecord,
+    GroupRecord,
+    SampleRecord,
+    ScorerRecord,
+    ScoringRecord,
+    StepRecord,
+    WorkerRecord,
+)
+from plaudit_metrics.series import Series
+from plaudit_metrics.stream import EventReader
+from plaudit_metrics.surroundings import look
+from plaudit_metrics.view import RunView
+from plaudit_reward.sample import Sample
+from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.stream.commits import commit
+from plaudit_workers.stream.connection import RedisAddress, Transport
+from plaudit_workers.stream.consumer import Consumer, ConsumerOptions
+from plaudit_workers.stream.groups import Admission, StreamLimits, TrainerStreams
+from plaudit_workers.stream.producer import publish
+from plaudit_workers.stream.records import Announcement, Body, Group, PolicyVersion, Prompt, Sampling
+
+SCORING = ScoringRecord(
+    "scored", 0.5, scorers={"rule": ScorerRecord("scored", 0.5, call_s=0.01)}, call_s=0.01, worker="reward-0"
+)
+
+
+@pytest.fixture
+async def transport(redis_server: RedisServer, run_name: str) -> AsyncIterator[Transport]:
+    transport = await Transport.open(RedisAddress(redis_server.url, redis_server.password), run_name)
+    yield transport
+    await transport.close()
+
+
+@pytest.fixture
+async def client(redis_server: RedisServer) -> AsyncIterator[Redis]:
+    client = Redis.from_url(redis_server.url, password=redis_server.password, protocol=2)
+    yield client
+    await client.aclose()
+
+
+def prompt_of(group: str, n: int) -> Prompt:
+    return Prompt(
+        group=group,
+        position=0,
+        split="train",
+        step=1,
+        n=n,
+        min_version=PolicyVersion(1, 0),
+        seed=1,
+        sampling=Sampling(8),
+        data_source="digits",
+        prompt="copy 12",
+        prompt_ids=struct.pack("<2i", 1, 2),
+    )
+
+
+def body_of(prompt: Prompt, index: int) -> Body:
+    return Body(
+        response_ids=struct.pack("<2i", 1, 2),
+        logprobs=struct.pack("<2f", -0.5, -0.5),
+        loss_mask=b"\x01\x01",
+        version_spans=[(0, 1, 0)],
+        generation=GenerationRecord("rollout-0", 0.02, 2, 2, 0, 0),
+        sample=Sample(prompt.group, index, prompt.data_source, prompt.prompt, "12"),
+    )
+
+
+async def carry(transport: Transport, trainer: TrainerStreams, prompt: Prompt) -> Group:
+    """One group from admission to ready."""
+    options = ConsumerOptions(block_s=0.05)
+    assert await trainer.admit(prompt) is Admission.admitted
+    async with Consumer[Prompt](transport, "prompts", "rollout-0", options) as prompts:
+        (delivery,) = await prompts.take(1)
+        await asyncio.sleep(0.05)
+        for index in range(prompt.n):
+            await publish(transport, delivery, index, body_of(prompt, index))
+        prompts.finished(delivery)
+    async with Consumer[Sample](transport, "samples", "reward-0", options) as samples:
+        for sample in await samples.take(prompt.n):
+            await asyncio.sleep(0.02)
+            await commit(transport, sample, SCORING)
+            samples.finished(sample)
+    (group,) = await trainer.take_ready(1, 1.0)
+    return group
+
+
+async def test_a_step_that_went_through_the_streams_is_known_to_the_last_stamp(
+    transport: Transport, client: Redis, run_name: str
+) -> None:
+    trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
+    incarnation = await trainer.take_over()
+    opened = await transport.now()
+    group = await carry(transport, trainer, prompt_of("t-0-1.0", 3))
+    record = GroupRecord(
+        group.id, "train", 1, "trained", 3, 3, group.admitted, await transport.now(), group.terminal, group.ready
+    )
+    await trainer.close(group.id, "trained", record=record)
+    step = StepRecord(1, incarnation, opened, await transport.now(), 3, 1, {"reward/mean": 0.5}, verdict="reward")
+    await trainer.record_step(step)
+
+    view, stop = RunView(Series(), KeptSteps()), asyncio.Event()
+    reading = asyncio.create_task(EventReader(client, Keys(run_name), view.handle).run(stop))
+    async with asyncio.timeout(10):
+        while len(view.kept) == 0:
+            await asyncio.sleep(0.01)
+    stop.set()
+    await reading
+
+    closed = view.kept.get(1)
+    assert closed is not None
+    assert closed.records_missing == 0
+    assert {sample.index for sample in closed.slowest} == {0, 1, 2}
+    for sample in closed.slowest:
+        assert sample.scoring == SCORING
+        assert sample.generation == body_of(prompt_of("t-0-1.0", 3), 0).generation
+        assert sample.data_source == "digits"
+        check_stamps(sample, group)
+    assert view.series.registry.get_sample_value("plaudit_samples_total", {"outcome": "scored"}) == 3
+    assert view.series.registry.get_sample_value("plaudit_groups_total", {"outcome": "trained"}) == 1
+
+
+def check_stamps(sample: SampleRecord, group: Group) -> None:
+    assert msgspec.structs.asdict(sample.stamps) == pytest.approx(
+        msgspec.structs.asdict(group.samples[sample.index].stamps), abs=1e-6
+    )
+    stamps = sample.stamps
+    assert stamps.taken is not None
+    assert stamps.published is not None
+    assert stamps.score_taken is not None
+    assert stamps.committed is not None
+    assert stamps.admitted <= stamps.taken <= stamps.published <= stamps.score_taken <= stamps.committed
+
+
+async def test_what_lies_in_the_streams_and_who_works_is_seen(
+    transport: Transport, client: Redis, run_name: str
+) -> None:
+    trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
+    incarnation = await trainer.take_over()
+    await trainer.announce(Announcement(PolicyVersion(incarnation, 7), "/weights/1.7", "abc"))
+    for number in range(3):
+        await trainer.admit(prompt_of(f"t-{number}-1.0", 2))
+    await transport.beat(WorkerRecord("rollout-0", "rollout", slots=4, busy=1, version=f"{incarnation}.5"))
+    await transport.beat(WorkerRecord("reward-0", "reward", ready=False))
+
+    async with Consumer[Prompt](transport, "prompts", "rollout-0", ConsumerOptions(block_s=0.05)) as prompts:
+        await prompts.take(1)
+        seen = await look(client, Keys(run_name))
+    assert seen.streams["prompts"].undelivered == 2
+    assert seen.streams["prompts"].in_flight == 1
+    assert 0 <= seen.streams["prompts"].oldest_undelivered_s < 30
+    assert seen.streams["samples"].undelivered == 0
+    assert seen.workers == {("rollout", "busy"): 1, ("reward", "starting"): 1}
+    assert (seen.policy_version, seen.policy_version_lag) == (7, 2)
+
+
+async def test_work_done_twice_is_counted_by_stream(transport: Transport, client: Redis, run_name: str) -> None:
+    trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
+    await trainer.take_over()
+    prompt = prompt_of("t-0-1.0", 2)
+    await trainer.admit(prompt)
+    async with Consumer[Prompt](transport, "prompts", "rollout-0", ConsumerOptions(block_s=0.05)) as prompts:
+        (delivery,) = await prompts.take(1)
+        await publish(transport, delivery, 0, body_of(prompt, 0))
+        await publish(transport, delivery, 0, body_of(prompt, 0))
+    assert (await look(client, Keys(run_name))).duplicates == {"prompts": 1}
