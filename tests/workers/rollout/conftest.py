@@ -1,0 +1,153 @@
+"""What the rollout tests share: a run's streams seen from the trainer's side, a worker on a scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.rollout.agents.agent import Agent
+from plaudit_workers.rollout.agents.single_turn import SingleTurn
+from plaudit_workers.rollout.engine import Engine
+from plaudit_workers.rollout.worker import RolloutOptions, RolloutWorker
+from plaudit_workers.stream.connection import RedisAddress, Transport
+from plaudit_workers.stream.groups import StreamLimits, TrainerStreams
+from plaudit_workers.stream.records import Announcement, Group, PolicyVersion, Prompt, Sampling
+
+PROMPT_IDS = [4, 5, 6, 7]
+
+
+class Run:
+    """One run as its trainer sees it."""
+
+    def __init__(self, transport: Transport, trainer: TrainerStreams, folder: Path) -> None:
+        self.transport = transport
+        self.trainer = trainer
+        self.folder = folder
+
+    async def announce(self, number: int, content: bytes = b"weights", *, digest: str | None = None) -> PolicyVersion:
+        """Writes a stand-in for weights and announces it."""
+        version = PolicyVersion(self.trainer.incarnation, number)
+        folder = self.folder / str(version)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "model.safetensors").write_bytes(content)
+        digest = hashlib.sha256(content).hexdigest() if digest is None else digest
+        await self.trainer.announce(Announcement(version, str(folder), digest))
+        return version
+
+    async def announce_folder(self, folder: Path, number: int) -> PolicyVersion:
+        """Announces weights that lie there."""
+        version = PolicyVersion(self.trainer.incarnation, number)
+        digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+        await self.trainer.announce(Announcement(version, str(folder), digest))
+        return version
+
+    async def admit(self, group: str, n: int = 2, **changes: object) -> Prompt:
+        """Admits one prompt."""
+        about: dict[str, object] = {
+            "group": group,
+            "position": 0,
+            "split": "train",
+            "step": 1,
+            "n": n,
+            "min_version": PolicyVersion(self.trainer.incarnation, 0),
+            "seed": 7,
+            "sampling": Sampling(max_tokens=8),
+            "data_source": "copy",
+            "prompt": "0123",
+            "prompt_ids": np.asarray(PROMPT_IDS, "<i4").tobytes(),
+            "ground_truth": "0123",
+        }
+        prompt = Prompt(**{**about, **changes})  # type: ignore[arg-type]
+        await self.trainer.admit(prompt)
+        return prompt
+
+    async def published(self, group: str, count: int, within_s: float = 20.0) -> Group:
+        """The group, once ``count`` of its samples are published."""
+        found: list[Group] = []
+
+        async def enough() -> bool:
+            read = await self.trainer.read(group)
+            found[:] = [read] if read is not None else []
+            return read is not None and sum(sample.body is not None for sample in read.samples) >= count
+
+        await eventually(enough, within_s)
+        return found[0]
+
+
+async def eventually(check: Callable[[], Awaitable[bool]], within_s: float = 20.0) -> None:
+    """Waits until the check holds."""
+    async with asyncio.timeout(within_s):
+        while not await check():
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture(name="eventually")
+def eventually_fixture() -> Callable[..., Awaitable[None]]:
+    return eventually
+
+
+@pytest.fixture
+def address(redis_server: RedisServer) -> RedisAddress:
+    return RedisAddress(redis_server.url, redis_server.password)
+
+
+@pytest.fixture
+async def transport(address: RedisAddress, run_name: str) -> AsyncIterator[Transport]:
+    transport = await Transport.open(address, run_name)
+    yield transport
+    async for key in transport.commands.scan_iter(f"plaudit:{{{run_name}}}:*", count=1000):
+        await transport.commands.unlink(key)
+    await transport.close()
+
+
+@pytest.fixture
+async def run(transport: Transport, tmp_path: Path) -> Run:
+    trainer = TrainerStreams(transport, StreamLimits(max_open_groups=1000))
+    await trainer.take_over()
+    return Run(transport, trainer, tmp_path / "weights")
+
+
+@pytest.fixture
+def start_worker(address: RedisAddress, run_name: str) -> Callable[..., object]:
+    """``async with start_worker(engine) as (worker, stop):`` a worker with a connection of its own."""
+
+    @asynccontextmanager
+    async def start(
+        engine: Engine, *, agent: Agent | None = None, name: str = "rollout-0", **options: object
+    ) -> AsyncIterator[tuple[RolloutWorker, asyncio.Event]]:
+        transport = await Transport.open(address, run_name)
+        worker = RolloutWorker(
+            name,
+            transport,
+            engine,
+            agent or SingleTurn(),
+            RolloutOptions(**options),  # type: ignore[arg-type]
+        )
+        stop = asyncio.Event()
+        task = asyncio.create_task(worker.run(stop))
+        try:
+            yield worker, stop
+            stop.set()
+            await task
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            await transport.close()
+
+    return start
+
+
+@pytest.fixture
+def probe_file() -> Callable[[Path, list[int], list[float]], None]:
+    def write(folder: Path, ids: list[int], logprobs: list[float]) -> None:
+        (folder / "probe.json").write_text(json.dumps({"ids": ids, "logprobs": logprobs}))
+
+    return write

@@ -1,0 +1,68 @@
+"""``/healthz`` and ``/readyz`` of a process: the two questions that a kubelet asks. Used by every role.
+
+Plain HTTP/1.1 over asyncio: two fixed paths and no body worth naming do not need a web framework in each image.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+_REQUEST_WITHIN_S = 5.0
+_REASONS = {200: "OK", 404: "Not Found", 503: "Service Unavailable"}
+
+
+class HealthServer:
+    """Answers 200 or 503, and 404 for other paths.
+
+    Args:
+        port: TCP port on all addresses (the kubelet asks at the pod's); 0 = serve nothing.
+        ready: whether the process can take work now (``/readyz``).
+        alive: whether the process should be left running (``/healthz``).
+    """
+
+    def __init__(self, port: int, ready: Callable[[], bool], alive: Callable[[], bool] = lambda: True) -> None:
+        self._port = port
+        self._answers = {"/readyz": ready, "/healthz": alive}
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._port:
+            self._server = await asyncio.start_server(self._answer, "0.0.0.0", self._port)  # noqa: S104
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(_REQUEST_WITHIN_S):
+                status = self._status(await reader.readuntil(b"\r\n\r\n"))
+                writer.write(_response(status))
+                await writer.drain()
+        except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass
+        finally:
+            writer.close()
+
+    def _status(self, request: bytes) -> int:
+        parts = request.split(b" ", 2)
+        path = parts[1].split(b"?", 1)[0].decode("latin-1") if len(parts) == 3 else ""
+        check = self._answers.get(path)
+        if check is None:
+            return 404
+        return 200 if check() else 503
+
+
+def _response(status: int) -> bytes:
+    body = f"{_REASONS[status]}\n"
+    return (
+        f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: text/plain\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}"
+    ).encode()

@@ -1,0 +1,102 @@
+"""One prompt's samples: which are still wanted → generate → publish. Called by ``worker`` for each delivery."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from uuid import uuid4
+
+from plaudit_workers.rollout.agents.agent import Agent
+from plaudit_workers.rollout.engine import Engine, EngineFailedError
+from plaudit_workers.rollout.generation import Generation
+from plaudit_workers.rollout.outage import outlasting
+from plaudit_workers.rollout.publisher import Publisher
+from plaudit_workers.rollout.sample_run import SampleRun, sample_body
+from plaudit_workers.rollout.slots import Claim
+from plaudit_workers.rollout.weights import PolicyWeights
+from plaudit_workers.stream.bury import bury
+from plaudit_workers.stream.connection import Transport
+from plaudit_workers.stream.lease import Delivery
+from plaudit_workers.stream.producer import Publication, discard, unpublished
+from plaudit_workers.stream.records import Prompt
+
+logger = logging.getLogger(__name__)
+
+
+class _GroupGoneError(Exception):
+    """The transport refused a sample for good: nobody wants the rest of this group either."""
+
+
+@dataclass(frozen=True)
+class PromptWork:
+    """What every prompt of a worker is worked with."""
+
+    worker: str
+    transport: Transport
+    engine: Engine
+    generation: Generation
+    agent: Agent
+    weights: PolicyWeights
+    publisher: Publisher
+
+    async def run(self, delivery: Delivery[Prompt], claim: Claim) -> None:
+        """Generates and publishes every sample of the prompt that is still wanted; drops it when the lease is lost.
+
+        Samples that cannot be generated (the agent raised, the prompt is longer than the model's length) end the
+        entry as a dead letter, when all others are published: the group's completion rule decides on them.
+        """
+        work = asyncio.ensure_future(self._all(delivery, claim))
+        lost = asyncio.ensure_future(delivery.lost.wait())
+        try:
+            await asyncio.wait({work, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+            else:
+                logger.warning("lease lost", extra={"fields": {"group": delivery.group}})
+        finally:
+            lost.cancel()
+            work.cancel()
+            await asyncio.wait({work, lost})
+            claim.shrink_to(0)
+
+    async def _all(self, delivery: Delivery[Prompt], claim: Claim) -> None:
+        prompt = delivery.payload
+        await self.weights.hold(prompt.min_version)
+        indices = await outlasting(lambda: unpublished(self.transport, prompt))
+        claim.shrink_to(len(indices))
+        if not indices:
+            await outlasting(lambda: discard(self.transport, delivery))
+            return
+        failures = await self._generate(delivery, indices, claim)
+        if failures:
+            await outlasting(lambda: bury(self.transport, delivery, f"{len(failures)} samples failed: {failures[0]}"))
+
+    async def _generate(self, delivery: Delivery[Prompt], indices: list[int], claim: Claim) -> list[str]:
+        """Returns why samples failed; [] as well when the group is gone and nobody wants to know."""
+        samples: list[asyncio.Task[str]] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                samples += [group.create_task(self._one(delivery, index, claim)) for index in indices]
+        except* _GroupGoneError:
+            logger.info("group gone", extra={"fields": {"group": delivery.group}})
+            samples.clear()
+        return [failure for sample in samples if (failure := sample.result())]
+
+    async def _one(self, delivery: Delivery[Prompt], index: int, claim: Claim) -> str:
+        run = SampleRun(delivery.payload, index, self.generation, uuid4().hex[:8])
+        try:
+            trajectory = await run.run(self.agent)
+        except EngineFailedError:
+            raise
+        except Exception as error:
+            # An agent runs users' code: whatever it raises costs this sample only.
+            logger.exception("sample failed", extra={"fields": {"group": delivery.group, "index": index}})
+            return repr(error)
+        finally:
+            claim.give_one()
+        record = run.record(self.worker, trajectory, self.weights.logprob_mismatch)
+        body = sample_body(delivery.payload, index, trajectory, record, self.engine.decode)
+        if await self.publisher.publish(delivery, index, body) is Publication.refused:
+            raise _GroupGoneError
+        return ""

@@ -1,0 +1,81 @@
+"""What a scripted engine plays: how long samples take and how long they are. Read by ``scripted_engine``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from plaudit_workers.process import RefusedError
+
+
+class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="constant"):
+    """Always ``value``."""
+
+    value: float
+
+    def draw(self, random: np.random.Generator) -> float:
+        """One value."""
+        return self.value
+
+
+class Uniform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="uniform"):
+    """Between ``low`` and ``high``, evenly."""
+
+    low: float
+    high: float
+
+    def draw(self, random: np.random.Generator) -> float:
+        """One value."""
+        return float(random.uniform(self.low, self.high))
+
+
+class Exponential(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="exponential"):
+    """Exponential with this ``mean``."""
+
+    mean: float
+
+    def draw(self, random: np.random.Generator) -> float:
+        """One value."""
+        return float(random.exponential(self.mean))
+
+
+class LogNormal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="lognormal"):
+    """Half below ``median``; ``sigma`` is the standard deviation of the logarithm (1 has a long tail)."""
+
+    median: float
+    sigma: float
+
+    def draw(self, random: np.random.Generator) -> float:
+        """One value."""
+        return float(self.median * math.exp(self.sigma * random.standard_normal()))
+
+
+Distribution = Constant | Uniform | Exponential | LogNormal
+
+
+class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """What ``engine.arguments`` may say."""
+
+    latency_seconds: Distribution = Constant(0.05)
+    """Seconds from a sample's start to its last token."""
+    response_tokens: Distribution = Constant(16)
+    """Length before ``max_tokens`` cuts it; rounded, at least 1."""
+    vocabulary_size: int = 16
+    load_seconds: float = 0.0
+    """How long a switch of weights takes; running samples go on meanwhile."""
+
+    @classmethod
+    def from_arguments(cls, arguments: Mapping[str, Any]) -> Script:
+        """Reads ``engine.arguments``.
+
+        Raises:
+            RefusedError: an unknown name or a wrong type.
+        """
+        try:
+            return msgspec.convert(dict(arguments), cls)
+        except msgspec.ValidationError as error:
+            raise RefusedError(f"spec.rollout.engine.arguments of the scripted engine: {error}") from error

@@ -1,0 +1,67 @@
+"""Tasks that live and die together, and waiting under a stop signal. Used by ``worker``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Coroutine, Set
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any, Self
+
+
+class Supervised(AbstractAsyncContextManager["Supervised"]):
+    """Tasks beside a body: when one fails, the others and the body are cancelled; when the body ends, all are.
+
+    Leaving it raises what the first failed task raised, itself and not in a group.
+    """
+
+    def __init__(self) -> None:
+        self._group = asyncio.TaskGroup()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Runs ``work`` beside the body."""
+        task = self._group.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def __aenter__(self) -> Self:
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        try:
+            await self._group.__aexit__(kind, error, trace)
+        except BaseExceptionGroup as group:
+            raise _first(group) from None
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+async def unless_stopped(stop: asyncio.Event, work: Awaitable[object]) -> bool:
+    """Awaits ``work``, or cancels it when ``stop`` is set first.
+
+    Returns:
+        Whether ``work`` ended by itself. What it raised is raised.
+    """
+    running = asyncio.ensure_future(work)
+    stopped = asyncio.ensure_future(stop.wait())
+    both: Set[asyncio.Future[Any]] = {running, stopped}
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            return False
+        running.result()
+        return True
+    finally:
+        for future in both:
+            future.cancel()
+        await asyncio.wait(both)

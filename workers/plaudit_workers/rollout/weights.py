@@ -1,0 +1,174 @@
+"""Keeps the engine on the announced policy: watch → load → check. Called by ``worker``.
+
+A folder of weights (written by the trainer, ``weights/<incarnation>.<number>/``) holds ``*.safetensors`` and
+``probe.json`` = ``{"ids": [L], "logprobs": [L - 1]}``: a sequence and the trainer's own log-probabilities of its next
+tokens at temperature 1. The rollout computes them again after loading: a difference past the threshold means that it
+does not hold the weights it thinks it holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from plaudit_workers.rollout.engine import Engine, WeightsUnreadableError
+from plaudit_workers.rollout.outage import outlasting
+from plaudit_workers.stream.connection import Transport
+from plaudit_workers.stream.records import Announcement, PolicyVersion
+
+logger = logging.getLogger(__name__)
+
+MISMATCH_THRESHOLD = 0.1
+"""Mean absolute difference (nats per token) past which the weights are suspect: bfloat16 kernels differ by about
+0.01, float32 by 1e-6, a stale or half-loaded layer by 0.5 and more."""
+
+_POLL_S = 0.2
+_RETRY_AFTER_S = 0.5
+_HASH_CHUNK_BYTES = 1 << 20
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """``probe.json``."""
+
+    ids: list[int]
+    """[L] token ids."""
+    logprobs: list[float]
+    """[L - 1] the trainer's log-probabilities of ``ids[1:]``."""
+
+
+class PolicyWeights:
+    """Which policy the engine holds, and the way to the announced one.
+
+    Args:
+        transport: where the announcement is read.
+        engine: loads the weights.
+        changed: called after ``held`` or ``loading`` changed; the heartbeat tells the trainer, who keeps those files.
+    """
+
+    def __init__(self, transport: Transport, engine: Engine, changed: Callable[[], Awaitable[None]]) -> None:
+        self._transport = transport
+        self._engine = engine
+        self._changed = changed
+        self._lock = asyncio.Lock()
+        self.held: PolicyVersion | None = None
+        """None until the first load, and after a load that failed half-way."""
+        self.loading: PolicyVersion | None = None
+        self.logprob_mismatch: float | None = None
+        """Of the held weights; None where the folder has no probe or the engine no model."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether an announced version is held; a switch to a newer one does not interrupt readiness."""
+        return self.held is not None
+
+    async def watch(self) -> None:
+        """Follows the announcement until cancelled."""
+        while True:
+            await self.follow()
+            await asyncio.sleep(_POLL_S)
+
+    async def hold(self, least: PolicyVersion | None = None) -> None:
+        """Returns once the announced version is held, and it is at least ``least``; loads it if need be."""
+        while True:
+            if await self.follow() and self.held is not None and (least is None or self.held >= least):
+                return
+            await asyncio.sleep(_POLL_S)
+
+    async def follow(self) -> bool:
+        """Reads the announcement once and loads what it names if that is not what is held.
+
+        Returns:
+            Whether the announced version is held now. False: nothing is announced, or it could not be read or loaded.
+        """
+        async with self._lock:
+            announcement = await outlasting(self._transport.announced)
+            if announcement is None:
+                return False
+            return announcement.version == self.held or await self._load(announcement)
+
+    async def _load(self, announcement: Announcement) -> bool:
+        self.loading = announcement.version
+        await self._changed()
+        try:
+            await self._check_and_load(announcement)
+        except WeightsUnreadableError as error:
+            fields = {"version": str(announcement.version), "path": announcement.path, "error": str(error)}
+            logger.warning("weights unreadable", extra={"fields": fields})
+            await asyncio.sleep(_RETRY_AFTER_S)
+            return False
+        finally:
+            self.loading = None
+            await self._changed()
+        return True
+
+    async def _check_and_load(self, announcement: Announcement) -> None:
+        folder = Path(announcement.path)
+        digest = await asyncio.to_thread(weights_digest, folder)
+        if digest != announcement.digest:
+            raise WeightsUnreadableError(f"digest {digest} of the files is not the announced {announcement.digest}")
+        probe = await asyncio.to_thread(read_probe, folder)
+        try:
+            await self._engine.load_weights(folder, announcement.version)
+        except WeightsUnreadableError:
+            self.held = None
+            raise
+        self.held = announcement.version
+        self.logprob_mismatch = await self._mismatch(probe)
+        fields = {"version": str(announcement.version), "logprob_mismatch": self.logprob_mismatch}
+        if self.logprob_mismatch is not None and not self.logprob_mismatch <= MISMATCH_THRESHOLD:
+            logger.error("log-probabilities of the loaded weights are not the trainer's", extra={"fields": fields})
+        else:
+            logger.info("weights loaded", extra={"fields": fields})
+
+    async def _mismatch(self, probe: Probe | None) -> float | None:
+        logprobs = None if probe is None else await self._engine.probe(probe.ids)
+        if probe is None or logprobs is None:
+            return None
+        return mean_difference(probe.logprobs, logprobs)
+
+
+def weights_digest(folder: Path) -> str:
+    """SHA-256 (hexadecimal) over the content of all ``*.safetensors``, in the order of their names.
+
+    Raises:
+        WeightsUnreadableError: there are none, or one vanished.
+    """
+    digest = hashlib.sha256()
+    try:
+        files = sorted(folder.glob("*.safetensors"))
+        if not files:
+            raise WeightsUnreadableError(f"no safetensors in {folder}")
+        for file in files:
+            with file.open("rb") as stream:
+                while chunk := stream.read(_HASH_CHUNK_BYTES):
+                    digest.update(chunk)
+    except OSError as error:
+        raise WeightsUnreadableError(str(error)) from error
+    return digest.hexdigest()
+
+
+def read_probe(folder: Path) -> Probe | None:
+    """The folder's probe; None where it has none.
+
+    Raises:
+        WeightsUnreadableError: the file is not a probe.
+    """
+    try:
+        return msgspec.json.decode((folder / "probe.json").read_bytes(), type=Probe)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise WeightsUnreadableError(f"probe.json in {folder}: {error}") from error
+
+
+def mean_difference(expected: Sequence[float], actual: Sequence[float]) -> float:
+    """Mean absolute difference of two [N] sequences; infinite when their lengths differ, 0 when both are empty."""
+    if len(expected) != len(actual):
+        return math.inf
+    return math.fsum(abs(a - b) for a, b in zip(expected, actual, strict=True)) / max(1, len(expected))
