@@ -1,0 +1,55 @@
+"""A tiny language model and a tokenizer of single characters, made from nothing: what the examples train."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from tokenizers import pre_tokenizers
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers.utils.logging import disable_progress_bar
+
+SPECIAL = ("<pad>", "<bos>", "<eos>")
+
+
+def save_tiny_model(folder: Path, symbols: Sequence[str], template: str, *, max_length: int, seed: int = 1) -> None:
+    """Writes a Qwen2 of 2 layers, 128 wide, with random weights, and its tokenizer, the way ``save_pretrained`` does.
+
+    Args:
+        folder: made if it is not there; what is in it is replaced.
+        symbols: the characters that the model knows; all others are left out.
+        template: Jinja, from messages to text.
+        max_length: tokens of prompt and response together.
+        seed: of the weights.
+    """
+    tokenizer = _tokenizer(symbols, template)
+    torch.manual_seed(seed)
+    configuration = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=max_length,
+        # Tied embeddings leave vLLM's CPU backend with a stale head after new weights are loaded.
+        tie_word_embeddings=False,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    disable_progress_bar()
+    Qwen2ForCausalLM(configuration).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _tokenizer(symbols: Sequence[str], template: str) -> Qwen2Tokenizer:
+    """A Qwen2 tokenizer without merges: one symbol, one token; what is not in its vocabulary is left out."""
+    in_its_alphabet = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str
+    letters = [in_its_alphabet(symbol)[0][0] for symbol in symbols]
+    vocabulary = {letter: number for number, letter in enumerate([*letters, *SPECIAL])}
+    pad, bos, eos = SPECIAL
+    return Qwen2Tokenizer(
+        vocab=vocabulary, pad_token=pad, bos_token=bos, eos_token=eos, unk_token=None, chat_template=template
+    )
