@@ -1,9 +1,9 @@
 """Kills every kind of process of a running job with SIGKILL, at random times, and looks at what is left.
 
 The copy-digits job runs once undisturbed and once under fire: a rollout, a reward worker, the trainer and Redis are
-each killed ``--kills`` times. Shown of the disturbed run: its end, its ledger, whether the prompts it trained on (in the
-surviving line of checkpoints) are those of the undisturbed run, how many samples ended as poison, and for each kill how
-long entries stayed with the dead consumer (the takeover; a lease lasts 20 s).
+each killed ``--kills`` times. Shown of the disturbed run: its end, its ledger, whether the prompts it trained on (in
+the surviving line of checkpoints) are those of the undisturbed run, how many samples ended as poison, and for each kill
+how long entries stayed with the dead consumer (the takeover; a lease lasts 20 s).
 
     python benchmarks/chaos.py [--kills 2] [--steps 60] [--seed 0] [--json FILE] [--quick]
 """
