@@ -1,0 +1,151 @@
+"""What the reward worker's tests share: a transport, a feed of published samples, workers on user files."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plaudit_metrics.records import GenerationRecord
+from plaudit_reward.sample import Sample
+from plaudit_workers.job.reward import Reward
+from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.scoring.build import build_pipeline
+from plaudit_workers.scoring.group_scope import has_group_scorers
+from plaudit_workers.scoring.worker import ScoringOptions, ScoringWorker
+from plaudit_workers.stream.connection import RedisAddress, Transport
+from plaudit_workers.stream.consumer import Consumer, ConsumerOptions
+from plaudit_workers.stream.groups import StreamLimits, TrainerStreams
+from plaudit_workers.stream.producer import publish
+from plaudit_workers.stream.records import Body, Group, PolicyVersion, Prompt, Sampling
+
+RunWorker = Callable[..., AbstractAsyncContextManager[ScoringWorker]]
+
+
+@pytest.fixture
+async def transport(redis_server: RedisServer, run_name: str) -> AsyncIterator[Transport]:
+    transport = await Transport.open(RedisAddress(redis_server.url, redis_server.password), run_name)
+    yield transport
+    async for key in transport.commands.scan_iter(f"plaudit:{{{run_name}}}:*", count=1000):
+        await transport.commands.unlink(key)
+    await transport.close()
+
+
+class Feed:
+    """Stands where trainer and rollout stand: admits groups, publishes their samples, waits for what comes back."""
+
+    def __init__(self, transport: Transport, reward: Reward, **limits: Any) -> None:
+        self.transport = transport
+        given = {"max_open_groups": 1000, "has_group_scorers": has_group_scorers(reward), **limits}
+        self.trainer = TrainerStreams(transport, StreamLimits(**given))
+
+    async def publish(self, groups: Sequence[Sequence[str]], **about: Any) -> list[str]:
+        """Publishes one group for each list of responses; returns the groups' ids."""
+        if self.trainer.incarnation == 0:
+            await self.trainer.take_over()
+        prompts = [self._prompt(i, len(responses), **about) for i, responses in enumerate(groups)]
+        for prompt in prompts:
+            await self.trainer.admit(prompt)
+        by_id = {prompt.group: responses for prompt, responses in zip(prompts, groups, strict=True)}
+        options = ConsumerOptions(block_s=0.01)
+        async with Consumer[Prompt](self.transport, "prompts", "rollout-0", options) as consumer:
+            left = len(prompts)
+            while left:
+                for delivery in await consumer.take(left):
+                    for index, response in enumerate(by_id[delivery.group]):
+                        await publish(self.transport, delivery, index, _body(delivery.payload, index, response))
+                    consumer.finished(delivery)
+                    left -= 1
+        return [prompt.group for prompt in prompts]
+
+    async def ready(self, count: int) -> dict[str, Group]:
+        """The next ``count`` groups that are ready or dropped, by id."""
+        groups: dict[str, Group] = {}
+        while len(groups) < count:
+            groups |= {group.id: group for group in await self.trainer.take_ready(count, 0.2)}
+        return groups
+
+    def _prompt(self, position: int, n: int, **about: Any) -> Prompt:
+        base: dict[str, Any] = {
+            "group": f"t-{position}-1.0",
+            "position": position,
+            "split": "train",
+            "step": 1,
+            "n": n,
+            "min_version": PolicyVersion(1, 0),
+            "seed": 1,
+            "sampling": Sampling(max_tokens=16),
+            "data_source": "openai/gsm8k",
+            "prompt": "how many?",
+            "prompt_ids": struct.pack("<i", 1),
+            "ground_truth": "4",
+        }
+        return Prompt(**{**base, **about})
+
+
+def _body(prompt: Prompt, index: int, response: str) -> Body:
+    return Body(
+        response_ids=struct.pack("<i", 1),
+        logprobs=struct.pack("<f", -0.5),
+        loss_mask=b"\x01",
+        version_spans=[(0, 1, 0)],
+        generation=GenerationRecord("rollout-0", 0.1, 1, 1, 0, 0),
+        sample=Sample(
+            group=prompt.group,
+            index=index,
+            data_source=prompt.data_source,
+            prompt=prompt.prompt,
+            response=response,
+            ground_truth=prompt.ground_truth,
+            split=prompt.split,
+        ),
+    )
+
+
+@pytest.fixture
+def make_feed(transport: Transport) -> Callable[..., Feed]:
+    return lambda reward, **limits: Feed(transport, reward, **limits)
+
+
+@pytest.fixture
+def make_reward(tmp_path: Path) -> Callable[..., Reward]:
+    """``spec.reward`` from camelCase fields; ``source`` becomes the file of every python scorer."""
+
+    def make(scorers: list[dict[str, Any]], source: str = "", **fields: Any) -> Reward:
+        path = tmp_path / "rewards.py"
+        path.write_text(source)
+        for scorer in scorers:
+            if "function" in scorer:
+                scorer["kind"] = "python"
+                function, arguments = scorer.pop("function"), scorer.pop("arguments", {})
+                scorer["python"] = {"path": str(path), "function": function, "arguments": arguments}
+        return Reward.model_validate({"scorers": scorers, **fields}, by_alias=True, by_name=False)
+
+    return make
+
+
+@pytest.fixture
+def run_worker(redis_server: RedisServer, run_name: str) -> RunWorker:
+    """A reward worker of this run, running until the context ends; it then drains."""
+
+    @asynccontextmanager
+    async def run(reward: Reward, name: str = "reward-0", **options: Any) -> AsyncIterator[ScoringWorker]:
+        transport = await Transport.open(RedisAddress(redis_server.url, redis_server.password), run_name)
+        pipeline = await build_pipeline(reward, name)
+        given = {"consumer": ConsumerOptions(block_s=0.05), **options}
+        worker = ScoringWorker(name, transport, pipeline, ScoringOptions(**given))
+        stop = asyncio.Event()
+        running = asyncio.create_task(worker.run(stop))
+        try:
+            yield worker
+        finally:
+            stop.set()
+            await running
+            await transport.close()
+
+    return run

@@ -1,0 +1,15 @@
+"""Whether a job's groups are scored after their samples. Read by the trainer, which admits groups accordingly."""
+
+from __future__ import annotations
+
+from plaudit_reward.function import declares_post_process
+from plaudit_workers.job.reward import Reward
+
+
+def has_group_scorers(reward: Reward) -> bool:
+    """Whether a scorer has group scope, or is a class with ``post_process_scores``; the files are not run."""
+    return any(
+        scorer.scope == "group"
+        or (scorer.python is not None and declares_post_process(scorer.python.path, scorer.python.function))
+        for scorer in reward.scorers
+    )

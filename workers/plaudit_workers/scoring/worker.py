@@ -1,0 +1,221 @@
+"""The reward process: take → score → commit, for finished samples and for groups that are to be scored as a whole.
+
+``serve`` is the process (``python -m plaudit_workers.scoring``, or an actor that awaits it); ``ScoringWorker`` is the
+same without a job file, for tests and benchmarks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from plaudit_metrics.records import ScoringRecord, WorkerRecord
+from plaudit_reward.pipeline import Pipeline
+from plaudit_reward.sample import Sample
+from plaudit_workers.health import HealthServer
+from plaudit_workers.job.load import JobError, load_job
+from plaudit_workers.job.rljob import RLJob
+from plaudit_workers.process import EXIT_DONE, ProcessSettings, RefusedError
+from plaudit_workers.rollout.outage import outlasting
+from plaudit_workers.rollout.supervision import Supervised, unless_stopped
+from plaudit_workers.scoring.build import build_pipeline
+from plaudit_workers.scoring.committer import Committer
+from plaudit_workers.stream.commits import commit_group, read_group
+from plaudit_workers.stream.connection import RedisAddress, Transport
+from plaudit_workers.stream.consumer import Consumer, ConsumerOptions
+from plaudit_workers.stream.lease import Delivery
+from plaudit_workers.stream.records import Group, GroupDelivery
+
+logger = logging.getLogger(__name__)
+
+_BEAT_EVERY_S = 5.0
+_LOOK_FOR_LOST_EVERY_S = 1.0
+_LOOK_FOR_ROOM_EVERY_S = 0.05
+_GONE_PAUSE_S = 2.0
+_GIVEN_UP = ScoringRecord("given_up", reason="it was not scored when its group was")
+
+
+@dataclass(frozen=True)
+class ScoringOptions:
+    """What a worker is told besides its pipeline."""
+
+    max_concurrent_samples: int = 256
+    drain_grace_s: float = 20.0
+    """After a stop, what is being scored may end within this; the rest is handed back."""
+    consumer: ConsumerOptions = field(default_factory=ConsumerOptions)
+
+
+async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
+    """Runs a reward worker until ``stop`` is set.
+
+    Raises:
+        RefusedError: the job, the transport or a scorer cannot work.
+    """
+    job = _read_job(settings)
+    transport = await Transport.open(
+        RedisAddress.from_settings(settings), settings.run, spill=settings.run_folder / "spill"
+    )
+    try:
+        pipeline = await build_pipeline(job.spec.reward, settings.worker)
+        options = ScoringOptions(max_concurrent_samples=job.spec.reward.workers.max_concurrent_samples)
+        worker = ScoringWorker(settings.worker, transport, pipeline, options)
+        async with HealthServer(settings.health_port, ready=lambda: worker.ready):
+            await worker.run(stop)
+    finally:
+        await transport.close()
+    return EXIT_DONE
+
+
+def _read_job(settings: ProcessSettings) -> RLJob:
+    try:
+        return load_job(settings.job_path)
+    except JobError as error:
+        raise RefusedError(str(error)) from error
+
+
+class ScoringWorker:
+    """Scores the samples and groups that it takes.
+
+    Args:
+        name: of this process, in heartbeats, records and the consumer groups.
+        transport: the run's streams; closed by the caller.
+        pipeline: the job's scorers, opened; closed here.
+        options: sizes and times.
+    """
+
+    def __init__(
+        self, name: str, transport: Transport, pipeline: Pipeline, options: ScoringOptions = ScoringOptions()
+    ) -> None:
+        self._name = name
+        self._transport = transport
+        self._pipeline = pipeline
+        self._options = options
+        self._committer = Committer(transport)
+        self._works: dict[asyncio.Task[None], Delivery[Any]] = {}
+        self._freed = asyncio.Event()
+        self._stopping = False
+        self.ready = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Works until ``stop`` is set, drains, closes the pipeline."""
+        try:
+            async with Supervised() as tasks:
+                tasks.start(self._beats())
+                tasks.start(self._drop_lost())
+                await self._work(tasks, stop)
+        finally:
+            self.ready = False
+            await self._pipeline.close()
+
+    async def _work(self, tasks: Supervised, stop: asyncio.Event) -> None:
+        # Leaving a consumer hands back what is still in work, at once after a failure.
+        async with (
+            Consumer[Sample](self._transport, "samples", self._name, self._options.consumer) as samples,
+            Consumer[GroupDelivery](self._transport, "groups", self._name, self._options.consumer) as groups,
+        ):
+            self.ready = True
+            loops = [self._take_samples(tasks, samples, stop)]
+            if self._pipeline.scores_groups:
+                loops.append(self._take_groups(tasks, groups, stop))
+            async with asyncio.TaskGroup() as taking:
+                for loop in loops:
+                    taking.create_task(loop)
+            await self._drain()
+
+    async def _take_samples(self, tasks: Supervised, consumer: Consumer[Sample], stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            room = min(self._free, self._pipeline.room())
+            if room <= 0:
+                await unless_stopped(stop, self._wait_for_room())
+                continue
+            for delivery in await consumer.take(room):
+                self._start(tasks, delivery, self._score_sample(consumer, delivery))
+
+    async def _take_groups(self, tasks: Supervised, consumer: Consumer[GroupDelivery], stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            if self._free <= 0:
+                await unless_stopped(stop, self._wait_for_room())
+                continue
+            for delivery in await consumer.take(self._free):
+                self._start(tasks, delivery, self._score_group(consumer, delivery))
+
+    def _start(self, tasks: Supervised, delivery: Delivery[Any], work: Coroutine[Any, Any, None]) -> None:
+        task = tasks.start(work)
+        self._works[task] = delivery
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self._works[task]
+        self._freed.set()
+
+    async def _score_sample(self, consumer: Consumer[Sample], delivery: Delivery[Sample]) -> None:
+        scoring = await self._pipeline.score(delivery.payload)
+        await self._committer.commit(delivery, scoring)
+        consumer.finished(delivery)
+
+    async def _score_group(self, consumer: Consumer[GroupDelivery], delivery: Delivery[GroupDelivery]) -> None:
+        group = await outlasting(lambda: read_group(self._transport, delivery.group))
+        if group is None:
+            # The stream ends entries of groups that are gone, but only when they are older than this.
+            await asyncio.sleep(_GONE_PAUSE_S)
+            await consumer.hand_back([delivery])
+            return
+        scorings = await self._scored_group(group)
+        await outlasting(lambda: commit_group(self._transport, delivery, group, scorings))
+        consumer.finished(delivery)
+
+    async def _scored_group(self, group: Group) -> list[ScoringRecord]:
+        scorings = [sample.scoring or _GIVEN_UP for sample in group.samples]
+        present = [(i, sample.body.sample) for i, sample in enumerate(group.samples) if sample.body is not None]
+        results = await self._pipeline.score_group([sample for _, sample in present], [scorings[i] for i, _ in present])
+        for (i, _), scoring in zip(present, results, strict=True):
+            scorings[i] = scoring
+        return scorings
+
+    @property
+    def _free(self) -> int:
+        return self._options.max_concurrent_samples - len(self._works)
+
+    async def _wait_for_room(self) -> None:
+        self._freed.clear()
+        try:
+            async with asyncio.timeout(_LOOK_FOR_ROOM_EVERY_S):
+                await self._freed.wait()
+        except TimeoutError:
+            return
+
+    async def _drop_lost(self) -> None:
+        """Cancels the work on entries that another worker holds by now."""
+        while True:
+            await asyncio.sleep(_LOOK_FOR_LOST_EVERY_S)
+            for task, delivery in self._works.items():
+                if delivery.lost.is_set():
+                    task.cancel()
+
+    async def _drain(self) -> None:
+        self.ready = False
+        self._stopping = True
+        works = set(self._works)
+        if not works:
+            return
+        done, left = await asyncio.wait(works, timeout=self._options.drain_grace_s)
+        for work in left:
+            work.cancel()
+        await asyncio.wait(works)
+        logger.info("drained", extra={"fields": {"finished": len(done), "handed_back": len(left)}})
+
+    async def _beats(self) -> None:
+        while True:
+            record = WorkerRecord(
+                worker=self._name,
+                role="reward",
+                slots=self._options.max_concurrent_samples,
+                busy=len(self._works),
+                ready=self.ready,
+            )
+            await outlasting(partial(self._transport.beat, record))
+            await asyncio.sleep(_BEAT_EVERY_S)
