@@ -248,4 +248,12 @@ def test_a_ledger_that_does_not_add_up_says_so() -> None:
     ledger = TrainerLedger()
     ledger.admit("train", InFlight("t-0-1.0", 0, 0, 1, 0))
     del ledger.train.in_flight["t-0-1.0"]
-    assert ledger.problems() == ["1 groups were admitted, 0 are accounted for: " + str(ledger.counters())]
+    (problem,) = ledger.problems()
+    assert problem.startswith("1 groups were admitted, but 0 trained")
+
+
+def test_a_group_that_found_no_room_is_admitted_later_under_the_same_attempt() -> None:
+    ledger = TrainerLedger()
+    ledger.admit("train", InFlight("t-0-1.0", 0, 0, 1, 0))
+    ledger.withdraw("t-0-1.0")
+    assert (ledger.counters()["admitted"], ledger.train.returned, ledger.problems()) == (0, {0: 0}, [])

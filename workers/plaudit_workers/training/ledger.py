@@ -7,11 +7,12 @@ order; what has to be done again goes back to the front of the queue under a hig
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from plaudit_metrics.records import GroupEnd, Split
+from plaudit_workers.stream.ledger import Ledger
 from plaudit_workers.training.schedule import InFlight
 
 Snapshot = dict[str, Any]
@@ -73,10 +74,7 @@ class TrainerLedger:
     """Counts of the surviving line, and the positions of both splits."""
 
     def __init__(self) -> None:
-        self.admitted = 0
-        self.trained = 0
-        self.evaluated = 0
-        self.dropped: Counter[str] = Counter()
+        self.counts = Ledger()
         self.splits: dict[Split, Positions] = {"train": Positions(), "validation": Positions()}
 
     @property
@@ -94,6 +92,11 @@ class TrainerLedger:
         for positions in self.splits.values():
             yield from positions.in_flight.values()
 
+    def find(self, group: str) -> InFlight | None:
+        """A group in flight; None when it is not."""
+        split = self.split_of(group)
+        return self.splits[split].in_flight[group] if split else None
+
     def split_of(self, group: str) -> Split | None:
         """Of which split a group is in flight; None when it is not."""
         return next((split for split, positions in self.splits.items() if group in positions.in_flight), None)
@@ -101,7 +104,14 @@ class TrainerLedger:
     def admit(self, split: Split, flight: InFlight) -> None:
         """Counts an admitted group."""
         self.splits[split].admit(flight)
-        self.admitted += 1
+        self.counts.admitted += 1
+
+    def withdraw(self, group: str) -> None:
+        """A group was not admitted after all (no room): its position is to be admitted under the same attempt."""
+        positions = self._positions_of(group)
+        flight = positions.end(group)
+        positions.returned[flight.position] = flight.attempt
+        self.counts.admitted -= 1
 
     def end(self, group: str, end: GroupEnd, reason: str = "", *, again: bool = False) -> InFlight:
         """Counts the end of a group in flight.
@@ -111,51 +121,45 @@ class TrainerLedger:
             end: how it ended.
             reason: why it was dropped.
             again: its prompt is to be admitted again.
+
+        Raises:
+            KeyError: it is not in flight.
         """
-        split = self.split_of(group)
-        if split is None:
-            raise KeyError(f"group {group} is not in flight")
-        flight = self.splits[split].end(group)
+        positions = self._positions_of(group)
+        flight = positions.end(group)
         if end == "trained":
-            self.trained += 1
+            self.counts.trained += 1
         elif end == "evaluated":
-            self.evaluated += 1
+            self.counts.evaluated += 1
         else:
-            self.dropped[reason] += 1
+            self.counts.dropped[reason] = self.counts.dropped.get(reason, 0) + 1
         if again:
-            self.splits[split].give_back(flight)
+            positions.give_back(flight)
         return flight
 
     def roll_back(self, groups: Iterable[str]) -> None:
         """Groups whose work is lost: dropped, and their prompts are to be admitted again in their turn."""
-        for group in groups:
+        for group in list(groups):
             self.end(group, "dropped", "rolled_back", again=True)
+
+    def count_lost(self, groups: int) -> None:
+        """Groups of a lost future: admitted after the checkpoint, and rolled back."""
+        self.counts.admitted += groups
+        if groups:
+            self.counts.dropped["rolled_back"] = self.counts.dropped.get("rolled_back", 0) + groups
 
     def counters(self) -> dict[str, int]:
         """The counts by the names that Redis's ``state`` has for them."""
-        return {
-            "admitted": self.admitted,
-            "trained": self.trained,
-            "evaluated": self.evaluated,
-            "dropped": self.dropped.total(),
-            **{f"dropped:{reason}": count for reason, count in sorted(self.dropped.items())},
-        }
+        return self.counts.counters()
 
     def problems(self) -> list[str]:
         """What does not add up; empty when admitted = trained + evaluated + dropped + in flight."""
-        in_flight = sum(1 for _ in self.flights())
-        accounted = self.trained + self.evaluated + self.dropped.total() + in_flight
-        if accounted == self.admitted:
-            return []
-        return [f"{self.admitted} groups were admitted, {accounted} are accounted for: {self.counters()}"]
+        return replace(self.counts, open=sum(1 for _ in self.flights())).problems()
 
     def snapshot(self) -> Snapshot:
         """All of it as plain data."""
         return {
-            "admitted": self.admitted,
-            "trained": self.trained,
-            "evaluated": self.evaluated,
-            "dropped": dict(self.dropped),
+            "counters": self.counters(),
             "splits": {split: positions.snapshot() for split, positions in self.splits.items()},
         }
 
@@ -163,9 +167,21 @@ class TrainerLedger:
     def restored(cls, snapshot: Snapshot) -> TrainerLedger:
         """The inverse of ``snapshot``."""
         ledger = cls()
-        ledger.admitted = snapshot["admitted"]
-        ledger.trained = snapshot["trained"]
-        ledger.evaluated = snapshot["evaluated"]
-        ledger.dropped = Counter(snapshot["dropped"])
+        ledger.counts = Ledger.from_counters(snapshot["counters"], num_open=0)
         ledger.splits = {split: Positions.restored(of_split) for split, of_split in snapshot["splits"].items()}
         return ledger
+
+    def begun_anew(self) -> TrainerLedger:
+        """For a run that goes on from another run's checkpoint: its positions, nothing counted, nothing in flight."""
+        ledger = TrainerLedger()
+        for split, positions in self.splits.items():
+            ledger.splits[split].cursor = positions.cursor
+            busy = {flight.position for flight in positions.in_flight.values()}
+            ledger.splits[split].returned = dict.fromkeys(sorted(busy | positions.returned.keys()), 0)
+        return ledger
+
+    def _positions_of(self, group: str) -> Positions:
+        split = self.split_of(group)
+        if split is None:
+            raise KeyError(f"group {group} is not in flight")
+        return self.splits[split]

@@ -64,11 +64,19 @@ class OpenStep:
     _num_samples: int = 0
     _num_failed: int = 0
 
+    def snapshot(self) -> dict[str, int]:
+        """What is left of it when the trainer stops now: groups that have not ended will be taken again."""
+        return {"accounted": self.accounted, "retries": self.retries}
+
+    @property
+    def taken(self) -> set[str]:
+        """Ids of the groups that the step holds."""
+        return {group.flight.group for group in (*self._batch, *self._held, *self._untrainable)}
+
     @property
     def slots(self) -> int:
         """Groups that the step still has room for."""
-        taken = len(self._batch) + len(self._held) + len(self._untrainable)
-        return self.schedule.prompts_per_step - self.accounted - taken
+        return self.schedule.prompts_per_step - self.accounted - len(self.taken)
 
     @property
     def batch_slots(self) -> int:

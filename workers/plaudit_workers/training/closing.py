@@ -1,0 +1,79 @@
+"""Ends groups: first in the trainer's ledger, which is the authority, then in Redis. Used by the conductor."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from plaudit_metrics.records import GroupEnd, GroupRecord
+from plaudit_workers.stream.records import Group
+from plaudit_workers.training.run_state import Run, RunState
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How groups end."""
+
+    end: GroupEnd
+    step: int
+    """The step they are closed in."""
+    taken: float
+    """When the trainer took them for that (server's clock)."""
+    reason: str = ""
+    """Why they are dropped; empty: each group's own reason."""
+    again: bool = False
+    """Their prompts are to be admitted again."""
+
+
+async def end_groups(run: Run, state: RunState, groups: Sequence[Group], ending: Ending) -> list[GroupRecord]:
+    """Ends groups that the trainer holds; returns their records, in the same order."""
+    records = [group_record(group, ending, run.clock.now()) for group in groups]
+    for record in records:
+        state.ledger.end(record.group, record.end, record.reason, again=ending.again)
+    state.closing += 1
+    try:
+        closed = await asyncio.gather(
+            *(run.streams.close(record.group, record.end, record.reason, record) for record in records)
+        )
+    finally:
+        state.closing -= 1
+    if not all(closed):
+        state.counters_suspect = True
+    return records
+
+
+async def end_unseen(run: Run, state: RunState, group_ids: Sequence[str], reason: str) -> None:
+    """Drops groups in flight that the trainer does not hold."""
+    for group_id in group_ids:
+        state.ledger.end(group_id, "dropped", reason)
+    await asyncio.gather(*(run.streams.close(group_id, "dropped", reason) for group_id in group_ids))
+
+
+async def discard_group(run: Run, state: RunState, group_id: str) -> None:
+    """Closes a group that the ledger has nothing (more) to do with; what Redis counts for it is put right later."""
+    await run.streams.close(group_id, "dropped", "rolled_back")
+    state.counters_suspect = True
+
+
+def group_record(group: Group, ending: Ending, closed: float) -> GroupRecord:
+    """How a group went."""
+    return GroupRecord(
+        group=group.id,
+        split=group.prompt.split,
+        step=ending.step,
+        end=ending.end,
+        num_samples=len(group.samples),
+        num_scored=len(group.samples) - num_failed(group),
+        admitted=group.admitted,
+        closed=closed,
+        terminal=group.terminal,
+        ready=group.ready,
+        taken=ending.taken,
+        reason=(ending.reason or group.reason or "unknown") if ending.end == "dropped" else "",
+    )
+
+
+def num_failed(group: Group) -> int:
+    """Samples of it without a score."""
+    return sum(1 for sample in group.samples if sample.scoring is None or sample.scoring.value is None)

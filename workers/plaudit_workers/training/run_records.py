@@ -1,0 +1,108 @@
+"""What a run leaves behind while it goes on: steps.jsonl, samples, ledger.json, checkpoints. For the conductor."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from plaudit_metrics.records import GroupRecord
+from plaudit_workers.stream.groups import StaleIncarnationError
+from plaudit_workers.stream.records import Group
+from plaudit_workers.training.folder import whole_file
+from plaudit_workers.training.lineage import Lineage
+from plaudit_workers.training.open_step import OpenStep
+from plaudit_workers.training.policy_thread import PolicyThread
+from plaudit_workers.training.run_state import Run, RunState
+from plaudit_workers.training.step_report import StepReport
+from plaudit_workers.training.store import store_groups
+
+logger = logging.getLogger(__name__)
+
+_COUNTED = ("duplicates", "redelivered:", "dead:", "poison", "groups_recreated")
+"""What Redis counts besides the ledger and ``ledger.json`` shows."""
+
+
+class RunRecords:
+    """Writes them.
+
+    Args:
+        run: the run's surroundings.
+        state: where it stands.
+        policy: whose state is checkpointed.
+    """
+
+    def __init__(self, run: Run, state: RunState, policy: PolicyThread) -> None:
+        self._run = run
+        self._state = state
+        self._policy = policy
+
+    async def step(
+        self, report: StepReport, closed: float, groups: Sequence[Group], records: Sequence[GroupRecord]
+    ) -> None:
+        """A step has ended: its line, its samples, its record for the metrics, the ledger.
+
+        Args:
+            report: its bookkeeping.
+            closed: when it ended (server's clock).
+            groups: what is to be stored of it (validation included).
+            records: how these groups ended.
+
+        Raises:
+            RuntimeError: the ledger does not add up.
+            RefusedError: the disk is full.
+        """
+        record = report.record(self._state.incarnation, max(report.step - 1, 0), closed)
+        if self._run.plan.keep_samples and groups:
+            by_group = {ended.group: ended for ended in records}
+            samples = self._run.folder / "samples"
+            await self._policy.run(store_groups, samples, report.step, self._state.incarnation, groups, by_group)
+        await self._policy.run(self._run.sinks.write, record)
+        await self._run.streams.record_step(record)
+        await self.ledger()
+
+    async def ledger(self) -> None:
+        """Writes ``ledger.json`` and compares Redis's counters with it.
+
+        Raises:
+            RuntimeError: the ledger does not add up.
+        """
+        ledger = self._state.ledger
+        counters = await self._run.streams.counters()
+        own = ledger.counters()
+        if any(counters.get(name, 0) != count for name, count in own.items()):
+            self._state.counters_suspect = True  # often only because a prompt is being admitted just now
+        beside = {name: count for name, count in counters.items() if name.startswith(_COUNTED)}
+        content: dict[str, Any] = {
+            **own,
+            "open": sum(1 for _ in ledger.flights()),
+            **beside,
+            "problems": ledger.problems(),
+            "as_of": {"step": self._state.version.number, "incarnation": self._state.incarnation},
+        }
+        with whole_file(self._run.folder / "ledger.json") as path:
+            path.write_text(json.dumps(content, indent=1) + "\n")
+        if content["problems"]:
+            raise RuntimeError(f"the ledger does not add up: {content['problems']}")
+
+    async def checkpoint(self, open_step: OpenStep | None = None, report: StepReport | None = None) -> None:
+        """Writes a checkpoint; with ``open_step`` and ``report`` in the middle of a step.
+
+        Raises:
+            StaleIncarnationError: another trainer took over; its checkpoints must not be mixed with ours.
+            RefusedError: the disk is full.
+        """
+        state = self._state
+        if Lineage.read(self._run.folder / "checkpoints").newest > state.incarnation:
+            raise StaleIncarnationError(f"a later trainer than incarnation {state.incarnation} writes checkpoints")
+        step = state.version.number
+        middle = open_step and report and {**open_step.snapshot(), "report": report.snapshot()}
+        extra = {
+            "step": step,
+            "incarnation": state.incarnation,
+            "ledger": state.ledger.snapshot(),
+            "open_step": middle,
+        }
+        path = await self._policy.save(step, extra)
+        logger.info("checkpoint", extra={"fields": {"path": str(path)}})

@@ -1,0 +1,32 @@
+"""The transport's clock, read without asking: an offset to the own monotonic clock, renewed about every second.
+
+Waits and closings are stamped with it, so that they fit what the stream scripts stamped; a Redis that is away for a
+while does not stop it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+
+
+class ServerClock:
+    """Estimates the server's clock.
+
+    Args:
+        ask: returns the server's time (seconds since the epoch).
+    """
+
+    def __init__(self, ask: Callable[[], Awaitable[float]]) -> None:
+        self._ask = ask
+        self._offset_s = time.time() - time.monotonic()
+
+    async def synchronise(self) -> None:
+        """Asks the server; its answer belongs to the middle between question and answer."""
+        asked = time.monotonic()
+        server = await self._ask()
+        self._offset_s = server - (asked + time.monotonic()) / 2
+
+    def now(self) -> float:
+        """Seconds since the epoch on the server's clock."""
+        return time.monotonic() + self._offset_s
