@@ -50,8 +50,10 @@ def dictionary_loop(rows: list[dict[str, Any]]) -> dict[str, float]:
 def make_step(num_samples: int) -> tuple[list[SampleRecord], list[GroupRecord]]:
     """A step of random samples in groups of eight."""
     random = np.random.default_rng(7)
-    generate, score, queue = (random.uniform(low, high, num_samples) for low, high in ((1, 20), (1, 40), (0, 1)))
-    preempted = random.integers(0, 3, num_samples)
+    generate, score, queue = (
+        random.uniform(low, high, num_samples).tolist() for low, high in ((1, 20), (1, 40), (0, 1))
+    )
+    preempted = random.integers(0, 3, num_samples).tolist()
     samples = []
     for number in range(num_samples):
         published = 1000.0 + generate[number] + 0.1
@@ -64,11 +66,9 @@ def make_step(num_samples: int) -> tuple[list[SampleRecord], list[GroupRecord]]:
                 step=1,
                 data_source="random",
                 stamps=Stamps(1000.0, 1000.05, published, None, taken, taken + score[number] + 0.01),
-                scoring=ScoringRecord(
-                    "scored", float(score[number] > 20), call_s=float(score[number]), worker="reward"
-                ),
+                scoring=ScoringRecord("scored", float(score[number] > 20), call_s=score[number], worker="reward"),
                 generation=GenerationRecord(
-                    "rollout", float(generate[number]), 100, number % 900, 3, 3, num_preempted=int(preempted[number])
+                    "rollout", generate[number], 100, number % 900, 3, 3, num_preempted=preempted[number]
                 ),
             )
         )

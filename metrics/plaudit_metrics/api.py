@@ -15,14 +15,14 @@ from starlette.routing import Route
 
 from plaudit_metrics.history import flat_step
 from plaudit_metrics.kept_steps import ClosedStep
+from plaudit_metrics.openapi import MOST_SAMPLES, MOST_STEPS, MOST_TRACED, document
 from plaudit_metrics.records import SampleRecord, StepRecord
 from plaudit_metrics.stages import stages_of
-from plaudit_metrics.steps import wall_seconds
+from plaudit_metrics.steps import slowest_samples, wall_seconds
+from plaudit_metrics.trace import chrome_trace
 from plaudit_metrics.verdict import explain
 from plaudit_metrics.view import RunView
 
-MOST_STEPS = 500
-MOST_SAMPLES = 100
 _RECENT_STEPS = 10
 
 
@@ -56,7 +56,9 @@ class Api:
                 Route("/api/v1/steps", self._steps),
                 Route("/api/v1/steps/{step:int}", self._step),
                 Route("/api/v1/steps/{step:int}/samples", self._samples),
+                Route("/api/v1/steps/{step:int}/trace", self._trace),
                 Route("/api/v1/verdict", self._verdict),
+                Route("/api/v1/openapi.json", self._openapi),
                 Route("/healthz", self._healthz),
                 Route("/readyz", self._readyz),
             ],
@@ -79,6 +81,23 @@ class Api:
         count = _count(request, "slowest", 20, MOST_SAMPLES)
         samples = [_sample(sample, step) for sample in step.slowest[:count]]
         return _json({"run": self._run, "step": step.record.step, "samples": samples})
+
+    async def _trace(self, request: Request) -> Response:
+        step = self._find(request)
+        whole = self._view.kept.samples(step.record.step)
+        count = _count(request, "slowest", MOST_TRACED, MOST_TRACED)
+        samples = slowest_samples(whole.samples if whole else step.slowest, count)
+        drawn = {sample.group for sample in samples}
+        groups = [group for group in (whole.groups if whole else step.groups.values()) if group.group in drawn]
+        name = f"{self._run}-step-{step.record.step}.json"
+        return Response(
+            msgspec.json.encode(chrome_trace(step.record, samples, groups)),
+            media_type="application/json",
+            headers={"Content-Disposition": f'attachment; filename="{name}"'},
+        )
+
+    async def _openapi(self, _: Request) -> Response:
+        return _json(document(self._run))
 
     async def _verdict(self, _: Request) -> Response:
         recent = self._view.kept.newest(_RECENT_STEPS)

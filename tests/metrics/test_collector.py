@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -185,3 +186,13 @@ def test_restored_steps_are_known_and_their_events_add_the_slowest_samples(run: 
     assert [step.slowest for step in kept.newest(5)] == [[], []]
     feed(Collector(kept), records)
     assert [len(step.slowest) for step in kept.newest(5)] == [6, 6]
+
+
+def test_a_waiting_sample_costs_less_than_a_kilobyte(sample: Build) -> None:
+    collector = Collector(KeptSteps())
+    samples = [sample(f"t-{number // 8}-1.0", number % 8) for number in range(4_000)]
+    tracemalloc.start()
+    feed(collector, samples)
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used / len(samples) < 1_000

@@ -1,0 +1,86 @@
+"""What the OpenAPI document promises is what the service answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+
+from plaudit_metrics.api import Api
+from plaudit_metrics.kept_steps import KeptSteps
+from plaudit_metrics.openapi import document
+from plaudit_metrics.records import WaitRecord
+from plaudit_metrics.series import Series
+from plaudit_metrics.steps import step_record
+from plaudit_metrics.view import RunView
+
+Build = Callable[..., Any]
+PATHS: dict[str, Any] = document("demo")["paths"]
+
+
+@pytest.fixture
+def client(sample: Build, group: Build) -> httpx.AsyncClient:
+    """The API over one closed step."""
+    view = RunView(Series(), KeptSteps())
+    samples = [sample(index=index, generation=1.0, score=2.0 + index) for index in range(3)]
+    record = group(samples)
+    opened = samples[0].stamps.admitted
+    waits = [WaitRecord(opened, opened + 5, [record.group])]
+    step = step_record(1, 1, samples, groups=[record], waits=waits, opened=opened, closed=opened + 6)
+    view.handle([*samples, record, step], True)
+    application = Api("demo", view, lambda: "").application()
+    return httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url="http://metrics")
+
+
+def schema_of(path: str, status: str) -> dict[str, Any]:
+    (content,) = PATHS[path]["get"]["responses"][status]["content"].values()
+    return {**content["schema"], "components": document("demo")["components"]}
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_an_answer_is_as_promised(client: httpx.AsyncClient, path: str) -> None:
+    answer = await client.get(path.replace("{step}", "1"))
+    assert answer.status_code == 200
+    content = json.loads(answer.content) if "json" in answer.headers["content-type"] else answer.text
+    jsonschema.validate(content, schema_of(path, "200"))
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS if "404" in PATHS[path]["get"]["responses"] and "{" in path])
+async def test_an_unknown_step_is_told_as_promised(client: httpx.AsyncClient, path: str) -> None:
+    answer = await client.get(path.replace("{step}", "99"))
+    assert answer.status_code == 404
+    jsonschema.validate(answer.json(), schema_of(path, "404"))
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS if "400" in PATHS[path]["get"]["responses"]])
+@pytest.mark.parametrize("wrong", ["0", "-1", "many", "1000000"])
+async def test_a_count_out_of_its_bounds_is_refused_as_promised(
+    client: httpx.AsyncClient, path: str, wrong: str
+) -> None:
+    (query,) = [each["name"] for each in PATHS[path]["get"]["parameters"] if each["in"] == "query"]
+    answer = await client.get(path.replace("{step}", "1"), params={query: wrong})
+    assert answer.status_code == 400
+    jsonschema.validate(answer.json(), schema_of(path, "400"))
+
+
+def test_every_route_is_described() -> None:
+    application = Api("demo", RunView(Series(), KeptSteps()), lambda: "").application()
+    routes = {getattr(route, "path", "").replace("{step:int}", "{step}") for route in application.routes}
+    assert routes == set(PATHS)
+
+
+def test_the_document_has_no_dangling_reference() -> None:
+    text = json.dumps(document("demo"))
+    named = {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}
+    assert named <= set(document("demo")["components"]["schemas"])
+
+
+async def test_a_timeline_can_be_loaded_as_a_file(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/api/v1/steps/1/trace", params={"slowest": 2})
+    assert 'filename="demo-step-1.json"' in answer.headers["content-disposition"]
+    scores = [event for event in answer.json()["traceEvents"] if event["name"] == "score"]
+    assert sorted(event["args"]["index"] for event in scores) == [1, 2]
