@@ -13,9 +13,6 @@ from ruamel.yaml.reader import ReaderError
 
 from plaudit_workers.job.problem import JobError, Problem
 
-_DEEPEST = 40
-"""Levels; a job has about ten, and a document that contains itself has no end."""
-
 Location = Sequence[str | int]
 """Keys and indices from the root to a part."""
 
@@ -33,7 +30,7 @@ class Document:
 
     def __init__(self, text: str, path: Path | str = "") -> None:
         self._tree = _parse(text, path)
-        self.data: dict[str, Any] = _plain(self._tree, path)
+        self.data: dict[str, Any] = _plain(self._tree)
 
     def line(self, location: Location) -> int | None:
         """The line of a part, from 1; of the nearest part around it where there is none such; None for the root."""
@@ -68,6 +65,8 @@ def _parse(text: str, path: Path | str) -> CommentedMap:
         raise JobError([_syntax(words, mark.line + 1 if mark else None)], path) from error
     except (ReaderError, YAMLError, ValueError) as error:
         raise JobError([_syntax(str(error).splitlines()[0], None)], path) from error
+    except RecursionError as error:
+        raise JobError([_syntax("nested too deeply", None)], path) from error
     if not isinstance(tree, CommentedMap):
         words = "is empty" if tree is None else f"holds {_kind(tree)} instead of a mapping"
         raise JobError([Problem("", f"the file {words}", "Begin with apiVersion: and kind: RLJob")], path)
@@ -82,14 +81,12 @@ def _kind(tree: object) -> str:
     return "a list" if isinstance(tree, CommentedSeq) else "a single value"
 
 
-def _plain(node: Any, path: Path | str, depth: int = 0) -> Any:
+def _plain(node: Any) -> Any:
     """Dictionaries, lists and scalars without what the round-trip loader hangs on them."""
-    if depth > _DEEPEST:
-        raise JobError([Problem("", f"nested deeper than {_DEEPEST} levels", "Look for an anchor inside itself")], path)
     if isinstance(node, CommentedMap):
-        return {_scalar(key): _plain(value, path, depth + 1) for key, value in node.items()}
+        return {_scalar(key): _plain(value) for key, value in node.items()}
     if isinstance(node, CommentedSeq):
-        return [_plain(value, path, depth + 1) for value in node]
+        return [_plain(value) for value in node]
     return _scalar(node)
 
 

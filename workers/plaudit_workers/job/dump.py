@@ -10,9 +10,7 @@ from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import RoundTripRepresenter
 
 from plaudit_workers.job.rljob import TRAINING_SECTIONS, RLJob
-
-_OPAQUE = {"arguments", "affinity", "template", "tolerations", "volumes", "envFrom", "podSelector", "namespaceSelector"}
-"""Handed on as they are, empty members included."""
+from plaudit_workers.job.section import Section
 
 
 def dump_job(job: RLJob) -> str:
@@ -28,18 +26,29 @@ def dump_job(job: RLJob) -> str:
 
 def job_data(job: RLJob) -> dict[str, Any]:
     """The job as plain data in YAML's names."""
-    absent = set() if job.spec.trains else set(TRAINING_SECTIONS)
-    data = job.model_dump(by_alias=True, exclude_none=True, exclude={"spec": absent})
-    return {key: _without_empty(value) for key, value in data.items()}
+    data = _section_data(job)
+    if not job.spec.trains:
+        for section in TRAINING_SECTIONS:
+            data["spec"].pop(section, None)
+    return data
 
 
-def _without_empty(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_without_empty(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    kept = {key: inner if key in _OPAQUE else _without_empty(inner) for key, inner in value.items()}
-    return {key: inner for key, inner in kept.items() if inner not in ("", {}, [])}
+def _section_data(section: Section) -> dict[str, Any]:
+    """Every field but those that are absent, or empty by default."""
+    data = {}
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        written = _plain(value)
+        empty_by_default = written in ("", [], {}) and value == field.get_default(call_default_factory=True)
+        if value is not None and not empty_by_default:
+            data[field.alias or name] = written
+    return data
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Section):
+        return _section_data(value)
+    return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
 class _Representer(RoundTripRepresenter):

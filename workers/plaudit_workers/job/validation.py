@@ -45,8 +45,10 @@ def validate(written: Mapping[str, Any]) -> tuple[RLJob, list[Problem]] | tuple[
 
 def _told(located: Sequence[tuple[ErrorDetails, Location]]) -> list[Problem]:
     """One problem a field: where a value may be of several types, pydantic tells an error for each of them."""
-    told = {location: tell(detail, RLJob, location) for detail, location in reversed(located)}
-    return list(reversed(told.values()))
+    by_location: dict[Location, list[ErrorDetails]] = {}
+    for detail, location in located:
+        by_location.setdefault(location, []).append(detail)
+    return [tell(details, RLJob, location) for location, details in by_location.items()]
 
 
 def _location(detail: ErrorDetails, data: object) -> Location:
@@ -54,11 +56,19 @@ def _location(detail: ErrorDetails, data: object) -> Location:
     location: list[str | int] = []
     node = data
     for part in detail["loc"]:
-        if not isinstance(node, dict | list) or part == "[key]":
+        written = _holds(node, part)
+        if written or (detail["type"] == "missing" and isinstance(node, dict)):
+            location.append(part)
+        if not written:
             break
-        location.append(part)
         node = _inside(node, part)
     return tuple(location)
+
+
+def _holds(node: object, part: str | int) -> bool:
+    if isinstance(node, list):
+        return isinstance(part, int) and part < len(node)
+    return isinstance(node, dict) and part in node
 
 
 def _take_out(data: dict[str, Any], detail: ErrorDetails, location: Location) -> str:

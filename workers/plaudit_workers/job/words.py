@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
@@ -58,15 +58,19 @@ def null_problem(location: Location) -> Problem:
     )
 
 
-def tell(error: ErrorDetails, root: type[BaseModel], location: Location) -> Problem:
-    """Turns one of pydantic's errors into a problem.
+def tell(errors: Sequence[ErrorDetails], root: type[BaseModel], location: Location) -> Problem:
+    """Turns pydantic's errors about one field into a problem.
 
     Args:
-        error: what pydantic says.
+        errors: what pydantic says; several where a value may be of several types and is of none.
         root: the model that was validated, for names to suggest.
         location: keys and indices as written in the file.
     """
-    message, remedy = _words(error, root, location)
+    kinds = [_TYPE_WORDS[error["type"]][0] for error in errors if error["type"] in _TYPE_WORDS]
+    if len(kinds) > 1:
+        value = shown(errors[0]["input"])
+        return Problem(field_name(location), f"{value} is not {' or '.join(kinds)}", "Write it like 4, 500m or 16Gi")
+    message, remedy = _words(errors[0], root, location)
     return Problem(field_name(location), message, remedy)
 
 

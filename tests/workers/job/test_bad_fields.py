@@ -1,0 +1,214 @@
+"""Every rule of a job, broken once: what is said names the field, the value and the remedy."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from plaudit_workers.job.problem import Problem
+
+RULE = {"name": "first", "kind": "rule"}
+PYTHON = {"name": "second", "kind": "python", "python": {"path": "r.py"}}
+JUDGE = {"baseUrl": "https://judge/v1", "model": "big", "promptTemplate": {"path": "j.j2"}, "parse": {"regex": "(.)"}}
+GPUS = {"resources": {"limits": {"nvidia.com/gpu": 3}}}
+
+SINGLE_FIELDS: list[tuple[dict[str, Any], str]] = [
+    ({"seed": -1}, "spec.seed: -1 is not at least 0. Give a number at least 0"),
+    ({"seed": True}, "spec.seed: True is not a whole number. Write digits without quotes"),
+    ({"algorithm.steps": "100"}, "spec.algorithm.steps: '100' is not a whole number. Write digits without quotes"),
+    ({"algorithm.steps": 1.5}, "spec.algorithm.steps: 1.5 is not a whole number. Write digits without quotes"),
+    ({"algorithm.steps": None, "algorithm.seed": 1}, "spec.algorithm.steps: is missing. Add steps: …"),
+    (
+        {"algorithm.promptPerStep": 8},
+        "spec.algorithm.promptPerStep: is not a field of this section. Did you mean promptsPerStep? Fields here: ",
+    ),
+    (
+        {"algorithm.prompts_per_step": 8},
+        "spec.algorithm.prompts_per_step: is not a field of this section. Did you mean",
+    ),
+    ({"algorithm.order": "soon"}, "spec.algorithm.order: 'soon' is not possible. Give 'step' or 'ready'"),
+    (
+        {"algorithm.loss": {"clipLow": 1.0}},
+        "spec.algorithm.loss.clipLow: 1.0 is not below 1.0. Give a number below 1.0",
+    ),
+    (
+        {"algorithm.optimizer": {"learningRate": float("nan")}},
+        "spec.algorithm.optimizer.learningRate: nan is not a finite number. Give a finite number",
+    ),
+    ({"model.source": ""}, "spec.model.source: is empty. Give a value"),
+    ({"model.dtype": "fp8"}, "spec.model.dtype: 'fp8' is not possible. Give 'bfloat16', 'float16' or 'float32'"),
+    ({"model.trustRemoteCode": "yes"}, "spec.model.trustRemoteCode: 'yes' is not true or false. Write true or false"),
+    ({"rollout": []}, "spec.rollout: [] is not a mapping. Write {key: value}"),
+    ({"rollout.sampling": {"topP": 0}}, "spec.rollout.sampling.topP: 0 is not above 0.0. Give a number above 0.0"),
+    ({"reward.scorers": {}}, "spec.reward.scorers: {} is not a list. Write [a, b]"),
+    ({"reward.scorers": []}, "spec.reward.scorers: is empty. Give a value"),
+    ({"reward.scorers.0.name": "Digits!"}, "spec.reward.scorers[0].name: 'Digits!' is not a DNS label. Use lower-case"),
+    ({"reward.scorers.0.name": "d" * 21}, "has 21 characters. Give at most 20"),
+    ({"reward.scorers.0.kind": "pyton"}, "spec.reward.scorers[0].kind: 'pyton' is not possible. Give 'rule', 'python'"),
+    ({"reward.scorers.0.python.function": "a b"}, "'a b' is not the name of a Python function. Give the name as it"),
+    (
+        {"transport": {"url": "http://x"}},
+        "spec.transport.url: 'http://x' is not the address of a Redis. Write redis://",
+    ),
+    ({"transport": {"managed": {"memory": "4GB"}}}, "'4GB' is not an amount of bytes. Write it like 512Mi or 4Gi"),
+    ({"storage": {"mountPath": "here"}}, "spec.storage.mountPath: 'here' is not an absolute path. Begin with /"),
+    (
+        {"trainer.pod": {"resources": {"limits": {"cpu": [1]}}}},
+        "spec.trainer.pod.resources.limits.cpu: [1] is not text or a whole number. Write it like 4, 500m or 16Gi",
+    ),
+    ({"metrics": {"rewardLatency": {"target": 1.0}}}, "spec.metrics.rewardLatency.target: 1.0 is not below 1.0"),
+]
+
+RULES: list[tuple[dict[str, Any], str]] = [
+    ({"trainer": None}, "spec.trainer: is missing, and a job with rollout or trainer needs it. Add trainer: {}"),
+    ({"rollout": None}, "spec.rollout: is missing, and a job with rollout or trainer needs it. Add rollout: {}"),
+    ({"model": None}, "spec.model: is missing, and a job with rollout or trainer needs it. Add model: {source: …}"),
+    (
+        {"rollout": None, "trainer": None, "data": None, "algorithm": None},
+        "spec.model: has no use in a job without rollout and trainer",
+    ),
+    (
+        {"algorithm.promptsPerStep": 10, "algorithm.miniBatchesPerStep": 4},
+        "spec.algorithm.promptsPerStep: 10 cannot be divided by miniBatchesPerStep 4. Give a multiple of 4, such as 8",
+    ),
+    (
+        {"algorithm.order": "ready"},
+        "spec.algorithm.order: ready takes groups across steps, which maxStaleness 0 forbids. Set maxStaleness to 1",
+    ),
+    (
+        {"algorithm.samplesPerPrompt": 1},
+        "spec.algorithm.samplesPerPrompt: 1 leaves nothing to compare within a group, so advantage grpo is always 0",
+    ),
+    (
+        {"algorithm.samplesPerPrompt": 4, "reward.minSamplesPerGroup": 5},
+        "spec.reward.minSamplesPerGroup: 5 is more than the 4 samples of a group (samplesPerPrompt)",
+    ),
+    (
+        {"rollout.engine": {"maxModelLength": 2000}},
+        "spec.rollout.engine.maxModelLength: 2000 is less than maxPromptLength 1024 + maxTokens 1024 = 2048. Give at",
+    ),
+    (
+        {"data.validation": {"path": "v.jsonl", "sampling": {"maxTokens": 4000}}},
+        "spec.rollout.engine.maxModelLength: 4096 is less than maxPromptLength 1024 + validation's maxTokens 4000",
+    ),
+    (
+        {"rollout.sampling": {"temperature": 0}},
+        "spec.rollout.sampling.temperature: 0 makes all samples of a group alike",
+    ),
+    ({"rollout.agent": {"kind": "tools"}}, "spec.rollout.agent.tools: is empty, and kind tools needs tools"),
+    ({"rollout.agent": {"kind": "custom", "path": "a.py"}}, "spec.rollout.agent.path: or class is missing, and kind"),
+    ({"trainer.ranks": 2}, "spec.trainer.strategy: single is one process, but ranks is 2. Set strategy to fsdp2"),
+    (
+        {"trainer": {"ranks": 12, "strategy": "fsdp2"}},
+        "spec.trainer.ranks: 12 cannot be divided by ranksPerPod 8. Give a multiple",
+    ),
+    (
+        {"trainer.pod": GPUS},
+        "spec.trainer.pod.resources.limits: nvidia.com/gpu: 3 does not fit ranks of a pod 1. Give 1",
+    ),
+    ({"rollout.pod": GPUS}, "spec.rollout.pod.resources.limits: nvidia.com/gpu: 3 does not fit tensorParallelSize 1"),
+    (
+        {"transport": {"managed": {"memory": "16Mi"}}},
+        "spec.transport.managed.memory: 16Mi is too little for 512 samples in flight",
+    ),
+    ({"transport": {"url": "redis://:secret@host:6379/0"}}, "spec.transport.url: holds a user or password"),
+    (
+        {"transport": {"passwordSecret": {"name": "redis", "key": "password"}}},
+        "spec.transport.passwordSecret: belongs to an external Redis, but url is empty",
+    ),
+    (
+        {"reward.workers": {"autoscaling": {"minReplicas": 4, "maxReplicas": 2}}},
+        "spec.reward.workers.autoscaling.minReplicas: 4 is more than maxReplicas 2",
+    ),
+    ({"files": {"items": [{"key": "a", "path": "b"}]}}, "spec.files.configMap: is empty, but items are listed"),
+    (
+        {"files": {"configMap": "m", "items": [{"key": "a", "path": "b"}, {"key": "c", "path": "b"}]}},
+        "spec.files.items[1].path: 'b' is there twice",
+    ),
+]
+
+SCORERS: list[tuple[list[dict[str, Any]], str]] = [
+    ([RULE, RULE], "spec.reward.scorers[1].name: 'first' is there twice. Give each scorer a name of its own"),
+    ([{**RULE, "kind": "python"}], "spec.reward.scorers[0].python: is missing, and kind python needs it. Add python:"),
+    ([{**RULE, "kind": "judge"}], "spec.reward.scorers[0].judge: is missing, and kind judge needs it"),
+    ([{**RULE, "kind": "model"}], "spec.reward.scorers[0].model: is missing, and kind model needs it"),
+    ([{**PYTHON, "kind": "rule"}], "spec.reward.scorers[0].python: belongs to kind python, but the kind is rule"),
+    ([{**PYTHON, "rule": "gsm8k"}], "spec.reward.scorers[0].rule: has no meaning for kind python"),
+    ([{**RULE, "rule": "gsm9k"}], "spec.reward.scorers[0].rule: there is no rule 'gsm9k'. Rules are gsm8k"),
+    ([{**RULE, "isolation": "inline"}], "spec.reward.scorers[0].isolation: has no meaning for kind rule"),
+    ([{**RULE, "limits": {}}], "spec.reward.scorers[0].limits: has no meaning for kind rule. Leave it out; it belongs"),
+    (
+        [{**RULE, "when": {"scorer": "second", "equals": 1}}, PYTHON],
+        "spec.reward.scorers[0].when.scorer: 'second' is not a scorer earlier in the list (there are: none: this",
+    ),
+    (
+        [{**PYTHON, "scope": "group"}, {**RULE, "when": {"scorer": "second", "equals": 1}}],
+        "spec.reward.scorers[1].when.scorer: 'second' scores whole groups, after all samples are scored",
+    ),
+    (
+        [RULE, {**PYTHON, "scope": "group", "when": {"scorer": "first", "equals": 1}}],
+        "spec.reward.scorers[1].when: chooses single samples, but scope is group",
+    ),
+    ([{**RULE, "scope": "group"}], "spec.reward.scorers[0].scope: group is not possible for kind rule"),
+    (
+        [{"name": "j", "kind": "judge", "judge": {**JUDGE, "parse": {}}}],
+        "spec.reward.scorers[0].judge.parse: needs exactly one of regex, jsonPath and python, and has none. Keep one",
+    ),
+    (
+        [{"name": "j", "kind": "judge", "judge": {**JUDGE, "parse": {"regex": "a", "jsonPath": "$.b"}}}],
+        "spec.reward.scorers[0].judge.parse: needs exactly one of regex, jsonPath and python, and has regex and",
+    ),
+    ([{**RULE, "weight": 0}], "spec.reward.scorers: all have weight 0, so every reward would be 0"),
+]
+
+COMBINES: list[tuple[dict[str, Any], str]] = [
+    ({"kind": "python", "path": "c.py"}, "spec.reward.combine: has no path or no function, and kind python needs both"),
+    ({"path": "c.py"}, "spec.reward.combine: path and function belong to kind python, but the kind is weightedSum"),
+]
+
+
+@pytest.mark.parametrize(("fields", "words"), SINGLE_FIELDS + RULES)
+def test_a_bad_field_is_told_with_its_value_and_a_remedy(
+    changed: Callable[[dict[str, Any]], dict[str, Any]],
+    problems_of: Callable[[dict[str, Any]], list[Problem]],
+    fields: dict[str, Any],
+    words: str,
+) -> None:
+    assert_told(problems_of(changed(fields)), words)
+
+
+@pytest.mark.parametrize(("scorers", "words"), SCORERS)
+def test_scorers_that_contradict_are_told(
+    changed: Callable[[dict[str, Any]], dict[str, Any]],
+    problems_of: Callable[[dict[str, Any]], list[Problem]],
+    scorers: list[dict[str, Any]],
+    words: str,
+) -> None:
+    assert_told(problems_of(changed({"reward.scorers": scorers})), words)
+
+
+@pytest.mark.parametrize(("combine", "words"), COMBINES)
+def test_a_combination_without_its_function_is_told(
+    changed: Callable[[dict[str, Any]], dict[str, Any]],
+    problems_of: Callable[[dict[str, Any]], list[Problem]],
+    combine: dict[str, Any],
+    words: str,
+) -> None:
+    assert_told(problems_of(changed({"reward.combine": combine})), words)
+
+
+def test_a_group_scorer_needs_groups(
+    changed: Callable[[dict[str, Any]], dict[str, Any]], problems_of: Callable[[dict[str, Any]], list[Problem]]
+) -> None:
+    fields = {
+        "reward.scorers": [{**PYTHON, "scope": "group"}],
+        "algorithm.samplesPerPrompt": 1,
+        "algorithm.advantage": "reinforcePlusPlus",
+    }
+    assert_told(problems_of(changed(fields)), "spec.reward.scorers[0].scope: group compares samples of a prompt, but")
+
+
+def assert_told(problems: list[Problem], words: str) -> None:
+    told = [str(problem) for problem in problems]
+    assert any(words in line for line in told), told
+    assert all(problem.message and problem.remedy for problem in problems)

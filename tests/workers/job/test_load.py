@@ -1,0 +1,142 @@
+"""Job files: what is no job file is refused in one sentence; defaults fill a short one; paths become absolute."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plaudit_workers.job.load import load_job, locate, parse_job, read_job
+from plaudit_workers.job.problem import JobError, Problem
+from plaudit_workers.job.rljob import RLJob
+from plaudit_workers.process import RefusedError
+
+
+def test_a_short_job_is_filled_with_defaults(small_job: str, write_job: Callable[..., Path]) -> None:
+    spec = load_job(write_job(small_job)).spec
+    assert spec.trains
+    assert spec.algorithm.samples_per_prompt == 8
+    assert spec.rollout.engine.kind == "vllm"
+    assert spec.reward.on_failure == "mask"
+    assert spec.reward.min_samples_per_group == 2
+    assert spec.reward.scorers[0].python.function == "compute_score"
+    assert spec.trainer.checkpoint.every_steps == 10
+    assert spec.data.validation is None
+
+
+def test_groups_of_one_need_one_sample(changed: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    job = parse_job(changed({"algorithm.samplesPerPrompt": 1, "algorithm.advantage": "reinforcePlusPlus"}))
+    assert job.spec.reward.min_samples_per_group == 1
+
+
+def test_a_job_with_rewards_alone_is_valid_and_does_not_train() -> None:
+    job = parse_job(
+        {
+            "apiVersion": "plaudit.dev/v1alpha1",
+            "kind": "RLJob",
+            "metadata": {"name": "scores"},
+            "spec": {"reward": {"scorers": [{"name": "gsm8k", "kind": "rule"}]}},
+        }
+    )
+    assert not job.spec.trains
+
+
+def test_a_job_can_be_built_in_python_by_its_python_names() -> None:
+    scorers = [{"name": "a", "kind": "rule"}]
+    job = RLJob(
+        api_version="plaudit.dev/v1alpha1",
+        kind="RLJob",
+        metadata={"name": "a"},
+        spec={"reward": {"scorers": scorers, "min_samples_per_group": 1}},
+    )
+    assert job.spec.reward.min_samples_per_group == 1
+
+
+def test_validation_takes_the_length_of_training_unless_it_says_otherwise(
+    changed: Callable[[dict[str, Any]], dict[str, Any]],
+) -> None:
+    spec = parse_job(changed({"data.validation": {"path": "v.jsonl"}, "rollout.sampling": {"maxTokens": 7}})).spec
+    assert spec.data.validation is not None
+    sampling = spec.data.validation.sampling.over(spec.rollout.sampling)
+    assert (sampling.temperature, sampling.max_tokens) == (0.0, 7)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("", None, "the file is empty"),
+        ("- a\n- b\n", None, "the file holds a list instead of a mapping"),
+        ("just words", None, "the file holds a single value instead of a mapping"),
+        ("a: 1\nb: [1, 2\nc: 3\n", 3, "not valid YAML"),
+        ("a: 1\na: 2\n", 2, "not valid YAML"),
+        ("a: 1\n---\nb: 2\n", 2, "not valid YAML"),
+        ("a: \x07", None, "not valid YAML"),
+        ("a: " + "[" * 2000, None, "nested too deeply"),
+    ],
+)
+def test_what_is_no_job_file_is_told_in_one_sentence(
+    write_job: Callable[..., Path], text: str, line: int | None, words: str
+) -> None:
+    with pytest.raises(JobError) as caught:
+        load_job(write_job(text))
+    (problem,) = caught.value.problems
+    assert problem.line == line
+    assert words in problem.message
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    for name, words in (
+        ("absent.yaml", "there is no such file"),
+        (".", "cannot be read"),
+        ("binary.yaml", "is not text in UTF-8"),
+    ):
+        with pytest.raises(JobError, match=words):
+            load_job(tmp_path / name)
+
+
+def test_a_bad_job_is_a_refusal_like_any_other() -> None:
+    assert issubclass(JobError, RefusedError)
+
+
+def test_paths_become_absolute_beside_the_job_file(
+    changed: Callable[[dict[str, Any]], dict[str, Any]], write_job: Callable[..., Path], tmp_path: Path
+) -> None:
+    fields = {
+        "model.tokenizer": "../tokenizer",
+        "data.validation": {"path": "/volume/test.jsonl"},
+        "reward.combine": {"kind": "python", "path": "lib/c.py", "function": "f"},
+        "trainer.checkpoint": {"resumeFrom": "old/step-1"},
+    }
+    spec = load_job(write_job(changed(fields))).spec
+    assert spec.model.source == str(tmp_path / "model")
+    assert spec.model.tokenizer == str(tmp_path.parent / "tokenizer")
+    assert spec.data.train.path == str(tmp_path / "data/train.parquet")
+    assert spec.data.validation.path == "/volume/test.jsonl"
+    assert spec.reward.scorers[0].python.path == str(tmp_path / "reward.py")
+    assert spec.reward.combine.path == str(tmp_path / "lib/c.py")
+    assert spec.trainer.checkpoint.resume_from == str(tmp_path / "old/step-1")
+
+
+def test_a_source_is_a_hub_id_unless_it_looks_like_a_path_or_is_one(
+    changed: Callable[[dict[str, Any]], dict[str, Any]], write_job: Callable[..., Path], tmp_path: Path
+) -> None:
+    (tmp_path / "beside").mkdir()
+    for written, expected in (
+        ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B"),
+        ("./model", str(tmp_path / "model")),
+        ("beside", str(tmp_path / "beside")),
+        ("/models/m", "/models/m"),
+    ):
+        assert load_job(write_job(changed({"model.source": written}))).spec.model.source == expected
+
+
+def test_paths_stay_as_written_for_kubernetes(small_job: str, write_job: Callable[..., Path]) -> None:
+    assert read_job(write_job(small_job)).spec.model.source == "./model"
+
+
+def test_problems_found_later_get_the_lines_of_their_fields(small_job: str, write_job: Callable[..., Path]) -> None:
+    path = write_job(small_job)
+    fields = ["spec.data.train.path", "spec.reward.scorers[0].python.path", "spec.storage.claimName", ""]
+    located = locate([Problem(field, "", "") for field in fields], path)
+    assert [problem.line for problem in located] == [8, 13, 5, None]
