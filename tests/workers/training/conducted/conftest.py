@@ -1,0 +1,232 @@
+"""Whole runs in one process: a conductor on a scripted policy, a rollout on a scripted engine, real scoring, real Redis.
+
+``Simulation`` starts the three as tasks. The trainer can be killed: its task is cancelled wherever it happens to be,
+nothing is told to anybody, and the next one starts with a fresh connection and what lies on the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from plaudit_metrics.history import read_steps
+from plaudit_metrics.records import StepRecord
+from plaudit_workers.job.reward import Reward
+from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.rollout.agents.single_turn import SingleTurn
+from plaudit_workers.rollout.script import Script
+from plaudit_workers.rollout.scripted_engine import ScriptedEngine
+from plaudit_workers.rollout.worker import RolloutOptions, RolloutWorker
+from plaudit_workers.scoring.build import build_pipeline
+from plaudit_workers.scoring.worker import ScoringOptions, ScoringWorker
+from plaudit_workers.stream.connection import RedisAddress, Transport
+from plaudit_workers.stream.consumer import ConsumerOptions
+from plaudit_workers.stream.groups import StreamLimits, TrainerStreams
+from plaudit_workers.stream.records import Group, Sampling
+from plaudit_workers.training.conductor import conduct
+from plaudit_workers.training.run_plan import RunPlan, ValidationPlan
+from plaudit_workers.training.run_state import Run
+from plaudit_workers.training.schedule import Schedule
+from plaudit_workers.training.scripted_policy import ScriptedPolicy
+from plaudit_workers.training.server_clock import ServerClock
+from plaudit_workers.training.sinks import Sinks
+
+SAMPLES = 4
+
+SCORERS = """
+import asyncio, random
+
+async def compute_score(data_source, solution_str, ground_truth, extra_info=None, slow_s=0.02, broken_file=""):
+    import pathlib
+    await asyncio.sleep(random.uniform(0, slow_s))
+    if broken_file and pathlib.Path(broken_file).exists():
+        raise RuntimeError("the judge is away")
+    return float(ground_truth)
+
+def spread(rewards):
+    return rewards
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A prompt of the simulation: its ground truth is its position."""
+
+    data_source: str
+    prompt_text: str
+    prompt_ids: bytes
+    ground_truth: Any
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    extra_info: dict[str, Any] = field(default_factory=dict)
+
+
+class Rows:
+    """As many prompts as wanted."""
+
+    def __init__(self, num_rows: int, data_source: str) -> None:
+        self._num_rows = num_rows
+        self._data_source = data_source
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def prompt_at(self, position: int) -> Row:
+        ids = np.array([position % 7 + 1], "<i4").tobytes()
+        return Row(self._data_source, f"prompt {position}", ids, float(position % self._num_rows))
+
+
+def make_plan(
+    *,
+    steps: int = 4,
+    prompts_per_step: int = 4,
+    mini_batches: int = 1,
+    staleness: int = 0,
+    order: Any = "step",
+    validate_every: int | None = None,
+    **changes: Any,
+) -> RunPlan:
+    sampling = Sampling(max_tokens=8)
+    validation = None if validate_every is None else ValidationPlan(validate_every, 1, replace(sampling, temperature=0))
+    schedule = Schedule(steps, prompts_per_step, mini_batches, staleness, order)
+    given: dict[str, Any] = {"checkpoint_every_steps": 2, **changes}
+    return RunPlan(schedule, SAMPLES, sampling, validation=validation, **given)
+
+
+class Simulation:
+    """One run with all its processes."""
+
+    def __init__(self, server: RedisServer, run_name: str, folder: Path) -> None:
+        self.server = server
+        self.name = run_name
+        self.folder = folder
+        self.broken_file = folder / "broken"
+        self.update_s: Callable[[Sequence[Group]], float] = lambda groups: 0.01
+        self.latency_s = 0.01
+        self.slow_s = 0.02
+        self.limits: dict[str, Any] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "rewards.py").write_text(SCORERS)
+
+    @property
+    def address(self) -> RedisAddress:
+        return RedisAddress(self.server.url, self.server.password)
+
+    async def open(self) -> Transport:
+        return await Transport.open(self.address, self.name)
+
+    async def train(self, plan: RunPlan, stop: asyncio.Event | None = None) -> tuple[bool, ScriptedPolicy]:
+        """A trainer's life: returns whether all steps are done, and the policy as it then is."""
+        transport = await self.open()
+        sinks = Sinks(self.folder)
+        policy = ScriptedPolicy(self.folder, self.update_s)
+        limits = {
+            "max_open_groups": plan.schedule.max_in_flight,
+            "min_samples_per_group": 2,
+            **self.limits,
+        }
+        run = Run(
+            plan=plan,
+            folder=self.folder,
+            transport=transport,
+            streams=TrainerStreams(transport, StreamLimits(**limits)),
+            data=Rows(1000, "train"),
+            sinks=sinks,
+            clock=ServerClock(transport.now),
+            validation_data=Rows(6, "held-out") if plan.validation else None,
+        )
+        try:
+            return await conduct(run, policy, stop or asyncio.Event()), policy
+        finally:
+            sinks.close()
+            await transport.close()
+
+    async def killed(self, plan: RunPlan, after_s: float) -> bool:
+        """A trainer that dies after so many seconds; True when it was done before that."""
+        life = asyncio.create_task(self.train(plan))
+        done, _ = await asyncio.wait([life], timeout=after_s)
+        if done:
+            await life
+            return True
+        life.cancel()
+        await asyncio.wait([life])
+        return False
+
+    @asynccontextmanager
+    async def workers(self, rollouts: int = 1, reward_workers: int = 1) -> AsyncIterator[None]:
+        """Rollouts and reward workers, until the context ends."""
+        stop = asyncio.Event()
+        tasks = [asyncio.create_task(self._rollout(f"rollout-{i}", stop)) for i in range(rollouts)]
+        tasks += [asyncio.create_task(self._reward(f"reward-{i}", stop)) for i in range(reward_workers)]
+        try:
+            yield
+        finally:
+            stop.set()
+            await asyncio.gather(*tasks)
+
+    async def _rollout(self, name: str, stop: asyncio.Event) -> None:
+        transport = await self.open()
+        script = Script.from_arguments(
+            {
+                "latencySeconds": {"kind": "uniform", "low": 0.0, "high": self.latency_s},
+                "responseTokens": {"kind": "constant", "value": 4},
+            }
+        )
+        options = RolloutOptions(max_concurrent_samples=256, samples_per_prompt=SAMPLES, drain_grace_s=0.5)
+        worker = RolloutWorker(name, transport, ScriptedEngine(script), SingleTurn(), options)
+        try:
+            await worker.run(stop)
+        finally:
+            await transport.close()
+
+    async def _reward(self, name: str, stop: asyncio.Event) -> None:
+        transport = await self.open()
+        arguments = {"slow_s": self.slow_s, "broken_file": str(self.broken_file)}
+        python = {"path": str(self.folder / "rewards.py"), "function": "compute_score", "arguments": arguments}
+        scorers = [{"name": "mine", "kind": "python", "python": python}]
+        reward = Reward.model_validate({"scorers": scorers}, by_alias=True, by_name=False)
+        options = ScoringOptions(drain_grace_s=0.5, consumer=ConsumerOptions(block_s=0.1))
+        worker = ScoringWorker(name, transport, await build_pipeline(reward, name), options)
+        try:
+            await worker.run(stop)
+        finally:
+            await transport.close()
+
+    def steps(self) -> list[StepRecord]:
+        return read_steps(self.folder / "steps.jsonl")
+
+    def ledger(self) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((self.folder / "ledger.json").read_text())
+        return content
+
+
+@pytest.fixture
+async def simulation(redis_server: RedisServer, run_name: str, tmp_path: Path) -> AsyncIterator[Simulation]:
+    simulation = Simulation(redis_server, run_name, tmp_path / "run")
+    yield simulation
+    transport = await simulation.open()
+    async for key in transport.commands.scan_iter(f"plaudit:{{{run_name}}}:*", count=1000):
+        await transport.commands.unlink(key)
+    await transport.close()
+
+
+@pytest.fixture(name="make_plan")
+def make_plan_fixture() -> Callable[..., RunPlan]:
+    return make_plan
+
+
+def positions(policy: ScriptedPolicy) -> list[list[int]]:
+    """The data positions of each update."""
+    return [[int(group.split("-")[1]) for group in update] for update in policy.trained]
+
+
+@pytest.fixture(name="positions")
+def positions_fixture() -> Callable[[ScriptedPolicy], list[list[int]]]:
+    return positions
