@@ -73,6 +73,8 @@ class Consumer(Generic[T]):
         worker: str,
         options: ConsumerOptions = ConsumerOptions(),
     ) -> None:
+        if worker.split() != [worker]:
+            raise ValueError(f"worker {worker!r}: a name without spaces is needed")
         self._transport = transport
         self._stream = stream
         self._worker = worker
@@ -99,8 +101,8 @@ class Consumer(Generic[T]):
             await asyncio.gather(self._renewals, return_exceptions=True)
         try:
             await self._leave()
-        except OUTAGE as outage:
-            logger.warning("could not hand work back", extra={"fields": {"stream": self._stream, "error": str(outage)}})
+        except (*OUTAGE, ResponseError) as problem:
+            logger.warning("could not leave", extra={"fields": {"stream": self._stream, "error": str(problem)}})
         await self._reader.aclose(close_connection_pool=True)
 
     async def take(self, slots: int) -> list[Delivery[T]]:
@@ -194,30 +196,33 @@ class Consumer(Generic[T]):
 
     async def _deliver(self, entries: Sequence[tuple[str, int, dict[bytes, bytes]]]) -> list[Delivery[T]]:
         """Makes deliveries of entries, leaving out those that nobody needs and burying those that nobody can work."""
-        deliveries = []
-        for entry_id, count, fields in entries:
-            index = int(fields[b"index"]) if b"index" in fields else None
-            delivery: Delivery[Any] = Delivery(
-                self._stream,
-                entry_id,
-                None,
-                fields[b"group"].decode(),
-                index,
-                count,
-                self._worker,
-                fields.get(b"digest", b"").decode(),
-            )
-            self._leases.add([delivery])
-            deliveries.append(delivery)
-            try:
-                delivery.payload = await self._payload(fields)
-            except RecordError as error:
-                await self._bury(delivery, str(error))
-                continue
-            if count > self._options.poison_limit:
-                await self._bury(delivery, f"{count - 1} workers were lost with it in work")
-        await self._discard_needless(deliveries)
+        deliveries = [self._delivery(*entry) for entry in entries]
+        self._leases.add(deliveries)
+        try:
+            for delivery, (_, _, fields) in zip(deliveries, entries, strict=True):
+                await self._open(delivery, fields)
+            await self._discard_needless(deliveries)
+        except BaseException:
+            for delivery in deliveries:  # nobody will work on them; the next look at own pending entries finds them
+                self._leases.remove(delivery.entry_id)
+            raise
         return [d for d in deliveries if d.entry_id in self._leases.in_work]
+
+    async def _open(self, delivery: Delivery[Any], fields: dict[bytes, bytes]) -> None:
+        """Reads the payload; an entry that cannot be read, or lost too many workers, is buried."""
+        try:
+            delivery.payload = await self._payload(fields)
+        except RecordError as error:
+            await self._bury(delivery, str(error))
+            return
+        if delivery.deliveries > self._options.poison_limit:
+            await self._bury(delivery, f"{delivery.deliveries - 1} workers were lost with it in work")
+
+    def _delivery(self, entry_id: str, count: int, fields: dict[bytes, bytes]) -> Delivery[Any]:
+        if self._stream != "samples":
+            return Delivery(self._stream, entry_id, None, fields[b"group"].decode(), None, count, self._worker)
+        group, index, digest = fields[b"sample"].decode().split()
+        return Delivery(self._stream, entry_id, None, group, int(index), count, self._worker, digest)
 
     async def _payload(self, fields: dict[bytes, bytes]) -> T:
         if self._stream == "groups":
@@ -245,10 +250,14 @@ class Consumer(Generic[T]):
 
     async def hand_back(self, deliveries: Iterable[Delivery[T]]) -> None:
         """Gives work back unfinished: others may take it at once, and it counts as if it had not been here."""
-        await self._leases.hand_back(deliveries)
+        async with self._taking:
+            await self._leases.hand_back(deliveries)
 
     def finished(self, delivery: Delivery[Any]) -> None:
-        """The work on it has ended here; a transition has ended the entry."""
+        """The work on it has ended here: call it after the transition that ends the entry has answered.
+
+        An entry that no transition has ended is delivered again, to this worker or another.
+        """
         self._leases.remove(delivery.entry_id)
 
     async def renew(self) -> None:
@@ -259,13 +268,7 @@ class Consumer(Generic[T]):
         rows = await self._transport.reads.call(
             "claim", "", self._stream, self._worker, 10_000, -1, 0, 0, *self._leases.in_work
         )
-        unseen: list[Delivery[Any]] = []
-        for row in rows:
-            fields = _pairs(row[2])
-            index = int(fields[b"index"]) if b"index" in fields else None
-            unseen.append(
-                Delivery(self._stream, row[0].decode(), None, fields[b"group"].decode(), index, row[1], self._worker)
-            )
+        unseen = [self._delivery(row[0].decode(), row[1], _pairs(row[2])) for row in rows]
         await self._leases.hand_back([*self._leases.in_work.values(), *unseen])
         await self._transport.reads.call("forget", "", self._stream, self._worker, _SILENT_MS)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import cast
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, cast
 
 from plaudit_metrics.records import Outcome, ScoringRecord, Stamps
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.records import (
-    Body,
     Group,
     GroupSample,
     Phase,
@@ -20,57 +20,72 @@ from plaudit_workers.stream.records import (
 )
 from plaudit_workers.stream.volume import SpillFolder
 
-Fields = dict[bytes, bytes]
+_GROUP_FIELDS = ("phase", "admitted", "prompt", "incarnation", "terminal", "ready", "reason")
+_SAMPLE_FIELDS = ("tensors", "sample", "generation", "published", "score", "ended")
+
+Values = Sequence[bytes | None]
 
 
 async def read_group(transport: Transport, group_id: str) -> Group | None:
     """The group as it is now; None when it is closed or was lost."""
-    return (await read_groups(transport, [group_id]))[0]
+    n: Any = await transport.commands.hget(transport.names.group(group_id), "n")
+    return (await read_groups(transport, [(group_id, int(n))]))[0] if n is not None else None
 
 
-async def read_groups(transport: Transport, group_ids: Iterable[str], *, taken: bool = False) -> list[Group | None]:
-    """Several groups in one round trip; ``taken`` stamps them as taken by the trainer now."""
+async def read_groups(
+    transport: Transport, groups: Sequence[tuple[str, int]], *, taken: bool = False
+) -> list[Group | None]:
+    """Several groups (id, number of samples) in one round trip; ``taken`` stamps them as taken by the trainer now."""
     pipeline = transport.commands.pipeline(transaction=False)
     pipeline.time()
-    ids = list(group_ids)
-    for group_id in ids:
-        pipeline.hgetall(transport.names.group(group_id))
+    for group_id, n in groups:
+        pipeline.hmget(transport.names.group(group_id), _fields(n))
     (seconds, microseconds), *hashes = await pipeline.execute()
     at = float(seconds) + float(microseconds) / 1e6 if taken else None
     return [
-        await _parse(group_id, fields, transport.volume, at) if b"phase" in fields else None
-        for group_id, fields in zip(ids, hashes, strict=True)
+        await _parse(group_id, values, transport.volume, at) if values[0] is not None else None
+        for (group_id, _), values in zip(groups, hashes, strict=True)
     ]
 
 
-async def _parse(group_id: str, fields: Fields, volume: SpillFolder, taken: float | None) -> Group:
-    admitted = float(fields[b"admitted"])
+@cache
+def _fields(n: int) -> list[str]:
+    return [*_GROUP_FIELDS, *(f"{name}:{i}" for i in range(n) for name in _SAMPLE_FIELDS)]
+
+
+async def _parse(group_id: str, values: Values, volume: SpillFolder, taken: float | None) -> Group:
+    phase, admitted, prompt, incarnation, terminal, ready, reason = values[: len(_GROUP_FIELDS)]
+    if phase is None or admitted is None or prompt is None or incarnation is None:
+        raise RecordError(f"the hash of group {group_id} lacks fields that every group has")
+    width, samples = len(_SAMPLE_FIELDS), values[len(_GROUP_FIELDS) :]
     return Group(
         id=group_id,
-        phase=cast(Phase, fields[b"phase"].decode()),
-        prompt=decode(await volume.load(fields[b"prompt"]), Prompt),
-        samples=[await _sample(i, fields, volume, admitted) for i in range(int(fields[b"n"]))],
-        incarnation=int(fields[b"incarnation"]),
-        admitted=admitted,
-        terminal=_seconds(fields.get(b"terminal")),
-        ready=_seconds(fields.get(b"ready")),
-        reason=fields.get(b"reason", b"").decode(),
+        phase=cast(Phase, phase.decode()),
+        prompt=decode(await volume.load(prompt), Prompt),
+        samples=[
+            await _sample(i, samples[i * width : (i + 1) * width], volume, float(admitted))
+            for i in range(len(samples) // width)
+        ],
+        incarnation=int(incarnation),
+        admitted=float(admitted),
+        terminal=_seconds(terminal),
+        ready=_seconds(ready),
+        reason=(reason or b"").decode(),
         taken=taken,
     )
 
 
-async def _sample(i: int, fields: Fields, volume: SpillFolder, admitted: float) -> GroupSample:
-    published = fields.get(b"published:%d" % i)
-    ended = fields.get(b"ended:%d" % i)
+async def _sample(i: int, values: Values, volume: SpillFolder, admitted: float) -> GroupSample:
+    tensors, sample, generation, published, score, ended = values
     _, digest, taken, published_at, _ = published.split() if published else (None, b"", None, None, None)
     _, _, score_taken, committed, deliveries, first = ended.split() if ended else (None, None, None, None, b"1", None)
-    scoring = decoder(ScoringRecord).decode(fields[b"score:%d" % i]) if ended else None
+    scoring = decoder(ScoringRecord).decode(score) if score is not None else None
     body = None
-    if published:
+    if tensors is not None and sample is not None and generation is not None:
         try:
-            body = await _body(i, fields, volume)
+            body = decode_body(await volume.load(tensors), await volume.load(sample), generation)
         except RecordError as error:
-            scoring = lost_body(scoring, str(error))
+            scoring = _lost_body(scoring, str(error))
     return GroupSample(
         index=i,
         stamps=Stamps(
@@ -88,15 +103,7 @@ async def _sample(i: int, fields: Fields, volume: SpillFolder, admitted: float) 
     )
 
 
-async def _body(i: int, fields: Fields, volume: SpillFolder) -> Body:
-    return decode_body(
-        await volume.load(fields[b"tensors:%d" % i]),
-        await volume.load(fields[b"sample:%d" % i]),
-        fields[b"generation:%d" % i],
-    )
-
-
-def lost_body(scoring: ScoringRecord | None, reason: str) -> ScoringRecord | None:
+def _lost_body(scoring: ScoringRecord | None, reason: str) -> ScoringRecord | None:
     """A score whose body cannot be read is no score: there is nothing to train on."""
     if scoring is None or scoring.outcome != "scored":
         return scoring

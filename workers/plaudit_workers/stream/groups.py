@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from redis.exceptions import ResponseError
 
 from plaudit_metrics.records import GroupEnd, GroupRecord, ScoringRecord, StepRecord
 from plaudit_workers.stream.connection import Transport
@@ -19,6 +20,8 @@ from plaudit_workers.stream.scripts import OUTAGE, Argument, new_call
 logger = logging.getLogger(__name__)
 
 _GIVEN_UP = msgspec.msgpack.encode(ScoringRecord(outcome="given_up", reason="its group was ended before it was scored"))
+_CALLS_PER_INCARNATION = 1_000_000_000
+_ENDED_REMEMBERED = 10_000
 _NO_COUNTERS = frozenset({b"incarnation", b"takeover", b"step", b"announced", b"recorded"})
 
 
@@ -72,6 +75,8 @@ class TrainerStreams:
         self._held: dict[str, str] = {}  # group → entry of `ready`
         self._reader = transport.blocking_client()
         self._last_seen = "0-0"
+        self._closes = 0
+        self._ended: dict[str, tuple[GroupEnd, str]] = {}  # newest last
 
     @property
     def incarnation(self) -> int:
@@ -130,20 +135,39 @@ class TrainerStreams:
         if not rows and block_s > 0:
             await self._wait_for_ready(block_s)
             rows = await self._take_rows(count)
-        groups = await read_groups(self._transport, [group for _, group in rows], taken=True) if rows else []
-        for entry, group in rows:
+        groups = await read_groups(self._transport, [(group, n) for _, group, n in rows], taken=True) if rows else []
+        for entry, group, _ in rows:
             self._held[group] = entry
-        return [group for group in groups if group is not None]
+            self._last_seen = max(self._last_seen, entry, key=_entry_order)
+        await self._close_again(group.id for group in groups if group is not None)
+        return [group for group in groups if group is not None and group.id in self._held]
 
-    async def _take_rows(self, count: int) -> list[tuple[str, str]]:
-        rows: list[list[bytes]] = await self._fenced("take_ready", "", self._incarnation, count, *self._held.values())
-        return [(entry.decode(), group.decode()) for entry, group in rows]
+    async def _close_again(self, group_ids: Iterable[str]) -> None:
+        """Ends groups that reappeared (an append-only file without its last second) as this trainer ended them."""
+        for group_id in group_ids:
+            if group_id in self._ended:
+                logger.error("an ended group reappeared", extra={"fields": {"group": group_id}})
+                await self._close(group_id, *self._ended[group_id], b"", again=True)
+
+    async def _take_rows(self, count: int) -> list[tuple[str, str, int]]:
+        held = self._held.values()
+        try:
+            rows: list[tuple[bytes, bytes, int]] = await self._fenced("take_ready", "", self._incarnation, count, *held)
+        except ResponseError as error:
+            if "NOGROUP" not in str(error):
+                raise
+            logger.error("the streams' groups are gone", extra={"fields": {"stream": "ready"}})
+            await self._transport.recreate_groups()
+            return []
+        return [(entry.decode(), group.decode(), n) for entry, group, n in rows]
 
     async def _wait_for_ready(self, block_s: float) -> None:
         """Looks without taking: an entry that a replaced trainer read would be lost to its successor."""
         key = self._transport.names.ready
         try:
-            reply: Any = await self._reader.xread({key: self._last_seen}, count=1, block=max(round(block_s * 1000), 1))
+            reply: Any = await self._reader.xread(
+                {key: self._last_seen}, count=1000, block=max(round(block_s * 1000), 1)
+            )
         except OUTAGE as error:
             logger.warning("redis is away", extra={"fields": {"stream": "ready", "error": str(error)}})
             return
@@ -163,7 +187,7 @@ class TrainerStreams:
         due: Any = await self._transport.commands.zrangebyscore(
             self._transport.names.open, "-inf", await self._transport.now()
         )
-        groups = await read_groups(self._transport, [member.decode() for member in due]) if due else []
+        groups = [await read_group(self._transport, member.decode()) for member in due]
         return [group.id for group in groups if group is not None and await self._release(group)]
 
     async def _release(self, group: Group) -> bool:
@@ -195,12 +219,23 @@ class TrainerStreams:
                 f"group {group_id}: a reason belongs to 'dropped' and to nothing else, not {end}: {reason!r}"
             )
         encoded = b"" if record is None else msgspec.msgpack.encode(record)
-        answer = await self._fenced("close", group_id, self._incarnation, end, reason, _GIVEN_UP, encoded)
+        answer = await self._close(group_id, end, reason, encoded, again=False)
         if answer == b"not_ready":
             raise ValueError(f"group {group_id} is not ready: it cannot end as {end}")
-        self._held.pop(group_id, None)
-        await self._transport.volume.forget(group_id)
+        self._ended[group_id] = (end, reason)
+        if len(self._ended) > _ENDED_REMEMBERED:
+            del self._ended[next(iter(self._ended))]
         return bool(answer == b"closed")
+
+    async def _close(self, group_id: str, end: GroupEnd, reason: str, record: bytes, *, again: bool) -> Any:
+        self._closes += 1
+        call = self._incarnation * _CALLS_PER_INCARNATION + self._closes
+        arguments = (group_id, call, self._incarnation, end, reason, _GIVEN_UP, record, int(again))
+        answer = await self._fenced("close", *arguments)
+        if answer != b"not_ready":
+            self._held.pop(group_id, None)
+            await self._transport.volume.forget(group_id)
+        return answer
 
     async def announce(self, announcement: Announcement) -> None:
         """Names the policy that rollouts must hold, after its files are complete.
@@ -240,7 +275,10 @@ class TrainerStreams:
     async def missing(self, expected: Iterable[str]) -> list[str]:
         """Of the groups that the trainer knows as open, those that Redis has lost (FLUSHALL, failover, rollback).
 
-        An announcement that Redis has lost or that is older than this trainer's last one is written again.
+        To be called every few seconds, and before ``restore``. The trainer counts those groups as ``dropped: lost`` and
+        admits their prompts again under a new attempt. What else an older state of Redis shows is mended here: groups
+        that this trainer has ended and that reappeared are ended again in the same way; an announcement that is not
+        this trainer's last one is written again.
 
         Raises:
             StaleIncarnationError: another trainer has taken over.
@@ -254,6 +292,7 @@ class TrainerStreams:
         if self._announcement is not None and announced != encode(self._announcement):
             logger.error("redis has an older state", extra={"fields": {"announced": str(self._announcement.version)}})
             await self.announce(self._announcement)
+        await self._close_again(await self.open_groups())
         return [group_id for group_id, exists in zip(ids, found, strict=True) if not exists]
 
     async def record_step(self, record: StepRecord) -> None:
@@ -273,3 +312,8 @@ class TrainerStreams:
                 f"{self._transport.names.run}"
             )
         return answer
+
+
+def _entry_order(entry: str) -> tuple[int, int]:
+    milliseconds, _, number = entry.partition("-")
+    return int(milliseconds), int(number)

@@ -36,7 +36,7 @@ class Delivery(Generic[T]):
         consumer: this worker.
         digest: of the sample's body, in ``samples``.
         taken: monotonic seconds.
-        lost: set when the lease went to another: drop the work.
+        lost: set when the lease went to another, or the entry has ended without this worker: drop the work.
     """
 
     stream: Stream
@@ -86,7 +86,7 @@ class Leases(Generic[T]):
             return
 
     async def renew(self) -> None:
-        """Extends every lease; sets ``lost`` of the entries that another consumer holds by now.
+        """Extends every lease; sets ``lost`` of the entries that another consumer holds by now, or that have ended.
 
         Raises:
             redis.RedisError: Redis is away.
@@ -108,7 +108,7 @@ class Leases(Generic[T]):
         delivery = self.in_work.get(entry_id)
         if delivery is None:
             return
-        logger.warning(
+        logger.info(
             "lease lost", extra={"fields": {"stream": self._stream, "group": delivery.group, "index": delivery.index}}
         )
         self.remove(entry_id)

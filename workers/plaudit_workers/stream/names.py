@@ -29,7 +29,7 @@ class Names:
         groups: stream of groups that wait for their group-scope scorers, read by reward workers.
         ready: stream of groups that the trainer may take.
         open: sorted set of groups that are admitted and not closed, by deadline (server's clock, seconds).
-        closed: sorted set of the groups closed last; lets a repeated close repeat its answer.
+        closed: sorted set of the 1,024 groups closed last, by call: a repeated close repeats its answer.
         events: stream of records for the metrics.
         dead: stream of dead letters.
         state: hash: incarnation, step, announced policy, counters of the ledger.

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
+from redis.exceptions import NoScriptError, OutOfMemoryError, ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 logger = logging.getLogger(__name__)
@@ -139,10 +139,10 @@ class ScriptRunner:
             else:
                 for i, reply in zip(left, replies, strict=True):
                     answers[i] = reply
-                left = [i for i in left if isinstance(answers[i], OutOfMemoryError)]
+                left = [i for i in left if _unable(answers[i])]
                 if not left or asyncio.get_running_loop().time() > deadline:
                     return answers
-                logger.warning("redis is full", extra={"fields": {"calls": len(left)}})
+                logger.warning("redis refuses writes", extra={"fields": {"error": str(answers[left[0]])}})
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, 1.0)
 
@@ -164,6 +164,13 @@ class ScriptRunner:
         return await pipeline.execute(raise_on_error=False)
 
 
+def _unable(answer: Any) -> bool:
+    """Whether Redis could not run the call now: memory or disk full, loading its file, a replica."""
+    return isinstance(answer, (OutOfMemoryError, ReadOnlyError, *OUTAGE)) or (
+        isinstance(answer, ResponseError) and str(answer).startswith("MISCONF")
+    )
+
+
 def _distribute(batch: list[tuple[Sequence[Call], asyncio.Future[list[Any]]]], answers: list[Any]) -> None:
     start = 0
     for calls, future in batch:
@@ -171,7 +178,7 @@ def _distribute(batch: list[tuple[Sequence[Call], asyncio.Future[list[Any]]]], a
         start += len(calls)
         if future.done():
             continue
-        failed = next((answer for answer in part if isinstance(answer, ResponseError)), None)
+        failed = next((answer for answer in part if isinstance(answer, Exception)), None)
         if failed is None:
             future.set_result(part)
         else:

@@ -9,7 +9,7 @@ local call, incarnation, split = ARGV[2], ARGV[3], ARGV[4]
 if stale(incarnation) then return 'stale' end
 local known = redis.call('HGET', group, 'admission')
 if known == call then return 'admitted' end
-if known or redis.call('ZSCORE', prefix .. 'closed', id .. ' ' .. incarnation) then return 'duplicate' end
+if known or redis.call('ZSCORE', prefix .. 'closed', id) then return 'duplicate' end
 if tonumber(redis.call('HGET', state, 'open:' .. split) or 0) >= tonumber(ARGV[5]) then return 'full' end
 local memory = redis.call('INFO', 'memory')
 local limit = tonumber(string.match(memory, 'maxmemory:(%d+)'))

@@ -17,7 +17,7 @@ for _, field in ipairs(fields and fields[2] or {}) do letter[#letter + 1] = fiel
 redis.call(unpack(letter))
 count('dead:' .. name)
 retire(name, entry)
-local index = name == 'samples' and fields and fields[2][4] or 0
+local index = name == 'samples' and fields and words(fields[2][2])[2] or 0
 local g = look(index)
 if not g.phase then return 'buried' end
 redis.call('HSET', group, 'buried:' .. entry, call)

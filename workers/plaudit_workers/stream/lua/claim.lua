@@ -34,7 +34,10 @@ for _, entry in ipairs(lease >= 0 and redis.call('XPENDING', stream, reader, 'ID
     if fields and suspect then suspects = suspects + 1 end
     if fields and deliveries > 1 then
       count('redelivered:' .. name)
-      if name == 'samples' then note_first(fields[2], fields[4], entry[3] / 1000, entry[2]) end
+      if name == 'samples' then
+        local sample = words(fields[2])
+        note_first(sample[1], sample[2], entry[3] / 1000, entry[2])
+      end
     end
   end
 end

@@ -1,20 +1,19 @@
 #!lua flags=allow-oom
 -- Ends a group. By: trainer, after the update or the drop; the only transition that counts an end.
--- ARGV: group, incarnation, end (trained | evaluated | dropped), reason, scoring of a sample given up, record (of the
---   group, for the metrics; may be empty).
--- Checks: no later trainer; the group exists; trained and evaluated only from phase ready.
+-- ARGV: group, call (a number, each higher than the last), incarnation, end (trained | evaluated | dropped), reason, scoring of a sample given up, record (of the
+--   group, for the metrics; may be empty), again (1: this trainer has ended it before).
+-- Checks: no later trainer; the group exists; trained and evaluated only from phase ready, unless again.
 -- Changes: samples that are not terminal become given_up; counts the end; acks `ready`; deletes the group.
--- Returns: closed | unknown | not_ready | stale; a repeat by the same trainer closed again.
-local incarnation, ending = ARGV[2], ARGV[3]
+-- Returns: closed | unknown | not_ready | stale; for the same call the same.
+local call, incarnation, ending = ARGV[2], ARGV[3], ARGV[4]
 if stale(incarnation) then return 'stale' end
 local g = look(0)
-local mark = id .. ' ' .. incarnation
 if not g.phase then
-  return redis.call('ZSCORE', prefix .. 'closed', mark) and 'closed' or 'unknown'
+  return tonumber(redis.call('ZSCORE', prefix .. 'closed', id) or 0) == tonumber(call) and 'closed' or 'unknown'
 end
-if ending ~= 'dropped' and g.phase ~= 'ready' then return 'not_ready' end
+if ending ~= 'dropped' and g.phase ~= 'ready' and ARGV[8] ~= '1' then return 'not_ready' end
 if g.phase == 'open' then
-  finish_missing(g, 'close', 'given_up', ARGV[5])
+  finish_missing(g, 'close', 'given_up', ARGV[6])
   report_graded(g)
 elseif g.phase == 'group_scoring' then
   retire('groups', redis.call('HGET', group, 'entry'))
@@ -23,13 +22,13 @@ else
   retire('ready', redis.call('HGET', group, 'entry'))
 end
 count(ending)
-if ending == 'dropped' then count('dropped:' .. ARGV[4]) end
+if ending == 'dropped' then count('dropped:' .. ARGV[5]) end
 count('open:' .. g.split, -1)
-if ARGV[6] ~= '' then
-  redis.call('XADD', prefix .. 'events', 'MAXLEN', '~', 100000, '*', 'kind', 'group', 'group', id, 'record', ARGV[6])
+if ARGV[7] ~= '' then
+  redis.call('XADD', prefix .. 'events', 'MAXLEN', '~', 100000, '*', 'kind', 'group', 'group', id, 'record', ARGV[7])
 end
 redis.call('UNLINK', group)
 redis.call('ZREM', open_groups, id)
-redis.call('ZADD', prefix .. 'closed', stamp(now), mark)
+redis.call('ZADD', prefix .. 'closed', call, id)
 redis.call('ZREMRANGEBYRANK', prefix .. 'closed', 0, -1025)
 return 'closed'

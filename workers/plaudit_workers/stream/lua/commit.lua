@@ -25,10 +25,12 @@ if ARGV[8] == '1' then
   redis.call('HSET', group, 'drop', 1)
 end
 local taken = stamp(math.max(tonumber(g.published[4]), now - ARGV[9]))
-local first = redis.call('HGET', group, 'first:' .. i)
-first = first and words(first)
-first = first and first[2] ~= consumer and first[1] or '-'
-finish(g, i, g.published, {call, outcome, taken, stamp(now), math.max(deliveries, 1), first}, ARGV[10])
+local first = '-'
+if g.first and g.first[2] ~= consumer and tonumber(g.first[1]) < tonumber(taken) then
+  first = stamp(math.max(tonumber(g.published[4]), g.first[1]))
+end
+local committed = stamp(math.max(now, tonumber(taken)))
+finish(g, i, g.published, {call, outcome, taken, committed, math.max(deliveries, 1), first}, ARGV[10])
 retire('samples', entry)
 if g.open == 0 then complete(g) end
 return 'committed'

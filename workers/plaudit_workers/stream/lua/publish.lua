@@ -12,7 +12,8 @@ if g.phase ~= 'open' or g.unpublished == 0 then retire('prompts', entry) end
 if g.published then return duplicate('prompts', call) end
 if g.phase ~= 'open' or g.ended then return 'refused' end
 local taken = stamp(math.max(tonumber(g.admitted), now - ARGV[6]))
-local sample = redis.call('XADD', prefix .. 'samples', '*', 'group', id, 'index', i, 'digest', digest, 'record', ARGV[8])
+local sample = redis.call('XADD', prefix .. 'samples', '*', 'sample', id .. ' ' .. i .. ' ' .. digest, 'record',
+  ARGV[8])
 redis.call('HSET', group, 'tensors:' .. i, ARGV[7], 'sample:' .. i, ARGV[8], 'generation:' .. i, ARGV[9],
   'published:' .. i, table.concat({call, digest, taken, stamp(now), sample}, ' '), 'unpublished', g.unpublished - 1)
 if redis.call('ZSCORE', open_groups, id) == 'inf' then

@@ -13,18 +13,20 @@ local group = prefix .. 'group:' .. id
 -- The group, and what was published and decided of sample i. A group that is gone has no phase.
 local function look(i)
   local f = redis.call('HMGET', group, 'phase', 'n', 'open', 'scored', 'unpublished', 'needed', 'split', 'step', 'source',
-    'scorers', 'admitted', 'deadline_s', 'scoring_s', 'drop', 'prompt_entry', 'published:' .. i, 'ended:' .. i)
+    'scorers', 'admitted', 'deadline_s', 'scoring_s', 'drop', 'prompt_entry', 'published:' .. i, 'ended:' .. i,
+    'first:' .. i)
   return {phase = f[1], n = tonumber(f[2] or 0), open = tonumber(f[3] or 0), scored = tonumber(f[4] or 0),
     unpublished = tonumber(f[5] or 0), needed = tonumber(f[6] or 0), split = f[7], step = f[8], source = f[9],
     scorers = f[10] == '1', admitted = f[11], deadline_s = tonumber(f[12] or 0), scoring_s = tonumber(f[13] or 0),
-    drop = f[14] == '1', prompt_entry = f[15], published = f[16] and words(f[16]), ended = f[17] and words(f[17])}
+    drop = f[14] == '1', prompt_entry = f[15], published = f[16] and words(f[16]), ended = f[17] and words(f[17]),
+    first = f[18] and words(f[18])}
 end
 
 -- One event a sample, once its score is final.
-local function report(g, i, published, ended)
+local function report(g, i, published, ended, scoring)
   local event = {'XADD', prefix .. 'events', 'MAXLEN', '~', 100000, '*', 'kind', 'sample', 'group', id, 'index', i,
     'split', g.split, 'step', g.step, 'data_source', g.source, 'admitted', g.admitted, 'committed', ended[4],
-    'deliveries', ended[5], 'scoring', redis.call('HGET', group, 'score:' .. i)}
+    'deliveries', ended[5], 'scoring', scoring}
   local function add(name, value)
     if value and value ~= '-' then event[#event + 1], event[#event + 2] = name, value end
   end
@@ -45,7 +47,7 @@ local function finish(g, i, published, ended, scoring)
   if not published then g.unpublished = g.unpublished - 1 end
   redis.call('HSET', group, 'score:' .. i, scoring, 'ended:' .. i, table.concat(ended, ' '), 'open', g.open,
     'scored', g.scored, 'unpublished', g.unpublished)
-  if not g.scorers then report(g, i, published, ended) end
+  if not g.scorers then report(g, i, published, ended, scoring) end
 end
 
 -- Ends every sample that is not terminal with one outcome, and with it what streams hold of them.
@@ -64,8 +66,8 @@ end
 -- Where group-scope scorers may change the scores, the samples are reported when the last of those has spoken.
 local function report_graded(g)
   for i = 0, g.scorers and g.n - 1 or -1 do
-    local f = redis.call('HMGET', group, 'published:' .. i, 'ended:' .. i)
-    report(g, i, f[1] and words(f[1]), words(f[2]))
+    local f = redis.call('HMGET', group, 'published:' .. i, 'ended:' .. i, 'score:' .. i)
+    report(g, i, f[1] and words(f[1]), words(f[2]), f[3])
   end
 end
 
