@@ -1,0 +1,1 @@
+"""Alerts and recording rules as data: thresholds stand here once; the YAML files are generated (``__main__``)."""

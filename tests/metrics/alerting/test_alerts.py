@@ -1,0 +1,118 @@
+"""Every alert fires where it must and is silent where it must be: promtool runs the committed rules on made series."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from plaudit_metrics.alerting import thresholds
+from plaudit_metrics.alerting.__main__ import files
+from plaudit_metrics.alerting.alerts import ALERTS, RUNBOOK
+from plaudit_metrics.alerting.windows import Windows
+from plaudit_metrics.series import Series
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Series by the minute, and how many alerts of that name fire at the end."""
+
+    alert: str
+    about: str
+    fires: int
+    at: str
+    series: dict[str, str]
+
+
+CASES = [Case(**case) for case in yaml.safe_load((Path(__file__).parent / "cases.yaml").read_text())]
+
+
+@pytest.fixture(scope="module")
+def promtool() -> str:
+    program = shutil.which("promtool")
+    if program is None:
+        pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
+    return program
+
+
+def test_every_case_ends_as_it_must(promtool: str, tmp_path: Path) -> None:
+    tests = tmp_path / "cases.yaml"
+    tests.write_text(
+        yaml.safe_dump(
+            {
+                "rule_files": [str(REPOSITORY / "metrics" / name) for name in files()],
+                "evaluation_interval": "1m",
+                "tests": [_promtool_test(case) for case in CASES],
+            }
+        )
+    )
+    ended = subprocess.run([promtool, "test", "rules", str(tests)], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def _promtool_test(case: Case) -> dict[str, object]:
+    firing = f'count(ALERTS{{alertname="{case.alert}",alertstate="firing"}})'
+    expected = [{"labels": "{}", "value": case.fires}] if case.fires else []
+    return {
+        "name": f"{case.alert}: {case.about}",
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in case.series.items()],
+        "promql_expr_test": [{"expr": firing, "eval_time": case.at, "exp_samples": expected}],
+    }
+
+
+@pytest.mark.parametrize("name", sorted({alert.name for alert in ALERTS}))
+def test_each_alert_has_a_case_where_it_fires_and_one_where_it_does_not(name: str) -> None:
+    ends = {case.fires > 0 for case in CASES if case.alert == name}
+    assert ends == {True, False}
+
+
+@pytest.mark.parametrize("name", sorted({alert.name for alert in ALERTS}))
+def test_each_alert_has_a_section_in_the_runbook(name: str) -> None:
+    runbook = (REPOSITORY / RUNBOOK).read_text()
+    section = runbook.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+    for part in ("**Means**", "**Causes**", "**Look**", "**Do**"):
+        assert part in section
+
+
+@pytest.mark.parametrize("name", files())
+def test_the_committed_rules_are_the_generated_ones(name: str) -> None:
+    assert (REPOSITORY / "metrics" / name).read_text() == files()[name]
+
+
+def test_promtool_accepts_the_rules(promtool: str) -> None:
+    paths = [str(REPOSITORY / "metrics" / name) for name in files()]
+    checked = subprocess.run([promtool, "check", "rules", *paths], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_no_alert_uses_histogram_quantile() -> None:
+    assert not any("histogram_quantile" in text for text in files().values())
+
+
+def test_recorded_series_that_alerts_use_exist() -> None:
+    recorded = set(re.findall(r"record: (\S+)", files()["rules/plaudit.yaml"]))
+    used = {name for alert in ALERTS for name in re.findall(r"run:[\w:]+", alert.expression)}
+    assert used <= recorded
+
+
+def test_the_bucket_that_an_alert_names_exists() -> None:
+    series = Series()
+    series.logprob_mismatch.observe(np.array([0.2]))
+    labels = {"le": thresholds.LOGPROB_DIFFERENCE}
+    assert series.registry.get_sample_value("plaudit_logprob_mismatch_bucket", labels) == 0
+
+
+def test_windows_shrink_together() -> None:
+    windows = Windows(scale=1 / 60)
+    assert windows.expression("rate(a[1h]) > 5 and b[5m] offset 20m") == "rate(a[60s]) > 5 and b[5s] offset 20s"
+    assert windows.duration("0m") == "0m"
+    assert Windows().expression("rate(a[1h])") == "rate(a[1h])"
