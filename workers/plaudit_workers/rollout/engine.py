@@ -124,8 +124,10 @@ class Engine(Protocol):
         """
         ...
 
-    async def load_weights(self, path: Path, version: PolicyVersion) -> None:
+    async def load_weights(self, path: Path, version: PolicyVersion, in_flight: InFlight = "continue") -> None:
         """Switches to the weights in folder ``path``, which are ``version``; returns when they are held.
+
+        Samples that run go on or end first, as ``in_flight`` says; those that have not begun get the new weights.
 
         Raises:
             WeightsUnreadableError: the files vanished or are not this model's weights.

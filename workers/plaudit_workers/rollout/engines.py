@@ -25,11 +25,8 @@ def _scripted(job: RLJob) -> Engine:
 
     rollout = job.spec.rollout
     assert rollout is not None
-    return ScriptedEngine(
-        Script.from_arguments(rollout.engine.arguments),
-        max_concurrent_samples=rollout.engine.max_concurrent_samples,
-        in_flight=rollout.in_flight,
-    )
+    script = Script.from_arguments(rollout.engine.arguments)
+    return ScriptedEngine(script, max_concurrent_samples=rollout.engine.max_concurrent_samples)
 
 
 ENGINES: dict[str, Callable[[RLJob], Engine]] = {"vllm": _vllm, "scripted": _scripted}

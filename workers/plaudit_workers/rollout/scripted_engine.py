@@ -48,13 +48,11 @@ class ScriptedEngine:
     Args:
         script: distributions and sizes.
         max_concurrent_samples: how many run at once; the rest waits, first come first served.
-        in_flight: ``drain`` ends running samples before a switch; ``continue`` and ``recompute`` let them go on.
     """
 
-    def __init__(self, script: Script, *, max_concurrent_samples: int = 256, in_flight: InFlight = "continue") -> None:
+    def __init__(self, script: Script, *, max_concurrent_samples: int = 256) -> None:
         self._script = script
         self._max_concurrent_samples = max_concurrent_samples
-        self._in_flight = in_flight
         self._waiting: deque[tuple[SampleRequest, float]] = deque()
         self._running: dict[str, _Running] = {}
         self._version: PolicyVersion | None = None
@@ -87,10 +85,10 @@ class ScriptedEngine:
         """Yields finished samples in batches."""
         return self._outbox.read()
 
-    async def load_weights(self, path: Path, version: PolicyVersion) -> None:
-        """Takes ``load_seconds`` and holds ``version`` then; the folder is not read."""
+    async def load_weights(self, path: Path, version: PolicyVersion, in_flight: InFlight = "continue") -> None:
+        """Takes ``load_seconds`` and holds ``version`` then; the folder is not read, ``recompute`` costs nothing."""
         await asyncio.sleep(self._script.load_seconds)
-        if self._in_flight == "drain":
+        if in_flight == "drain":
             self._draining = True
             await self._idle.wait()
             self._draining = False

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from plaudit_workers.job.rljob import RLJob
 from plaudit_workers.process import RefusedError
-from plaudit_workers.rollout.engine import InFlight
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
@@ -41,7 +40,6 @@ class VllmSettings:
     max_concurrent_samples: int = 256
     tensor_parallel_size: int = 1
     gpu_memory_utilization: float = 0.85
-    in_flight: InFlight = "continue"
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Further ``vllm.EngineArgs`` by name."""
 
@@ -68,7 +66,6 @@ class VllmSettings:
             max_concurrent_samples=engine.max_concurrent_samples,
             tensor_parallel_size=engine.tensor_parallel_size,
             gpu_memory_utilization=engine.gpu_memory_utilization,
-            in_flight=rollout.in_flight,
             arguments=engine.arguments,
         )
 
@@ -106,6 +103,7 @@ def engine_arguments(settings: VllmSettings) -> EngineArgs:
         RefusedError: an unknown argument, or a model that vLLM cannot read.
     """
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.exceptions import VLLMClientError
 
     arguments: dict[str, Any] = {
         "model": settings.source,
@@ -127,13 +125,19 @@ def engine_arguments(settings: VllmSettings) -> EngineArgs:
         **settings.arguments,
     }
     try:
-        own_limit = EngineArgs(**arguments).create_model_config().max_model_len
-        arguments.setdefault("max_model_len", min(settings.max_model_length, own_limit))
+        model = EngineArgs(**arguments).create_model_config()
+        arguments.setdefault("max_model_len", min(settings.max_model_length, model.max_model_len))
         if not has_gpu():
-            _forbid_chunks(arguments)
+            _suit_cpu(arguments, tied=model.hf_text_config.tie_word_embeddings)
         return EngineArgs(**arguments)
-    except (TypeError, ValueError, OSError) as error:
+    except (VLLMClientError, TypeError, ValueError, OSError) as error:
         raise RefusedError(f"spec.model.source {settings.source!r} or spec.rollout.engine: {error}") from error
+
+
+def is_untied(arguments: EngineArgs) -> bool:
+    """Whether the model is built with a head of its own though its configuration may tie it to the embedding."""
+    overrides = arguments.hf_overrides
+    return isinstance(overrides, dict) and overrides.get("tie_word_embeddings") is False
 
 
 def _device_arguments(settings: VllmSettings) -> dict[str, Any]:
@@ -142,7 +146,10 @@ def _device_arguments(settings: VllmSettings) -> dict[str, Any]:
     return {"enforce_eager": True, "kv_cache_memory_bytes": _CPU_CACHE_BYTES}
 
 
-def _forbid_chunks(arguments: dict[str, Any]) -> None:
+def _suit_cpu(arguments: dict[str, Any], *, tied: bool) -> None:
     # On a CPU vLLM cannot give a seeded request its random number back after a prefill in chunks: the step raises.
     arguments["enable_chunked_prefill"] = False
     arguments.setdefault("max_num_batched_tokens", max(_CPU_BATCH_TOKENS, arguments["max_model_len"]))
+    if tied:
+        # See ``tied_weights``: the loop tells by this override that it has to bring the head along.
+        arguments["hf_overrides"] = {**arguments.get("hf_overrides", {}), "tie_word_embeddings": False}

@@ -16,9 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plaudit_workers.job.rljob import RLJob
-from plaudit_workers.rollout.engine import EngineFailedError, EngineStats, FinishedSample, Outcome, SampleRequest
+from plaudit_workers.rollout.engine import (
+    EngineFailedError,
+    EngineStats,
+    FinishedSample,
+    InFlight,
+    Outcome,
+    SampleRequest,
+)
 from plaudit_workers.rollout.outbox import Outbox
-from plaudit_workers.rollout.vllm_arguments import VllmSettings, engine_arguments, prepare_environment
+from plaudit_workers.rollout.settle import settle
+from plaudit_workers.rollout.vllm_arguments import VllmSettings, engine_arguments, is_untied, prepare_environment
 from plaudit_workers.stream.records import PolicyVersion
 
 if TYPE_CHECKING:
@@ -74,10 +82,10 @@ class VllmEngine:
         """Yields what ended, a step's worth or more at a time."""
         return self._outbox.read()
 
-    async def load_weights(self, path: Path, version: PolicyVersion) -> None:
+    async def load_weights(self, path: Path, version: PolicyVersion, in_flight: InFlight = "continue") -> None:
         """Switches the weights between two steps."""
         vllm = self._started()
-        await self._answer(lambda done: vllm.load(path, version, done))
+        await self._answer(lambda done: vllm.load(path, version, in_flight, done))
 
     async def probe(self, ids: Sequence[int]) -> list[float] | None:
         """Log-probabilities of ``ids[1:]`` under the held weights, computed beside what runs."""
@@ -139,8 +147,9 @@ class VllmEngine:
 
         from plaudit_workers.rollout.vllm_loop import VllmLoop
 
-        engine = LLMEngine.from_engine_args(engine_arguments(self._settings))
-        return VllmLoop(engine, self._settings.in_flight, self._report), engine.get_tokenizer()
+        arguments = engine_arguments(self._settings)
+        engine = LLMEngine.from_engine_args(arguments)
+        return VllmLoop(engine, self._report, untied=is_untied(arguments)), engine.get_tokenizer()
 
     def _report(self, outcomes: list[Outcome]) -> None:
         self._post(partial(self._take_in, outcomes))
@@ -162,4 +171,4 @@ class VllmEngine:
         self._error = EngineFailedError(f"vLLM failed: {error!r}")
         self._outbox.fail(self._error)
         for done in self._awaited:
-            done.set_exception(self._error)
+            settle(done, error=self._error)

@@ -19,6 +19,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
+from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -32,8 +33,12 @@ from plaudit_workers.rollout.engine import (
     SampleRequest,
     WeightsUnreadableError,
 )
+from plaudit_workers.rollout.settle import settle
+from plaudit_workers.rollout.tied_weights import untied_weights
 from plaudit_workers.stream.records import PolicyVersion
 
+_REFUSALS = (VLLMClientError, ValueError)
+"""What vLLM raises when a request can never be generated."""
 _SEED_BITS = (1 << 63) - 1
 
 
@@ -52,6 +57,7 @@ class _Entry:
 class _Load:
     path: Path
     version: PolicyVersion
+    in_flight: InFlight
     done: Future[None]
 
 
@@ -60,14 +66,14 @@ class VllmLoop:
 
     Args:
         engine: vLLM's engine, its core in this process.
-        in_flight: what happens to running requests at a switch.
         report: called with what finished in a step.
+        untied: the model was built with a head of its own; see ``tied_weights``.
     """
 
-    def __init__(self, engine: LLMEngine, in_flight: InFlight, report: Callable[[list[Outcome]], None]) -> None:
+    def __init__(self, engine: LLMEngine, report: Callable[[list[Outcome]], None], *, untied: bool = False) -> None:
         self._engine = engine
-        self._in_flight = in_flight
         self._report = report
+        self._untied = untied
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._line: deque[tuple[SampleRequest, float]] = deque()
         self._entries: dict[str, _Entry] = {}
@@ -110,9 +116,9 @@ class VllmLoop:
         if running:
             self._engine.abort_request(running)
 
-    def load(self, path: Path, version: PolicyVersion, done: Future[None]) -> None:
+    def load(self, path: Path, version: PolicyVersion, in_flight: InFlight, done: Future[None]) -> None:
         """Switches the weights as soon as ``in_flight`` allows."""
-        self._loads.append(_Load(path, version, done))
+        self._loads.append(_Load(path, version, in_flight, done))
 
     def probe(self, ids: Sequence[int], done: Future[list[float]]) -> None:
         """Asks for the log-probabilities of ``ids[1:]``; [L] in, [L - 1] out."""
@@ -121,9 +127,9 @@ class VllmLoop:
         parameters = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
         try:
             self._engine.add_request(probe_id, tokens_input(list(ids)), parameters)
-        except ValueError as error:
+        except _REFUSALS as error:
             del self._probes[probe_id]
-            done.set_exception(WeightsUnreadableError(f"the probe does not fit this model: {error}"))
+            settle(done, error=WeightsUnreadableError(f"the probe does not fit this model: {error}"))
 
     def _run_commands(self) -> None:
         idle = not (self._loads or self._can_step() or (self._line and self._version is not None))
@@ -137,23 +143,24 @@ class VllmLoop:
         return self._version is not None and self._engine.has_unfinished_requests()
 
     def _switch_weights(self) -> None:
-        while self._loads and not (self._in_flight == "drain" and self._can_step()):
+        while self._loads and not (self._loads[0].in_flight == "drain" and self._can_step()):
             load = self._loads.popleft()
             try:
                 self._load(load)
             except Exception as error:
                 # Missing or torn files surface as many types; the caller reads the announcement again.
                 self._version = None
-                load.done.set_exception(WeightsUnreadableError(f"{load.path}: {error!r}"))
+                settle(load.done, error=WeightsUnreadableError(f"{load.path}: {error!r}"))
             else:
-                load.done.set_result(None)
+                settle(load.done)
 
     def _load(self, load: _Load) -> None:
-        self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(load.path)})
+        weights = {"weights_iterator": untied_weights(load.path)} if self._untied else {"weights_path": str(load.path)}
+        self._engine.collective_rpc("reload_weights", kwargs=weights)
         self._engine.set_weight_version(str(load.version))
         self._version = load.version
         self._resubmit_unbegun()
-        if self._in_flight == "recompute" and self._entries:
+        if load.in_flight == "recompute" and self._entries:
             self._engine.reset_prefix_cache(reset_running_requests=True)
             for entry in self._entries.values():
                 entry.recomputed += 1
@@ -179,7 +186,7 @@ class VllmLoop:
                     tokens_input(list(request.prompt_ids), cache_salt=str(self._version)),
                     _sampling_parameters(request),
                 )
-            except ValueError as error:
+            except _REFUSALS as error:
                 refused.append(RefusedSample(request.id, str(error)))
             else:
                 self._entries[request.id] = _Entry(request, submitted, internal_id)
@@ -197,7 +204,7 @@ class VllmLoop:
     def _outcome(self, output: RequestOutput) -> Outcome | None:
         probe = self._probes.pop(output.request_id, None)
         if probe is not None:
-            probe.set_result(_prompt_logprobs(output))
+            settle(probe, _prompt_logprobs(output))
             return None
         entry = self._entries.pop(output.request_id, None)
         return None if entry is None else _finished(entry, output)

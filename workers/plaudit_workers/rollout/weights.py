@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from plaudit_workers.rollout.engine import Engine, WeightsUnreadableError
+from plaudit_workers.rollout.engine import Engine, InFlight, WeightsUnreadableError
 from plaudit_workers.rollout.outage import outlasting
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.records import Announcement, PolicyVersion
@@ -48,12 +48,16 @@ class PolicyWeights:
     Args:
         transport: where the announcement is read.
         engine: loads the weights.
+        in_flight: what happens to running samples at a switch.
         changed: called after ``held`` or ``loading`` changed; the heartbeat tells the trainer, who keeps those files.
     """
 
-    def __init__(self, transport: Transport, engine: Engine, changed: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, transport: Transport, engine: Engine, in_flight: InFlight, changed: Callable[[], Awaitable[None]]
+    ) -> None:
         self._transport = transport
         self._engine = engine
+        self._in_flight = in_flight
         self._changed = changed
         self._lock = asyncio.Lock()
         self.held: PolicyVersion | None = None
@@ -114,8 +118,9 @@ class PolicyWeights:
             raise WeightsUnreadableError(f"digest {digest} of the files is not the announced {announcement.digest}")
         probe = await asyncio.to_thread(read_probe, folder)
         try:
-            await self._engine.load_weights(folder, announcement.version)
-        except WeightsUnreadableError:
+            await self._engine.load_weights(folder, announcement.version, self._in_flight)
+        except BaseException:
+            # Cancelled as well: the engine may hold the new weights by now, or half of them.
             self.held = None
             raise
         self.held = announcement.version

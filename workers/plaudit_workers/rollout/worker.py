@@ -16,7 +16,7 @@ from plaudit_workers.job.load import JobError, load_job
 from plaudit_workers.job.rljob import RLJob
 from plaudit_workers.process import EXIT_DONE, ProcessSettings, RefusedError
 from plaudit_workers.rollout.agents.agent import Agent
-from plaudit_workers.rollout.engine import Engine
+from plaudit_workers.rollout.engine import Engine, InFlight
 from plaudit_workers.rollout.engines import build_agent, build_engine
 from plaudit_workers.rollout.generation import Generation
 from plaudit_workers.rollout.outage import outlasting
@@ -42,6 +42,8 @@ class RolloutOptions:
     max_concurrent_samples: int = 256
     samples_per_prompt: int = 1
     """Of training prompts: says how many prompts fill the free places."""
+    in_flight: InFlight = "continue"
+    """What happens to running samples when the weights change."""
     drain_grace_s: float = 20.0
     """After a stop, what is running may end within this; the rest is handed back."""
     prompts_per_take: int = 4
@@ -86,6 +88,7 @@ def _options(job: RLJob) -> RolloutOptions:
     return RolloutOptions(
         max_concurrent_samples=job.spec.rollout.engine.max_concurrent_samples,
         samples_per_prompt=job.spec.algorithm.samples_per_prompt,
+        in_flight=job.spec.rollout.in_flight,
     )
 
 
@@ -108,7 +111,7 @@ class RolloutWorker:
         self._engine = engine
         self._options = options
         self._slots = Slots(options.max_concurrent_samples)
-        self._weights = PolicyWeights(transport, engine, self._beat)
+        self._weights = PolicyWeights(transport, engine, options.in_flight, self._beat)
         self._publisher = Publisher(transport)
         self._generation = Generation(engine)
         self._prompt_work = PromptWork(name, transport, engine, self._generation, agent, self._weights, self._publisher)

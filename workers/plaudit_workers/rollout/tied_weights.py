@@ -1,0 +1,34 @@
+"""Weights of a model whose output head is its embedding, for an engine that keeps the two apart.
+
+vLLM's CPU backend packs the head's matrix when it builds the model; a reload replaces the embedding and leaves the
+packed head at the old weights, without an error (log-probabilities off by 0.5 and more). So on a CPU the model is built
+untied and the head is loaded as a matrix of its own. Called by ``vllm_loop``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors import safe_open
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_EMBEDDING = "embed_tokens.weight"
+_HEAD = "lm_head.weight"
+
+
+def untied_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yields (name, tensor) of all ``*.safetensors``, and the embedding once more as the head if there is none."""
+    has_head, embedding = False, None
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 (not a mapping: it cannot be iterated)
+                tensor = tensors.get_tensor(name)
+                has_head = has_head or name == _HEAD
+                embedding = tensor if name.endswith(_EMBEDDING) else embedding
+                yield name, tensor
+    if not has_head and embedding is not None:
+        yield _HEAD, embedding
