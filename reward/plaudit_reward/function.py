@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
+import operator
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -162,7 +163,10 @@ def _line_in(path: str, error: BaseException) -> str:
 
 
 def _find(module: ModuleType, target: Target) -> Any:
-    found = getattr(module, target.function, None)
+    try:
+        found = operator.attrgetter(target.function)(module)
+    except AttributeError:
+        found = None
     if callable(found):
         return found
     there = sorted(
@@ -170,7 +174,7 @@ def _find(module: ModuleType, target: Target) -> Any:
         for name, item in vars(module).items()
         if not name.startswith("_") and callable(item) and getattr(item, "__module__", None) == module.__name__
     )
-    what = "is no function" if hasattr(module, target.function) else "does not exist"
+    what = "does not exist" if found is None else "is no function"
     raise ConfigurationError(
         f"{target.function} {what} in {target.path}. The file defines {', '.join(there) or 'no function'}: "
         "name one of them in python.function"

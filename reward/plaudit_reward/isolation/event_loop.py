@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Awaitable
 from typing import Any
 
 from plaudit_reward.errors import ConfigurationError
@@ -47,8 +46,8 @@ async def _prepare(function: UserFunction) -> Description:
     return description
 
 
-async def _awaited(returned: Awaitable[Any]) -> Any:
-    return await returned
+async def _awaited(returned: Any) -> Any:
+    return await returned if inspect.isawaitable(returned) else returned
 
 
 class _Works:
@@ -93,9 +92,7 @@ class _Works:
         began = time.perf_counter()
         try:
             returned = self._function.call(work.samples, work.values, post_process=work.post_process)
-            if inspect.isawaitable(returned):
-                returned = await returned
-            scores = self._function.scores(returned, num_scores(work), post_process=work.post_process)
+            scores = self._function.scores(await _awaited(returned), num_scores(work), post_process=work.post_process)
         except BaseException as error:  # the user's code: sys.exit and the like included
             scores = self._failed(work, error)
         self._dropped.discard(work.id)

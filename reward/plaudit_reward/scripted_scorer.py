@@ -1,0 +1,69 @@
+"""A scorer that answers what it is told to: for tests and load generation, never a default."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from plaudit_reward.errors import RewardError
+from plaudit_reward.sample import Sample
+from plaudit_reward.score import Score
+from plaudit_reward.scorer import Attempt
+
+Answer = float | Score | RewardError
+
+
+class ScriptedScorer:
+    """Gives, or raises, what ``answer`` says of each sample; of sample or group scope.
+
+    Args:
+        name: of the scorer.
+        answer: a number, a score, or an error to raise.
+        takes_s: seconds that the call takes, by sample.
+        waits_s: seconds that it says it waited for a limiter before.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        answer: Callable[[Sample], Answer],
+        takes_s: Callable[[Sample], float] = lambda sample: 0.0,
+        waits_s: float = 0.0,
+    ) -> None:
+        self.name = name
+        self._answer = answer
+        self._takes_s = takes_s
+        self._waits_s = waits_s
+        self.num_calls = 0
+
+    async def score(self, sample: Sample, attempt: Attempt) -> Score:
+        """Answers for one sample."""
+        self.num_calls += 1
+        await self._pass_time(self._takes_s(sample), attempt)
+        return _score(self._answer(sample))
+
+    async def score_group(self, samples: Sequence[Sample], values: Sequence[float], attempt: Attempt) -> list[Score]:
+        """Answers for each sample of a group."""
+        self.num_calls += 1
+        await self._pass_time(max((self._takes_s(sample) for sample in samples), default=0.0), attempt)
+        return [_score(self._answer(sample)) for sample in samples]
+
+    def room(self) -> int:
+        """It never waits for a place."""
+        return 1_000_000
+
+    async def close(self) -> None:
+        """Nothing to end."""
+
+    async def _pass_time(self, seconds: float, attempt: Attempt) -> None:
+        if self._waits_s:
+            await asyncio.sleep(self._waits_s)
+            attempt.waited_s += self._waits_s
+        if seconds:
+            await asyncio.sleep(seconds)
+
+
+def _score(answer: Answer) -> Score:
+    if isinstance(answer, RewardError):
+        raise answer
+    return answer if isinstance(answer, Score) else Score.scored(answer)

@@ -1,0 +1,52 @@
+"""What the reward tests share: samples, user files, scorers that are closed afterwards."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plaudit_reward.function_scorer import FunctionScorer
+from plaudit_reward.sample import Sample
+from plaudit_reward.target import Target
+
+
+@pytest.fixture
+def make_sample() -> Callable[..., Sample]:
+    def make(response: str = "#### 4", index: int = 0, **changes: Any) -> Sample:
+        about: dict[str, Any] = {"group": "t-0-1.0", "data_source": "openai/gsm8k", "prompt": "2 + 2?"}
+        return Sample(**{**about, "index": index, "response": response, "ground_truth": "4", **changes})
+
+    return make
+
+
+@pytest.fixture
+def reward_file(tmp_path: Path) -> Callable[[str], str]:
+    """Writes a user's file; returns its path."""
+
+    def write(source: str, name: str = "rewards.py") -> str:
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(source))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+async def open_scorer(reward_file: Callable[[str], str]) -> AsyncIterator[Callable[..., Awaitable[FunctionScorer]]]:
+    """Opens a scorer on a user's source; all are closed after the test."""
+    opened: list[FunctionScorer] = []
+
+    async def make(source: str, function: str = "compute_score", **options: Any) -> FunctionScorer:
+        sizes = {name: options.pop(name) for name in ("processes", "max_concurrent") if name in options}
+        scorer = FunctionScorer("mine", Target(reward_file(source), function, **options), **sizes)
+        opened.append(scorer)
+        await scorer.open()
+        return scorer
+
+    yield make
+    for scorer in opened:
+        await scorer.close()

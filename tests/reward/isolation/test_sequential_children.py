@@ -1,0 +1,206 @@
+"""isolation: process. Whatever a function does, only its own sample pays for it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plaudit_reward.errors import InfrastructureError, ScoreTimeoutError, WorkerKilledError
+from plaudit_reward.function_scorer import FunctionScorer
+from plaudit_reward.sample import Sample
+from plaudit_reward.score import Score
+from plaudit_reward.scorer import Attempt
+
+Open = Callable[..., Any]
+MakeSample = Callable[..., Sample]
+
+SCORES_NUMBERS = """
+import os, signal, sys, time
+def compute_score(solution_str, ground_truth):
+    if solution_str == "spin":
+        while True: pass
+    if solution_str == "sleep":
+        time.sleep(1000)
+    if solution_str == "swallow":
+        while True:
+            try: time.sleep(1000)
+            except BaseException: pass
+    if solution_str == "exit":
+        os._exit(7)
+    if solution_str == "sys.exit":
+        sys.exit(7)
+    if solution_str == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if solution_str == "abort":
+        os.abort()
+    if solution_str == "close":
+        os.closerange(3, 100)
+    if solution_str == "memory":
+        raise MemoryError
+    if solution_str == "recurse":
+        return compute_score(solution_str, ground_truth)
+    if solution_str == "raise":
+        raise ValueError("bad answer")
+    if solution_str == "flood":
+        for _ in range(200): print("x" * 100_000)
+        return 5.0
+    if solution_str == "surrogate":
+        return {"score": 1.0, "text": "\\ud800"}
+    return float(solution_str)
+"""
+
+
+async def outcome(scorer: FunctionScorer, sample: Sample, limit_s: float = 0.4) -> Score | type[Exception]:
+    try:
+        return await scorer.score(sample, Attempt(limit_s))
+    except (ScoreTimeoutError, InfrastructureError) as error:
+        return type(error)
+
+
+GUILTY: list[tuple[str, Any]] = [
+    ("spin", ScoreTimeoutError),
+    ("sleep", ScoreTimeoutError),
+    ("swallow", ScoreTimeoutError),
+    ("exit", WorkerKilledError),
+    ("kill", WorkerKilledError),
+    ("abort", WorkerKilledError),
+    ("close", WorkerKilledError),
+    ("memory", InfrastructureError),
+    ("sys.exit", "data_error"),
+    ("recurse", "data_error"),
+    ("raise", "data_error"),
+    ("surrogate", "data_error"),
+    ("flood", "scored"),
+]
+
+
+@pytest.mark.parametrize(("response", "expected"), GUILTY)
+async def test_only_the_guilty_sample_pays(
+    open_scorer: Open, make_sample: MakeSample, response: str, expected: Any
+) -> None:
+    scorer = await open_scorer(SCORES_NUMBERS)
+    responses = [str(i) for i in range(40)]
+    responses.insert(20, response)
+    results = await asyncio.gather(*(outcome(scorer, make_sample(text, i)) for i, text in enumerate(responses)))
+    guilty = results.pop(20)
+    assert [score.value for score in results] == [float(i) for i in range(40)]
+    assert guilty is expected or guilty.outcome == expected
+
+
+async def test_many_hung_functions_end_and_hurt_nobody(open_scorer: Open, make_sample: MakeSample) -> None:
+    scorer = await open_scorer(SCORES_NUMBERS)
+    responses = ["sleep" if i % 25 == 0 else str(i) for i in range(200)]
+    results = await asyncio.gather(*(outcome(scorer, make_sample(text, i)) for i, text in enumerate(responses)))
+    for i, result in enumerate(results):
+        if i % 25 == 0:
+            assert result is ScoreTimeoutError
+        else:
+            assert isinstance(result, Score)
+            assert result.value == float(i)
+
+
+async def test_what_waits_behind_a_slow_work_goes_to_another_child(open_scorer: Open, make_sample: MakeSample) -> None:
+    scorer = await open_scorer(SCORES_NUMBERS, processes=2)
+    slow = asyncio.create_task(scorer.score(make_sample("sleep"), Attempt(30.0)))
+    await asyncio.sleep(0.05)
+    await asyncio.gather(*(scorer.score(make_sample(str(i), i), Attempt(30.0)) for i in range(100)))
+    assert not slow.done()
+    slow.cancel()
+
+
+async def test_a_child_that_is_killed_from_outside_is_replaced(open_scorer: Open, make_sample: MakeSample) -> None:
+    scorer = await open_scorer("import os\ndef compute_score(sample): return os.getpid()", processes=1)
+    first = await scorer.score(make_sample(), Attempt(5.0))
+    os.kill(int(first.value or 0), signal.SIGKILL)
+    second = await scorer.score(make_sample(), Attempt(5.0))
+    assert second.value not in (None, first.value)
+
+
+async def test_what_a_function_started_ends_with_it(open_scorer: Open, make_sample: MakeSample, tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    source = f"""
+    import subprocess, time
+    def compute_score(sample):
+        child = subprocess.Popen(["sleep", "1000"])
+        open({str(note)!r}, "w").write(str(child.pid))
+        time.sleep(1000)
+    """
+    scorer = await open_scorer(source)
+    assert await outcome(scorer, make_sample()) is ScoreTimeoutError
+    pid = int(note.read_text())
+    deadline = time.monotonic() + 5
+    while _runs(pid) and time.monotonic() < deadline:
+        await asyncio.sleep(0.01)
+    assert not _runs(pid)
+
+
+async def test_children_end_when_their_pool_is_closed(open_scorer: Open, make_sample: MakeSample) -> None:
+    scorer = await open_scorer("import os\ndef compute_score(sample): return os.getpid()", processes=1)
+    score = await scorer.score(make_sample(), Attempt(5.0))
+    await scorer.close()
+    assert not _runs(int(score.value or 0))
+
+
+async def test_waiting_for_a_child_counts_as_waiting_and_not_against_the_limit(
+    open_scorer: Open, make_sample: MakeSample
+) -> None:
+    scorer = await open_scorer("import time\ndef compute_score(sample): time.sleep(0.3); return 1", processes=1)
+    attempts = [Attempt(1.3) for _ in range(6)]
+    scores = await asyncio.gather(*(scorer.score(make_sample(), attempt) for attempt in attempts))
+    assert [score.value for score in scores] == [1.0] * 6
+    assert max(attempt.waited_s for attempt in attempts) > 1.3
+    assert min(attempt.waited_s for attempt in attempts) < 0.2
+
+
+async def test_alarms_of_user_code_work(open_scorer: Open, make_sample: MakeSample) -> None:
+    source = """
+    import signal, time
+    def compute_score(sample):
+        def ring(*_): raise RuntimeError("rang")
+        signal.signal(signal.SIGALRM, ring)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        time.sleep(10)
+    """
+    scorer = await open_scorer(source)
+    score = await scorer.score(make_sample(), Attempt(5.0))
+    assert "RuntimeError: rang" in (score.reason or "")
+
+
+async def test_a_class_is_made_once_in_each_process(open_scorer: Open, make_sample: MakeSample) -> None:
+    source = """
+    class Agent:
+        made = 0
+        def __init__(self): Agent.made += 1
+        def compute_score(self, data_source, solution_str, ground_truth, extra_info=None):
+            return (float(Agent.made), solution_str, "made")
+    """
+    scorer = await open_scorer(source, "Agent")
+    scores = await asyncio.gather(*(scorer.score(make_sample(), Attempt(5.0)) for _ in range(50)))
+    assert {score.value for score in scores} == {1.0}
+
+
+async def test_a_cancelled_call_is_forgotten_and_the_child_goes_on(open_scorer: Open, make_sample: MakeSample) -> None:
+    scorer = await open_scorer(SCORES_NUMBERS, processes=1)
+    hung = asyncio.create_task(scorer.score(make_sample("sleep"), Attempt(0.5)))
+    await asyncio.sleep(0.1)
+    behind = asyncio.create_task(scorer.score(make_sample("1"), Attempt(0.5)))
+    await asyncio.sleep(0)
+    hung.cancel()
+    behind.cancel()
+    score = await scorer.score(make_sample("2"), Attempt(0.5))
+    assert score.value == 2.0
+
+
+def _runs(pid: int) -> bool:
+    """Whether the process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

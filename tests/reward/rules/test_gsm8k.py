@@ -1,0 +1,54 @@
+"""GSM8K gives what verl's scorer gives, on a table of answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from plaudit_reward.errors import DataError
+from plaudit_reward.rules.gsm8k import gsm8k, gsm8k_flexible
+from plaudit_reward.sample import Sample
+
+# response, ground truth, strict result, flexible result; the results are those of verl 0.9.1's gsm8k.compute_score.
+CASES = [
+    ("She sold 72 clips.\n#### 72", "72", 1.0, 1.0),
+    ("#### 72", "72", 1.0, 1.0),
+    ("The answer is 72", "72", 0.0, 1.0),
+    ("####72", "72", 0.0, 1.0),
+    ("#### 71\n#### 72", "72", 1.0, 1.0),
+    ("#### 72\n#### 71", "72", 0.0, 0.0),
+    ("#### -72", "-72", 1.0, 1.0),
+    ("#### 1,072", "1072", 1.0, 0.0),
+    ("#### 1,072", "1,072", 0.0, 1.0),
+    ("#### $72", "72", 0.0, 1.0),
+    ("#### 72.", "72", 0.0, 0.0),
+    ("#### 72.0", "72", 0.0, 0.0),
+    ("72 apples .", "72", 0.0, 1.0),
+    ("72 apples , indeed", "72", 0.0, 0.0),
+    ("nothing here", "72", 0.0, 0.0),
+    ("...", "72", 0.0, 0.0),
+    (".", ".", 0.0, 1.0),
+    ("", "72", 0.0, 0.0),
+    ("#### 72" + "x" * 293, "72", 1.0, 1.0),
+    ("#### 72" + "x" * 294, "72", 0.0, 1.0),
+    ("#### 72" + "x" * 400, "72", 0.0, 0.0),
+    ("#### 7 2", "72", 0.0, 0.0),
+]
+
+
+@pytest.mark.parametrize(("response", "ground_truth", "strict", "flexible"), CASES)
+def test_results_are_verls(
+    make_sample: Callable[..., Sample], response: str, ground_truth: str, strict: float, flexible: float
+) -> None:
+    sample = make_sample(response, ground_truth=ground_truth)
+    assert gsm8k(sample) == strict
+    assert gsm8k_flexible(sample) == flexible
+
+
+@pytest.mark.parametrize("ground_truth", [72, None, ["72"]])
+def test_a_ground_truth_that_is_no_text_is_an_error_and_not_a_zero(
+    make_sample: Callable[..., Sample], ground_truth: object
+) -> None:
+    with pytest.raises(DataError, match="needs the number as text"):
+        gsm8k(make_sample("#### 72", ground_truth=ground_truth))

@@ -1,0 +1,177 @@
+"""Several scorers over one sample: order, chains of ``when``, budget, and the seconds of the record."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plaudit_metrics.records import ScoringRecord
+from plaudit_reward.combiner import FunctionCombiner
+from plaudit_reward.errors import DataError, InfrastructureError, RewardError, ScoreTimeoutError
+from plaudit_reward.pipeline import Pipeline
+from plaudit_reward.sample import Sample
+from plaudit_reward.score import Score
+from plaudit_reward.scripted_scorer import Answer, ScriptedScorer
+from plaudit_reward.stage import Rules, Stage, When
+
+MakeSample = Callable[..., Sample]
+
+
+def scripted(name: str, answer: Answer, takes_s: float = 0.0, waits_s: float = 0.0) -> ScriptedScorer:
+    return ScriptedScorer(name, lambda sample: answer, lambda sample: takes_s, waits_s)
+
+
+async def test_the_reward_is_the_weighted_sum_and_each_scorers_part_is_kept(make_sample: MakeSample) -> None:
+    pipeline = Pipeline(
+        [
+            Stage(scripted("a", Score.scored(1.0, length=3.0)), Rules(weight=0.8)),
+            Stage(scripted("b", 0.5), Rules(weight=0.2)),
+        ],
+        worker="reward-7",
+    )
+    scoring = await pipeline.score(make_sample())
+    assert (scoring.outcome, scoring.worker) == ("scored", "reward-7")
+    assert scoring.value == pytest.approx(0.9)
+    assert scoring.scorers["a"].extra == {"length": 3.0}
+    assert scoring.scorers["b"].value == 0.5
+
+
+async def test_scorers_run_at_the_same_time(make_sample: MakeSample) -> None:
+    both_began = asyncio.Barrier(2)
+
+    class Meeting(ScriptedScorer):
+        async def score(self, sample: Sample, attempt: object) -> Score:
+            async with asyncio.timeout(5):
+                await both_began.wait()
+            return Score.scored(1.0)
+
+    pipeline = Pipeline([Stage(Meeting("a", lambda s: 1.0)), Stage(Meeting("b", lambda s: 1.0))])
+    assert (await pipeline.score(make_sample())).value == 2.0
+
+
+async def test_when_lets_only_some_samples_through(make_sample: MakeSample) -> None:
+    correct = ScriptedScorer("correct", lambda sample: float(sample.response == "right"))
+    judge = scripted("judge", 0.5)
+    pipeline = Pipeline([Stage(correct), Stage(judge, Rules(when=When("correct", 1.0)))])
+    right, wrong = await pipeline.score(make_sample("right")), await pipeline.score(make_sample("wrong"))
+    assert (right.value, wrong.value, judge.num_calls) == (1.5, 0.0, 1)
+    assert wrong.scorers["judge"].outcome == "skipped"
+    assert wrong.scorers["judge"].reason == "when: correct is not 1"
+
+
+async def test_chains_of_when_end_where_one_says_no(make_sample: MakeSample) -> None:
+    last = scripted("c", 4.0)
+    pipeline = Pipeline(
+        [
+            Stage(scripted("a", 1.0)),
+            Stage(scripted("b", 2.0), Rules(when=When("a", 0.0))),
+            Stage(last, Rules(when=When("b", 2.0))),
+        ]
+    )
+    scoring = await pipeline.score(make_sample())
+    assert (scoring.value, last.num_calls) == (1.0, 0)
+
+
+async def test_a_failed_condition_holds_back_and_the_failure_is_the_samples(make_sample: MakeSample) -> None:
+    judge = scripted("judge", 0.5)
+    pipeline = Pipeline([Stage(scripted("a", DataError("bad"))), Stage(judge, Rules(when=When("a", 1.0)))])
+    scoring = await pipeline.score(make_sample())
+    assert (scoring.outcome, scoring.reason, judge.num_calls) == ("data_error", "a: bad", 0)
+
+
+async def test_seconds_are_those_along_the_scorer_that_ended_last_and_add_up(make_sample: MakeSample) -> None:
+    pipeline = Pipeline(
+        [
+            Stage(scripted("quick", 1.0, takes_s=0.01)),
+            Stage(scripted("first", 1.0, takes_s=0.05, waits_s=0.1)),
+            Stage(scripted("second", 1.0, takes_s=0.05, waits_s=0.05), Rules(when=When("first", 1.0))),
+        ]
+    )
+    began_s = time.monotonic()
+    scoring = await pipeline.score(make_sample())
+    wall_s = time.monotonic() - began_s
+    assert scoring.limiter_s == pytest.approx(0.15)
+    assert scoring.call_s == pytest.approx(0.1, abs=0.04)
+    assert scoring.limiter_s + scoring.retry_s + scoring.call_s == pytest.approx(wall_s, abs=0.005)
+
+
+async def test_the_budget_runs_along_the_chain_and_waits_do_not_count(make_sample: MakeSample) -> None:
+    limits: list[float] = []
+
+    class Looking(ScriptedScorer):
+        async def score(self, sample: Sample, attempt: object) -> Score:
+            limits.append(attempt.limit_s)  # type: ignore[attr-defined]
+            return Score.scored(1.0)
+
+    stages = [
+        Stage(scripted("a", 1.0, takes_s=0.2, waits_s=0.3)),
+        Stage(Looking("b", lambda s: 1.0), Rules(when=When("a", 1.0))),
+    ]
+    await Pipeline(stages, timeout_s=1.0).score(make_sample())
+    assert limits[0] == pytest.approx(0.8, abs=0.1)
+
+
+async def test_a_combining_function_makes_the_reward(
+    open_scorer: Callable[..., object], make_sample: MakeSample
+) -> None:
+    source = """
+    def largest(values, sample):
+        if sample.response == "raise":
+            raise ValueError("no idea")
+        return max(value for value in values.values() if value is not None)
+    """
+    function = await open_scorer(source, "largest", scope="combine")  # type: ignore[misc]
+    stages = [Stage(scripted("a", 1.0)), Stage(scripted("b", 3.0))]
+    pipeline = Pipeline(stages, combiner=FunctionCombiner(function, timeout_s=5.0))
+    assert (await pipeline.score(make_sample())).value == 3.0
+    scoring = await pipeline.score(make_sample("raise"))
+    assert (scoring.outcome, scoring.value) == ("data_error", None)
+    failing = Pipeline(
+        [*stages, Stage(scripted("c", DataError("bad")))], combiner=FunctionCombiner(function, timeout_s=5.0)
+    )
+    assert (await failing.score(make_sample())).reason == "c: bad"
+
+
+answers = st.one_of(
+    st.floats(1.0, 2.0),
+    st.floats(allow_nan=True, allow_infinity=True).filter(lambda value: not 0 <= abs(value) < 1).map(Score.scored),
+    st.sampled_from(
+        [
+            DataError("d"),
+            ScoreTimeoutError("t"),
+            Score.failed("skipped", "returned None"),
+            InfrastructureError("i"),
+            Score.failed("data_error", "nan"),
+        ]
+    ),
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.tuples(answers, st.sampled_from([0.5, 1.0])), min_size=1, max_size=4))
+async def test_no_zero_is_ever_invented(script: list[tuple[Answer, float]]) -> None:
+    """Every value given is 1 or more in size: a sample has a value only when all scorers gave one."""
+    stages = [
+        Stage(scripted(f"s{i}", answer), Rules(weight=weight, retries=0)) for i, (answer, weight) in enumerate(script)
+    ]
+    scoring: ScoringRecord = await Pipeline(stages).score(Sample("g", 0, "d", "p", "r"))
+    given_values = [_value(answer) for answer, _ in script]
+    if all(value is not None for value in given_values):
+        assert scoring.outcome == "scored"
+        expected = sum(weight * (value or 0) for value, (_, weight) in zip(given_values, script, strict=True))
+        assert scoring.value == pytest.approx(expected)
+    else:
+        assert scoring.outcome != "scored"
+        assert scoring.value is None
+        assert scoring.reason
+
+
+def _value(answer: Answer) -> float | None:
+    if isinstance(answer, RewardError):
+        return None
+    return answer.value if isinstance(answer, Score) else answer
