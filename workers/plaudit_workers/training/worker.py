@@ -11,6 +11,7 @@ from plaudit_workers.health import HealthServer
 from plaudit_workers.job.load import JobError, load_job
 from plaudit_workers.job.rljob import RLJob
 from plaudit_workers.process import EXIT_DONE, ProcessSettings, RefusedError
+from plaudit_workers.scoring.group_scope import has_group_scorers
 from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.groups import StaleIncarnationError, StreamLimits, TrainerStreams
 from plaudit_workers.training.run_plan import RunPlan
@@ -115,5 +116,5 @@ def stream_limits(job: RLJob, plan: RunPlan) -> StreamLimits:
         group_deadline_s=reward.group_deadline_seconds,
         group_scoring_deadline_s=reward.group_deadline_seconds,
         min_samples_per_group=reward.min_samples_per_group,
-        has_group_scorers=any(scorer.scope == "group" for scorer in reward.scorers),
+        has_group_scorers=has_group_scorers(reward),
     )
