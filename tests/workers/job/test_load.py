@@ -71,7 +71,7 @@ def test_validation_takes_the_length_of_training_unless_it_says_otherwise(
         ("a: 1\na: 2\n", 2, "not valid YAML"),
         ("a: 1\n---\nb: 2\n", 2, "not valid YAML"),
         ("a: \x07", None, "not valid YAML"),
-        ("a: " + "[" * 2000, None, "nested too deeply"),
+        ("a: " + "[" * 300 + "]" * 300, None, "nested too deeply"),
     ],
 )
 def test_what_is_no_job_file_is_told_in_one_sentence(

@@ -25,12 +25,8 @@ def check_files(job: RLJob) -> list[Problem]:
     Args:
         job: resolved (``load_job``): every path is absolute.
     """
-    checks = (
-        (_model(job), _data(job), _scorers(job), _rollout(job), _checkpoint(job))
-        if job.spec.trains
-        else (_scorers(job),)
-    )
-    return [problem for check in checks for problem in check]
+    training = (_model, _data, _rollout, _checkpoint) if job.spec.trains else ()
+    return [problem for check in (*training, _scorers) for problem in check(job)]
 
 
 def _model(job: RLJob) -> Iterator[Problem]:

@@ -15,7 +15,7 @@ class Engine(Section):
 
     kind: Literal["vllm", "scripted"] = "vllm"
     """``vllm``: the real one. ``scripted``: writes made-up answers at a given speed, for tests and load generation;
-    never a default."""
+    never chosen unless named. Default vllm."""
     tensor_parallel_size: int = Field(default=1, ge=1, le=1024)
     """GPUs that share one copy of the model. Default 1: as many as the model needs to fit, no more."""
     max_model_length: int = Field(default=4096, ge=2, le=10_000_000)

@@ -1,0 +1,204 @@
+"""Everything on disk that a job names is looked at before anything starts."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from plaudit_workers.job.check_files import check_files
+from plaudit_workers.job.load import load_job
+
+ROW = {
+    "data_source": "openai/gsm8k",
+    "prompt": [{"role": "user", "content": "1+1"}],
+    "reward_model": {"style": "rule", "ground_truth": "2"},
+    "extra_info": {"index": 0},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """What the small job names, all in order."""
+    (tmp_path / "model").mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / "model" / name).write_text("{}")
+    (tmp_path / "data").mkdir()
+    pa.parquet.write_table(pa.Table.from_pylist([ROW]), tmp_path / "data" / "train.parquet")
+    (tmp_path / "reward.py").write_text("def compute_score(sample):\n    return 1.0\n")
+    return tmp_path
+
+
+@pytest.fixture
+def told(
+    folder: Path, changed: Callable[[dict[str, Any]], dict[str, Any]], write_job: Callable[..., Path]
+) -> Callable[..., list[str]]:
+    """What is said of the files of the small job with some fields changed."""
+
+    def tell(**fields: Any) -> list[str]:
+        job = load_job(write_job(changed({name.replace("__", "."): value for name, value in fields.items()})))
+        return [str(problem).replace(f"{folder}/", "") for problem in check_files(job)]
+
+    return tell
+
+
+def test_nothing_is_said_when_everything_is_there(told: Callable[..., list[str]]) -> None:
+    assert told() == []
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [
+        ("model/config.json", "spec.model.source: model has no config.json. Name a folder that save_pretrained"),
+        ("model/tokenizer.json", "spec.model.tokenizer: model holds no tokenizer. Name one that does"),
+        ("data/train.parquet", "spec.data.train.path: there is no file data/train.parquet. Write the data first"),
+        ("reward.py", "spec.reward.scorers[0].python.path: there is no file reward.py. Paths are relative to the job"),
+    ],
+)
+def test_a_missing_file_is_told(folder: Path, told: Callable[..., list[str]], missing: str, words: str) -> None:
+    (folder / missing).unlink()
+    (said,) = told()
+    assert said.startswith(words)
+
+
+def test_missing_folders_templates_and_checkpoints_are_told(told: Callable[..., list[str]]) -> None:
+    said = told(
+        model={"source": "./nowhere", "chatTemplate": "chat.jinja"}, trainer={"checkpoint": {"resumeFrom": "old"}}
+    )
+    assert [line.split(". ")[0] for line in said] == [
+        "spec.model.source: there is no folder nowhere",
+        "spec.model.chatTemplate: there is no file chat.jinja",
+        "spec.trainer.checkpoint.resumeFrom: there is no folder old",
+    ]
+
+
+def test_a_source_that_can_be_no_hub_id_is_told(told: Callable[..., list[str]]) -> None:
+    assert told(model__source="no/such/folder") == [
+        "spec.model.source: 'no/such/folder' is neither a folder nor a hub id. Write a folder with ./ or /"
+    ]
+
+
+def test_a_hub_id_is_looked_up_in_the_cache_when_the_hub_is_out_of_reach(
+    told: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    assert told(model__source="some/model") == []
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert (
+        "'some/model' is no folder beside the job file, and the hub is out of reach"
+        in told(model__source="some/model")[0]
+    )
+    (tmp_path / "cache" / "models--some--model").mkdir(parents=True)
+    assert told(model__source="some/model") == []
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (
+            "def compute_score(:\n    pass\n",
+            ".path: syntax error in line 1 of reward.py: invalid syntax. Mend the file",
+        ),
+        ("def other(sample): ...\n", ".function: reward.py has no 'compute_score'. It has: other"),
+        ("# nothing\n", ".function: reward.py has no 'compute_score'. It has: nothing"),
+    ],
+)
+def test_a_python_file_without_the_function_is_told(
+    folder: Path, told: Callable[..., list[str]], source: str, words: str
+) -> None:
+    (folder / "reward.py").write_text(source)
+    assert told() == [f"spec.reward.scorers[0].python{words}"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "async def compute_score(sample): ...",
+        "class compute_score: ...",
+        "from elsewhere import score as compute_score",
+        "from elsewhere import *",
+        "compute_score = lambda sample: 1.0",
+        "compute_score: object = print",
+        "try:\n    from fast import compute_score\nexcept ImportError:\n    from slow import compute_score",
+    ],
+)
+def test_a_function_may_come_about_in_many_ways(folder: Path, told: Callable[..., list[str]], source: str) -> None:
+    (folder / "reward.py").write_text(source)
+    assert told() == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([], "has no rows"),
+        ([{**ROW, "reward_model": "2"}], "has reward_model as string, without ground_truth"),
+        ([{"data_source": "a", "prompt": "b"}], "lacks column reward_model (it has data_source, prompt)"),
+        ([{"question": "a"}], "lacks columns data_source, prompt, reward_model (it has question)"),
+    ],
+)
+def test_a_parquet_file_with_wrong_columns_is_told(
+    folder: Path, told: Callable[..., list[str]], rows: list[dict[str, Any]], words: str
+) -> None:
+    pa.parquet.write_table(pa.Table.from_pylist(rows or [ROW]).slice(0, len(rows)), folder / "data" / "train.parquet")
+    assert told() == [
+        f"spec.data.train.path: data/train.parquet {words}. Rows need data_source, prompt (messages or text) and "
+        "reward_model: {ground_truth: …}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "has no rows"),
+        ("{not json}\n", "has no JSON in row 1: "),
+        ("[1]\n", "has no object in row 1"),
+        (json.dumps(ROW) + '\n{"prompt": "a"}\n', "lacks columns data_source, reward_model in row 2 (it has prompt)"),
+        (json.dumps({**ROW, "reward_model": {}}) + "\n", "has reward_model without ground_truth in row 1"),
+    ],
+)
+def test_a_jsonl_file_with_wrong_rows_is_told(
+    folder: Path, told: Callable[..., list[str]], text: str, words: str
+) -> None:
+    (folder / "rows.jsonl").write_text(text)
+    (said,) = told(data__train={"path": "rows.jsonl"})
+    assert said.startswith(f"spec.data.train.path: rows.jsonl {words}")
+
+
+def test_other_data_files_are_told(folder: Path, told: Callable[..., list[str]]) -> None:
+    (folder / "rows.csv").write_text("a,b")
+    (folder / "broken.parquet").write_text("no parquet")
+    assert "ends with '.csv'. Give a .parquet or a .jsonl file" in told(data__train={"path": "rows.csv"})[0]
+    assert "broken.parquet is no Parquet file" in told(data__train={"path": "broken.parquet"})[0]
+    assert "data is a folder" in told(data__train={"path": "data"})[0]
+
+
+def test_a_data_source_without_a_rule_is_told_before_sample_10000(folder: Path, told: Callable[..., list[str]]) -> None:
+    rules = [{"name": "correct", "kind": "rule"}]
+    rows = [*[ROW] * 20, {**ROW, "data_source": "my/task"}]
+    pa.parquet.write_table(pa.Table.from_pylist(rows), folder / "data" / "train.parquet")
+    (folder / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    assert told(reward__scorers=[{**rules[0], "rule": "gsm8k"}]) == []
+    for path in ("data/train.parquet", "rows.jsonl"):
+        assert told(reward__scorers=rules, data__train={"path": path}) == [
+            f"spec.data.train.path: {path} holds data_source 'my/task', which scorer 'correct' has no rule for. Name a "
+            "rule in the scorer (rule: gsm8k), or score it with a function (kind: python)"
+        ]
+
+
+def test_agents_tools_and_combinations_are_looked_into(folder: Path, told: Callable[..., list[str]]) -> None:
+    (folder / "lib.py").write_text("def present(values): ...\n")
+    absent = {"path": "lib.py", "function": "absent"}
+    assert told(
+        rollout={"agent": {"kind": "custom", "path": "lib.py", "class": "Agent"}},
+        reward__combine={"kind": "python", **absent},
+    ) == [
+        "spec.rollout.agent.class: lib.py has no 'Agent'. It has: present",
+        "spec.reward.combine.function: lib.py has no 'absent'. It has: present",
+    ]
+    assert told(rollout={"agent": {"kind": "tools", "tools": [absent]}}) == [
+        "spec.rollout.agent.tools[0].function: lib.py has no 'absent'. It has: present"
+    ]

@@ -1,0 +1,125 @@
+"""The JSON Schema and the reference page say what the models say."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from plaudit_workers.job import reference
+from plaudit_workers.job.rljob import RLJob
+from plaudit_workers.job.schema import job_schema
+from plaudit_workers.job.words import section_of
+
+MUTABLE = {
+    "spec.scheduling.suspend",
+    "spec.lifecycle",
+    "spec.rollout.replicas",
+    "spec.reward.workers.replicas",
+    "spec.reward.workers.autoscaling",
+    "spec.reward.scorers.limits",
+    "spec.metrics.rewardLatency",
+}
+
+
+def fields(section: type[BaseModel], name: str = "") -> Iterator[tuple[str, Any]]:
+    for python_name, field in section.model_fields.items():
+        written = f"{name}.{field.alias or python_name}".lstrip(".")
+        yield written, field
+        inner = section_of(field.annotation)
+        if inner:
+            yield from fields(inner, written)
+
+
+@pytest.fixture(scope="module")
+def validator() -> jsonschema.Draft202012Validator:
+    schema = job_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+def test_every_field_and_every_section_is_described() -> None:
+    undescribed = [name for name, field in fields(RLJob) if not (field.description or "").strip()]
+    assert undescribed == []
+    assert [name for name, section in job_schema()["$defs"].items() if not section.get("description")] == []
+
+
+def test_a_default_that_is_not_empty_is_explained() -> None:
+    bare = []
+    for name, field in fields(RLJob):
+        default = field.get_default(call_default_factory=True)
+        plain = isinstance(default, bool | int | float | str) and not field.is_required()
+        if plain and default != "" and "Default" not in field.description:
+            bare.append(name)
+    assert bare == []
+
+
+def test_exactly_the_designed_fields_may_change_while_a_job_runs() -> None:
+    schema = job_schema()
+    marked: set[str] = set()
+
+    def look(name: str, section: dict[str, Any]) -> None:
+        for field, described in section.get("properties", {}).items():
+            here = f"{name}.{field}".lstrip(".")
+            if described.get("x-plaudit-mutable"):
+                marked.add(here)
+            inner = (described.get("$ref") or described.get("items", {}).get("$ref", "")).removeprefix("#/$defs/")
+            if inner:
+                look(here, schema["$defs"][inner])
+
+    look("", schema)
+    assert marked == MUTABLE
+
+
+def test_no_field_may_be_null() -> None:
+    assert "null" not in str(job_schema())
+
+
+def test_editors_accept_what_is_valid_and_refuse_what_is_not(
+    validator: jsonschema.Draft202012Validator, changed: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    assert validator.is_valid(changed({}))
+    assert validator.is_valid(changed({"trainer.pod": {"resources": {"limits": {"cpu": 2, "memory": "4Gi"}}}}))
+    for bad in (
+        {"algorithm.steps": 0},
+        {"algorithm.stepz": 1},
+        {"algorithm.order": "soon"},
+        {"reward.retry": 1},
+        {"trainer": None},
+        {"data.validation": {"path": "v", "everySteps": "often"}},
+    ):
+        assert not validator.is_valid(changed(bad)), bad
+
+
+def test_examples_are_valid_by_the_schema(validator: jsonschema.Draft202012Validator) -> None:
+    jobs = sorted((Path(__file__).parents[3] / "examples").glob("*/job.yaml"))
+    assert len(jobs) >= 3
+    for job in jobs:
+        validator.validate(yaml.safe_load(job.read_text()))
+
+
+def test_the_reference_page_is_up_to_date() -> None:
+    page = reference.PAGE.read_text()
+    assert reference.updated(page) == page
+
+
+def test_the_reference_names_every_field() -> None:
+    page = reference.reference()
+    names = {name.rsplit(".", 1)[-1] for name, _ in fields(RLJob)}
+    assert [name for name in sorted(names) if f"| `{name}`" not in page] == []
+
+
+def test_a_page_that_is_out_of_date_is_told_and_then_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"# A page\n\n{reference.BEGIN}\nold\n{reference.END}\nafter\n")
+    for arguments, code in ((["--check"], 1), ([], 0), (["--check"], 0)):
+        monkeypatch.setattr("sys.argv", ["reference", "--file", str(page), *arguments])
+        assert reference.main() == code
+    assert "is out of date: run make generate" in capsys.readouterr().err
+    assert page.read_text().startswith("# A page\n")
+    assert page.read_text().endswith("\nafter\n")

@@ -1,0 +1,110 @@
+"""What plaudit run refuses, what it ignores, and what cannot work on Kubernetes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plaudit_workers.job.kubernetes import kubernetes_problems
+from plaudit_workers.job.load import parse_job, read_job
+from plaudit_workers.job.support import ignored, unsupported
+
+JUDGE = {"baseUrl": "https://judge/v1", "model": "big", "promptTemplate": {"path": "j.j2"}, "parse": {"regex": "(.)"}}
+Change = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (
+            {"reward.scorers": [{"name": "j", "kind": "judge", "judge": JUDGE}]},
+            "spec.reward.scorers[0].kind: judge is not run by plaudit run yet",
+        ),
+        (
+            {"reward.scorers": [{"name": "m", "kind": "model", "model": {"source": "some/rm"}}]},
+            "spec.reward.scorers[0].kind: model is not run by plaudit run yet",
+        ),
+        (
+            {"rollout.agent": {"kind": "tools", "tools": [{"path": "t.py", "function": "f"}]}},
+            "spec.rollout.agent.kind: tools is not run by plaudit run yet",
+        ),
+        ({"rollout.sampling": {"topP": 0.9}}, "spec.rollout.sampling: topP 0.9, topK -1 cut the distribution"),
+        ({"rollout.sampling": {"topK": 5}}, "spec.rollout.sampling: topP 1.0, topK 5 cut the distribution"),
+        ({"trainer.sinks": ["tensorboard", "wandb"]}, "spec.trainer.sinks[1]: wandb is not run by plaudit run yet"),
+        ({"transport": {"url": "rediss://r:1/0", "tls": {}}}, "spec.transport.tls: is not run by plaudit run yet"),
+        (
+            {"rollout": None, "trainer": None, "model": None, "data": None, "algorithm": None},
+            "spec: has no rollout and no trainer: a job that only scores is not run by plaudit run yet",
+        ),
+    ],
+)
+def test_what_has_no_machinery_yet_is_refused_plainly(changed: Change, fields: dict[str, Any], words: str) -> None:
+    (problem,) = unsupported(parse_job(changed(fields)))
+    assert str(problem).startswith(words)
+
+
+def test_a_usual_job_is_not_refused_and_nothing_of_it_is_ignored(small_job: str, changed: Change) -> None:
+    job = parse_job(changed({"trainer.sinks": ["tensorboard"], "rollout.agent": {"kind": "singleTurn"}}))
+    assert unsupported(job) == []
+    assert ignored(job) == []
+
+
+def test_fields_of_kubernetes_are_named_as_ignored(changed: Change) -> None:
+    fields = {
+        "reward.workers": {"autoscaling": {}, "pod": {"image": "i"}},
+        "reward.networkPolicy": {"egress": [{"cidr": "10.0.0.0/8"}]},
+        "transport": {"managed": {"storage": "20Gi"}},
+        "storage": {"claimName": "c"},
+        "files": {"configMap": "f"},
+        "scheduling": {"queueName": "q"},
+        "lifecycle": {"cleanup": "None", "failurePolicy": {"maxRestarts": 1}},
+        "trainer.pod": {"nodeSelector": {"gpu": "h100"}},
+        "rollout.pod": {"resources": {"limits": {"cpu": 4}}},
+    }
+    assert [problem.field for problem in ignored(parse_job(changed(fields)))] == [
+        "spec.reward.workers.autoscaling",
+        "spec.reward.networkPolicy",
+        "spec.transport.managed.storage",
+        "spec.storage",
+        "spec.files",
+        "spec.scheduling",
+        "spec.lifecycle.cleanup",
+        "spec.reward.workers.pod",
+        "spec.trainer.pod",
+    ]
+
+
+def test_relative_paths_and_a_missing_claim_cannot_work_on_kubernetes(
+    small_job: str, write_job: Callable[..., Path]
+) -> None:
+    fields = [problem.field for problem in kubernetes_problems(read_job(write_job(small_job)))]
+    assert fields == [
+        "spec.model.source",
+        "spec.data.train.path",
+        "spec.reward.scorers[0].python.path",
+        "spec.storage.claimName",
+    ]
+
+
+@pytest.mark.parametrize("items", [[], [{"key": "r", "path": "reward.py"}]])
+def test_files_from_a_config_map_and_paths_on_the_volume_work_on_kubernetes(
+    changed: Change, items: list[dict[str, str]]
+) -> None:
+    fields = {
+        "model.source": "Qwen/Qwen2.5-0.5B",
+        "data.train.path": "/plaudit/data/train.parquet",
+        "files": {"configMap": "rewards", "items": items},
+        "storage": {"claimName": "shared"},
+    }
+    assert kubernetes_problems(parse_job(changed(fields))) == []
+
+
+def test_data_cannot_come_from_a_config_map(changed: Change) -> None:
+    fields = {
+        "model.source": "/models/m",
+        "files": {"configMap": "rewards", "items": []},
+        "storage": {"claimName": "shared"},
+    }
+    (problem,) = kubernetes_problems(parse_job(changed(fields)))
+    assert problem.field == "spec.data.train.path"

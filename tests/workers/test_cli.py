@@ -1,0 +1,133 @@
+"""The plaudit command: light help, one message for bad input, exit codes."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from plaudit_workers import cli
+from plaudit_workers.cli import COMMANDS, main
+from plaudit_workers.process import RefusedError
+
+HEAVY = ("torch", "vllm", "ray", "transformers", "pyarrow", "pydantic", "redis", "numpy", "asyncio", "rich")
+JOB = """
+apiVersion: plaudit.dev/v1alpha1
+kind: RLJob
+metadata: {name: scores}
+spec:
+  reward:
+    scorers: [{name: mine, kind: python, python: {path: reward.py}}]
+    workers: {autoscaling: {}}
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A valid job that only scores, with its reward file."""
+    (tmp_path / "reward.py").write_text("def compute_score(sample): ...\n")
+    (tmp_path / "job.yaml").write_text(JOB)
+    return tmp_path / "job.yaml"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in COMMANDS), ["--version"]])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    program = (
+        "import sys; from plaudit_workers.cli import main; code = main(sys.argv[1:]); "
+        f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+    assert "plaudit" in done.stdout
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"{name} " in shown and command.summary in shown for name, command in COMMANDS.items())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "plaudit: the following arguments are required: COMMAND (see plaudit --help)"),
+        (["bogus"], "plaudit: argument COMMAND: invalid choice: 'bogus'"),
+        (["run"], "plaudit run: the following arguments are required: job (see plaudit run --help)"),
+        (["run", "j", "--steps", "0"], "plaudit run: argument --steps: '0' is not a whole number of at least 1"),
+        (["run", "j", "--run", "a/b"], "plaudit run: argument --run: 'a/b' is not a name: use letters"),
+        (["validate", "j", "--bogus"], "plaudit: unrecognized arguments: --bogus"),
+        (["validate", "absent.yaml"], "absent.yaml: there is no such file. Give the path of a job file"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith(words)
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
+
+
+def test_a_valid_job_is_told_valid_with_what_run_would_say(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", str(job)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{job}: valid (scores)"
+    assert lines[1].startswith(f"{job}:5: refused: spec: has no rollout and no trainer")
+    assert lines[2].startswith(f"{job}:8: note: spec.reward.workers.autoscaling: is ignored by plaudit run. Here")
+
+
+def test_problems_of_files_come_with_the_lines_of_their_fields(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (job.parent / "reward.py").unlink()
+    assert main(["validate", str(job)]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"{job}:7: spec.reward.scorers[0].python.path: there is no file ")
+    assert printed.out == ""
+
+
+def test_validate_for_kubernetes_looks_at_paths_and_not_at_files(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", "--kubernetes", str(job)]) == 2
+    assert "'reward.py' is relative, and on Kubernetes nothing lies beside the job file" in capsys.readouterr().err
+    job.write_text(JOB.replace("path: reward.py", "path: /plaudit/code/reward.py"))
+    assert main(["validate", "--kubernetes", str(job)]) == 0
+
+
+def test_schema_prints_json_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert schema["properties"]["kind"]["const"] == "RLJob"
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "words"), [(RefusedError("mend it"), 2, "mend it\n"), (KeyboardInterrupt(), 130, "")]
+)
+def test_a_refusal_and_an_interruption_end_a_command_quietly(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    raised: BaseException,
+    code: int,
+    words: str,
+) -> None:
+    (tmp_path / "ending_command.py").write_text("def run(arguments):\n    raise arguments.ending\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def arguments(parser: object) -> None:
+        parser.set_defaults(ending=raised)
+
+    command = cli.Command("ending_command", "run", "end at once", arguments)
+    monkeypatch.setitem(COMMANDS, "end", command)
+    assert main(["end"]) == code
+    assert capsys.readouterr().err == words
+
+
+def test_commands_are_found_where_the_table_says() -> None:
+    def resolves(command: cli.Command) -> Callable[..., int]:
+        import importlib
+
+        function: Callable[..., int] = getattr(importlib.import_module(command.module), command.function)
+        return function
+
+    assert all(callable(resolves(command)) for command in COMMANDS.values())
