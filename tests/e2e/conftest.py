@@ -29,7 +29,12 @@ class FinishedRun:
 
     @property
     def steps(self) -> list[StepRecord]:
-        return read_steps(self.folder / "steps.jsonl")
+        """The steps that trained on something; step 0 is a validation."""
+        return [record for record in read_steps(self.folder / "steps.jsonl") if record.num_samples]
+
+    @property
+    def trained_steps(self) -> list[int]:
+        return [step.step for step in self.steps]
 
     @property
     def ledger(self) -> dict[str, Any]:

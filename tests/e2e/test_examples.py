@@ -16,10 +16,10 @@ def test_copy_digits_learns_and_goes_on_after_a_stop(
     job = example("01-copy-digits") / "job.yaml"
     first = plaudit_run(job, "--steps", "20", name="digits")
     assert first.exit_code == 0, first.output
-    assert [step.step for step in first.steps] == list(range(1, 21))
+    assert first.trained_steps == list(range(1, 21))
     resumed = plaudit_run(job, "--steps", "40", "--resume", name="digits")
     assert resumed.exit_code == 0, resumed.output
-    assert [step.step for step in resumed.steps] == list(range(1, 41))
+    assert resumed.trained_steps == list(range(1, 41))
     assert resumed.steps[-1].incarnation > first.steps[-1].incarnation
     assert resumed.mean_reward(last=5) > resumed.steps[0].statistics["reward/mean"] + 0.1
     ledger = resumed.ledger
@@ -30,7 +30,7 @@ def test_copy_digits_learns_and_goes_on_after_a_stop(
 def test_a_verl_reward_file_runs_unchanged(example: Callable[[str], Path], plaudit_run: Callable[..., Any]) -> None:
     run = plaudit_run(example("02-verl-reward") / "job.yaml", "--steps", "3")
     assert run.exit_code == 0, run.output
-    assert [step.step for step in run.steps] == [1, 2, 3]
+    assert run.trained_steps == [1, 2, 3]
     for step in run.steps:
         assert step.statistics["reward_pipeline/outcome/scored"] == step.num_samples
 

@@ -41,7 +41,9 @@ class StepLines:
                     break
                 self._offset += len(line)
                 self.closed += 1
-                self._print(json.loads(line))
+                step = json.loads(line)
+                if step["num_samples"]:  # step 0 is the validation before any training
+                    self._print(step)
 
     def _print(self, step: dict[str, Any]) -> None:
         if not self._console.is_terminal:

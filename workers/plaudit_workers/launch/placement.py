@@ -52,24 +52,24 @@ def gpus_available() -> float:
     return float(ray.cluster_resources().get("GPU", 0))
 
 
-def place(role: str, plans: Sequence[ProcessPlan]) -> PlacementGroup:
-    """Reserves room for all processes of a role.
+def reserve(plans: Sequence[ProcessPlan]) -> PlacementGroup:
+    """Asks for room for all processes of a role."""
+    return placement_group([_bundle(plan) for plan in plans], strategy="PACK")
+
+
+def await_room(role: str, plans: Sequence[ProcessPlan], group: PlacementGroup) -> None:
+    """Waits until a role has its room.
 
     Raises:
-        RefusedError: the cluster has no room for them within a minute.
+        RefusedError: the cluster has no room for it within a minute.
     """
-    group = placement_group([_bundle(plan) for plan in plans], strategy="PACK")
-    try:
-        ray.get(group.ready(), timeout=_ROOM_WITHIN_S)
-    except ray.exceptions.GetTimeoutError:
-        remove_placement_group(group)
-        free = {k: v for k, v in ray.available_resources().items() if k in {"CPU", "GPU"}}
-        needed = [_bundle(plan) for plan in plans]
-        raise RefusedError(
-            f"the Ray cluster has no room for role {role}: it needs {needed}, free is {free}. "
-            "Lower the role's replicas or ranks, or add nodes"
-        ) from None
-    return group
+    if group.wait(_ROOM_WITHIN_S):
+        return
+    free = {kind: amount for kind, amount in ray.available_resources().items() if kind in {"CPU", "GPU"}}
+    raise RefusedError(
+        f"the Ray cluster has no room for role {role}: it needs {[_bundle(plan) for plan in plans]}, free is {free}. "
+        "Lower the role's replicas or ranks, or add nodes"
+    )
 
 
 def release(group: PlacementGroup) -> None:

@@ -49,9 +49,9 @@ class Supervisor:
 
     async def start(self) -> None:
         """Places and starts every process. Raises ``RefusedError`` when the cluster has no room."""
-        for role, plans in self._plans.items():
-            group = await asyncio.to_thread(placement.place, role, plans)
-            self._groups.append(group)
+        self._groups = [placement.reserve(plans) for plans in self._plans.values()]
+        for (role, plans), group in zip(self._plans.items(), self._groups, strict=True):
+            await asyncio.to_thread(placement.await_room, role, plans, group)
             for index, plan in enumerate(plans):
                 self._actors[plan.name] = placement.start_actor(plan, group, index)
         self._trainer = asyncio.create_task(self._keep_ranks(self._plans["trainer"]))
