@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 
 import uvicorn
+from prometheus_client import disable_created_metrics
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -44,6 +45,7 @@ async def serve(settings: ServiceSettings, stop: asyncio.Event) -> int:
     Returns:
         0 when stopped; 2 when it cannot serve (port taken, wrong password, no Redis), after one logged message.
     """
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # of each counter, when it was made: series that nobody asks for
     client = _connect(settings)
     try:
         await _wait_for_redis(client, settings, stop)
