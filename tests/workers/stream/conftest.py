@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import struct
+import sys
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -32,7 +36,7 @@ async def transport(address: RedisAddress, run_name: str) -> AsyncIterator[Trans
 @pytest.fixture
 def quick() -> ConsumerOptions:
     """Leases as ever, but nothing waits for work that is not there."""
-    return ConsumerOptions(block_s=0.01, reclaim_every_s=0.0)
+    return ConsumerOptions(block_s=0.0, reclaim_every_s=0.0)
 
 
 @pytest.fixture
@@ -76,3 +80,17 @@ def make_body() -> Callable[..., Body]:
 @pytest.fixture
 def scored() -> Callable[[float], ScoringRecord]:
     return lambda value: ScoringRecord("scored", value, worker="reward-0")
+
+
+@pytest.fixture(scope="session")
+def protocol_test() -> dict[str, ModuleType]:
+    """The miniature run and the machine that drives it, for the tests that need both."""
+    modules = {}
+    for name in ("world", "machine"):
+        spec = importlib.util.spec_from_file_location(f"stream_{name}", Path(__file__).with_name(f"{name}.py"))
+        assert spec is not None
+        assert spec.loader is not None
+        modules[name] = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = modules[name]
+        spec.loader.exec_module(modules[name])
+    return modules

@@ -10,11 +10,11 @@ import msgspec
 from plaudit_metrics.records import ScoringRecord
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.group_hash import read_group
-from plaudit_workers.stream.lease import Delivery
+from plaudit_workers.stream.lease import Delivery, discard
 from plaudit_workers.stream.records import Group, GroupDelivery, Sample
 from plaudit_workers.stream.scripts import Argument, Call, new_call
 
-__all__ = ["Commitment", "commit", "commit_group", "commit_many", "read_group"]
+__all__ = ["Commitment", "commit", "commit_group", "commit_many", "discard", "read_group"]
 
 _encoder = msgspec.msgpack.Encoder()
 

@@ -44,7 +44,7 @@ class ConsumerOptions:
         alone_from: from this delivery on an entry is worked while nothing else is. At the limit, so that an entry is
             buried only when its last worker had nothing else in work; lower isolates sooner and costs throughput after
             every killed worker.
-        block_s: how long ``take`` waits for work; below the blocking client's timeout of 10 s.
+        block_s: how long ``take`` waits for work; below the blocking client's timeout of 10 s; 0: not at all.
         reclaim_every_s: how often lapsed leases are looked for.
     """
 
@@ -188,7 +188,7 @@ class Consumer(Generic[T]):
             self._worker,
             {self._transport.names.stream(self._stream): ">"},
             count=slots,
-            block=max(round(self._options.block_s * 1000), 1),
+            block=round(self._options.block_s * 1000) or None,
         )
         if not reply:
             return []

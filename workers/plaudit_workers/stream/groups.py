@@ -73,6 +73,7 @@ class TrainerStreams:
         self._incarnation = 0
         self._announcement: Announcement | None = None
         self._held: dict[str, str] = {}  # group → entry of `ready`
+        self._trainable: set[str] = set()  # those of them that were ready, not dropped
         self._reader = transport.blocking_client()
         self._last_seen = "0-0"
         self._closes = 0
@@ -91,6 +92,7 @@ class TrainerStreams:
         """
         self._incarnation = int(await self._transport.scripts.call("take_over", "", new_call(), floor))
         self._held.clear()
+        self._trainable.clear()
         return self._incarnation
 
     async def admit(self, prompt: Prompt) -> Admission:
@@ -139,15 +141,17 @@ class TrainerStreams:
         for entry, group, _ in rows:
             self._held[group] = entry
             self._last_seen = max(self._last_seen, entry, key=_entry_order)
-        await self._close_again(group.id for group in groups if group is not None)
-        return [group for group in groups if group is not None and group.id in self._held]
+        found = [group for group in groups if group is not None]
+        self._trainable.update(group.id for group in found if group.phase == "ready")
+        await self._close_again(group.id for group in found)
+        return [group for group in found if group.id in self._held]
 
     async def _close_again(self, group_ids: Iterable[str]) -> None:
         """Ends groups that reappeared (an append-only file without its last second) as this trainer ended them."""
         for group_id in group_ids:
             if group_id in self._ended:
                 logger.error("an ended group reappeared", extra={"fields": {"group": group_id}})
-                await self._close(group_id, *self._ended[group_id], b"", again=True)
+                await self._close(group_id, *self._ended[group_id], b"", taken=True)
 
     async def _take_rows(self, count: int) -> list[tuple[str, str, int]]:
         held = self._held.values()
@@ -219,7 +223,7 @@ class TrainerStreams:
                 f"group {group_id}: a reason belongs to 'dropped' and to nothing else, not {end}: {reason!r}"
             )
         encoded = b"" if record is None else msgspec.msgpack.encode(record)
-        answer = await self._close(group_id, end, reason, encoded, again=False)
+        answer = await self._close(group_id, end, reason, encoded, taken=group_id in self._trainable)
         if answer == b"not_ready":
             raise ValueError(f"group {group_id} is not ready: it cannot end as {end}")
         self._ended[group_id] = (end, reason)
@@ -227,13 +231,14 @@ class TrainerStreams:
             del self._ended[next(iter(self._ended))]
         return bool(answer == b"closed")
 
-    async def _close(self, group_id: str, end: GroupEnd, reason: str, record: bytes, *, again: bool) -> Any:
+    async def _close(self, group_id: str, end: GroupEnd, reason: str, record: bytes, *, taken: bool) -> Any:
         self._closes += 1
         call = self._incarnation * _CALLS_PER_INCARNATION + self._closes
-        arguments = (group_id, call, self._incarnation, end, reason, _GIVEN_UP, record, int(again))
+        arguments = (group_id, call, self._incarnation, end, reason, _GIVEN_UP, record, int(taken))
         answer = await self._fenced("close", *arguments)
         if answer != b"not_ready":
             self._held.pop(group_id, None)
+            self._trainable.discard(group_id)
             await self._transport.volume.forget(group_id)
         return answer
 

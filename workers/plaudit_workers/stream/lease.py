@@ -55,6 +55,16 @@ class Delivery(Generic[T]):
         return time.monotonic() - self.taken
 
 
+async def discard(transport: Transport, delivery: Delivery[Any]) -> bool:
+    """Acks and deletes an entry whose work nobody needs any more (its group is gone or past it).
+
+    Returns:
+        Whether it did; False while the work is needed.
+    """
+    about = (delivery.entry_id, delivery.group, "-" if delivery.index is None else delivery.index)
+    return bool(await transport.scripts.call("discard", "", delivery.stream, *about))
+
+
 class Leases(Generic[T]):
     """The entries that one consumer works on."""
 

@@ -6,9 +6,11 @@ import enum
 from collections.abc import Sequence
 
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.lease import Delivery
+from plaudit_workers.stream.lease import Delivery, discard
 from plaudit_workers.stream.records import Body, Prompt, encode_body
 from plaudit_workers.stream.scripts import Call, new_call
+
+__all__ = ["Publication", "discard", "publish", "publish_many", "unpublished"]
 
 _SPILL_ABOVE_MEMORY_SHARE = 0.8
 
@@ -61,14 +63,12 @@ async def _call(
 
 
 async def unpublished(transport: Transport, prompt: Prompt) -> list[int]:
-    """The indices that a redelivered prompt still has to generate; [] when its group is gone or needs no more."""
+    """The indices that a redelivered prompt still has to generate.
+
+    [] when its group is gone or needs no more: then ``discard`` ends the entry.
+    """
     fields = [f"{name}:{i}" for i in range(prompt.n) for name in ("published", "ended")]
     phase, *known = await transport.commands.hmget(transport.names.group(prompt.group), ["phase", *fields])
     if phase != b"open":
         return []
     return [i for i in range(prompt.n) if known[2 * i] is None and known[2 * i + 1] is None]
-
-
-async def discard(transport: Transport, delivery: Delivery[Prompt]) -> bool:
-    """Acks and deletes a prompt that lacks nothing any more; returns whether it did."""
-    return bool(await transport.reads.call("discard", "", "prompts", delivery.entry_id, delivery.group, "-"))

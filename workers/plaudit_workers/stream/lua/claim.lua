@@ -3,14 +3,18 @@
 -- ARGV: '', stream, consumer, count, lease in milliseconds (-1: others' entries are left alone), count from which an
 --   entry is worked alone, poison limit, then the entries that this consumer has in work.
 -- Changes: (1) entries pending for this consumer that it does not work on (a reply that was lost) get a new lease and
---   keep their count; (2) entries of others whose lease has lapsed become this consumer's, count + 1, of those to be
---   worked alone only one (those past the limit, which are only to be buried, apart). Only (2) counts a delivery:
---   Redis's own count grows with every look. Who took a sample first, and when, is noted in its group.
+--   keep their count; (2) entries of others whose lease has lapsed become this consumer's, count + 1. Of those to be
+--   worked alone it has at most one; those past the limit, which are only to be buried, apart. Only (2) counts a
+--   delivery: Redis's own count grows with every look. Who took a sample first, and when, is noted in its group.
 -- Returns: {entry, deliveries, fields} of at most `count`; a repeat returns the same, as (1).
 local name, consumer, wanted, lease = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local alone_from, limit, suspects = tonumber(ARGV[6]), tonumber(ARGV[7]), 0
 local stream, reader, working, taken = prefix .. name, readers[name], {}, {}
 for i = 8, #ARGV do working[ARGV[i]] = true end
+
+local function suspect(deliveries)
+  return deliveries >= alone_from and deliveries <= limit
+end
 
 local function take(entry, deliveries)
   local found = redis.call('XRANGE', stream, entry, entry)
@@ -24,14 +28,14 @@ local function take(entry, deliveries)
 end
 
 for _, entry in ipairs(redis.call('XPENDING', stream, reader, '-', '+', wanted + #ARGV, consumer)) do
+  if suspect(entry[4]) then suspects = suspects + 1 end
   if #taken < wanted and not working[entry[1]] then take(entry[1], entry[4]) end
 end
 for _, entry in ipairs(lease >= 0 and redis.call('XPENDING', stream, reader, 'IDLE', lease, '-', '+', 10000) or {}) do
   local deliveries = entry[4] + 1
-  local suspect = deliveries >= alone_from and deliveries <= limit
-  if #taken < wanted and entry[2] ~= consumer and not (suspect and suspects > 0) then
+  if #taken < wanted and entry[2] ~= consumer and not (suspect(deliveries) and suspects > 0) then
     local fields = take(entry[1], deliveries)
-    if fields and suspect then suspects = suspects + 1 end
+    if fields and suspect(deliveries) then suspects = suspects + 1 end
     if fields and deliveries > 1 then
       count('redelivered:' .. name)
       if name == 'samples' then

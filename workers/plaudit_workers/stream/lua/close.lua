@@ -1,8 +1,10 @@
 #!lua flags=allow-oom
 -- Ends a group. By: trainer, after the update or the drop; the only transition that counts an end.
 -- ARGV: group, call (a number, each higher than the last), incarnation, end (trained | evaluated | dropped), reason, scoring of a sample given up, record (of the
---   group, for the metrics; may be empty), again (1: this trainer has ended it before).
--- Checks: no later trainer; the group exists; trained and evaluated only from phase ready, unless again.
+--   group, for the metrics; may be empty), taken (1: this trainer was given it in phase ready, or has ended it
+--   before).
+-- Checks: no later trainer; the group exists; trained and evaluated only from phase ready, or when it was taken
+--   so: an older state of Redis does not change what was trained.
 -- Changes: samples that are not terminal become given_up; counts the end; acks `ready`; deletes the group.
 -- Returns: closed | unknown | not_ready | stale; for the same call the same.
 local call, incarnation, ending = ARGV[2], ARGV[3], ARGV[4]

@@ -1,0 +1,174 @@
+"""The state machine: hypothesis chooses who does what next, and which fault strikes."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from plaudit_workers.stream.connection import RedisAddress
+from plaudit_workers.stream.groups import StreamLimits
+from plaudit_workers.stream.scripts import Scripts
+
+SEARCH = settings(
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],
+    stateful_step_count=40,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+class Machine(RuleBasedStateMachine):
+    """One run; ``machine_of`` says in which Redis and with which texts of the transitions."""
+
+    world_type: Any
+    address: RedisAddress
+    scripts: Scripts
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.world: Any = None
+
+    def do(self, work: Any) -> None:
+        self.runner.run(work)
+        assert not self.world.violations, "\n".join(self.world.violations)
+
+    @initialize(
+        seed=st.integers(0, 1 << 30),
+        group_scorers=st.booleans(),
+        deadline_s=st.sampled_from([0.0, 1000.0]),
+        least=st.integers(1, 2),
+    )
+    def start(self, seed: int, group_scorers: bool, deadline_s: float, least: int) -> None:
+        limits = StreamLimits(
+            max_open_groups=4,
+            max_open_validation_groups=1,
+            group_deadline_s=deadline_s,
+            group_scoring_deadline_s=deadline_s,
+            min_samples_per_group=least,
+            has_group_scorers=group_scorers,
+        )
+        self.world = self.world_type(limits, seed)
+        self.do(self.world.start(self.address, f"machine-{uuid.uuid4().hex[:12]}", self.scripts))
+
+    @rule(n=st.integers(1, 3), split=st.sampled_from(["train", "train", "train", "validation"]))
+    def admit(self, n: int, split: str) -> None:
+        self.do(self.world.admit(n, split))
+
+    @rule(stream=st.sampled_from(["prompts", "samples", "groups"]), slots=st.integers(1, 4))
+    def take(self, stream: str, slots: int) -> None:
+        self.do(self.world.take(self.world.alive(stream), slots))
+
+    @rule()
+    def publish(self) -> None:
+        for worker in self.world.workers:
+            if worker.stream == "prompts" and worker.held:
+                self.do(self.world.publish_one(worker))
+
+    @rule(
+        outcome=st.sampled_from(["scored", "scored", "scored", "timeout"]),
+        drop=st.sampled_from([False] * 9 + [True]),
+    )
+    def commit(self, outcome: str, drop: bool) -> None:
+        for worker in self.world.workers:
+            if worker.stream == "samples" and worker.held:
+                self.do(self.world.commit_one(worker, outcome, drop))
+
+    @rule(outcome=st.sampled_from(["scored", "scored", "infra_error"]))
+    def commit_group(self, outcome: str) -> None:
+        for worker in self.world.workers:
+            if worker.stream == "groups" and worker.held:
+                self.do(self.world.commit_group(worker, outcome))
+
+    @rule()
+    def take_ready(self) -> None:
+        self.do(self.world.take_ready())
+
+    @rule()
+    def close(self) -> None:
+        self.do(self.world.close_one())
+
+    @precondition(lambda self: self.world.trainer.open)
+    @rule()
+    def drop_an_open_group(self) -> None:
+        group = self.world.random.choice(list(self.world.trainer.open))
+        self.world.trainer.taken = [taken for taken in self.world.trainer.taken if taken.id != group]
+        self.do(self.world.close(group, "dropped", "run_ended"))
+
+    @rule()
+    def release(self) -> None:
+        self.do(self.world.trainer.streams.release_expired())
+
+    @rule(stream=st.sampled_from(["prompts", "samples", "groups"]))
+    def leases_lapse(self, stream: str) -> None:
+        self.do(self.world.lapse(self.world.alive(stream)))
+
+    @rule(stream=st.sampled_from(["prompts", "samples", "groups"]))
+    def renew(self, stream: str) -> None:
+        self.do(self.world.renew(self.world.alive(stream)))
+
+    @rule(stream=st.sampled_from(["prompts", "samples", "groups"]))
+    def hand_back(self, stream: str) -> None:
+        self.do(self.world.hand_back(self.world.alive(stream)))
+
+    @rule(stream=st.sampled_from(["prompts", "samples", "groups"]))
+    def crash(self, stream: str) -> None:
+        self.world.crash(self.world.alive(stream))
+
+    @rule(resume=st.booleans())
+    def another_trainer_takes_over(self, resume: bool) -> None:
+        self.do(self.world.take_over(resume))
+
+    @rule()
+    def checkpoint(self) -> None:
+        self.do(self.world.check_ledger())
+        self.world.keep_checkpoint()
+
+    @precondition(lambda self: self.world.zombies)
+    @rule()
+    def replaced_trainer_wakes(self) -> None:
+        self.do(self.world.zombie_acts())
+
+    @rule(lossy=st.booleans())
+    def replies_get_lost(self, lossy: bool) -> None:
+        self.world.lossy = lossy
+
+    @precondition(lambda self: self.world.sent)
+    @rule()
+    def call_arrives_again(self) -> None:
+        self.do(self.world.send_again())
+
+    @rule()
+    def append_only_file_is_synced(self) -> None:
+        self.do(self.world.keep_snapshot())
+
+    @precondition(lambda self: self.world.snapshot)
+    @rule()
+    def redis_loses_its_last_second(self) -> None:
+        self.do(self.world.roll_back())
+
+    @rule()
+    def redis_loses_everything(self) -> None:
+        self.do(self.world.lose_everything())
+
+    def teardown(self) -> None:
+        if self.world is None:
+            return
+        try:
+            if not self.world.violations:
+                self.do(self.world.finish())
+        finally:
+            self.runner.run(self.world.stop())
+            self.runner.close()
+
+
+def machine_of(world_type: Any, address: RedisAddress, scripts: Scripts) -> type[RuleBasedStateMachine]:
+    """The machine against one Redis, with these texts of the transitions."""
+    return type("Machine", (Machine,), {"world_type": world_type, "address": address, "scripts": scripts})

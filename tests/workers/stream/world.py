@@ -1,0 +1,431 @@
+"""A run in miniature: rollouts, reward workers and a trainer as plain calls against a real Redis, faults included.
+
+Every call that changes something goes through ``Repeater``, which may send it twice (its reply was lost) and remembers
+it (redis-py, or a slow network, may send it again much later). ``World.violations`` collects what breaks I1-I7 of the
+protocol; the rules of the state machine only choose who does what next.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from plaudit_metrics.records import GenerationRecord, ScoringRecord
+from plaudit_reward.sample import Sample
+from plaudit_workers.stream.commits import commit, commit_group, discard
+from plaudit_workers.stream.connection import RedisAddress, Transport
+from plaudit_workers.stream.consumer import Consumer, ConsumerOptions
+from plaudit_workers.stream.groups import Admission, StaleIncarnationError, StreamLimits, TrainerStreams
+from plaudit_workers.stream.lease import Delivery
+from plaudit_workers.stream.ledger import Ledger
+from plaudit_workers.stream.producer import publish, unpublished
+from plaudit_workers.stream.records import Body, Group, PolicyVersion, Prompt, Sampling, encode_body
+from plaudit_workers.stream.scripts import Call, Scripts
+
+# Nothing lapses by itself: the machine decides whose lease has lapsed.
+PATIENT = ConsumerOptions(lease_s=1e6, renew_every_s=1e6, block_s=0.0, reclaim_every_s=0.0)
+OF_A_GROUP = ("admit", "publish", "commit", "commit_group", "release", "close", "bury")
+
+
+class Repeater:
+    """Sends calls, twice while ``lossy`` is set, and keeps the last ones."""
+
+    def __init__(self, inner: Any, world: World) -> None:
+        self._inner = inner
+        self._world = world
+
+    async def call(self, script: str, *arguments: Any) -> Any:
+        return (await self.call_many([Call(script, arguments)]))[0]
+
+    async def call_many(self, calls: Sequence[Call]) -> list[Any]:
+        answers: list[Any] = await self._inner.call_many(calls)
+        if self._world.lossy:
+            again = await self._inner.call_many(calls)
+            for call, first, second in zip(calls, answers, again, strict=True):
+                await self._world.check_repeat(call, first, second)
+        self._world.sent += [(c, a) for c, a in zip(calls, answers, strict=True) if c.script in OF_A_GROUP]
+        del self._world.sent[:-30]
+        return answers
+
+    async def send_again(self, call: Call) -> Any:
+        return (await self._inner.call_many([call]))[0]
+
+
+class Worker:
+    """One process that takes from one stream; ``held`` is what it works on."""
+
+    def __init__(self, world: World, stream: Any) -> None:
+        world.names += 1
+        self.stream = stream
+        self.name = f"{stream}-{world.names}"
+        self.consumer: Consumer[Any] = Consumer(world.transport, stream, self.name, PATIENT)
+        self.held: list[Delivery[Any]] = []
+
+    def drop(self, delivery: Delivery[Any]) -> None:
+        self.consumer.finished(delivery)
+        self.held.remove(delivery)
+
+
+class Trainer:
+    """A trainer: what it knows is what a checkpoint would hold, and the groups that are open."""
+
+    def __init__(self, world: World, line: list[int], ledger: Ledger) -> None:
+        self.streams = TrainerStreams(world.transport, world.limits)
+        self.line = line  # positions trained, in the surviving line of checkpoints
+        self.ledger = ledger
+        self.open: dict[str, int] = {}
+        self.taken: list[Group] = []
+
+    def ends(self, group: str, end: str, reason: str) -> None:
+        position = self.open.pop(group)
+        self.ledger.open -= 1
+        if end == "dropped":
+            self.ledger.dropped[reason] = self.ledger.dropped.get(reason, 0) + 1
+        elif end == "evaluated":
+            self.ledger.evaluated += 1
+        else:
+            self.ledger.trained += 1
+            self.line.append(position)
+
+
+def score_of(digest: str) -> float:
+    return int(digest[:6], 16) / 1000
+
+
+class World:
+    """All processes of one run."""
+
+    def __init__(self, limits: StreamLimits, seed: int) -> None:
+        self.limits = limits
+        self.random = random.Random(seed)
+        self.violations: list[str] = []
+        self.sent: list[tuple[Call, Any]] = []
+        self.lossy = False
+        self.names = 0
+        self.positions = 0
+        self.attempts: Counter[int] = Counter()
+        self.sizes: dict[str, int] = {}
+        self.snapshot: dict[bytes, bytes] | None = None
+        self.zombies: list[Trainer] = []
+        self.transport: Transport
+        self.workers: list[Worker] = []
+        self.trainer: Trainer
+        self.checkpoint: tuple[list[int], Ledger] = ([], Ledger())
+
+    async def start(self, address: RedisAddress, run: str, scripts: Scripts) -> None:
+        self.transport = await Transport.open(address, run, scripts=scripts)
+        self.transport.scripts = Repeater(self.transport.scripts, self)  # type: ignore[assignment]
+        self.transport.reads = Repeater(self.transport.reads, self)  # type: ignore[assignment]
+        self.workers = [Worker(self, stream) for stream in ("prompts", "prompts", "samples", "samples", "groups")]
+        self.trainer = Trainer(self, [], Ledger())
+        await self.trainer.streams.take_over()
+
+    async def keys(self) -> list[bytes]:
+        return [key async for key in self.transport.commands.scan_iter(self.transport.names.prefix + "*", count=10000)]
+
+    # ---- trainer
+
+    async def admit(self, n: int, split: str, position: int | None = None) -> None:
+        trainer = self.trainer
+        if position is None:
+            position, self.positions = self.positions, self.positions + 1
+        group = f"{split[0]}-{position}-{trainer.streams.incarnation}.{self.attempts[position]}"
+        self.attempts[position] += 1
+        prompt = Prompt(
+            group=group,
+            position=position,
+            split=split,  # type: ignore[arg-type]
+            step=0,
+            n=n,
+            min_version=PolicyVersion(1, 0),
+            seed=position,
+            sampling=Sampling(max_tokens=4),
+            data_source="made-up",
+            prompt="p",
+            prompt_ids=b"",
+        )
+        if await trainer.streams.admit(prompt) is Admission.admitted:
+            self.sizes[group] = n
+            trainer.open[group] = position
+            trainer.ledger.admitted += 1
+            trainer.ledger.open += 1
+
+    async def take_ready(self) -> None:
+        for group in await self.trainer.streams.take_ready(2, 0.0):
+            self.trainer.taken.append(group)
+            self.check_group(group)
+
+    async def close_one(self) -> None:
+        trainer = self.trainer
+        if not trainer.taken:
+            return
+        group = trainer.taken.pop(0)
+        end = "dropped" if group.phase == "dropped" else "trained" if group.prompt.split == "train" else "evaluated"
+        await self.close(group.id, end, group.reason if end == "dropped" else "")
+
+    async def close(self, group: str, end: str, reason: str) -> None:
+        trainer = self.trainer
+        if end == "trained" and group in self.sizes and int(group.split("-")[1]) in trainer.line:
+            self.violations.append(f"I2: {group}: its position was trained before in the surviving line")
+        known = group in trainer.open
+        closed = await trainer.streams.close(group, end, reason)  # type: ignore[arg-type]
+        if closed and known:
+            await self.check_ended(group)
+            trainer.ends(group, end, reason)
+        elif known:
+            self.violations.append(f"I1: {group} is open for the trainer, and was ended by somebody else")
+
+    def keep_checkpoint(self) -> None:
+        line, ledger = self.trainer.line, self.trainer.ledger
+        kept = Ledger(ledger.admitted, ledger.trained, ledger.evaluated, dict(ledger.dropped))
+        self.checkpoint = (list(line), kept)
+
+    async def repair(self) -> None:
+        """What a trainer does every few seconds: finds what Redis has lost, and makes the ledger its own again."""
+        trainer = self.trainer
+        for group in await trainer.streams.missing(list(trainer.open)):
+            position = trainer.open[group]
+            trainer.taken = [taken for taken in trainer.taken if taken.id != group]
+            await trainer.streams.close(group, "dropped", "lost")
+            trainer.ends(group, "dropped", "lost")
+            await self.admit(self.sizes[group], "train" if group[0] == "t" else "validation", position)
+        for group in await trainer.streams.open_groups():
+            if group not in trainer.open:
+                await trainer.streams.close(group, "dropped", "unknown")
+        await trainer.streams.restore(trainer.ledger.counters(), 0)
+
+    async def take_over(self, resume: bool) -> None:
+        """The trainer dies or freezes; another goes on from the checkpoint, or from where it was."""
+        old = self.trainer
+        self.zombies.append(old)
+        line, ledger = self.checkpoint if resume else (old.line, old.ledger)
+        new = Trainer(self, list(line), Ledger(ledger.admitted, ledger.trained, ledger.evaluated, dict(ledger.dropped)))
+        await new.streams.take_over(floor=old.streams.incarnation)
+        self.trainer = new
+        for group in await new.streams.open_groups():
+            position = int(group.split("-")[1])
+            if position in new.line or group not in self.sizes:
+                await new.streams.close(group, "dropped", "rolled_back")
+            else:
+                new.open[group] = position
+        new.ledger.open = len(new.open)
+        new.ledger.admitted = new.ledger.trained + new.ledger.evaluated + sum(new.ledger.dropped.values())
+        new.ledger.admitted += new.ledger.open
+        await new.streams.restore(new.ledger.counters(), 0)
+        for position in set(old.line) - {*new.line, *new.open.values()}:
+            await self.admit(2, "train", position)
+
+    async def zombie_acts(self) -> None:
+        """A trainer that was replaced wakes up, and tries everything."""
+        zombie = self.random.choice(self.zombies)
+        groups = [group.id for group in zombie.taken] or list(zombie.open) or ["t-0-1.0"]
+        attempts = [
+            zombie.streams.close(self.random.choice(groups), "dropped", "zombie"),
+            zombie.streams.take_ready(2, 0.0),
+            zombie.streams.release_expired(),
+            zombie.streams.restore({"admitted": 1000}, 7),
+        ]
+        for attempt in attempts:
+            try:
+                done = await attempt
+            except StaleIncarnationError:
+                continue
+            if done != []:
+                self.violations.append(f"I3: a trainer that was replaced was obeyed: {done}")
+
+    # ---- workers
+
+    def alive(self, stream: str) -> Worker:
+        return self.random.choice([worker for worker in self.workers if worker.stream == stream])
+
+    async def take(self, worker: Worker, slots: int) -> None:
+        worker.held += await worker.consumer.take(slots)
+
+    async def lapse(self, worker: Worker) -> None:
+        """Every lease that others hold in this worker's stream has lapsed; it takes what it may."""
+        await self.take(worker, 1)  # creates the consumer groups where Redis has lost them
+        worker.held += await worker.consumer.reclaim(100, lease_s=0.0)
+
+    async def renew(self, worker: Worker) -> None:
+        await worker.consumer.renew()
+        worker.held = [delivery for delivery in worker.held if not delivery.lost.is_set()]
+
+    async def hand_back(self, worker: Worker) -> None:
+        back, worker.held = worker.held, []
+        await worker.consumer.hand_back(back)
+
+    def crash(self, worker: Worker) -> None:
+        self.workers[self.workers.index(worker)] = Worker(self, worker.stream)
+
+    async def publish_one(self, worker: Worker) -> None:
+        delivery = self.random.choice(worker.held)
+        index = self.random.randrange(delivery.payload.n)
+        await publish(self.transport, delivery, index, self.body(delivery.payload, index))
+        if not await unpublished(self.transport, delivery.payload):
+            worker.drop(delivery)
+
+    def body(self, prompt: Prompt, index: int) -> Body:
+        tokens = [self.random.randrange(1 << 30) for _ in range(3)]
+        return Body(
+            response_ids=struct.pack("<3i", *tokens),
+            logprobs=struct.pack("<3f", 0, 0, 0),
+            loss_mask=b"\1\1\1",
+            version_spans=[(0, 1, 0)],
+            generation=GenerationRecord("rollout", 1.0, 1, 3, 0, 0),
+            sample=Sample(prompt.group, index, prompt.data_source, prompt.prompt, f"response {tokens}"),
+        )
+
+    async def commit_one(self, worker: Worker, outcome: str, drop: bool) -> None:
+        delivery = self.random.choice(worker.held)
+        value = score_of(delivery.digest) if outcome == "scored" else None
+        delivery.taken -= self.random.choice([0.0, 0.0, 30.0])  # a clock that runs fast, a process that was frozen
+        scoring = ScoringRecord(outcome, value, drop_group=drop, worker=worker.name)  # type: ignore[arg-type]
+        await commit(self.transport, delivery, scoring)
+        worker.drop(delivery)
+
+    async def commit_group(self, worker: Worker, outcome: str) -> None:
+        delivery = self.random.choice(worker.held)
+        group = await self.trainer.streams.read(delivery.group)
+        if group is None or group.phase != "group_scoring":
+            await discard(self.transport, delivery)
+            worker.drop(delivery)
+            return
+        scorings = [
+            ScoringRecord(outcome, score_of(s.digest) if outcome == "scored" else None)  # type: ignore[arg-type]
+            if s.scoring is not None and s.scoring.outcome == "scored"
+            else s.scoring or ScoringRecord("given_up")
+            for s in group.samples
+        ]
+        await commit_group(self.transport, delivery, group, scorings)
+        worker.drop(delivery)
+
+    # ---- Redis
+
+    async def keep_snapshot(self) -> None:
+        """What the append-only file holds now; ``roll_back`` loads it."""
+        redis = self.transport.commands
+        self.snapshot = {key: await redis.dump(key) for key in await self.keys()}
+
+    async def roll_back(self) -> None:
+        """Redis dies, and loads a file that lacks the last second."""
+        redis, kept = self.transport.commands, self.snapshot or {}
+        await redis.unlink(*await self.keys())
+        for key, dumped in kept.items():
+            await redis.restore(key, 0, dumped)
+        await self.after_loss()
+
+    async def lose_everything(self) -> None:
+        await self.transport.commands.unlink(*await self.keys())
+        await self.after_loss()
+
+    async def after_loss(self) -> None:
+        self.sent.clear()
+        self.snapshot = None
+        await self.repair()
+
+    async def send_again(self) -> None:
+        """A call arrives once more, long after it was answered."""
+        call, first = self.random.choice(self.sent)
+        if first not in (b"full", b"not_due"):
+            await self.check_repeat(call, first, await self.transport.scripts.send_again(call))  # type: ignore[attr-defined]
+
+    async def check_repeat(self, call: Call, first: Any, second: Any) -> None:
+        """A repeated call repeats its answer, as long as its group lives and its trainer rules."""
+        if call.script == "claim":
+            first, second = sorted(first), sorted(second)
+        lives = not call.arguments[0] or await self.transport.commands.exists(
+            self.transport.names.group(str(call.arguments[0]))
+        )
+        if first != second and second != b"stale" and lives:
+            self.violations.append(f"repeat: {call.script} answered {first}, then {second}")
+
+    # ---- checks
+
+    def check_group(self, group: Group) -> None:
+        """I1, I6 and I7 of a group that the trainer was given."""
+        for sample in group.samples:
+            name, stamps, scoring = f"{group.id}[{sample.index}]", sample.stamps, sample.scoring
+            if scoring is None:
+                self.violations.append(f"I1: {name} is not terminal in phase {group.phase}")
+                continue
+            times = [stamps.admitted, stamps.taken, stamps.published, stamps.score_first_taken, stamps.score_taken]
+            known = [time for time in [*times, stamps.committed] if time is not None]
+            if known != sorted(known):
+                self.violations.append(f"I6: {name}: a negative wait in {stamps}")
+            if scoring.outcome == "scored":
+                digest = encode_body(sample.body).digest if sample.body else ""
+                if digest != sample.digest or abs((scoring.value or 0) - score_of(digest)) > 1e-9:
+                    self.violations.append(f"I7: {name} has the score of another body")
+        scored = sum(sample.scoring is not None and sample.scoring.outcome == "scored" for sample in group.samples)
+        least = min(self.limits.min_samples_per_group, group.prompt.n) if group.prompt.split == "train" else 0
+        if group.phase == "ready" and scored < least:
+            self.violations.append(f"I1: {group.id} is ready with {scored} scored samples")
+
+    async def check_ended(self, group: str) -> None:
+        """I1: every sample of a group that has ended was reported terminal exactly once."""
+        entries = await self.transport.commands.xrange(self.transport.names.events)
+        told = Counter(
+            int(e[b"index"]) for _, e in entries if e[b"kind"] == b"sample" and e[b"group"] == group.encode()
+        )
+        if told != Counter(range(self.sizes[group])):
+            self.violations.append(f"I1: the samples of {group} became terminal so often: {dict(told)}")
+
+    async def check_ledger(self) -> None:
+        """I3: the ledger adds up, and is the trainer's."""
+        streams = self.trainer.streams
+        ledger = Ledger.from_counters(await streams.counters(), len(await streams.open_groups()))
+        self.violations += [f"I3: {problem}" for problem in ledger.problems()]
+        if ledger != self.trainer.ledger:
+            self.violations.append(f"I3: Redis counts {ledger}, the trainer {self.trainer.ledger}")
+
+    async def finish(self) -> None:
+        """Every worker dies; new ones take over all they left, and the run ends."""
+        self.snapshot, self.lossy = None, False
+        await self.repair()
+        for worker in list(self.workers):
+            self.crash(worker)
+        for _ in range(200):
+            if not self.trainer.open:
+                break
+            await self.work_off()
+        if self.trainer.open:
+            self.violations.append(f"I4: the work of lost workers was not taken over: {sorted(self.trainer.open)}")
+        await self.check_ledger()
+        await self.check_memory()
+
+    async def work_off(self) -> None:
+        for worker in self.workers:
+            await self.lapse(worker)
+            await self.take(worker, 100)
+            while worker.held:
+                if worker.stream == "prompts":
+                    await self.publish_one(worker)
+                elif worker.stream == "samples":
+                    await self.commit_one(worker, "scored", drop=False)
+                else:
+                    await self.commit_group(worker, "scored")
+        await self.take_ready()
+        while self.trainer.taken:
+            await self.close_one()
+
+    async def check_memory(self) -> None:
+        """I5: nothing is left of groups that have ended."""
+        names, redis = self.transport.names, self.transport.commands
+        streams = (names.prompts, names.samples, names.groups, names.ready)
+        for _ in range(20):
+            await self.work_off()
+            if not any([await redis.xlen(name) for name in streams]):
+                break
+        left = [key for key in await self.keys() if b":group:" in key]
+        left += [name.encode() for name in streams if await redis.xlen(name)]
+        if left:
+            self.violations.append(f"I5: left in Redis at the end of the run: {left}")
+
+    async def stop(self) -> None:
+        keys = await self.keys()
+        if keys:
+            await self.transport.commands.unlink(*keys)
+        await self.transport.close()
