@@ -72,7 +72,7 @@ class FunctionScorer:
         return _raised(score)
 
     def room(self) -> int:
-        """How many more samples it could begin within about a second."""
+        """How many more samples it could begin soon."""
         return self._pool.room()
 
     async def close(self) -> None:

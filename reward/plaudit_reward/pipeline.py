@@ -64,7 +64,7 @@ class Pipeline:
         return self._group.present
 
     def room(self) -> int:
-        """How many more samples could begin within about a second."""
+        """How many more samples could begin soon."""
         return min((stage.scorer.room() for stage in self._stages), default=_UNBOUNDED)
 
     async def score(self, sample: Sample) -> ScoringRecord:

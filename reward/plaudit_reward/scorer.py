@@ -34,7 +34,7 @@ class Scorer(Protocol):
         ...
 
     def room(self) -> int:
-        """How many more samples it could begin within about a second."""
+        """How many more samples it could begin soon."""
         ...
 
     async def close(self) -> None:

@@ -31,7 +31,9 @@ _LATE_TIMES = 10
 _LATE_AFTER_S = 0.1
 _VERY_LATE_AFTER_S = 0.5
 """When all children run works later than this, one more child is started."""
-_LOOK_AHEAD_S = 1.0
+_LOOK_AHEAD_S = 0.25
+"""Works for so many seconds may wait in a pool: more would wait here while another worker has nothing to do."""
+_UNKNOWN_PACE_S = 0.05
 
 
 class Pool:
@@ -99,11 +101,12 @@ class Pool:
             attempt.waited_s += call.waited_s
 
     def room(self) -> int:
-        """How many more works could begin within about a second."""
-        given = len(self._queue) + sum(slot.num_given for slot in self._crew.slots)
+        """How many more works could begin soon."""
+        # What is late may never end: others are started in its place when works wait.
+        given = len(self._queue) + sum(slot.num_given for slot in self._crew.slots if not slot.late)
         if not self._one_at_a_time:
             return max(0, self._max_concurrent - given)
-        mean_s = self._pace.mean_s if self._pace.mean_s is not None else _LOOK_AHEAD_S / 8
+        mean_s = self._pace.mean_s if self._pace.mean_s is not None else _UNKNOWN_PACE_S
         soon = self._crew.processes * (1 + int(_LOOK_AHEAD_S / max(mean_s, 1e-4)))
         return max(0, soon - given)
 

@@ -97,8 +97,12 @@ class ScoringWorker:
         self._committer = Committer(transport)
         self._works: dict[asyncio.Task[None], Delivery[Any]] = {}
         self._freed = asyncio.Event()
-        self._stopping = False
         self.ready = False
+
+    @property
+    def busy(self) -> int:
+        """Samples and groups in work."""
+        return len(self._works)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Works until ``stop`` is set, drains, closes the pipeline."""
@@ -178,7 +182,7 @@ class ScoringWorker:
 
     @property
     def _free(self) -> int:
-        return self._options.max_concurrent_samples - len(self._works)
+        return self._options.max_concurrent_samples - self.busy
 
     async def _wait_for_room(self) -> None:
         self._freed.clear()
@@ -198,7 +202,6 @@ class ScoringWorker:
 
     async def _drain(self) -> None:
         self.ready = False
-        self._stopping = True
         works = set(self._works)
         if not works:
             return
@@ -214,7 +217,7 @@ class ScoringWorker:
                 worker=self._name,
                 role="reward",
                 slots=self._options.max_concurrent_samples,
-                busy=len(self._works),
+                busy=self.busy,
                 ready=self.ready,
             )
             await outlasting(partial(self._transport.beat, record))

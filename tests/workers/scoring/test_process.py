@@ -1,0 +1,135 @@
+"""``python -m plaudit_workers.scoring`` as a process: refusals, a graceful end, a violent one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import textwrap
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plaudit_workers.launch.redis_server import RedisServer, free_port
+
+Make = Callable[..., Any]
+
+JOB = """
+apiVersion: plaudit.dev/v1alpha1
+kind: RLJob
+metadata: {{name: only-rewards}}
+spec:
+  reward:
+    scorers:
+      - {{name: mine, kind: python, python: {{path: {path}}}}}
+"""
+
+
+@pytest.fixture
+async def start_process(redis_server: RedisServer, run_name: str, tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
+    started: list[asyncio.subprocess.Process] = []
+
+    async def start(source: str, **environment: str) -> asyncio.subprocess.Process:
+        (tmp_path / "rewards.py").write_text(textwrap.dedent(source))
+        (tmp_path / "job.yaml").write_text(JOB.format(path="rewards.py"))
+        settings = {
+            "PLAUDIT_JOB": str(tmp_path / "job.yaml"),
+            "PLAUDIT_RUN": run_name,
+            "PLAUDIT_RUN_FOLDER": str(tmp_path),
+            "PLAUDIT_REDIS_URL": redis_server.url,
+            "PLAUDIT_REDIS_PASSWORD": redis_server.password,
+            "PLAUDIT_WORKER": "reward-0",
+            **environment,
+        }
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "plaudit_workers.scoring"),
+            env={**os.environ, **settings},
+            stderr=asyncio.subprocess.PIPE,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+def status(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
+async def until(condition: Callable[[], bool], within_s: float = 20.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        await asyncio.sleep(0.02)
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+REFUSED = [
+    ("def compute_score(sample", {}, "line 1"),
+    ("def compute_score(sample): return 1", {"PLAUDIT_REDIS_URL": "redis://127.0.0.1:1/0"}, "cannot be reached"),
+    ("def compute_score(sample): return 1", {"PLAUDIT_REDIS_PASSWORD": "wrong"}, "refuses the password"),
+    ("def compute_score(sample): return 1", {"PLAUDIT_JOB": "nowhere.yaml"}, "nowhere.yaml"),
+]
+
+
+@pytest.mark.parametrize(("source", "environment", "words"), REFUSED)
+async def test_what_is_wrong_is_said_once_and_the_exit_code_is_2(
+    start_process: Make, source: str, environment: dict[str, str], words: str
+) -> None:
+    process = await start_process(source, **environment)
+    _, errors = await process.communicate()
+    assert process.returncode == 2
+    lines = errors.decode().splitlines()
+    assert len(lines) == 1, lines
+    assert words in lines[0]
+
+
+async def test_sigterm_ends_it_gracefully_and_it_answers_probes(start_process: Make) -> None:
+    port = free_port()
+    process = await start_process("def compute_score(sample): return 1", PLAUDIT_HEALTH_PORT=str(port))
+    await until(lambda: status(f"http://127.0.0.1:{port}/readyz") == 200)
+    assert status(f"http://127.0.0.1:{port}/healthz") == 200
+    process.terminate()
+    await process.communicate()
+    assert process.returncode == 0
+
+
+async def test_children_die_with_a_killed_worker_even_when_they_hang(start_process: Make, tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    source = f"""
+    import os, threading, time
+    open({str(note)!r}, "a").write(str(os.getpid()) + "\\n")
+    threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()
+    def compute_score(sample): return 1
+    """
+    process = await start_process(source)
+    await until(lambda: note.exists() and len(note.read_text().splitlines()) == 2)
+    pids = [int(line) for line in note.read_text().splitlines()]
+    assert set(children_of(process.pid)) == set(pids)
+    process.send_signal(signal.SIGKILL)
+    await until(lambda: not any(_runs(pid) for pid in pids))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
