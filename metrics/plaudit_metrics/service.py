@@ -24,6 +24,7 @@ from plaudit_metrics.api import Api
 from plaudit_metrics.history import FILE_NAME, read_steps
 from plaudit_metrics.kept_steps import KeptSteps
 from plaudit_metrics.keys import Keys
+from plaudit_metrics.redis_connection import redis_client
 from plaudit_metrics.series import Series
 from plaudit_metrics.settings import ServiceSettings, SettingsError
 from plaudit_metrics.stream import EventReader
@@ -104,7 +105,8 @@ class _Lookout:
             except (RedisError, OSError) as error:
                 logger.warning("redis is away", extra={"fields": {"error": str(error)}})
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), _LOOK_EVERY_S)
+                async with asyncio.timeout(_LOOK_EVERY_S):
+                    await stop.wait()
 
 
 def _problem(reader: EventReader, lookout: _Lookout) -> str:
@@ -133,7 +135,7 @@ async def _wait_for_redis(client: Redis, settings: ServiceSettings, stop: asynci
 
 def _connect(settings: ServiceSettings) -> Redis:
     """One client for all: a blocking read takes a connection of its own from the pool; nothing is sent twice."""
-    return Redis.from_url(
+    return redis_client(
         settings.redis_url,
         password=settings.redis_password or None,
         protocol=2,

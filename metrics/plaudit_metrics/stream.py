@@ -118,6 +118,7 @@ class EventReader:
 
 async def _sleep(seconds: float, stop: asyncio.Event) -> None:
     try:
-        await asyncio.wait_for(stop.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await stop.wait()
     except TimeoutError:
         return

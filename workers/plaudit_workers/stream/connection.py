@@ -14,6 +14,7 @@ from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.exceptions import AuthenticationError, ResponseError
 
 from plaudit_metrics.records import WorkerRecord
+from plaudit_metrics.redis_connection import redis_client
 from plaudit_workers.process import ProcessSettings, RefusedError
 from plaudit_workers.stream.names import CONSUMER_GROUPS, Names
 from plaudit_workers.stream.records import Announcement, decode, decoder
@@ -48,7 +49,7 @@ class RedisAddress:
             retries: how often a lost command is sent again; 0 wherever that would repeat a read.
         """
         backoff = ExponentialBackoff(cap=1.0, base=0.02) if retries else NoBackoff()
-        return Redis.from_url(
+        return redis_client(
             self.url,
             password=self.password or None,
             socket_timeout=timeout_s,

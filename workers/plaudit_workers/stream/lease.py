@@ -91,7 +91,8 @@ class Leases(Generic[T]):
         """Until work on an entry has ended."""
         self._changed.clear()
         try:
-            await asyncio.wait_for(self._changed.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
         except TimeoutError:
             return
 

@@ -57,7 +57,8 @@ class ReadyGroups:
     async def wait(self, timeout_s: float) -> None:
         """Returns when a group has come since the last call, or after ``timeout_s``."""
         try:
-            await asyncio.wait_for(self._arrived.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._arrived.wait()
         except TimeoutError:
             return
         self._arrived.clear()
