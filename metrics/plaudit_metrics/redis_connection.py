@@ -27,15 +27,10 @@ class _Cancellable:
             async with asyncio.timeout(limit_s):
                 await connection.send_packed_command(command, check_health)
         except TimeoutError:
-            await self.disconnect(nowait=True)
+            await connection.disconnect(nowait=True)
             raise RedisTimeoutError("Timeout writing to socket") from None
         finally:
             self.socket_timeout = limit_s
-
-    async def disconnect(self, nowait: bool = False, **how: Any) -> None:
-        """See ``redis.asyncio.Connection``."""
-        connection: Any = super()
-        await connection.disconnect(nowait=nowait, **how)
 
 
 class CancellableConnection(_Cancellable, Connection):
