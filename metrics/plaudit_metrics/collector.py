@@ -146,5 +146,7 @@ class Collector:
 
 def _completed(record: StepRecord, samples: Sequence[SampleRecord], groups: Sequence[GroupRecord]) -> StepRecord:
     """Adds figures that the trainer did not send, computed from the events; the trainer's own figures stand."""
+    if "step_s" in record.statistics:
+        return record  # it sent all of them, from its own records: nothing is missing there
     computed = step_statistics(samples, groups=groups, waits=record.waits, opened=record.opened, closed=record.closed)
     return msgspec.structs.replace(record, statistics=computed | record.statistics)

@@ -45,7 +45,7 @@ _WORDS: dict[Verdict, str] = {
     "generation": "The trainer waited for generation: add rollouts, or shorten responses.",
     "reward": "The trainer waited for scorers at work: make them faster, or hide them (maxStaleness, mini-batches).",
     "reward-queue": "Finished samples waited for a free reward worker: add reward workers or raise their concurrency.",
-    "limiter": "Scoring waited for a rate or concurrency limit: raise the limit or ask the judge less often.",
+    "limiter": "Scoring waited for a limit (a judge's rate, a free scorer process): raise it, or ask it less often.",
     "group-scorer": "Groups waited for their group-scope scorers: make them faster.",
     "straggler": "One sample or group held most of the wait: look at the slowest sample, or lower its time limit.",
     "trainer": "The trainer hardly waited: the update itself is the bottleneck.",

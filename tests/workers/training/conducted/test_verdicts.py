@@ -1,0 +1,83 @@
+"""The figures of whole runs: the verdict names the part that was slowed, and events tell what the trainer knows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from plaudit_metrics.collector import Collector
+from plaudit_metrics.events import decode_event
+from plaudit_metrics.kept_steps import KeptSteps
+from plaudit_metrics.keys import Keys
+from plaudit_metrics.records import GroupRecord, SampleRecord, StepRecord
+from plaudit_workers.training.run_plan import RunPlan
+
+STEPS = 5
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize(
+    ("generate_s", "score_s", "update_s", "truth"),
+    [(0.8, 0.02, 0.02, "generation"), (0.02, 0.8, 0.02, "reward"), (0.03, 0.03, 0.6, "trainer")],
+    ids=["slowed engine", "slowed scorer", "slowed update"],
+)
+async def test_the_verdict_names_the_part_that_was_slowed(
+    simulation: Any,
+    make_plan: Callable[..., RunPlan],
+    generate_s: float,
+    score_s: float,
+    update_s: float,
+    truth: str,
+    staleness: int,
+) -> None:
+    simulation.latency_s, simulation.slow_s = generate_s, score_s
+    simulation.update_s = lambda groups: update_s
+    async with simulation.workers():
+        done, _ = await simulation.train(make_plan(steps=STEPS, staleness=staleness))
+    assert done
+    steps = simulation.steps()[1:]  # the first one waits for the processes to come up
+    verdicts = Counter(step.verdict for step in steps)
+    assert verdicts.most_common(1)[0][0] == truth, verdicts
+    for step in steps:
+        parts = sum(seconds for key, seconds in step.statistics.items() if key.startswith("wait/"))
+        assert parts == pytest.approx(step.statistics["trainer_wait_s"], abs=1e-6)
+        assert step.statistics["trainer_wait_s"] <= step.statistics["step_s"] + 0.005
+        assert step.statistics["exposed_reward_s"] <= step.statistics["trainer_wait_s"] + 1e-6
+
+
+@pytest.mark.parametrize(("order", "staleness", "mini_batches"), [("step", 0, 1), ("step", 1, 2), ("ready", 2, 1)])
+async def test_from_events_alone_come_the_figures_that_the_trainer_computed_from_its_own_records(
+    simulation: Any, make_plan: Callable[..., RunPlan], order: str, staleness: int, mini_batches: int
+) -> None:
+    plan = make_plan(steps=4, order=order, staleness=staleness, mini_batches=mini_batches, validate_every=2)
+    async with simulation.workers(rollouts=2, reward_workers=2):
+        done, _ = await simulation.train(plan)
+    assert done
+    kept = KeptSteps()
+    await feed(simulation, Collector(kept))
+    for step in simulation.steps():
+        seen = kept.get(step.step)
+        assert seen is not None
+        assert seen.records_missing == 0
+        assert seen.record.statistics
+        theirs = {key: step.statistics[key] for key in seen.record.statistics if key != "update_s"}
+        assert {key: seen.record.statistics[key] for key in theirs} == pytest.approx(theirs, abs=1e-5)
+
+
+async def feed(simulation: Any, collector: Collector) -> None:
+    """Gives the collector a run's events, the trainer's own figures taken out."""
+    transport = await simulation.open()
+    entries = await transport.commands.xrange(Keys(simulation.name).events)
+    await transport.close()
+    for _, fields in entries:
+        match decode_event(fields):
+            case SampleRecord() as sample:
+                collector.add_sample(sample)
+            case GroupRecord() as group:
+                collector.add_group(group)
+            case StepRecord() as step:
+                collector.add_step(msgspec.structs.replace(step, statistics={}))
