@@ -18,6 +18,9 @@ from plaudit_workers.process import RefusedError
 
 _ROOM_WITHIN_S = 60.0
 
+# Ray runs its workers at the lowest priority by default; a rollout must not yield to every other program.
+_OF_A_LOCAL_RAY = {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+
 
 def connect(address: str | None, *, num_cpus: float) -> None:
     """Joins the cluster at ``address``, or starts one on this machine.
@@ -31,6 +34,8 @@ def connect(address: str | None, *, num_cpus: float) -> None:
     """
     options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
+        for name, value in _OF_A_LOCAL_RAY.items():
+            os.environ.setdefault(name, value)
         ray.init(num_cpus=max(os.cpu_count() or 1, int(num_cpus) + 1), **options)
         return
     options.pop("include_dashboard")
