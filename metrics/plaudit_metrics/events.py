@@ -29,6 +29,8 @@ _SCORING = msgspec.msgpack.Decoder(ScoringRecord)
 _STAMPS = msgspec.msgpack.Decoder(Stamps)
 _GROUP = msgspec.msgpack.Decoder(GroupRecord)
 _STEP = msgspec.msgpack.Decoder(StepRecord)
+_MOST_SAMPLES = 1 << 16
+"""No group has so many."""
 _STAMP_FIELDS = tuple((name, name.encode()) for name in Stamps.__struct_fields__)
 
 
@@ -70,11 +72,14 @@ def encode_event(record: EventRecord) -> dict[str, bytes]:
 
 
 def _sample(fields: Mapping[bytes, bytes]) -> SampleRecord:
+    index = int(fields[b"index"])
+    if not 0 <= index < _MOST_SAMPLES:
+        raise ValueError(f"index {index} is none of a group's")
     generation = fields.get(b"generation")
     split: Any = fields.get(b"split", b"train").decode()
     return SampleRecord(
         group=fields[b"group"].decode(),
-        index=int(fields[b"index"]),
+        index=index,
         split=split,
         step=int(fields.get(b"step", b"0")),
         data_source=fields.get(b"data_source", b"").decode(),

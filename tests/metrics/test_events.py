@@ -60,6 +60,13 @@ def test_a_sample_that_was_never_generated_has_no_generation(sample: Build) -> N
         {b"kind": b"group"},
         {b"kind": b"step", b"record": b"\xff\xff"},
         {b"kind": b"sample", b"group": b"g", b"index": b"zero", b"scoring": b""},
+        {
+            b"kind": b"sample",
+            b"group": b"g",
+            b"index": b"-1",
+            b"scoring": b"\x81\xa7outcome\xa6scored",
+            b"admitted": b"1",
+        },
     ],
 )
 def test_a_damaged_or_unknown_entry_is_none(fields: dict[bytes, bytes]) -> None:

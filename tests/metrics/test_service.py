@@ -187,6 +187,23 @@ async def test_an_entry_that_was_under_way_in_a_crash_is_counted_by_the_next_sta
     assert (await redis.xpending(events, "metrics"))["pending"] == 0
 
 
+async def test_entries_that_were_trimmed_while_they_were_under_way_cost_only_themselves(
+    settings: ServiceSettings, redis: Redis, records_of_step: Build
+) -> None:
+    events = Keys(settings.run).events
+    await publish(redis, settings.run, records_of_step(1))
+    await redis.xgroup_create(events, "metrics", id="0")
+    await redis.xreadgroup("metrics", "metrics", {events: ">"}, count=4)
+    await redis.xtrim(events, maxlen=2, approximate=False)
+    async with running(settings) as client:
+        await until(lambda: knows_steps(client, [1]))
+        assert (await client.get("/api/v1/steps/1")).json()["records_missing"] == 6
+        await publish(redis, settings.run, records_of_step(2))
+        await until(lambda: knows_steps(client, [1, 2]))
+        assert (await client.get("/api/v1/steps/2")).json()["records_missing"] == 0
+        assert await metric(client, "plaudit_records_missing_total") == 6
+
+
 async def test_steps_that_events_no_longer_holds_come_from_the_runs_folder(
     settings: ServiceSettings, redis: Redis, records_of_step: Build, tmp_path: Path
 ) -> None:
