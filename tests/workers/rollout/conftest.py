@@ -16,12 +16,17 @@ from plaudit_workers.launch.redis_server import RedisServer
 from plaudit_workers.rollout.agents.agent import Agent
 from plaudit_workers.rollout.agents.single_turn import SingleTurn
 from plaudit_workers.rollout.engine import Engine
+from plaudit_workers.rollout.script import Constant, Script
+from plaudit_workers.rollout.scripted_engine import ScriptedEngine
 from plaudit_workers.rollout.worker import RolloutOptions, RolloutWorker
 from plaudit_workers.stream.connection import RedisAddress, Transport
+from plaudit_workers.stream.consumer import ConsumerOptions
 from plaudit_workers.stream.groups import StreamLimits, TrainerStreams
 from plaudit_workers.stream.records import Announcement, Group, PolicyVersion, Prompt, Sampling
 
 PROMPT_IDS = [4, 5, 6, 7]
+QUICK = ConsumerOptions(block_s=0.05, reclaim_every_s=0.05, renew_every_s=0.1)
+"""Leases as ever, but what is late by seconds is late by fractions of one."""
 
 
 class Run:
@@ -31,6 +36,13 @@ class Run:
         self.transport = transport
         self.trainer = trainer
         self.folder = folder
+
+    @classmethod
+    async def begin(cls, transport: Transport, folder: Path) -> Run:
+        """Takes the run over."""
+        trainer = TrainerStreams(transport, StreamLimits(max_open_groups=1000))
+        await trainer.take_over()
+        return cls(transport, trainer, folder)
 
     async def announce(self, number: int, content: bytes = b"weights", *, digest: str | None = None) -> PolicyVersion:
         """Writes a stand-in for weights and announces it."""
@@ -110,9 +122,13 @@ async def transport(address: RedisAddress, run_name: str) -> AsyncIterator[Trans
 
 @pytest.fixture
 async def run(transport: Transport, tmp_path: Path) -> Run:
-    trainer = TrainerStreams(transport, StreamLimits(max_open_groups=1000))
-    await trainer.take_over()
-    return Run(transport, trainer, tmp_path / "weights")
+    return await Run.begin(transport, tmp_path / "weights")
+
+
+@pytest.fixture
+def run_class() -> type[Run]:
+    """For tests that bring their own event loop."""
+    return Run
 
 
 @pytest.fixture
@@ -121,16 +137,11 @@ def start_worker(address: RedisAddress, run_name: str) -> Callable[..., object]:
 
     @asynccontextmanager
     async def start(
-        engine: Engine, *, agent: Agent | None = None, name: str = "rollout-0", **options: object
+        engine: Engine, *, agent: Agent | None = None, name: str = "rollout-0", **changes: object
     ) -> AsyncIterator[tuple[RolloutWorker, asyncio.Event]]:
         transport = await Transport.open(address, run_name)
-        worker = RolloutWorker(
-            name,
-            transport,
-            engine,
-            agent or SingleTurn(),
-            RolloutOptions(**options),  # type: ignore[arg-type]
-        )
+        options = RolloutOptions(**{"consumer": QUICK, **changes})  # type: ignore[arg-type]
+        worker = RolloutWorker(name, transport, engine, agent or SingleTurn(), options)
         stop = asyncio.Event()
         task = asyncio.create_task(worker.run(stop))
         try:
@@ -146,6 +157,16 @@ def start_worker(address: RedisAddress, run_name: str) -> Callable[..., object]:
 
 
 @pytest.fixture
+def scripted() -> Callable[..., ScriptedEngine]:
+    """An engine of constant latency and length."""
+
+    def build(latency_s: float = 0.02, tokens: int = 5) -> ScriptedEngine:
+        return ScriptedEngine(Script(Constant(latency_s), Constant(tokens)))
+
+    return build
+
+
+@pytest.fixture
 def probe_file() -> Callable[[Path, list[int], list[float]], None]:
     def write(folder: Path, ids: list[int], logprobs: list[float]) -> None:
         (folder / "probe.json").write_text(json.dumps({"ids": ids, "logprobs": logprobs}))
@@ -154,7 +175,7 @@ def probe_file() -> Callable[[Path, list[int], list[float]], None]:
 
 
 def save_tiny_model(folder: Path, seed: int, *, tied: bool = False) -> Path:
-    """Writes a 2-layer × 128 Qwen2 of 16 symbols whose weights are large enough that versions differ visibly."""
+    """Writes a 2-layer, 128-wide Qwen2 of 16 symbols whose weights are large enough that versions differ visibly."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM

@@ -1,18 +1,24 @@
 """vLLM itself, on a CPU: what it samples, under which weights, and what it says of that."""
 
 import asyncio
+import shutil
 
 import numpy as np
 import pytest
 import pytest_asyncio
 
+from plaudit_workers.process import RefusedError
+from plaudit_workers.rollout.agents.single_turn import SingleTurn
 from plaudit_workers.rollout.engine import FinishedSample, RefusedSample, SampleRequest, WeightsUnreadableError
 from plaudit_workers.rollout.vllm_arguments import VllmSettings
 from plaudit_workers.rollout.vllm_engine import VllmEngine
+from plaudit_workers.rollout.worker import RolloutOptions, RolloutWorker
+from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.records import PolicyVersion, Sampling
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.timeout(300),  # importing vLLM takes 10 s, and much more beside other work
     # vLLM looks at every attribute of torch.distributed when it is imported.
     pytest.mark.filterwarnings("ignore:.torch.distributed.reduce_op. is deprecated:FutureWarning"),
 ]
@@ -29,11 +35,14 @@ class Bench:
         self.outcomes = {}
         self.numbers = iter(range(1, 10_000))
         self.changed = asyncio.Event()
+        self.also = None
 
     async def read(self):
         async for outcomes in self.engine.finished():
             self.outcomes |= {outcome.id: outcome for outcome in outcomes}
             self.changed.set()
+            if self.also is not None:
+                self.also.put_nowait(outcomes)
 
     def submit(self, prompt=PROMPT, seed=1, **sampling):
         sample_id = f"sample-{next(self.numbers)}"
@@ -226,3 +235,111 @@ async def test_nothing_is_sampled_after_a_failed_load_until_one_succeeds(bench, 
     sample = await bench.result(waiting)
     assert sample.version_spans == [(0, 1, new.number)]
     assert close(reference(tiny_models[2], PROMPT, sample.response_ids), sample.logprobs)
+
+
+class Lent:
+    """The session's engine, lent to a worker that would start and close its own."""
+
+    def __init__(self, bench):
+        self.submit, self.cancel, self.decode = bench.engine.submit, bench.engine.cancel, bench.engine.decode
+        self.load_weights, self.probe, self.stats = bench.engine.load_weights, bench.engine.probe, bench.engine.stats
+        self.queue = asyncio.Queue()
+
+    async def start(self):
+        return None
+
+    async def finished(self):
+        while True:
+            yield await self.queue.get()
+
+    async def close(self):
+        return None
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def vllm_run(run_class, redis_server, run_name, tmp_path):
+    """A run's streams on the session's event loop."""
+    transport = await Transport.open(RedisAddress(redis_server.url, redis_server.password), run_name)
+    yield await run_class.begin(transport, tmp_path / "weights")
+    await transport.close()
+
+
+async def work_until(bench, run, name, check):
+    """Runs a worker on the session's engine until the check returns something."""
+    lent = Lent(bench)
+    bench.also = lent.queue
+    stop = asyncio.Event()
+    worker = RolloutWorker(name, run.transport, lent, SingleTurn(), RolloutOptions(drain_grace_s=0.0))
+    working = asyncio.create_task(worker.run(stop))
+    found = await check()
+    stop.set()
+    await working
+    return found
+
+
+def publishable(model, folder, reference):
+    """Copies a model and writes its probe beside it, as the trainer does."""
+    shutil.copytree(model, folder)
+    return folder, [*PROMPT], reference(model, PROMPT[:1], PROMPT[1:])
+
+
+async def test_a_worker_publishes_what_the_engine_sampled(
+    bench, vllm_run, tiny_models, reference, probe_file, tmp_path
+):
+    folder, ids, logprobs = publishable(tiny_models[1], tmp_path / "published", reference)
+    probe_file(folder, ids, logprobs)
+    version = await vllm_run.announce_folder(folder, 3)
+    prompt = np.asarray(PROMPT, "<i4").tobytes()
+    await vllm_run.admit("t-0-1.0", n=4, prompt_ids=prompt, sampling=Sampling(max_tokens=20))
+    group = await work_until(bench, vllm_run, "rollout-0", lambda: vllm_run.published("t-0-1.0", 4))
+    for sample in group.samples:
+        body = sample.body
+        response = np.frombuffer(body.response_ids, "<i4").tolist()
+        assert close(reference(folder, PROMPT, response), np.frombuffer(body.logprobs, "<f4"))
+        assert body.version_spans == [(0, version.incarnation, 3)]
+        assert body.sample.response == bench.engine.decode(response)
+        assert body.generation.logprob_mismatch < 1e-4
+
+
+async def test_a_redelivered_prompt_gives_the_same_samples_in_another_process(bench, vllm_run, tiny_models):
+    await vllm_run.announce_folder(tiny_models[1], 0)
+    prompt = np.asarray(PROMPT, "<i4").tobytes()
+    sampling = Sampling(max_tokens=300)
+    for group in ("t-0-1.0", "t-1-1.0"):
+        await vllm_run.admit(group, n=6, seed=11, prompt_ids=prompt, sampling=sampling)
+    before = await work_until(bench, vllm_run, "rollout-0", lambda: vllm_run.published("t-0-1.0", 1))
+    assert any(sample.body is None for sample in before.samples)
+
+    async def both():
+        return [await vllm_run.published(group, 6) for group in ("t-0-1.0", "t-1-1.0")]
+
+    interrupted, undisturbed = await work_until(bench, vllm_run, "rollout-1", both)
+    for mine, expected in zip(interrupted.samples, undisturbed.samples, strict=True):
+        assert mine.body.response_ids == expected.body.response_ids
+
+
+async def test_weights_that_are_not_the_trainers_are_noticed(
+    bench, vllm_run, tiny_models, reference, probe_file, tmp_path, caplog
+):
+    folder, ids, _ = publishable(tiny_models[1], tmp_path / "published", reference)
+    probe_file(folder, ids, reference(tiny_models[2], PROMPT[:1], PROMPT[1:]))
+    await vllm_run.announce_folder(folder, 0)
+    await vllm_run.admit("t-0-1.0", n=1)
+    group = await work_until(bench, vllm_run, "rollout-0", lambda: vllm_run.published("t-0-1.0", 1))
+    assert group.samples[0].body.generation.logprob_mismatch > 0.1
+    assert "not the trainer's" in caplog.text
+
+
+async def test_a_model_that_is_not_there_is_refused(tmp_path):
+    engine = VllmEngine(VllmSettings(str(tmp_path / "absent")))
+    with pytest.raises(RefusedError, match="absent"):
+        await engine.start()
+    await engine.close()
+
+
+@pytest.mark.parametrize("arguments", [{"no_such_argument": 1}, {"max_model_len": 100_000}])
+async def test_arguments_that_the_engine_does_not_take_are_refused(tiny_models, arguments):
+    engine = VllmEngine(VllmSettings(str(tiny_models[0]), arguments=arguments))
+    with pytest.raises(RefusedError, match=r"spec\.rollout\.engine"):
+        await engine.start()
+    await engine.close()

@@ -3,16 +3,21 @@
 import asyncio
 
 import numpy as np
+import pytest
 
+from plaudit_workers.rollout.agents.agent import Trajectory
+from plaudit_workers.rollout.agents.single_turn import SingleTurn
+from plaudit_workers.rollout.engine import EngineFailedError
 from plaudit_workers.rollout.script import Constant, Script, Uniform
 from plaudit_workers.rollout.scripted_engine import ScriptedEngine
+from plaudit_workers.stream.consumer import Consumer
 from plaudit_workers.stream.records import PolicyVersion, Sampling
 
-Sampling_100 = Sampling(max_tokens=100)
+LONG = Sampling(max_tokens=100)
 
 
-async def _busy(worker, count) -> bool:
-    return worker.busy >= count
+async def busy(worker, count: int) -> bool:
+    return worker.busy == count
 
 
 def engine(latency_s: float = 0.02, tokens: int = 5, **options: object) -> ScriptedEngine:
@@ -78,9 +83,9 @@ async def test_a_prompt_waits_for_the_version_that_may_generate_it(run, start_wo
 
 async def test_a_switch_in_the_middle_of_a_sample_shows_in_its_spans(run, start_worker, eventually) -> None:
     await run.announce(0)
-    await run.admit("t-0-1.0", n=1, sampling=Sampling_100)
+    await run.admit("t-0-1.0", n=1, sampling=LONG)
     async with start_worker(engine(latency_s=1.0, tokens=100)) as (worker, _):
-        await eventually(lambda: _busy(worker, 1))
+        await eventually(lambda: busy(worker, 1))
         await asyncio.sleep(0.3)
         await run.announce(1)
         group = await run.published("t-0-1.0", 1)
@@ -89,3 +94,173 @@ async def test_a_switch_in_the_middle_of_a_sample_shows_in_its_spans(run, start_
     assert 10 < second[0] < 95
     assert second[1:] == (run.trainer.incarnation, 1)
     assert (group.samples[0].body.generation.version_min, group.samples[0].body.generation.version_max) == (0, 1)
+
+
+async def test_a_redelivered_prompt_generates_only_what_is_missing_and_the_same_again(run, start_worker) -> None:
+    await run.announce(0)
+    await run.admit("t-0-1.0", n=6, seed=40)
+    await run.admit("t-1-1.0", n=6, seed=40)
+    script = Script(Uniform(0.05, 2.0))
+    first = ScriptedEngine(script)
+    async with start_worker(first, name="rollout-0", drain_grace_s=0.0):
+        before = await run.published("t-0-1.0", 2)
+    taken_over = {sample.index for sample in before.samples if sample.body is None}
+    assert taken_over
+    second = ScriptedEngine(script)
+    async with start_worker(second, name="rollout-1"):
+        interrupted = await run.published("t-0-1.0", 6)
+        undisturbed = await run.published("t-1-1.0", 6)
+    by_worker = {sample.index: sample.body.generation.worker for sample in interrupted.samples}
+    assert {by_worker[sample.index] for sample in before.samples if sample.body is not None} == {"rollout-0"}
+    assert "rollout-1" in by_worker.values()
+    for mine, reference in zip(interrupted.samples, undisturbed.samples, strict=True):
+        assert mine.body.response_ids == reference.body.response_ids
+        assert mine.body.logprobs == reference.body.logprobs
+
+
+class HangsOnSecond(SingleTurn):
+    """Never ends the samples of one group."""
+
+    async def run(self, prompt, generate) -> Trajectory:
+        if prompt.group == "t-1-1.0":
+            await asyncio.sleep(600)
+        return await super().run(prompt, generate)
+
+
+async def test_a_stopped_worker_finishes_what_it_can_and_hands_the_rest_back(run, start_worker, eventually) -> None:
+    await run.announce(0)
+    await run.admit("t-0-1.0", n=1)
+    await run.admit("t-1-1.0", n=1)
+    async with start_worker(engine(0.4), agent=HangsOnSecond(), drain_grace_s=1.0) as (worker, stop):
+        await eventually(lambda: busy(worker, 2))
+        stop.set()
+        assert (await run.trainer.read("t-0-1.0")).samples[0].body is None
+    assert not worker.ready
+    assert (await run.trainer.read("t-0-1.0")).samples[0].body is not None
+    async with Consumer(run.transport, "prompts", "rollout-1") as successor:
+        (delivery,) = await successor.take(5)
+    assert delivery.payload.group == "t-1-1.0"
+    assert delivery.deliveries == 1
+
+
+async def test_a_lost_lease_ends_the_work_and_frees_its_places(run, start_worker, eventually) -> None:
+    await run.announce(0)
+    await run.admit("t-0-1.0", n=4)
+    slow = engine(latency_s=60.0)
+    async with start_worker(slow) as (worker, _):
+        await eventually(lambda: busy(worker, 4))
+        async with Consumer(run.transport, "prompts", "thief") as thief:
+            (stolen,) = await thief.reclaim(1, lease_s=0.0)
+            assert stolen.payload.group == "t-0-1.0"
+            await eventually(lambda: busy(worker, 0))
+            assert slow.stats().num_unfinished == 0
+
+
+async def test_work_on_a_group_that_is_gone_stops(run, start_worker, eventually) -> None:
+    await run.announce(0)
+    await run.admit("t-0-1.0", n=5)
+    script = Script(Uniform(0.2, 60.0))
+    slow = ScriptedEngine(script)
+    async with start_worker(slow) as (worker, _):
+        await eventually(lambda: busy(worker, 5))
+        await run.trainer.close("t-0-1.0", "dropped", "rolled_back")
+        await eventually(lambda: busy(worker, 0), within_s=60.0)
+        assert slow.stats().num_unfinished == 0
+        assert await run.transport.commands.xlen(run.transport.names.prompts) == 0
+
+
+class FailsOnOdd:
+    """An agent with a bug."""
+
+    async def run(self, prompt, generate) -> Trajectory:
+        trajectory = Trajectory()
+        sample = await generate([1, 2])
+        if sample.response_ids[0] % 2:
+            raise ZeroDivisionError("odd")
+        trajectory.add_turn(sample)
+        return trajectory
+
+
+async def test_an_agent_that_raises_costs_its_own_samples_only(run, start_worker, eventually) -> None:
+    await run.announce(0)
+    await run.admit("t-0-1.0", n=8)
+
+    async def all_decided() -> bool:
+        group = await run.trainer.read("t-0-1.0")
+        return all(sample.body or sample.scoring for sample in group.samples)
+
+    async with start_worker(engine(), agent=FailsOnOdd()) as (worker, _):
+        await eventually(all_decided)
+        await run.admit("t-1-1.0", n=1, seed=12)
+        assert worker.ready
+    group = await run.trainer.read("t-0-1.0")
+    failed = [sample for sample in group.samples if sample.body is None]
+    fine = [sample for sample in group.samples if sample.body is not None]
+    assert failed
+    assert fine
+    assert {sample.scoring.outcome for sample in failed} == {"poison"}
+    assert all("ZeroDivisionError" in sample.scoring.reason for sample in failed)
+    assert all(np.frombuffer(sample.body.response_ids, "<i4")[0] % 2 == 0 for sample in fine)
+
+
+class Broken(ScriptedEngine):
+    """An engine whose thread dies."""
+
+    def submit(self, request) -> None:
+        self._outbox.fail(EngineFailedError("the device fell off the bus"))
+
+
+async def test_a_broken_engine_ends_the_worker_and_its_prompts_are_free_at_once(run, start_worker) -> None:
+    await run.announce(0)
+    await run.admit("t-0-1.0", n=2)
+    with pytest.raises(EngineFailedError, match="fell off"):
+        async with start_worker(Broken(Script())):
+            await asyncio.sleep(1.0)
+    async with start_worker(engine(), name="rollout-1"):
+        await run.published("t-0-1.0", 2)
+
+
+async def test_two_workers_share_a_burst_of_prompts(run, start_worker) -> None:
+    await run.announce(0)
+    async with start_worker(engine(0.3), name="rollout-0"), start_worker(engine(0.3), name="rollout-1"):
+        for number in range(16):
+            await run.admit(f"t-{number}-1.0", n=4)
+        groups = [await run.published(f"t-{number}-1.0", 4) for number in range(16)]
+    workers = [group.samples[0].body.generation.worker for group in groups]
+    assert min(workers.count("rollout-0"), workers.count("rollout-1")) >= 4
+
+
+async def test_no_more_is_taken_than_there_is_room_for(run, start_worker, eventually) -> None:
+    await run.announce(0)
+    for number in range(10):
+        await run.admit(f"t-{number}-1.0", n=4)
+    async with start_worker(engine(0.3), max_concurrent_samples=8, samples_per_prompt=4) as (worker, _):
+        await eventually(lambda: busy(worker, 8))
+        pending = await run.transport.commands.xpending(run.transport.names.prompts, "rollout")
+        assert pending["pending"] == 2
+        for number in range(10):
+            await run.published(f"t-{number}-1.0", 4)
+
+
+async def test_the_heartbeat_tells_version_and_load(run, start_worker, eventually) -> None:
+    version = await run.announce(0)
+    loading = []
+
+    async def seen_loading() -> bool:
+        loading.extend(record.loading for record in await run.transport.workers() if record.loading)
+        return bool(loading)
+
+    slow_to_load = ScriptedEngine(Script(Constant(0.02), load_seconds=0.5))
+    async with start_worker(slow_to_load, max_concurrent_samples=9):
+        await eventually(seen_loading)
+        assert loading[0] == str(version)
+        await run.admit("t-0-1.0")
+        await run.published("t-0-1.0", 2)
+        (record,) = await run.transport.workers()
+    assert (record.role, record.slots, record.version, record.loading, record.ready) == (
+        "rollout",
+        9,
+        str(version),
+        "",
+        True,
+    )

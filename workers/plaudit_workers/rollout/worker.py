@@ -26,7 +26,7 @@ from plaudit_workers.rollout.slots import Claim, Slots
 from plaudit_workers.rollout.supervision import Supervised, unless_stopped
 from plaudit_workers.rollout.weights import PolicyWeights
 from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.consumer import Consumer
+from plaudit_workers.stream.consumer import Consumer, ConsumerOptions
 from plaudit_workers.stream.lease import Delivery
 from plaudit_workers.stream.records import Prompt
 
@@ -48,6 +48,8 @@ class RolloutOptions:
     """After a stop, what is running may end within this; the rest is handed back."""
     prompts_per_take: int = 4
     """Prompts read at once: few, so that several rollouts share a burst of prompts."""
+    consumer: ConsumerOptions = ConsumerOptions()
+    """Leases."""
 
 
 async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
@@ -147,7 +149,7 @@ class RolloutWorker:
 
     async def _work(self, tasks: Supervised, stop: asyncio.Event) -> None:
         # Leaving the consumer hands back what is still in work, at once after a failure.
-        async with Consumer[Prompt](self._transport, "prompts", self._name) as consumer:
+        async with Consumer[Prompt](self._transport, "prompts", self._name, self._options.consumer) as consumer:
             while not stop.is_set():
                 await self._take(tasks, consumer, stop)
             await self._drain()

@@ -1,0 +1,27 @@
+"""While Redis is away the rollout keeps what it has."""
+
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
+
+from plaudit_workers.rollout.outage import outlasting
+
+
+async def test_a_call_is_repeated_until_it_is_answered() -> None:
+    answers = iter([RedisConnectionError("gone"), TimeoutError("slow"), "here"])
+
+    async def call() -> str:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert await outlasting(call) == "here"
+
+
+async def test_an_error_that_is_no_outage_is_raised() -> None:
+    async def call() -> str:
+        raise ResponseError("WRONGTYPE")
+
+    with pytest.raises(ResponseError):
+        await outlasting(call)
