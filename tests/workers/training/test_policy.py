@@ -1,19 +1,189 @@
-"""The policy: one update whatever the packing, states that come back bit for bit."""
+"""The policy: one update whatever the packing, states that come back bit for bit, the model's log-probabilities."""
 
 from __future__ import annotations
 
-import torch
+import dataclasses
+import math
 
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from plaudit_workers.process import RefusedError
 from plaudit_workers.training.batch import make_batch
 from plaudit_workers.training.policy import build_policy
 
 SCORES = [[0.0, 1.0, 0.5, 0.25], [1.0, 1.0, 0.0, None], [0.2, 0.4, 0.6, 0.8], [0.5, 0.5, 0.5, 0.5]]
 
 
-def test_one_update_changes_weights(make_job, make_groups):
+@pytest.fixture
+def batches(make_groups):
+    return [make_batch(make_groups(SCORES, seed=seed), "grpo", 0.8) for seed in range(4)]
+
+
+def with_behaviour(batch, logprobs):
+    """The batch as if a policy with these log-probabilities had sampled it."""
+    sequences = [
+        dataclasses.replace(sequence, behaviour_logprobs=own)
+        for sequence, own in zip(batch.sequences, logprobs, strict=True)
+    ]
+    return dataclasses.replace(batch, sequences=tuple(sequences))
+
+
+@pytest.mark.parametrize("correction", ["none", "tis"])
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+def test_updates_do_not_depend_on_the_micro_batches(make_job, batches, correction, aggregation):
+    loss = {"correction": correction, "aggregation": aggregation, "entropyCoefficient": 0.05, "klCoefficient": 0.1}
+    states, figures = [], []
+    for budget in (1, 40, 4096):
+        policy = build_policy(make_job({"algorithm": {"loss": loss}, "trainer": {"microBatchTokens": budget}}))
+        figures.append([policy.update(batch) for batch in batches[:2]][-1])
+        states.append(policy.full_state())
+    for figure, state in zip(figures[1:], states[1:], strict=True):
+        assert figure == pytest.approx(figures[0], rel=1e-4, abs=1e-6)
+        torch.testing.assert_close(state, states[0], atol=1e-5, rtol=1e-4)
+
+
+def test_an_update_is_adamw_on_the_gradient_of_the_loss(make_job, batches, model_folder):
+    """The whole path once more, by hand: plain transformers, one sequence at a time, torch's own AdamW."""
+    batch = batches[0]
+    settings = {"loss": {"correction": "none"}, "optimizer": {"learningRate": 1e-3, "maxGradNorm": 0.5}}
+    policy = build_policy(make_job({"algorithm": settings}))
+    figures = policy.update(batch)
+
+    model = AutoModelForCausalLM.from_pretrained(model_folder, attn_implementation="eager")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+    loss = torch.zeros(())
+    for sequence in batch.sequences:
+        ids = torch.tensor([*sequence.prompt_ids.tolist(), *sequence.response_ids.tolist()])
+        logprobs = (model(input_ids=ids[None]).logits[0] / 0.8).log_softmax(-1)
+        chosen = logprobs[sequence.prompt_ids.size - 1 : -1].gather(1, ids[sequence.prompt_ids.size :, None])[:, 0]
+        ratio = (chosen - torch.from_numpy(sequence.behaviour_logprobs.copy())).exp()
+        advantage = sequence.advantage
+        loss = loss - torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage).sum()
+    (loss / batch.num_trained_tokens).backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    optimizer.step()
+
+    assert figures["actor/grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+    assert figures["actor/pg_loss"] == pytest.approx(loss.item() / batch.num_trained_tokens, rel=1e-4)
+    torch.testing.assert_close(policy.full_state(), dict(model.state_dict()), atol=1e-5, rtol=1e-3)
+
+
+def test_logprobs_and_probe_are_the_models(make_job, batches, model_folder):
+    policy = build_policy(make_job({}))
+    model = AutoModelForCausalLM.from_pretrained(model_folder, attn_implementation="eager")
+
+    def expected(ids, temperature):
+        with torch.no_grad():
+            logprobs = (model(input_ids=torch.tensor([ids])).logits[0] / temperature).log_softmax(-1)
+        return logprobs[:-1].gather(1, torch.tensor(ids)[1:, None])[:, 0].numpy()
+
+    for sequence, found in zip(batches[0].sequences, policy.logprobs(batches[0]), strict=True):
+        ids = [*sequence.prompt_ids.tolist(), *sequence.response_ids.tolist()]
+        np.testing.assert_allclose(found, expected(ids, 0.8)[sequence.prompt_ids.size - 1 :], atol=1e-5)
+    probe = policy.probe()
+    assert probe.logprobs == pytest.approx(expected(probe.ids, 1.0).tolist(), abs=1e-5)
+
+
+def test_samples_of_the_present_policy_have_weight_and_ratio_one(make_job, batches):
+    policy = build_policy(make_job({}))
+    fresh = with_behaviour(batches[0], policy.logprobs(batches[0]))
+    figures = policy.update(fresh)
+    assert figures["actor/importance_weight"] == pytest.approx(1, abs=1e-5)
+    assert figures["actor/behaviour_kl"] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("correction", ["tis", "decoupled"])
+def test_the_clip_is_around_the_published_policy(make_job, batches, correction):
+    """Mini-batches of a step see the step's first policy; the next publication moves it along."""
+    settings = {"promptsPerStep": 4, "miniBatchesPerStep": 2, "loss": {"correction": correction}}
+    policy = build_policy(make_job({"algorithm": {**settings, "optimizer": {"learningRate": 0.1}}}))
+    published = policy.logprobs(batches[1])
+    first = policy.update(with_behaviour(batches[0], policy.logprobs(batches[0])))
+    assert first["actor/pg_clipfrac"] == 0
+    moved = policy.logprobs(batches[1])
+    assert np.abs(np.concatenate(moved) - np.concatenate(published)).max() > 0.3
+
+    second = policy.update(with_behaviour(batches[1], published))
+    assert second["actor/importance_weight"] == pytest.approx(1, abs=1e-4)
+    assert second["actor/pg_clipfrac"] > 0
+    policy.hold_proximal()
+    third = policy.update(with_behaviour(batches[2], policy.logprobs(batches[2])))
+    assert third["actor/pg_clipfrac"] == 0
+
+
+@pytest.mark.parametrize("correction", ["tis", "decoupled"])
+def test_resumed_training_is_bit_equal(make_job, batches, correction):
+    settings = {"algorithm": {"loss": {"correction": correction}, "optimizer": {"warmupSteps": 3}}}
+    through, first, second = (build_policy(make_job(settings)) for _ in range(3))
+    for batch in batches:
+        figures = through.update(batch)
+    for batch in batches[:2]:
+        first.update(batch)
+    second.load_state_dict(first.state_dict())
+    for batch in batches[2:]:
+        figures_resumed = second.update(batch)
+    assert figures_resumed == figures
+    torch.testing.assert_close(second.full_state(), through.full_state(), atol=0, rtol=0)
+
+
+def test_a_state_from_before_the_first_update_comes_back(make_job, batches):
+    fresh, later = build_policy(make_job({})), build_policy(make_job({}))
+    later.update(batches[0])
+    later.load_state_dict(fresh.state_dict())
+    assert later.update(batches[1]) == fresh.update(batches[1])
+    torch.testing.assert_close(later.full_state(), fresh.full_state(), atol=0, rtol=0)
+
+
+def test_a_saved_state_is_not_moved_by_later_updates(make_job, batches):
+    policy = build_policy(make_job({}))
+    policy.update(batches[0])
+    state, published = policy.state_dict(), policy.full_state()
+    copies = {name: tensor.clone() for name, tensor in state["model"].items()}
+    policy.update(batches[1])
+    for name, tensor in copies.items():
+        assert torch.equal(state["model"][name], tensor)
+        assert torch.equal(published[name], tensor)
+
+
+def test_warm_up_grows_over_the_updates_of_its_steps(make_job, batches):
+    optimizer = {"learningRate": 0.004, "warmupSteps": 2}
+    job = make_job({"algorithm": {"promptsPerStep": 4, "miniBatchesPerStep": 2, "optimizer": optimizer}})
+    policy = build_policy(job)
+    rates = [policy.update(batches[0])["actor/lr"] for _ in range(6)]
+    assert rates == pytest.approx([0.001, 0.002, 0.003, 0.004, 0.004, 0.004])
+
+
+def test_a_gradient_that_is_not_finite_is_thrown_away(make_job, batches):
+    policy = build_policy(make_job({}))
+    policy.update(batches[0])
+    before = policy.full_state()
+    broken = [dataclasses.replace(sequence, advantage=math.nan) for sequence in batches[1].sequences]
+    figures = policy.update(dataclasses.replace(batches[1], sequences=tuple(broken)))
+    assert figures["actor/skipped_updates"] == 1
+    assert "actor/grad_norm" not in figures
+    torch.testing.assert_close(policy.full_state(), before, atol=0, rtol=0)
+    assert policy.update(batches[2])["actor/skipped_updates"] == 0
+
+
+def test_an_empty_batch_changes_nothing(make_job, make_groups):
     policy = build_policy(make_job({}))
     before = policy.full_state()
-    figures = policy.update(make_batch(make_groups(SCORES), "grpo", 1.0))
-    after = policy.full_state()
-    print(figures)
-    assert any(not torch.equal(before[name], after[name]) for name in before)
+    figures = policy.update(make_batch(make_groups([[None, None]]), "grpo", 1.0))
+    assert figures["training/sequences"] == 0
+    torch.testing.assert_close(policy.full_state(), before, atol=0, rtol=0)
+
+
+def test_published_weights_have_the_jobs_precision_and_training_stays_near_float32(make_job, batches):
+    rough, exact = build_policy(make_job({"model": {"dtype": "bfloat16"}})), build_policy(make_job({}))
+    assert {tensor.dtype for tensor in rough.full_state().values()} == {torch.bfloat16}
+    found, expected = rough.update(batches[0]), exact.update(batches[0])
+    assert found["actor/grad_norm"] == pytest.approx(expected["actor/grad_norm"], rel=0.05)
+    assert {tensor.dtype for tensor in rough.state_dict()["model"].values()} == {torch.float32}
+
+
+def test_sampling_that_cuts_the_distribution_is_refused(make_job):
+    with pytest.raises(RefusedError, match="topP"):
+        build_policy(make_job({"rollout": {"sampling": {"topP": 0.9}}}))

@@ -4,20 +4,21 @@ Called by ``loss``. Three policies meet in an update: μ, the *behaviour* policy
 log-probability came with the sample); π_prox, the *proximal* policy around which the loss is clipped; π_θ, the one
 being trained.
 
-| ``loss.correction`` | clipped ratio | importance weight | π_prox |
+| ``loss.correction`` | clipped ratio | importance weight c | above ``correctionCap`` |
 | --- | --- | --- | --- |
-| ``none`` | π_θ ÷ μ | 1 | μ itself |
-| ``tis`` | π_θ ÷ π_prox | min(π_prox ÷ μ, cap) | π_θ as this update begins: comes out of the same forward pass |
-| ``decoupled`` | π_θ ÷ π_prox | min(π_prox ÷ μ, cap) | the newest published policy: the step began with it |
+| ``none`` | π_θ ÷ μ | 1 | - |
+| ``tis`` | π_θ ÷ π_prox | π_prox ÷ μ | c is cut to the cap |
+| ``decoupled`` | π_θ ÷ π_prox | π_prox ÷ μ | the token's policy-gradient term is left out |
 
-A batch is used for one optimizer step. Under ``tis`` the ratio is therefore 1 when its gradient is taken, the clip does
-not bind, and the truncated weight alone bounds what a stale token can do. Under ``decoupled`` the clip bounds how far
-the mini-batches of a step move away from the policy that the step began with; with ``miniBatchesPerStep: 1`` both are
-the same, and no extra forward pass is made.
+π_prox is the newest published policy, with which the step began (verl's "old" policy). Each batch is used for one
+optimizer step: with ``miniBatchesPerStep: 1`` π_prox is π_θ itself and costs nothing; with more, the clip bounds how
+far the step's later mini-batches move away from its beginning, at the price of one more forward pass and one more copy
+of the (sharded) weights. Truncated weights alone would not bound that: with four updates a step on samples two versions
+old, the tiny model of the examples unlearns its task again.
 
-Sources: ``tis`` Yao et al. 2025, Your Efficient RL Framework Secretly Brings You Off-Policy RL Training (verl's
-token-level rollout correction); ``decoupled`` Hilton et al. 2021 (arXiv 2110.00641) as in AReaL (arXiv
-2505.24298), with the weight truncated rather than unbounded.
+Sources: ``tis`` Yao et al. 2025, Your Efficient RL Framework Secretly Brings You Off-Policy RL Training, as verl's
+token-level rollout correction; ``decoupled`` Hilton et al. 2021 (arXiv 2110.00641) as in AReaL (arXiv 2505.24298) with
+its cap.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Corrected:
     weight: Tensor
     """float32[R]: factor of the token's policy-gradient term."""
     capped: Tensor
-    """bool[R]: the importance weight was cut."""
+    """bool[R]: the importance weight was above the cap."""
 
 
 def correct(kind: Correction, behaviour: Tensor, proximal: Tensor, cap: float) -> Corrected:
@@ -53,14 +54,16 @@ def correct(kind: Correction, behaviour: Tensor, proximal: Tensor, cap: float) -
         kind: ``loss.correction``.
         behaviour: float32[R], log μ of each trained token.
         proximal: float32[R], log π_prox of each trained token; not read when ``kind`` is ``none``.
-        cap: ``loss.correctionCap``; weights above it are cut.
+        cap: ``loss.correctionCap``.
     """
     if kind == "none":
         ones = torch.ones_like(behaviour)
         return Corrected(behaviour, ones, torch.zeros_like(ones, dtype=torch.bool))
     proximal = proximal.detach()
     ratio = exp_ratio(proximal, behaviour)
-    return Corrected(proximal, ratio.clamp(max=cap), ratio > cap)
+    capped = ratio > cap
+    weight = ratio.clamp(max=cap) if kind == "tis" else ratio.masked_fill(capped, 0.0)
+    return Corrected(proximal, weight, capped)
 
 
 def exp_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:

@@ -46,7 +46,6 @@ class PromptData:
     """A data file, seen as an endless row of prompts.
 
     Args:
-        path: named in errors.
         rows: the file.
         texts: the prompt of each row as text, None where it is left out.
         prompt_ids: the same as int32 token ids.
@@ -54,9 +53,8 @@ class PromptData:
     """
 
     def __init__(
-        self, path: Path, rows: Rows, texts: list[str | None], prompt_ids: list[NDArray[np.int32]], seed: int | None
+        self, rows: Rows, texts: list[str | None], prompt_ids: list[NDArray[np.int32]], seed: int | None
     ) -> None:
-        self._path = path
         self._rows = rows
         self._texts = texts
         self._prompt_ids = prompt_ids
@@ -94,14 +92,14 @@ class PromptData:
         """
         path = Path(section.path)
         rows = read_rows(path)
-        prompts = [_prompt(path, number, prompt) for number, prompt in enumerate(rows.prompts())]
+        prompts = rows.column("prompt")
         texts = [_text(prompt, tokenizer) for prompt in prompts]
         prompt_ids = _tokenize(texts, [isinstance(prompt, str) for prompt in prompts], tokenizer)
         kept = [
             text if 0 < ids.size <= section.max_prompt_length else None
             for text, ids in zip(texts, prompt_ids, strict=True)
         ]
-        data = cls(path, rows, kept, prompt_ids, seed if section.shuffle else None)
+        data = cls(rows, kept, prompt_ids, seed if section.shuffle else None)
         if len(data) == 0:
             raise RefusedError(
                 f"data file {path}: none of its {len(rows)} prompts has between 1 and {section.max_prompt_length} "
@@ -121,19 +119,13 @@ class PromptData:
         number = int(self._order(epoch)[place])
         row = self._rows[number]
         text, prompt = self._texts[number], row["prompt"]
-        reward_model = row["reward_model"]
-        if not isinstance(reward_model, dict) or "ground_truth" not in reward_model:
-            raise RefusedError(
-                f"data file {self._path}, row {number + 1}: column 'reward_model' has no 'ground_truth' but "
-                f"{reward_model!r}; give {{ground_truth: …}}, null where scorers need none"
-            )
         return PromptRow(
             row=number,
             data_source=str(row["data_source"]),
             prompt_text=text or "",
             prompt_ids=self._prompt_ids[number].astype("<i4").tobytes(),
             messages=[] if isinstance(prompt, str) else prompt,
-            ground_truth=reward_model["ground_truth"],
+            ground_truth=row["reward_model"]["ground_truth"],
             extra_info=row.get("extra_info") or {},
         )
 
@@ -144,21 +136,6 @@ class PromptData:
         # Raw PCG64 numbers are the same in every numpy; what permutation() makes of them need not be.
         bits = np.random.PCG64(np.random.SeedSequence([self._seed, epoch]))
         return self._kept[np.argsort(bits.random_raw(len(self)), kind="stable")]
-
-
-def _prompt(path: Path, number: int, prompt: Any) -> str | list[dict[str, Any]]:
-    if isinstance(prompt, str):
-        return prompt
-    if (
-        isinstance(prompt, list)
-        and prompt
-        and all(isinstance(message, dict) and {"role", "content"} <= message.keys() for message in prompt)
-    ):
-        return prompt
-    raise RefusedError(
-        f"data file {path}, row {number + 1}: column 'prompt' is {prompt!r}; give messages "
-        "([{role: user, content: …}, …]) or text"
-    )
 
 
 def _text(prompt: str | list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> str:

@@ -37,7 +37,7 @@ class Policy(Protocol):
         ...
 
     def hold_proximal(self) -> None:
-        """Remembers the present weights as the proximal policy of ``correction: decoupled``; see ``publish``."""
+        """Remembers the present weights as the proximal policy (``correction``); called by ``publish``."""
         ...
 
     def full_state(self) -> dict[str, Tensor]:

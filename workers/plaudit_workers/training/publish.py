@@ -28,7 +28,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def write_weights(policy: Policy, folder: Path, version: PolicyVersion) -> Announcement:
-    """Writes the policy's present weights and makes them the proximal ones of ``correction: decoupled``.
+    """Writes the policy's present weights and makes them the proximal ones of the loss (``correction``).
 
     Args:
         policy: whose weights.

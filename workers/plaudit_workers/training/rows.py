@@ -38,8 +38,8 @@ class Rows(Protocol):
         """One row: column name → value."""
         ...
 
-    def prompts(self) -> list[Any]:
-        """The column ``prompt`` of all rows."""
+    def column(self, name: str) -> list[Any]:
+        """One column of all rows."""
         ...
 
 
@@ -56,23 +56,24 @@ class _Table:
         row: dict[str, Any] = self.table.slice(number, 1).to_pylist()[0]
         return row
 
-    def prompts(self) -> list[Any]:
-        found: list[Any] = self.table.column("prompt").to_pylist()
-        return found
+    def column(self, name: str) -> list[Any]:
+        values: list[Any] = self.table.column(name).to_pylist()
+        return values
 
 
 class _Lines(list[dict[str, Any]]):
     """A JSONL file's rows."""
 
-    def prompts(self) -> list[Any]:
-        return [row["prompt"] for row in self]
+    def column(self, name: str) -> list[Any]:
+        return [row[name] for row in self]
 
 
 def read_rows(path: Path) -> Rows:
     """Opens a data file.
 
     Raises:
-        RefusedError: it is missing, of another kind, damaged, empty, or a column is missing.
+        RefusedError: it is missing, of another kind, damaged, empty, a column is missing, or a row is not what its
+            column promises.
     """
     readers = {".parquet": _read_parquet, ".jsonl": _read_jsonl}
     if path.suffix not in readers:
@@ -82,6 +83,7 @@ def read_rows(path: Path) -> Rows:
     rows = readers[path.suffix](path)
     if len(rows) == 0:
         raise RefusedError(f"data file {path} holds no rows; at least one prompt is needed")
+    _refuse_rows(path, rows)
     return rows
 
 
@@ -121,3 +123,24 @@ def refuse_missing_columns(path: Path, names: Sequence[str], place: str = "") ->
             raise RefusedError(
                 f"data file {path}{place}: column {column!r} is missing (found: {found}); {_REMEDIES[column]}"
             )
+
+
+def _refuse_rows(path: Path, rows: Rows) -> None:
+    """Looks at every row before the run begins, rather than when its turn comes."""
+    for column, is_right in (("prompt", _is_prompt), ("reward_model", _has_ground_truth)):
+        for number, value in enumerate(rows.column(column), start=1):
+            if not is_right(value):
+                raise RefusedError(
+                    f"data file {path}, row {number}: column {column!r} is {value!r}; {_REMEDIES[column]}"
+                )
+
+
+def _is_prompt(value: Any) -> bool:
+    if isinstance(value, str):
+        return True
+    is_list = isinstance(value, list) and len(value) > 0
+    return is_list and all(isinstance(message, dict) and {"role", "content"} <= message.keys() for message in value)
+
+
+def _has_ground_truth(value: Any) -> bool:
+    return isinstance(value, dict) and "ground_truth" in value

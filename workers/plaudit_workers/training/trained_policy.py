@@ -74,7 +74,7 @@ class TrainedPolicy:
         self._tensors = self._parameters | _saved_buffers(self._model)
         self._optimizer = PolicyOptimizer(self._parameters.items(), spec.algorithm)
         self._proximal: dict[str, Tensor] | None = None
-        """The published weights, once an update has moved away from them; kept only for ``correction: decoupled``."""
+        """The published weights, once one of several updates of a step has moved away from them."""
         self._files: dict[str, bytes] = {}
 
     def update(self, batch: TrainingBatch) -> dict[str, float]:
@@ -198,29 +198,31 @@ class TrainedPolicy:
         """Log-probabilities under the published policy; None while the present weights are those."""
         if self._proximal is None:
             return None
-        with torch.no_grad(), self._weights_of(self._proximal):
+        with torch.no_grad(), self._exchanged(self._proximal):
             return [self._forward(self._model, row, temperature)[0] for row in rows]
 
     def _keep_published(self) -> None:
         """Copies the published weights before the first update moves away from them, where they are needed again."""
-        again = self._loss.correction == "decoupled" and self._spec.algorithm.mini_batches_per_step > 1
+        again = self._loss.correction != "none" and self._spec.algorithm.mini_batches_per_step > 1
         if again and self._proximal is None:
             self._proximal = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
 
     @contextmanager
-    def _weights_of(self, weights: dict[str, Tensor]) -> Iterator[None]:
-        """Runs the model with other weights for a while. In place: sharded parameters cannot be exchanged."""
-        present = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
-        self._copy_in(weights)
+    def _exchanged(self, weights: dict[str, Tensor]) -> Iterator[None]:
+        """Runs the model with other weights for a while, which hold the model's own meanwhile."""
+        self._exchange(weights)
         try:
             yield
         finally:
-            self._copy_in(present)
+            self._exchange(weights)
 
-    def _copy_in(self, weights: dict[str, Tensor]) -> None:
+    def _exchange(self, weights: dict[str, Tensor]) -> None:
+        """Swaps contents, tensor by tensor: sharded parameters cannot be replaced, a third copy would cost memory."""
         with torch.no_grad():
             for name, parameter in self._parameters.items():
+                present = parameter.detach().clone()
                 parameter.copy_(weights[name])
+                weights[name].copy_(present)
 
     def _summed(self, sums: dict[str, Tensor]) -> dict[str, float]:
         """Adds each figure over the ranks."""

@@ -1,0 +1,58 @@
+"""One rank of ``test_ranks``: python rank_program.py FOLDER, which holds job and batches and gets the results.
+
+With ``endless`` behind it: updates until it is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from pathlib import Path
+
+import torch
+
+from plaudit_workers.job.rljob import RLJob
+from plaudit_workers.training.checkpoint import load_checkpoint, save_checkpoint
+from plaudit_workers.training.commands import Follower
+from plaudit_workers.training.policy import Policy, build_policy
+
+
+def lead(policy: Policy, folder: Path) -> None:
+    batches = pickle.loads((folder / "batches.pickle").read_bytes())
+    results = {"figures": [policy.update(batch) for batch in batches[:2]]}
+    policy.hold_proximal()
+    save_checkpoint(folder / "checkpoints", 2, policy, {"cursor": 8})
+    results["logprobs"] = policy.logprobs(batches[0])
+    results["probe"] = policy.probe()
+    results["figures"] += [policy.update(batch) for batch in batches[2:]]
+    results["state"] = policy.full_state()
+    results["extra"] = load_checkpoint(folder / "checkpoints" / "step-000002", policy)
+    results["figures_again"] = [policy.update(batch) for batch in batches[2:]]
+    results["state_again"] = policy.full_state()
+    (folder / "results.pickle").write_bytes(pickle.dumps(results))
+
+
+def update_without_end(policy: Policy, folder: Path) -> None:
+    batch = pickle.loads((folder / "batches.pickle").read_bytes())[0]
+    while True:
+        policy.update(batch)
+        (folder / "updated").touch()
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    job = RLJob.model_validate_json((folder / "job.json").read_bytes())
+    policy = build_policy(job, rank, int(os.environ["WORLD_SIZE"]))
+    if isinstance(policy, Follower):
+        policy.follow()
+    elif "endless" in sys.argv:
+        update_without_end(policy, folder)
+    else:
+        lead(policy, folder)
+        policy.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Groups become sequences; what has no score or no token of the policy's stays out."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from plaudit_workers.stream.records import PolicyVersion
+from plaudit_workers.training.batch import make_batch
+
+
+def with_mask(group, index, mask):
+    """The group with another loss mask at one sample."""
+    samples = list(group.samples)
+    body = msgspec.structs.replace(samples[index].body, loss_mask=np.array(mask, dtype=np.uint8).tobytes())
+    samples[index] = msgspec.structs.replace(samples[index], body=body)
+    return msgspec.structs.replace(group, samples=samples)
+
+
+def test_a_sequence_carries_its_tokens_and_its_advantage(make_groups):
+    groups = make_groups([[0.0, 1.0]])
+    batch = make_batch(groups, "drGrpo", 0.7)
+    body = groups[0].samples[1].body
+    second = batch.sequences[1]
+    assert batch.temperature == 0.7
+    assert (second.group, second.index, second.advantage) == (groups[0].id, 1, 0.5)
+    assert second.prompt_ids.tobytes() == groups[0].prompt.prompt_ids
+    assert second.response_ids.tobytes() == body.response_ids
+    assert second.behaviour_logprobs.tobytes() == body.logprobs
+    assert second.version_spans == ((0, PolicyVersion(1, 0)),)
+    assert second.num_tokens == second.prompt_ids.size + second.response_ids.size
+
+
+def test_a_sample_without_a_score_is_left_out_and_does_not_count_as_zero(make_groups):
+    batch = make_batch(make_groups([[0.4, None, 0.8]]), "drGrpo", 1.0)
+    assert [sequence.index for sequence in batch.sequences] == [0, 2]
+    assert [sequence.advantage for sequence in batch.sequences] == pytest.approx([-0.2, 0.2])
+    assert batch.statistics["training/samples"] == 3
+    assert batch.statistics["training/sequences"] == 2
+    assert batch.statistics["critic/score/mean"] == pytest.approx(0.6)
+
+
+def test_a_sample_that_was_never_generated_is_left_out(make_groups):
+    group = make_groups([[0.4, 0.5, 0.8]])[0]
+    lost = msgspec.structs.replace(group.samples[1], body=None)
+    group = msgspec.structs.replace(group, samples=[group.samples[0], lost, group.samples[2]])
+    assert [sequence.index for sequence in make_batch([group], "grpo", 1.0).sequences] == [0, 2]
+
+
+def test_a_group_that_lost_every_sample_is_no_group(make_groups):
+    batch = make_batch(make_groups([[None, None], [0.0, 1.0], [None, 0.3]]), "grpo", 1.0)
+    assert [sequence.group for sequence in batch.sequences] == ["t-1-1.0", "t-1-1.0", "t-2-1.0"]
+    assert batch.statistics["training/groups_single"] == 1
+    assert batch.statistics["training/groups_zero_variance"] == 0
+
+
+def test_tool_output_is_masked_and_a_sample_of_nothing_else_only_counts_for_the_baseline(make_groups):
+    group = make_groups([[0.0, 1.0, 0.5]])[0]
+    lengths = [len(sample.body.loss_mask) for sample in group.samples]
+    group = with_mask(with_mask(group, 0, [0] * lengths[0]), 1, [1] + [0] * (lengths[1] - 1))
+    batch = make_batch([group], "drGrpo", 1.0)
+    assert [sequence.index for sequence in batch.sequences] == [1, 2]
+    assert [sequence.advantage for sequence in batch.sequences] == pytest.approx([0.5, 0.0])
+    assert batch.sequences[0].num_trained_tokens == 1
+    assert batch.num_trained_tokens == 1 + lengths[2]
+
+
+def test_nothing_scored_makes_an_empty_batch(make_groups):
+    batch = make_batch(make_groups([[None, None]]), "grpo", 1.0)
+    assert batch.sequences == ()
+    assert batch.statistics["training/samples"] == 2
+    assert "critic/score/mean" not in batch.statistics

@@ -1,0 +1,96 @@
+"""Checkpoints: exact resume through the disk, only whole ones count, a full disk and foreign files told in words."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from plaudit_workers.process import RefusedError
+from plaudit_workers.training.batch import make_batch
+from plaudit_workers.training.checkpoint import (
+    checkpoints,
+    latest_checkpoint,
+    load_checkpoint,
+    read_extra,
+    save_checkpoint,
+)
+from plaudit_workers.training.policy import build_policy
+
+SCORES = [[0.0, 1.0, 0.5], [0.2, 0.4, None]]
+
+
+def test_two_steps_and_a_resume_are_bit_equal_to_four_steps(make_job, make_groups, tmp_path):
+    batches = [make_batch(make_groups(SCORES, seed=seed), "rloo", 1.0) for seed in range(4)]
+    job = make_job({"algorithm": {"optimizer": {"warmupSteps": 3}}})
+    through = build_policy(job)
+    for batch in batches[:2]:
+        through.update(batch)
+    extra = {"cursor": 8, "ledger": {"dropped": {"run_ended": 1}}, "version": [1, 2], "open": ["t-3-1.0"]}
+    path = save_checkpoint(tmp_path, 2, through, extra)
+    figures = [through.update(batch) for batch in batches[2:]]
+
+    resumed = build_policy(job)
+    assert path == latest_checkpoint(tmp_path) == tmp_path / "step-000002"
+    assert load_checkpoint(path, resumed) == extra == read_extra(path)
+    assert [resumed.update(batch) for batch in batches[2:]] == figures
+    torch.testing.assert_close(resumed.full_state(), through.full_state(), atol=0, rtol=0)
+
+
+def test_the_newest_are_kept_and_half_written_ones_are_nobodys(make_job, tmp_path):
+    policy = build_policy(make_job({}))
+    (tmp_path / ".incomplete-step-000099").mkdir(parents=True)
+    (tmp_path / "step-000098").mkdir()
+    for step in (1, 2, 10):
+        save_checkpoint(tmp_path, step, policy, {}, keep=2)
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-000002", "step-000010"]
+    assert latest_checkpoint(tmp_path) == tmp_path / "step-000010"
+    assert sorted(os.listdir(tmp_path)) == ["step-000002", "step-000010", "step-000098"]
+
+
+def test_a_step_that_is_saved_again_replaces_the_first(make_job, tmp_path):
+    policy = build_policy(make_job({}))
+    for attempt in (1, 2):
+        save_checkpoint(tmp_path, 5, policy, {"attempt": attempt})
+    assert read_extra(tmp_path / "step-000005") == {"attempt": 2}
+
+
+def test_no_folder_holds_no_checkpoint(tmp_path):
+    assert latest_checkpoint(tmp_path / "absent") is None
+
+
+def test_a_full_disk_is_told_and_older_checkpoints_stay(make_job, tmp_path, small_files_only):
+    policy = build_policy(make_job({}))
+    save_checkpoint(tmp_path, 1, policy, {"cursor": 4})
+    with small_files_only(10_000), pytest.raises(RefusedError, match=r"no room for .*step-000002"):
+        save_checkpoint(tmp_path, 2, policy, {"cursor": 8}, keep=1)
+    assert os.listdir(tmp_path) == ["step-000001"]
+    assert load_checkpoint(tmp_path / "step-000001", policy) == {"cursor": 4}
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(make_job, tmp_path):
+    with pytest.raises(RefusedError, match="is no checkpoint"):
+        load_checkpoint(tmp_path, build_policy(make_job({})))
+
+
+def test_a_damaged_checkpoint_is_refused_by_name(make_job, tmp_path):
+    policy = build_policy(make_job({}))
+    path = save_checkpoint(tmp_path, 3, policy, {})
+    content = (path / "policy.pt").read_bytes()
+    (path / "policy.pt").write_bytes(content[: len(content) // 2])
+    with pytest.raises(RefusedError, match=r"step-000003 cannot be loaded.*resumeFrom"):
+        load_checkpoint(path, policy)
+
+
+def test_a_checkpoint_of_another_model_is_refused(make_job, model_folder, tmp_path):
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    config = AutoConfig.from_pretrained(model_folder)
+    config.hidden_size, config.head_dim = 16, 8
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "other")
+    AutoTokenizer.from_pretrained(model_folder).save_pretrained(tmp_path / "other")
+    other = build_policy(make_job({"model": {"source": str(tmp_path / "other")}}))
+    path = save_checkpoint(tmp_path / "checkpoints", 1, build_policy(make_job({})), {})
+    with pytest.raises(RefusedError, match="of this model"):
+        load_checkpoint(path, other)

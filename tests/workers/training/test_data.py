@@ -1,0 +1,159 @@
+"""Data: verl's columns from either format, endless epochs by position, files that are wrong told in words."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from plaudit_workers.job.data import Data, TrainData, ValidationData
+from plaudit_workers.job.model import Model
+from plaudit_workers.process import RefusedError
+from plaudit_workers.training.data import PromptData
+from plaudit_workers.training.model import load_tokenizer
+
+
+@pytest.fixture
+def tokenizer(model_folder):
+    return load_tokenizer(Model(source=str(model_folder)))
+
+
+def row(number, prompt=None):
+    return {
+        "data_source": "copy",
+        "prompt": [{"role": "user", "content": f"{number}="}] if prompt is None else prompt,
+        "reward_model": {"ground_truth": str(number), "style": "rule"},
+        "extra_info": {"index": number},
+    }
+
+
+def write(folder, rows, suffix):
+    path = folder / f"data{suffix}"
+    if suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    return str(path)
+
+
+def load(path, tokenizer, seed=1, **section):
+    return PromptData.load(TrainData(path=path, **section), tokenizer, seed)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
+def test_a_row_in_verls_columns_becomes_a_prompt(tmp_path, tokenizer, suffix):
+    data = load(write(tmp_path, [row(number) for number in range(3)], suffix), tokenizer, shuffle=False)
+    prompt = data.prompt_at(1)
+    assert len(data) == 3
+    assert (prompt.row, prompt.data_source, prompt.ground_truth) == (1, "copy", "1")
+    assert prompt.extra_info == {"index": 1}
+    assert prompt.messages == [{"role": "user", "content": "1="}]
+    assert prompt.prompt_text == "u1=a"
+    assert np.frombuffer(prompt.prompt_ids, "<i4").tolist() == [11, 1, 10, 12]
+
+
+def test_a_prompt_may_be_text_and_columns_may_hold_nothing(tmp_path, tokenizer):
+    rows = [{**row(7, "7="), "reward_model": {"ground_truth": None}, "extra_info": None}]
+    prompt = load(write(tmp_path, rows, ".jsonl"), tokenizer).prompt_at(0)
+    assert (prompt.prompt_text, prompt.messages, prompt.ground_truth, prompt.extra_info) == ("7=", [], None, {})
+    assert np.frombuffer(prompt.prompt_ids, "<i4").tolist() == [7, 10]
+
+
+def test_without_a_chat_template_contents_are_joined(tmp_path, tokenizer):
+    tokenizer.chat_template = None
+    messages = [{"role": "system", "content": "1"}, {"role": "user", "content": "2="}]
+    assert load(write(tmp_path, [row(0, messages)], ".jsonl"), tokenizer).prompt_at(0).prompt_text == "1\n2="
+
+
+def test_every_epoch_holds_every_prompt_in_an_order_of_its_own(tmp_path, tokenizer):
+    path = write(tmp_path, [row(number) for number in range(20)], ".parquet")
+    data = load(path, tokenizer)
+    orders = [[data.prompt_at(epoch * 20 + place).row for place in range(20)] for epoch in range(3)]
+    assert all(sorted(order) == list(range(20)) for order in orders)
+    assert orders[0] != list(range(20))
+    assert orders[0] != orders[1] != orders[2]
+    assert orders[0] != [load(path, tokenizer, seed=2).prompt_at(place).row for place in range(20)]
+
+
+def test_a_position_alone_says_which_prompt_it_is(tmp_path, tokenizer):
+    path = write(tmp_path, [row(number) for number in range(20)], ".parquet")
+    forward, backward = load(path, tokenizer), load(path, tokenizer)
+    rows = [forward.prompt_at(position).row for position in range(70)]
+    assert [backward.prompt_at(position).row for position in reversed(range(70))] == rows[::-1]
+
+
+def test_the_order_of_a_seed_never_changes(tmp_path, tokenizer):
+    """A run resumed by a later release must go on with the same prompts."""
+    data = load(write(tmp_path, [row(number) for number in range(8)], ".jsonl"), tokenizer, seed=5)
+    assert [data.prompt_at(position).row for position in range(8)] == [7, 4, 3, 5, 6, 2, 0, 1]
+
+
+def test_prompts_that_are_too_long_are_left_out_and_counted(tmp_path, tokenizer):
+    rows = [row(0, "1" * length) for length in (3, 9, 5, 10)]
+    data = load(write(tmp_path, rows, ".jsonl"), tokenizer, max_prompt_length=5)
+    assert (len(data), data.num_filtered) == (2, 2)
+    assert sorted(data.prompt_at(position).row for position in range(2)) == [0, 2]
+
+
+def test_validation_keeps_the_order_of_the_file_and_the_length_limit(tmp_path, tokenizer):
+    path = write(tmp_path, [row(number, "1" * number) for number in range(1, 9)], ".jsonl")
+    section = Data(train=TrainData(path=path, max_prompt_length=6), validation=ValidationData(path=path))
+    data = PromptData.for_validation(section, tokenizer)
+    assert data is not None
+    assert [data.prompt_at(position).row for position in range(8)] == [0, 1, 2, 3, 4, 5, 0, 1]
+    assert PromptData.for_validation(Data(train=TrainData(path=path)), tokenizer) is None
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
+@pytest.mark.parametrize("column", ["data_source", "prompt", "reward_model"])
+def test_a_missing_column_is_named_with_the_file_and_what_to_do(tmp_path, tokenizer, suffix, column):
+    rows = [{name: value for name, value in row(0).items() if name != column} | {"question": "?"}]
+    path = write(tmp_path, rows, suffix)
+    with pytest.raises(RefusedError, match=rf"data{suffix}.*column '{column}' is missing \(found: .*question"):
+        load(path, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "holds no rows"),
+        (b'{"data_source": "a", "prompt": "1", "reward_model": {}}\n{broken\n', "line 2: not a JSON object"),
+        (b'["a list"]\n', "line 1: not a JSON object"),
+        (b'{"data_source": "a", "prompt": 7, "reward_model": {"ground_truth": 1}}\n', "row 1: column 'prompt' is 7"),
+        (
+            b'{"data_source": "a", "prompt": [{"content": "no role"}], "reward_model": {"ground_truth": 1}}\n',
+            "row 1: column 'prompt'",
+        ),
+        (
+            b'{"data_source": "a", "prompt": "", "reward_model": {"ground_truth": 1}}\n',
+            "none of its 1 prompts has between 1 and 1024",
+        ),
+    ],
+)
+def test_a_bad_jsonl_file_is_told_by_line(tmp_path, tokenizer, content, words):
+    (tmp_path / "data.jsonl").write_bytes(content)
+    with pytest.raises(RefusedError, match=words):
+        load(str(tmp_path / "data.jsonl"), tokenizer)
+
+
+def test_a_row_without_a_ground_truth_is_told_by_row(tmp_path, tokenizer):
+    path = write(tmp_path, [{**row(0), "reward_model": {"truth": 1}}], ".jsonl")
+    with pytest.raises(RefusedError, match=r"row 1: column 'reward_model' is .*give each row {ground_truth"):
+        load(path, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("gone.parquet", "does not exist"), ("data.csv", "must end in .parquet or .jsonl")]
+)
+def test_a_file_that_is_not_there_or_of_another_kind_is_refused(tmp_path, tokenizer, name, words):
+    with pytest.raises(RefusedError, match=words):
+        load(str(tmp_path / name), tokenizer)
+
+
+def test_a_file_that_only_has_the_name_of_parquet_is_refused(tmp_path, tokenizer):
+    (tmp_path / "data.parquet").write_bytes(b"not parquet at all")
+    with pytest.raises(RefusedError, match="cannot be read as Parquet"):
+        load(str(tmp_path / "data.parquet"), tokenizer)

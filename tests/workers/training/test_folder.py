@@ -1,0 +1,100 @@
+"""Folders and files are there as a whole or not at all, whatever happens to their writer."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from plaudit_workers.process import RefusedError
+from plaudit_workers.training.folder import remove, remove_leftovers, whole_file, whole_folder
+
+KILLED_WHILE_WRITING = """
+import os, pathlib, signal, sys
+from plaudit_workers.training import folder
+target = pathlib.Path(sys.argv[1])
+with folder.whole_folder(target) as temporary:
+    (temporary / "a").write_text("new")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+KILLED_BEFORE_THE_RENAME = """
+import os, pathlib, signal, sys
+from plaudit_workers.training import folder
+target = pathlib.Path(sys.argv[1])
+sys.addaudithook(lambda event, details: event == "os.rename" and os.kill(os.getpid(), signal.SIGKILL))
+with folder.whole_folder(target) as temporary:
+    (temporary / "a").write_text("new")
+"""
+
+
+def visible(folder):
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def test_a_folder_appears_with_all_its_files(tmp_path):
+    with whole_folder(tmp_path / "deep" / "target") as temporary:
+        (temporary / "a").write_text("1")
+        assert not (tmp_path / "deep" / "target").exists()
+    assert (tmp_path / "deep" / "target" / "a").read_text() == "1"
+    assert os.listdir(tmp_path / "deep") == ["target"]
+
+
+def test_a_folder_that_exists_is_replaced(tmp_path):
+    for text in ("old", "new"):
+        with whole_folder(tmp_path / "target") as temporary:
+            (temporary / text).write_text(text)
+    assert os.listdir(tmp_path / "target") == ["new"]
+    assert os.listdir(tmp_path) == ["target"]
+
+
+@pytest.mark.parametrize("whole", [whole_folder, whole_file])
+def test_an_error_leaves_nothing_and_keeps_what_was_there(tmp_path, whole):
+    (tmp_path / "target").write_text("old")
+    with pytest.raises(ZeroDivisionError), whole(tmp_path / "target"):
+        raise ZeroDivisionError
+    assert os.listdir(tmp_path) == ["target"]
+    assert (tmp_path / "target").read_text() == "old"
+
+
+@pytest.mark.parametrize("program", [KILLED_WHILE_WRITING, KILLED_BEFORE_THE_RENAME])
+def test_a_killed_writer_leaves_no_half_folder(tmp_path, program):
+    target = tmp_path / "target"
+    killed = subprocess.run([sys.executable, "-c", program, str(target)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert visible(tmp_path) == []
+    assert len(os.listdir(tmp_path)) == 1
+    with whole_folder(target) as temporary:
+        (temporary / "b").write_text("2")
+    assert os.listdir(target) == ["b"]
+    assert os.listdir(tmp_path) == ["target"]
+
+
+def test_leftovers_are_swept(tmp_path):
+    program = [sys.executable, "-c", KILLED_WHILE_WRITING, str(tmp_path / "target")]
+    subprocess.run(program, check=False)
+    (tmp_path / "mine").mkdir()
+    remove_leftovers(tmp_path)
+    assert os.listdir(tmp_path) == ["mine"]
+
+
+def test_removing_takes_files_folders_and_nothing(tmp_path):
+    (tmp_path / "full" / "deep").mkdir(parents=True)
+    (tmp_path / "file").touch()
+    for name in ("full", "file", "absent"):
+        remove(tmp_path / name)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_full_disk_is_told_in_words(tmp_path):
+    with pytest.raises(RefusedError, match=r"no room for .*target"), whole_folder(tmp_path / "target"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert os.listdir(tmp_path) == []
+
+
+def test_another_error_of_the_disk_is_not_called_full(tmp_path):
+    with pytest.raises(PermissionError), whole_folder(tmp_path / "target"):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))

@@ -1,0 +1,138 @@
+"""The loss against values worked out by hand, its gradient where it must vanish, verl's aggregation on padded rows."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from plaudit_workers.job.algorithm import Loss
+from plaudit_workers.training.correction import correct
+from plaudit_workers.training.loss import TokenInputs, k3, policy_loss, token_weights
+
+PLAIN = {"correction": "none", "clip_low": 0.2, "clip_high": 0.28}
+
+
+def tokens(logprobs, behaviour, advantages, weights=None, **further):
+    logprobs = torch.tensor(logprobs, requires_grad=True)
+    return TokenInputs(
+        logprobs=logprobs,
+        proximal=torch.tensor(further.pop("proximal", logprobs.tolist())),
+        behaviour=torch.tensor(behaviour),
+        advantages=torch.tensor(advantages),
+        weights=torch.tensor([1.0] * len(behaviour) if weights is None else weights),
+        **further,
+    )
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "has_gradient"),
+    [
+        (1.0, 2.0, -2.0, True),
+        (1.2, 1.0, -1.2, True),  # below 1.28
+        (1.5, 1.0, -1.28, False),  # clipped above
+        (1.5, -1.0, 1.5, True),  # wrong way: the clip does not protect it
+        (0.5, 1.0, -0.5, True),
+        (0.5, -1.0, 0.8, False),  # clipped below
+    ],
+)
+def test_clipping_by_hand(ratio, advantage, loss, has_gradient):
+    inputs = tokens([math.log(ratio) - 1.0], [-1.0], [advantage])
+    terms = policy_loss(inputs, Loss(**PLAIN))
+    terms.total.backward()
+    assert terms.total.item() == pytest.approx(loss, rel=1e-6)
+    assert (inputs.logprobs.grad.item() != 0) is has_gradient
+    assert terms.sums["actor/pg_clipfrac"].item() == float(not has_gradient)
+
+
+def test_the_first_gradient_is_the_policy_gradient():
+    inputs = tokens([-1.0, -2.0], [-1.0, -2.0], [3.0, -1.0], weights=[0.25, 0.75])
+    policy_loss(inputs, Loss(**PLAIN)).total.backward()
+    assert inputs.logprobs.grad.tolist() == pytest.approx([-0.75, 0.75])
+
+
+def test_truncated_importance_weights_scale_the_gradient_and_are_cut():
+    # pi / mu is 1.5, and 4 which is cut to 2; the ratio to the present policy itself is 1.
+    inputs = tokens([math.log(0.6), math.log(0.4)], [math.log(0.4), math.log(0.1)], [1.0, 1.0])
+    terms = policy_loss(inputs, Loss(correction="tis", correction_cap=2.0))
+    terms.total.backward()
+    assert inputs.logprobs.grad.tolist() == pytest.approx([-1.5, -2.0])
+    assert terms.sums["actor/importance_weight"].item() == pytest.approx(3.5)
+    assert terms.sums["actor/importance_capped"].item() == 1
+
+
+@pytest.mark.parametrize("correction", ["tis", "decoupled"])
+def test_the_clip_is_around_the_proximal_policy_and_the_weight_that_of_the_behaviour(correction):
+    # mu 0.25, prox 0.5, pi 0.7: weight 2 (not above 3), ratio 1.4 clipped to 1.28.
+    inputs = tokens([math.log(0.7)], [math.log(0.25)], [1.0], proximal=[math.log(0.5)])
+    terms = policy_loss(inputs, Loss(correction=correction, correction_cap=3.0))
+    assert terms.total.item() == pytest.approx(-2 * 1.28)
+    # The other way round the minimum is the unclipped one.
+    inputs = tokens([math.log(0.7)], [math.log(0.25)], [-1.0], proximal=[math.log(0.5)])
+    assert policy_loss(inputs, Loss(correction=correction, correction_cap=3.0)).total.item() == pytest.approx(2 * 1.4)
+
+
+def test_decoupled_leaves_out_the_policy_gradient_of_a_token_above_the_cap():
+    # Weights 1.5 and 4 with a cap of 2; the entropy term stays.
+    inputs = tokens([math.log(0.6), math.log(0.4)], [math.log(0.4), math.log(0.1)], [1.0, 1.0])
+    terms = policy_loss(inputs, Loss(correction="decoupled", correction_cap=2.0))
+    terms.total.backward()
+    assert inputs.logprobs.grad.tolist() == pytest.approx([-1.5, 0.0])
+    assert terms.sums["actor/importance_capped"].item() == 1
+
+
+def test_no_correction_needs_no_proximal_policy():
+    corrected = correct("none", torch.tensor([-1.0]), torch.tensor([float("nan")]), 2.0)
+    assert (corrected.anchor.item(), corrected.weight.item(), corrected.capped.item()) == (-1.0, 1.0, False)
+
+
+@pytest.mark.parametrize("correction", ["none", "tis", "decoupled"])
+def test_a_token_the_rollout_thought_impossible_gives_a_finite_loss(correction):
+    inputs = tokens([-0.1], [-200.0], [1.0])
+    terms = policy_loss(inputs, Loss(correction=correction))
+    terms.total.backward()
+    assert math.isfinite(terms.total.item())
+    assert math.isfinite(inputs.logprobs.grad.item())
+
+
+def test_kl_and_entropy_terms_by_hand():
+    inputs = tokens(
+        [math.log(0.5)], [math.log(0.5)], [0.0], entropies=torch.tensor([0.6]), reference=torch.tensor([math.log(0.25)])
+    )
+    settings = Loss(**PLAIN, kl_coefficient=0.1, entropy_coefficient=0.01)
+    terms = policy_loss(inputs, settings)
+    kl = 0.5 - math.log(0.5) - 1  # r = 0.25 / 0.5
+    assert terms.sums["actor/kl_loss"].item() == pytest.approx(kl)
+    assert terms.total.item() == pytest.approx(0.1 * kl - 0.01 * 0.6)
+
+
+def test_k3_is_zero_for_equal_policies_and_its_mean_is_the_divergence():
+    probabilities, reference = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.3, 0.3, 0.4])
+    divergence = (probabilities * (probabilities / reference).log()).sum()
+    estimates = k3(probabilities.log(), reference.log())
+    assert (probabilities * estimates).sum().item() == pytest.approx(divergence.item(), rel=1e-5)
+    assert (estimates > 0).all()
+    assert k3(probabilities.log(), probabilities.log()).abs().max().item() == 0
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "verl"),
+    [
+        ("token", lambda losses, mask: (losses * mask).sum() / mask.sum()),
+        ("sequence", lambda losses, mask: ((losses * mask).sum(1) / mask.sum(1)).mean()),
+    ],
+)
+def test_aggregation_is_verls_on_padded_rows(aggregation, verl):
+    mask = torch.tensor([[1, 1, 1, 1.0], [1, 0, 0, 0], [1, 1, 0, 0]])
+    losses = torch.tensor([[0.5, -1, 2, 0.25], [3, 9, 9, 9], [-2, 1, 9, 9]])
+    weights = token_weights(aggregation, [4, 1, 2])
+    found = sum((losses[row] * mask[row]).sum() * weight for row, weight in enumerate(weights))
+    assert found.item() == pytest.approx(verl(losses, mask).item())
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+def test_aggregation_weights_of_all_tokens_sum_to_one(aggregation):
+    lengths = [5, 1, 9, 2]
+    weights = token_weights(aggregation, lengths)
+    assert sum(weight * length for weight, length in zip(weights, lengths, strict=True)) == pytest.approx(1)

@@ -1,0 +1,98 @@
+"""Published weights: a model folder that engines read, a digest, a probe; deleted only when nobody needs them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from plaudit_workers.process import RefusedError
+from plaudit_workers.rollout.weights import weights_digest as digest_of_the_reader
+from plaudit_workers.stream.records import PolicyVersion
+from plaudit_workers.training.batch import make_batch
+from plaudit_workers.training.policy import build_policy
+from plaudit_workers.training.publish import prune_weights, published_versions, write_weights
+
+
+def test_published_weights_load_as_a_model_and_answer_the_probe(make_job, tmp_path):
+    policy = build_policy(make_job({}))
+    announcement = write_weights(policy, tmp_path, PolicyVersion(2, 7))
+    folder = tmp_path / "2.7"
+    assert announcement.version == PolicyVersion(2, 7)
+    assert announcement.path == str(folder)
+    assert os.listdir(tmp_path) == ["2.7"]
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    torch.testing.assert_close(dict(model.state_dict()), policy.full_state(), atol=0, rtol=0)
+    assert AutoTokenizer.from_pretrained(folder).decode([1, 2, 10]).replace(" ", "") == "12="
+    probe = json.loads((folder / "probe.json").read_text())
+    ids = torch.tensor(probe["ids"])
+    with torch.no_grad():
+        logprobs = model(input_ids=ids[None]).logits[0].log_softmax(-1)
+    assert probe["logprobs"] == pytest.approx(logprobs[:-1].gather(1, ids[1:, None])[:, 0].tolist(), abs=1e-5)
+
+
+def test_the_digest_is_that_of_the_files_and_the_readers(make_job, tmp_path):
+    announcement = write_weights(build_policy(make_job({})), tmp_path, PolicyVersion(1, 0))
+    content = (tmp_path / "1.0" / "model.safetensors").read_bytes()
+    assert announcement.digest == hashlib.sha256(content).hexdigest() == digest_of_the_reader(tmp_path / "1.0")
+
+
+def test_tied_weights_are_published_once_and_load(make_job, model_folder, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    tied = tmp_path / "tied"
+    model.config.tie_word_embeddings = True
+    type(model)(model.config).save_pretrained(tied)
+    AutoTokenizer.from_pretrained(model_folder).save_pretrained(tied)
+    policy = build_policy(make_job({"model": {"source": str(tied)}}))
+    write_weights(policy, tmp_path / "weights", PolicyVersion(1, 0))
+    assert "lm_head.weight" not in policy.full_state()
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "weights" / "1.0")
+    assert torch.equal(loaded.lm_head.weight, policy.full_state()["model.embed_tokens.weight"])
+
+
+def test_publishing_moves_the_proximal_policy_along(make_job, make_groups, tmp_path):
+    settings = {"promptsPerStep": 4, "miniBatchesPerStep": 2, "loss": {"correction": "decoupled"}}
+    policy = build_policy(make_job({"algorithm": {**settings, "optimizer": {"learningRate": 0.1}}}))
+    batch = make_batch(make_groups([[0.0, 1.0], [1.0, 0.0]]), "grpo", 1.0)
+    policy.update(batch)
+    assert policy.update(batch)["actor/pg_clipfrac"] > 0
+    write_weights(policy, tmp_path, PolicyVersion(1, 1))
+    assert policy.update(batch)["actor/pg_clipfrac"] == 0
+
+
+def publish_empty(folder, *names):
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "model.safetensors").touch()
+
+
+def test_the_newest_two_and_those_in_use_stay(tmp_path):
+    publish_empty(tmp_path, "1.0", "1.1", "1.2", "1.10", "2.3", "2.4")
+    (tmp_path / ".incomplete-2.5").mkdir()
+    (tmp_path / "notes.txt").touch()
+    assert prune_weights(tmp_path, ["1.1", "", "2.4"]) == [
+        PolicyVersion(1, 0),
+        PolicyVersion(1, 2),
+        PolicyVersion(1, 10),
+    ]
+    assert sorted(os.listdir(tmp_path)) == ["1.1", "2.3", "2.4", "notes.txt"]
+    assert published_versions(tmp_path) == [PolicyVersion(1, 1), PolicyVersion(2, 3), PolicyVersion(2, 4)]
+
+
+def test_pruning_what_was_never_published_does_nothing(tmp_path):
+    publish_empty(tmp_path, "1.0", "1.1")
+    assert prune_weights(tmp_path) == []
+    assert prune_weights(tmp_path / "absent") == []
+
+
+def test_a_full_disk_leaves_no_half_version(make_job, tmp_path, small_files_only):
+    policy = build_policy(make_job({}))
+    policy.files()
+    with small_files_only(10_000), pytest.raises(RefusedError, match=r"no room for .*1\.0"):
+        write_weights(policy, tmp_path, PolicyVersion(1, 0))
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,103 @@
+"""Several ranks: the same updates as one, states that move between any number of them, no rank left behind."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from plaudit_workers.job.rljob import RLJob
+from plaudit_workers.training.batch import TrainingBatch, make_batch
+from plaudit_workers.training.checkpoint import load_checkpoint
+from plaudit_workers.training.policy import build_policy
+
+PROGRAM = Path(__file__).with_name("rank_program.py")
+SCORES = [[0.0, 1.0, 0.5, 0.25], [1.0, 1.0, 0.0, None], [0.2, 0.4, 0.6, 0.8]]
+FSDP = {"strategy": "fsdp2", "ranks": 2}
+SETTINGS = {
+    "algorithm": {
+        "promptsPerStep": 6,
+        "miniBatchesPerStep": 2,
+        "loss": {"correction": "decoupled", "klCoefficient": 0.1, "entropyCoefficient": 0.01},
+        "optimizer": {"warmupSteps": 2},
+    }
+}
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def start_ranks(folder: Path, world_size: int, *arguments: str) -> list[subprocess.Popen[bytes]]:
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
+    quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return [
+        subprocess.Popen(
+            [sys.executable, str(PROGRAM), str(folder), *arguments],
+            env=os.environ | shared | quiet | {"RANK": str(rank)},
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(world_size)
+    ]
+
+
+def write_inputs(folder: Path, job: RLJob, batches: list[TrainingBatch]) -> None:
+    (folder / "job.json").write_text(job.model_dump_json(by_alias=True))
+    (folder / "batches.pickle").write_bytes(pickle.dumps(batches))
+
+
+def test_two_sharded_ranks_give_the_updates_of_one(make_job, make_groups, tmp_path):
+    # The last batch leaves one of the ranks without a sequence.
+    scores = [SCORES, SCORES, SCORES, [[0.7]]]
+    batches = [make_batch(make_groups(own, seed=seed), "grpo", 0.9) for seed, own in enumerate(scores)]
+    write_inputs(tmp_path, make_job({**SETTINGS, "trainer": FSDP}), batches)
+    ranks = start_ranks(tmp_path, 2)
+    outputs = [rank.communicate(timeout=100)[1].decode() for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    results = pickle.loads((tmp_path / "results.pickle").read_bytes())
+
+    alone = build_policy(make_job(SETTINGS))
+    figures = [alone.update(batch) for batch in batches[:2]]
+    alone.hold_proximal()
+    for mine, theirs in zip(alone.logprobs(batches[0]), results["logprobs"], strict=True):
+        torch.testing.assert_close(torch.from_numpy(theirs), torch.from_numpy(mine), atol=1e-5, rtol=1e-4)
+    assert results["probe"].ids == alone.probe().ids
+    assert results["probe"].logprobs == pytest.approx(alone.probe().logprobs, abs=1e-5)
+    figures += [alone.update(batch) for batch in batches[2:]]
+    for mine, theirs in zip(figures, results["figures"], strict=True):
+        assert theirs == pytest.approx(mine, rel=1e-3, abs=1e-5)
+    torch.testing.assert_close(results["state"], alone.full_state(), atol=2e-5, rtol=1e-4)
+
+    assert results["extra"] == {"cursor": 8}
+    torch.testing.assert_close(results["state_again"], results["state"], atol=0, rtol=0)
+    resumed = build_policy(make_job(SETTINGS))
+    load_checkpoint(tmp_path / "checkpoints" / "step-000002", resumed)
+    for batch in batches[2:]:
+        resumed.update(batch)
+    torch.testing.assert_close(resumed.full_state(), results["state"], atol=2e-5, rtol=1e-4)
+
+
+def test_the_others_end_when_a_rank_dies(make_job, make_groups, tmp_path):
+    write_inputs(tmp_path, make_job({"trainer": FSDP}), [make_batch(make_groups(SCORES), "grpo", 1.0)])
+    leader, follower = start_ranks(tmp_path, 2, "endless")
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "updated").exists() and leader.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert (tmp_path / "updated").exists()
+        follower.kill()
+        leader.communicate(timeout=30)
+        assert leader.returncode == 1
+    finally:
+        for rank in (leader, follower):
+            rank.kill()
+            rank.communicate()

@@ -1,0 +1,70 @@
+"""Stored samples read back as what the groups were."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import msgspec
+import pyarrow.parquet
+import pytest
+
+from plaudit_metrics.records import GroupRecord
+from plaudit_workers.process import RefusedError
+from plaudit_workers.training.store import store_groups
+
+
+def records_of(groups):
+    return {
+        group.id: GroupRecord(
+            group.id, "train", 12, "trained", len(group.samples), 2, 1.0, 2.5, terminal=1.8, ready=1.9, taken=2.0
+        )
+        for group in groups
+    }
+
+
+def test_one_row_a_sample_with_texts_scores_times_and_versions(make_groups, tmp_path):
+    groups = make_groups([[0.25, None], [1.0, 0.5]])
+    path = store_groups(tmp_path, 12, 1, groups, records_of(groups))
+    assert path.name == "step-000012-i1.parquet"
+    assert os.listdir(tmp_path) == [path.name]
+    rows = pyarrow.parquet.read_table(path).to_pylist()
+    assert [(row["group"], row["index"]) for row in rows] == [(g.id, i) for g in groups for i in (0, 1)]
+    first, second = rows[0], rows[1]
+    assert (first["step"], first["incarnation"], first["end"]) == (12, 1, "trained")
+    assert (first["prompt"], first["response"]) == ("12=", groups[0].samples[0].body.sample.response)
+    assert json.loads(first["ground_truth_json"]) == "12"
+    assert (first["score"], first["outcome"], first["scorer/mine/value"]) == (0.25, "scored", 0.25)
+    assert (second["score"], second["outcome"], second["reason"]) == (None, "timeout", "too slow")
+    assert second["scorer/mine/value"] is None
+    assert (first["admitted_at"], first["committed_at"], first["group_closed_at"]) == (1.0, 1.7, 2.5)
+    assert first["score_first_taken_at"] is None
+    assert (first["version_max"], json.loads(first["version_spans_json"])) == (0, [[0, 1, 0]])
+
+
+def test_the_file_is_zstd(make_groups, tmp_path):
+    groups = make_groups([[0.25]])
+    path = store_groups(tmp_path, 1, 1, groups, records_of(groups))
+    assert pyarrow.parquet.ParquetFile(path).metadata.row_group(0).column(0).compression == "ZSTD"
+
+
+def test_a_dropped_group_of_samples_that_never_came_is_stored_too(make_groups, tmp_path):
+    group = make_groups([[0.25, 0.5]])[0]
+    empty = [msgspec.structs.replace(sample, body=None, scoring=None) for sample in group.samples]
+    group = msgspec.structs.replace(group, samples=empty)
+    record = msgspec.structs.replace(records_of([group])[group.id], end="dropped", reason="too_few_scored")
+    rows = pyarrow.parquet.read_table(store_groups(tmp_path, 3, 2, [group], {group.id: record})).to_pylist()
+    assert [(row["end_reason"], row["response"], row["outcome"]) for row in rows] == [
+        ("too_few_scored", None, None)
+    ] * 2
+
+
+def test_a_step_without_groups_is_an_empty_file(tmp_path):
+    assert pyarrow.parquet.read_table(store_groups(tmp_path, 4, 1, [], {})).num_rows == 0
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(make_groups, tmp_path, small_files_only):
+    groups = make_groups([[0.25] * 4] * 4)
+    with small_files_only(1_000), pytest.raises(RefusedError, match="no room for"):
+        store_groups(tmp_path, 1, 1, groups, records_of(groups))
+    assert os.listdir(tmp_path) == []
