@@ -38,7 +38,7 @@ def write_jobs(folder: Path) -> dict[str, Path]:
 def main() -> None:
     """Runs the four jobs and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=10, help="of each run (default: 10)")
+    parser.add_argument("--steps", type=int, default=10, help="of each run, at least 2 (default: 10)")
     arguments, others = parser.parse_known_args()
     rows = []
     with tempfile.TemporaryDirectory() as name:
@@ -47,8 +47,9 @@ def main() -> None:
             command = [sys.executable, "-m", "plaudit_workers.cli", "run", str(job), "--runs-folder", str(runs)]
             subprocess.run([*command, "--run", strategy, "--steps", str(arguments.steps), *others], check=True)
             steps = read_steps(runs / strategy / "steps.jsonl")
-            wall_s = (steps[-1].closed - steps[0].opened) / len(steps)
-            exposed_s = sum(step.statistics["exposed_reward_s"] for step in steps) / len(steps)
+            # The first step is also waiting for the engine to start.
+            wall_s = (steps[-1].closed - steps[0].closed) / (len(steps) - 1)
+            exposed_s = sum(step.statistics["exposed_reward_s"] for step in steps[1:]) / (len(steps) - 1)
             rows.append((strategy, wall_s, exposed_s))
     print(f"\n{'strategy':14} {'s a step':>9} {'exposed reward s':>17}")
     for strategy, wall_s, exposed_s in rows:
