@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from plaudit_metrics.commands import steps_arguments, trace_arguments
+
 EXIT_REFUSED = 2
 EXIT_INTERRUPTED = 130
 
@@ -62,6 +64,10 @@ COMMANDS: dict[str, Command] = {
     "schema": Command(
         "plaudit_workers.job.commands", "schema", "print the JSON Schema of a job, for editors", _no_arguments
     ),
+    "steps": Command(
+        "plaudit_metrics.commands", "steps", "show what each step of a run did and waited for", steps_arguments
+    ),
+    "trace": Command("plaudit_metrics.commands", "trace", "write a step's timeline for Perfetto", trace_arguments),
 }
 """By name, in the order of ``plaudit --help``. A new command is a line here."""
 

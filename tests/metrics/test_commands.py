@@ -1,0 +1,148 @@
+"""``plaudit steps`` and ``plaudit trace`` tell of a run what the trainer wrote into its folder."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plaudit_metrics.commands import steps, steps_arguments, trace, trace_arguments
+from plaudit_metrics.history import append_step
+from plaudit_metrics.records import GroupRecord, SampleRecord, ScorerRecord, ScoringRecord, Stamps
+from plaudit_metrics.steps import step_record
+from plaudit_metrics.stored import read_step_samples
+from plaudit_reward.sample import Sample
+from plaudit_workers.stream.records import Body, Group, GroupSample, PolicyVersion, Prompt, Sampling
+from plaudit_workers.training.store import store_groups
+
+Build = Callable[..., Any]
+ID = "t-0-1.0"
+
+
+@pytest.fixture
+def samples(sample: Build) -> list[SampleRecord]:
+    """Two scored samples and one that was never generated."""
+    scorers = {"judge": ScorerRecord("scored", 0.5, "well said", limiter_s=1.0, call_s=2.0, attempts=2)}
+    scored = [sample(ID, index, generation=2.0, limiter=1.0, score=2.0 + index, scorers=scorers) for index in range(2)]
+    admitted = scored[0].stamps.admitted
+    lost = SampleRecord(
+        group=ID,
+        index=2,
+        split="train",
+        step=1,
+        data_source="digits",
+        stamps=Stamps(admitted, committed=admitted + 30.0),
+        scoring=ScoringRecord("given_up", reason="the deadline passed"),
+        deliveries=0,
+    )
+    return [*scored, lost]
+
+
+@pytest.fixture
+def run(tmp_path: Path, samples: list[SampleRecord], group: Build) -> Path:
+    """The folder of a run of one step, as the trainer leaves it."""
+    folder = tmp_path / "runs" / "demo-1"
+    (folder / "samples").mkdir(parents=True)
+    record: GroupRecord = group(samples, num_scored=2)
+    store_groups(folder / "samples", 1, 1, [hash_of(samples)], {ID: record})
+    opened = samples[0].stamps.admitted
+    append_step(
+        folder / "steps.jsonl", step_record(1, 1, samples, groups=[record], opened=opened, closed=opened + 40.0)
+    )
+    return folder
+
+
+def hash_of(samples: list[SampleRecord]) -> Group:
+    """The group as its hash would tell it."""
+    ids = struct.pack("<2i", 1, 2)
+    prompt = Prompt(ID, 0, "train", 1, 3, PolicyVersion(1, 0), 1, Sampling(8), "digits", "copy 12", ids)
+    texts = Sample(ID, 0, "digits", "copy 12", "12")
+    members = [
+        GroupSample(
+            sample.index,
+            sample.stamps,
+            Body(ids, struct.pack("<2f", -0.5, -0.5), b"\x01\x01", [(0, 1, 3)], sample.generation, texts)
+            if sample.generation
+            else None,
+            scoring=sample.scoring,
+            deliveries=sample.deliveries,
+        )
+        for sample in samples
+    ]
+    return Group(ID, "ready", prompt, members, incarnation=1, admitted=samples[0].stamps.admitted)
+
+
+def parsed(add_arguments: Callable[[argparse.ArgumentParser], None], *texts: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(texts)
+
+
+def test_stored_samples_come_back_as_the_records_they_were(
+    run: Path, samples: list[SampleRecord], group: Build
+) -> None:
+    stored = read_step_samples(run, 1, 1)
+    assert stored.samples == samples
+    assert stored.groups == [group(samples, num_scored=2)]
+
+
+def test_steps_are_shown_as_a_table(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert steps(parsed(steps_arguments, "demo-1", "--runs-folder", str(run.parent))) == 0
+    heading, row = capsys.readouterr().out.splitlines()
+    assert heading.split()[:2] == ["step", "reward"]
+    assert row.split()[0] == "1"
+    assert row.split()[-1] == "trainer"
+    assert "33.3%" in row
+
+
+def test_steps_are_told_in_full_as_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert steps(parsed(steps_arguments, str(run), "--json")) == 0
+    (step,) = json.loads(capsys.readouterr().out)
+    assert step["reward/mean"] == 1.0
+    assert step["reward_pipeline/scorer/judge/value/mean"] == 0.5
+
+
+def test_steps_are_told_in_full_as_csv(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert steps(parsed(steps_arguments, str(run), "--csv")) == 0
+    (step,) = csv.DictReader(capsys.readouterr().out.splitlines())
+    assert float(step["reward/mean"]) == 1.0
+    assert step["verdict"] == "trainer"
+
+
+def test_a_steps_timeline_is_written_to_a_file(run: Path, tmp_path: Path) -> None:
+    output = tmp_path / "trace.json"
+    assert trace(parsed(trace_arguments, str(run), "--step", "1", "-o", str(output))) == 0
+    drawn = json.loads(output.read_text())["traceEvents"]
+    assert sorted(event["dur"] / 1e6 for event in drawn if event["name"] == "score") == pytest.approx([2.0, 3.0])
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "message"),
+    [
+        (steps, parsed(steps_arguments, "nobody"), "no run 'nobody'"),
+        (trace, parsed(trace_arguments, "nobody", "--step", "1"), "no run 'nobody'"),
+    ],
+)
+def test_an_unknown_run_is_named(
+    command: Build, arguments: argparse.Namespace, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_step_that_is_not_closed_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert trace(parsed(trace_arguments, str(run), "--step", "7")) == 2
+    assert "has not closed step 7" in capsys.readouterr().err
+
+
+def test_a_run_without_stored_samples_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for stored in (run / "samples").iterdir():
+        stored.unlink()
+    assert trace(parsed(trace_arguments, str(run), "--step", "1")) == 2
+    assert "step-000001-i1.parquet" in capsys.readouterr().err
