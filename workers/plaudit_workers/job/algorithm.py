@@ -26,11 +26,12 @@ class Loss(Section):
     entropy_coefficient: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus. Default 0: large models rarely need one; small ones do."""
     correction: Literal["none", "tis", "decoupled"] = "tis"
-    """What is done about samples of an older policy. ``tis``: truncated importance weights; ``decoupled``: PPO clipped
-    around a recomputed proximal policy; ``none``. Default tis: it also mends differences between engine and trainer,
-    and is close to 1 on fresh samples."""
+    """What is done about samples of an older policy. ``tis`` and ``decoupled`` weigh a token by how much likelier the
+    policy at the step's beginning finds it than the one that sampled it, and clip around the former; above the cap
+    ``tis`` cuts the weight, ``decoupled`` leaves the token out. ``none`` clips around the policy that sampled. Default
+    tis: it also mends differences between engine and trainer, and is close to 1 on fresh samples."""
     correction_cap: float = Field(default=2.0, gt=0)
-    """Importance weights are cut above this. Default 2: TIS's published choice."""
+    """The largest importance weight. Default 2: TIS's published choice."""
 
 
 class Optimizer(Section):
