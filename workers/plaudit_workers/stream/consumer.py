@@ -122,7 +122,7 @@ class Consumer(Generic[T]):
                 self._reclaim_not_before = time.monotonic() + self._options.lease_s
                 await asyncio.sleep(min(0.2, self._options.block_s))
             except ResponseError as error:
-                if "NOGROUP" not in str(error):
+                if not str(error).startswith(("NOGROUP", "UNBLOCKED")):  # the latter: the key went while we waited
                     raise
                 logger.error("the streams' groups are gone", extra={"fields": {"stream": self._stream}})
                 await self._transport.recreate_groups()

@@ -248,8 +248,8 @@ class TrainerStreams:
         Raises:
             StaleIncarnationError: another trainer has taken over.
         """
+        self._announcement = announcement  # before Redis has it: ``missing`` must not take the newer one for a fault
         await self._fenced("announce", "", self._incarnation, encode(announcement))
-        self._announcement = announcement
 
     async def open_groups(self) -> list[str]:
         """Ids of the groups that are admitted and not closed."""
