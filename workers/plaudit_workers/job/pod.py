@@ -72,8 +72,3 @@ class Pod(Section):
     """Affinity, in Kubernetes' own form."""
     template: Opaque = Field(default={})
     """Merged over the finished pod template the way a strategic merge does it; for all that has no field here."""
-
-    def gpus(self, derived: int) -> int:
-        """GPUs of one pod: what ``resources`` say, else ``derived``."""
-        stated = self.resources.limits.get(GPU, self.resources.requests.get(GPU))
-        return derived if stated is None else int(stated)
