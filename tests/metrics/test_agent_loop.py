@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from plaudit_metrics.agent_loop import AgentLoopColumns, agent_loop_statistics
@@ -53,6 +53,7 @@ def columns_of(rows: list[dict[str, Any]]) -> AgentLoopColumns:
     return AgentLoopColumns(**{name: np.array([row[name] for row in rows]) for name in rows[0]})
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(ROW, min_size=1, max_size=60))
 def test_figures_equal_a_plain_loop_over_dictionaries(rows: list[dict[str, Any]]) -> None:
     assert agent_loop_statistics(columns_of(rows)) == pytest.approx(verl_statistics(rows), rel=1e-9, abs=1e-9)

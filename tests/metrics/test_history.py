@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from plaudit_metrics.history import append_step, decode_step, encode_step, read_steps
@@ -47,6 +47,7 @@ def test_a_run_without_steps_reads_as_empty(tmp_path: Path) -> None:
     assert read_steps(tmp_path / "steps.jsonl") == []
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cut=st.integers(2, 400))
 def test_a_torn_last_line_costs_only_itself_and_the_next_append_starts_afresh(
     tmp_path_factory: pytest.TempPathFactory, cut: int

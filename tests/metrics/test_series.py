@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.exposition import generate_latest
@@ -103,6 +103,7 @@ def test_promtool_finds_nothing_to_complain_about(used: Series) -> None:
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.floats(0, 400), max_size=50))
 def test_a_batch_counts_like_one_value_at_a_time(values: list[float]) -> None:
     batches, singles = CollectorRegistry(), CollectorRegistry()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -71,8 +72,10 @@ class Run:
         self._sample = sample
         self.slow = True
 
-    async def go_on(self) -> None:
-        for step in range(1, 1_000_000):
+    async def go_on(self, stop: asyncio.Event) -> None:
+        for step in itertools.count(1):
+            if stop.is_set():
+                return
             seconds, _ = await self._redis.time()
             pipeline = self._redis.pipeline()
             for index in range(40):
@@ -88,14 +91,17 @@ class Run:
 
 
 @contextlib.asynccontextmanager
-async def in_background(work: Any) -> AsyncIterator[None]:
-    task = asyncio.create_task(work)
+async def in_background(settings: ServiceSettings, run: Run) -> AsyncIterator[None]:
+    """The service and the run, until the context ends."""
+    stop = asyncio.Event()
+    serving, going_on = asyncio.create_task(serve(settings, stop)), asyncio.create_task(run.go_on(stop))
     try:
         yield
     finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        stop.set()
+        await asyncio.wait_for(going_on, 10)
+        code = await asyncio.wait_for(serving, 10)
+    assert code == 0
 
 
 async def firing(client: httpx.AsyncClient) -> set[tuple[str, str]]:
@@ -115,17 +121,13 @@ async def until(condition: Callable[[set[tuple[str, str]]], bool], client: httpx
 async def test_alerts_fire_while_rewards_are_slow_and_clear_when_they_recover(
     redis_server: RedisServer, run_name: str, sample: Build, tmp_path: Path
 ) -> None:
-    port, stop = free_port(), asyncio.Event()
+    port = free_port()
     settings = ServiceSettings(run_name, redis_server.url, redis_server.password, port=port)
     redis = Redis.from_url(redis_server.url, password=redis_server.password, protocol=2)
     run = Run(redis, run_name, sample)
     both = {("RewardLatencyBurn", "page"), ("RewardStarvesTrainer", "ticket")}
     with prometheus(tmp_path, port) as address:
-        async with (
-            in_background(serve(settings, stop)),
-            in_background(run.go_on()),
-            httpx.AsyncClient(base_url=address) as client,
-        ):
+        async with in_background(settings, run), httpx.AsyncClient(base_url=address) as client:
             await until(lambda fires: both <= fires, client)
             run.slow = False
             await until(lambda fires: not both & fires, client)
