@@ -26,7 +26,7 @@ def refused(job: Path, tmp_path: Path, *arguments: str) -> str:
     [
         ({"algorithm__stepz": 3}, ["spec.algorithm.stepz"]),
         ({"model__source": "no/such/folder"}, ["spec.model.source", "no/such/folder"]),
-        ({"data__train": {"path": "nowhere.parquet"}}, ["spec.data.train.path", "nowhere.parquet"]),
+        ({"data__train__path": "nowhere.parquet"}, ["spec.data.train.path", "nowhere.parquet"]),
         ({"transport": {"url": "redis://127.0.0.1:1/0"}}, ["redis://127.0.0.1:1/0", "cannot be reached"]),
     ],
     ids=["unknown field", "missing model", "missing data", "unreachable Redis"],

@@ -114,12 +114,12 @@ def _lengths(spec: Spec) -> Iterator[Problem]:
             f"Give at least {prompt + response}, or lower one of the two",
             also=parts,
         )
-    validation = spec.data.validation
-    if validation and prompt + (validation.sampling.max_tokens or 0) > room:
+    own = spec.data.validation.sampling.max_tokens if spec.data.validation else None
+    if own is not None and prompt + own > room:
         yield Problem(
             field,
-            f"{room} is less than maxPromptLength {prompt} + validation's maxTokens {validation.sampling.max_tokens}",
-            "Raise it, or lower one of the two",
+            f"{room} is less than maxPromptLength {prompt} + validation's maxTokens {own} = {prompt + own}",
+            f"Give at least {prompt + own}, or lower one of the two",
             also=(*parts, "spec.data.validation.sampling.maxTokens"),
         )
 
