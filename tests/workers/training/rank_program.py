@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from plaudit_workers.job.rljob import RLJob
+from plaudit_workers.stream.records import PolicyVersion
 from plaudit_workers.training.checkpoint import load_checkpoint, save_checkpoint
 from plaudit_workers.training.commands import Follower
 from plaudit_workers.training.policy import Policy, build_policy
@@ -21,9 +22,9 @@ from plaudit_workers.training.policy import Policy, build_policy
 def lead(policy: Policy, folder: Path) -> None:
     batches = pickle.loads((folder / "batches.pickle").read_bytes())
     results = {"figures": [policy.update(batch) for batch in batches[:2]]}
-    policy.hold_proximal()
+    policy.hold_proximal(PolicyVersion(1, 2))
     save_checkpoint(folder / "checkpoints", 2, policy, {"cursor": 8})
-    results["logprobs"] = policy.logprobs(batches[0])
+    results["logprobs"] = policy.logprobs(batches[0]) + policy.logprobs(batches[3])
     results["probe"] = policy.probe()
     results["figures"] += [policy.update(batch) for batch in batches[2:]]
     results["state"] = policy.full_state()

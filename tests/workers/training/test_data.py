@@ -157,3 +157,9 @@ def test_a_file_that_only_has_the_name_of_parquet_is_refused(tmp_path, tokenizer
     (tmp_path / "data.parquet").write_bytes(b"not parquet at all")
     with pytest.raises(RefusedError, match="cannot be read as Parquet"):
         load(str(tmp_path / "data.parquet"), tokenizer)
+
+
+def test_messages_that_the_chat_template_refuses_are_told_by_row(tmp_path, tokenizer):
+    tokenizer.chat_template = "{{ raise_exception('no system messages') }}"
+    with pytest.raises(RefusedError, match=r"row 1: the chat template refuses .*no system messages"):
+        load(write(tmp_path, [row(0)], ".jsonl"), tokenizer)

@@ -51,6 +51,7 @@ def test_fewer_sequences_than_ranks_leave_empty_bins_that_can_be_packed(make_gro
     idle = pack(batch.sequences, [0.5], [])
     assert idle.input_ids.numel() == batch.sequences[0].num_tokens
     assert idle.weights.abs().sum() == 0
+    assert idle.members == ()
 
 
 def test_a_row_holds_its_sequences_one_behind_another(make_groups):

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from plaudit_workers.process import RefusedError
+from plaudit_workers.stream.records import PolicyVersion
 from plaudit_workers.training.batch import make_batch
 from plaudit_workers.training.policy import build_policy
 
@@ -95,6 +96,33 @@ def test_samples_of_the_present_policy_have_weight_and_ratio_one(make_job, batch
     assert figures["actor/behaviour_kl"] == pytest.approx(0, abs=1e-6)
 
 
+def from_version(batch, *numbers):
+    """The batch as if sequence i had been written by version 1.numbers[i], and all others by 1.9."""
+    sequences = [
+        dataclasses.replace(sequence, version_spans=((0, PolicyVersion(1, (*numbers, *[9] * index)[index])),))
+        for index, sequence in enumerate(batch.sequences)
+    ]
+    return dataclasses.replace(batch, sequences=tuple(sequences))
+
+
+@pytest.mark.parametrize("mini_batches", [1, 2])
+def test_samples_of_the_published_version_are_compared_with_it(make_job, batches, mini_batches):
+    settings = {"promptsPerStep": 4, "miniBatchesPerStep": mini_batches, "optimizer": {"learningRate": 0.05}}
+    policy = build_policy(make_job({"algorithm": settings}))
+    published = [policy.logprobs(batch) for batch in batches[:2]]
+    policy.hold_proximal(PolicyVersion(1, 3))
+    off = [own + np.float32(0.25) * (index == 1) for index, own in enumerate(published[0])]
+    batch = from_version(with_behaviour(batches[0], off), 3, 3, 2)
+    share = batch.sequences[1].num_trained_tokens / sum(s.num_trained_tokens for s in batch.sequences[:2])
+    assert policy.update(batch)["actor/logprob_mismatch"] == pytest.approx(0.25 * share, rel=1e-3)
+    # The weights have moved: a second mini-batch is compared with the published ones, a second step with nothing.
+    second = policy.update(from_version(with_behaviour(batches[1], published[1]), 3, 3))
+    if mini_batches > 1:
+        assert second["actor/logprob_mismatch"] == pytest.approx(0, abs=1e-5)
+    else:
+        assert "actor/logprob_mismatch" not in second
+
+
 @pytest.mark.parametrize("correction", ["tis", "decoupled"])
 def test_the_clip_is_around_the_published_policy(make_job, batches, correction):
     """Mini-batches of a step see the step's first policy; the next publication moves it along."""
@@ -109,7 +137,7 @@ def test_the_clip_is_around_the_published_policy(make_job, batches, correction):
     second = policy.update(with_behaviour(batches[1], published))
     assert second["actor/importance_weight"] == pytest.approx(1, abs=1e-4)
     assert second["actor/pg_clipfrac"] > 0
-    policy.hold_proximal()
+    policy.hold_proximal(PolicyVersion(1, 1))
     third = policy.update(with_behaviour(batches[2], policy.logprobs(batches[2])))
     assert third["actor/pg_clipfrac"] == 0
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from plaudit_workers.job.rljob import RLJob
+from plaudit_workers.stream.records import PolicyVersion
 from plaudit_workers.training.batch import TrainingBatch, make_batch
 from plaudit_workers.training.checkpoint import load_checkpoint
 from plaudit_workers.training.policy import build_policy
@@ -70,8 +71,9 @@ def test_two_sharded_ranks_give_the_updates_of_one(make_job, make_groups, tmp_pa
 
     alone = build_policy(make_job(SETTINGS))
     figures = [alone.update(batch) for batch in batches[:2]]
-    alone.hold_proximal()
-    for mine, theirs in zip(alone.logprobs(batches[0]), results["logprobs"], strict=True):
+    alone.hold_proximal(PolicyVersion(1, 2))
+    logprobs = alone.logprobs(batches[0]) + alone.logprobs(batches[3])
+    for mine, theirs in zip(logprobs, results["logprobs"], strict=True):
         torch.testing.assert_close(torch.from_numpy(theirs), torch.from_numpy(mine), atol=1e-5, rtol=1e-4)
     assert results["probe"].ids == alone.probe().ids
     assert results["probe"].logprobs == pytest.approx(alone.probe().logprobs, abs=1e-5)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from plaudit_workers.stream.records import PolicyVersion
 from plaudit_workers.training.batch import TrainingBatch
 from plaudit_workers.training.trained_policy import Probe, TrainedPolicy
 
@@ -24,34 +25,40 @@ _CPU = torch.device("cpu")
 
 
 class Leader:
-    """Rank 0's ``Policy``: each call is first sent to the followers."""
+    """Rank 0's ``Policy``: each call is first sent to the followers.
 
-    def __init__(self, policy: TrainedPolicy) -> None:
+    Args:
+        policy: rank 0's part.
+        group: by which commands travel.
+    """
+
+    def __init__(self, policy: TrainedPolicy, group: dist.ProcessGroup | None) -> None:
         self._policy = policy
+        self._group = group
 
     def update(self, batch: TrainingBatch) -> dict[str, float]:
         """See ``Policy.update``."""
-        _send("update", batch)
+        self._send("update", batch)
         return self._policy.update(batch)
 
     def logprobs(self, batch: TrainingBatch) -> list[NDArray[np.float32]]:
         """See ``Policy.logprobs``."""
-        _send("logprobs", batch)
+        self._send("logprobs", batch)
         return self._policy.logprobs(batch)
 
-    def hold_proximal(self) -> None:
+    def hold_proximal(self, version: PolicyVersion) -> None:
         """See ``Policy.hold_proximal``."""
-        _send("hold_proximal")
-        self._policy.hold_proximal()
+        self._send("hold_proximal", version)
+        self._policy.hold_proximal(version)
 
     def full_state(self) -> dict[str, Tensor]:
         """See ``Policy.full_state``."""
-        _send("full_state")
+        self._send("full_state")
         return self._policy.full_state()
 
     def probe(self) -> Probe:
         """See ``Policy.probe``."""
-        _send("probe")
+        self._send("probe")
         return self._policy.probe()
 
     def files(self) -> dict[str, bytes]:
@@ -60,26 +67,35 @@ class Leader:
 
     def state_dict(self) -> dict[str, Any]:
         """See ``Policy.state_dict``."""
-        _send("state_dict")
+        self._send("state_dict")
         return self._policy.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See ``Policy.load_state_dict``. Tensors travel one by one, straight into the shards."""
         optimizer = {key: value for key, value in state["optimizer"].items() if key != "moments"}
-        _send("load_state_dict", {"rng": state["rng"], "optimizer": optimizer})
+        self._send("load_state_dict", {"rng": state["rng"], "optimizer": optimizer})
         self._policy.load_state_dict(state)
 
     def close(self) -> None:
         """See ``Policy.close``."""
-        _send(CLOSE)
+        self._send(CLOSE)
         self._policy.close()
+
+    def _send(self, name: str, *arguments: Any) -> None:
+        dist.broadcast_object_list([(name, arguments)], src=0, device=_CPU, group=self._group)
 
 
 class Follower:
-    """The part of every rank but 0."""
+    """The part of every rank but 0.
 
-    def __init__(self, policy: TrainedPolicy) -> None:
+    Args:
+        policy: this rank's part.
+        group: by which commands travel.
+    """
+
+    def __init__(self, policy: TrainedPolicy, group: dist.ProcessGroup | None) -> None:
         self._policy = policy
+        self._group = group
         self._commands: dict[str, Callable[..., Any]] = {
             "update": policy.update,
             "logprobs": policy.logprobs,
@@ -96,18 +112,13 @@ class Follower:
         Raises:
             RuntimeError: rank 0, or another rank, is gone.
         """
-        while (command := _receive())[0] != CLOSE:
+        while (command := self._receive())[0] != CLOSE:
             name, arguments = command
             self._commands[name](*arguments)
         self._policy.close()
 
-
-def _send(name: str, *arguments: Any) -> None:
-    dist.broadcast_object_list([(name, arguments)], src=0, device=_CPU)
-
-
-def _receive() -> tuple[str, tuple[Any, ...]]:
-    slot: list[Any] = [None]
-    dist.broadcast_object_list(slot, src=0, device=_CPU)
-    command: tuple[str, tuple[Any, ...]] = slot[0]
-    return command
+    def _receive(self) -> tuple[str, tuple[Any, ...]]:
+        slot: list[Any] = [None]
+        dist.broadcast_object_list(slot, src=0, device=_CPU, group=self._group)
+        command: tuple[str, tuple[Any, ...]] = slot[0]
+        return command

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from jinja2 import TemplateError
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
@@ -93,7 +94,7 @@ class PromptData:
         path = Path(section.path)
         rows = read_rows(path)
         prompts = rows.column("prompt")
-        texts = [_text(prompt, tokenizer) for prompt in prompts]
+        texts = [_text(path, number, prompt, tokenizer) for number, prompt in enumerate(prompts, start=1)]
         prompt_ids = _tokenize(texts, [isinstance(prompt, str) for prompt in prompts], tokenizer)
         kept = [
             text if 0 < ids.size <= section.max_prompt_length else None
@@ -138,12 +139,18 @@ class PromptData:
         return self._kept[np.argsort(bits.random_raw(len(self)), kind="stable")]
 
 
-def _text(prompt: str | list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> str:
+def _text(path: Path, number: int, prompt: str | list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> str:
     if isinstance(prompt, str):
         return prompt
     if tokenizer.chat_template is None:
         return "\n".join(str(message["content"]) for message in prompt)
-    return str(tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True))
+    try:
+        return str(tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True))
+    except TemplateError as error:
+        raise RefusedError(
+            f"data file {path}, row {number}: the chat template refuses these messages ({error}); mend them, or name "
+            "another template with model.chatTemplate"
+        ) from error
 
 
 def _tokenize(texts: list[str], is_text: list[bool], tokenizer: PreTrainedTokenizerBase) -> list[NDArray[np.int32]]:

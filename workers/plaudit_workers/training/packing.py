@@ -40,7 +40,7 @@ class MicroBatch:
     weights: Tensor
     """float32[R]: aggregation weights; 0 in a bin that only keeps a rank busy."""
     members: tuple[int, ...]
-    """Which sequences of the batch, in the order in which they lie."""
+    """Which sequences of the batch, in the order in which they lie; none in a bin that only keeps a rank busy."""
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same micro-batch on a device."""
@@ -98,7 +98,7 @@ def pack(sequences: Sequence[TrainingSequence], weights: Sequence[float], member
     """
     if not members:
         shortest = min(range(len(sequences)), key=lambda number: sequences[number].num_tokens)
-        return pack(sequences, [0.0] * len(sequences), [shortest])
+        return replace(pack(sequences, [0.0] * len(sequences), [shortest]), members=())
     chosen = [sequences[number] for number in members]
     lengths = [sequence.num_tokens for sequence in chosen]
     firsts = np.cumsum([0, *lengths[:-1]])

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from plaudit_workers.job.rljob import RLJob
+from plaudit_workers.stream.records import PolicyVersion
 from plaudit_workers.training.batch import TrainingBatch
 from plaudit_workers.training.commands import Follower, Leader
 from plaudit_workers.training.model import load_model, load_tokenizer
@@ -36,8 +37,8 @@ class Policy(Protocol):
         """Log-probabilities of each response's tokens at the batch's temperature: float32[T], 0 where masked."""
         ...
 
-    def hold_proximal(self) -> None:
-        """Remembers the present weights as the proximal policy (``correction``); called by ``publish``."""
+    def hold_proximal(self, version: PolicyVersion) -> None:
+        """Remembers the present weights as the published ones, which ``correction`` clips around; see ``publish``."""
         ...
 
     def full_state(self) -> dict[str, Tensor]:
@@ -83,7 +84,8 @@ def build_policy(job: RLJob, rank: int = 0, world_size: int = 1) -> Policy | Fol
     torch.manual_seed(job.spec.seed)
     model, tokenizer = load_model(job.spec.model), load_tokenizer(job.spec.model)
     reference = load_model(job.spec.model) if job.spec.algorithm.loss.kl_coefficient else None
-    policy = TrainedPolicy(job.spec, join_ranks(rank, world_size), model, tokenizer, reference)
+    ranks = join_ranks(rank, world_size)
+    policy = TrainedPolicy(job.spec, ranks, model, tokenizer, reference)
     if world_size == 1:
         return policy
-    return Leader(policy) if rank == 0 else Follower(policy)
+    return Leader(policy, ranks.commands) if rank == 0 else Follower(policy, ranks.commands)

@@ -48,7 +48,7 @@ def write_weights(policy: Policy, folder: Path, version: PolicyVersion) -> Annou
         for name, content in policy.files().items():
             (temporary / name).write_bytes(content)
         digest = weights_digest(temporary)
-    policy.hold_proximal()
+    policy.hold_proximal(version)
     return Announcement(version, str(target), digest)
 
 

@@ -22,6 +22,8 @@ from transformers import PreTrainedModel
 
 COMMAND_TIMEOUT = timedelta(days=30)
 """Ranks other than 0 wait this long for the next command: rewards may be slow and jobs suspended."""
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+"""Within a command all ranks work; one that is this late is taken for dead and the processes end."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Ranks:
     rank: int
     world_size: int
     device: torch.device
+    commands: dist.ProcessGroup | None = None
+    """By which rank 0 tells the others what to do; None with one rank."""
 
     def sum(self, values: Tensor) -> Tensor:
         """Adds up float64[N] over all ranks; each gets the sum."""
@@ -48,16 +52,17 @@ def join_ranks(rank: int, world_size: int) -> Ranks:
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)) % torch.cuda.device_count())
         torch.cuda.set_device(device)
-    if world_size > 1 and not dist.is_initialized():
-        # Commands and plain figures travel by gloo; on GPUs the gradients go by nccl.
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=COMMAND_TIMEOUT)
-    return Ranks(rank, world_size, device)
+    if world_size == 1:
+        return Ranks(rank, world_size, device)
+    # Commands and plain figures travel by gloo; on GPUs the gradients go by nccl.
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT)
+    return Ranks(rank, world_size, device, dist.new_group(backend="gloo", timeout=COMMAND_TIMEOUT))
 
 
 def leave_ranks(ranks: Ranks) -> None:
     """Ends this process's part in the process group."""
-    if ranks.world_size > 1 and dist.is_initialized():
+    if ranks.world_size > 1:
         dist.destroy_process_group()
 
 

@@ -20,8 +20,10 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from plaudit_workers.job.rljob import Spec
+from plaudit_workers.stream.records import PolicyVersion
 from plaudit_workers.training.batch import TrainingBatch
 from plaudit_workers.training.loss import TokenInputs, policy_loss, token_weights
+from plaudit_workers.training.mismatch import mismatch_figure, mismatch_sums
 from plaudit_workers.training.model import DTYPES, FORWARD_DTYPES, companion_files, forward_logits
 from plaudit_workers.training.optimizer import PolicyOptimizer
 from plaudit_workers.training.packing import MicroBatch, assign_bins, pack, pack_single
@@ -75,6 +77,8 @@ class TrainedPolicy:
         self._optimizer = PolicyOptimizer(self._parameters.items(), spec.algorithm)
         self._proximal: dict[str, Tensor] | None = None
         """The published weights, once one of several updates of a step has moved away from them."""
+        self._published: PolicyVersion | None = None
+        """Which version those, or the present weights, are; None once they are at hand no longer."""
         self._files: dict[str, bytes] = {}
 
     def update(self, batch: TrainingBatch) -> dict[str, float]:
@@ -84,16 +88,18 @@ class TrainedPolicy:
         weights = token_weights(self._loss.aggregation, [s.num_trained_tokens for s in batch.sequences])
         micro_batches = self._micro_batches(batch, weights)
         proximal = self._proximal_logprobs(micro_batches, batch.temperature)
-        self._keep_published()
+        published = self._keep_published()
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=self._ranks.device))
         for number, micro_batch in enumerate(micro_batches):
             tokens = self._token_inputs(micro_batch, batch.temperature, proximal[number] if proximal else None)
             terms = policy_loss(tokens, self._loss)
             # Sharded gradients are averaged over the ranks, but each rank holds its part of a sum.
             torch.autograd.backward(terms.total * self._ranks.world_size)
-            for name, value in terms.sums.items():
+            members = [batch.sequences[member] for member in micro_batch.members]
+            compared = mismatch_sums(members, published, tokens.proximal, tokens.behaviour)
+            for name, value in (terms.sums | compared).items():
                 sums[name] = sums[name] + value
-        return batch.statistics | self._summed(sums) | self._optimizer.step()
+        return batch.statistics | mismatch_figure(self._summed(sums)) | self._optimizer.step()
 
     @torch.no_grad()
     def logprobs(self, batch: TrainingBatch) -> list[NDArray[np.float32]]:
@@ -111,9 +117,9 @@ class TrainedPolicy:
         everywhere = self._ranks.sum(torch.from_numpy(np.concatenate(found))).numpy()
         return np.split(everywhere, np.cumsum(lengths)[:-1])
 
-    def hold_proximal(self) -> None:
+    def hold_proximal(self, version: PolicyVersion) -> None:
         """See ``Policy.hold_proximal``: from here on the present weights are the published ones."""
-        self._proximal = None
+        self._proximal, self._published = None, version
 
     def full_state(self) -> dict[str, Tensor]:
         """See ``Policy.full_state``."""
@@ -155,7 +161,7 @@ class TrainedPolicy:
             fill(tensor, weights.get(name))
         self._optimizer.load_state_dict(state["optimizer"])
         torch.set_rng_state(state["rng"])
-        self._proximal = None
+        self._proximal = self._published = None
 
     def close(self) -> None:
         """See ``Policy.close``."""
@@ -201,11 +207,19 @@ class TrainedPolicy:
         with torch.no_grad(), self._exchanged(self._proximal):
             return [self._forward(self._model, row, temperature)[0] for row in rows]
 
-    def _keep_published(self) -> None:
-        """Copies the published weights before the first update moves away from them, where they are needed again."""
+    def _keep_published(self) -> PolicyVersion | None:
+        """Copies the published weights before the first update moves away from them, where they are needed again.
+
+        Returns:
+            The version that the proximal log-probabilities of this update are of, if it is known.
+        """
+        published = self._published
         again = self._loss.correction != "none" and self._spec.algorithm.mini_batches_per_step > 1
         if again and self._proximal is None:
             self._proximal = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
+        if not again:
+            self._published = None
+        return published
 
     @contextmanager
     def _exchanged(self, weights: dict[str, Tensor]) -> Iterator[None]:
@@ -226,7 +240,7 @@ class TrainedPolicy:
 
     def _summed(self, sums: dict[str, Tensor]) -> dict[str, float]:
         """Adds each figure over the ranks."""
-        names = sorted(sums)
+        names = sorted(sums)  # the same on every rank
         values = self._ranks.sum(torch.stack([sums[name] for name in names]).double().cpu())
         return dict(zip(names, values.tolist(), strict=True))
 
