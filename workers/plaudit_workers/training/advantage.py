@@ -8,8 +8,8 @@ of the G groups a sample belongs to) and ``num_tokens: int64[S]`` (trained token
 ``float64[S]``: one advantage a sample, shared by all its tokens, since rewards are given to whole responses.
 
 A group of one survivor has no baseline and a group whose scores are all equal teaches nothing about which response is
-better: in both cases the group-relative estimators (all but REINFORCE++) return exactly 0. ``degenerate_groups``
-counts them.
+better: in both cases the group-relative estimators (all but REINFORCE++) return exactly 0 (verl gives a lone survivor
+its score as advantage, which pushes towards whatever survived). ``degenerate_groups`` counts them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def dr_grpo(scores: Floats, group: Ints, num_tokens: Ints) -> Floats:
     """GRPO without the division, which favours questions that are nearly solved or nearly hopeless.
 
     ``A_i = r_i - mean_g``. Source: Liu et al. 2025, Understanding R1-Zero-Like Training (arXiv 2503.20783), which
-    also takes the mean over tokens (``loss.aggregation: token``), not over sequences. Degenerate: 0.
+    also divides the summed token losses by a constant: ``loss.aggregation: token`` is that but for one factor an
+    update. Degenerate: 0.
     """
     sizes = np.bincount(group)
     means = np.bincount(group, weights=scores) / np.maximum(sizes, 1)
