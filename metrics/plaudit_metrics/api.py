@@ -20,7 +20,7 @@ from plaudit_metrics.records import SampleRecord, StepRecord
 from plaudit_metrics.stages import stages_of
 from plaudit_metrics.steps import slowest_samples, wall_seconds
 from plaudit_metrics.trace import chrome_trace
-from plaudit_metrics.verdict import explain
+from plaudit_metrics.verdict import explain, verdict_over
 from plaudit_metrics.view import RunView
 
 _RECENT_STEPS = 10
@@ -111,6 +111,7 @@ class Api:
                 "verdict": newest.verdict,
                 "explanation": explain(newest.verdict),
                 "seconds": _seconds(newest),
+                "recent_verdict": verdict_over(_own_figures(step.record) for step in recent),
                 "recent": Counter(step.record.verdict for step in recent),
             }
         )
@@ -148,6 +149,10 @@ def _seconds(record: StepRecord) -> dict[str, float]:
     waits = {key: value for key, value in record.statistics.items() if key.startswith("wait/")}
     own_s = record.closed - record.opened - sum(waits.values())
     return {"trainer_s": own_s, **{key.removeprefix("wait/"): value for key, value in sorted(waits.items())}}
+
+
+def _own_figures(record: StepRecord) -> dict[str, float]:
+    return {"step_s": record.closed - record.opened} | record.statistics
 
 
 def _count(request: Request, name: str, default: int, most: int) -> int:

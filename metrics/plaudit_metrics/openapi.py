@@ -91,6 +91,7 @@ def _schemas() -> dict[str, Any]:
                 "verdict": verdict,
                 "explanation": _TEXT,
                 "seconds": {"type": "object", "additionalProperties": _NUMBER},
+                "recent_verdict": verdict,
                 "recent": {"type": "object", "additionalProperties": _INTEGER},
             }
         ),

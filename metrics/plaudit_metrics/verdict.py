@@ -17,7 +17,7 @@ overlaps with the update is no part of a wait. Its first threshold is that of th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal, get_args
 
 from plaudit_metrics.waits import CAUSES
@@ -72,6 +72,20 @@ def verdict(statistics: Mapping[str, float]) -> Verdict:
     if sum(causes.values()) >= SIDE_SHARE * waited_s:
         return _NAMES[max(causes, key=lambda cause: causes[cause])]
     return "balanced"
+
+
+def verdict_over(steps: Iterable[Mapping[str, float]]) -> Verdict:
+    """Names what several steps together waited for: the same rule over the sums of their seconds.
+
+    In an asynchronous schedule steps come in bursts: one waits for two, and the next finds everything ready. A verdict
+    on each alone says "trainer" of the second; this one weighs each by its seconds.
+    """
+    keys = ("step_s", "trainer_wait_s", "straggler_s", *(f"wait/{cause}_s" for cause in CAUSES))
+    sums = dict.fromkeys(keys, 0.0)
+    for statistics in steps:
+        for key in keys:
+            sums[key] += statistics.get(key, 0.0)
+    return verdict(sums)
 
 
 def explain(name: str) -> str:

@@ -130,6 +130,7 @@ async def test_a_step_is_served_as_soon_as_it_is_closed(
         assert samples[0]["stages_s"] == {"generation": 1.0, "score": 3.0}
         verdict = (await client.get("/api/v1/verdict")).json()
         assert (verdict["step"], verdict["verdict"], verdict["recent"]) == (2, "reward", {"reward": 2})
+        assert verdict["recent_verdict"] == "reward"
         assert {part: s for part, s in verdict["seconds"].items() if s} == {"score_s": 30.0, "trainer_s": 30.0}
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from plaudit_metrics.records import GroupRecord, SampleRecord, WaitRecord
 from plaudit_metrics.steps import step_statistics
-from plaudit_metrics.verdict import VERDICTS, explain, verdict
+from plaudit_metrics.verdict import VERDICTS, explain, verdict, verdict_over
 
 Build = Callable[..., Any]
 START = 5_000.0
@@ -138,6 +138,16 @@ def test_mini_batch_waits_are_judged_together(sample: Build, group: Build) -> No
     statistics = step_statistics(samples, groups=groups, waits=waits, opened=START, closed=now)
     assert statistics["wait/generation_s"] == pytest.approx(2.0)
     assert verdict(statistics) == "reward"
+
+
+def test_steps_that_come_in_bursts_are_judged_by_their_seconds_together() -> None:
+    """One step waits for two: on each alone the verdict alternates, on all it does not."""
+    waited = {"step_s": 10.0, "trainer_wait_s": 9.0, "wait/score_s": 8.0, "wait/generation_s": 1.0}
+    ready_at_once = {"step_s": 1.0, "trainer_wait_s": 0.0}
+    remainder = {"step_s": 2.0, "trainer_wait_s": 1.0, "wait/score_s": 1.0, "straggler_s": 1.0}
+    assert [verdict(step) for step in (waited, ready_at_once, remainder)] == ["reward", "trainer", "straggler"]
+    assert verdict_over([waited, ready_at_once, remainder] * 3) == "reward"
+    assert verdict_over([]) == "trainer"
 
 
 def test_a_step_that_never_waited_is_the_trainers() -> None:
