@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from plaudit_workers.logs import configure_logs
@@ -49,7 +49,7 @@ class ProcessSettings:
     """``PLAUDIT_RUN_FOLDER``: where checkpoints, weights, samples and logs lie."""
     redis_url: str
     """``PLAUDIT_REDIS_URL``: ``redis://host:port/0`` or ``rediss://…``, without a password."""
-    redis_password: str
+    redis_password: str = field(repr=False)
     """``PLAUDIT_REDIS_PASSWORD``; empty for none."""
     worker: str
     """``PLAUDIT_WORKER``: name of this process, one of its own a start: default host name, process id."""

@@ -79,9 +79,14 @@ def plan_processes(job: RLJob, context: RunContext, *, with_gpus: bool) -> dict[
         "rollout": (rollout.replicas, 1, gpus_per_rollout),
         "trainer": (trainer.ranks, 1, gpus_per_rank),
     }
+    latency = job.spec.metrics.reward_latency
+    own = {
+        "PLAUDIT_REWARD_LATENCY_THRESHOLD_S": str(latency.threshold_seconds),
+        "PLAUDIT_REWARD_LATENCY_TARGET": str(latency.target),
+    }
     return {
         role: [
-            ProcessPlan(f"{role}-{i}", role, cpus, gpus, SERVE[role], context.environment(f"{role}-{i}"))
+            ProcessPlan(f"{role}-{i}", role, cpus, gpus, SERVE[role], context.environment(f"{role}-{i}") | own)
             for i in range(count)
         ]
         for role, (count, cpus, gpus) in counts.items()
