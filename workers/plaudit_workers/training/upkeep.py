@@ -69,9 +69,9 @@ class Upkeep:
         expected = [flight.group for flight in self._state.ledger.flights() if self._can_be_lost(flight.group)]
         for group in await self._run.streams.missing(expected):
             if self._state.ledger.find(group) and self._can_be_lost(group):
-                self._state.ledger.end(group, "dropped", "vanished", again=True)
+                self._state.ledger.end(group, "dropped", "lost", again=True)
                 self._state.counters_suspect = True
-                logger.error("group vanished", extra={"fields": {"group": group}})
+                logger.error("group lost", extra={"fields": {"group": group}})
 
     def _can_be_lost(self, group: str) -> bool:
         return group not in self._ready and group not in self._admitter.pending

@@ -1,4 +1,4 @@
-"""Whole runs in one process: a conductor on a scripted policy, a rollout on a scripted engine, real scoring, real Redis.
+"""Whole runs in one process: a conductor on a scripted policy, a rollout on a scripted engine, real scoring and Redis.
 
 ``Simulation`` starts the three as tasks. The trainer can be killed: its task is cancelled wherever it happens to be,
 nothing is told to anybody, and the next one starts with a fresh connection and what lies on the disk.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+import sys
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -71,16 +72,18 @@ class Row:
 class Rows:
     """As many prompts as wanted."""
 
-    def __init__(self, num_rows: int, data_source: str) -> None:
+    def __init__(self, num_rows: int, data_source: str, broken: Collection[int] = ()) -> None:
         self._num_rows = num_rows
         self._data_source = data_source
+        self._broken = broken
 
     def __len__(self) -> int:
         return self._num_rows
 
     def prompt_at(self, position: int) -> Row:
         ids = np.array([position % 7 + 1], "<i4").tobytes()
-        return Row(self._data_source, f"prompt {position}", ids, float(position % self._num_rows))
+        truth = "no number" if position in self._broken else float(position % self._num_rows)
+        return Row(self._data_source, f"prompt {position}", ids, truth)
 
 
 def make_plan(
@@ -94,7 +97,7 @@ def make_plan(
     **changes: Any,
 ) -> RunPlan:
     sampling = Sampling(max_tokens=8)
-    validation = None if validate_every is None else ValidationPlan(validate_every, 1, replace(sampling, temperature=0))
+    validation = None if validate_every is None else ValidationPlan(validate_every, 1, Sampling(8, 0.0))
     schedule = Schedule(steps, prompts_per_step, mini_batches, staleness, order)
     given: dict[str, Any] = {"checkpoint_every_steps": 2, **changes}
     return RunPlan(schedule, SAMPLES, sampling, validation=validation, **given)
@@ -112,6 +115,9 @@ class Simulation:
         self.latency_s = 0.01
         self.slow_s = 0.02
         self.limits: dict[str, Any] = {}
+        self.broken: set[int] = set()
+        """Positions whose samples cannot be scored."""
+        self.broken_validation: set[int] = set()
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "rewards.py").write_text(SCORERS)
 
@@ -137,10 +143,10 @@ class Simulation:
             folder=self.folder,
             transport=transport,
             streams=TrainerStreams(transport, StreamLimits(**limits)),
-            data=Rows(1000, "train"),
+            data=Rows(1000, "train", self.broken),
             sinks=sinks,
             clock=ServerClock(transport.now),
-            validation_data=Rows(6, "held-out") if plan.validation else None,
+            validation_data=Rows(6, "held-out", self.broken_validation) if plan.validation else None,
         )
         try:
             return await conduct(run, policy, stop or asyncio.Event()), policy
@@ -158,6 +164,13 @@ class Simulation:
         life.cancel()
         await asyncio.wait([life])
         return False
+
+    async def trainer_process(self, settings: dict[str, Any]) -> asyncio.subprocess.Process:
+        """A trainer as a process of its own."""
+        about = {"url": self.server.url, "password": self.server.password, "run": self.name, **settings}
+        program = str(Path(__file__).with_name("trainer_program.py"))
+        arguments = json.dumps({**about, "folder": str(self.folder)})
+        return await asyncio.create_subprocess_exec(sys.executable, program, arguments)
 
     @asynccontextmanager
     async def workers(self, rollouts: int = 1, reward_workers: int = 1) -> AsyncIterator[None]:
@@ -198,6 +211,28 @@ class Simulation:
             await worker.run(stop)
         finally:
             await transport.close()
+
+    async def state(self) -> dict[str, Any]:
+        """Everything that Redis holds of the run, to be put back later."""
+        transport = await self.open()
+        keys = [key async for key in transport.commands.scan_iter(f"plaudit:{{{self.name}}}:*", count=1000)]
+        pipeline = transport.commands.pipeline(transaction=True)
+        for key in keys:
+            pipeline.dump(key)
+        dumps = dict(zip(keys, await pipeline.execute(), strict=True))
+        await transport.close()
+        return {key: dump for key, dump in dumps.items() if dump is not None}
+
+    async def rewind(self, state: dict[str, Any]) -> None:
+        """Redis comes back with an older state; an empty one is what FLUSHALL leaves."""
+        transport = await self.open()
+        pipeline = transport.commands.pipeline(transaction=True)
+        for key in await self.state():
+            pipeline.delete(key)
+        for key, dump in state.items():
+            pipeline.restore(key, 0, dump)
+        await pipeline.execute()
+        await transport.close()
 
     def steps(self) -> list[StepRecord]:
         return read_steps(self.folder / "steps.jsonl")

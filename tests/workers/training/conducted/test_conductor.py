@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
+import pyarrow.parquet
 import pytest
+
+from plaudit_workers.process import JobFailedError
 
 MakePlan = Callable[..., Any]
 
@@ -26,10 +30,133 @@ async def test_a_run_trains_every_prompt_once_within_its_staleness(
     assert sorted(position for update in trained for position in update) == list(range(5 * 4))
     assert all(len(update) == 4 // mini_batches for update in trained)
     if order == "step":
-        by_step = [sorted(sum(trained[i : i + mini_batches], [])) for i in range(0, len(trained), mini_batches)]
+        steps = [chain(*trained[i : i + mini_batches]) for i in range(0, len(trained), mini_batches)]
+        by_step = [sorted(step) for step in steps]
         assert by_step == [list(range(4 * step, 4 * step + 4)) for step in range(5)]
-    steps = simulation.steps()
-    assert [step.step for step in steps] == [1, 2, 3, 4, 5]
-    assert all(0 <= step.statistics["reward_pipeline/staleness/max"] <= staleness for step in steps)
-    assert simulation.ledger()["trained"] == 20
+    closed = simulation.steps()
+    assert [step.step for step in closed] == [1, 2, 3, 4, 5]
+    assert all(0 <= step.statistics["reward_pipeline/staleness/max"] <= staleness for step in closed)
+    assert (simulation.ledger()["trained"], simulation.ledger()["open"]) == (20, 0)
     assert simulation.ledger()["problems"] == []
+
+
+async def test_one_step_off_policy_scores_the_next_step_while_this_one_trains(
+    simulation: Any, make_plan: MakePlan
+) -> None:
+    simulation.update_s = lambda groups: 0.3
+    async with simulation.workers():
+        await simulation.train(make_plan(steps=4, staleness=1))
+    later = simulation.steps()[1:]
+    # Samples take 0.03 s at most: under an update of 0.3 s nothing of them is left to wait for.
+    assert sum(step.statistics["trainer_wait_s"] for step in later) < 0.15
+
+
+async def test_waits_name_the_groups_that_ended_them_and_count_as_reward_time(
+    simulation: Any, make_plan: MakePlan
+) -> None:
+    simulation.slow_s = 0.6
+    async with simulation.workers():
+        await simulation.train(make_plan(steps=3))
+    for step in simulation.steps():
+        (wait,) = step.waits
+        names = {f"t-{position}-1.0" for position in range(4 * (step.step - 1), 4 * step.step)}
+        assert set(wait.awaited) <= names
+        assert wait.awaited
+        assert step.opened <= wait.start <= wait.end <= step.closed
+        assert step.statistics["exposed_reward_s"] > 0.5 * step.statistics["trainer_wait_s"]
+
+
+async def test_a_step_leaves_its_samples_as_parquet_and_its_checkpoint(simulation: Any, make_plan: MakePlan) -> None:
+    async with simulation.workers():
+        await simulation.train(make_plan(steps=3))
+    rows = pyarrow.parquet.read_table(simulation.folder / "samples" / "step-000002-i1.parquet").to_pylist()
+    assert {row["position"] for row in rows} == {4, 5, 6, 7}
+    assert all(row["end"] == "trained" and row["score"] == row["position"] for row in rows)
+    kept = sorted(path.name for path in (simulation.folder / "checkpoints").glob("step-*"))
+    assert kept == ["step-000002", "step-000003"]
+    assert sorted(path.name for path in (simulation.folder / "weights").iterdir())[-1] == "1.3"
+
+
+async def test_groups_that_cannot_be_scored_are_dropped_with_their_reason_and_the_step_closes_without_them(
+    simulation: Any, make_plan: MakePlan, positions: Any
+) -> None:
+    simulation.broken = {1, 4, 6}
+    async with simulation.workers():
+        _, policy = await simulation.train(make_plan(steps=2, mini_batches=2))
+    assert sorted(position for update in positions(policy) for position in update) == [0, 2, 3, 5, 7]
+    ledger = simulation.ledger()
+    assert (ledger["admitted"], ledger["trained"], ledger["dropped:too_few_scored"]) == (8, 5, 3)
+    outcomes = [step.statistics["reward_pipeline/outcome/data_error"] for step in simulation.steps()]
+    assert outcomes == [4.0, 8.0]
+
+
+async def test_a_step_whose_scores_failed_is_tried_again_and_trained_once_the_scorers_work(
+    simulation: Any, make_plan: MakePlan, positions: Any
+) -> None:
+    simulation.broken_file.touch()
+    plan = make_plan(steps=2, mini_batches=2, staleness=1, retry_pauses_s=(0.4, 0.4, 0.4))
+    async with simulation.workers():
+        training = asyncio.create_task(simulation.train(plan))
+        while not (simulation.folder / "checkpoints").exists():
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.6)
+        simulation.broken_file.unlink()
+        done, policy = await training
+    assert done
+    assert sorted(position for update in positions(policy) for position in update) == list(range(8))
+    ledger = simulation.ledger()
+    assert ledger["dropped:too_many_failed"] == ledger["admitted"] - 8 > 0
+    assert simulation.steps()[0].statistics["training/retries"] >= 1
+
+
+async def test_a_job_whose_scores_never_work_fails_for_good_and_can_be_resumed(
+    simulation: Any, make_plan: MakePlan, positions: Any
+) -> None:
+    simulation.broken_file.touch()
+    plan = make_plan(steps=2, retry_pauses_s=(0.05, 0.1, 0.15))
+    async with simulation.workers():
+        with pytest.raises(JobFailedError, match="step 1: 100% of the samples have no score, after 4 tries"):
+            await simulation.train(plan)
+        assert simulation.ledger()["dropped:too_many_failed"] == 16
+        simulation.broken_file.unlink()
+        done, policy = await simulation.train(plan)
+    assert done
+    assert sorted(position for update in positions(policy) for position in update) == list(range(8))
+
+
+async def test_a_trainer_that_is_told_to_stop_in_the_middle_of_a_step_goes_on_there_later(
+    simulation: Any, make_plan: MakePlan, positions: Any
+) -> None:
+    plan = make_plan(steps=3, mini_batches=4)
+    stop = asyncio.Event()
+
+    def update_s(groups: Any) -> float:
+        if groups[0].prompt.step == 2:
+            stop.set()
+        return 0.01
+
+    simulation.update_s = update_s
+    simulation.slow_s = 0.3
+    async with simulation.workers():
+        done, first = await simulation.train(plan, stop)
+        assert not done
+        assert 4 < len(first.trained) < 8
+        done, second = await simulation.train(plan)
+    assert done
+    assert second.trained[: len(first.trained)] == first.trained
+    assert sorted(position for update in positions(second) for position in update) == list(range(12))
+    assert [(step.step, step.num_samples) for step in simulation.steps()] == [(1, 16), (2, 16), (3, 16)]
+    assert simulation.ledger()["problems"] == []
+
+
+async def test_no_more_groups_are_open_than_the_schedule_allows(simulation: Any, make_plan: MakePlan) -> None:
+    transport = await simulation.open()
+    most = 0
+    async with simulation.workers():
+        training = asyncio.create_task(simulation.train(make_plan(steps=6, staleness=1, mini_batches=2)))
+        while not training.done():
+            most = max(most, await transport.commands.zcard(transport.names.open))
+            await asyncio.sleep(0.005)
+        await training
+    await transport.close()
+    assert most == 8

@@ -1,0 +1,191 @@
+"""Trainers that die anywhere, a Redis that loses keys: every prompt is trained, none twice in the surviving line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.stream.groups import StaleIncarnationError
+
+MakePlan = Callable[..., Any]
+
+# A trainer that is killed does not close its connections.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+def assert_whole(simulation: Any, policy: Any, positions: Any, num_prompts: int, num_steps: int) -> None:
+    """What an undisturbed run would have left, and a ledger that adds up."""
+    trained = [group for update in policy.trained for group in update]
+    assert len(trained) == len(set(trained))
+    assert sorted(position for update in positions(policy) for position in update) == list(range(num_prompts))
+    ledger = simulation.ledger()
+    assert ledger["problems"] == []
+    assert (ledger["trained"], ledger["open"]) == (num_prompts, 0)
+    assert ledger["admitted"] == ledger["trained"] + ledger["dropped"]
+    assert [(step.step, step.num_groups) for step in simulation.steps()] == [
+        (step, num_prompts // num_steps) for step in range(1, num_steps + 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("staleness", "mini_batches", "order"),
+    [(0, 1, "step"), (0, 4, "step"), (1, 4, "step"), (2, 1, "step"), (2, 4, "ready")],
+)
+async def test_a_trainer_that_is_killed_again_and_again_trains_what_an_undisturbed_one_does(
+    simulation: Any, make_plan: MakePlan, positions: Any, staleness: int, mini_batches: int, order: str
+) -> None:
+    plan = make_plan(steps=8, staleness=staleness, mini_batches=mini_batches, order=order, checkpoint_every_steps=3)
+    simulation.update_s = lambda groups: 0.03
+    simulation.slow_s = 0.1
+    chance = random.Random(staleness * 10 + mini_batches)
+    async with simulation.workers():
+        for _ in range(4):
+            if await simulation.killed(plan, chance.uniform(0.1, 1.2)):
+                break
+        done, policy = await simulation.train(plan)
+    assert done
+    trained = [group for update in policy.trained for group in update]
+    assert len(trained) == len(set(trained))
+    assert sorted(position for update in positions(policy) for position in update) == list(range(32))
+    ledger = simulation.ledger()
+    assert (ledger["problems"], ledger["trained"], ledger["open"]) == ([], 32, 0)
+    assert ledger["admitted"] == ledger["trained"] + ledger["dropped"]
+    steps = simulation.steps()
+    assert [step.step for step in steps] == list(range(1, 9))
+    assert all(step.statistics["reward_pipeline/staleness/max"] <= staleness for step in steps)
+    transport = await simulation.open()
+    counters = await transport.commands.hgetall(transport.names.state)
+    await transport.close()
+    assert {name: int(counters[name.encode()]) for name in ("admitted", "trained", "dropped")} == {
+        name: ledger[name] for name in ("admitted", "trained", "dropped")
+    }
+
+
+async def test_a_trainer_process_that_gets_sigkill_loses_nothing(simulation: Any) -> None:
+    plan = {"steps": 12, "staleness": 1, "mini_batches": 2, "checkpoint_every_steps": 3}
+    settings = {"plan": plan, "update_s": 0.08}
+    chance = random.Random(7)
+    async with simulation.workers():
+        for steps in (1, 5):
+            trainer = await simulation.trainer_process(settings)
+            while len(simulation.steps()) < steps:
+                assert trainer.returncode is None
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(chance.uniform(0.0, 0.2))
+            trainer.kill()
+            await trainer.wait()
+        last = await simulation.trainer_process(settings)
+        assert await last.wait() == 0
+    checkpoint = simulation.folder / "checkpoints" / "step-000012"
+    trained = [group for update in json.loads((checkpoint / "trained.json").read_text()) for group in update]
+    assert sorted(int(group.split("-")[1]) for group in trained) == list(range(48))
+    assert len({group.split("-")[2].split(".")[0] for group in trained}) > 1
+    ledger = simulation.ledger()
+    assert (ledger["problems"], ledger["trained"], ledger["open"]) == ([], 48, 0)
+    assert [step.step for step in simulation.steps()] == list(range(1, 13))
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+async def test_a_redis_that_forgets_everything_costs_only_time(
+    simulation: Any, make_plan: MakePlan, positions: Any, staleness: int
+) -> None:
+    plan = make_plan(steps=5, staleness=staleness)
+    simulation.slow_s = 0.4
+    async with simulation.workers():
+        training = asyncio.create_task(simulation.train(plan))
+        await asyncio.sleep(1.2)
+        await simulation.rewind({})
+        done, policy = await training
+    assert done
+    assert_whole(simulation, policy, positions, 20, 5)
+    assert simulation.ledger()["dropped:lost"] > 0
+
+
+async def test_a_redis_that_forgets_everything_while_no_trainer_lives_costs_only_time(
+    simulation: Any, make_plan: MakePlan, positions: Any
+) -> None:
+    plan = make_plan(steps=5, staleness=1)
+    simulation.slow_s = 0.3
+    async with simulation.workers():
+        assert not await simulation.killed(plan, 1.2)
+        await simulation.rewind({})
+        done, policy = await simulation.train(plan)
+    assert done
+    trained = [group for update in policy.trained for group in update]
+    assert sorted(position for update in positions(policy) for position in update) == list(range(20))
+    # The incarnation is higher than before although Redis has forgotten it.
+    assert {group.split("-")[2].split(".")[0] for group in trained} <= {"1", "2"}
+    assert trained[-1].split("-")[2].startswith("2.")
+    assert simulation.ledger()["problems"] == []
+
+
+async def test_groups_that_reappear_with_an_old_state_of_redis_are_not_trained_again(
+    simulation: Any, make_plan: MakePlan, positions: Any
+) -> None:
+    plan = make_plan(steps=6, staleness=1)
+    simulation.slow_s = 0.3
+    async with simulation.workers():
+        training = asyncio.create_task(simulation.train(plan))
+        await asyncio.sleep(0.9)
+        old = await simulation.state()
+        await asyncio.sleep(0.8)
+        await simulation.rewind(old)
+        done, policy = await training
+    assert done
+    assert_whole(simulation, policy, positions, 24, 6)
+
+
+async def test_a_redis_that_is_killed_and_loads_its_file_again_loses_nothing(
+    simulation: Any, make_plan: MakePlan, positions: Any, tmp_path: Any, redis_server: RedisServer
+) -> None:
+    with RedisServer(tmp_path / "redis", persistence="always") as server:
+        simulation.server = server
+        simulation.slow_s = 0.3
+        async with simulation.workers():
+            training = asyncio.create_task(simulation.train(make_plan(steps=5, staleness=1)))
+            await asyncio.sleep(0.8)
+            server.kill()
+            await asyncio.sleep(0.5)
+            await asyncio.to_thread(server.start)
+            done, policy = await training
+    assert done
+    simulation.server = redis_server
+    assert_whole(simulation, policy, positions, 20, 5)
+
+
+async def test_a_trainer_that_was_replaced_leaves_and_trains_nothing_more(
+    simulation: Any, make_plan: MakePlan, positions: Any
+) -> None:
+    plan = make_plan(steps=6, staleness=1)
+    simulation.slow_s = 0.2
+    async with simulation.workers():
+        first = asyncio.create_task(simulation.train(plan))
+        await asyncio.sleep(0.7)
+        second = asyncio.create_task(simulation.train(plan))
+        with pytest.raises(StaleIncarnationError, match="later trainer than incarnation 1"):
+            await first
+        done, policy = await second
+    assert done
+    assert_whole(simulation, policy, positions, 24, 6)
+
+
+async def test_a_run_goes_on_from_another_runs_checkpoint(
+    simulation: Any, make_plan: MakePlan, positions: Any, redis_server: RedisServer, run_name: str, tmp_path: Any
+) -> None:
+    async with simulation.workers():
+        await simulation.train(make_plan(steps=2, staleness=1))
+    other = type(simulation)(redis_server, f"{run_name}-other", tmp_path / "other")
+    plan = make_plan(steps=4, resume_from=str(simulation.folder / "checkpoints" / "step-000002"))
+    async with other.workers():
+        done, policy = await other.train(plan)
+    await other.rewind({})
+    assert done
+    assert sorted(position for update in positions(policy) for position in update) == list(range(16))
+    assert other.ledger()["trained"] == 8
+    assert [step.step for step in other.steps()] == [3, 4]
