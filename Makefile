@@ -10,7 +10,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test bench generate requirements redis clean
+.PHONY: help install demo check test bench generate requirements redis promtool clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,7 +28,7 @@ check: install ## format, lint, types, import order, generated files
 	$(BIN)/lint-imports
 	$(BIN)/python -m plaudit_workers.job.reference --check
 
-test: install ## all tests that need no cluster
+test: install promtool ## all tests that need no cluster
 	$(BIN)/pytest -q
 
 bench: install ## the figures of the README: tables, and JSON in benchmarks/results/
@@ -41,6 +41,7 @@ bench: install ## the figures of the README: tables, and JSON in benchmarks/resu
 
 generate: install ## write the generated files anew
 	$(BIN)/python -m plaudit_workers.job.reference
+	$(BIN)/python -m plaudit_metrics.alerting
 
 requirements: $(UV) ## compile requirements/*.txt anew from requirements/all.in
 	$(UV) pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url \
@@ -63,10 +64,13 @@ $(INSTALLED): $(UV) requirements/all.txt $(PARTS:%=%/pyproject.toml)
 	@touch $@
 
 redis:
-	@command -v redis-server >/dev/null || command -v valkey-server >/dev/null || { \
-	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	    echo "installing redis-server"; \
-	    apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends redis-server >/dev/null; \
-	  else \
-	    echo "redis-server is missing and cannot be installed from here: install Redis 7 or Valkey (Debian: sudo apt-get install redis-server), then run make again"; exit 2; \
-	  fi; }
+	@command -v redis-server >/dev/null || command -v valkey-server >/dev/null || { $(call apt,redis-server) ; } || { \
+	  echo "redis-server is missing and cannot be installed from here: install Redis 7 or Valkey (Debian: sudo apt-get install redis-server), then run make again"; exit 2; }
+
+# Some tests of the alerts need a real Prometheus; where it is missing and cannot be installed they are skipped.
+promtool:
+	@command -v promtool >/dev/null || { $(call apt,prometheus) ; } || \
+	  echo "promtool is missing and cannot be installed from here: tests that need it are skipped (Debian: sudo apt-get install prometheus)"
+
+apt = [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing $(1)" && apt-get -qq update \
+  && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $(1) >/dev/null
