@@ -4,16 +4,49 @@ from __future__ import annotations
 
 from types import ModuleType
 
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from plaudit_workers.stream.connection import RedisAddress
 from plaudit_workers.stream.scripts import Scripts
 
+SEEDED_BUGS = {
+    "I1: a sample may become terminal twice": ("commit", {"if g.ended then": "if false then"}),
+    "I2: a group that was trained stays, and so does its entry": (
+        "close",
+        {"redis.call('UNLINK', group)": "", "retire('ready', redis.call('HGET', group, 'entry'))": ""},
+    ),
+    "I3: a trainer that was replaced may close": ("close", {"if stale(incarnation) then return 'stale' end": ""}),
+    "I4: nobody takes over the work of others": ("claim", {"ipairs(lease >= 0 and": "ipairs(false and"}),
+    "I5: entries are acked and stay": ("shared/run", {"redis.call('XDEL', prefix .. stream, entry)": ""}),
+    "I6: taken before it was published": (
+        "commit",
+        {"math.max(tonumber(g.published[4]), now - ARGV[9])": "now - ARGV[9]"},
+    ),
+    "I7: the score of a body that is gone": ("commit", {" or g.published[2] ~= ARGV[6]": ""}),
+}
+
 
 def test_every_invariant_holds_under_random_faults(address: RedisAddress, protocol_test: dict[str, ModuleType]) -> None:
     machine = protocol_test["machine"]
     run_state_machine_as_test(
         machine.machine_of(protocol_test["world"].World, address, Scripts()),
-        settings=settings(machine.SEARCH, max_examples=100),
+        settings=settings(machine.SEARCH, max_examples=60),
     )
+
+
+@pytest.mark.parametrize("bug", SEEDED_BUGS)
+def test_the_search_finds_a_seeded_bug(address: RedisAddress, protocol_test: dict[str, ModuleType], bug: str) -> None:
+    file, edits = SEEDED_BUGS[bug]
+    text = Scripts().files[file]
+    for sound, broken in edits.items():
+        assert text.count(sound) == 1, f"the seeded bug no longer fits lua/{file}.lua"
+        text = text.replace(sound, broken)
+    machine = protocol_test["machine"]
+    invariant = bug.partition(" ")[0]
+    with pytest.raises(AssertionError, match=invariant):
+        run_state_machine_as_test(
+            machine.machine_of(protocol_test["world"].World, address, Scripts(overrides={file: text}), invariant),
+            settings=settings(machine.SEARCH, max_examples=300),
+        )

@@ -104,11 +104,11 @@ class World:
         self.violations: list[str] = []
         self.sent: list[tuple[Call, Any]] = []
         self.lossy = False
+        self.lost_everything = False
         self.names = 0
         self.positions = 0
         self.attempts: Counter[int] = Counter()
         self.sizes: dict[str, int] = {}
-        self.snapshot: dict[bytes, bytes] | None = None
         self.zombies: list[Trainer] = []
         self.transport: Transport
         self.workers: list[Worker] = []
@@ -249,6 +249,20 @@ class World:
         await self.take(worker, 1)  # creates the consumer groups where Redis has lost them
         worker.held += await worker.consumer.reclaim(100, lease_s=0.0)
 
+    async def freeze_and_wake(self, stream: str) -> None:
+        """A worker stands still for longer than its lease, others take over; then it goes on as if nothing had been."""
+        frozen = max(
+            (worker for worker in self.workers if worker.stream == stream), key=lambda worker: len(worker.held)
+        )
+        other = Worker(self, stream)
+        self.workers.append(other)
+        await self.lapse(other)
+        for worker in (other, frozen):
+            for _ in range(self.random.randint(0, len(worker.held))):
+                if worker.held:
+                    await self.work(worker)
+        self.workers.remove(frozen)
+
     async def renew(self, worker: Worker) -> None:
         await worker.consumer.renew()
         worker.held = [delivery for delivery in worker.held if not delivery.lost.is_set()]
@@ -262,7 +276,9 @@ class World:
 
     async def publish_one(self, worker: Worker) -> None:
         delivery = self.random.choice(worker.held)
-        index = self.random.randrange(delivery.payload.n)
+        lacking = await unpublished(self.transport, delivery.payload)
+        again = not lacking or self.random.random() < 0.2
+        index = self.random.randrange(delivery.payload.n) if again else self.random.choice(lacking)
         await publish(self.transport, delivery, index, self.body(delivery.payload, index))
         if not await unpublished(self.transport, delivery.payload):
             worker.drop(delivery)
@@ -302,28 +318,49 @@ class World:
         await commit_group(self.transport, delivery, group, scorings)
         worker.drop(delivery)
 
+    async def everybody_works(self) -> None:
+        """One turn of each process, most of the time."""
+        while len(self.trainer.open) < 3 and self.random.random() < 0.9:
+            await self.admit(self.random.randint(2, 4), "train")
+        for worker in self.workers:
+            await self.take(worker, 4)
+            for _ in range(self.random.randint(0, 2)):
+                if worker.held:
+                    await self.work(worker)
+        await self.take_ready()
+        await self.close_one()
+
+    async def work(self, worker: Worker) -> None:
+        outcome = self.random.choice(["scored"] * 6 + ["infra_error"])
+        if worker.stream == "prompts":
+            await self.publish_one(worker)
+        elif worker.stream == "samples":
+            await self.commit_one(worker, outcome, drop=self.random.random() < 0.05)
+        else:
+            await self.commit_group(worker, outcome)
+
     # ---- Redis
 
-    async def keep_snapshot(self) -> None:
-        """What the append-only file holds now; ``roll_back`` loads it."""
+    async def lose_last_second(self, rounds: int) -> None:
+        """Redis dies, and loads an append-only file that lacks what happened last."""
         redis = self.transport.commands
-        self.snapshot = {key: await redis.dump(key) for key in await self.keys()}
-
-    async def roll_back(self) -> None:
-        """Redis dies, and loads a file that lacks the last second."""
-        redis, kept = self.transport.commands, self.snapshot or {}
+        kept = {key: await redis.dump(key) for key in await self.keys()}
+        for _ in range(rounds):
+            await self.everybody_works()
         await redis.unlink(*await self.keys())
         for key, dumped in kept.items():
             await redis.restore(key, 0, dumped)
         await self.after_loss()
+        for _ in range(3):
+            await self.everybody_works()
 
     async def lose_everything(self) -> None:
+        self.lost_everything = True
         await self.transport.commands.unlink(*await self.keys())
         await self.after_loss()
 
     async def after_loss(self) -> None:
         self.sent.clear()
-        self.snapshot = None
         await self.repair()
 
     async def send_again(self) -> None:
@@ -383,7 +420,7 @@ class World:
 
     async def finish(self) -> None:
         """Every worker dies; new ones take over all they left, and the run ends."""
-        self.snapshot, self.lossy = None, False
+        self.lossy = False
         await self.repair()
         for worker in list(self.workers):
             self.crash(worker)
@@ -401,12 +438,7 @@ class World:
             await self.lapse(worker)
             await self.take(worker, 100)
             while worker.held:
-                if worker.stream == "prompts":
-                    await self.publish_one(worker)
-                elif worker.stream == "samples":
-                    await self.commit_one(worker, "scored", drop=False)
-                else:
-                    await self.commit_group(worker, "scored")
+                await self.work(worker)
         await self.take_ready()
         while self.trainer.taken:
             await self.close_one()

@@ -137,7 +137,9 @@ class TrainerStreams:
         if not rows and block_s > 0:
             await self._wait_for_ready(block_s)
             rows = await self._take_rows(count)
-        groups = await read_groups(self._transport, [(group, n) for _, group, n in rows], taken=True) if rows else []
+        # A group that is held already became ready once more in an older state of Redis: it is not handed out again.
+        wanted = [(group, n) for _, group, n in rows if group not in self._held]
+        groups = await read_groups(self._transport, wanted, taken=True) if wanted else []
         for entry, group, _ in rows:
             self._held[group] = entry
             self._last_seen = max(self._last_seen, entry, key=_entry_order)
