@@ -13,7 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 SPECIAL = ("<pad>", "<bos>", "<eos>")
 
 
-def save_tiny_model(folder: Path, symbols: Sequence[str], template: str, *, max_length: int, seed: int = 1) -> None:
+def save_tiny_model(folder: Path, symbols: Sequence[str], template: str, *, max_length: int, seed: int) -> None:
     """Writes a Qwen2 of 2 layers, 128 wide, with random weights, and its tokenizer, the way ``save_pretrained`` does.
 
     Args:

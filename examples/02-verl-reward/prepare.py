@@ -29,7 +29,7 @@ def prepare(folder: Path) -> None:
     sys.path.insert(0, str(HERE.parent))
     from tiny_model import save_tiny_model
 
-    save_tiny_model(folder / "model", SYMBOLS, TEMPLATE, max_length=512)
+    save_tiny_model(folder / "model", SYMBOLS, TEMPLATE, max_length=512, seed=1)
     (folder / "data").mkdir(parents=True, exist_ok=True)
     draw = random.Random(0)
     for split, count in ROWS.items():
