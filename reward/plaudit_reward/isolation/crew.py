@@ -65,7 +65,7 @@ class Crew:
     @property
     def max_children(self) -> int:
         """Children beyond ``processes`` take over while works run that may never end; so many there may be."""
-        return 4 * self.processes + 4
+        return 3 * self.processes + 2
 
     @property
     def slots_each(self) -> int:
