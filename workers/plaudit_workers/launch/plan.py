@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from plaudit_workers.job.pod import GPU, Pod
 from plaudit_workers.job.rljob import RLJob
 from plaudit_workers.stream.connection import RedisAddress
 
@@ -68,17 +69,21 @@ def plan_processes(job: RLJob, context: RunContext, *, with_gpus: bool) -> dict[
         context: what all processes share.
         with_gpus: whether the cluster has GPUs; without, everything runs on CPUs.
     """
-    rollout, trainer = job.spec.rollout, job.spec.trainer
-    if rollout is None or trainer is None:
-        raise ValueError("a job without rollout and trainer has no processes to plan here")
-    gpus_per_rollout = rollout.engine.tensor_parallel_size if with_gpus and rollout.engine.kind == "vllm" else 0
-    gpus_per_rank = 1 if with_gpus else 0
+    spec = job.spec
+    rollout_gpus = spec.rollout.engine.tensor_parallel_size if spec.rollout.engine.kind == "vllm" else 0
+    ranks_per_pod = min(spec.trainer.ranks, spec.trainer.ranks_per_pod)
     counts: dict[Role, tuple[int, float, float]] = {  # processes, CPUs and GPUs of each
-        "metrics": (1, 0.1, 0),
-        "reward": (job.spec.reward.workers.replicas, 1, 0),
-        "rollout": (rollout.replicas, 1, gpus_per_rollout),
-        "trainer": (trainer.ranks, 1, gpus_per_rank),
+        "metrics": (1, _cpus(spec.metrics.pod, 0.1), 0),
+        "reward": (spec.reward.workers.replicas, _cpus(spec.reward.workers.pod), 0),
+        "rollout": (spec.rollout.replicas, _cpus(spec.rollout.pod), _gpus(spec.rollout.pod, rollout_gpus)),
+        "trainer": (
+            spec.trainer.ranks,
+            _cpus(spec.trainer.pod, ranks_per_pod) / ranks_per_pod,
+            _gpus(spec.trainer.pod, 1),
+        ),
     }
+    if not with_gpus:
+        counts = {role: (count, cpus, 0) for role, (count, cpus, _) in counts.items()}
     latency = job.spec.metrics.reward_latency
     own = {
         "PLAUDIT_REWARD_LATENCY_THRESHOLD_S": str(latency.threshold_seconds),
@@ -91,6 +96,17 @@ def plan_processes(job: RLJob, context: RunContext, *, with_gpus: bool) -> dict[
         ]
         for role, (count, cpus, gpus) in counts.items()
     }
+
+
+def _cpus(pod: Pod, default: float = 1.0) -> float:
+    """CPUs that a pod asks for (``2``, ``"500m"``)."""
+    asked = str(pod.resources.requests.get("cpu") or pod.resources.limits.get("cpu") or default)
+    return float(asked[:-1]) / 1000 if asked.endswith("m") else float(asked)
+
+
+def _gpus(pod: Pod, default: float) -> float:
+    """GPUs of one process: the engine's or the rank's own, unless its pod says none."""
+    return 0 if str(pod.resources.limits.get(GPU, "")) == "0" else default
 
 
 def share_gpus(plans: dict[Role, list[ProcessPlan]], available: float) -> dict[Role, list[ProcessPlan]]:

@@ -39,7 +39,7 @@ def prepare(arguments: argparse.Namespace) -> tuple[RLJob, Path]:
 
 def _with_steps(job: RLJob, steps: int | None) -> RLJob:
     """The job with ``--steps`` in place of ``algorithm.steps``."""
-    if steps is None or job.spec.algorithm is None:
+    if steps is None:
         return job
     algorithm = job.spec.algorithm.model_copy(update={"steps": steps})
     return job.model_copy(update={"spec": job.spec.model_copy(update={"algorithm": algorithm})})

@@ -15,6 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from plaudit_workers.job.rljob import RLJob
+from plaudit_workers.job.support import ignored
 from plaudit_workers.launch import placement
 from plaudit_workers.launch.console import StepLines, print_summary
 from plaudit_workers.launch.plan import RunContext, plan_processes, share_gpus
@@ -38,6 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
     logging.getLogger("plaudit_workers").setLevel(logging.ERROR)
     try:
         job, folder = prepare(arguments)
+        for problem in ignored(job):
+            console.out(str(problem), style="yellow", highlight=False)
         ending = asyncio.run(_run(job, folder, arguments.address, console))
     except RefusedError as error:
         ending = Ending(EXIT_REFUSED, str(error))
@@ -142,7 +145,7 @@ def _password(job: RLJob) -> str:
     reference = job.spec.transport.password_secret
     if reference is None:
         return ""
-    variable = f"PLAUDIT_SECRET_{reference.name}_{reference.key}".upper().replace("-", "_").replace(".", "_")
+    variable = reference.variable
     if variable not in os.environ:
         raise RefusedError(f"spec.transport.passwordSecret: the environment has no {variable}; set it to the password")
     return os.environ[variable]

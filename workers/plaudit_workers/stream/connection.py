@@ -111,7 +111,8 @@ class Transport:
             about: dict[str, Any] = await self.commands.info("server")
         except (AuthenticationError, ResponseError) as error:
             raise RefusedError(
-                f"Redis at {self.address.url} refuses the password: {error}. Set PLAUDIT_REDIS_PASSWORD"
+                f"Redis at {self.address.url} refuses the password: {error}. "
+                "Give it in spec.transport.passwordSecret (to a process started by hand: PLAUDIT_REDIS_PASSWORD)"
             ) from error
         except OUTAGE as error:
             raise RefusedError(

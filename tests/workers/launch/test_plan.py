@@ -1,0 +1,62 @@
+"""Which processes a job becomes, and what they ask for."""
+
+from pathlib import Path
+from typing import Any
+
+from plaudit_workers.job.load import parse_job
+from plaudit_workers.launch.plan import ProcessPlan, Role, RunContext, plan_processes, share_gpus
+from plaudit_workers.stream.connection import RedisAddress
+
+
+def planned(*, with_gpus: bool = False, **sections: dict[str, Any]) -> dict[Role, list[ProcessPlan]]:
+    spec: dict[str, Any] = {
+        "model": {"source": "/models/tiny"},
+        "data": {"train": {"path": "/data/train.parquet"}},
+        "algorithm": {"steps": 1, "promptsPerStep": 4, "samplesPerPrompt": 4},
+        "rollout": {},
+        "reward": {"scorers": [{"name": "a", "kind": "rule", "rule": "gsm8k"}]},
+        "trainer": {},
+    } | sections
+    job = parse_job({"apiVersion": "plaudit.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "j"}, "spec": spec})
+    return plan_processes(
+        job, RunContext("run", Path("/runs/run"), RedisAddress("redis://h:1/0", "pw")), with_gpus=with_gpus
+    )
+
+
+def test_every_role_has_its_processes_and_they_are_told_the_run() -> None:
+    plans = planned(rollout={"replicas": 2}, trainer={"ranks": 2, "strategy": "fsdp2"})
+    assert {role: len(each) for role, each in plans.items()} == {"metrics": 1, "reward": 1, "rollout": 2, "trainer": 2}
+    environment = plans["rollout"][1].environment
+    assert environment["PLAUDIT_RUN"] == "run"
+    assert environment["PLAUDIT_LOG_FILE"] == "/runs/run/logs/rollout-1.log"
+    assert environment["PLAUDIT_REDIS_PASSWORD"] == "pw"
+
+
+def test_without_gpus_nothing_asks_for_one() -> None:
+    assert all(plan.gpus == 0 for each in planned().values() for plan in each)
+
+
+def test_with_gpus_engine_and_ranks_say_how_many() -> None:
+    plans = planned(with_gpus=True, rollout={"engine": {"tensorParallelSize": 2}})
+    assert [plan.gpus for plan in plans["rollout"]] == [2]
+    assert [plan.gpus for plan in plans["trainer"]] == [1]
+    assert [plan.gpus for plan in plans["reward"]] == [0]
+
+
+def test_pod_resources_size_the_processes() -> None:
+    plans = planned(
+        rollout={"pod": {"resources": {"requests": {"cpu": "500m"}}}},
+        trainer={"ranks": 2, "strategy": "fsdp2", "pod": {"resources": {"limits": {"cpu": "4"}}}},
+    )
+    assert [plan.cpus for plan in plans["rollout"]] == [0.5]
+    assert [plan.cpus for plan in plans["trainer"]] == [2, 2]
+
+
+def test_one_gpu_is_shared_by_those_that_ask_for_one() -> None:
+    shared = share_gpus(planned(with_gpus=True), available=1)
+    assert [plan.gpus for role in ("rollout", "trainer") for plan in shared[role]] == [0.5, 0.5]  # type: ignore[index]
+
+
+def test_tensor_parallel_engines_share_nothing() -> None:
+    plans = planned(with_gpus=True, rollout={"engine": {"tensorParallelSize": 2}})
+    assert share_gpus(plans, available=1) == plans
