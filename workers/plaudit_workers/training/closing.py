@@ -28,10 +28,22 @@ class Ending:
 
 async def end_groups(run: Run, state: RunState, groups: Sequence[Group], ending: Ending) -> list[GroupRecord]:
     """Ends groups that the trainer holds; returns their records, in the same order."""
+    records = end_in_ledger(run, state, groups, ending)
+    await close_groups(run, state, records)
+    return records
+
+
+def end_in_ledger(run: Run, state: RunState, groups: Sequence[Group], ending: Ending) -> list[GroupRecord]:
+    """The first half of ``end_groups``; ``close_groups`` has to follow."""
     records = [group_record(group, ending, run.clock.now()) for group in groups]
     for record in records:
         state.ledger.end(record.group, record.end, record.reason, again=ending.again)
     state.closing += 1
+    return records
+
+
+async def close_groups(run: Run, state: RunState, records: Sequence[GroupRecord]) -> None:
+    """The second half: Redis counts the ends and forgets the groups."""
     try:
         closed = await asyncio.gather(
             *(run.streams.close(record.group, record.end, record.reason, record) for record in records)
@@ -40,7 +52,6 @@ async def end_groups(run: Run, state: RunState, groups: Sequence[Group], ending:
         state.closing -= 1
     if not all(closed):
         state.counters_suspect = True
-    return records
 
 
 async def end_unseen(run: Run, state: RunState, group_ids: Sequence[str], reason: str) -> None:
@@ -54,6 +65,13 @@ async def discard_group(run: Run, state: RunState, group_id: str) -> None:
     """Closes a group that the ledger has nothing (more) to do with; what Redis counts for it is put right later."""
     await run.streams.close(group_id, "dropped", "rolled_back")
     state.counters_suspect = True
+
+
+async def correct_counters(run: Run, state: RunState) -> None:
+    """Where Redis may count otherwise than the ledger, the ledger takes its place. No admission may be under way."""
+    if state.counters_suspect and not state.closing:
+        state.counters_suspect = False
+        await run.streams.restore(state.ledger.counters(), state.version.number)
 
 
 def group_record(group: Group, ending: Ending, closed: float) -> GroupRecord:

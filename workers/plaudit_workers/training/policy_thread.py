@@ -37,8 +37,8 @@ class PolicyThread:
         return await self.run(self._policy.publish, version)
 
     async def prune(self, in_use: Collection[str]) -> None:
-        """See ``TrainablePolicy.prune``."""
-        await self.run(self._policy.prune, in_use)
+        """See ``TrainablePolicy.prune``; does not wait for what the policy is doing."""
+        await asyncio.to_thread(self._policy.prune, in_use)
 
     async def save(self, step: int, extra: dict[str, Any]) -> Path:
         """See ``TrainablePolicy.save``."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
-from collections.abc import Sequence
 from typing import Any
 
-from plaudit_metrics.records import GroupRecord
+from plaudit_metrics.records import StepRecord
 from plaudit_workers.stream.groups import StaleIncarnationError
-from plaudit_workers.stream.records import Group
 from plaudit_workers.training.folder import whole_file
 from plaudit_workers.training.lineage import Lineage
 from plaudit_workers.training.open_step import OpenStep
@@ -38,29 +37,32 @@ class RunRecords:
         self._state = state
         self._policy = policy
 
-    async def step(
-        self, report: StepReport, closed: float, groups: Sequence[Group], records: Sequence[GroupRecord]
-    ) -> None:
+    async def step(self, report: StepReport, closed: float) -> None:
         """A step has ended: its line, its samples, its record for the metrics, the ledger.
 
         Args:
-            report: its bookkeeping.
+            report: its bookkeeping; nothing is added to it any more.
             closed: when it ended (server's clock).
-            groups: what is to be stored of it (validation included).
-            records: how these groups ended.
 
         Raises:
             RuntimeError: the ledger does not add up.
             RefusedError: the disk is full.
         """
-        record = report.record(self._state.incarnation, max(report.step - 1, 0), closed)
-        if self._run.plan.keep_samples and groups:
-            by_group = {ended.group: ended for ended in records}
-            samples = self._run.folder / "samples"
-            await self._policy.run(store_groups, samples, report.step, self._state.incarnation, groups, by_group)
-        await self._policy.run(self._run.sinks.write, record)
+        record = await asyncio.to_thread(self._write, report, closed)
         await self._run.streams.record_step(record)
         await self.ledger()
+
+    def _write(self, report: StepReport, closed: float) -> StepRecord:
+        record = report.record(self._state.incarnation, max(report.step - 1, 0), closed)
+        self._store(report)
+        self._run.sinks.write(record)
+        return record
+
+    def _store(self, report: StepReport) -> None:
+        if self._run.plan.keep_samples and report.ended:
+            groups = [group for group, _ in report.ended]
+            records = {record.group: record for _, record in report.ended}
+            store_groups(self._run.folder / "samples", report.step, self._state.incarnation, groups, records)
 
     async def ledger(self) -> None:
         """Writes ``ledger.json`` and compares Redis's counters with it.
@@ -81,10 +83,13 @@ class RunRecords:
             "problems": ledger.problems(),
             "as_of": {"step": self._state.version.number, "incarnation": self._state.incarnation},
         }
-        with whole_file(self._run.folder / "ledger.json") as path:
-            path.write_text(json.dumps(content, indent=1) + "\n")
+        await asyncio.to_thread(self._write_ledger, content)
         if content["problems"]:
             raise RuntimeError(f"the ledger does not add up: {content['problems']}")
+
+    def _write_ledger(self, content: dict[str, Any]) -> None:
+        with whole_file(self._run.folder / "ledger.json") as path:
+            path.write_text(json.dumps(content, indent=1) + "\n")
 
     async def checkpoint(self, open_step: OpenStep | None = None, report: StepReport | None = None) -> None:
         """Writes a checkpoint; with ``open_step`` and ``report`` in the middle of a step.
@@ -97,7 +102,10 @@ class RunRecords:
         if Lineage.read(self._run.folder / "checkpoints").newest > state.incarnation:
             raise StaleIncarnationError(f"a later trainer than incarnation {state.incarnation} writes checkpoints")
         step = state.version.number
-        middle = open_step and report and {**open_step.snapshot(), "report": report.snapshot()}
+        middle = None
+        if open_step is not None and report is not None:
+            middle = {**open_step.snapshot(), "report": report.snapshot()}
+            await asyncio.to_thread(self._store, report)
         extra = {
             "step": step,
             "incarnation": state.incarnation,

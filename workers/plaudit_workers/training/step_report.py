@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -31,12 +31,15 @@ class StepReport:
     update_s: float = 0.0
     figures: dict[str, float] = field(default_factory=dict)
     """Further figures of the step."""
+    ended: list[tuple[Group, GroupRecord]] = field(default_factory=list)
+    """What is to be stored of it: every group that ended, validation included."""
 
     def add(self, groups: Sequence[Group], records: Sequence[GroupRecord]) -> None:
-        """Groups that ended in this step."""
+        """Training groups that ended in this step."""
         for group in groups:
             self.samples += sample_records(group, self.step)
         self.records += records
+        self.ended += zip(groups, records, strict=True)
 
     def record(self, incarnation: int, trainer_version: int, closed: float) -> StepRecord:
         """The step as a whole.
@@ -68,8 +71,8 @@ class StepReport:
         )
 
     def snapshot(self) -> str:
-        """All of it as text, for a checkpoint in the middle of a step."""
-        return base64.b64encode(msgspec.msgpack.encode(self)).decode()
+        """All but ``ended`` as text, for a checkpoint in the middle of a step."""
+        return base64.b64encode(msgspec.msgpack.encode(replace(self, ended=[]))).decode()
 
     @classmethod
     def restored(cls, snapshot: str) -> StepReport:

@@ -10,7 +10,7 @@ from plaudit_workers.stream.records import Announcement, Group, PolicyVersion
 
 
 class TrainablePolicy(Protocol):
-    """All calls are synchronous and come from one thread of the conductor's, one at a time."""
+    """All calls are synchronous; all but ``prune`` come from one thread of the conductor's, one at a time."""
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
         """Trains on one mini-batch (never empty) and returns its figures."""

@@ -12,7 +12,7 @@ import time
 from plaudit_metrics.records import WorkerRecord
 from plaudit_workers.stream.scripts import OUTAGE
 from plaudit_workers.training.admission import Admitter
-from plaudit_workers.training.closing import discard_group
+from plaudit_workers.training.closing import correct_counters, discard_group
 from plaudit_workers.training.ready_groups import ReadyGroups
 from plaudit_workers.training.run_state import Run, RunState
 
@@ -55,7 +55,8 @@ class Upkeep:
         await self._run.streams.release_expired()
         await self._return_lost()
         await self._discard_unknown()
-        await self._correct_counters()
+        if not self._admitter.pending:
+            await correct_counters(self._run, self._state)
         await self._admitter.admit_training()
 
     async def _beat(self) -> None:
@@ -83,8 +84,3 @@ class Upkeep:
             logger.error("group reappeared", extra={"fields": {"group": group}})
             await discard_group(self._run, self._state, group)
         self._unknown = unknown
-
-    async def _correct_counters(self) -> None:
-        if self._state.counters_suspect and not self._admitter.pending and not self._state.closing:
-            self._state.counters_suspect = False
-            await self._run.streams.restore(self._state.ledger.counters(), self._state.version.number)
