@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import io
 import os
 import select
 import signal
@@ -28,6 +29,8 @@ def main() -> int:
     """Loads the function, says so, runs works."""
     _die_with_parent(int(sys.argv[2]))
     faulthandler.enable()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what a killed function printed last is worth reading
     connection = socket.socket(fileno=int(sys.argv[1]))
     threading.Thread(target=_end_when_closed, args=(connection,), daemon=True).start()
     channel = Channel(connection)

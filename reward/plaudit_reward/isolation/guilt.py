@@ -81,6 +81,11 @@ def spare_neighbours(slot: Slot, seconds: float) -> None:
             run.deadline_s += seconds
 
 
+def timed_out(call: Call, why: str = "") -> ScoreTimeoutError:
+    """The error of a call that passed its limit; ``why`` follows on it."""
+    return ScoreTimeoutError(f"no result within {call.limit_s:g} s{why}")
+
+
 def _judge_thread(slot: Slot, run: Run, now_s: float, verdict: Verdict) -> None:
     verdict.retire = True
     if run.call.doubts == 0 and _starved(slot, run, now_s):
@@ -120,4 +125,4 @@ def _starved(slot: Slot, run: Run, now_s: float) -> bool:
 
 def _end(slot: Slot, run: Run, why: str) -> None:
     del slot.running[run.call.work.id]
-    run.call.fail(ScoreTimeoutError(f"no result within {run.call.limit_s:g} s{why}"))
+    run.call.fail(timed_out(run.call, why))

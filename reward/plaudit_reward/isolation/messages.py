@@ -7,6 +7,7 @@
 | ``Work`` | pool | child | call the function once |
 | ``Drop`` | pool | child | forget these works, or cancel them where that is possible |
 | ``Started`` / ``Finished`` | child | pool | one work began / ended: the time limit runs between them |
+| ``Dropped`` | child | pool | these works were forgotten before they began |
 | ``Blocked`` | child | pool | one work has kept the event loop from turning |
 
 A frame is four bytes of length (little endian) and the msgpack of a list of messages: many small messages in one
@@ -87,6 +88,12 @@ class Finished(msgspec.Struct, frozen=True, tag=True, array_like=True):
     scores: list[Score]
 
 
+class Dropped(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Works that will not begin."""
+
+    ids: list[int]
+
+
 class Blocked(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The event loop has not turned for ``seconds`` because a work does not give it up."""
 
@@ -98,7 +105,7 @@ class Blocked(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 FromPool = Load | Work | Drop
-FromChild = Loaded | Refused | Started | Finished | Blocked
+FromChild = Loaded | Refused | Started | Finished | Dropped | Blocked
 
 _encoder = msgspec.msgpack.Encoder()
 _from_pool = msgspec.msgpack.Decoder(list[FromPool])

@@ -13,8 +13,8 @@ from typing import Any
 
 from plaudit_reward.errors import InfrastructureError
 from plaudit_reward.isolation.crew import Crew
-from plaudit_reward.isolation.guilt import judge_death, judge_limits, spare_neighbours
-from plaudit_reward.isolation.messages import Blocked, Finished, FromChild, Started, Work
+from plaudit_reward.isolation.guilt import judge_death, judge_limits, spare_neighbours, timed_out
+from plaudit_reward.isolation.messages import Blocked, Dropped, Finished, FromChild, Started, Work
 from plaudit_reward.isolation.slot import Call, Pace, Slot
 from plaudit_reward.sample import Sample
 from plaudit_reward.score import Score
@@ -98,7 +98,7 @@ class Pool:
                 call.slot.forget(call)
             raise
         finally:
-            attempt.waited_s += call.waited_s
+            attempt.waited_s += call.waited_s if call.began else time.monotonic() - call.queued_s
 
     def room(self) -> int:
         """How many more works could begin soon."""
@@ -130,6 +130,8 @@ class Pool:
                 self._on_finished(slot, message)
             elif isinstance(message, Started):
                 self._on_started(slot, message, now_s)
+            elif isinstance(message, Dropped):
+                slot.dropped(message)
             elif isinstance(message, Blocked):
                 self._on_blocked(slot, message)
         if self._queue:
@@ -151,17 +153,18 @@ class Pool:
 
     def _on_finished(self, slot: Slot, report: Finished) -> None:
         self._pace.add(report.seconds)
-        call = slot.end(report)
-        if call is not None and not call.answer.done():
-            call.answer.set_result(report)
+        run = slot.end(report)
+        if run is None or run.call.answer.done():
+            return
+        if run.cancelled and all(score.outcome == "timeout" for score in report.scores):
+            run.call.fail(timed_out(run.call))
+        else:
+            run.call.answer.set_result(report)
 
     def _on_started(self, slot: Slot, report: Started, now_s: float) -> None:
         overtaken = slot.begin(report, now_s)
         if overtaken is not None and overtaken in self._queue:
             self._queue.remove(overtaken)  # it began before it could be taken back
-        run = slot.running.get(report.id)
-        if run is not None and run.call.waited_s == 0.0:
-            run.call.waited_s = now_s - run.call.queued_s
 
     def _on_blocked(self, slot: Slot, report: Blocked) -> None:
         before_s = slot.blocked.seconds if slot.blocked is not None and slot.blocked.id == report.id else 0.0

@@ -7,7 +7,7 @@ from collections import deque
 
 from plaudit_reward.function import UserFunction
 from plaudit_reward.isolation.call import Resolve, perform
-from plaudit_reward.isolation.messages import Channel, Drop, FromChild, FromPool, Started, Work
+from plaudit_reward.isolation.messages import Channel, Drop, Dropped, FromChild, FromPool, Started, Work
 
 _LOOK_UP_AFTER_S = 0.002
 """A work that took longer may have been overtaken by a message that takes waiting works away."""
@@ -25,22 +25,26 @@ def run_sequential(function: UserFunction, channel: Channel, resolve: Resolve | 
             if report:
                 channel.send(report)
                 report = []
-            _take_in(channel.receive(), waiting)
+            report += _take_in(channel.receive(), waiting)
             continue
         work = waiting.popleft()
         channel.send([*report, Started(work.id)])
         began = time.monotonic()
         report = [perform(function, work, resolve)]
         if time.monotonic() - began > _LOOK_UP_AFTER_S:
-            _take_in(channel.receive(wait=False), waiting)
+            report += _take_in(channel.receive(wait=False), waiting)
 
 
-def _take_in(messages: list[FromPool], waiting: deque[Work]) -> None:
+def _take_in(messages: list[FromPool], waiting: deque[Work]) -> list[FromChild]:
+    """Takes works in and out of ``waiting``; gives what is to be told of it."""
+    dropped: list[int] = []
     for message in messages:
         if isinstance(message, Work):
             waiting.append(message)
         elif isinstance(message, Drop):
-            dropped = set(message.ids)
-            kept = [work for work in waiting if work.id not in dropped]
+            unwanted = set(message.ids)
+            dropped += [work.id for work in waiting if work.id in unwanted]
+            kept = [work for work in waiting if work.id not in unwanted]
             waiting.clear()
             waiting.extend(kept)
+    return [Dropped(dropped)] if dropped else []

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from plaudit_reward.errors import RewardError
-from plaudit_reward.isolation.messages import Blocked, Drop, Finished, FromChild, Load, Started, Work
+from plaudit_reward.isolation.messages import Blocked, Drop, Dropped, Finished, FromChild, Load, Started, Work
 from plaudit_reward.isolation.process import ChildProcess
 
 _AHEAD_S = 0.02
@@ -28,7 +28,8 @@ class Call:
     queued_s: float
     """When it was handed to the pool (monotonic)."""
     waited_s: float = 0.0
-    """How long it waited until it first began."""
+    """How long it waited until it began, the last time it did."""
+    began: bool = False
     doubts: int = 0
     """How often it was run again because it could not be told whether it or a neighbour ended its child."""
     slot: Slot | None = None
@@ -128,26 +129,32 @@ class Slot:
 
     def begin(self, report: Started, now_s: float) -> Call | None:
         """A work began: its limit runs from now. Gives the call if it had been taken back."""
-        call = self.waiting.pop(report.id, None)
-        overtaken = None
-        if call is None:
-            call = overtaken = self.taken_back.pop(report.id, None)
+        overtaken = self.taken_back.pop(report.id, None)
+        call = self.waiting.pop(report.id, None) or overtaken
         if call is not None:
+            call.waited_s = now_s - call.queued_s
+            call.began = True
             self.running[report.id] = Run(call, now_s, now_s + call.limit_s, report)
         return overtaken
 
-    def end(self, report: Finished) -> Call | None:
+    def end(self, report: Finished) -> Run | None:
         """A work ended; None when nobody waits for it any more."""
-        run = self.running.pop(report.id, None)
         self.late = False
-        if not self.running and not self.waiting:
-            self.taken_back.clear()
-        return run.call if run is not None else None
+        return self.running.pop(report.id, None)
+
+    def dropped(self, report: Dropped) -> None:
+        """Works that were taken back will not begin."""
+        for work in report.ids:
+            self.taken_back.pop(work, None)
 
     def forget(self, call: Call) -> None:
         """Nobody waits for this call any more: it does not begin, and is cancelled where that is possible."""
-        if self.waiting.pop(call.work.id, None) is not None or call.work.id in self.running:
-            self.drop([call.work.id])
+        work = call.work.id
+        if self.waiting.pop(work, None) is not None:
+            self.taken_back[work] = call
+            self.drop([work])
+        elif work in self.running:
+            self.drop([work])
 
     def calls(self) -> list[Call]:
         """All calls in it."""

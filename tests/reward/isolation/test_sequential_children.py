@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import time
@@ -196,6 +197,46 @@ async def test_a_cancelled_call_is_forgotten_and_the_child_goes_on(open_scorer: 
     behind.cancel()
     score = await scorer.score(make_sample("2"), Attempt(0.5))
     assert score.value == 2.0
+
+
+async def test_more_functions_hang_than_there_are_processes_and_the_rest_goes_on(
+    open_scorer: Open, make_sample: MakeSample
+) -> None:
+    scorer = await open_scorer(SCORES_NUMBERS, processes=2)
+    await scorer.score(make_sample("1"), Attempt(60.0))
+    hung = [asyncio.create_task(scorer.score(make_sample("sleep"), Attempt(60.0))) for _ in range(4)]
+    await asyncio.gather(*(scorer.score(make_sample(str(i), i), Attempt(60.0)) for i in range(100)))
+    assert not any(task.done() for task in hung)
+    for task in hung:
+        task.cancel()
+
+
+async def test_what_a_function_prints_is_logged_up_to_a_bound(
+    open_scorer: Open, make_sample: MakeSample, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = """
+    def compute_score(sample):
+        for i in range(1000): print("line", i)
+        return 1
+    """
+    with caplog.at_level(logging.INFO, logger="plaudit_reward"):
+        scorer = await open_scorer(source, processes=1)
+        await scorer.score(make_sample(), Attempt(5.0))
+        await asyncio.sleep(0.1)
+    lines = [r.fields["line"] for r in caplog.records if r.message == "reward function printed"]  # type: ignore[attr-defined]
+    assert lines == [f"line {i}" for i in range(50)]
+
+
+async def test_the_end_of_its_output_is_told_when_a_child_dies(open_scorer: Open, make_sample: MakeSample) -> None:
+    source = """
+    import os
+    def compute_score(sample):
+        print("I am about to leave")
+        os._exit(9)
+    """
+    scorer = await open_scorer(source)
+    with pytest.raises(WorkerKilledError, match=r"(?s)ended with exit code 9; it last printed: I am about to leave"):
+        await scorer.score(make_sample(), Attempt(5.0))
 
 
 def _runs(pid: int) -> bool:
