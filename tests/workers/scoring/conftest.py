@@ -108,6 +108,11 @@ def _body(prompt: Prompt, index: int, response: str) -> Body:
 
 
 @pytest.fixture
+def make_feed_on() -> Callable[..., Feed]:
+    return lambda transport, reward, **limits: Feed(transport, reward, **limits)
+
+
+@pytest.fixture
 def make_feed(transport: Transport) -> Callable[..., Feed]:
     return lambda reward, **limits: Feed(transport, reward, **limits)
 
