@@ -26,6 +26,7 @@ from pathlib import Path
 
 import pyarrow.parquet as parquet
 import redis
+import yaml
 
 from plaudit_metrics.history import read_steps
 
@@ -164,33 +165,44 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--quick", action="store_true", help="one kill of each kind in a short run")
+    parser.add_argument("--quick", action="store_true", help="one kill of each kind in a short run, no undisturbed one")
     arguments = parser.parse_args()
-    kills, steps = (1, 60) if arguments.quick else (arguments.kills, arguments.steps)
+    kills, steps = (1, 40) if arguments.quick else (arguments.kills, arguments.steps)
     subprocess.run([sys.executable, str(EXAMPLE / "prepare.py")], check=True)
     with tempfile.TemporaryDirectory() as folder:
-        undisturbed = run_job(Path(folder) / "undisturbed", steps)
+        undisturbed = None if arguments.quick else run_job(Path(folder) / "undisturbed", steps)
         disturbed = run_job(Path(folder) / "disturbed", steps, schedule(kills, random.Random(arguments.seed)))
-        figures = report(undisturbed, disturbed)
+        expected = undisturbed.trained_positions() if undisturbed else every_position(steps)
+        figures = report(disturbed, expected)
+        if undisturbed:
+            figures |= {"undisturbed": {"exit_code": undisturbed.exit_code, "seconds": round(undisturbed.seconds, 1)}}
     print(json.dumps(figures, indent=2))
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=2))
     return 0 if figures["same_prompts_trained"] and disturbed.exit_code == 0 else 1
 
 
-def report(undisturbed: Run, disturbed: Run) -> dict[str, object]:
-    """What the two runs say."""
+def every_position(steps: int) -> list[int]:
+    """What an undisturbed run trains on: every prompt of every step once, since none of them fails."""
+    job = yaml.safe_load((EXAMPLE / "job.yaml").read_text())
+    return list(range(steps * job["spec"]["algorithm"]["promptsPerStep"]))
+
+
+def report(disturbed: Run, expected: list[int]) -> dict[str, object]:
+    """What the disturbed run left."""
     positions = disturbed.trained_positions()
-    samples = [record.statistics for record in read_steps(disturbed.folder / "steps.jsonl")]
+    statistics = [record.statistics for record in read_steps(disturbed.folder / "steps.jsonl")]
     return {
-        "exit_codes": [undisturbed.exit_code, disturbed.exit_code],
-        "seconds": [round(undisturbed.seconds, 1), round(disturbed.seconds, 1)],
+        "exit_code": disturbed.exit_code,
+        "seconds": round(disturbed.seconds, 1),
         "kills": len(disturbed.takeovers),
         "takeover_max_s": round(max((takeover.seconds for takeover in disturbed.takeovers), default=0.0), 1),
-        "takeovers": {f"{t.victim}": round(t.seconds, 1) for t in disturbed.takeovers},
-        "same_prompts_trained": positions == undisturbed.trained_positions(),
+        "takeovers": [
+            {"victim": t.victim, "entries_held": t.entries, "seconds": round(t.seconds, 1)} for t in disturbed.takeovers
+        ],
+        "same_prompts_trained": positions == expected,
         "trained_twice": len(positions) - len(set(positions)),
-        "poison": sum(statistics.get("reward_pipeline/outcome/poison", 0) for statistics in samples),
+        "poison": sum(figures.get("reward_pipeline/outcome/poison", 0) for figures in statistics),
         "ledger": disturbed.ledger(),
     }
 
