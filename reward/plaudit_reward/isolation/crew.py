@@ -19,7 +19,8 @@ logger = logging.getLogger(__name__)
 _LOAD_WITHIN_S = 300.0
 _MAX_FAILED_LOADS = 3
 _MAX_RESTART_PAUSE_S = 30.0
-_IDLE_S = 10.0
+_IDLE_S = 60.0
+"""Children that took over for caught ones stay so long: hangs come in herds."""
 
 
 class Owner(Protocol):
@@ -65,7 +66,7 @@ class Crew:
     @property
     def max_children(self) -> int:
         """Children beyond ``processes`` take over while works run that may never end; so many there may be."""
-        return 3 * self.processes + 2
+        return 4 * self.processes + 4
 
     @property
     def slots_each(self) -> int:

@@ -31,6 +31,7 @@ _LATE_TIMES = 10
 _LATE_AFTER_S = 0.1
 _VERY_LATE_AFTER_S = 0.25
 """A child whose work is later than this may be caught for good: another is started in its place."""
+_SPARES = 2
 _LOOK_AHEAD_S = 0.25
 """Works for so many seconds may wait in a pool: more would wait here while another worker has nothing to do."""
 _UNKNOWN_PACE_S = 0.05
@@ -252,15 +253,15 @@ class Pool:
             self._run_again(slot.take_back())
 
     def _help_out(self, now_s: float) -> None:
-        """Starts children in the place of those that may be caught in a work that never ends, and one to spare.
+        """Starts children in the place of those that may be caught in a work that never ends, and some to spare.
 
-        Hangs come in herds, and a child takes a while to load its function: the spare one is ready when the next hangs.
+        Hangs come in herds, and a child takes a while to load its function: spare ones are ready when the next hangs.
         """
         if not self._one_at_a_time or not self._queue:
             return
         slots = [slot for slot in self._crew.slots if not slot.draining]
         caught = sum(self._runs_for(slot, now_s) > self._very_late(slot) for slot in slots)
-        wanted = min(self._crew.processes + caught + 1, self._crew.max_children) if caught else 0
+        wanted = min(self._crew.processes + caught + _SPARES, self._crew.max_children) if caught else 0
         for _ in range(wanted - len(slots)):
             self._crew.spawn()
 
