@@ -5,18 +5,26 @@ from __future__ import annotations
 import importlib.util
 import struct
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from plaudit_metrics.records import GenerationRecord, ScoringRecord
 from plaudit_reward.sample import Sample
 from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.stream.commits import commit
 from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.consumer import ConsumerOptions
-from plaudit_workers.stream.records import Body, PolicyVersion, Prompt, Sampling
+from plaudit_workers.stream.consumer import Consumer, ConsumerOptions
+from plaudit_workers.stream.groups import Admission, StreamLimits, TrainerStreams
+from plaudit_workers.stream.lease import Delivery
+from plaudit_workers.stream.producer import Publication, publish
+from plaudit_workers.stream.records import Body, GroupDelivery, PolicyVersion, Prompt, Sampling
+
+PUBLISHED = Publication.published
+NO_WAITING: dict[str, Any] = {"block_s": 0.0, "reclaim_every_s": 0.0}
 
 
 @pytest.fixture
@@ -36,13 +44,14 @@ async def transport(address: RedisAddress, run_name: str) -> AsyncIterator[Trans
 @pytest.fixture
 def quick() -> ConsumerOptions:
     """Leases as ever, but nothing waits for work that is not there."""
-    return ConsumerOptions(block_s=0.0, reclaim_every_s=0.0)
+    return ConsumerOptions(**NO_WAITING)
 
 
-@pytest.fixture
-def make_prompt() -> Callable[..., Prompt]:
-    def make(group: str = "t-0-1.0", n: int = 2, **changes: object) -> Prompt:
-        about: dict[str, object] = {
+class Makers:
+    """Prompts, bodies and scores with what a test does not care about filled in."""
+
+    def prompt(self, group: str = "t-0-1.0", n: int = 2, **changes: Any) -> Prompt:
+        about: dict[str, Any] = {
             "group": group,
             "position": 0,
             "split": "train",
@@ -55,14 +64,9 @@ def make_prompt() -> Callable[..., Prompt]:
             "prompt": "copy 12",
             "prompt_ids": struct.pack("<2i", 1, 2),
         }
-        return Prompt(**{**about, **changes})  # type: ignore[arg-type]
+        return Prompt(**{**about, **changes})
 
-    return make
-
-
-@pytest.fixture
-def make_body() -> Callable[..., Body]:
-    def make(prompt: Prompt, index: int, tokens: tuple[int, ...] = (1, 2, 3), text: str = "12") -> Body:
+    def body(self, prompt: Prompt, index: int, tokens: tuple[int, ...] = (1, 2, 3), text: str = "12") -> Body:
         return Body(
             response_ids=struct.pack(f"<{len(tokens)}i", *tokens),
             logprobs=struct.pack(f"<{len(tokens)}f", *([-0.5] * len(tokens))),
@@ -74,12 +78,62 @@ def make_body() -> Callable[..., Body]:
             ),
         )
 
-    return make
+    def score(self, value: float) -> ScoringRecord:
+        return ScoringRecord("scored", value, worker="reward-0")
+
+
+class Run:
+    """One run with a trainer, a rollout and a reward worker, as plain calls."""
+
+    def __init__(self, transport: Transport, options: ConsumerOptions, make: Makers) -> None:
+        self.transport = transport
+        self.make = make
+        self.trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
+        self.prompts: Consumer[Prompt] = Consumer(transport, "prompts", "rollout-0", options)
+        self.samples: Consumer[Sample] = Consumer(transport, "samples", "reward-0", options)
+        self.groups: Consumer[GroupDelivery] = Consumer(transport, "groups", "reward-0", options)
+
+    async def start(self, **limits: Any) -> Run:
+        """A trainer with these limits takes over."""
+        self.trainer = TrainerStreams(self.transport, StreamLimits(**{"max_open_groups": 4, **limits}))
+        await self.trainer.take_over()
+        return self
+
+    async def admitted(self, **about: Any) -> Delivery[Prompt]:
+        """A group, its prompt taken by the rollout."""
+        assert await self.trainer.admit(self.make.prompt(**about)) is Admission.admitted
+        [delivery] = await self.prompts.take(1)
+        return delivery
+
+    async def published(self, **about: Any) -> list[Delivery[Sample]]:
+        """A group, all its samples published and taken by the reward worker."""
+        prompt = await self.admitted(**about)
+        for index in range(prompt.payload.n):
+            assert await publish(self.transport, prompt, index, self.make.body(prompt.payload, index)) is PUBLISHED
+        self.prompts.finished(prompt)
+        return await self.samples.take(100)
+
+    async def scored(self, **about: Any) -> str:
+        """A group whose samples are all scored; its id."""
+        deliveries = await self.published(**about)
+        for delivery in deliveries:
+            await commit(self.transport, delivery, self.make.score(1.0))
+            self.samples.finished(delivery)
+        return deliveries[0].group
+
+    def another(self, consumer: Consumer[Any], name: str, **options: Any) -> Consumer[Any]:
+        """A second worker on the same stream."""
+        return Consumer(self.transport, consumer.stream, name, ConsumerOptions(**{**NO_WAITING, **options}))
 
 
 @pytest.fixture
-def scored() -> Callable[[float], ScoringRecord]:
-    return lambda value: ScoringRecord("scored", value, worker="reward-0")
+def make() -> Makers:
+    return Makers()
+
+
+@pytest.fixture
+async def run(transport: Transport, quick: ConsumerOptions, make: Makers) -> Run:
+    return await Run(transport, quick, make).start()
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import ModuleType
 
 import pytest
 from hypothesis import settings
+from hypothesis.errors import Flaky
 from hypothesis.stateful import run_state_machine_as_test
 
 from plaudit_workers.stream.connection import RedisAddress
@@ -32,7 +34,7 @@ def test_every_invariant_holds_under_random_faults(address: RedisAddress, protoc
     machine = protocol_test["machine"]
     run_state_machine_as_test(
         machine.machine_of(protocol_test["world"].World, address, Scripts()),
-        settings=settings(machine.SEARCH, max_examples=60),
+        settings=settings(machine.SEARCH, max_examples=40),
     )
 
 
@@ -44,9 +46,11 @@ def test_the_search_finds_a_seeded_bug(address: RedisAddress, protocol_test: dic
         assert text.count(sound) == 1, f"the seeded bug no longer fits lua/{file}.lua"
         text = text.replace(sound, broken)
     machine = protocol_test["machine"]
-    invariant = bug.partition(" ")[0]
-    with pytest.raises(AssertionError, match=invariant):
+    found: list[str] = []
+    buggy = Scripts(overrides={file: text})
+    with contextlib.suppress(AssertionError, Flaky):
         run_state_machine_as_test(
-            machine.machine_of(protocol_test["world"].World, address, Scripts(overrides={file: text}), invariant),
+            machine.machine_of(protocol_test["world"].World, address, buggy, bug.partition(" ")[0], found),
             settings=settings(machine.SEARCH, max_examples=300),
         )
+    assert found

@@ -50,6 +50,9 @@ class Repeater:
         del self._world.sent[:-30]
         return answers
 
+    async def stop(self) -> None:
+        await self._inner.stop()
+
     async def send_again(self, call: Call) -> Any:
         return (await self._inner.call_many([call]))[0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,6 +181,7 @@ class Transport:
         return self._memory_share
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Closes the connections; calls that still wait for Redis are cancelled."""
+        await asyncio.gather(self.scripts.stop(), self.reads.stop())
         for client in (self.commands, self._client, *self._blocking):
             await client.aclose(close_connection_pool=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -64,6 +65,9 @@ class Consumer(Generic[T]):
         stream: payloads are ``Prompt`` (prompts), ``Sample`` (samples) or ``GroupDelivery`` (groups).
         worker: a name that no other process has nor had (pod and boot).
         options: times and limits.
+
+    Attributes:
+        stream: the stream it reads.
     """
 
     def __init__(
@@ -76,7 +80,7 @@ class Consumer(Generic[T]):
         if worker.split() != [worker]:
             raise ValueError(f"worker {worker!r}: a name without spaces is needed")
         self._transport = transport
-        self._stream = stream
+        self.stream = stream
         self._worker = worker
         self._options = options
         self._reader = transport.blocking_client()
@@ -102,7 +106,7 @@ class Consumer(Generic[T]):
         try:
             await self._leave()
         except (*OUTAGE, ResponseError) as problem:
-            logger.warning("could not leave", extra={"fields": {"stream": self._stream, "error": str(problem)}})
+            logger.warning("could not leave", extra={"fields": {"stream": self.stream, "error": str(problem)}})
         await self._reader.aclose(close_connection_pool=True)
 
     async def take(self, slots: int) -> list[Delivery[T]]:
@@ -117,29 +121,35 @@ class Consumer(Generic[T]):
             try:
                 return await self._take(slots)
             except OUTAGE as error:
-                logger.warning("redis is away", extra={"fields": {"stream": self._stream, "error": str(error)}})
+                logger.warning("redis is away", extra={"fields": {"stream": self.stream, "error": str(error)}})
                 self._away = True
-                self._reclaim_not_before = time.monotonic() + self._options.lease_s
+                self._reclaim_not_before = math.inf
                 await asyncio.sleep(min(0.2, self._options.block_s))
             except ResponseError as error:
                 if not str(error).startswith(("NOGROUP", "UNBLOCKED")):  # the latter: the key went while we waited
                     raise
-                logger.error("the streams' groups are gone", extra={"fields": {"stream": self._stream}})
+                logger.error("the streams' groups are gone", extra={"fields": {"stream": self.stream}})
                 await self._transport.recreate_groups()
         return []
 
     async def _take(self, slots: int) -> list[Delivery[T]]:
         if self._away:
             await self._leases.renew()
-            self._away = False
             self._claim_next = 0.0
         if time.monotonic() >= self._claim_next:
             claimed = await self.reclaim(slots)
+            self._back()
             if claimed:
                 return claimed
         if self._waiting or self._works_alone():
             return await self._next_alone()
         return await self._read(slots)
+
+    def _back(self) -> None:
+        """Redis has answered; after an outage every other consumer gets a lease's time to renew its own first."""
+        self._away = False
+        if self._reclaim_not_before == math.inf:
+            self._reclaim_not_before = time.monotonic() + self._options.lease_s
 
     async def reclaim(self, slots: int, lease_s: float | None = None) -> list[Delivery[T]]:
         """Takes entries whose lease has lapsed, and own ones whose delivery was lost; ``take`` does it every second.
@@ -155,7 +165,7 @@ class Consumer(Generic[T]):
         rows = await self._transport.reads.call(
             "claim",
             "",
-            self._stream,
+            self.stream,
             self._worker,
             slots,
             round(lease_s * 1000),
@@ -184,9 +194,9 @@ class Consumer(Generic[T]):
 
     async def _read(self, slots: int) -> list[Delivery[T]]:
         reply: Any = await self._reader.xreadgroup(
-            CONSUMER_GROUPS[self._stream],
+            CONSUMER_GROUPS[self.stream],
             self._worker,
-            {self._transport.names.stream(self._stream): ">"},
+            {self._transport.names.stream(self.stream): ">"},
             count=slots,
             block=round(self._options.block_s * 1000) or None,
         )
@@ -219,16 +229,16 @@ class Consumer(Generic[T]):
             await self._bury(delivery, f"{delivery.deliveries - 1} workers were lost with it in work")
 
     def _delivery(self, entry_id: str, count: int, fields: dict[bytes, bytes]) -> Delivery[Any]:
-        if self._stream != "samples":
-            return Delivery(self._stream, entry_id, None, fields[b"group"].decode(), None, count, self._worker)
+        if self.stream != "samples":
+            return Delivery(self.stream, entry_id, None, fields[b"group"].decode(), None, count, self._worker)
         group, index, digest = fields[b"sample"].decode().split()
-        return Delivery(self._stream, entry_id, None, group, int(index), count, self._worker, digest)
+        return Delivery(self.stream, entry_id, None, group, int(index), count, self._worker, digest)
 
     async def _payload(self, fields: dict[bytes, bytes]) -> T:
-        if self._stream == "groups":
+        if self.stream == "groups":
             return cast(T, GroupDelivery(fields[b"group"].decode()))
         record = await self._transport.volume.load(fields[b"record"])
-        return cast(T, decode(record, _PAYLOADS[self._stream]))
+        return cast(T, decode(record, _PAYLOADS[self.stream]))
 
     async def _bury(self, delivery: Delivery[Any], reason: str) -> None:
         await bury(self._transport, delivery, reason)
@@ -245,7 +255,7 @@ class Consumer(Generic[T]):
         if not old:
             return
         about: list[Any] = [part for d in old for part in (d.entry_id, d.group, "-" if d.index is None else d.index)]
-        for entry in await self._transport.reads.call("discard", "", self._stream, *about):
+        for entry in await self._transport.reads.call("discard", "", self.stream, *about):
             self._leases.remove(entry.decode())
 
     async def hand_back(self, deliveries: Iterable[Delivery[T]]) -> None:
@@ -266,11 +276,11 @@ class Consumer(Generic[T]):
 
     async def _leave(self) -> None:
         rows = await self._transport.reads.call(
-            "claim", "", self._stream, self._worker, 10_000, -1, 0, 0, *self._leases.in_work
+            "claim", "", self.stream, self._worker, 10_000, -1, 0, 0, *self._leases.in_work
         )
         unseen = [self._delivery(row[0].decode(), row[1], _pairs(row[2])) for row in rows]
         await self._leases.hand_back([*self._leases.in_work.values(), *unseen])
-        await self._transport.reads.call("forget", "", self._stream, self._worker, _SILENT_MS)
+        await self._transport.reads.call("forget", "", self.stream, self._worker, _SILENT_MS)
 
 
 def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:

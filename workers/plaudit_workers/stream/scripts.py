@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import logging
 import os
+from collections import deque
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -69,6 +70,28 @@ class Scripts:
                 self.digests[name] = hashlib.sha1(self.texts[name].encode()).hexdigest()  # noqa: S324 - Redis's own name
 
 
+class _Request:
+    """Calls of one caller that wait for their answers."""
+
+    def __init__(self, calls: Sequence[Call], deadline: float) -> None:
+        self.calls = calls
+        self.deadline = deadline
+        self.answers: list[Any] = [None] * len(calls)
+        self.left = list(range(len(calls)))
+        self.pause_s = 0.02
+        self.done: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+
+    def resolve(self) -> None:
+        """Gives the answers to the caller, or the first error among them."""
+        if self.done.done():
+            return
+        failed = next((answer for answer in self.answers if isinstance(answer, Exception)), None)
+        if failed is None:
+            self.done.set_result(self.answers)
+        else:
+            self.done.set_exception(failed)
+
+
 class ScriptRunner:
     """Sends calls to Redis, those that wait together in one pipeline.
 
@@ -76,7 +99,7 @@ class ScriptRunner:
         client: for commands; the runner itself tries again, so the client need not.
         prefix: of the run's keys.
         scripts: the texts.
-        patience_s: how long an outage of Redis is waited out, seconds.
+        patience_s: how long an outage or a full memory of Redis is waited out, seconds.
     """
 
     def __init__(self, client: Redis, prefix: str, scripts: Scripts, patience_s: float = 300.0) -> None:
@@ -84,7 +107,7 @@ class ScriptRunner:
         self._prefix = prefix
         self._scripts = scripts
         self._patience_s = patience_s
-        self._waiting: list[tuple[Sequence[Call], asyncio.Future[list[Any]]]] = []
+        self._waiting: deque[_Request] = deque()
         self._sender: asyncio.Task[None] | None = None
 
     async def call(self, script: str, *arguments: Argument) -> Any:
@@ -96,57 +119,77 @@ class ScriptRunner:
         return (await self.call_many([Call(script, arguments)]))[0]
 
     async def call_many(self, calls: Sequence[Call]) -> list[Any]:
-        """Several transitions, in this order; returns their answers.
+        """Several transitions; returns their answers.
 
         Raises:
             redis.RedisError: as ``call``.
         """
-        future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((calls, future))
+        request = _Request(calls, asyncio.get_running_loop().time() + self._patience_s)
+        self._enqueue(request)
+        return await request.done
+
+    async def stop(self) -> None:
+        """Gives up what is still waiting for Redis."""
+        if self._sender is not None:
+            self._sender.cancel()
+            await asyncio.gather(self._sender, return_exceptions=True)
+        while self._waiting:
+            self._waiting.popleft().done.cancel()
+
+    def _enqueue(self, request: _Request) -> None:
+        self._waiting.append(request)
         if self._sender is None or self._sender.done():
             self._sender = asyncio.create_task(self._send_all())
-        return await future
 
     async def _send_all(self) -> None:
         while self._waiting:
-            batch: list[tuple[Sequence[Call], asyncio.Future[list[Any]]]] = []
-            size = 0
+            batch, size = [], 0
             while self._waiting and size < _BATCH:
-                batch.append(self._waiting.pop(0))
-                size += len(batch[-1][0])
+                batch.append(self._waiting.popleft())
+                size += len(batch[-1].left)
             try:
-                answers = await self._outlast([call for calls, _ in batch for call in calls])
-            except Exception as error:
-                for _, future in batch:
-                    if not future.done():
-                        future.set_exception(error)
-                continue
-            _distribute(batch, answers)
-
-    async def _outlast(self, calls: Sequence[Call]) -> list[Any]:
-        """Sends until Redis has answered every call: through lost connections, restarts and a full memory."""
-        deadline = asyncio.get_running_loop().time() + self._patience_s
-        answers: list[Any] = [None] * len(calls)
-        left = list(range(len(calls)))
-        pause_s = 0.02
-        while True:
-            try:
-                replies = await self._send([calls[i] for i in left])
+                await self._send(batch)
             except OUTAGE as error:
-                if asyncio.get_running_loop().time() > deadline:
-                    raise
-                logger.warning("redis is away", extra={"fields": {"error": str(error), "calls": len(left)}})
-            else:
-                for i, reply in zip(left, replies, strict=True):
-                    answers[i] = reply
-                left = [i for i in left if _unable(answers[i])]
-                if not left or asyncio.get_running_loop().time() > deadline:
-                    return answers
-                logger.warning("redis refuses writes", extra={"fields": {"error": str(answers[left[0]])}})
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, 1.0)
+                await self._wait_out(batch, error)
+            except Exception as error:
+                for request in batch:
+                    request.answers = [error]
+                    request.resolve()
 
-    async def _send(self, calls: Sequence[Call]) -> list[Any]:
+    async def _send(self, batch: Sequence[_Request]) -> None:
+        """Sends what is left of the requests; those that Redis is not able to run now come again after a pause."""
+        places = [(request, i) for request in batch for i in request.left]
+        replies = await self._replies([request.calls[i] for request, i in places])
+        for (request, i), reply in zip(places, replies, strict=True):
+            request.answers[i] = reply
+        for request in batch:
+            request.left = [i for i in request.left if _unable(request.answers[i])]
+            if not request.left or self._is_late(request):
+                request.resolve()
+                continue
+            error = str(request.answers[request.left[0]])
+            logger.warning("redis refuses writes", extra={"fields": {"error": error, "calls": len(request.left)}})
+            asyncio.get_running_loop().call_later(request.pause_s, self._enqueue, request)
+            request.pause_s = min(request.pause_s * 2, 1.0)
+
+    async def _wait_out(self, batch: Sequence[_Request], error: Exception) -> None:
+        """Redis is away: whoever has patience left waits, at the head of the queue."""
+        logger.warning("redis is away", extra={"fields": {"error": str(error), "requests": len(batch)}})
+        for request in reversed(batch):
+            if self._is_late(request):
+                request.answers = [error]
+                request.resolve()
+            else:
+                self._waiting.appendleft(request)
+        if self._waiting:
+            await asyncio.sleep(self._waiting[0].pause_s)
+            self._waiting[0].pause_s = min(self._waiting[0].pause_s * 2, 1.0)
+
+    @staticmethod
+    def _is_late(request: _Request) -> bool:
+        return request.done.done() or asyncio.get_running_loop().time() >= request.deadline
+
+    async def _replies(self, calls: Sequence[Call]) -> list[Any]:
         replies = await self._pipeline(calls)
         unknown = [i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if unknown:
@@ -169,17 +212,3 @@ def _unable(answer: Any) -> bool:
     return isinstance(answer, (OutOfMemoryError, ReadOnlyError, *OUTAGE)) or (
         isinstance(answer, ResponseError) and str(answer).startswith("MISCONF")
     )
-
-
-def _distribute(batch: list[tuple[Sequence[Call], asyncio.Future[list[Any]]]], answers: list[Any]) -> None:
-    start = 0
-    for calls, future in batch:
-        part = answers[start : start + len(calls)]
-        start += len(calls)
-        if future.done():
-            continue
-        failed = next((answer for answer in part if isinstance(answer, Exception)), None)
-        if failed is None:
-            future.set_result(part)
-        else:
-            future.set_exception(failed)

@@ -1,8 +1,9 @@
-#!lua
+#!lua flags=allow-oom
 -- Admits a group. By: trainer.
 -- ARGV: group, call, incarnation, split, bound (open groups of the split), memory_share, n, needed, deadline_s,
 --   scoring_s, scorers (1: group-scope scorers follow), step, source, prompt.
--- Checks: no later trainer; below the bound of groups; below the share of Redis's memory; the id is new.
+-- Checks: no later trainer; below the bound of groups; below the share of Redis's memory (allow-oom: a full memory is an
+--   answer, not an error); the id is new.
 -- Changes: creates the group, adds it to `prompts` and `open`; admitted + 1.
 -- Returns: admitted | full | memory | duplicate | stale; for the same call the same, unless there is room by now.
 local call, incarnation, split = ARGV[2], ARGV[3], ARGV[4]

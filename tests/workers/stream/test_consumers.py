@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from plaudit_workers.stream.commits import commit
+from plaudit_workers.stream.connection import Transport
+from plaudit_workers.stream.consumer import Consumer
+from plaudit_workers.stream.producer import publish
+
+
+async def test_a_delivery_that_was_lost_on_the_way_comes_again_and_counts_once(run: Any, transport: Transport) -> None:
+    await run.published(n=2)
+    same_process = Consumer[Any](transport, "samples", "reward-0", run.another(run.samples, "x")._options)
+    again = await same_process.take(8)
+    assert [delivery.deliveries for delivery in again] == [1, 1]
+    assert await same_process.take(8) == []
+
+
+async def test_a_living_worker_keeps_its_leases_and_a_dead_one_loses_them(run: Any) -> None:
+    quick = {"lease_s": 1.5, "renew_every_s": 0.1}
+    living, other = (run.another(run.samples, f"reward-{i}", **quick) for i in (1, 2))
+    dead = await run.published(n=4)  # by run.samples, which does not renew
+    async with living:
+        kept = await living.reclaim(2, lease_s=0.0)
+        taken: list[Any] = []
+        while len(taken) < 2:
+            taken += await other.take(8)
+            await asyncio.sleep(0.02)
+        assert {d.entry_id for d in taken} == {d.entry_id for d in dead} - {d.entry_id for d in kept}
+        assert not any(delivery.lost.is_set() for delivery in kept)
+
+
+async def test_who_wakes_after_its_lease_learns_what_it_has_lost(run: Any) -> None:
+    frozen = await run.published(n=2)
+    taken = await run.another(run.samples, "reward-1").reclaim(1, lease_s=0.0)
+    await run.samples.renew()
+    assert [delivery.lost.is_set() for delivery in frozen] == [d.entry_id == taken[0].entry_id for d in frozen]
+
+
+async def test_work_that_was_handed_back_is_taken_at_once_and_counts_as_new(run: Any) -> None:
+    deliveries = await run.published(n=2)
+    await run.samples.hand_back(deliveries)
+    next_worker = run.another(run.samples, "reward-1", renew_every_s=0.0)
+    again = await next_worker.take(8)
+    assert [delivery.deliveries for delivery in again] == [1, 1]
+    assert "redelivered:samples" not in await run.trainer.counters()
+
+
+async def test_a_worker_that_leaves_hands_everything_back_and_is_forgotten(run: Any, transport: Transport) -> None:
+    worker = run.another(run.samples, "reward-1")
+    async with worker:
+        await run.published(n=2)
+        assert len(await worker.reclaim(8, lease_s=0.0)) == 2
+    names = [c["name"] for c in await transport.commands.xinfo_consumers(transport.names.samples, "reward")]
+    assert b"reward-1" in names  # what it handed back is still pending under its name
+    [first, second] = await run.another(run.samples, "reward-2", renew_every_s=0.0).take(8)
+    async with worker:
+        pass
+    names = [c["name"] for c in await transport.commands.xinfo_consumers(transport.names.samples, "reward")]
+    assert b"reward-1" not in names
+    assert {first.deliveries, second.deliveries} == {2}
+
+
+async def test_an_entry_that_three_workers_were_lost_with_is_buried(run: Any, make: Any, transport: Transport) -> None:
+    [_, innocent] = await run.published(n=2)
+    await commit(transport, innocent, make.score(1.0))
+    [again] = await run.another(run.samples, "reward-1").reclaim(8, lease_s=0.0)
+    assert again.deliveries == 2
+    third = run.another(run.samples, "reward-2")
+    assert await third.reclaim(8, lease_s=0.0) == []
+    [alone] = await third.take(8)
+    assert alone.deliveries == 3
+    assert await run.another(run.samples, "reward-3").reclaim(8, lease_s=0.0) == []
+    [group] = await run.trainer.take_ready(1, 0.0)
+    assert [sample.scoring.outcome for sample in group.samples] == ["poison", "scored"]
+    [(_, letter)] = await transport.commands.xrange(transport.names.dead)
+    assert (letter[b"stream"], letter[b"deliveries"]) == (b"samples", b"4")
+    assert b"3 workers were lost" in letter[b"reason"]
+    counters = await run.trainer.counters()
+    assert (counters["poison"], counters["dead:samples"], counters["redelivered:samples"]) == (1, 1, 3)
+
+
+async def test_the_last_attempt_is_made_alone(run: Any) -> None:
+    """So that an entry is buried only when its worker died while nothing else was in work."""
+    await run.published(n=3)
+    await run.another(run.samples, "reward-1").reclaim(8, lease_s=0.0)
+    worker = run.another(run.samples, "reward-2")
+    assert await worker.reclaim(8, lease_s=0.0) == []  # of the three, one is its own now, and waits
+    [alone] = await worker.take(8)
+    assert alone.deliveries == 3
+    await publish_one(run, "t-1-1.0")
+    assert await worker.take(8) == []  # nothing beside it
+    worker.finished(alone)
+    again = await worker.take(8)
+    assert [delivery.deliveries for delivery in again] == [3]  # not finished by a transition: it comes again
+    await commit(run.transport, again[0], run.make.score(1.0))
+    worker.finished(again[0])
+    assert [delivery.group for delivery in await worker.take(8)] == ["t-1-1.0"]
+
+
+async def publish_one(run: Any, group: str) -> None:
+    prompt = await run.admitted(group=group, n=1)
+    await publish(run.transport, prompt, 0, run.make.body(prompt.payload, 0))
+
+
+async def test_a_poisoned_prompt_ends_every_sample_that_was_not_published(run: Any, make: Any) -> None:
+    prompt = await run.admitted(n=3)
+    await publish(run.transport, prompt, 1, make.body(prompt.payload, 1))
+    for name in ("rollout-1", "rollout-2", "rollout-3"):
+        worker = run.another(run.prompts, name)
+        await worker.reclaim(8, lease_s=0.0)
+        await worker.take(1)
+    group = await run.trainer.read(prompt.group)
+    outcomes = [sample.scoring.outcome if sample.scoring else None for sample in group.samples]
+    assert outcomes == ["poison", None, "poison"]
+    [delivery] = await run.samples.take(1)
+    await commit(run.transport, delivery, make.score(1.0))
+    [ready] = await run.trainer.take_ready(1, 0.0)
+    assert ready.phase == "ready"
+
+
+async def test_a_poisoned_group_loses_its_scores_but_not_its_samples(run: Any) -> None:
+    await run.start(has_group_scorers=True)
+    await run.scored(n=2)
+    await run.groups.take(1)
+    for name in ("reward-1", "reward-2", "reward-3"):
+        worker = run.another(run.groups, name)
+        await worker.reclaim(8, lease_s=0.0)
+        await worker.take(1)
+    [group] = await run.trainer.take_ready(1, 0.0)
+    assert {sample.scoring.outcome for sample in group.samples} == {"infra_error"}
+    assert all(sample.body for sample in group.samples)
+
+
+async def test_an_entry_of_another_schema_version_is_buried_not_retried(
+    run: Any, make: Any, transport: Transport
+) -> None:
+    prompt = make.prompt()
+    await run.trainer.admit(prompt)
+    [(entry, fields)] = await transport.commands.xrange(transport.names.prompts)
+    await transport.commands.xadd(transport.names.prompts, {**fields, b"record": b"\x63" + fields[b"record"][1:]})
+    await transport.commands.xdel(transport.names.prompts, entry)
+    assert await run.prompts.take(1) == []
+    [(_, letter)] = await transport.commands.xrange(transport.names.dead)
+    assert b"schema version 63; this process reads 1" in letter[b"reason"]
+    [group] = await run.trainer.take_ready(1, 0.0)
+    assert (group.phase, group.reason) == ("dropped", "too_few_scored")
+
+
+async def test_lost_consumer_groups_are_created_again_and_nothing_is_skipped(
+    run: Any, make: Any, transport: Transport
+) -> None:
+    await transport.commands.delete(transport.names.prompts, transport.names.ready)
+    await run.trainer.admit(make.prompt())
+    assert await run.prompts.take(1) == []
+    assert len(await run.prompts.take(1)) == 1
+    assert await run.trainer.take_ready(1, 0.0) == []
+    assert (await run.trainer.counters())["groups_recreated"] == 1
+
+
+async def test_a_worker_without_free_slots_takes_nothing(run: Any, make: Any) -> None:
+    await run.trainer.admit(make.prompt())
+    assert await run.prompts.take(0) == []
+    assert len(await run.prompts.take(1)) == 1
+
+
+def test_a_worker_name_with_a_space_is_refused(run: Any) -> None:
+    with pytest.raises(ValueError, match="without spaces"):
+        run.another(run.samples, "reward 1")

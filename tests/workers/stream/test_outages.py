@@ -1,0 +1,185 @@
+"""Redis itself goes away: killed, restarted, full, refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.process import RefusedError
+from plaudit_workers.stream.commits import Commitment, commit
+from plaudit_workers.stream.connection import RedisAddress, Transport
+from plaudit_workers.stream.consumer import Consumer, ConsumerOptions
+from plaudit_workers.stream.groups import StreamLimits, TrainerStreams
+from plaudit_workers.stream.producer import Publication, publish, publish_many
+from plaudit_workers.stream.records import Announcement, PolicyVersion, Prompt
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path / "redis", persistence="always") as server:
+        yield server
+
+
+async def opened(server: RedisServer, run: str, **more: Any) -> Transport:
+    return await Transport.open(RedisAddress(server.url, server.password), run, **more)
+
+
+async def test_redis_is_killed_and_the_run_goes_on_where_it_was(
+    own_redis: RedisServer, run_name: str, make: Any
+) -> None:
+    transport = await opened(own_redis, run_name)
+    trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
+    await trainer.take_over()
+    options = ConsumerOptions(block_s=0.05, reclaim_every_s=0.0)
+    prompts: Consumer[Any] = Consumer(transport, "prompts", "rollout-0", options)
+    samples: Consumer[Any] = Consumer(transport, "samples", "reward-0", options)
+    await trainer.admit(make.prompt(n=2))
+    [prompt] = await prompts.take(1)
+    await publish(transport, prompt, 0, make.body(prompt.payload, 0))
+    [held] = await samples.take(1)
+
+    own_redis.kill()
+    assert await samples.take(1) == []
+    publishing = asyncio.create_task(publish(transport, prompt, 1, make.body(prompt.payload, 1)))
+    await asyncio.sleep(0.1)
+    assert not publishing.done()
+    own_redis.start()
+    assert await asyncio.wait_for(publishing, 10) is Publication.published
+    assert await commit(transport, held, make.score(1.0)) is Commitment.committed
+    samples.finished(held)
+    [second] = await _first(samples)
+    assert second.deliveries == 1
+    assert await commit(transport, second, make.score(1.0)) is Commitment.committed
+    [group] = await trainer.take_ready(1, 1.0)
+    assert await trainer.close(group.id, "trained")
+    await transport.close()
+
+
+async def _first(consumer: Consumer[Any]) -> list[Any]:
+    for _ in range(50):
+        if deliveries := await consumer.take(1):
+            return deliveries
+    return []
+
+
+async def test_after_an_outage_nothing_is_claimed_from_others_for_one_lease(
+    own_redis: RedisServer, run_name: str, make: Any
+) -> None:
+    """Every lease looks lapsed then; its owner renews it first."""
+    transport = await opened(own_redis, run_name)
+    trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
+    await trainer.take_over()
+    await trainer.admit(make.prompt())
+    options = ConsumerOptions(lease_s=0.3, renew_every_s=0.0, block_s=0.05, reclaim_every_s=0.0)
+    owner: Consumer[Prompt] = Consumer(transport, "prompts", "rollout-0", options)
+    other: Consumer[Prompt] = Consumer(transport, "prompts", "rollout-1", options)
+    assert len(await _first(owner)) == 1
+    assert await other.take(1) == []
+    own_redis.kill()
+    assert await other.take(1) == []
+    await asyncio.sleep(0.4)
+    own_redis.start()
+    assert await other.take(1) == []
+    await owner.renew()
+    assert await other.take(1) == []
+    await transport.close()
+
+
+async def test_groups_that_redis_lost_are_found_and_the_announcement_is_written_again(
+    own_redis: RedisServer, run_name: str, make: Any
+) -> None:
+    transport = await opened(own_redis, run_name)
+    trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
+    await trainer.take_over()
+    announcement = Announcement(PolicyVersion(1, 3), "weights/1.3", "digest")
+    await trainer.announce(announcement)
+    await trainer.admit(make.prompt("t-0-1.0"))
+    assert await trainer.missing(["t-0-1.0"]) == []
+    await transport.commands.flushall()
+    assert await trainer.missing(["t-0-1.0"]) == ["t-0-1.0"]
+    assert await transport.announced() == announcement
+    assert not await trainer.close("t-0-1.0", "dropped", "lost")
+    await transport.close()
+
+
+async def test_a_group_that_reappears_is_ended_as_it_was_and_never_handed_out(run: Any, transport: Transport) -> None:
+    group_id = await run.scored()
+    before = {key: await transport.commands.dump(key) async for key in transport.commands.scan_iter("*")}
+    [group] = await run.trainer.take_ready(1, 0.0)
+    await run.trainer.close(group.id, "trained")
+    for key, dumped in before.items():
+        await transport.commands.restore(key, 0, dumped, replace=True)
+    assert group_id in await run.trainer.open_groups()
+    assert await run.trainer.take_ready(1, 0.0) == []
+    assert await run.trainer.open_groups() == []
+    assert (await run.trainer.counters())["trained"] == 1
+
+
+async def test_a_full_redis_delays_publication_and_never_refuses_what_frees_it(
+    tmp_path: Path, run_name: str, make: Any
+) -> None:
+    with RedisServer(tmp_path, max_memory_bytes=12 << 20) as server:
+        transport = await opened(server, run_name)
+        trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
+        await trainer.take_over()
+        options = ConsumerOptions(block_s=0.05)
+        prompts: Consumer[Any] = Consumer(transport, "prompts", "rollout-0", options)
+        samples: Consumer[Any] = Consumer(transport, "samples", "reward-0", options)
+        await trainer.admit(make.prompt("t-0-1.0", n=1))
+        await trainer.admit(make.prompt("t-1-1.0", n=1))
+        first, second = await prompts.take(2)
+        await publish(transport, first, 0, make.body(first.payload, 0))
+        await transport.commands.setrange("filler", 8 << 20, b"x")
+        await transport.commands.config_set("maxmemory", 6 << 20)
+        publishing = asyncio.create_task(publish(transport, second, 0, make.body(second.payload, 0)))
+        [delivery] = await samples.take(1)
+        assert await commit(transport, delivery, make.score(1.0)) is Commitment.committed
+        [group] = await trainer.take_ready(1, 1.0)
+        assert await trainer.close(group.id, "trained")
+        assert not publishing.done()
+        await transport.commands.delete("filler")
+        assert await asyncio.wait_for(publishing, 5) is Publication.published
+        await transport.close()
+
+
+async def test_large_bodies_lie_on_the_volume_until_the_group_is_closed(
+    own_redis: RedisServer, run_name: str, make: Any, tmp_path: Path
+) -> None:
+    spill = tmp_path / "bodies"
+    transport = await opened(own_redis, run_name, spill=spill)
+    trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
+    await trainer.take_over()
+    prompts: Consumer[Any] = Consumer(transport, "prompts", "rollout-0", ConsumerOptions(block_s=0.05))
+    samples: Consumer[Any] = Consumer(transport, "samples", "reward-0", ConsumerOptions(block_s=0.05))
+    await trainer.admit(make.prompt(n=3))
+    [prompt] = await prompts.take(1)
+    tokens = tuple(range(40_000))
+    bodies = [make.body(prompt.payload, 0, tokens), make.body(prompt.payload, 1, text="x" * 300_000)]
+    bodies.append(make.body(prompt.payload, 2, tokens))
+    await publish_many(transport, [(prompt, index, body) for index, body in enumerate(bodies)])
+    assert len(list(spill.rglob("tensors-0-*"))) == 1
+    for delivery in await samples.take(8):
+        assert delivery.payload == bodies[delivery.payload.index].sample
+        await commit(transport, delivery, make.score(1.0))
+    next(spill.rglob("tensors-2-*")).write_bytes(b"torn")
+    [group] = await trainer.take_ready(1, 1.0)
+    assert [sample.body for sample in group.samples] == [*bodies[:2], None]
+    assert group.samples[2].scoring.outcome == "infra_error"
+    await trainer.close(group.id, "trained")
+    assert not any(path.is_file() for path in spill.rglob("*"))
+    await transport.close()
+
+
+async def test_what_is_wrong_with_redis_is_said_in_one_sentence(own_redis: RedisServer, run_name: str) -> None:
+    with pytest.raises(RefusedError, match="refuses the password"):
+        await Transport.open(RedisAddress(own_redis.url, "wrong"), run_name)
+    with pytest.raises(RefusedError, match="refuses the password"):
+        await Transport.open(RedisAddress(own_redis.url), run_name)
+    own_redis.kill()
+    with pytest.raises(RefusedError, match="cannot be reached"):
+        await Transport.open(RedisAddress(own_redis.url, own_redis.password), run_name)
