@@ -7,8 +7,10 @@ nothing is told to anybody, and the next one starts with a fresh connection and 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import sys
+import warnings
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -192,7 +194,7 @@ class Simulation:
                 "responseTokens": {"kind": "constant", "value": 4},
             }
         )
-        options = RolloutOptions(max_concurrent_samples=256, samples_per_prompt=SAMPLES, drain_grace_s=0.5)
+        options = RolloutOptions(256, SAMPLES, drain_grace_s=0.5, consumer=ConsumerOptions(block_s=0.1))
         worker = RolloutWorker(name, transport, ScriptedEngine(script), SingleTurn(), options)
         try:
             await worker.run(stop)
@@ -234,6 +236,12 @@ class Simulation:
         await pipeline.execute()
         await transport.close()
 
+    async def until_steps(self, count: int) -> None:
+        """Returns once so many steps are written down."""
+        async with asyncio.timeout(30):
+            while len(self.steps()) < count:
+                await asyncio.sleep(0.01)
+
     def steps(self) -> list[StepRecord]:
         return read_steps(self.folder / "steps.jsonl")
 
@@ -246,6 +254,9 @@ class Simulation:
 async def simulation(redis_server: RedisServer, run_name: str, tmp_path: Path) -> AsyncIterator[Simulation]:
     simulation = Simulation(redis_server, run_name, tmp_path / "run")
     yield simulation
+    with warnings.catch_warnings():  # trainers that were killed did not close their connections
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
     transport = await simulation.open()
     async for key in transport.commands.scan_iter(f"plaudit:{{{run_name}}}:*", count=1000):
         await transport.commands.unlink(key)

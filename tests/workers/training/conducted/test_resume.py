@@ -74,9 +74,7 @@ async def test_a_trainer_process_that_gets_sigkill_loses_nothing(simulation: Any
     async with simulation.workers():
         for steps in (1, 5):
             trainer = await simulation.trainer_process(settings)
-            while len(simulation.steps()) < steps:
-                assert trainer.returncode is None
-                await asyncio.sleep(0.01)
+            await simulation.until_steps(steps)
             await asyncio.sleep(chance.uniform(0.0, 0.2))
             trainer.kill()
             await trainer.wait()
@@ -99,7 +97,7 @@ async def test_a_redis_that_forgets_everything_costs_only_time(
     simulation.slow_s = 0.4
     async with simulation.workers():
         training = asyncio.create_task(simulation.train(plan))
-        await asyncio.sleep(1.2)
+        await simulation.until_steps(2)
         await simulation.rewind({})
         done, policy = await training
     assert done
@@ -113,7 +111,10 @@ async def test_a_redis_that_forgets_everything_while_no_trainer_lives_costs_only
     plan = make_plan(steps=5, staleness=1)
     simulation.slow_s = 0.3
     async with simulation.workers():
-        assert not await simulation.killed(plan, 1.2)
+        training = asyncio.create_task(simulation.train(plan))
+        await simulation.until_steps(2)
+        training.cancel()
+        await asyncio.wait([training])
         await simulation.rewind({})
         done, policy = await simulation.train(plan)
     assert done
@@ -132,9 +133,9 @@ async def test_groups_that_reappear_with_an_old_state_of_redis_are_not_trained_a
     simulation.slow_s = 0.3
     async with simulation.workers():
         training = asyncio.create_task(simulation.train(plan))
-        await asyncio.sleep(0.9)
+        await simulation.until_steps(1)
         old = await simulation.state()
-        await asyncio.sleep(0.8)
+        await simulation.until_steps(3)
         await simulation.rewind(old)
         done, policy = await training
     assert done
@@ -149,7 +150,7 @@ async def test_a_redis_that_is_killed_and_loads_its_file_again_loses_nothing(
         simulation.slow_s = 0.3
         async with simulation.workers():
             training = asyncio.create_task(simulation.train(make_plan(steps=5, staleness=1)))
-            await asyncio.sleep(0.8)
+            await simulation.until_steps(1)
             server.kill()
             await asyncio.sleep(0.5)
             await asyncio.to_thread(server.start)
@@ -166,7 +167,7 @@ async def test_a_trainer_that_was_replaced_leaves_and_trains_nothing_more(
     simulation.slow_s = 0.2
     async with simulation.workers():
         first = asyncio.create_task(simulation.train(plan))
-        await asyncio.sleep(0.7)
+        await simulation.until_steps(2)
         second = asyncio.create_task(simulation.train(plan))
         with pytest.raises(StaleIncarnationError, match="later trainer than incarnation 1"):
             await first
