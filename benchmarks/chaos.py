@@ -33,6 +33,7 @@ from plaudit_metrics.history import read_steps
 VICTIMS = ("rollout", "reward", "trainer", "redis")
 EXAMPLE = Path(__file__).parent.parent / "examples" / "01-copy-digits"
 PLAUDIT = [sys.executable, "-m", "plaudit_workers.cli"]
+_HOLDS_WITHIN_S = 5.0
 STREAMS = ("prompts", "samples", "groups", "ready")
 
 
@@ -113,7 +114,9 @@ def _kill(run: Run, victim: str) -> None:
     worker = file.with_suffix(".worker")
     name = worker.read_text().strip() if worker.exists() else ""
     takeover = Takeover(name or victim, time.monotonic())
-    takeover.entries = sum(_pending(run, name).values()) if name else 0
+    patience = time.monotonic() + _HOLDS_WITHIN_S
+    while victim in {"rollout", "reward"} and not takeover.entries and time.monotonic() < patience:
+        takeover.entries = sum(_pending(run, name).values())  # an idle worker's death would show nothing
     os.kill(int(file.read_text()), signal.SIGKILL)
     takeover.killed = time.monotonic()
     run.takeovers.append(takeover)
