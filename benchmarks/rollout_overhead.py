@@ -8,6 +8,9 @@ machine; the responses are compared token for token:
   round begins before the first prompt is admitted and ends when the last sample is published: reading prompts, leases,
   version checks, bodies, transitions and heartbeats are all in it.
 
+Beside the wall clock stands the CPU time of the two processes (bare ÷ worker, Redis not counted): it tells the same on
+a machine that is busy with other things.
+
 The model is tiny (2 layers, 128 wide), so the engine spends its time in Python as the worker does: on a real model the
 share of the worker is smaller. *long* is a round of responses of at most 256 tokens; *short* of at most 8 tokens (what
 the copy-digits example generates), where the cost per sample shows most.
@@ -137,6 +140,12 @@ def bare_round(llm: Any, about: Round) -> dict[str, Any]:
     return {"seconds": seconds, "responses": [list(output.outputs[0].token_ids) for output in outputs]}
 
 
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process so far, all its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class Bare:
     """The process of ``bare_process``."""
 
@@ -158,9 +167,10 @@ class Bare:
     def run(self, about: Round) -> dict[str, Any]:
         """Seconds and responses of one round."""
         assert self._process.stdin is not None
+        cpu_s = cpu_seconds(self._process.pid)
         print(json.dumps(asdict(about)), file=self._process.stdin, flush=True)
         answer: dict[str, Any] = json.loads(self._line())
-        return answer
+        return {**answer, "cpu_s": cpu_seconds(self._process.pid) - cpu_s}
 
     def _line(self) -> str:
         assert self._process.stdout is not None
@@ -231,11 +241,12 @@ class Worker:
         """Seconds from before the first admission to the last publication, and the responses."""
         prompts = [self._prompt(about, number, ids) for number, ids in enumerate(about.prompt_ids())]
         total = len(prompts) * SAMPLES_PER_PROMPT
+        cpu_s = cpu_seconds(self._process.pid)
         started = time.perf_counter()
         for prompt in prompts:
             await self.streams.admit(prompt)
         await self._published(total)
-        seconds = time.perf_counter() - started
+        seconds, cpu_s = time.perf_counter() - started, cpu_seconds(self._process.pid) - cpu_s
         responses = []
         for prompt in prompts:
             group = await self.streams.read(prompt.group)
@@ -243,7 +254,7 @@ class Worker:
             responses += [np.frombuffer(s.body.response_ids, "<i4").tolist() for s in group.samples if s.body]
             await self.streams.close(prompt.group, "dropped", "benchmark")
         await self.transport.commands.xtrim(self.transport.names.samples, maxlen=0)
-        return {"seconds": seconds, "responses": responses}
+        return {"seconds": seconds, "responses": responses, "cpu_s": cpu_s}
 
     async def _published(self, total: int) -> None:
         while True:
@@ -286,7 +297,7 @@ def make_model(folder: Path) -> None:
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
-    module.save_tiny_model(folder, SYMBOLS, "{{ messages[0].content }}", max_length=MODEL_LENGTH)
+    module.save_tiny_model(folder, SYMBOLS, "{{ messages[0].content }}", max_length=MODEL_LENGTH, seed=1)
 
 
 async def measure(folder: Path, quick: bool) -> list[dict[str, Any]]:
@@ -327,6 +338,7 @@ async def measure_round(about: Round, bare: Bare, worker: Worker) -> dict[str, A
         "same_responses": ours["responses"] == theirs["responses"],
         "worker_tokens_per_s": tokens / ours["seconds"],
         "bare_tokens_per_s": sum(map(len, theirs["responses"])) / theirs["seconds"],
+        "cpu_ratio": theirs["cpu_s"] / ours["cpu_s"],
     }
 
 
@@ -341,6 +353,7 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
             "bare_tokens_per_s": statistics.median(row["bare_tokens_per_s"] for row in mine),
             "worker_tokens_per_s": statistics.median(row["worker_tokens_per_s"] for row in mine),
             "ratio": statistics.median(row["worker_tokens_per_s"] / row["bare_tokens_per_s"] for row in mine),
+            "cpu_ratio": statistics.median(row["cpu_ratio"] for row in mine),
             "same_responses": all(row["same_responses"] for row in mine),
         }
     return {
@@ -361,7 +374,8 @@ def print_table(summary: dict[str, Any]) -> None:
         kind = summary[name]
         print(
             f"{name:6} {kind['tokens_per_sample']:14.1f} {kind['bare_tokens_per_s']:14,.0f} "
-            f"{kind['worker_tokens_per_s']:16,.0f} {kind['ratio']:7.3f} {kind['same_responses']!s:>12}"
+            f"{kind['worker_tokens_per_s']:16,.0f} {kind['ratio']:7.3f} {kind['cpu_ratio']:10.3f} "
+            f"{kind['same_responses']!s:>12}"
         )
     print(f"goal: long ≥ {GOAL}")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from uuid import uuid4
 
 from plaudit_workers.rollout.agents.agent import Agent
 from plaudit_workers.rollout.engine import Engine, EngineFailedError
@@ -84,7 +83,7 @@ class PromptWork:
         return [failure for sample in samples if (failure := sample.result())]
 
     async def _one(self, delivery: Delivery[Prompt], index: int, claim: Claim) -> str:
-        run = SampleRun(delivery.payload, index, self.generation, uuid4().hex[:8])
+        run = SampleRun(delivery.payload, index, self.generation)
         try:
             trajectory = await run.run(self.agent)
         except EngineFailedError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 
@@ -17,6 +18,9 @@ from plaudit_workers.stream.records import Body, PolicyVersion, Prompt
 _TURN_STRIDE = 1 << 32
 """Keeps the seeds of one sample's later turns apart from the first turns of other samples."""
 
+_request_numbers = itertools.count()
+"""Makes the engine's request ids unique, also when the same sample is run again in this process."""
+
 
 class TrajectoryError(Exception):
     """An agent returned something that cannot be published; the message says what."""
@@ -29,14 +33,12 @@ class SampleRun:
         prompt: the group's prompt.
         index: which of its n samples.
         generation: the engine.
-        attempt_id: makes the engine's request ids unique when the same sample is run again in this process.
     """
 
-    def __init__(self, prompt: Prompt, index: int, generation: Generation, attempt_id: str) -> None:
+    def __init__(self, prompt: Prompt, index: int, generation: Generation) -> None:
         self._prompt = prompt
         self._index = index
         self._generation = generation
-        self._attempt_id = attempt_id
         self._turns: list[FinishedSample] = []
         self._seconds_in_generate = 0.0
         self._tool_s = 0.0
@@ -58,7 +60,7 @@ class SampleRun:
         turn = len(self._turns)
         started = time.monotonic()
         request = SampleRequest(
-            id=f"{self._prompt.group}/{self._index}/{turn}/{self._attempt_id}",
+            id=f"{self._prompt.group}/{self._index}/{next(_request_numbers)}",
             prompt_ids=ids,
             sampling=self._prompt.sampling,
             seed=self._prompt.seed + self._index + turn * _TURN_STRIDE,

@@ -78,11 +78,17 @@ class PolicyWeights:
             await asyncio.sleep(_POLL_S)
 
     async def hold(self, least: PolicyVersion | None = None) -> None:
-        """Returns once the announced version is held, and it is at least ``least``; loads it if need be."""
-        while True:
-            if await self.follow() and self.held is not None and (least is None or self.held >= least):
-                return
-            await asyncio.sleep(_POLL_S)
+        """Returns once an announced version is held that is at least ``least``; loads the announced one if need be.
+
+        It asks only when what is held will not do: ``watch`` looks for news all the time.
+        """
+        while not self._suffices(least):
+            await self.follow()
+            if not self._suffices(least):
+                await asyncio.sleep(_POLL_S)
+
+    def _suffices(self, least: PolicyVersion | None) -> bool:
+        return self.held is not None and self.loading is None and (least is None or self.held >= least)
 
     async def follow(self) -> bool:
         """Reads the announcement once and loads what it names if that is not what is held.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from plaudit_metrics.records import WorkerRecord
 from plaudit_workers.health import HealthServer
@@ -41,14 +41,15 @@ class RolloutOptions:
 
     max_concurrent_samples: int = 256
     samples_per_prompt: int = 1
-    """Of training prompts: says how many prompts fill the free places."""
+    """Of training prompts: says how many prompts fill the free places. One prompt more waits in the engine, so that a
+    place that falls free is taken in the next step and not a read of the stream later."""
     in_flight: InFlight = "continue"
     """What happens to running samples when the weights change."""
     drain_grace_s: float = 20.0
     """After a stop, what is running may end within this; the rest is handed back."""
     prompts_per_take: int = 4
     """Prompts read at once: few, so that several rollouts share a burst of prompts."""
-    consumer: ConsumerOptions = ConsumerOptions()
+    consumer: ConsumerOptions = field(default_factory=ConsumerOptions)
     """Leases."""
 
 
@@ -112,7 +113,7 @@ class RolloutWorker:
         self._transport = transport
         self._engine = engine
         self._options = options
-        self._slots = Slots(options.max_concurrent_samples)
+        self._slots = Slots(options.max_concurrent_samples + options.samples_per_prompt)
         self._weights = PolicyWeights(transport, engine, options.in_flight, self._beat)
         self._publisher = Publisher(transport)
         self._generation = Generation(engine)
