@@ -64,6 +64,11 @@ class Crew:
         self._closed = False
 
     @property
+    def one_at_a_time(self) -> bool:
+        """Whether a child runs one work at a time."""
+        return self.description is None or self.description.isolation == "process"
+
+    @property
     def max_children(self) -> int:
         """Children beyond ``processes`` take over while works run that may never end; so many there may be."""
         return 4 * self.processes + 4

@@ -24,6 +24,7 @@ class Output(asyncio.Protocol):
     def __init__(self, name: str) -> None:
         self._name = name
         self._tail = b""
+        self._begun = b""
         self._transport: asyncio.BaseTransport | None = None
         self._window_ends = 0.0
         self._num_logged = 0
@@ -39,13 +40,15 @@ class Output(asyncio.Protocol):
         if now >= self._window_ends:
             self._window_ends, self._num_logged = now + _WINDOW_S, 0
         if self._num_logged < _LINES_PER_WINDOW:
-            self._log(data)
+            *lines, rest = (self._begun + data).split(b"\n")
+            self._begun = rest[:_LINE_CHARACTERS]
+            self._log([line for line in lines if line.strip()])
+        else:
+            self._begun = b""
 
-    def _log(self, data: bytes) -> None:
-        left = _LINES_PER_WINDOW - self._num_logged
-        lines = [line for line in data[: left * _LINE_CHARACTERS].splitlines() if line.strip()][:left]
-        self._num_logged += len(lines)
-        for line in lines:
+    def _log(self, lines: list[bytes]) -> None:
+        for line in lines[: _LINES_PER_WINDOW - self._num_logged]:
+            self._num_logged += 1
             text = line[:_LINE_CHARACTERS].decode(errors="replace")
             logger.info("reward function printed", extra={"fields": {"scorer": self._name, "line": text}})
 

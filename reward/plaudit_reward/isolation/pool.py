@@ -1,4 +1,4 @@
-"""A pool of child processes that run one user function: the queue, who gets what, the limits."""
+"""A pool of child processes that run one user function: the queue, and who gets what. Limits: ``watch``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from typing import Any
 
 from plaudit_reward.errors import InfrastructureError
 from plaudit_reward.isolation.crew import Crew
-from plaudit_reward.isolation.guilt import judge_death, judge_limits, spare_neighbours, timed_out
+from plaudit_reward.isolation.guilt import judge_death, spare_neighbours, timed_out
 from plaudit_reward.isolation.messages import Blocked, Dropped, Finished, FromChild, Started, Work
 from plaudit_reward.isolation.slot import Call, Pace, Slot
+from plaudit_reward.isolation.watch import Watch
 from plaudit_reward.sample import Sample
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import Attempt
@@ -23,15 +24,6 @@ from plaudit_reward.target import Description, Target
 
 logger = logging.getLogger(__name__)
 
-_TICK_S = 0.05
-_STALLED_AFTER_S = 0.5
-"""A tick that comes later than this: this process was stopped or starved, so the limits are moved by as much."""
-_LATE_TIMES = 10
-"""A work that has run for so many times the mean is late: what waits behind it goes to others."""
-_LATE_AFTER_S = 0.1
-_VERY_LATE_AFTER_S = 0.25
-"""A child whose work is later than this may be caught for good: another is started in its place."""
-_SPARES = 2
 _LOOK_AHEAD_S = 0.25
 """Works for so many seconds may wait in a pool: more would wait here while another worker has nothing to do."""
 _UNKNOWN_PACE_S = 0.05
@@ -55,8 +47,7 @@ class Pool:
         self._max_concurrent = max_concurrent
         self._ids = itertools.count()
         self._scheduled = False
-        self._ticker: asyncio.TimerHandle | None = None
-        self._due_s = 0.0
+        self._watch = Watch(self._crew, self._pace, self._queue, self._run_again)
         self._told: set[str] = set()
 
     async def open(self) -> Description:
@@ -105,7 +96,7 @@ class Pool:
         """How many more works could begin soon."""
         # What is late may never end: others are started in its place when works wait.
         given = len(self._queue) + sum(slot.num_given for slot in self._crew.slots if not slot.late)
-        if not self._one_at_a_time:
+        if not self._crew.one_at_a_time:
             return max(0, self._max_concurrent - given)
         mean_s = self._pace.mean_s if self._pace.mean_s is not None else _UNKNOWN_PACE_S
         soon = self._crew.processes * (1 + int(_LOOK_AHEAD_S / max(mean_s, 1e-4)))
@@ -113,8 +104,7 @@ class Pool:
 
     async def close(self) -> None:
         """Ends all children; what is still waited for fails."""
-        if self._ticker is not None:
-            self._ticker.cancel()
+        self._watch.stop()
         closed = InfrastructureError(f"scorer {self.name} was closed")
         for call in [*self._queue, *(call for slot in self._crew.slots for call in slot.calls())]:
             call.fail(closed)
@@ -178,10 +168,6 @@ class Pool:
 
     # Handing out.
 
-    @property
-    def _one_at_a_time(self) -> bool:
-        return self._crew.description is None or self._crew.description.isolation == "process"
-
     def _schedule(self) -> None:
         if not self._scheduled:
             self._scheduled = True
@@ -196,10 +182,10 @@ class Pool:
             calls = self._next(min(room, share))
             if calls:
                 slot.give(calls)
-        self._tick_later()
+        self._watch.go_on()
 
     def _room_in(self, slot: Slot) -> int:
-        if self._one_at_a_time:
+        if self._crew.one_at_a_time:
             return 0 if slot.late else self._pace.ahead() - slot.num_given
         return self._crew.slots_each - slot.num_given
 
@@ -214,64 +200,3 @@ class Pool:
     def _run_again(self, calls: Sequence[Call]) -> None:
         self._queue.extendleft(reversed([call for call in calls if not call.answer.done()]))
         self._schedule()
-
-    # Limits.
-
-    def _tick_later(self) -> None:
-        if self._ticker is None:
-            self._due_s = time.monotonic() + _TICK_S
-            self._ticker = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
-
-    def _tick(self) -> None:
-        self._ticker = None
-        now_s = time.monotonic()
-        if now_s - self._due_s > _STALLED_AFTER_S:
-            for slot in self._crew.slots:
-                for run in slot.running.values():
-                    run.deadline_s += now_s - self._due_s
-        for slot in list(self._crew.slots):
-            self._look_at(slot, now_s)
-        self._help_out(now_s)
-        self._crew.tidy(now_s)
-        if self._queue or not self._crew.settled() or any(slot.num_given for slot in self._crew.slots):
-            self._tick_later()
-
-    def _look_at(self, slot: Slot, now_s: float) -> None:
-        description = self._crew.description
-        if description is None:
-            return
-        verdict = judge_limits(slot, description.isolation, now_s)
-        if verdict.retire:
-            slot.draining = True
-            self._run_again([*verdict.again, *slot.take_back()])
-        if verdict.kill:
-            self._crew.end(slot)
-        if verdict.retire:
-            self._crew.fill()
-        elif description.isolation == "process" and self._runs_for(slot, now_s) > self._late(_LATE_AFTER_S):
-            slot.late = True
-            self._run_again(slot.take_back())
-
-    def _help_out(self, now_s: float) -> None:
-        """Starts children in the place of those that may be caught in a work that never ends, and some to spare.
-
-        Hangs come in herds, and a child takes a while to load its function: spare ones are ready when the next hangs.
-        """
-        if not self._one_at_a_time or not self._queue:
-            return
-        slots = [slot for slot in self._crew.slots if not slot.draining]
-        caught = sum(self._runs_for(slot, now_s) > self._very_late(slot) for slot in slots)
-        wanted = min(self._crew.processes + caught + _SPARES, self._crew.max_children) if caught else 0
-        for _ in range(wanted - len(slots)):
-            self._crew.spawn()
-
-    def _runs_for(self, slot: Slot, now_s: float) -> float:
-        return max((now_s - run.started_s for run in slot.running.values()), default=-math.inf)
-
-    def _late(self, at_least_s: float) -> float:
-        return max(at_least_s, _LATE_TIMES * (self._pace.mean_s or 0.0))
-
-    def _very_late(self, slot: Slot) -> float:
-        if self._pace.mean_s is not None:
-            return self._late(_VERY_LATE_AFTER_S)
-        return min((run.call.limit_s / 4 for run in slot.running.values()), default=math.inf)

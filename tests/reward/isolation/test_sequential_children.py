@@ -58,7 +58,7 @@ def compute_score(solution_str, ground_truth):
 """
 
 
-async def outcome(scorer: FunctionScorer, sample: Sample, limit_s: float = 0.4) -> Score | type[Exception]:
+async def outcome(scorer: FunctionScorer, sample: Sample, limit_s: float = 0.6) -> Score | type[Exception]:
     try:
         return await scorer.score(sample, Attempt(limit_s))
     except (ScoreTimeoutError, InfrastructureError) as error:
@@ -221,6 +221,7 @@ async def test_what_a_function_prints_is_logged_up_to_a_bound(
     """
     with caplog.at_level(logging.INFO, logger="plaudit_reward"):
         scorer = await open_scorer(source, processes=1)
+        await scorer.score(make_sample(), Attempt(5.0))
         await scorer.score(make_sample(), Attempt(5.0))
         await asyncio.sleep(0.1)
     lines = [r.fields["line"] for r in caplog.records if r.message == "reward function printed"]  # type: ignore[attr-defined]
