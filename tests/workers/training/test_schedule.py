@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plaudit_workers.training.ledger import TrainerLedger
+from plaudit_workers.training.ledger import Positions, TrainerLedger
 from plaudit_workers.training.open_step import OpenStep, Over, Retry, Update, Wait
 from plaudit_workers.training.schedule import InFlight, ReadyGroup, Schedule, admissible, choose
 
@@ -44,9 +44,7 @@ class Run:
 
     def admit(self, version: int) -> None:
         positions = self.ledger.train
-        for position in admissible(
-            self.schedule, version, list(positions.in_flight.values()), positions.cursor, positions.returned
-        ):
+        for position in admissible(self.schedule, version, positions):
             attempt = positions.attempt(position)
             group = f"t-{position}-1.{attempt}"
             step = self.schedule.step_of(position)
@@ -146,16 +144,34 @@ def test_prompts_of_a_step_are_admitted_once_the_version_that_the_schedule_names
     assert schedule.admissible_end(version) == expected
 
 
+def positions_at(cursor: int, returned: dict[int, int], in_flight: int = 0) -> Positions:
+    positions = Positions()
+    for position in range(in_flight):
+        positions.admit(InFlight(f"t-{position}-1.0", position, 0, 1, 0))
+    positions.cursor, positions.returned = cursor, returned
+    return positions
+
+
 def test_prompts_that_were_returned_come_first_and_only_in_their_turn() -> None:
     schedule = Schedule(steps=10, prompts_per_step=4, max_staleness=1)
-    assert admissible(schedule, 0, [], cursor=6, returned={2: 1, 9: 1}) == [2, 6, 7]
-    assert admissible(schedule, 1, [], cursor=10, returned={2: 1, 9: 1}) == [2, 9, 10, 11]
+    assert admissible(schedule, 0, positions_at(6, {2: 1, 9: 1})) == [2, 6, 7]
+    assert admissible(schedule, 1, positions_at(10, {2: 1, 9: 1})) == [2, 9, 10, 11]
 
 
 def test_no_more_groups_are_in_flight_than_the_bound_allows() -> None:
     schedule = Schedule(steps=10, prompts_per_step=2, max_staleness=1)
-    in_flight = [InFlight(f"t-{position}-1.0", position, 0, 1, 0) for position in range(3)]
-    assert admissible(schedule, 5, in_flight, cursor=3, returned={}) == [3]
+    assert admissible(schedule, 5, positions_at(3, {}, in_flight=3)) == [3]
+
+
+def test_a_prompt_that_was_admitted_ahead_of_the_cursor_is_not_admitted_twice() -> None:
+    schedule = Schedule(steps=10, prompts_per_step=4)
+    positions = positions_at(0, {})
+    positions.admit(InFlight("t-2-1.0", 2, 0, 1, 0))
+    positions.end("t-2-1.0")
+    assert admissible(schedule, 0, positions) == [0, 1, 3]
+    for position in (0, 1):
+        positions.admit(InFlight(f"t-{position}-2.0", position, 0, 1, 0))
+    assert (positions.cursor, positions.ahead) == (3, set())
 
 
 def test_order_ready_takes_a_younger_group_only_while_the_older_ones_still_fit() -> None:

@@ -44,13 +44,7 @@ class Admitter:
         """Admits every training prompt whose turn it is."""
         async with self._lock:
             positions = self._state.ledger.train
-            due = admissible(
-                self._run.plan.schedule,
-                self._state.version.number,
-                list(positions.in_flight.values()),
-                positions.cursor,
-                positions.returned,
-            )
+            due = admissible(self._run.plan.schedule, self._state.version.number, positions)
             if time.monotonic() >= self._paused_until:
                 await self._admit_in_turn("train", due)
 

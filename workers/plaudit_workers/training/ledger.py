@@ -25,6 +25,8 @@ class Positions:
     def __init__(self) -> None:
         self.cursor = 0
         """Positions below it were admitted before."""
+        self.ahead: set[int] = set()
+        """Positions above it that were admitted before, too (by a trainer before this one)."""
         self.returned: dict[int, int] = {}
         """Position to be admitted again → attempt under which."""
         self.in_flight: dict[str, InFlight] = {}
@@ -34,12 +36,18 @@ class Positions:
         return self.returned.get(position, 0)
 
     def admit(self, flight: InFlight) -> None:
-        """A group is in flight from now on; the cursor passes it, and all below that are in flight already."""
+        """A group is in flight from now on; the cursor passes it once all below were admitted."""
         self.returned.pop(flight.position, None)
         self.in_flight[flight.group] = flight
-        busy = {other.position for other in self.in_flight.values()}
-        while self.cursor in busy:
+        if flight.position >= self.cursor:
+            self.ahead.add(flight.position)
+        while self.cursor in self.ahead:
+            self.ahead.remove(self.cursor)
             self.cursor += 1
+
+    def was_admitted(self, position: int) -> bool:
+        """Whether a position was admitted before."""
+        return position < self.cursor or position in self.ahead
 
     def end(self, group: str) -> InFlight:
         """A group is not in flight any more."""
@@ -53,6 +61,7 @@ class Positions:
         """All of it as plain data."""
         return {
             "cursor": self.cursor,
+            "ahead": sorted(self.ahead),
             "returned": [[position, attempt] for position, attempt in sorted(self.returned.items())],
             "in_flight": [
                 [flight.group, flight.position, flight.attempt, flight.step, flight.version]
@@ -65,6 +74,7 @@ class Positions:
         """The inverse of ``snapshot``."""
         positions = cls()
         positions.cursor = snapshot["cursor"]
+        positions.ahead = set(snapshot["ahead"])
         positions.returned = dict(snapshot["returned"])
         positions.in_flight = {fields[0]: InFlight(*fields) for fields in snapshot["in_flight"]}
         return positions
@@ -176,6 +186,7 @@ class TrainerLedger:
         ledger = TrainerLedger()
         for split, positions in self.splits.items():
             ledger.splits[split].cursor = positions.cursor
+            ledger.splits[split].ahead = set(positions.ahead)
             busy = {flight.position for flight in positions.in_flight.values()}
             ledger.splits[split].returned = dict.fromkeys(sorted(busy | positions.returned.keys()), 0)
         return ledger

@@ -142,11 +142,7 @@ def adopt(
 
 def _is_awaited(ledger: TrainerLedger, group: Group) -> bool:
     """Whether the restored run still has to train it: in flight at the checkpoint, or admitted after it."""
-    in_flight = ledger.train.in_flight
-    if group.id in in_flight:
-        return True
-    busy = {flight.position for flight in in_flight.values()}
-    return group.prompt.position >= ledger.train.cursor and group.prompt.position not in busy
+    return group.id in ledger.train.in_flight or not ledger.train.was_admitted(group.prompt.position)
 
 
 def _flight(group: Group) -> InFlight:

@@ -12,9 +12,9 @@ k = maxStaleness and version v = number of the newest published policy (step s p
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 Order = Literal["step", "ready"]
 
@@ -78,23 +78,31 @@ class ReadyGroup:
     """False: too few scores, or a failure that drops the group; it is accounted for but not trained."""
 
 
-def admissible(
-    schedule: Schedule, version: int, in_flight: Collection[InFlight], cursor: int, returned: Iterable[int]
-) -> list[int]:
-    """Positions to admit now, in their turn.
+class Queue(Protocol):
+    """The prompts of a split, as far as their turn is concerned; ``ledger.Positions``."""
+
+    cursor: int
+    """Positions below it were admitted before."""
+    ahead: set[int]
+    """Positions above it that were admitted before, too."""
+    returned: dict[int, int]
+    """Positions to be admitted again."""
+    in_flight: dict[str, InFlight]
+    """Groups admitted and not ended."""
+
+
+def admissible(schedule: Schedule, version: int, queue: Queue) -> list[int]:
+    """Positions to admit now, in their turn: those to be admitted again first.
 
     Args:
         schedule: the knobs.
         version: number of the newest published policy.
-        in_flight: groups admitted and not ended.
-        cursor: positions below it were admitted before.
-        returned: positions to be admitted again (rolled back, vanished, too many failed scores).
+        queue: the prompts.
     """
     end = schedule.admissible_end(version)
-    room = schedule.max_in_flight - len(in_flight)
-    busy = {flight.position for flight in in_flight}
-    again = [position for position in sorted(returned) if position < end and position not in busy]
-    fresh = [position for position in range(cursor, end) if position not in busy]
+    room = schedule.max_in_flight - len(queue.in_flight)
+    again = [position for position in sorted(queue.returned) if position < end]
+    fresh = [position for position in range(queue.cursor, end) if position not in queue.ahead]
     return (again + fresh)[: max(room, 0)]
 
 
