@@ -373,13 +373,17 @@ class World:
             await self.check_repeat(call, first, await self.transport.scripts.send_again(call))  # type: ignore[attr-defined]
 
     async def check_repeat(self, call: Call, first: Any, second: Any) -> None:
-        """A repeated call repeats its answer, as long as its group lives and its trainer rules."""
+        """A repeated call repeats its answer, as long as its group lives and its trainer rules.
+
+        A refusal may become another refusal meanwhile: neither changes anything.
+        """
         if call.script == "claim":
             first, second = sorted(first), sorted(second)
         lives = not call.arguments[0] or await self.transport.commands.exists(
             self.transport.names.group(str(call.arguments[0]))
         )
-        if first != second and second != b"stale" and lives:
+        refusals = {first, second} <= {b"refused", b"duplicate"} if call.script != "claim" else False
+        if first != second and second != b"stale" and lives and not refusals:
             self.violations.append(f"repeat: {call.script} answered {first}, then {second}")
 
     # ---- checks

@@ -19,7 +19,8 @@ from plaudit_metrics.redis_connection import redis_client
 from plaudit_workers.process import ProcessSettings, RefusedError
 from plaudit_workers.stream.names import CONSUMER_GROUPS, Names
 from plaudit_workers.stream.records import Announcement, decode, decoder
-from plaudit_workers.stream.scripts import OUTAGE, ScriptRunner, Scripts
+from plaudit_workers.stream.runner import ScriptRunner
+from plaudit_workers.stream.scripts import OUTAGE, Scripts
 from plaudit_workers.stream.volume import SpillFolder
 
 HEARD_WITHIN_S = 20.0

@@ -6,7 +6,8 @@
 --   `scored` comes from the entry's holder (a frozen process that wakes finds all its timers expired).
 -- Changes: stores the score, open - 1, and when that is 0 completes the group; acks and deletes the entry, also when it
 --   refuses for good.
--- Returns: committed | duplicate | refused; for the same call the same while the group lives.
+-- Returns: committed | duplicate | refused; for the same call the same while the group lives (a failure that was refused
+--   may be a duplicate by then).
 local call, entry, consumer, i, outcome = ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[7]
 local g = look(i)
 if g.ended and g.ended[1] == call then return 'committed' end
