@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from typing import Any
 
@@ -41,9 +42,10 @@ class Machine(RuleBasedStateMachine):
         self.world: Any = None
 
     def do(self, work: Any) -> None:
-        self.run(self.world.everybody_works())
-        self.run(work)
-        self.check()
+        with contextlib.closing(work):
+            self.run(self.world.everybody_works())
+            self.run(work)
+            self.check()
 
     def run(self, work: Any) -> None:
         try:

@@ -382,7 +382,7 @@ class World:
         lives = not call.arguments[0] or await self.transport.commands.exists(
             self.transport.names.group(str(call.arguments[0]))
         )
-        refusals = {first, second} <= {b"refused", b"duplicate"} if call.script != "claim" else False
+        refusals = all(answer in (b"refused", b"duplicate") for answer in (first, second))
         if first != second and second != b"stale" and lives and not refusals:
             self.violations.append(f"repeat: {call.script} answered {first}, then {second}")
 
