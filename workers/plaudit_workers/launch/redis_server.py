@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -16,6 +18,8 @@ import redis
 from plaudit_workers.process import RefusedError
 
 _READY_WITHIN_S = 20.0
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
 
 
 class RedisServer:
@@ -66,7 +70,11 @@ class RedisServer:
         configuration.touch(mode=0o600)
         configuration.write_text(self._configuration())
         self._process = subprocess.Popen(
-            [program, str(configuration)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+            [program, str(configuration)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C on the terminal is for the program that started it
+            preexec_fn=_die_with_parent,
         )
         self._wait_until_ready()
         return self
@@ -135,6 +143,11 @@ class RedisServer:
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self.stop()
+
+
+def _die_with_parent() -> None:
+    """Runs in the child before it becomes Redis: a program that is killed outright leaves no server behind."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -44,6 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
         ending = asyncio.run(_run(job, folder, arguments.address, console))
     except RefusedError as error:
         ending = Ending(EXIT_REFUSED, str(error))
+    except asyncio.CancelledError:
+        ending = Ending(EXIT_INTERRUPTED, "ended at once; the same command with --resume goes on")
     if ending.message:
         print(f"plaudit run: {ending.message}", file=sys.stderr)
     return ending.code
@@ -94,16 +96,19 @@ async def _print_steps(lines: StepLines) -> None:
 
 
 def _stop_on_signals() -> asyncio.Event:
-    """An event that the first Ctrl-C or SIGTERM sets; a second one ends the program at once."""
+    """An event that the first Ctrl-C or SIGTERM sets; a second one ends the run without a last checkpoint."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    run = asyncio.current_task()
+    assert run is not None
 
-    def first_signal(number: signal.Signals) -> None:
-        loop.remove_signal_handler(number)
+    def on_signal() -> None:
+        if stop.is_set():
+            run.cancel()
         stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, first_signal, number)
+        loop.add_signal_handler(number, on_signal)
     return stop
 
 

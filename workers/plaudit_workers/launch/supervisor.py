@@ -17,12 +17,15 @@ import ray.exceptions
 
 from plaudit_workers.launch import placement
 from plaudit_workers.launch.plan import ProcessPlan, Role
-from plaudit_workers.process import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, Ending
+from plaudit_workers.process import EXIT_CRASHED, EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, Ending
 
 logger = logging.getLogger(__name__)
 
 _RESTART_PAUSE_S = 0.5
 _GRACE_S = 30.0
+_LAST_UPDATE_WITHIN_S = 600.0
+"""A trainer that was told to stop finishes its update and writes a checkpoint."""
+_NO_LAST_CHECKPOINT = "the trainer did not stop in time; --resume goes on from its last checkpoint"
 
 
 class Supervisor:
@@ -67,7 +70,8 @@ class Supervisor:
             done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             if stopped in done:
                 await self._stop_role("trainer")
-                return await self._trainer
+                await asyncio.wait([self._trainer], timeout=_LAST_UPDATE_WITHIN_S)
+                return self._trainer.result() if self._trainer.done() else Ending(EXIT_CRASHED, _NO_LAST_CHECKPOINT)
             ending: Ending = done.pop().result()
             return ending
         finally:

@@ -1,0 +1,69 @@
+"""The private Redis of a run: what it keeps, and that it never outlives its owner."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import redis
+
+from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.process import RefusedError
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from plaudit_workers.launch.redis_server import RedisServer
+server = RedisServer(Path(sys.argv[1])).start()
+print(server.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def client(server: RedisServer, password: str | None = None) -> redis.Redis:
+    return redis.Redis(host=server.host, port=server.port, password=password or server.password)
+
+
+def test_it_asks_for_a_password(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server, client(server, "wrong") as stranger, pytest.raises(redis.AuthenticationError):
+        stranger.ping()
+
+
+def test_a_killed_server_comes_back_with_what_it_had_at_the_same_address(tmp_path: Path) -> None:
+    with RedisServer(tmp_path, persistence="always") as server:
+        url = server.url
+        with client(server) as before:
+            before.set("kept", "yes")
+        server.kill()
+        assert not server.running()
+        server.start()
+        assert server.url == url
+        with client(server) as after:
+            assert after.get("kept") == b"yes"
+
+
+def test_memory_is_bounded_and_nothing_is_evicted(tmp_path: Path) -> None:
+    with RedisServer(tmp_path, max_memory_bytes=50_000_000) as server, client(server) as asked:
+        assert int(asked.config_get("maxmemory")["maxmemory"]) == 50_000_000
+        assert asked.config_get("maxmemory-policy")["maxmemory-policy"] == "noeviction"
+
+
+def test_it_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    pid = int(owner.stdout.readline())
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    for _ in range(200):
+        if not Path(f"/proc/{pid}").exists():
+            return
+        time.sleep(0.05)
+    pytest.fail("redis-server outlived its owner")
+
+
+def test_a_folder_that_redis_cannot_use_is_told_with_its_log(tmp_path: Path) -> None:
+    (tmp_path / "appendonlydir").write_text("a file where Redis wants a folder")
+    with pytest.raises(RefusedError, match="did not start"):
+        RedisServer(tmp_path).start()
