@@ -104,6 +104,18 @@ async def test_log_probabilities_are_of_the_distribution_that_was_sampled(
     assert close(reference(tiny_models[1], PROMPT, sample.response_ids, temperature, top_k), sample.logprobs)
 
 
+async def test_temperature_0_takes_the_likeliest_token_and_tells_the_policys_own_log_probability(
+    bench, tiny_models, reference
+):
+    await bench.load(tiny_models[1])
+    sample = await bench.result(bench.submit(temperature=0.0, max_tokens=20))
+    expected = reference(tiny_models[1], PROMPT, sample.response_ids)
+    assert close(expected, sample.logprobs)
+    for token in range(16):
+        other = reference(tiny_models[1], PROMPT, [token])
+        assert other[0] <= expected[0]
+
+
 async def test_the_same_seed_gives_the_same_sample_in_any_company(bench, tiny_models):
     await bench.load(tiny_models[1])
     alone = await bench.result(bench.submit(seed=5))

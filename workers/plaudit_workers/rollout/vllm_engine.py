@@ -7,6 +7,7 @@ loop is not on the main thread.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -26,7 +27,13 @@ from plaudit_workers.rollout.engine import (
 )
 from plaudit_workers.rollout.outbox import Outbox
 from plaudit_workers.rollout.settle import settle
-from plaudit_workers.rollout.vllm_arguments import VllmSettings, engine_arguments, is_untied, prepare_environment
+from plaudit_workers.rollout.vllm_arguments import (
+    VllmSettings,
+    engine_arguments,
+    has_gpu,
+    is_untied,
+    prepare_environment,
+)
 from plaudit_workers.stream.records import PolicyVersion
 
 if TYPE_CHECKING:
@@ -143,10 +150,14 @@ class VllmEngine:
 
     def _build(self) -> tuple[VllmLoop, Any]:
         prepare_environment(self._settings.source)
+        import torch
         from vllm.v1.engine.llm_engine import LLMEngine
 
         from plaudit_workers.rollout.vllm_loop import VllmLoop
 
+        if not has_gpu():
+            # The variable is too late where something else has imported torch before.
+            torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         arguments = engine_arguments(self._settings)
         engine = LLMEngine.from_engine_args(arguments)
         # Each finished request keeps its times; vLLM's own Prometheus series would cost 5 % of a small model's speed.
