@@ -72,6 +72,7 @@ class TrainerStreams:
         self._limits = limits
         self._incarnation = 0
         self._announcement: Announcement | None = None
+        self._announcing = 0  # calls under way: what Redis shows meanwhile is no fault
         self._held: dict[str, str] = {}  # group → entry of `ready`
         self._trainable: set[str] = set()  # those of them that were ready, not dropped
         self._reader = transport.blocking_client()
@@ -250,8 +251,12 @@ class TrainerStreams:
         Raises:
             StaleIncarnationError: another trainer has taken over.
         """
-        self._announcement = announcement  # before Redis has it: ``missing`` must not take the newer one for a fault
-        await self._fenced("announce", "", self._incarnation, encode(announcement))
+        self._announcement = announcement
+        self._announcing += 1
+        try:
+            await self._fenced("announce", "", self._incarnation, encode(announcement))
+        finally:
+            self._announcing -= 1
 
     async def open_groups(self) -> list[str]:
         """Ids of the groups that are admitted and not closed."""
@@ -291,14 +296,15 @@ class TrainerStreams:
             StaleIncarnationError: another trainer has taken over.
         """
         ids = list(expected)
+        known = None if self._announcing else self._announcement
         pipeline = self._transport.commands.pipeline(transaction=False)
         pipeline.hget(self._transport.names.state, "announced")
         for group_id in ids:
             pipeline.exists(self._transport.names.group(group_id))
         announced, *found = await pipeline.execute()
-        if self._announcement is not None and announced != encode(self._announcement):
-            logger.error("redis has an older state", extra={"fields": {"announced": str(self._announcement.version)}})
-            await self.announce(self._announcement)
+        if known is not None and known is self._announcement and announced != encode(known):
+            logger.error("redis has an older state", extra={"fields": {"announced": str(known.version)}})
+            await self.announce(known)
         await self._close_again(await self.open_groups())
         return [group_id for group_id, exists in zip(ids, found, strict=True) if not exists]
 
