@@ -53,8 +53,9 @@ class Upkeep:
         await self._run.clock.synchronise()
         await self._beat()
         await self._run.streams.release_expired()
-        await self._return_lost()
-        await self._discard_unknown()
+        open_groups = set(await self._run.streams.open_groups())
+        await self._return_lost(open_groups)
+        await self._discard_unknown(open_groups)
         if not self._admitter.pending:
             await correct_counters(self._run, self._state)
         await self._admitter.admit_training()
@@ -65,10 +66,11 @@ class Upkeep:
             version = str(self._state.version)
             await self._run.transport.beat(WorkerRecord(self._run.worker, "trainer", version=version))
 
-    async def _return_lost(self) -> None:
+    async def _return_lost(self, open_groups: set[str]) -> None:
         """Groups in flight that Redis has lost (FLUSHALL, failover): their prompts are admitted again."""
-        expected = [flight.group for flight in self._state.ledger.flights() if self._can_be_lost(flight.group)]
-        for group in await self._run.streams.missing(expected):
+        names = [flight.group for flight in self._state.ledger.flights()]
+        doubtful = [name for name in names if name not in open_groups and self._can_be_lost(name)]
+        for group in await self._run.streams.missing(doubtful):
             if self._state.ledger.find(group) and self._can_be_lost(group):
                 self._state.ledger.end(group, "dropped", "lost", again=True)
                 self._state.counters_suspect = True
@@ -77,9 +79,9 @@ class Upkeep:
     def _can_be_lost(self, group: str) -> bool:
         return group not in self._ready and group not in self._admitter.pending
 
-    async def _discard_unknown(self) -> None:
+    async def _discard_unknown(self, open_groups: set[str]) -> None:
         """Groups that reappeared (an old append-only file) and that ended long ago are closed again, never trained."""
-        unknown = {group for group in await self._run.streams.open_groups() if self._state.ledger.find(group) is None}
+        unknown = {group for group in open_groups if self._state.ledger.find(group) is None}
         for group in unknown & self._unknown:  # seen twice: not one that is being closed just now
             logger.error("group reappeared", extra={"fields": {"group": group}})
             await discard_group(self._run, self._state, group)
