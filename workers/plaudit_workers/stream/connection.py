@@ -43,11 +43,11 @@ class RedisAddress:
         """The address that a process was started with."""
         return cls(settings.redis_url, settings.redis_password)
 
-    def client(self, *, timeout_s: float, retries: int) -> Redis:
+    def client(self, *, timeout_s: float | None, retries: int) -> Redis:
         """A client of its own.
 
         Args:
-            timeout_s: for connecting and for each answer, seconds; above any BLOCK that it is used with.
+            timeout_s: for each answer, seconds; above any BLOCK that it is used with. None: the caller sees to it.
             retries: how often a lost command is sent again; 0 wherever that would repeat a read.
         """
         backoff = ExponentialBackoff(cap=1.0, base=0.02) if retries else NoBackoff()
@@ -55,7 +55,7 @@ class RedisAddress:
             self.url,
             password=self.password or None,
             socket_timeout=timeout_s,
-            socket_connect_timeout=min(timeout_s, _COMMAND_TIMEOUT_S),
+            socket_connect_timeout=_COMMAND_TIMEOUT_S,
             retry=Retry(backoff, retries),
             protocol=2,
         )
@@ -76,7 +76,7 @@ class Transport:
         self.address = address
         self.names = Names(run)
         self.commands = address.client(timeout_s=_COMMAND_TIMEOUT_S, retries=5)
-        self._client = address.client(timeout_s=_COMMAND_TIMEOUT_S, retries=0)
+        self._client = address.client(timeout_s=None, retries=0)
         self.scripts = ScriptRunner(self._client, self.names.prefix, scripts)
         self.reads = ScriptRunner(self._client, self.names.prefix, scripts, patience_s=0.0)
         self.volume = SpillFolder(spill)

@@ -20,6 +20,8 @@ from plaudit_workers.stream.scripts import OUTAGE, Argument, Call, Scripts
 logger = logging.getLogger(__name__)
 
 _CALLS_A_PIPELINE = 256
+_ANSWERED_WITHIN_S = 5.0
+_LEAST_BYTES_PER_S = 1e6
 
 
 class _Request:
@@ -48,7 +50,7 @@ class ScriptRunner:
     """Sends calls to Redis, those that wait together in one pipeline.
 
     Args:
-        client: for commands; the runner itself tries again, so the client need not.
+        client: without retries and timeouts: the runner sees to both.
         prefix: of the run's keys.
         scripts: the texts.
         patience_s: how long an outage or a full memory of Redis is waited out, seconds.
@@ -159,8 +161,10 @@ class ScriptRunner:
         pool: Any = self._client.connection_pool
         connection = await pool.get_connection()
         try:
-            await connection.send_packed_command([self._packed(call) for call in calls])
-            return [await _reply(connection) for _ in calls]
+            packed = [self._packed(call) for call in calls]
+            async with asyncio.timeout(_ANSWERED_WITHIN_S + sum(map(len, packed)) / _LEAST_BYTES_PER_S):
+                await connection.send_packed_command(packed)
+                return [await _reply(connection) for _ in calls]
         except BaseException:
             await connection.disconnect(nowait=True)  # answers may be on their way to whoever reads next
             raise
