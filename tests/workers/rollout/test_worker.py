@@ -96,23 +96,26 @@ async def test_a_switch_in_the_middle_of_a_sample_shows_in_its_spans(run, start_
     assert (group.samples[0].body.generation.version_min, group.samples[0].body.generation.version_max) == (0, 1)
 
 
+class HalfDead(ScriptedEngine):
+    """Never ends a sample with an odd seed."""
+
+    def submit(self, request) -> None:
+        if request.seed % 2 == 0:
+            super().submit(request)
+
+
 async def test_a_redelivered_prompt_generates_only_what_is_missing_and_the_same_again(run, start_worker) -> None:
     await run.announce(0)
     await run.admit("t-0-1.0", n=6, seed=40)
+    async with start_worker(HalfDead(Script()), name="rollout-0", drain_grace_s=0.0):
+        before = await run.published("t-0-1.0", 3)
+    assert [sample.body is not None for sample in before.samples] == [True, False] * 3
     await run.admit("t-1-1.0", n=6, seed=40)
-    script = Script(Uniform(0.05, 2.0))
-    first = ScriptedEngine(script)
-    async with start_worker(first, name="rollout-0", drain_grace_s=0.0):
-        before = await run.published("t-0-1.0", 2)
-    taken_over = {sample.index for sample in before.samples if sample.body is None}
-    assert taken_over
-    second = ScriptedEngine(script)
-    async with start_worker(second, name="rollout-1"):
+    async with start_worker(ScriptedEngine(Script()), name="rollout-1"):
         interrupted = await run.published("t-0-1.0", 6)
         undisturbed = await run.published("t-1-1.0", 6)
-    by_worker = {sample.index: sample.body.generation.worker for sample in interrupted.samples}
-    assert {by_worker[sample.index] for sample in before.samples if sample.body is not None} == {"rollout-0"}
-    assert "rollout-1" in by_worker.values()
+    workers = [sample.body.generation.worker for sample in interrupted.samples]
+    assert workers == ["rollout-0", "rollout-1"] * 3
     for mine, reference in zip(interrupted.samples, undisturbed.samples, strict=True):
         assert mine.body.response_ids == reference.body.response_ids
         assert mine.body.logprobs == reference.body.logprobs
@@ -224,14 +227,18 @@ async def test_a_broken_engine_ends_the_worker_and_its_prompts_are_free_at_once(
         await run.published("t-0-1.0", 2)
 
 
-async def test_two_workers_share_a_burst_of_prompts(run, start_worker) -> None:
+async def test_what_one_worker_has_no_room_for_another_takes(run, start_worker) -> None:
     await run.announce(0)
-    async with start_worker(engine(0.3), name="rollout-0"), start_worker(engine(0.3), name="rollout-1"):
-        for number in range(16):
-            await run.admit(f"t-{number}-1.0", n=4)
-        groups = [await run.published(f"t-{number}-1.0", 4) for number in range(16)]
-    workers = [group.samples[0].body.generation.worker for group in groups]
-    assert min(workers.count("rollout-0"), workers.count("rollout-1")) >= 4
+    for number in range(8):
+        await run.admit(f"t-{number}-1.0", n=4)
+    room = {"max_concurrent_samples": 12, "samples_per_prompt": 4}
+    async with (
+        start_worker(engine(1.0), name="rollout-0", **room),
+        start_worker(engine(1.0), name="rollout-1", **room),
+    ):
+        groups = [await run.published(f"t-{number}-1.0", 4) for number in range(8)]
+    workers = [{sample.body.generation.worker for sample in group.samples} for group in groups]
+    assert sorted(workers, key=str) == [{"rollout-0"}] * 4 + [{"rollout-1"}] * 4
 
 
 async def test_no_more_is_taken_than_there_is_room_for(run, start_worker, eventually) -> None:
