@@ -180,6 +180,11 @@ async def test_what_is_wrong_with_redis_is_said_in_one_sentence(own_redis: Redis
         await Transport.open(RedisAddress(own_redis.url, "wrong"), run_name)
     with pytest.raises(RefusedError, match="refuses the password"):
         await Transport.open(RedisAddress(own_redis.url), run_name)
+    transport = await opened(own_redis, run_name)
+    await transport.commands.config_set("maxmemory-policy", "allkeys-lru")
+    await transport.close()
+    with pytest.raises(RefusedError, match="Set it to noeviction"):
+        await opened(own_redis, run_name)
     own_redis.kill()
     with pytest.raises(RefusedError, match="cannot be reached"):
         await Transport.open(RedisAddress(own_redis.url, own_redis.password), run_name)

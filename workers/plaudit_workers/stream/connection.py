@@ -110,7 +110,7 @@ class Transport:
 
     async def _check_server(self) -> None:
         try:
-            about: dict[str, Any] = await self.commands.info("server")
+            about: dict[str, Any] = {**await self.commands.info("server"), **await self.commands.info("memory")}
         except (AuthenticationError, ResponseError) as error:
             raise RefusedError(
                 f"Redis at {self.address.url} refuses the password: {error}. "
@@ -121,6 +121,12 @@ class Transport:
                 f"Redis at {self.address.url} cannot be reached: {error}. Is it running, and is "
                 "spec.transport.url right?"
             ) from error
+        policy = about.get("maxmemory_policy", "noeviction")
+        if policy != "noeviction":
+            raise RefusedError(
+                f"Redis at {self.address.url} has maxmemory-policy {policy}: it would delete samples silently. "
+                "Set it to noeviction"
+            )
         version = str(about.get("redis_version", "0"))
         if int(version.split(".")[0]) < 7:
             raise RefusedError(f"Redis at {self.address.url} is version {version}; Plaudit needs 7.0 or Valkey")

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import enum
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from redis.exceptions import ResponseError
 
 from plaudit_metrics.records import GroupEnd, GroupRecord, ScoringRecord, StepRecord
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.group_hash import read_group, read_groups, without_group_scorers
+from plaudit_workers.stream.fence import Fence, StaleIncarnationError
+from plaudit_workers.stream.group_hash import read_group, without_group_scorers
+from plaudit_workers.stream.limits import Admission, StreamLimits
+from plaudit_workers.stream.ready import ReadyGroups
 from plaudit_workers.stream.records import Announcement, Group, Prompt, encode
-from plaudit_workers.stream.scripts import OUTAGE, Argument, new_call
+from plaudit_workers.stream.scripts import Argument, new_call
+
+__all__ = ["Admission", "StaleIncarnationError", "StreamLimits", "TrainerStreams"]
 
 logger = logging.getLogger(__name__)
 
@@ -25,65 +27,23 @@ _ENDED_REMEMBERED = 10_000
 _NO_COUNTERS = frozenset({b"incarnation", b"takeover", b"step", b"announced", b"recorded"})
 
 
-class StaleIncarnationError(Exception):
-    """Another trainer has taken over this run: this one has no say any more and must exit."""
-
-
-class Admission(enum.Enum):
-    """What became of a prompt that was to be admitted."""
-
-    admitted = b"admitted"
-    full = b"full"
-    """As many groups are open as may be."""
-    memory = b"memory"
-    """Redis's memory is too full for more."""
-    duplicate = b"duplicate"
-    """A group of this id exists or existed."""
-
-
-@dataclass(frozen=True)
-class StreamLimits:
-    """What the trainer allows.
-
-    Attributes:
-        max_open_groups: training groups that may be open at a time.
-        max_open_validation_groups: the same for validation groups, beside them.
-        group_deadline_s: from a group's first published sample to its release.
-        group_scoring_deadline_s: from a group's last sample to its release without group-scope scorers.
-        min_samples_per_group: a training group with fewer scored samples is dropped.
-        has_group_scorers: group-scope scorers follow on the samples' own.
-        memory_share: nothing is admitted above this share of Redis's memory.
-    """
-
-    max_open_groups: int
-    max_open_validation_groups: int = 256
-    group_deadline_s: float = 900.0
-    group_scoring_deadline_s: float = 900.0
-    min_samples_per_group: int = 1
-    has_group_scorers: bool = False
-    memory_share: float = 0.7
-
-
 class TrainerStreams:
     """The streams as one trainer sees them. ``take_over`` comes first."""
 
     def __init__(self, transport: Transport, limits: StreamLimits) -> None:
         self._transport = transport
         self._limits = limits
-        self._incarnation = 0
+        self._fence = Fence(transport)
+        self._ready = ReadyGroups(transport, self._fence)
         self._announcement: Announcement | None = None
         self._announcing = 0  # calls under way: what Redis shows meanwhile is no fault
-        self._held: dict[str, str] = {}  # group → entry of `ready`
-        self._trainable: set[str] = set()  # those of them that were ready, not dropped
-        self._reader = transport.blocking_client()
-        self._last_seen = "0-0"
         self._closes = 0
         self._ended: dict[str, tuple[GroupEnd, str]] = {}  # newest last
 
     @property
     def incarnation(self) -> int:
         """This trainer's number among those that took over the run."""
-        return self._incarnation
+        return self._fence.incarnation
 
     async def take_over(self, floor: int = 0) -> int:
         """Becomes the run's trainer; whoever was it before is refused from now on.
@@ -91,10 +51,9 @@ class TrainerStreams:
         Args:
             floor: the highest incarnation that a checkpoint knows; the new one is higher, whatever Redis remembers.
         """
-        self._incarnation = int(await self._transport.scripts.call("take_over", "", new_call(), floor))
-        self._held.clear()
-        self._trainable.clear()
-        return self._incarnation
+        await self._fence.take_over(floor)
+        self._ready.clear()
+        return self.incarnation
 
     async def admit(self, prompt: Prompt) -> Admission:
         """Creates the prompt's group and offers it to the rollouts; never waits for room.
@@ -107,11 +66,11 @@ class TrainerStreams:
         record = encode(prompt)
         if self._transport.volume.needed(record):
             record = await self._transport.volume.store(prompt.group, "prompt", record)
-        answer = await self._fenced(
+        answer = await self._fence.call(
             "admit",
             prompt.group,
             new_call(),
-            self._incarnation,
+            self.incarnation,
             prompt.split,
             bound,
             limits.memory_share,
@@ -134,52 +93,16 @@ class TrainerStreams:
         Raises:
             StaleIncarnationError: another trainer has taken over.
         """
-        rows = await self._take_rows(count)
-        if not rows and block_s > 0:
-            await self._wait_for_ready(block_s)
-            rows = await self._take_rows(count)
-        # A group that is held already became ready once more in an older state of Redis: it is not handed out again.
-        wanted = [(group, n) for _, group, n in rows if group not in self._held]
-        groups = await read_groups(self._transport, wanted, taken=True) if wanted else []
-        for entry, group, _ in rows:
-            self._held[group] = entry
-            self._last_seen = max(self._last_seen, entry, key=_entry_order)
-        found = [group for group in groups if group is not None]
-        self._trainable.update(group.id for group in found if group.phase == "ready")
-        await self._close_again(group.id for group in found)
-        return [group for group in found if group.id in self._held]
+        groups = await self._ready.take(count, block_s)
+        again = {group.id for group in groups if group.id in self._ended}
+        await self._close_again(again)
+        return [group for group in groups if group.id not in again]
 
     async def _close_again(self, group_ids: Iterable[str]) -> None:
         """Ends groups that reappeared (an append-only file without its last second) as this trainer ended them."""
         for group_id in group_ids:
-            if group_id in self._ended:
-                logger.error("an ended group reappeared", extra={"fields": {"group": group_id}})
-                await self._close(group_id, *self._ended[group_id], b"", taken=True)
-
-    async def _take_rows(self, count: int) -> list[tuple[str, str, int]]:
-        held = self._held.values()
-        try:
-            rows: list[tuple[bytes, bytes, int]] = await self._fenced("take_ready", "", self._incarnation, count, *held)
-        except ResponseError as error:
-            if "NOGROUP" not in str(error):
-                raise
-            logger.error("the streams' groups are gone", extra={"fields": {"stream": "ready"}})
-            await self._transport.recreate_groups()
-            return []
-        return [(entry.decode(), group.decode(), n) for entry, group, n in rows]
-
-    async def _wait_for_ready(self, block_s: float) -> None:
-        """Looks without taking: an entry that a replaced trainer read would be lost to its successor."""
-        key = self._transport.names.ready
-        try:
-            reply: Any = await self._reader.xread(
-                {key: self._last_seen}, count=1000, block=max(round(block_s * 1000), 1)
-            )
-        except OUTAGE as error:
-            logger.warning("redis is away", extra={"fields": {"stream": "ready", "error": str(error)}})
-            return
-        if reply:
-            self._last_seen = reply[0][1][-1][0].decode()
+            logger.error("an ended group reappeared", extra={"fields": {"group": group_id}})
+            await self._close(group_id, *self._ended[group_id], b"", taken=True)
 
     async def read(self, group_id: str) -> Group | None:
         """A group as it is now; None when it is closed or was lost."""
@@ -199,11 +122,11 @@ class TrainerStreams:
 
     async def _release(self, group: Group) -> bool:
         given_up = ScoringRecord(outcome="given_up", reason="the group's deadline passed")
-        arguments: list[Argument] = [group.id, new_call(), self._incarnation, msgspec.msgpack.encode(given_up)]
+        arguments: list[Argument] = [group.id, new_call(), self.incarnation, msgspec.msgpack.encode(given_up)]
         if group.phase == "group_scoring":
             for scoring in without_group_scorers(group, "timeout", "the group-scope scorers' deadline passed"):
                 arguments += [scoring.outcome, msgspec.msgpack.encode(scoring)]
-        return bool(await self._fenced("release", *arguments) == b"released")
+        return bool(await self._fence.call("release", *arguments) == b"released")
 
     async def close(self, group_id: str, end: GroupEnd, reason: str = "", record: GroupRecord | None = None) -> bool:
         """Ends a group: counts it, frees its memory. Samples that are not terminal are given up.
@@ -226,7 +149,7 @@ class TrainerStreams:
                 f"group {group_id}: a reason belongs to 'dropped' and to nothing else, not {end}: {reason!r}"
             )
         encoded = b"" if record is None else msgspec.msgpack.encode(record)
-        answer = await self._close(group_id, end, reason, encoded, taken=group_id in self._trainable)
+        answer = await self._close(group_id, end, reason, encoded, taken=self._ready.may_end_as_trained(group_id))
         if answer == b"not_ready":
             raise ValueError(f"group {group_id} is not ready: it cannot end as {end}")
         self._ended[group_id] = (end, reason)
@@ -236,12 +159,11 @@ class TrainerStreams:
 
     async def _close(self, group_id: str, end: GroupEnd, reason: str, record: bytes, *, taken: bool) -> Any:
         self._closes += 1
-        call = self._incarnation * _CALLS_PER_INCARNATION + self._closes
-        arguments = (group_id, call, self._incarnation, end, reason, _GIVEN_UP, record, int(taken))
-        answer = await self._fenced("close", *arguments)
+        call = self.incarnation * _CALLS_PER_INCARNATION + self._closes
+        arguments = (group_id, call, self.incarnation, end, reason, _GIVEN_UP, record, int(taken))
+        answer = await self._fence.call("close", *arguments)
         if answer != b"not_ready":
-            self._held.pop(group_id, None)
-            self._trainable.discard(group_id)
+            self._ready.forget(group_id)
             await self._transport.volume.forget(group_id)
         return answer
 
@@ -254,7 +176,7 @@ class TrainerStreams:
         self._announcement = announcement
         self._announcing += 1
         try:
-            await self._fenced("announce", "", self._incarnation, encode(announcement))
+            await self._fence.call("announce", "", self.incarnation, encode(announcement))
         finally:
             self._announcing -= 1
 
@@ -282,7 +204,7 @@ class TrainerStreams:
             StaleIncarnationError: another trainer has taken over.
         """
         counters: list[Any] = [part for item in ledger.items() for part in item]
-        await self._fenced("restore", "", self._incarnation, step, *counters)
+        await self._fence.call("restore", "", self.incarnation, step, *counters)
 
     async def missing(self, expected: Iterable[str]) -> list[str]:
         """Of the groups that the trainer knows as open, those that Redis has lost (FLUSHALL, failover, rollback).
@@ -295,7 +217,7 @@ class TrainerStreams:
         Raises:
             StaleIncarnationError: another trainer has taken over.
         """
-        ids = list(expected)
+        ids, ended = list(expected), set(self._ended)
         known = None if self._announcing else self._announcement
         pipeline = self._transport.commands.pipeline(transaction=False)
         pipeline.hget(self._transport.names.state, "announced")
@@ -305,7 +227,7 @@ class TrainerStreams:
         if known is not None and known is self._announcement and announced != encode(known):
             logger.error("redis has an older state", extra={"fields": {"announced": str(known.version)}})
             await self.announce(known)
-        await self._close_again(await self.open_groups())
+        await self._close_again(ended.intersection(await self.open_groups()))
         return [group_id for group_id, exists in zip(ids, found, strict=True) if not exists]
 
     async def record_step(self, record: StepRecord) -> None:
@@ -315,18 +237,4 @@ class TrainerStreams:
             StaleIncarnationError: another trainer has taken over.
         """
         encoded = msgspec.msgpack.encode(record)
-        await self._fenced("record_step", "", new_call(), self._incarnation, record.step, encoded)
-
-    async def _fenced(self, script: str, *arguments: Argument) -> Any:
-        answer = await self._transport.scripts.call(script, *arguments)
-        if answer == b"stale":
-            raise StaleIncarnationError(
-                f"a later trainer than incarnation {self._incarnation} has taken over the run "
-                f"{self._transport.names.run}"
-            )
-        return answer
-
-
-def _entry_order(entry: str) -> tuple[int, int]:
-    milliseconds, _, number = entry.partition("-")
-    return int(milliseconds), int(number)
+        await self._fence.call("record_step", "", new_call(), self.incarnation, record.step, encoded)
