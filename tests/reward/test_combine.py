@@ -49,6 +49,7 @@ CASES: list[tuple[Sequence[Part], str, float | None, bool]] = [
     ([bad("skipped", name="first"), bad("timeout", name="second")], "timeout", None, False),
     ([bad("data_error"), bad("timeout", name="second")], "data_error", None, False),
     ([ok(0.5, 0.0)], "skipped", None, False),
+    ([ok(1e308), ok(1e308)], "data_error", None, False),
     ([], "skipped", None, False),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 
@@ -92,12 +93,16 @@ async def test_seconds_are_those_along_the_scorer_that_ended_last_and_add_up(mak
             Stage(scripted("second", 1.0, takes_s=0.05, waits_s=0.05), Rules(when=When("first", 1.0))),
         ]
     )
-    began_s = time.monotonic()
-    scoring = await pipeline.score(make_sample())
-    wall_s = time.monotonic() - began_s
-    assert scoring.limiter_s == pytest.approx(0.15)
-    assert scoring.call_s == pytest.approx(0.1, abs=0.04)
-    assert scoring.limiter_s + scoring.retry_s + scoring.call_s == pytest.approx(wall_s, abs=0.005)
+    unaccounted_s = []
+    for _ in range(5):  # the machine may pause between the two clocks; it will not do so five times
+        began_s = time.monotonic()
+        scoring = await pipeline.score(make_sample())
+        wall_s = time.monotonic() - began_s
+        assert scoring.limiter_s == pytest.approx(0.15)
+        assert scoring.call_s >= 0.1
+        assert scoring.retry_s == 0.0
+        unaccounted_s.append(abs(wall_s - scoring.limiter_s - scoring.retry_s - scoring.call_s))
+    assert min(unaccounted_s) < 0.005
 
 
 async def test_the_budget_runs_along_the_chain_and_waits_do_not_count(make_sample: MakeSample) -> None:
@@ -139,7 +144,7 @@ async def test_a_combining_function_makes_the_reward(
 
 answers = st.one_of(
     st.floats(1.0, 2.0),
-    st.floats(allow_nan=True, allow_infinity=True).filter(lambda value: not 0 <= abs(value) < 1).map(Score.scored),
+    st.one_of(st.floats(-1e9, -1.0), st.sampled_from([math.nan, math.inf, -math.inf])).map(Score.scored),
     st.sampled_from(
         [
             DataError("d"),
