@@ -78,6 +78,7 @@ async def test_an_entry_that_three_workers_were_lost_with_is_buried(run: Any, ma
     assert [sample.scoring.outcome for sample in group.samples] == ["poison", "scored"]
     [(_, letter)] = await transport.commands.xrange(transport.names.dead)
     assert (letter[b"stream"], letter[b"deliveries"]) == (b"samples", b"4")
+    assert [loss.split(b"@")[0] for loss in letter[b"history"].split()] == [b"reward-0", b"reward-1", b"reward-2"]
     assert b"3 workers were lost" in letter[b"reason"]
     counters = await run.trainer.counters()
     assert (counters["poison"], counters["dead:samples"], counters["redelivered:samples"]) == (1, 1, 3)
@@ -159,6 +160,18 @@ async def test_lost_consumer_groups_are_created_again_and_nothing_is_skipped(
     assert len(await run.prompts.take(1)) == 1
     assert await run.trainer.take_ready(1, 0.0) == []
     assert (await run.trainer.counters())["groups_recreated"] == 1
+
+
+async def test_the_number_of_unread_samples_stays_known(run: Any, make: Any, transport: Transport) -> None:
+    """Autoscalers read Redis's lag; an entry deleted unread would make it unknown, which they take for 0."""
+    prompt = await run.admitted(n=4)
+    for index in range(4):
+        await publish(transport, prompt, index, make.body(prompt.payload, index))
+    [first] = await run.samples.take(1)
+    await commit(transport, first, make.score(1.0))
+    await run.trainer.close(prompt.group, "dropped", "run_ended")
+    [about] = await transport.commands.xinfo_groups(transport.names.samples)
+    assert about["lag"] == 3
 
 
 async def test_a_worker_without_free_slots_takes_nothing(run: Any, make: Any) -> None:

@@ -20,6 +20,7 @@ async def test_the_first_published_index_counts_and_the_second_is_a_duplicate(ru
 
 
 async def test_a_call_that_arrives_twice_repeats_its_answer_and_counts_once(run: Any, make: Any) -> None:
+    prompt = await run.admitted(n=2)
     sent: list[Call] = []
     inner = run.transport.scripts.call_many
 
@@ -30,13 +31,15 @@ async def test_a_call_that_arrives_twice_repeats_its_answer_and_counts_once(run:
         return list(first)
 
     run.transport.scripts.call_many = twice
-    prompt = await run.admitted(n=2)
     for index in (0, 0, 1):
         await publish(run.transport, prompt, index, make.body(prompt.payload, index))
     counters = await run.trainer.counters()
-    assert (counters["admitted"], counters["duplicates"]) == (1, 1)
+    assert counters["duplicates"] == 1
     assert await run.transport.commands.xlen(run.transport.names.samples) == 2
-    assert {call.script for call in sent} == {"admit", "publish"}
+    await run.trainer.close(prompt.group, "dropped", "run_ended")
+    counters = await run.trainer.counters()
+    assert (counters["dropped"], counters["open:train"]) == (1, 0)
+    assert {call.script for call in sent} == {"publish", "close"}
 
 
 async def test_the_prompt_ends_with_its_last_sample(run: Any, make: Any, transport: Transport) -> None:

@@ -138,18 +138,20 @@ class Consumer(Generic[T]):
             self._claim_next = 0.0
         if time.monotonic() >= self._claim_next:
             claimed = await self.reclaim(slots)
-            self._back()
+            if self._away:
+                await self._arrive()
             if claimed:
                 return claimed
         if self._waiting or self._works_alone():
             return await self._next_alone()
         return await self._read(slots)
 
-    def _back(self) -> None:
+    async def _arrive(self) -> None:
         """Redis has answered; after an outage every other consumer gets a lease's time to renew its own first."""
         self._away = False
         if self._reclaim_not_before == math.inf:
             self._reclaim_not_before = time.monotonic() + self._options.lease_s
+        await self._transport.scripts.call("forget", "", self.stream, "", _SILENT_MS)
 
     async def reclaim(self, slots: int, lease_s: float | None = None) -> list[Delivery[T]]:
         """Takes entries whose lease has lapsed, and own ones whose delivery was lost; ``take`` does it every second.

@@ -12,7 +12,8 @@ local owner, deliveries = holder(name, entry)
 if owner ~= consumer then return 'refused' end
 local fields = redis.call('XRANGE', prefix .. name, entry, entry)[1]
 local letter = {'XADD', prefix .. 'dead', 'MAXLEN', '~', 10000, '*', 'stream', name, 'entry', entry, 'reason', reason,
-  'consumer', consumer, 'deliveries', deliveries, 'buried', stamp(now)}
+  'consumer', consumer, 'deliveries', deliveries, 'history', redis.call('HGET', group, 'lost:' .. entry) or '',
+  'buried', stamp(now)}
 for _, field in ipairs(fields and fields[2] or {}) do letter[#letter + 1] = field end
 redis.call(unpack(letter))
 count('dead:' .. name)

@@ -5,7 +5,8 @@
 -- Changes: (1) entries pending for this consumer that it does not work on (a reply that was lost) get a new lease and
 --   keep their count; (2) entries of others whose lease has lapsed become this consumer's, count + 1. Of those to be
 --   worked alone it has at most one; those past the limit, which are only to be buried, apart. Only (2) counts a
---   delivery: Redis's own count grows with every look. Who took a sample first, and when, is noted in its group.
+--   delivery: Redis's own count grows with every look. Who took a sample first, and who lost it when, is noted in its
+--   group.
 -- Returns: {entry, deliveries, fields} of at most `count`; a repeat returns the same, as (1).
 local name, consumer, wanted, lease = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local alone_from, limit, suspects = tonumber(ARGV[6]), tonumber(ARGV[7]), 0
@@ -38,10 +39,9 @@ for _, entry in ipairs(lease >= 0 and redis.call('XPENDING', stream, reader, 'ID
     if fields and suspect(deliveries) then suspects = suspects + 1 end
     if fields and deliveries > 1 then
       count('redelivered:' .. name)
-      if name == 'samples' then
-        local sample = words(fields[2])
-        note_first(sample[1], sample[2], entry[3] / 1000, entry[2])
-      end
+      local about = words(fields[2])
+      if name == 'samples' then note_first(about[1], about[2], entry[3] / 1000, entry[2]) end
+      note_loss(about[1], entry[1], entry[3] / 1000, entry[2])
     end
   end
 end

@@ -6,7 +6,7 @@
 --   entry (of `ready` or `groups`), reason, released; and of sample i
 --   tensors:i, sample:i, generation:i, published:i = "call digest taken published entry",
 --   score:i, ended:i = "call outcome taken committed deliveries first_taken" (- for none), first:i = "time worker",
---   duplicate:<call> (counted already). A call is the token that its sender gave it: a repeat has the same.
+--   duplicate:<call> (counted already); and of an entry that was taken over lost:<entry> = "worker@time …". A call is the token that its sender gave it: a repeat has the same.
 local id = ARGV[1]
 local group = prefix .. 'group:' .. id
 

@@ -46,6 +46,16 @@ local function stale(incarnation)
   return stored > tonumber(incarnation)
 end
 
+-- Notes which worker's lease of an entry lapsed, and when that worker was heard of last; for the dead letter.
+local function note_loss(group_id, entry, seconds_ago, worker)
+  local group = prefix .. 'group:' .. group_id
+  if redis.call('EXISTS', group) == 1 then
+    local before = redis.call('HGET', group, 'lost:' .. entry)
+    local loss = worker .. '@' .. stamp(now - seconds_ago)
+    redis.call('HSET', group, 'lost:' .. entry, before and before .. ' ' .. loss or loss)
+  end
+end
+
 -- Notes which worker took a sample first, and when, so that the time under an owner that was lost is known.
 local function note_first(group_id, i, seconds_ago, worker)
   local group = prefix .. 'group:' .. group_id
