@@ -120,7 +120,7 @@ async def test_a_group_result_for_other_bodies_is_refused(run: Any, make: Any, t
     await run.scored(n=1)
     [delivery] = await run.groups.take(1)
     group = await read_group(transport, delivery.group)
-    await transport.commands.hset(transport.names.group(delivery.group), "published:0", "call other 1 1 1-1")
+    await transport.commands.hset(transport.names.group(delivery.group), "published:0", "call other 1 1 1-1\n")
     assert group is not None
     assert await commit_group(transport, delivery, group, [make.score(1.0)]) is Commitment.refused
 

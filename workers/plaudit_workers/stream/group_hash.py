@@ -21,7 +21,7 @@ from plaudit_workers.stream.records import (
 from plaudit_workers.stream.volume import SpillFolder
 
 _GROUP_FIELDS = ("phase", "admitted", "prompt", "incarnation", "terminal", "ready", "reason")
-_SAMPLE_FIELDS = ("tensors", "sample", "generation", "published", "score", "ended")
+_SAMPLE_FIELDS = ("tensors", "sample", "published", "ended")
 
 Values = Sequence[bytes | None]
 
@@ -76,12 +76,14 @@ async def _parse(group_id: str, values: Values, volume: SpillFolder, taken: floa
 
 
 async def _sample(i: int, values: Values, volume: SpillFolder, admitted: float) -> GroupSample:
-    tensors, sample, generation, published, score, ended = values
-    _, digest, taken, published_at, _ = published.split() if published else (None, b"", None, None, None)
-    _, _, score_taken, committed, deliveries, first = ended.split() if ended else (None, None, None, None, b"1", None)
-    scoring = decoder(ScoringRecord).decode(score) if score is not None else None
+    tensors, sample, published, ended = values
+    head, _, generation = (published or b"").partition(b"\n")
+    _, digest, taken, published_at, _ = head.split() if published else (None, b"", None, None, None)
+    head, _, score = (ended or b"").partition(b"\n")
+    _, _, score_taken, committed, deliveries, first = head.split() if ended else (None, None, None, None, b"1", None)
+    scoring = decoder(ScoringRecord).decode(score) if ended else None
     body = None
-    if tensors is not None and sample is not None and generation is not None:
+    if tensors is not None and sample is not None:
         try:
             body = decode_body(await volume.load(tensors), await volume.load(sample), generation)
         except RecordError as error:

@@ -17,11 +17,11 @@ end
 local digests, loses = words(ARGV[5]), false
 for i = 0, g.n - 1 do
   local f = redis.call('HMGET', group, 'published:' .. i, 'ended:' .. i)
-  if (f[1] and words(f[1])[2] or '-') ~= digests[i + 1] then
+  if (f[1] and unpacked(f[1])[2] or '-') ~= digests[i + 1] then
     retire('groups', entry)
     return 'refused'
   end
-  loses = loses or words(f[2])[2] == 'scored' and ARGV[7 + 2 * i] ~= 'scored'
+  loses = loses or unpacked(f[2])[2] == 'scored' and ARGV[7 + 2 * i] ~= 'scored'
 end
 if loses and holder('groups', entry) ~= consumer then return 'refused' end
 redis.call('HSET', group, 'graded', call)

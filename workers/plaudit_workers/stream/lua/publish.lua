@@ -14,8 +14,8 @@ if g.phase ~= 'open' or g.ended then return 'refused' end
 local taken = stamp(math.max(tonumber(g.admitted), now - ARGV[6]))
 local sample = redis.call('XADD', prefix .. 'samples', '*', 'sample', id .. ' ' .. i .. ' ' .. digest, 'record',
   ARGV[8])
-redis.call('HSET', group, 'tensors:' .. i, ARGV[7], 'sample:' .. i, ARGV[8], 'generation:' .. i, ARGV[9],
-  'published:' .. i, table.concat({call, digest, taken, stamp(now), sample}, ' '), 'unpublished', g.unpublished - 1)
+redis.call('HSET', group, 'tensors:' .. i, ARGV[7], 'sample:' .. i, ARGV[8],
+  'published:' .. i, packed({call, digest, taken, stamp(now), sample}, ARGV[9]), 'unpublished', g.unpublished - 1)
 if redis.call('ZSCORE', open_groups, id) == 'inf' then
   redis.call('ZADD', open_groups, stamp(now + g.deadline_s), id)
 end

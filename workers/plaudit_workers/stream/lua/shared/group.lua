@@ -4,11 +4,25 @@
 --   phase, incarnation, admission, prompt, prompt_entry, n, needed, split, step, source, scorers, deadline_s, scoring_s,
 --   open (samples not terminal), scored, unpublished (neither published nor terminal), drop, admitted, terminal, ready,
 --   entry (of `ready` or `groups`), reason, released; and of sample i
---   tensors:i, sample:i, generation:i, published:i = "call digest taken published entry",
---   score:i, ended:i = "call outcome taken committed deliveries first_taken" (- for none), first:i = "time worker",
+--   tensors:i, sample:i, first:i = "time worker",
+--   published:i = "call digest taken published entry", a line end, the generation record,
+--   ended:i = "call outcome taken committed deliveries first_taken" (- for none), a line end, the scoring record,
 --   duplicate:<call> (counted already); and of an entry that was taken over lost:<entry> = "worker@time …". A call is the token that its sender gave it: a repeat has the same.
 local id = ARGV[1]
 local group = prefix .. 'group:' .. id
+
+local function packed(head, record)
+  return table.concat(head, ' ') .. '\n' .. record
+end
+
+-- The words of what `packed` made, and the record after them; false where the field is absent.
+local function unpacked(text)
+  if not text then return false end
+  local head, record = string.match(text, '^([^\n]*)\n(.*)$')
+  local found = words(head)
+  found.record = record
+  return found
+end
 
 -- The group, and what was published and decided of sample i. A group that is gone has no phase.
 local function look(i)
@@ -18,22 +32,22 @@ local function look(i)
   return {phase = f[1], n = tonumber(f[2] or 0), open = tonumber(f[3] or 0), scored = tonumber(f[4] or 0),
     unpublished = tonumber(f[5] or 0), needed = tonumber(f[6] or 0), split = f[7], step = f[8], source = f[9],
     scorers = f[10] == '1', admitted = f[11], deadline_s = tonumber(f[12] or 0), scoring_s = tonumber(f[13] or 0),
-    drop = f[14] == '1', prompt_entry = f[15], published = f[16] and words(f[16]), ended = f[17] and words(f[17]),
+    drop = f[14] == '1', prompt_entry = f[15], published = unpacked(f[16]), ended = unpacked(f[17]),
     first = f[18] and words(f[18])}
 end
 
 -- One event a sample, once its score is final.
-local function report(g, i, published, ended, scoring)
+local function report(g, i, published, ended)
   local event = {'XADD', prefix .. 'events', 'MAXLEN', '~', 100000, '*', 'kind', 'sample', 'group', id, 'index', i,
     'split', g.split, 'step', g.step, 'data_source', g.source, 'admitted', g.admitted, 'committed', ended[4],
-    'deliveries', ended[5], 'scoring', scoring}
+    'deliveries', ended[5], 'scoring', ended.record}
   local function add(name, value)
     if value and value ~= '-' then event[#event + 1], event[#event + 2] = name, value end
   end
   if published then
     add('taken', published[3])
     add('published', published[4])
-    add('generation', redis.call('HGET', group, 'generation:' .. i))
+    add('generation', published.record)
   end
   add('score_taken', ended[3])
   add('score_first_taken', ended[6])
@@ -45,9 +59,10 @@ local function finish(g, i, published, ended, scoring)
   g.open = g.open - 1
   if ended[2] == 'scored' then g.scored = g.scored + 1 end
   if not published then g.unpublished = g.unpublished - 1 end
-  redis.call('HSET', group, 'score:' .. i, scoring, 'ended:' .. i, table.concat(ended, ' '), 'open', g.open,
-    'scored', g.scored, 'unpublished', g.unpublished)
-  if not g.scorers then report(g, i, published, ended, scoring) end
+  ended.record = scoring
+  redis.call('HSET', group, 'ended:' .. i, packed(ended, scoring), 'open', g.open, 'scored', g.scored,
+    'unpublished', g.unpublished)
+  if not g.scorers then report(g, i, published, ended) end
 end
 
 -- Ends every sample that is not terminal with one outcome, and with it what streams hold of them.
@@ -55,7 +70,7 @@ local function finish_missing(g, call, outcome, scoring)
   for i = 0, g.n - 1 do
     local f = redis.call('HMGET', group, 'ended:' .. i, 'published:' .. i)
     if not f[1] then
-      local published = f[2] and words(f[2])
+      local published = unpacked(f[2])
       finish(g, i, published, {call, outcome, '-', stamp(now), 0, '-'}, scoring)
       if published then retire('samples', published[5]) end
     end
@@ -66,8 +81,8 @@ end
 -- Where group-scope scorers may change the scores, the samples are reported when the last of those has spoken.
 local function report_graded(g)
   for i = 0, g.scorers and g.n - 1 or -1 do
-    local f = redis.call('HMGET', group, 'published:' .. i, 'ended:' .. i, 'score:' .. i)
-    report(g, i, f[1] and words(f[1]), words(f[2]), f[3])
+    local f = redis.call('HMGET', group, 'published:' .. i, 'ended:' .. i)
+    report(g, i, unpacked(f[1]), unpacked(f[2]))
   end
 end
 
@@ -100,10 +115,10 @@ end
 local function regrade(g, first)
   g.scored = 0
   for i = 0, g.n - 1 do
-    local ended = words(redis.call('HGET', group, 'ended:' .. i))
+    local ended = unpacked(redis.call('HGET', group, 'ended:' .. i))
     ended[2] = ARGV[first + 2 * i]
     if ended[2] == 'scored' then g.scored = g.scored + 1 end
-    redis.call('HSET', group, 'score:' .. i, ARGV[first + 2 * i + 1], 'ended:' .. i, table.concat(ended, ' '))
+    redis.call('HSET', group, 'ended:' .. i, packed(ended, ARGV[first + 2 * i + 1]))
   end
   redis.call('HSET', group, 'scored', g.scored)
   complete(g)
