@@ -27,7 +27,7 @@ rewards at a time and d the smallest delay of a group (the largest of its sample
                  G/W + R/c + U/M )     all rewards, after the first wave and before the last mini-batch
 
 Usage: ``python benchmarks/delay_profile.py [--json FILE] [--quick] [--strategy NAME ...] [--cap 256 | --cap none]``.
-The whole takes a quarter of an hour and one core. ``--shrink 4`` divides prompts and simultaneous rewards by 4 and
+The whole takes twenty minutes and about one core. ``--shrink 4`` divides prompts and simultaneous rewards by 4 and
 leaves the times as they are: the same proportions for a quarter of the work of this machine.
 """
 
@@ -348,7 +348,7 @@ def main() -> None:
         address = RedisAddress(os.environ["PLAUDIT_REDIS_URL"], os.environ["PLAUDIT_REDIS_PASSWORD"])
         asyncio.run(train(Path(folder), address, float(update_s)))
         return
-    profile = Profile(3, 64, 16, 1 / 100) if arguments.quick else Profile(6, 1024, 256, 1 / 20)
+    profile = Profile(2, 32, 8, 1 / 200) if arguments.quick else Profile(8, 1024, 256, 1 / 20)
     profile = replace(
         profile,
         steps=arguments.steps or profile.steps,
