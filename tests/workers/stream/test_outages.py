@@ -163,7 +163,8 @@ async def test_large_bodies_lie_on_the_volume_until_the_group_is_closed(
     bodies.append(make.body(prompt.payload, 2, tokens))
     await publish_many(transport, [(prompt, index, body) for index, body in enumerate(bodies)])
     assert len(list(spill.rglob("tensors-0-*"))) == 1
-    for delivery in await samples.take(8):
+    deliveries = await samples.take(8)
+    for delivery in deliveries:
         assert delivery.payload == bodies[delivery.payload.index].sample
         await commit(transport, delivery, make.score(1.0))
     next(spill.rglob("tensors-2-*")).write_bytes(b"torn")
@@ -172,6 +173,26 @@ async def test_large_bodies_lie_on_the_volume_until_the_group_is_closed(
     assert group.samples[2].scoring.outcome == "infra_error"
     await trainer.close(group.id, "trained")
     assert not any(path.is_file() for path in spill.rglob("*"))
+    await transport.close()
+
+
+async def test_a_volume_that_is_away_for_a_moment_buries_nothing(
+    own_redis: RedisServer, run_name: str, make: Any, tmp_path: Path
+) -> None:
+    spill = tmp_path / "bodies"
+    transport = await opened(own_redis, run_name, spill=spill)
+    trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
+    await trainer.take_over()
+    options = ConsumerOptions(block_s=0.05, reclaim_every_s=0.0)
+    prompts: Consumer[Any] = Consumer(transport, "prompts", "rollout-0", options)
+    await trainer.admit(make.prompt(prompt="long " * 100_000))
+    spill.rename(tmp_path / "away")
+    assert await prompts.take(1) == []
+    assert await prompts.take(1) == []
+    (tmp_path / "away").rename(spill)
+    [delivery] = await prompts.take(1)
+    assert (delivery.payload.prompt, delivery.deliveries) == ("long " * 100_000, 1)
+    assert await transport.commands.xlen(transport.names.dead) == 0
     await transport.close()
 
 

@@ -24,6 +24,7 @@ from plaudit_workers.stream.lease import Delivery, Leases
 from plaudit_workers.stream.names import CONSUMER_GROUPS
 from plaudit_workers.stream.records import GroupDelivery, Prompt, RecordError, Sample, decode
 from plaudit_workers.stream.scripts import OUTAGE
+from plaudit_workers.stream.volume import VolumeError
 
 logger = logging.getLogger(__name__)
 
@@ -211,9 +212,10 @@ class Consumer(Generic[T]):
         deliveries = [self._delivery(*entry) for entry in entries]
         self._leases.add(deliveries)
         try:
-            for delivery, (_, _, fields) in zip(deliveries, entries, strict=True):
-                await self._open(delivery, fields)
             await self._discard_needless(deliveries)
+            for delivery, (_, _, fields) in zip(deliveries, entries, strict=True):
+                if delivery.entry_id in self._leases.in_work:
+                    await self._open(delivery, fields)
         except BaseException:
             for delivery in deliveries:  # nobody will work on them; the next look at own pending entries finds them
                 self._leases.remove(delivery.entry_id)
@@ -224,6 +226,10 @@ class Consumer(Generic[T]):
         """Reads the payload; an entry that cannot be read, or lost too many workers, is buried."""
         try:
             delivery.payload = await self._payload(fields)
+        except VolumeError as error:
+            logger.warning("not readable now", extra={"fields": {"stream": self.stream, "error": str(error)}})
+            self._leases.remove(delivery.entry_id)  # the next look at own pending entries finds it again
+            return
         except RecordError as error:
             await self._bury(delivery, str(error))
             return

@@ -20,6 +20,10 @@ INLINE_LIMIT_BYTES: Final = 256 * 1024
 _SPILLED = b"\x00"
 
 
+class VolumeError(RecordError):
+    """The shared volume does not give the file now; it may later."""
+
+
 class Spilled(msgspec.Struct, frozen=True, array_like=True):
     """What stands in Redis for a record on the volume."""
 
@@ -57,7 +61,8 @@ class SpillFolder:
         """The record behind what Redis holds (most often that itself).
 
         Raises:
-            RecordError: the file is gone or damaged, or this process knows no spill folder.
+            VolumeError: the file cannot be read.
+            RecordError: it is damaged, or this process knows no spill folder.
         """
         if stored[:1] != _SPILLED:
             return stored
@@ -86,7 +91,7 @@ class SpillFolder:
         try:
             return (self._folder / path).read_bytes()
         except OSError as error:
-            raise RecordError(f"cannot read {path} in {self._folder}: {error}") from error
+            raise VolumeError(f"cannot read {path} in {self._folder}: {error}") from error
 
 
 def _digest(record: bytes) -> str:

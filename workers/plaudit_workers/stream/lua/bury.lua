@@ -2,7 +2,7 @@
 -- Ends the work on an entry that has lost as many workers as is allowed, or cannot be read. By: any consumer.
 -- ARGV: group, call, stream, entry, consumer, reason, scoring of a poisoned sample, then (for `groups`) outcome and
 --   scoring of each index, as it is without its group-scope scorers.
--- Checks: this consumer holds the entry.
+-- Checks: this consumer holds the entry, and it is there.
 -- Changes: copies the entry to `dead`; acks and deletes it. A sample becomes terminal as poison; of a prompt every index
 --   that is neither published nor terminal; of a group the scores are replaced. Completes the group where that ends it.
 -- Returns: buried | refused; for the same call the same while the group lives.
@@ -11,14 +11,18 @@ if redis.call('HGET', group, 'buried:' .. entry) == call then return 'buried' en
 local owner, deliveries = holder(name, entry)
 if owner ~= consumer then return 'refused' end
 local fields = redis.call('XRANGE', prefix .. name, entry, entry)[1]
+if not fields then
+  retire(name, entry)
+  return 'refused'
+end
 local letter = {'XADD', prefix .. 'dead', 'MAXLEN', '~', 10000, '*', 'stream', name, 'entry', entry, 'reason', reason,
   'consumer', consumer, 'deliveries', deliveries, 'history', redis.call('HGET', group, 'lost:' .. entry) or '',
   'buried', stamp(now)}
-for _, field in ipairs(fields and fields[2] or {}) do letter[#letter + 1] = field end
+for _, field in ipairs(fields[2]) do letter[#letter + 1] = field end
 redis.call(unpack(letter))
 count('dead:' .. name)
 retire(name, entry)
-local index = name == 'samples' and fields and words(fields[2][2])[2] or 0
+local index = name == 'samples' and words(fields[2][2])[2] or 0
 local g = look(index)
 if not g.phase then return 'buried' end
 redis.call('HSET', group, 'buried:' .. entry, call)
