@@ -8,5 +8,5 @@ the completion rule), ``scripts`` and ``runner`` (how a transition travels), the
 - rollout: ``consumer`` (take, with ``lease`` and ``bury``) and ``producer`` (publish)
 - reward worker: ``consumer`` and ``commits`` (commit, for a sample and for a group)
 
-``connection`` is what a process opens first, ``group_hash`` reads a group, ``volume`` holds what is too large for Redis.
+``connection`` is what a process opens first, ``group_hash`` reads a group, ``volume`` holds what Redis should not.
 """
