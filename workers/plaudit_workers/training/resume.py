@@ -11,9 +11,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from plaudit_workers.rollout.outage import outlasting
 from plaudit_workers.stream.records import Group, PolicyVersion
 from plaudit_workers.training.ledger import TrainerLedger
 from plaudit_workers.training.lineage import Lineage
@@ -52,7 +54,8 @@ async def take_over(run: Run, policy: PolicyThread) -> tuple[RunState, dict[str,
     """
     folder = run.folder / "checkpoints"
     lineage = Lineage.read(folder)
-    incarnation = await run.streams.take_over(lineage.newest)
+    known = [extra["incarnation"] for extra in (await policy.checkpoints()).values()]
+    incarnation = await run.streams.take_over(max([lineage.newest, *known]))
     restored = await _restore(run, policy)
     lineage.parents[incarnation] = restored.parent
     lineage.write(folder)
@@ -82,11 +85,12 @@ async def _restore(run: Run, policy: PolicyThread) -> Restored:
 
 
 async def _settle_open_groups(run: Run, restored: Restored, lineage: Lineage, head: PolicyVersion) -> None:
-    counters = await run.streams.counters()
-    ids = await run.streams.open_groups()
+    counters = await outlasting(run.streams.counters)
+    ids = await outlasting(run.streams.open_groups)
     found: list[Group] = []
     for start in range(0, len(ids), _READ_AT_ONCE):
-        read = await asyncio.gather(*map(run.streams.read, ids[start : start + _READ_AT_ONCE]))
+        part = ids[start : start + _READ_AT_ONCE]
+        read = await asyncio.gather(*(outlasting(partial(run.streams.read, group)) for group in part))
         found += [group for group in read if group is not None]
     ledger = restored.ledger
     adoption = adopt(run.plan.schedule, restored.step, ledger, found, lambda version: lineage.survives(version, head))

@@ -8,6 +8,7 @@ import logging
 from typing import Any
 
 from plaudit_metrics.records import StepRecord
+from plaudit_workers.rollout.outage import outlasting
 from plaudit_workers.stream.groups import StaleIncarnationError
 from plaudit_workers.training.folder import whole_file
 from plaudit_workers.training.lineage import Lineage
@@ -71,7 +72,7 @@ class RunRecords:
             RuntimeError: the ledger does not add up.
         """
         ledger = self._state.ledger
-        counters = await self._run.streams.counters()
+        counters = await outlasting(self._run.streams.counters)
         own = ledger.counters()
         if any(counters.get(name, 0) != count for name, count in own.items()):
             self._state.counters_suspect = True  # often only because a prompt is being admitted just now
