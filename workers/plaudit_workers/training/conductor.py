@@ -131,7 +131,7 @@ class Conductor:
         number = self._state.version.number + 1
         if broken_off is None:
             return OpenStep(self._schedule, number), StepReport(number, self._run.clock.now())
-        step = OpenStep(self._schedule, number, broken_off["accounted"], broken_off["retries"])
+        step = OpenStep(self._schedule, number, broken_off["accounted"])
         return step, StepReport.restored(broken_off["report"])
 
     async def _train(self, step: OpenStep, report: StepReport) -> bool:

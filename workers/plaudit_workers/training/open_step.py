@@ -65,8 +65,10 @@ class OpenStep:
     _num_failed: int = 0
 
     def snapshot(self) -> dict[str, int]:
-        """What is left of it when the trainer stops now: groups that have not ended will be taken again."""
-        return {"accounted": self.accounted, "retries": self.retries}
+        """What is left of it when the trainer stops now: groups that have not ended will be taken again, and whoever
+        starts it again has mended the scorers.
+        """
+        return {"accounted": self.accounted}
 
     @property
     def taken(self) -> set[str]:

@@ -130,25 +130,23 @@ def choose(
 def _choose_within_deadlines(
     schedule: Schedule, step: int, slots: int, in_flight: Collection[InFlight], ready: Sequence[ReadyGroup]
 ) -> list[ReadyGroup]:
-    waiting = {flight.group: _last_step(schedule, flight) for flight in in_flight}
+    deadlines = range(step, step + schedule.max_staleness + 1)
+    # due[i]: groups in flight that must be trained by deadlines[i]; room[i]: slots until then.
+    last_steps = [_last_step(schedule, flight) for flight in in_flight]
+    due = [sum(last <= deadline for last in last_steps) for deadline in deadlines]
+    room = [slots + schedule.prompts_per_step * (deadline - step) for deadline in deadlines]
     chosen: list[ReadyGroup] = []
     for group in sorted(ready, key=lambda ready_group: (ready_group.flight.version, ready_group.flight.position)):
         if len(chosen) == slots:
             break
-        others = [last for name, last in waiting.items() if name != group.flight.group]
-        if _feasible(schedule, step, slots - len(chosen) - 1, others):
+        last = _last_step(schedule, group.flight)
+        left = [due[i] - (last <= deadline) for i, deadline in enumerate(deadlines)]
+        if all(left[i] <= room[i] - len(chosen) - 1 for i in range(len(deadlines))):
             chosen.append(group)
-            waiting.pop(group.flight.group, None)
+            due = left
     return chosen
 
 
 def _last_step(schedule: Schedule, flight: InFlight) -> int:
+    """The last step that may train a group."""
     return flight.version + 1 + schedule.max_staleness
-
-
-def _feasible(schedule: Schedule, step: int, slots: int, last_steps: Sequence[int]) -> bool:
-    for deadline in range(step, step + schedule.max_staleness + 1):
-        due = sum(1 for last in last_steps if last <= deadline)
-        if due > slots + schedule.prompts_per_step * (deadline - step):
-            return False
-    return True
