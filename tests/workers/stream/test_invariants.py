@@ -34,7 +34,7 @@ def test_every_invariant_holds_under_random_faults(address: RedisAddress, protoc
     machine = protocol_test["machine"]
     run_state_machine_as_test(
         machine.machine_of(protocol_test["world"].World, address, Scripts()),
-        settings=settings(machine.SEARCH, max_examples=40),
+        settings=settings(machine.SEARCH, max_examples=30),
     )
 
 

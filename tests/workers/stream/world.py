@@ -431,7 +431,7 @@ class World:
         await self.repair()
         for worker in list(self.workers):
             self.crash(worker)
-        for _ in range(200):
+        for _ in range(40):
             if not self.trainer.open:
                 break
             await self.work_off()
