@@ -40,6 +40,16 @@ async def test_who_wakes_after_its_lease_learns_what_it_has_lost(run: Any) -> No
     assert [delivery.lost.is_set() for delivery in frozen] == [d.entry_id == taken[0].entry_id for d in frozen]
 
 
+async def test_what_a_worker_has_lost_and_still_works_on_does_not_come_a_second_time(run: Any) -> None:
+    await run.published(n=1)
+    other = run.another(run.samples, "reward-1")
+    await other.reclaim(1, lease_s=0.0)
+    assert await run.samples.reclaim(1, lease_s=0.0) == []
+    await run.samples.renew()
+    [again] = await run.samples.reclaim(1, lease_s=0.0) + await run.samples.take(1)
+    assert again.deliveries == 3
+
+
 async def test_work_that_was_handed_back_is_taken_at_once_and_counts_as_new(run: Any) -> None:
     deliveries = await run.published(n=2)
     await run.samples.hand_back(deliveries)

@@ -34,7 +34,8 @@ for _, entry in ipairs(redis.call('XPENDING', stream, reader, '-', '+', wanted +
 end
 for _, entry in ipairs(lease >= 0 and redis.call('XPENDING', stream, reader, 'IDLE', lease, '-', '+', 10000) or {}) do
   local deliveries = entry[4] + 1
-  if #taken < wanted and entry[2] ~= consumer and not (suspect(deliveries) and suspects > 0) then
+  local held = entry[2] == consumer or working[entry[1]]  -- lost and not yet told so: its next renewal comes first
+  if #taken < wanted and not held and not (suspect(deliveries) and suspects > 0) then
     local fields = take(entry[1], deliveries)
     if fields and suspect(deliveries) then suspects = suspects + 1 end
     if fields and deliveries > 1 then
