@@ -65,8 +65,9 @@ class OpenStep:
     _num_failed: int = 0
 
     def snapshot(self) -> dict[str, int]:
-        """What is left of it when the trainer stops now: groups that have not ended will be taken again, and whoever
-        starts it again has mended the scorers.
+        """What is left of it when the trainer stops now.
+
+        Groups that have not ended will be taken again; who starts it again after ``retries`` has mended the scorers.
         """
         return {"accounted": self.accounted}
 
