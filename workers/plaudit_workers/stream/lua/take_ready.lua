@@ -21,6 +21,8 @@ for _, entry in ipairs(redis.call('XPENDING', stream, 'trainer', '-', '+', wante
 end
 if #taken < wanted then
   local new = redis.call('XREADGROUP', 'GROUP', 'trainer', 'trainer', 'COUNT', wanted - #taken, 'STREAMS', stream, '>')
-  for _, entry in ipairs(new and new[1][2] or {}) do take(entry[1], entry[2][2]) end
+  for _, entry in ipairs(new and new[1][2] or {}) do
+    if not held[entry[1]] then take(entry[1], entry[2][2]) end -- held and unread: an older state of Redis
+  end
 end
 return taken
