@@ -88,7 +88,7 @@ def change_job(tmp_path: Path) -> Iterator[Callable[..., Path]]:
 def plaudit_run(tmp_path: Path, ray_cluster: str) -> Callable[..., FinishedRun]:
     """Runs a job to its end."""
 
-    def run(job: Path, *arguments: str, name: str = "run", timeout_s: float = 240) -> FinishedRun:
+    def run(job: Path, *arguments: str, name: str = "run", timeout_s: float = 420) -> FinishedRun:
         command = [*PLAUDIT, "run", str(job), "--runs-folder", str(tmp_path), "--run", name, "--address", ray_cluster]
         done = subprocess.run(
             [*command, *arguments], capture_output=True, text=True, timeout=timeout_s, check=False, cwd=tmp_path

@@ -10,7 +10,7 @@ import pytest
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "chaos.py"
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_job_survives_the_kill_of_each_of_its_processes(tmp_path: Path) -> None:
     figures_file = tmp_path / "chaos.json"
     done = subprocess.run(

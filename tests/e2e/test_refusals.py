@@ -15,7 +15,7 @@ EXAMPLE = "01-copy-digits"
 def refused(job: Path, tmp_path: Path, *arguments: str) -> str:
     """Runs a job that must be refused before anything starts; gives its message."""
     command = [sys.executable, "-m", "plaudit_workers.cli", "run", str(job), "--runs-folder", str(tmp_path / "runs")]
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done.stderr

@@ -18,7 +18,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_an_interrupted_run_checkpoints_and_leaves_nothing_running(
     example: Callable[[str], Path], ray_cluster: str, tmp_path: Path
 ) -> None:
@@ -33,7 +33,7 @@ def test_an_interrupted_run_checkpoints_and_leaves_nothing_running(
             time.sleep(0.1)
         pids = [int(file.read_text()) for file in [*(run / "logs").glob("*.pid"), run / "redis" / "redis.pid"]]
         process.send_signal(signal.SIGINT)
-        code = process.wait(120)
+        code = process.wait(300)
     printed = (tmp_path / "output").read_text()
     assert code == 130, printed
     assert "--resume" in printed
