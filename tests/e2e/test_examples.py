@@ -17,10 +17,11 @@ def test_copy_digits_learns_and_goes_on_after_a_stop(
     first = plaudit_run(job, "--steps", "20", name="digits")
     assert first.exit_code == 0, first.output
     assert first.trained_steps == list(range(1, 21))
+    first_incarnation = first.steps[-1].incarnation  # the same folder holds the resumed run's steps later
     resumed = plaudit_run(job, "--steps", "40", "--resume", name="digits")
     assert resumed.exit_code == 0, resumed.output
     assert resumed.trained_steps == list(range(1, 41))
-    assert resumed.steps[-1].incarnation > first.steps[-1].incarnation
+    assert resumed.steps[-1].incarnation > first_incarnation
     assert resumed.mean_reward(last=5) > resumed.steps[0].statistics["reward/mean"] + 0.1
     ledger = resumed.ledger
     assert ledger["admitted"] == ledger["trained"] + ledger["evaluated"] + ledger["dropped"]
