@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from plaudit_workers.rollout.outage import outlasting
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.lease import Delivery
+from plaudit_workers.stream.outage import outlasting
 from plaudit_workers.stream.producer import Publication, publish_many
 from plaudit_workers.stream.records import Body, Prompt
 

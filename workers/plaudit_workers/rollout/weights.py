@@ -18,8 +18,8 @@ from pathlib import Path
 import msgspec
 
 from plaudit_workers.rollout.engine import Engine, InFlight, WeightsUnreadableError
-from plaudit_workers.rollout.outage import outlasting
 from plaudit_workers.stream.connection import Transport
+from plaudit_workers.stream.outage import outlasting
 from plaudit_workers.stream.records import Announcement, PolicyVersion
 
 logger = logging.getLogger(__name__)

@@ -19,16 +19,16 @@ from plaudit_workers.rollout.agents.agent import Agent
 from plaudit_workers.rollout.engine import Engine, InFlight
 from plaudit_workers.rollout.engines import build_agent, build_engine
 from plaudit_workers.rollout.generation import Generation
-from plaudit_workers.rollout.outage import outlasting
 from plaudit_workers.rollout.prompt_work import PromptWork
 from plaudit_workers.rollout.publisher import Publisher
 from plaudit_workers.rollout.slots import Claim, Slots
-from plaudit_workers.rollout.supervision import Supervised, unless_stopped
 from plaudit_workers.rollout.weights import PolicyWeights
 from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.consumer import Consumer, ConsumerOptions
 from plaudit_workers.stream.lease import Delivery
+from plaudit_workers.stream.outage import outlasting
 from plaudit_workers.stream.records import Prompt
+from plaudit_workers.supervision import Supervised, unless_stopped
 
 logger = logging.getLogger(__name__)
 

@@ -20,15 +20,15 @@ from plaudit_workers.health import HealthServer
 from plaudit_workers.job.load import JobError, load_job
 from plaudit_workers.job.rljob import RLJob
 from plaudit_workers.process import EXIT_DONE, ProcessSettings, RefusedError
-from plaudit_workers.rollout.outage import outlasting
-from plaudit_workers.rollout.supervision import Supervised, unless_stopped
 from plaudit_workers.scoring.build import build_pipeline
 from plaudit_workers.scoring.committer import Committer
 from plaudit_workers.stream.commits import commit_group, read_group
 from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.consumer import Consumer, ConsumerOptions
 from plaudit_workers.stream.lease import Delivery
+from plaudit_workers.stream.outage import outlasting
 from plaudit_workers.stream.records import Group, GroupDelivery
+from plaudit_workers.supervision import Supervised, unless_stopped
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from plaudit_workers.rollout.outage import outlasting
+from plaudit_workers.stream.outage import outlasting
 from plaudit_workers.stream.records import Group, PolicyVersion
 from plaudit_workers.training.ledger import TrainerLedger
 from plaudit_workers.training.lineage import Lineage

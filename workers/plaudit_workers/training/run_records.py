@@ -8,8 +8,8 @@ import logging
 from typing import Any
 
 from plaudit_metrics.records import StepRecord
-from plaudit_workers.rollout.outage import outlasting
 from plaudit_workers.stream.groups import StaleIncarnationError
+from plaudit_workers.stream.outage import outlasting
 from plaudit_workers.training.folder import whole_file
 from plaudit_workers.training.lineage import Lineage
 from plaudit_workers.training.open_step import OpenStep

@@ -1,4 +1,4 @@
-"""Tasks that live and die together, and waiting under a stop signal. Used by ``worker``."""
+"""Tasks that live and die together, and waiting under a stop signal. Used by the workers of every role."""
 
 from __future__ import annotations
 

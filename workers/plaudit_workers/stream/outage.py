@@ -1,4 +1,4 @@
-"""What a rollout does while Redis is away: it keeps what it has generated and asks again. Called where it talks to it.
+"""What a process does while Redis is away: it keeps what it has made and asks again. Called where it talks to it.
 
 Every command it sends is idempotent, so sending it again after an outage is safe.
 """
