@@ -8,7 +8,7 @@ import pytest
 from plaudit_workers.rollout.engine import WeightsUnreadableError
 from plaudit_workers.rollout.script import Script
 from plaudit_workers.rollout.scripted_engine import ScriptedEngine
-from plaudit_workers.rollout.weights import PolicyWeights, mean_difference, read_probe, weights_digest
+from plaudit_workers.rollout.weights import PolicyWeights, mean_difference, read_probe
 
 
 class Recording(ScriptedEngine):
@@ -117,20 +117,6 @@ async def test_a_probe_that_agrees_is_no_alarm(run, probe_file, caplog) -> None:
     await weights.follow()
     assert weights.logprob_mismatch == pytest.approx(0.0005)
     assert "not the trainer's" not in caplog.text
-
-
-def test_the_digest_is_over_the_files_in_the_order_of_their_names(tmp_path) -> None:
-    import hashlib
-
-    (tmp_path / "b.safetensors").write_bytes(b"second")
-    (tmp_path / "a.safetensors").write_bytes(b"first")
-    (tmp_path / "config.json").write_bytes(b"not counted")
-    assert weights_digest(tmp_path) == hashlib.sha256(b"firstsecond").hexdigest()
-
-
-def test_a_folder_without_weights_is_unreadable(tmp_path) -> None:
-    with pytest.raises(WeightsUnreadableError):
-        weights_digest(tmp_path)
 
 
 def test_a_folder_without_a_probe_has_none_and_a_damaged_one_is_unreadable(tmp_path) -> None:

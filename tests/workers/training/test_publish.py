@@ -11,7 +11,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from plaudit_workers.process import RefusedError
-from plaudit_workers.rollout.weights import weights_digest as digest_of_the_reader
 from plaudit_workers.stream.records import PolicyVersion
 from plaudit_workers.training.batch import make_batch
 from plaudit_workers.training.policy import build_policy
@@ -36,10 +35,10 @@ def test_published_weights_load_as_a_model_and_answer_the_probe(make_job, tmp_pa
     assert probe["logprobs"] == pytest.approx(logprobs[:-1].gather(1, ids[1:, None])[:, 0].tolist(), abs=1e-5)
 
 
-def test_the_digest_is_that_of_the_files_and_the_readers(make_job, tmp_path):
+def test_the_digest_is_that_of_the_files(make_job, tmp_path):
     announcement = write_weights(build_policy(make_job({})), tmp_path, PolicyVersion(1, 0))
     content = (tmp_path / "1.0" / "model.safetensors").read_bytes()
-    assert announcement.digest == hashlib.sha256(content).hexdigest() == digest_of_the_reader(tmp_path / "1.0")
+    assert announcement.digest == hashlib.sha256(content).hexdigest()
 
 
 def test_tied_weights_are_published_once_and_load(make_job, model_folder, tmp_path):

@@ -25,7 +25,7 @@ class TrainData(Section):
 class ValidationSampling(Section):
     """How validation samples are drawn."""
 
-    temperature: float = Field(default=0.0, ge=0, le=10)
+    temperature: float = Field(default=0.0, ge=0, le=2)
     """0 takes the likeliest token. Default 0: one sample a prompt then says the same each time."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Smallest set of tokens whose probability reaches this. Default 1: all."""

@@ -33,7 +33,7 @@ class Engine(Section):
 class Sampling(Section):
     """The distribution that training samples are drawn from."""
 
-    temperature: float = Field(default=1.0, ge=0, le=10)
+    temperature: float = Field(default=1.0, ge=0, le=2)
     """Divides the logits; above 0 for training. Default 1: the policy itself."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Smallest set of tokens whose probability reaches this. Default 1: all tokens; the trainer then needs no mask."""

@@ -9,7 +9,6 @@ does not hold the weights it thinks it holds.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
@@ -21,6 +20,7 @@ from plaudit_workers.rollout.engine import Engine, InFlight, WeightsUnreadableEr
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.outage import outlasting
 from plaudit_workers.stream.records import Announcement, PolicyVersion
+from plaudit_workers.weights_digest import weights_digest
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,6 @@ MISMATCH_THRESHOLD = 0.1
 
 _POLL_S = 0.2
 _RETRY_AFTER_S = 0.5
-_HASH_CHUNK_BYTES = 1 << 20
 
 
 class Probe(msgspec.Struct, frozen=True):
@@ -119,7 +118,10 @@ class PolicyWeights:
 
     async def _check_and_load(self, announcement: Announcement) -> None:
         folder = Path(announcement.path)
-        digest = await asyncio.to_thread(weights_digest, folder)
+        try:
+            digest = await asyncio.to_thread(weights_digest, folder)
+        except OSError as error:
+            raise WeightsUnreadableError(str(error)) from error
         if digest != announcement.digest:
             raise WeightsUnreadableError(f"digest {digest} of the files is not the announced {announcement.digest}")
         probe = await asyncio.to_thread(read_probe, folder)
@@ -142,26 +144,6 @@ class PolicyWeights:
         if probe is None or logprobs is None:
             return None
         return mean_difference(probe.logprobs, logprobs)
-
-
-def weights_digest(folder: Path) -> str:
-    """SHA-256 (hexadecimal) over the content of all ``*.safetensors``, in the order of their names.
-
-    Raises:
-        WeightsUnreadableError: there are none, or one vanished.
-    """
-    digest = hashlib.sha256()
-    try:
-        files = sorted(folder.glob("*.safetensors"))
-        if not files:
-            raise WeightsUnreadableError(f"no safetensors in {folder}")
-        for file in files:
-            with file.open("rb") as stream:
-                while chunk := stream.read(_HASH_CHUNK_BYTES):
-                    digest.update(chunk)
-    except OSError as error:
-        raise WeightsUnreadableError(str(error)) from error
-    return digest.hexdigest()
 
 
 def read_probe(folder: Path) -> Probe | None:

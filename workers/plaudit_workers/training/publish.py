@@ -7,7 +7,6 @@ tokens after the first, given all before it, at temperature 1. A rollout compute
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -19,12 +18,12 @@ from safetensors.torch import save_file
 from plaudit_workers.stream.records import Announcement, PolicyVersion
 from plaudit_workers.training.folder import remove, remove_leftovers, whole_folder
 from plaudit_workers.training.policy import Policy
+from plaudit_workers.weights_digest import weights_digest
 
 KEPT_VERSIONS = 2
 """The newest versions always stay: one may be being loaded by a rollout whose heartbeat is not yet here."""
 
 _VERSION_NAME = re.compile(r"(\d+)\.(\d+)")
-_CHUNK_BYTES = 1 << 20
 
 
 def write_weights(policy: Policy, folder: Path, version: PolicyVersion) -> Announcement:
@@ -50,16 +49,6 @@ def write_weights(policy: Policy, folder: Path, version: PolicyVersion) -> Annou
         digest = weights_digest(temporary)
     policy.hold_proximal(version)
     return Announcement(version, str(target), digest)
-
-
-def weights_digest(folder: Path) -> str:
-    """SHA-256, hexadecimal, over the bytes of the folder's ``*.safetensors`` in the order of their names."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                digest.update(chunk)
-    return digest.hexdigest()
 
 
 def prune_weights(folder: Path, keep_versions: Iterable[str] = ()) -> list[PolicyVersion]:
