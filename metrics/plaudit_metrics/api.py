@@ -19,6 +19,7 @@ from plaudit_metrics.openapi import MOST_SAMPLES, MOST_STEPS, MOST_TRACED, docum
 from plaudit_metrics.records import SampleRecord, StepRecord
 from plaudit_metrics.stages import stages_of
 from plaudit_metrics.steps import slowest_samples, wall_seconds
+from plaudit_metrics.surroundings import Surroundings
 from plaudit_metrics.trace import chrome_trace
 from plaudit_metrics.verdict import explain, verdict_over
 from plaudit_metrics.view import RunView
@@ -58,6 +59,7 @@ class Api:
                 Route("/api/v1/steps/{step:int}/samples", self._samples),
                 Route("/api/v1/steps/{step:int}/trace", self._trace),
                 Route("/api/v1/verdict", self._verdict),
+                Route("/api/v1/queues", self._queues),
                 Route("/api/v1/openapi.json", self._openapi),
                 Route("/healthz", self._healthz),
                 Route("/readyz", self._readyz),
@@ -116,6 +118,11 @@ class Api:
             }
         )
 
+    async def _queues(self, request: Request) -> Response:
+        looks = self._view.queues.after(_point_in_time(request, "after"))
+        workers = self._view.surroundings.worker_records
+        return _json({"run": self._run, "looks": [_look(seen) for seen in looks], "workers": workers})
+
     async def _healthz(self, _: Request) -> Response:
         return Response("ok\n", media_type="text/plain")
 
@@ -136,6 +143,21 @@ def _summary(step: ClosedStep) -> dict[str, Any]:
     flat = flat_step(step.record)
     del flat["waits"]
     return flat | {"records_missing": step.records_missing}
+
+
+def _look(seen: Surroundings) -> dict[str, Any]:
+    workers: dict[str, dict[str, int]] = {}
+    for (role, state), count in seen.workers.items():
+        workers.setdefault(role, {})[state] = count
+    return {
+        "time": seen.time,
+        "streams": seen.streams,
+        "workers": workers,
+        "policy_version": seen.policy_version,
+        "policy_version_lag": seen.policy_version_lag,
+        "redis_memory_bytes": seen.memory_bytes,
+        "redis_memory_limit_bytes": seen.memory_limit_bytes,
+    }
 
 
 def _sample(sample: SampleRecord, step: ClosedStep) -> dict[str, Any]:
@@ -160,6 +182,17 @@ def _count(request: Request, name: str, default: int, most: int) -> int:
     if not text.isdigit() or not 1 <= int(text) <= most:
         raise _RefusedRequestError(400, f"{name} is {text!r}; give a whole number from 1 to {most}")
     return int(text)
+
+
+def _point_in_time(request: Request, name: str) -> float:
+    text = request.query_params.get(name, "0")
+    try:
+        time = float(text)
+    except ValueError:
+        time = -1.0
+    if not 0 <= time < float("inf"):
+        raise _RefusedRequestError(400, f"{name} is {text!r}; give seconds since the epoch, at least 0")
+    return time
 
 
 def _json(content: dict[str, Any]) -> Response:

@@ -40,6 +40,8 @@ def _paths() -> dict[str, Any]:
     newest = _query("newest", "how many steps, the newest", MOST_STEPS, MOST_STEPS)
     slowest = _query("slowest", "how many samples, the slowest", 20, MOST_SAMPLES)
     traced = _query("slowest", "how many samples are drawn, the slowest", MOST_TRACED, MOST_TRACED)
+    queues = _object({"run": _TEXT, "looks": _array("Look"), "workers": _array("Worker")})
+    after = {"type": "number", "minimum": 0, "default": 0}
     return {
         "/api/v1/steps": _get("The newest steps, oldest first", steps, newest, fails=("400",)),
         "/api/v1/steps/{step}": _get("One step", _reference("StepDetail"), _STEP, fails=("404",)),
@@ -54,6 +56,12 @@ def _paths() -> dict[str, Any]:
             fails=("400", "404"),
         ),
         "/api/v1/verdict": _get("What the newest step waited for", _reference("Verdict"), fails=("404",)),
+        "/api/v1/queues": _get(
+            "Queues, workers and Redis over the last hour (a look every two seconds), and the workers of now",
+            queues,
+            _parameter("after", "only looks later than this: seconds since the epoch, as in their time", after),
+            fails=("400",),
+        ),
         "/api/v1/openapi.json": _get("This document", {"type": "object"}),
         "/metrics": _get("Prometheus", _TEXT, media_type="text/plain"),
         "/healthz": _get("Alive", _TEXT, media_type="text/plain"),
@@ -95,7 +103,24 @@ def _schemas() -> dict[str, Any]:
                 "recent": {"type": "object", "additionalProperties": _INTEGER},
             }
         ),
+        "Look": _object(_look()),
+        "Worker": _object({"worker": _TEXT, "role": _TEXT})
+        | {"description": "A heartbeat; slots and busy are absent where 0, ready where true"},
         "Error": _object({"error": _TEXT}),
+    }
+
+
+def _look() -> dict[str, Any]:
+    depth = _object({"undelivered": _INTEGER, "in_flight": _INTEGER, "oldest_undelivered_s": _NUMBER})
+    states = {"type": "object", "additionalProperties": _INTEGER, "description": "busy, idle, starting → processes"}
+    return {
+        "time": _NUMBER,
+        "streams": {"type": "object", "additionalProperties": depth},
+        "workers": {"type": "object", "additionalProperties": states, "description": "by role"},
+        "policy_version": {"type": ["integer", "null"]},
+        "policy_version_lag": _INTEGER,
+        "redis_memory_bytes": _INTEGER,
+        "redis_memory_limit_bytes": _INTEGER,
     }
 
 
@@ -114,7 +139,10 @@ def _get(
 
 
 def _query(name: str, description: str, default: int, most: int) -> dict[str, Any]:
-    schema = {"type": "integer", "minimum": 1, "maximum": most, "default": default}
+    return _parameter(name, description, {"type": "integer", "minimum": 1, "maximum": most, "default": default})
+
+
+def _parameter(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {"name": name, "in": "query", "required": False, "description": description, "schema": schema}
 
 

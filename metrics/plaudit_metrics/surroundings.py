@@ -33,6 +33,8 @@ class StreamDepth:
 class Surroundings:
     """A run as one look shows it."""
 
+    time: float = 0.0
+    """When, in seconds since the epoch on Redis's clock."""
     streams: dict[str, StreamDepth] = field(default_factory=dict)
     redeliveries: dict[str, int] = field(default_factory=dict)
     duplicates: dict[str, int] = field(default_factory=dict)
@@ -66,6 +68,7 @@ async def look(client: Redis, keys: Keys) -> Surroundings:
     info: dict[str, Any] = await client.info()
     version = _announced_number(fields)
     return Surroundings(
+        time=now,
         streams={name: await _depth(client, keys.stream(name), group, now) for name, group in WATCHED_GROUPS.items()},
         redeliveries=_counters(state, "redelivered"),
         duplicates=_counters(state, "duplicates"),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from plaudit_metrics.collector import Arrival, Collector
 from plaudit_metrics.events import EventRecord
 from plaudit_metrics.kept_steps import KeptSteps
+from plaudit_metrics.queue_history import QueueHistory
 from plaudit_metrics.records import GroupRecord, SampleRecord, StepRecord
 from plaudit_metrics.series import Series
 from plaudit_metrics.surroundings import Surroundings
@@ -25,6 +26,7 @@ class RunView:
         self.kept = kept
         self.collector = Collector(kept)
         self.surroundings = Surroundings()
+        self.queues = QueueHistory()
 
     def restore(self, records: Sequence[StepRecord]) -> None:
         """Takes the steps of ``steps.jsonl``; they are shown, not counted."""
@@ -64,4 +66,5 @@ class RunView:
     def look(self, surroundings: Surroundings) -> None:
         """Takes a new look at streams, workers and Redis."""
         self.surroundings = surroundings
+        self.queues.add(surroundings)
         self.series.show_surroundings(surroundings)

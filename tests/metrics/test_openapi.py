@@ -13,9 +13,11 @@ import pytest
 from plaudit_metrics.api import Api
 from plaudit_metrics.kept_steps import KeptSteps
 from plaudit_metrics.openapi import document
-from plaudit_metrics.records import WaitRecord
+from plaudit_metrics.queue_history import QueueHistory
+from plaudit_metrics.records import WaitRecord, WorkerRecord
 from plaudit_metrics.series import Series
 from plaudit_metrics.steps import step_record
+from plaudit_metrics.surroundings import StreamDepth, Surroundings
 from plaudit_metrics.view import RunView
 
 Build = Callable[..., Any]
@@ -32,6 +34,15 @@ def client(sample: Build, group: Build) -> httpx.AsyncClient:
     waits = [WaitRecord(opened, opened + 5, [record.group])]
     step = step_record(1, 1, samples, groups=[record], waits=waits, opened=opened, closed=opened + 6)
     view.handle([*samples, record, step], True)
+    for number in range(3):
+        view.look(
+            Surroundings(
+                time=100.0 + number,
+                streams={"samples": StreamDepth(number, 1, 2.5)},
+                workers={("reward", "busy"): 2, ("reward", "idle"): 1},
+                worker_records=(WorkerRecord("reward-1", "reward", slots=4, busy=number),),
+            )
+        )
     application = Api("demo", view, lambda: "").application()
     return httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url="http://metrics")
 
@@ -56,13 +67,24 @@ async def test_an_unknown_step_is_told_as_promised(client: httpx.AsyncClient, pa
     jsonschema.validate(answer.json(), schema_of(path, "404"))
 
 
-@pytest.mark.parametrize("path", [path for path in PATHS if "400" in PATHS[path]["get"]["responses"]])
-@pytest.mark.parametrize("wrong", ["0", "-1", "many", "1000000"])
-async def test_a_count_out_of_its_bounds_is_refused_as_promised(
-    client: httpx.AsyncClient, path: str, wrong: str
+def _wrong_queries() -> list[tuple[str, str, str]]:
+    """Route, parameter and a value out of its bounds."""
+    wrong = []
+    for path in PATHS:
+        for parameter in PATHS[path]["get"]["parameters"]:
+            if parameter["in"] == "query":
+                schema = parameter["schema"]
+                values = ["many", str(schema["minimum"] - 1)]
+                values += [str(schema["maximum"] + 1)] if "maximum" in schema else ["inf"]
+                wrong += [(path, parameter["name"], value) for value in values]
+    return wrong
+
+
+@pytest.mark.parametrize(("path", "name", "value"), _wrong_queries())
+async def test_a_number_out_of_its_bounds_is_refused_as_promised(
+    client: httpx.AsyncClient, path: str, name: str, value: str
 ) -> None:
-    (query,) = [each["name"] for each in PATHS[path]["get"]["parameters"] if each["in"] == "query"]
-    answer = await client.get(path.replace("{step}", "1"), params={query: wrong})
+    answer = await client.get(path.replace("{step}", "1"), params={name: value})
     assert answer.status_code == 400
     jsonschema.validate(answer.json(), schema_of(path, "400"))
 
@@ -84,3 +106,18 @@ async def test_a_timeline_can_be_loaded_as_a_file(client: httpx.AsyncClient) -> 
     assert 'filename="demo-step-1.json"' in answer.headers["content-disposition"]
     scores = [event for event in answer.json()["traceEvents"] if event["name"] == "score"]
     assert sorted(event["args"]["index"] for event in scores) == [1, 2]
+
+
+async def test_the_queues_of_the_last_hour_are_told_from_a_point_in_time_on(client: httpx.AsyncClient) -> None:
+    answer = (await client.get("/api/v1/queues", params={"after": 101.0})).json()
+    (look,) = answer["looks"]
+    assert (look["time"], look["workers"]) == (102.0, {"reward": {"busy": 2, "idle": 1}})
+    assert look["streams"]["samples"] == {"undelivered": 2, "in_flight": 1, "oldest_undelivered_s": 2.5}
+    assert [(each["worker"], each["slots"], each["busy"]) for each in answer["workers"]] == [("reward-1", 4, 2)]
+
+
+def test_the_history_of_queues_is_bounded() -> None:
+    history = QueueHistory(limit=3)
+    for time in range(10):
+        history.add(Surroundings(time=float(time)))
+    assert [seen.time for seen in history.after(0.0)] == [7.0, 8.0, 9.0]
