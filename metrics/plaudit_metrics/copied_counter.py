@@ -2,40 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector, CollectorRegistry
 
 
 class CopiedCounter(Collector):
-    """A family of counters with one label.
+    """A family of counters.
 
     Args:
         name: metric name without ``_total``.
         documentation: help text.
-        label: the label's name.
+        labels: the labels' names.
         registry: where it is registered.
     """
 
-    def __init__(self, name: str, documentation: str, label: str, registry: CollectorRegistry) -> None:
+    def __init__(self, name: str, documentation: str, labels: Sequence[str], registry: CollectorRegistry) -> None:
         self._name = name
         self._documentation = documentation
-        self._label = label
-        self._values: dict[str, float] = {}
+        self._labels = tuple(labels)
+        self._values: dict[tuple[str, ...], float] = {}
         registry.register(self)
 
-    def copy(self, values: Mapping[str, float]) -> None:
-        """Takes over the values as they stand, by label value; those not named keep theirs."""
+    def copy(self, values: Mapping[tuple[str, ...], float]) -> None:
+        """Takes over the values as they stand, by label values; those not named keep theirs."""
         self._values.update(values)
 
     def describe(self) -> Iterator[CounterMetricFamily]:
         """The family without values."""
-        yield CounterMetricFamily(self._name, self._documentation, labels=[self._label])
+        yield CounterMetricFamily(self._name, self._documentation, labels=self._labels)
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         """The family as it is scraped."""
-        family = CounterMetricFamily(self._name, self._documentation, labels=[self._label])
-        for label, value in sorted(self._values.items()):
-            family.add_metric([label], value)
+        family = CounterMetricFamily(self._name, self._documentation, labels=self._labels)
+        for labels, value in sorted(self._values.items()):
+            family.add_metric(labels, value)
         yield family

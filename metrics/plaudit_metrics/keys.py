@@ -51,6 +51,11 @@ class Keys:
         return self.prefix + "workers"
 
     @property
+    def judges(self) -> str:
+        """Hash: ``<judge>:<status>`` → requests sent to it that ended so. Written by reward workers (HINCRBY)."""
+        return self.prefix + "judges"
+
+    @property
     def worker_records(self) -> str:
         """Hash: process name → its ``WorkerRecord``."""
         return self.prefix + "workers:records"

@@ -179,3 +179,5 @@ class WorkerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """The policy version it holds (``incarnation.number``), empty when it holds none."""
     loading: str = ""
     """The policy version whose files it is reading now; the trainer keeps them."""
+    circuits_open: list[str] = []
+    """Judges that this reward worker does not ask now, because they failed too often."""

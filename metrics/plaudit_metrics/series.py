@@ -5,7 +5,7 @@ Never a label: step, sample, group, pod name, prompt, error text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -119,12 +119,18 @@ class Series:
             registry=registry,
         )
         self.redeliveries = CopiedCounter(
-            "plaudit_redeliveries", "Entries taken over from a lost worker", "stream", registry
+            "plaudit_redeliveries", "Entries taken over from a lost worker", ["stream"], registry
         )
         self.duplicates = CopiedCounter(
-            "plaudit_duplicates", "Publications and commits refused as done before", "stream", registry
+            "plaudit_duplicates", "Publications and commits refused as done before", ["stream"], registry
         )
-        self.dead_letters = CopiedCounter("plaudit_dead_letters", "Poison records", "stream", registry)
+        self.dead_letters = CopiedCounter("plaudit_dead_letters", "Poison records", ["stream"], registry)
+        self.judge_requests = CopiedCounter(
+            "plaudit_judge_requests", "Requests to a judge, by how they ended", ["judge", "status"], registry
+        )
+        self.judge_circuit_open = Gauge(
+            "plaudit_judge_circuit_open", "1 while a reward worker does not ask the judge", ["judge"], registry=registry
+        )
         self.workers = Gauge("plaudit_workers", "Live processes", ["role", "state"], registry=registry)
         self.policy_version = Gauge("plaudit_policy_version", "Announced policy version", registry=registry)
         self.policy_version_lag = Gauge(
@@ -197,9 +203,12 @@ class Series:
             self.stream_undelivered.labels(stream).set(depth.undelivered)
             self.stream_in_flight.labels(stream).set(depth.in_flight)
             self.stream_oldest_undelivered.labels(stream).set(depth.oldest_undelivered_s)
-        self.redeliveries.copy(seen.redeliveries)
-        self.duplicates.copy(seen.duplicates)
-        self.dead_letters.copy(seen.dead_letters)
+        self.redeliveries.copy(_one_label(seen.redeliveries))
+        self.duplicates.copy(_one_label(seen.duplicates))
+        self.dead_letters.copy(_one_label(seen.dead_letters))
+        self.judge_requests.copy(seen.judge_requests)
+        for judge, is_open in seen.circuits_open.items():
+            self.judge_circuit_open.labels(judge).set(is_open)
         self.workers.clear()
         for (role, state), count in seen.workers.items():
             self.workers.labels(role, state).set(count)
@@ -209,3 +218,7 @@ class Series:
         self.redis_memory.set(seen.memory_bytes)
         self.redis_memory_limit.set(seen.memory_limit_bytes)
         self.redis_aof_ok.set(1.0 if seen.aof_ok else 0.0)
+
+
+def _one_label(values: Mapping[str, int]) -> dict[tuple[str, ...], float]:
+    return {(label,): value for label, value in values.items()}

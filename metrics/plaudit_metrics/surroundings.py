@@ -42,11 +42,20 @@ class Surroundings:
     workers: dict[tuple[str, str], int] = field(default_factory=dict)
     """(role, state) → live processes; state is busy, idle or starting."""
     worker_records: tuple[WorkerRecord, ...] = ()
+    judge_requests: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(judge, status) → requests that ended so, over all reward workers since the run began."""
     policy_version: int | None = None
     policy_version_lag: int = 0
     memory_bytes: int = 0
     memory_limit_bytes: int = 0
     aof_ok: bool = True
+
+    @property
+    def circuits_open(self) -> dict[str, bool]:
+        """Judge → whether any reward worker does not ask it now."""
+        known = {judge for judge, _ in self.judge_requests}
+        failing = {judge for worker in self.worker_records for judge in worker.circuits_open}
+        return {judge: judge in failing for judge in sorted(known | failing)}
 
 
 class _Announced(msgspec.Struct):
@@ -75,6 +84,7 @@ async def look(client: Redis, keys: Keys) -> Surroundings:
         dead_letters=_counters(state, "dead"),
         workers=dict(Counter((worker.role, _state_of(worker)) for worker in workers)),
         worker_records=tuple(workers),
+        judge_requests=await _judge_requests(client, keys),
         policy_version=version,
         policy_version_lag=_lag(workers, version),
         memory_bytes=int(info.get("used_memory", 0)),
@@ -118,6 +128,15 @@ async def _live_workers(client: Redis, keys: Keys, now: float) -> list[WorkerRec
         return []
     encoded: Any = await client.hmget(keys.worker_records, heard)
     return [record for each in encoded if each is not None and (record := decode_worker(each)) is not None]
+
+
+async def _judge_requests(client: Redis, keys: Keys) -> dict[tuple[str, str], int]:
+    fields: Any = await client.hgetall(keys.judges)
+    requests: dict[tuple[str, str], int] = {}
+    for name, count in _texts(fields).items():
+        judge, _, status = name.partition(":")
+        requests[judge, status] = int(count)
+    return requests
 
 
 def decode_worker(encoded: bytes) -> WorkerRecord | None:

@@ -168,6 +168,16 @@ async def test_what_lies_in_the_streams_and_who_works_is_seen(
     assert (seen.policy_version, seen.policy_version_lag) == (7, 2)
 
 
+async def test_what_reward_workers_say_of_judges_is_seen(transport: Transport, client: Redis, run_name: str) -> None:
+    keys = Keys(run_name)
+    await client.hincrby(keys.judges, "big:200", 40)
+    await client.hincrby(keys.judges, "big:429", 2)
+    await transport.beat(WorkerRecord("reward-0", "reward", circuits_open=["strict"]))
+    seen = await look(client, keys)
+    assert seen.judge_requests == {("big", "200"): 40, ("big", "429"): 2}
+    assert seen.circuits_open == {"big": False, "strict": True}
+
+
 async def test_work_done_twice_is_counted_by_stream(transport: Transport, client: Redis, run_name: str) -> None:
     trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
     await trainer.take_over()
