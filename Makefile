@@ -29,7 +29,7 @@ check: install ## format, lint, types, import order, generated files
 	$(BIN)/python -m plaudit_workers.job.reference --check
 
 test: install promtool ## all tests that need no cluster
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q --numprocesses 2 --dist loadgroup --no-loadscope-reorder
 
 bench: install ## the figures of the README: tables, and JSON in benchmarks/results/
 	@mkdir -p benchmarks/results

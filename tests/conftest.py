@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from plaudit_workers.launch.redis_server import RedisServer
+
+RUNS = Path(__file__).parent / "e2e"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Two processes share the tests: a file stays whole, and all whole runs stay with the one Ray they share."""
+    for item in items:
+        whole_run = item.path.is_relative_to(RUNS) or "ray_cluster" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("runs" if whole_run else item.nodeid.partition("::")[0]))
 
 
 @pytest.fixture(scope="session")
