@@ -91,6 +91,9 @@ class PostProcess:
         self.name = scorer.name
         self._scorer = scorer
 
+    async def open(self) -> None:
+        """Its scorer is opened by its owner."""
+
     async def score_group(self, samples: Sequence[Sample], values: Sequence[float], attempt: Attempt) -> list[Score]:
         """Gives the group's values of that scorer to the method."""
         return await self._scorer.post_process(values, attempt)

@@ -25,6 +25,9 @@ class RuleScorer:
         self.name = name
         self._rule = by_data_source if rule is None else rule_named(rule)
 
+    async def open(self) -> None:
+        """Nothing to start."""
+
     async def score(self, sample: Sample, attempt: Attempt) -> Score:
         """Scores at once: rules are plain string work."""
         return Score.scored(self._rule(sample))

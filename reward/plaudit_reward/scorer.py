@@ -12,12 +12,14 @@ from plaudit_reward.score import Score
 
 @dataclass
 class Attempt:
-    """One call of a scorer: the pipeline sets the limit, the scorer says how long it had to wait for a place."""
+    """One call of a scorer: the pipeline sets the limit, the scorer says how long it had to wait before it began."""
 
     limit_s: float
-    """Seconds of work (waiting for a place excluded) after which the scorer must raise ``ScoreTimeoutError``."""
+    """Seconds of work (both kinds of waiting excluded) after which the scorer must raise ``ScoreTimeoutError``."""
     waited_s: float = 0.0
-    """Seconds spent waiting for a rate or concurrency limit, a free process included; the scorer adds to it."""
+    """Seconds spent waiting for a rate or concurrency limit; the scorer adds to it."""
+    queued_s: float = 0.0
+    """Seconds spent waiting for a free process; the scorer adds to it. Part of the stage ``score``, not ``limiter``."""
 
 
 class Scorer(Protocol):
@@ -28,6 +30,14 @@ class Scorer(Protocol):
     """
 
     name: str
+
+    async def open(self) -> None:
+        """Starts what it needs; called once, before any score. Closed as well when this raised.
+
+        Raises:
+            ConfigurationError: it cannot work as configured.
+        """
+        ...
 
     async def score(self, sample: Sample, attempt: Attempt) -> Score:
         """Scores one sample."""
@@ -46,6 +56,14 @@ class GroupScorer(Protocol):
     """Scores all samples of a group together (``scope: group``), in the order given."""
 
     name: str
+
+    async def open(self) -> None:
+        """Starts what it needs; called once, before any score. Closed as well when this raised.
+
+        Raises:
+            ConfigurationError: it cannot work as configured.
+        """
+        ...
 
     async def score_group(self, samples: Sequence[Sample], values: Sequence[float], attempt: Attempt) -> list[Score]:
         """One score a sample, same order.

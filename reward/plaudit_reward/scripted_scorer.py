@@ -36,6 +36,9 @@ class ScriptedScorer:
         self._waits_s = waits_s
         self.num_calls = 0
 
+    async def open(self) -> None:
+        """Nothing to start."""
+
     async def score(self, sample: Sample, attempt: Attempt) -> Score:
         """Answers for one sample."""
         self.num_calls += 1

@@ -1,40 +1,42 @@
-"""Makes the pipeline of a job: ``spec.reward`` in, opened scorers out."""
+"""Makes the pipeline of a job: ``spec.reward`` in, opened scorers out. The kinds of scorers: ``kinds``."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from typing import cast
 
 from plaudit_reward.combiner import Combiner, FunctionCombiner, WeightedSum
 from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.function_scorer import FunctionScorer, PostProcess
 from plaudit_reward.pipeline import Pipeline
-from plaudit_reward.rule_scorer import RuleScorer
+from plaudit_reward.scorer import GroupScorer
+from plaudit_reward.scorer import Scorer as SampleScorer
 from plaudit_reward.stage import GroupStage, Rules, Stage, When
 from plaudit_reward.target import Target
 from plaudit_workers.job.reward import Reward
 from plaudit_workers.job.scorers import Scorer
 from plaudit_workers.process import RefusedError
+from plaudit_workers.scoring.kinds.context import AnyScorer, BuildContext
+from plaudit_workers.scoring.kinds.python import function_scorer
+from plaudit_workers.scoring.kinds.registry import make_scorer
 
 
-async def build_pipeline(reward: Reward, worker: str) -> Pipeline:
+async def build_pipeline(reward: Reward, worker: str, context: BuildContext | None = None) -> Pipeline:
     """Builds and opens every scorer of a job; nothing is left running when one is refused.
 
     Args:
         reward: the job's section, paths absolute.
         worker: name of this process, for the records.
+        context: where the scorers will run. Default: outside of a run.
 
     Raises:
         RefusedError: a scorer cannot be built as configured.
     """
-    made = [_make(scorer, reward) for scorer in reward.scorers]
+    context = context or BuildContext(reward, worker)
+    made = _made(reward, context)
     combining = _combining(reward)
-    functions = [scorer for scorer in [*made, combining] if isinstance(scorer, FunctionScorer)]
-    outcomes = await asyncio.gather(*(function.open() for function in functions), return_exceptions=True)
-    problems = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-    if problems:
-        await asyncio.gather(*(function.close() for function in functions))
-        others = [problem for problem in problems if not isinstance(problem, ConfigurationError)]
-        raise others[0] if others else RefusedError("\n".join(str(problem) for problem in problems))
+    await _opened([*made, combining] if combining else made)
     stages: list[Stage] = []
     group_stages: list[GroupStage] = []
     for scorer, built in zip(reward.scorers, made, strict=True):
@@ -44,33 +46,33 @@ async def build_pipeline(reward: Reward, worker: str) -> Pipeline:
     )
 
 
-def _make(scorer: Scorer, reward: Reward) -> RuleScorer | FunctionScorer:
-    if scorer.kind == "rule":
-        return RuleScorer(scorer.name, scorer.rule)
-    if scorer.kind == "python" and scorer.python is not None:
-        target = Target(
-            path=scorer.python.path,
-            function=scorer.python.function,
-            arguments=dict(scorer.python.arguments),
-            scope=scorer.scope,
-            isolation=scorer.isolation,
-        )
-        return _function(scorer.name, target, reward)
-    raise RefusedError(
-        f"scorer {scorer.name}: kind {scorer.kind} is not available in this version; use kind rule or python"
-    )
+def _made(reward: Reward, context: BuildContext) -> list[AnyScorer]:
+    made, problems = [], []
+    for scorer in reward.scorers:
+        try:
+            made.append(make_scorer(scorer, context))
+        except (ConfigurationError, RefusedError) as error:
+            problems.append(str(error))
+    if problems:
+        raise RefusedError("\n".join(problems))
+    return made
 
 
-def _function(name: str, target: Target, reward: Reward) -> FunctionScorer:
-    workers = reward.workers
-    return FunctionScorer(name, target, processes=workers.processes, max_concurrent=workers.max_concurrent_samples)
+async def _opened(scorers: Sequence[AnyScorer]) -> None:
+    """Opens all at a time; when one is refused, all are closed and every refusal is told."""
+    outcomes = await asyncio.gather(*(scorer.open() for scorer in scorers), return_exceptions=True)
+    problems = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    if not problems:
+        return
+    await asyncio.gather(*(scorer.close() for scorer in scorers))
+    others = [problem for problem in problems if not isinstance(problem, ConfigurationError)]
+    raise others[0] if others else RefusedError("\n".join(str(problem) for problem in problems))
 
 
 def _combining(reward: Reward) -> FunctionScorer | None:
     if reward.combine.kind != "python":
         return None
-    target = Target(reward.combine.path, reward.combine.function, scope="combine")
-    return _function("combine", target, reward)
+    return function_scorer("combine", Target(reward.combine.path, reward.combine.function, scope="combine"), reward)
 
 
 def _combiner(function: FunctionScorer | None, reward: Reward) -> Combiner:
@@ -89,19 +91,12 @@ def _rules(scorer: Scorer, reward: Reward) -> Rules:
     )
 
 
-def _place(
-    built: RuleScorer | FunctionScorer,
-    rules: Rules,
-    scope: str,
-    stages: list[Stage],
-    group_stages: list[GroupStage],
-) -> None:
+def _place(built: AnyScorer, rules: Rules, scope: str, stages: list[Stage], group_stages: list[GroupStage]) -> None:
     """Puts a scorer where its scope says; a class with ``post_process_scores`` stands in both."""
-    if not isinstance(built, FunctionScorer):
-        stages.append(Stage(built, rules))
-    elif scope == "group":
-        group_stages.append(GroupStage(built, rules, replaces=built.replaces_values))
-    else:
-        stages.append(Stage(built, rules))
-        if built.post_processes:
-            group_stages.append(GroupStage(PostProcess(built), rules, of=built.name))
+    if scope == "group":
+        replaces = isinstance(built, FunctionScorer) and built.replaces_values
+        group_stages.append(GroupStage(cast(GroupScorer, built), rules, replaces=replaces))
+        return
+    stages.append(Stage(cast(SampleScorer, built), rules))
+    if isinstance(built, FunctionScorer) and built.post_processes:
+        group_stages.append(GroupStage(PostProcess(built), rules, of=built.name))

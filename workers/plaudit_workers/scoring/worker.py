@@ -22,6 +22,7 @@ from plaudit_workers.job.rljob import RLJob
 from plaudit_workers.process import EXIT_DONE, ProcessSettings, RefusedError
 from plaudit_workers.scoring.build import build_pipeline
 from plaudit_workers.scoring.committer import Committer
+from plaudit_workers.scoring.kinds.context import BuildContext
 from plaudit_workers.stream.commits import commit_group, read_group
 from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.consumer import Consumer, ConsumerOptions
@@ -60,7 +61,10 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
         RedisAddress.from_settings(settings), settings.run, spill=settings.run_folder / "spill"
     )
     try:
-        pipeline = await build_pipeline(job.spec.reward, settings.worker)
+        context = BuildContext(
+            job.spec.reward, settings.worker, run=settings.run, redis=RedisAddress.from_settings(settings)
+        )
+        pipeline = await build_pipeline(job.spec.reward, settings.worker, context)
         options = ScoringOptions(max_concurrent_samples=job.spec.reward.workers.max_concurrent_samples)
         worker = ScoringWorker(settings.worker, transport, pipeline, options)
         async with HealthServer(settings.health_port, ready=lambda: worker.ready):

@@ -1,0 +1,34 @@
+"""What the makers of scorers are told besides the scorer's own section of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from plaudit_reward.scorer import GroupScorer
+from plaudit_reward.scorer import Scorer as SampleScorer
+from plaudit_workers.job.reward import Reward
+from plaudit_workers.job.scorers import Scorer
+from plaudit_workers.stream.connection import RedisAddress
+
+
+@dataclass(frozen=True)
+class BuildContext:
+    """Where the scorers will run."""
+
+    reward: Reward
+    """The job's section, paths absolute."""
+    worker: str
+    """Name of this process."""
+    run: str = ""
+    """Id of the run; empty outside of one (``plaudit score``)."""
+    redis: RedisAddress | None = None
+    """The run's Redis; None outside of a run: what the workers would share is then this process's own."""
+    model_servers: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Base URLs of the servers of each scorer of kind ``model``, by the scorer's name."""
+
+
+AnyScorer = SampleScorer | GroupScorer
+
+Maker = Callable[[Scorer, BuildContext], AnyScorer]
+"""Makes a scorer without starting anything: ``open`` does. Raises ``ConfigurationError`` or ``RefusedError``."""

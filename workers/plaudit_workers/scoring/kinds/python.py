@@ -1,0 +1,28 @@
+"""``kind: python``, and the job's own combining function."""
+
+from __future__ import annotations
+
+from plaudit_reward.function_scorer import FunctionScorer
+from plaudit_reward.target import Target
+from plaudit_workers.job.reward import Reward
+from plaudit_workers.job.scorers import Scorer
+from plaudit_workers.scoring.kinds.context import BuildContext
+
+
+def python_scorer(scorer: Scorer, context: BuildContext) -> FunctionScorer:
+    """A user's function or class."""
+    assert scorer.python is not None
+    target = Target(
+        path=scorer.python.path,
+        function=scorer.python.function,
+        arguments=dict(scorer.python.arguments),
+        scope=scorer.scope,
+        isolation=scorer.isolation,
+    )
+    return function_scorer(scorer.name, target, context.reward)
+
+
+def function_scorer(name: str, target: Target, reward: Reward) -> FunctionScorer:
+    """A function in as many child processes as the job says."""
+    workers = reward.workers
+    return FunctionScorer(name, target, processes=workers.processes, max_concurrent=workers.max_concurrent_samples)

@@ -1,0 +1,12 @@
+"""``kind: rule``."""
+
+from __future__ import annotations
+
+from plaudit_reward.rule_scorer import RuleScorer
+from plaudit_workers.job.scorers import Scorer
+from plaudit_workers.scoring.kinds.context import BuildContext
+
+
+def rule_scorer(scorer: Scorer, context: BuildContext) -> RuleScorer:
+    """A built-in rule."""
+    return RuleScorer(scorer.name, scorer.rule)
