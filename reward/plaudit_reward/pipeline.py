@@ -26,7 +26,8 @@ class _Done:
     part: Part
     limiter_s: float
     retry_s: float
-    call_s: float
+    spent_s: float
+    """Seconds that count against the sample's budget."""
     ended_s: float
     """Monotonic."""
 
@@ -113,22 +114,22 @@ class Pipeline:
         return [task.result() for task in tasks.values()]
 
     async def _run(self, stage: Stage, sample: Sample, earlier: asyncio.Task[_Done] | None) -> _Done:
-        limiter_s = retry_s = call_s = 0.0
+        limiter_s = retry_s = spent_s = 0.0
         if earlier is not None and stage.rules.when is not None:
             before = await earlier
             if before.part.record.value != stage.rules.when.equals:
                 return _held_back(stage, before)
-            limiter_s, retry_s, call_s = before.limiter_s, before.retry_s, before.call_s
+            limiter_s, retry_s, spent_s = before.limiter_s, before.retry_s, before.spent_s
         ended: Ended[Score] = await attempt_until_answered(
             lambda attempt: stage.scorer.score(sample, attempt),
-            stage.rules.allowance(self._timeout_s - retry_s - call_s),
+            stage.rules.allowance(self._timeout_s - spent_s),
         )
         score = ended.result if ended.result is not None else ended.failure()
         return _Done(
             stage.rules.part(stage.scorer.name, record_of(score, ended)),
             limiter_s + ended.limiter_s,
             retry_s + ended.retry_s,
-            call_s + ended.call_s,
+            spent_s + ended.spent_s,
             time.monotonic(),
         )
 
@@ -153,4 +154,4 @@ def _held_back(stage: Stage, before: _Done) -> _Done:
     assert stage.rules.when is not None
     reason = f"when: {stage.rules.when.scorer} is not {stage.rules.when.equals:g}"
     part = stage.rules.part(stage.scorer.name, ScorerRecord("skipped", reason=reason, attempts=0))
-    return _Done(part, before.limiter_s, before.retry_s, before.call_s, before.ended_s)
+    return _Done(part, before.limiter_s, before.retry_s, before.spent_s, before.ended_s)

@@ -94,3 +94,15 @@ async def test_waits_retries_and_the_call_are_timed_apart() -> None:
     assert 0.05 <= ended.call_s < 0.1
     assert ended.retry_s >= 0.05
     assert ended.limiter_s + ended.retry_s + ended.call_s == pytest.approx(wall_s, abs=0.01)
+
+
+async def test_queueing_for_a_process_is_part_of_the_call_but_not_of_the_budget() -> None:
+    async def call(attempt: Attempt) -> float:
+        await asyncio.sleep(0.2)
+        attempt.queued_s += 0.2
+        return 1.0
+
+    ended = await attempt_until_answered(call, Allowance(budget_s=0.1, call_s=math.inf, retries=0))
+    assert (ended.result, ended.limiter_s) == (1.0, 0.0)
+    assert ended.call_s >= 0.2
+    assert ended.spent_s < 0.1

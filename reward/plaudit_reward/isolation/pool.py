@@ -69,7 +69,7 @@ class Pool:
 
         Args:
             samples: one sample, or a group's.
-            attempt: the limit; the time until the call begins is added to its ``waited_s``.
+            attempt: the limit; the time until the call begins is added to its ``queued_s``.
             values: what goes with the samples, see ``messages.Work``.
             post_process: call the class's ``post_process_scores``.
 
@@ -90,7 +90,7 @@ class Pool:
                 call.slot.forget(call)
             raise
         finally:
-            attempt.waited_s += call.waited_s if call.began else time.monotonic() - call.queued_s
+            attempt.queued_s += call.waited_s if call.began else time.monotonic() - call.queued_s
 
     def room(self) -> int:
         """How many more works could begin soon."""
