@@ -1,0 +1,101 @@
+r"""DAPO's mathematics (data sources ``math_dapo``, ``math``, ``aime…``): ``Answer: …``, or else a box, at the very end.
+
+1 when the answer equals the ground truth, else -1. Of the last 300 characters the line after the last ``Answer:``
+counts, normalised as Minerva's answers are (Lewkowycz et al. 2022, "Solving Quantitative Reasoning Problems with
+Language Models", appendix D.1); without one, the last ``\boxed{…}`` of the last 100 characters, letter for letter.
+
+The results are those of verl's ``math_dapo``, with its ``acc`` and ``pred`` as extras. That a box is compared letter
+for letter, and is not seen when it is longer than 100 characters, is a flaw that ``normalize_boxed`` corrects.
+"""
+
+from __future__ import annotations
+
+import re
+
+from plaudit_reward.rules.boxed import last_braced
+from plaudit_reward.rules.truth import text_truth
+from plaudit_reward.sample import Sample
+from plaudit_reward.score import Score
+
+NUM_TAIL_CHARACTERS = 300
+"""Only so much of the response is looked at."""
+NUM_BOX_CHARACTERS = 100
+"""A box must lie in so many of the last characters."""
+INVALID = "[INVALID]"
+"""The answer where there is none."""
+
+_ANSWER = re.compile(r"(?i)Answer\s*:\s*([^\n]+)")
+
+_REPLACED = (
+    *(("an ", ""), ("a ", ""), (".$", "$"), ("\\$", ""), ("\\ ", ""), (" ", ""), ("mbox", "text")),
+    *((",\\text{and}", ","), ("\\text{and}", ","), ("\\text{m}", "\\text{}")),
+)
+_LEFT_OUT = (
+    *("square", "ways", "integers", "dollars", "mph", "inches", "hours", "km", "units", "\\ldots", "sue", "points"),
+    *("feet", "minutes", "digits", "cents", "degrees", "cm", "gm", "pounds", "meters", "meals", "edges", "students"),
+    *("childrentickets", "multiples", "\\text{s}", "\\text{.}", "\\text{\ns}", "\\text{}^2", "\\text{}^3"),
+    *("\\text{\n}", "\\text{}", "\\mathrm{th}", "^\\circ", "^{\\circ}", "\\;", ",\\!", "{,}", '"', "\\dots"),
+)
+_REWRITTEN = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"(.*?)(\$)(.*?)(\$)(.*)", r"$\3$"),
+        (r"(\\text\{)(.*?)(\})", r"\2"),
+        (r"(\\textbf\{)(.*?)(\})", r"\2"),
+        (r"(\\overline\{)(.*?)(\})", r"\2"),
+        (r"(\\boxed\{)(.*)(\})", r"\2"),
+        (r"(frac)([^{])(.)", r"frac{\2}{\3}"),
+        (r"(sqrt)([^{])", r"sqrt{\2}"),
+    )
+)
+
+
+def math_dapo(sample: Sample, *, strict_boxed: bool = False, normalize_boxed: bool = False) -> Score:
+    """1.0 when the answer equals the ground truth, else -1.0; extras ``acc`` (1 or 0) and ``pred``.
+
+    Args:
+        sample: its ground truth is the answer.
+        strict_boxed: only a box counts (verl's ``strict_box_verify``).
+        normalize_boxed: a boxed answer is searched for in all 300 characters and compared in normal form.
+    """
+    truth = text_truth(sample.ground_truth, "math_dapo")
+    tail = sample.response[-NUM_TAIL_CHARACTERS:]
+    marked = None if strict_boxed else _marked_answer(tail)
+    if marked is not None:
+        return _score(marked == normal_form(truth), marked)
+    if normalize_boxed:
+        boxed = last_braced(tail)
+        boxed, truth = (None if boxed is None else normal_form(boxed)), normal_form(truth)
+    else:
+        boxed = last_braced(tail[-NUM_BOX_CHARACTERS:])
+    if boxed is not None or strict_boxed:
+        return _score(boxed == truth, boxed)
+    return _score(normal_form(truth) == INVALID, INVALID)
+
+
+def _score(correct: bool, answer: str | None) -> Score:
+    extra: dict[str, float | str] = {"acc": float(correct)}
+    if answer is not None:
+        extra["pred"] = answer
+    return Score.scored(1.0 if correct else -1.0, **extra)
+
+
+def _marked_answer(tail: str) -> str | None:
+    """The normal form of what follows the last ``Answer:``; None where nothing does."""
+    answers = _ANSWER.findall(tail)
+    answer = normal_form(answers[-1]) if answers else INVALID
+    return None if answer == INVALID else answer
+
+
+def normal_form(answer: str) -> str:
+    """The normal form of an answer: its right side, without units, articles, text commands and blanks."""
+    answer = answer.rsplit("=", 1)[-1]
+    for before, after in _REPLACED:
+        answer = answer.replace(before, after)
+    for part in _LEFT_OUT:
+        answer = answer.replace(part, "")
+    for pattern, replacement in _REWRITTEN:
+        answer = pattern.sub(replacement, answer)
+    answer = answer.replace("$", "")
+    digits = answer.replace(",", "")
+    return (digits if digits.isdigit() else answer).strip()

@@ -1,0 +1,60 @@
+"""DAPO's soft overlong punishment: a response that runs into the last ``buffer_tokens`` loses reward for each token.
+
+Yu et al. 2025, "DAPO: An Open-Source LLM Reinforcement Learning System at Scale", equation 13; as verl computes it::
+
+    value = min(0, -(response_tokens - (max_tokens - buffer_tokens)) / buffer_tokens * penalty_factor)
+
+It is 0 up to ``max_tokens - buffer_tokens`` and ``-penalty_factor`` at ``max_tokens``. Give it as a scorer of its own:
+the weighted sum adds it to the others' values.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from plaudit_reward.errors import ConfigurationError, DataError
+from plaudit_reward.sample import Sample
+from plaudit_reward.score import Score
+
+
+def overlong(
+    sample: Sample,
+    *,
+    buffer_tokens: Annotated[int, Meta(ge=1)],
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None,
+    penalty_factor: Annotated[float, Meta(ge=0)] = 1.0,
+) -> Score:
+    """0 or less; extra ``overlong`` says whether (1 or 0) the response ran into the buffer.
+
+    Args:
+        sample: its ``response_tokens`` count.
+        buffer_tokens: length of the buffer.
+        max_tokens: length of the longest response; None: the sample's ``max_tokens`` (``rollout.sampling.maxTokens``).
+        penalty_factor: what the longest response loses.
+
+    Raises:
+        DataError: the longest response is not known, or shorter than the buffer.
+    """
+    longest = sample.max_tokens if max_tokens is None else max_tokens
+    if longest < buffer_tokens:
+        raise DataError(
+            f"the longest response has {longest} tokens, the buffer {buffer_tokens}: set overlong's maxTokens to the "
+            "longest response, or its bufferTokens to less"
+        )
+    exceeding = sample.response_tokens - (longest - buffer_tokens)
+    value = min(0.0, -exceeding / buffer_tokens * penalty_factor)
+    return Score.scored(value, overlong=float(value < 0))
+
+
+def check_overlong(*, buffer_tokens: int, max_tokens: int | None = None, penalty_factor: float = 1.0) -> None:
+    """Refuses arguments that do not go together.
+
+    Raises:
+        ConfigurationError: the buffer is longer than the longest response.
+    """
+    if max_tokens is not None and max_tokens < buffer_tokens:
+        raise ConfigurationError(
+            f"bufferTokens is {buffer_tokens}, more than maxTokens, {max_tokens}: set bufferTokens to at most maxTokens"
+        )
