@@ -2,10 +2,14 @@
 
 One process a worker, one track a slot of it: samples that a worker held at the same time lie in tracks of their own.
 Every stage of a sample is a slice. Waiting in a queue belongs to no worker and lies under ``queues``; groups and the
-trainer (the step, its waits) have tracks too. An arrow leads from a sample's score to its group and on to the trainer.
+trainer (the step, its waits inside it) have tracks too. An arrow leads from the end of a sample's work to its group,
+and one from each group to the trainer.
 
 Format: "Trace Event Format" by the Chromium project; times are microseconds since the first of it (in
-asynchronous schedules some samples were admitted before the step was opened).
+asynchronous schedules some samples were admitted before the step was opened). Perfetto counts in whole nanoseconds and
+takes a slice that begins before its neighbour ended for its child, so ends are rounded, not lengths. An arrow has an
+id of its own, one start and one end, and both lie inside a slice: of an id that is started twice, the second arrow is
+dropped.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from plaudit_metrics.records import GroupRecord, SampleRecord, StepRecord
@@ -21,6 +26,8 @@ from plaudit_metrics.stages import stages_of
 _QUEUES = "queues"
 _GROUPS = "groups"
 _TRAINER = "trainer"
+_ORDER = (_TRAINER, _GROUPS, "", _QUEUES)
+"""Of the processes, from above; "" are the workers, by their names."""
 
 _STRETCHES: tuple[tuple[tuple[str, ...], Callable[[SampleRecord], str]], ...] = (
     (("rollout_queue",), lambda sample: _QUEUES),
@@ -31,6 +38,8 @@ _STRETCHES: tuple[tuple[tuple[str, ...], Callable[[SampleRecord], str]], ...] = 
 """A sample's stages in order, cut where it goes from one track to the next, and whose track that is."""
 
 Event = dict[str, Any]
+_Place = tuple[int, int]
+"""Process and track."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +51,21 @@ class _Stretch:
     slices: tuple[tuple[str, float], ...]
     """Name and seconds of each."""
     about: dict[str, Any]
-    flow: int | None = None
-    """Number of the arrow that leaves from its end."""
+    inside: tuple[_Stretch, ...] = ()
+    """Slices that lie on top of this one's."""
 
     @property
     def end(self) -> float:
         return self.start + sum(seconds for _, seconds in self.slices)
+
+
+@dataclass(frozen=True)
+class _Arrow:
+    """What came of what, and when."""
+
+    source: _Stretch
+    target: _Stretch
+    moment: float
 
 
 @dataclass
@@ -59,7 +77,7 @@ class _Tracks:
     _free: dict[str, list[int]] = field(default_factory=dict)
     _busy: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
 
-    def place(self, stretch: _Stretch) -> tuple[int, int]:
+    def place(self, stretch: _Stretch) -> _Place:
         """Process and track; stretches must come in the order of their starts."""
         worker = stretch.worker
         process = self.processes.setdefault(worker, len(self.processes) + 1)
@@ -85,20 +103,25 @@ def chrome_trace(record: StepRecord, samples: Sequence[SampleRecord], groups: Se
     Returns:
         The object to be written as JSON: ``{"traceEvents": [...], …}``.
     """
-    by_id = {group.group: number for number, group in enumerate(groups)}
-    stretches = [
-        *_trainer_stretches(record),
-        *(_group_stretch(group, number) for group, number in zip(groups, by_id.values(), strict=True)),
-    ]
-    for sample in samples:
-        stretches += _sample_stretches(sample, by_id.get(sample.group))
-    stretches.sort(key=lambda stretch: stretch.start)
+    trainer = _trainer_stretch(record)
+    of_groups = {group.group: _group_stretch(group) for group in groups}
+    of_samples = [list(_sample_stretches(sample)) for sample in samples]
+    stretches = sorted([trainer, *of_groups.values(), *chain(*of_samples)], key=lambda stretch: stretch.start)
     origin = stretches[0].start
-    tracks, events = _Tracks(), list[Event]()
-    for stretch in stretches:
-        process, track = tracks.place(stretch)
-        events += _slices(stretch, process, track, origin)
-    events += _arrows_to_trainer(groups, by_id, tracks.processes[_TRAINER], origin)
+    tracks = _Tracks()
+    places = {id(stretch): tracks.place(stretch) for stretch in stretches}
+    arrows = [
+        *(
+            _Arrow(of_sample[-1], of_groups[sample.group], of_sample[-1].end)
+            for sample, of_sample in zip(samples, of_samples, strict=True)
+            if of_sample and sample.group in of_groups
+        ),
+        *(_Arrow(of_groups[group.group], trainer, group.taken) for group in groups if group.taken is not None),
+    ]
+    events = [
+        *(event for stretch in stretches for event in _slices(stretch, places[id(stretch)], origin)),
+        *(event for number, arrow in enumerate(arrows) for event in _ends(arrow, number, places, origin)),
+    ]
     return {
         "displayTimeUnit": "ms",
         "otherData": {"step": record.step, "incarnation": record.incarnation, "verdict": record.verdict},
@@ -106,24 +129,29 @@ def chrome_trace(record: StepRecord, samples: Sequence[SampleRecord], groups: Se
     }
 
 
-def _trainer_stretches(record: StepRecord) -> Iterable[_Stretch]:
+def _trainer_stretch(record: StepRecord) -> _Stretch:
+    """The step, and inside it its waits (cut to it: slices must nest)."""
     about = {"step": record.step, "verdict": record.verdict}
-    yield _Stretch(_TRAINER, record.opened, ((f"step {record.step}", record.closed - record.opened),), about)
+    waits = []
     for wait in record.waits:
-        yield _Stretch(_TRAINER, wait.start, (("wait", wait.end - wait.start),), {"awaited": len(wait.awaited)})
+        start, end = max(wait.start, record.opened), min(wait.end, record.closed)
+        if end > start:
+            waits.append(_Stretch(_TRAINER, start, (("wait", end - start),), {"awaited": len(wait.awaited)}))
+    span = max(record.closed - record.opened, 0.0)
+    return _Stretch(_TRAINER, record.opened, ((f"step {record.step}", span),), about, inside=tuple(waits))
 
 
-def _group_stretch(group: GroupRecord, number: int) -> _Stretch:
+def _group_stretch(group: GroupRecord) -> _Stretch:
     """From the moment its samples were all terminal; a group that was never complete has a slice of no length."""
     terminal = group.terminal or group.closed
     ready = max(group.ready or terminal, terminal)
     taken = max(group.taken or ready, ready)
     slices = (("group_scorer", ready - terminal), ("ready_queue", taken - ready))
     about = {"group": group.group, "end": group.end, "reason": group.reason}
-    return _Stretch(_GROUPS, terminal, slices, about, flow=number)
+    return _Stretch(_GROUPS, terminal, slices, about)
 
 
-def _sample_stretches(sample: SampleRecord, group: int | None) -> Iterable[_Stretch]:
+def _sample_stretches(sample: SampleRecord) -> Iterable[_Stretch]:
     seconds = stages_of(sample)
     about = {
         "group": sample.group,
@@ -136,42 +164,54 @@ def _sample_stretches(sample: SampleRecord, group: int | None) -> Iterable[_Stre
     for stages, worker_of in _STRETCHES:
         slices = tuple((stage, seconds[stage]) for stage in stages if stage in seconds)
         if slices:
-            scored = group if "score" in stages else None
-            stretch = _Stretch(worker_of(sample) or _QUEUES, now, slices, about, flow=scored)
+            stretch = _Stretch(worker_of(sample) or _QUEUES, now, slices, about)
             yield stretch
             now = stretch.end
 
 
-def _slices(stretch: _Stretch, process: int, track: int, origin: float) -> Iterable[Event]:
-    where = {"pid": process, "tid": track}
+def _slices(stretch: _Stretch, place: _Place, origin: float) -> Iterable[Event]:
+    process, track = place
     now = stretch.start
     for name, seconds in stretch.slices:
-        span = {"ts": _microseconds(now - origin), "dur": _microseconds(seconds)}
-        yield {"ph": "X", "name": name, "cat": "plaudit", "args": stretch.about, **span, **where}
+        start, end = _nanoseconds(now - origin), _nanoseconds(now + seconds - origin)
+        span = {"ts": start / 1000, "dur": (end - start) / 1000}
+        yield {"ph": "X", "name": name, "cat": "plaudit", "args": stretch.about, **span, "pid": process, "tid": track}
         now += seconds
-    if stretch.flow is not None:
-        begins = "t" if stretch.worker == _GROUPS else "s"
-        moment = _microseconds((stretch.start if begins == "t" else now) - origin)
-        yield {"ph": begins, "name": "group", "cat": "flow", "id": stretch.flow, "ts": moment, **where}
+    for inner in stretch.inside:
+        yield from _slices(inner, place, origin)
 
 
-def _arrows_to_trainer(
-    groups: Sequence[GroupRecord], numbers: Mapping[str, int], trainer: int, origin: float
-) -> Iterable[Event]:
-    """Ends each group's arrow at the step's slice (the trainer's first track), when the trainer took the group."""
-    for group in groups:
-        if group.taken is not None:
-            flow = {"ph": "f", "bp": "e", "name": "group", "cat": "flow", "id": numbers[group.group]}
-            yield flow | {"ts": _microseconds(group.taken - origin), "pid": trainer, "tid": 1}
+def _ends(arrow: _Arrow, number: int, places: Mapping[int, _Place], origin: float) -> Iterable[Event]:
+    """Both ends of an arrow, or neither where it would have to point back in time."""
+    flow = {"name": "group", "cat": "flow", "id": number}
+    leaves = _inside(arrow.source, arrow.moment, origin, before=1)
+    arrives = _inside(arrow.target, arrow.moment, origin)
+    if arrives < leaves:
+        return
+    for phase, moment, stretch in (("s", leaves, arrow.source), ("f", arrives, arrow.target)):
+        process, track = places[id(stretch)]
+        event = {"ph": phase, **flow, "ts": moment / 1000, "pid": process, "tid": track}
+        yield event | {"bp": "e"} if phase == "f" else event
+
+
+def _inside(stretch: _Stretch, moment: float, origin: float, before: int = 0) -> int:
+    """The nanosecond of a point in time, moved into the stretch where it lies outside."""
+    start, end = _nanoseconds(stretch.start - origin), _nanoseconds(stretch.end - origin)
+    return max(min(_nanoseconds(moment - origin), end) - before, start)
 
 
 def _names(tracks: _Tracks) -> Iterable[Event]:
     for worker, process in tracks.processes.items():
-        yield {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "ts": 0, "args": {"name": worker}}
+        order = _ORDER.index(worker) if worker in _ORDER else _ORDER.index("")
+        yield _about(process, 0, "process_name", {"name": worker})
+        yield _about(process, 0, "process_sort_index", {"sort_index": order})
         for track in range(1, tracks.used[worker] + 1):
-            about = {"name": f"slot {track}"}
-            yield {"ph": "M", "name": "thread_name", "pid": process, "tid": track, "ts": 0, "args": about}
+            yield _about(process, track, "thread_name", {"name": f"slot {track}"})
 
 
-def _microseconds(seconds: float) -> float:
-    return round(seconds * 1e6, 3)
+def _about(process: int, track: int, name: str, arguments: dict[str, Any]) -> Event:
+    return {"ph": "M", "name": name, "pid": process, "tid": track, "ts": 0, "args": arguments}
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
