@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -13,18 +12,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from plaudit_metrics.history import flat_step
+from plaudit_metrics.answers import (
+    RECENT_STEPS,
+    sample_details,
+    step_detail,
+    step_summary,
+    step_timeline,
+    verdict_detail,
+)
 from plaudit_metrics.kept_steps import ClosedStep
 from plaudit_metrics.openapi import MOST_SAMPLES, MOST_STEPS, MOST_TRACED, document
-from plaudit_metrics.records import SampleRecord, StepRecord
-from plaudit_metrics.stages import stages_of
-from plaudit_metrics.steps import slowest_samples, wall_seconds
 from plaudit_metrics.surroundings import Surroundings
-from plaudit_metrics.trace import chrome_trace
-from plaudit_metrics.verdict import explain, verdict_over
 from plaudit_metrics.view import RunView
-
-_RECENT_STEPS = 10
 
 
 class _RefusedRequestError(Exception):
@@ -72,28 +71,23 @@ class Api:
 
     async def _steps(self, request: Request) -> Response:
         steps = self._view.kept.newest(_count(request, "newest", MOST_STEPS, MOST_STEPS))
-        return _json({"run": self._run, "steps": [_summary(step) for step in steps]})
+        return _json({"run": self._run, "steps": [step_summary(step) for step in steps]})
 
     async def _step(self, request: Request) -> Response:
-        step = self._find(request)
-        return _json(_summary(step) | {"explanation": explain(step.record.verdict), "waits": step.record.waits})
+        return _json(step_detail(self._find(request)))
 
     async def _samples(self, request: Request) -> Response:
         step = self._find(request)
         count = _count(request, "slowest", 20, MOST_SAMPLES)
-        samples = [_sample(sample, step) for sample in step.slowest[:count]]
-        return _json({"run": self._run, "step": step.record.step, "samples": samples})
+        return _json({"run": self._run, "step": step.record.step, "samples": sample_details(step, count)})
 
     async def _trace(self, request: Request) -> Response:
         step = self._find(request)
-        whole = self._view.kept.samples(step.record.step)
         count = _count(request, "slowest", MOST_TRACED, MOST_TRACED)
-        samples = slowest_samples(whole.samples if whole else step.slowest, count)
-        drawn = {sample.group for sample in samples}
-        groups = [group for group in (whole.groups if whole else step.groups.values()) if group.group in drawn]
+        timeline = step_timeline(step, self._view.kept.samples(step.record.step), count)
         name = f"{self._run}-step-{step.record.step}.json"
         return Response(
-            msgspec.json.encode(chrome_trace(step.record, samples, groups)),
+            msgspec.json.encode(timeline),
             media_type="application/json",
             headers={"Content-Disposition": f'attachment; filename="{name}"'},
         )
@@ -102,21 +96,10 @@ class Api:
         return _json(document(self._run))
 
     async def _verdict(self, _: Request) -> Response:
-        recent = self._view.kept.newest(_RECENT_STEPS)
+        recent = self._view.kept.newest(RECENT_STEPS)
         if not recent:
             raise _RefusedRequestError(404, "no step is closed yet")
-        newest = recent[-1].record
-        return _json(
-            {
-                "run": self._run,
-                "step": newest.step,
-                "verdict": newest.verdict,
-                "explanation": explain(newest.verdict),
-                "seconds": _seconds(newest),
-                "recent_verdict": verdict_over(_own_figures(step.record) for step in recent),
-                "recent": Counter(step.record.verdict for step in recent),
-            }
-        )
+        return _json({"run": self._run} | verdict_detail([step.record for step in recent]))
 
     async def _queues(self, request: Request) -> Response:
         looks = self._view.queues.after(_point_in_time(request, "after"))
@@ -139,12 +122,6 @@ class Api:
         return step
 
 
-def _summary(step: ClosedStep) -> dict[str, Any]:
-    flat = flat_step(step.record)
-    del flat["waits"]
-    return flat | {"records_missing": step.records_missing}
-
-
 def _look(seen: Surroundings) -> dict[str, Any]:
     workers: dict[str, dict[str, int]] = {}
     for (role, state), count in seen.workers.items():
@@ -158,23 +135,6 @@ def _look(seen: Surroundings) -> dict[str, Any]:
         "redis_memory_bytes": seen.memory_bytes,
         "redis_memory_limit_bytes": seen.memory_limit_bytes,
     }
-
-
-def _sample(sample: SampleRecord, step: ClosedStep) -> dict[str, Any]:
-    record: dict[str, Any] = msgspec.to_builtins(sample)
-    group = step.groups.get(sample.group)
-    return record | {"wall_s": wall_seconds(sample), "stages_s": stages_of(sample, group)}
-
-
-def _seconds(record: StepRecord) -> dict[str, float]:
-    """Where the step's time went: the trainer's own part and each cause of waiting."""
-    waits = {key: value for key, value in record.statistics.items() if key.startswith("wait/")}
-    own_s = record.closed - record.opened - sum(waits.values())
-    return {"trainer_s": own_s, **{key.removeprefix("wait/"): value for key, value in sorted(waits.items())}}
-
-
-def _own_figures(record: StepRecord) -> dict[str, float]:
-    return {"step_s": record.closed - record.opened} | record.statistics
 
 
 def _count(request: Request, name: str, default: int, most: int) -> int:

@@ -86,11 +86,20 @@ def _schemas() -> dict[str, Any]:
     }
     figures = {"additionalProperties": {"type": ["number", "string"]}, "description": "Keys of docs/metrics.md"}
     wait = _object({"start": _NUMBER, "end": _NUMBER, "awaited": {"type": "array", "items": _TEXT}})
+    texts = dict.fromkeys(("question", "numbers", "needs"), _TEXT)
+    rule = _object({"verdict": verdict, "holds": {"type": "boolean"}} | texts)
     stages = {"type": "object", "properties": dict.fromkeys(STAGES, _NUMBER), "additionalProperties": False}
     sample = {"group": _TEXT, "index": _INTEGER, "data_source": _TEXT, "wall_s": _NUMBER, "stages_s": stages}
     return {
         "Step": _object(own) | figures,
-        "StepDetail": _object(own | {"explanation": _TEXT, "waits": {"type": "array", "items": wait}}),
+        "StepDetail": _object(
+            own
+            | {
+                "explanation": _TEXT,
+                "reasoning": {"type": "array", "items": rule, "description": "up to the first rule that holds"},
+                "waits": {"type": "array", "items": wait},
+            }
+        ),
         "Sample": _object(sample | {key: {"type": "object"} for key in ("stamps", "scoring")}),
         "Verdict": _object(
             {

@@ -70,8 +70,14 @@ def verdict(statistics: Mapping[str, float]) -> Verdict:
     if generation_s >= SIDE_SHARE * waited_s:
         return "generation"
     if sum(causes.values()) >= SIDE_SHARE * waited_s:
-        return _NAMES[max(causes, key=lambda cause: causes[cause])]
+        return reward_side(causes)[1]
     return "balanced"
+
+
+def reward_side(cause_s: Mapping[str, float]) -> tuple[str, Verdict]:
+    """The largest cause of the reward side, and the verdict that it gives."""
+    largest = max(cause_s, key=lambda cause: cause_s[cause])
+    return largest, _NAMES[largest]
 
 
 def verdict_over(steps: Iterable[Mapping[str, float]]) -> Verdict:
