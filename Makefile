@@ -27,6 +27,7 @@ check: install ## format, lint, types, import order, generated files
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m plaudit_workers.job.reference --check
+	$(BIN)/python -m plaudit_metrics.generate --check
 
 test: install promtool ## all tests that need no cluster
 	$(BIN)/pytest -q --numprocesses 2 --dist loadgroup --no-loadscope-reorder
@@ -41,7 +42,7 @@ bench: install ## the figures of the README: tables, and JSON in benchmarks/resu
 
 generate: install ## write the generated files anew
 	$(BIN)/python -m plaudit_workers.job.reference
-	$(BIN)/python -m plaudit_metrics.alerting
+	$(BIN)/python -m plaudit_metrics.generate
 
 requirements: $(UV) ## compile requirements/*.txt anew from requirements/all.in
 	$(UV) pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url \

@@ -39,6 +39,8 @@ class BatchHistogram(Collector):
         self._bounds = np.array(buckets, dtype=np.float64)
         self._counts: dict[tuple[str, ...], Integers] = {}
         self._sums: dict[tuple[str, ...], float] = {}
+        if not self._labels:  # counted from 0 on, as Prometheus's own clients do
+            self._counts[()], self._sums[()] = np.zeros(len(self._bounds) + 1, dtype=np.int64), 0.0
         registry.register(self)
 
     def observe(self, values: Floats, *labels: str) -> None:

@@ -33,6 +33,9 @@ OUTCOMES: tuple[Outcome, ...] = (
     "given_up",
 )
 
+NO_STEP = -1
+"""The step of samples that belong to none: a client of a scoring service submitted them."""
+
 Split = Literal["train", "validation"]
 GroupEnd = Literal["trained", "evaluated", "dropped"]
 

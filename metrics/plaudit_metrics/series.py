@@ -6,7 +6,6 @@ Never a label: step, sample, group, pod name, prompt, error text.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Summary
@@ -16,10 +15,8 @@ from plaudit_metrics.columns import SampleColumns
 from plaudit_metrics.copied_counter import CopiedCounter
 from plaudit_metrics.records import OUTCOMES, GroupRecord, SampleRecord, StepRecord
 from plaudit_metrics.stages import group_stage_seconds, sample_stage_seconds
+from plaudit_metrics.surroundings import WORKER_STATES, Surroundings
 from plaudit_metrics.waits import CAUSES
-
-if TYPE_CHECKING:
-    from plaudit_metrics.surroundings import Surroundings
 
 _MISMATCH_BUCKETS = (1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 
@@ -54,7 +51,7 @@ class Series:
         )
         self.logprob_mismatch = BatchHistogram(
             "plaudit_logprob_mismatch",
-            "Largest difference between the rollout's and the trainer's log-probabilities of a sample",
+            "Mean difference of the rollout's and the trainer's log-probabilities, of the weights of a sample",
             [],
             registry,
             _MISMATCH_BUCKETS,
@@ -203,15 +200,17 @@ class Series:
             self.stream_undelivered.labels(stream).set(depth.undelivered)
             self.stream_in_flight.labels(stream).set(depth.in_flight)
             self.stream_oldest_undelivered.labels(stream).set(depth.oldest_undelivered_s)
-        self.redeliveries.copy(_one_label(seen.redeliveries))
-        self.duplicates.copy(_one_label(seen.duplicates))
-        self.dead_letters.copy(_one_label(seen.dead_letters))
+        none = dict.fromkeys(seen.streams, 0)  # counted from 0 on, so that the first one shows as an increase
+        self.redeliveries.copy(_one_label(none | seen.redeliveries))
+        self.duplicates.copy(_one_label(none | seen.duplicates))
+        self.dead_letters.copy(_one_label(none | seen.dead_letters))
         self.judge_requests.copy(seen.judge_requests)
         for judge, is_open in seen.circuits_open.items():
             self.judge_circuit_open.labels(judge).set(is_open)
         self.workers.clear()
-        for (role, state), count in seen.workers.items():
-            self.workers.labels(role, state).set(count)
+        for role in {role for role, _ in seen.workers}:
+            for state in WORKER_STATES:
+                self.workers.labels(role, state).set(seen.workers.get((role, state), 0))
         if seen.policy_version is not None:
             self.policy_version.set(seen.policy_version)
             self.policy_version_lag.set(seen.policy_version_lag)

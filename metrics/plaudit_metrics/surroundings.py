@@ -42,7 +42,7 @@ class Surroundings:
     workers: dict[tuple[str, str], int] = field(default_factory=dict)
     """(role, state) → live processes; state is busy, idle or starting."""
     worker_records: tuple[WorkerRecord, ...] = ()
-    judge_requests: dict[tuple[str, str], int] = field(default_factory=dict)
+    judge_requests: dict[tuple[str, ...], int] = field(default_factory=dict)
     """(judge, status) → requests that ended so, over all reward workers since the run began."""
     policy_version: int | None = None
     policy_version_lag: int = 0
@@ -53,7 +53,7 @@ class Surroundings:
     @property
     def circuits_open(self) -> dict[str, bool]:
         """Judge → whether any reward worker does not ask it now."""
-        known = {judge for judge, _ in self.judge_requests}
+        known = {labels[0] for labels in self.judge_requests}
         failing = {judge for worker in self.worker_records for judge in worker.circuits_open}
         return {judge: judge in failing for judge in sorted(known | failing)}
 
@@ -130,9 +130,9 @@ async def _live_workers(client: Redis, keys: Keys, now: float) -> list[WorkerRec
     return [record for each in encoded if each is not None and (record := decode_worker(each)) is not None]
 
 
-async def _judge_requests(client: Redis, keys: Keys) -> dict[tuple[str, str], int]:
+async def _judge_requests(client: Redis, keys: Keys) -> dict[tuple[str, ...], int]:
     fields: Any = await client.hgetall(keys.judges)
-    requests: dict[tuple[str, str], int] = {}
+    requests: dict[tuple[str, ...], int] = {}
     for name, count in _texts(fields).items():
         judge, _, status = name.partition(":")
         requests[judge, status] = int(count)
@@ -145,6 +145,9 @@ def decode_worker(encoded: bytes) -> WorkerRecord | None:
         return msgspec.msgpack.decode(encoded, type=WorkerRecord)
     except msgspec.MsgspecError:
         return None
+
+
+WORKER_STATES = ("busy", "idle", "starting")
 
 
 def _state_of(worker: WorkerRecord) -> str:

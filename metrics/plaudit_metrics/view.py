@@ -8,7 +8,7 @@ from plaudit_metrics.collector import Arrival, Collector
 from plaudit_metrics.events import EventRecord
 from plaudit_metrics.kept_steps import KeptSteps
 from plaudit_metrics.queue_history import QueueHistory
-from plaudit_metrics.records import GroupRecord, SampleRecord, StepRecord
+from plaudit_metrics.records import NO_STEP, GroupRecord, SampleRecord, StepRecord
 from plaudit_metrics.series import Series
 from plaudit_metrics.surroundings import Surroundings
 
@@ -40,7 +40,7 @@ class RunView:
         late_before = self.collector.late
         for record in records:
             if isinstance(record, SampleRecord):
-                if self.collector.add_sample(record) is Arrival.new:
+                if record.step == NO_STEP or self.collector.add_sample(record) is Arrival.new:
                     new_samples.append(record)
             elif isinstance(record, GroupRecord):
                 self._handle_group(record, count)

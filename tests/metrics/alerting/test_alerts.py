@@ -7,18 +7,20 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml
 
 from plaudit_metrics.alerting import thresholds
-from plaudit_metrics.alerting.__main__ import files
 from plaudit_metrics.alerting.alerts import ALERTS, RUNBOOK
 from plaudit_metrics.alerting.windows import Windows
+from plaudit_metrics.generate import files
 from plaudit_metrics.series import Series
 
 REPOSITORY = Path(__file__).parents[3]
+PROMETHEUS_FILES = ("rules/plaudit.yaml", "alerts/run.yaml", "alerts/operator.yaml")
 
 
 @dataclass(frozen=True)
@@ -43,12 +45,13 @@ def promtool() -> str:
     return program
 
 
-def test_every_case_ends_as_it_must(promtool: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rules", ["Prometheus", "Grafana"])
+def test_every_case_ends_as_it_must(promtool: str, tmp_path: Path, rules: str) -> None:
     tests = tmp_path / "cases.yaml"
     tests.write_text(
         yaml.safe_dump(
             {
-                "rule_files": [str(REPOSITORY / "metrics" / name) for name in files()],
+                "rule_files": [str(path) for path in rule_files(rules, tmp_path)],
                 "evaluation_interval": "1m",
                 "tests": [_promtool_test(case) for case in CASES],
             }
@@ -56,6 +59,29 @@ def test_every_case_ends_as_it_must(promtool: str, tmp_path: Path) -> None:
     )
     ended = subprocess.run([promtool, "test", "rules", str(tests)], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def rule_files(rules: str, folder: Path) -> list[Path]:
+    """The committed files, or Grafana's rules (without any recording rule) in Prometheus's form."""
+    if rules == "Prometheus":
+        return [REPOSITORY / "metrics" / name for name in PROMETHEUS_FILES]
+    groups = yaml.safe_load((REPOSITORY / "metrics" / "alerts" / "grafana.yaml").read_text())["groups"]
+    file = folder / "grafana.yaml"
+    file.write_text(yaml.safe_dump({"groups": [_as_prometheus_has_it(group) for group in groups]}))
+    return [file]
+
+
+def _as_prometheus_has_it(group: dict[str, Any]) -> dict[str, Any]:
+    rules = [
+        {
+            "alert": rule["title"].partition(" (")[0],
+            "expr": rule["data"][0]["model"]["expr"],
+            "for": rule["for"],
+            "labels": rule["labels"],
+        }
+        for rule in group["rules"]
+    ]
+    return {"name": group["name"], "rules": rules}
 
 
 def _promtool_test(case: Case) -> dict[str, object]:
@@ -84,18 +110,18 @@ def test_each_alert_has_a_section_in_the_runbook(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", files())
-def test_the_committed_rules_are_the_generated_ones(name: str) -> None:
+def test_the_committed_files_are_the_generated_ones(name: str) -> None:
     assert (REPOSITORY / "metrics" / name).read_text() == files()[name]
 
 
 def test_promtool_accepts_the_rules(promtool: str) -> None:
-    paths = [str(REPOSITORY / "metrics" / name) for name in files()]
+    paths = [str(REPOSITORY / "metrics" / name) for name in PROMETHEUS_FILES]
     checked = subprocess.run([promtool, "check", "rules", *paths], capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 def test_no_alert_uses_histogram_quantile() -> None:
-    assert not any("histogram_quantile" in text for text in files().values())
+    assert not any("histogram_quantile" in text for name, text in files().items() if name.startswith("alerts/"))
 
 
 def test_recorded_series_that_alerts_use_exist() -> None:

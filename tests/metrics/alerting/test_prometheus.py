@@ -18,11 +18,11 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from plaudit_metrics.alerting.__main__ import text_of
 from plaudit_metrics.alerting.alerts import alert_rules
 from plaudit_metrics.alerting.recording import recording_rules
 from plaudit_metrics.alerting.windows import Windows
 from plaudit_metrics.events import encode_event
+from plaudit_metrics.generate import yaml_of
 from plaudit_metrics.keys import Keys
 from plaudit_metrics.records import StepRecord
 from plaudit_metrics.service import ServiceSettings, serve
@@ -38,8 +38,8 @@ def prometheus(folder: Path, target: int) -> Iterator[str]:
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("prometheus is not installed (Debian: apt-get install prometheus)")
-    (folder / "rules.yaml").write_text(text_of(recording_rules(SHORTENED)))
-    (folder / "alerts.yaml").write_text(text_of(alert_rules("run", SHORTENED)))
+    (folder / "rules.yaml").write_text(yaml_of(recording_rules(SHORTENED)))
+    (folder / "alerts.yaml").write_text(yaml_of(alert_rules("run", SHORTENED)))
     (folder / "prometheus.yaml").write_text(
         "global: {scrape_interval: 250ms, evaluation_interval: 250ms}\n"
         "rule_files: [rules.yaml, alerts.yaml]\n"

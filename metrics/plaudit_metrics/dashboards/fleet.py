@@ -1,0 +1,92 @@
+"""``Plaudit / Fleet``: all runs that Prometheus scrapes, side by side."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
+
+from plaudit_metrics.alerting import thresholds as t
+from plaudit_metrics.dashboards.panels import (
+    BYTES,
+    COUNT,
+    PER_SECOND,
+    SECONDS,
+    SHARE,
+    bars,
+    frame,
+    lines,
+    run_variable,
+    stat,
+)
+
+_RUN = 'run=~"$run"'
+
+
+def dashboard() -> Dashboard:
+    """Builds it."""
+    board = frame(
+        "plaudit-fleet", "Plaudit / Fleet", "Every run: who waits for rewards, whose queue is old, who stands"
+    )
+    return _rates(_shares(_totals(board.with_variable(run_variable()))))
+
+
+def _totals(board: Dashboard) -> Dashboard:
+    exposed = (
+        f"sum(rate(plaudit_step_exposed_reward_seconds_sum{{{_RUN}}}[$__range]))"
+        f" / sum(rate(plaudit_step_seconds_sum{{{_RUN}}}[$__range]))"
+    )
+    failed = (
+        f'sum(increase(plaudit_samples_total{{{_RUN}, outcome!="scored"}}[$__range]))'
+        f" / sum(increase(plaudit_samples_total{{{_RUN}}}[$__range]))"
+    )
+    share = t.EXPOSED_REWARD_SHARE
+    panels = (
+        stat("Runs", f"count(plaudit_step{{{_RUN}}})", COUNT),
+        stat("Processes", f"sum(plaudit_workers{{{_RUN}}})", COUNT),
+        stat("Samples a second", f"sum(rate(plaudit_samples_total{{{_RUN}}}[$__range]))", PER_SECOND),
+        stat("Step time lost to rewards", exposed, SHARE, warn=share / 2, bad=share),
+        stat("Samples without a score", failed, SHARE, warn=t.FAILED_SHARE / 2, bad=t.FAILED_SHARE),
+        stat(
+            "Longest without a step",
+            f"max(time() - plaudit_step_last_closed_timestamp_seconds{{{_RUN}}})",
+            SECONDS,
+            bad=t.STALLED_AFTER_S,
+        ),
+    )
+    for panel in panels:
+        board = board.with_panel(panel)
+    return board
+
+
+def _shares(board: Dashboard) -> Dashboard:
+    exposed = (
+        f"sum by (run) (rate(plaudit_step_exposed_reward_seconds_sum{{{_RUN}}}[$__range]))"
+        f" / sum by (run) (rate(plaudit_step_seconds_sum{{{_RUN}}}[$__range]))"
+    )
+    failed = (
+        f'sum by (run) (rate(plaudit_samples_total{{{_RUN}, outcome!="scored"}}[$__range]))'
+        f" / sum by (run) (rate(plaudit_samples_total{{{_RUN}}}[$__range]))"
+    )
+    memory = f"max by (run) (plaudit_redis_memory_bytes{{{_RUN}}})"
+    return (
+        board.with_panel(bars("Step time lost to rewards", SHARE, (exposed, "{{run}}"), most=1))
+        .with_panel(bars("Samples without a score", SHARE, (failed, "{{run}}"), most=1))
+        .with_panel(bars("Redis memory", BYTES, (memory, "{{run}}")))
+    )
+
+
+def _rates(board: Dashboard) -> Dashboard:
+    oldest = f'max by (run) (plaudit_stream_oldest_undelivered_seconds{{{_RUN}, stream="samples"}})'
+    since = f"time() - max by (run) (plaudit_step_last_closed_timestamp_seconds{{{_RUN}}})"
+    samples = f"sum by (run) (rate(plaudit_samples_total{{{_RUN}}}[$__rate_interval]))"
+    steps = f"3600 * sum by (run) (rate(plaudit_step_seconds_count{{{_RUN}}}[$__rate_interval]))"
+    reward = f"max by (run) (plaudit_reward_mean{{{_RUN}}})"
+    busy = f'sum by (run) (plaudit_workers{{{_RUN}, role="reward", state="busy"}})'
+    return (
+        board.with_row(Row("Over time"))
+        .with_panel(lines("Oldest unscored sample", SECONDS, (oldest, "{{run}}")))
+        .with_panel(lines("Since the last step", SECONDS, (since, "{{run}}")))
+        .with_panel(lines("Samples a second", PER_SECOND, (samples, "{{run}}")))
+        .with_panel(lines("Steps an hour", COUNT, (steps, "{{run}}")))
+        .with_panel(lines("Mean reward", COUNT, (reward, "{{run}}")))
+        .with_panel(lines("Busy reward workers", COUNT, (busy, "{{run}}")))
+    )

@@ -1,0 +1,221 @@
+"""``Plaudit / Job``: is reward the bottleneck, which scorer, how old is the queue, what failed (its first screen)."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
+
+from plaudit_metrics.alerting import thresholds as t
+from plaudit_metrics.dashboards.panels import (
+    BYTES,
+    COUNT,
+    PER_SECOND,
+    POINT_IN_TIME,
+    SECONDS,
+    SHARE,
+    bars,
+    frame,
+    lines,
+    run_variable,
+    stat,
+)
+
+_RUN = 'run=~"$run"'
+_STEP_RATE = f"sum(rate(plaudit_step_seconds_sum{{{_RUN}}}[$__range]))"
+
+
+def dashboard() -> Dashboard:
+    """Builds it."""
+    board = frame("plaudit-job", "Plaudit / Job", "What each step of a run waits for, and why").with_variable(
+        run_variable()
+    )
+    for row in (_first_screen, _stages, _judges, _policy, _transport):
+        board = row(board)
+    return board
+
+
+def _first_screen(board: Dashboard) -> Dashboard:
+    exposed = f"sum(rate(plaudit_step_exposed_reward_seconds_sum{{{_RUN}}}[$__range])) / {_STEP_RATE}"
+    failed = (
+        f'sum(increase(plaudit_samples_total{{{_RUN}, outcome!="scored"}}[$__range]))'
+        f" / sum(increase(plaudit_samples_total{{{_RUN}}}[$__range]))"
+    )
+    share = t.EXPOSED_REWARD_SHARE
+    stats = (
+        stat("Step time lost to rewards", exposed, SHARE, warn=share / 2, bad=share),
+        stat(
+            "Oldest unscored sample",
+            f'max(plaudit_stream_oldest_undelivered_seconds{{{_RUN}, stream="samples"}})',
+            SECONDS,
+            warn=t.QUEUE_AGE_S / 4,
+            bad=t.QUEUE_AGE_S,
+        ),
+        stat("Samples without a score", failed, SHARE, warn=t.FAILED_SHARE / 2, bad=t.FAILED_SHARE),
+        stat("Newest step", f"max(plaudit_step{{{_RUN}}})", COUNT),
+        stat(
+            "Closed",
+            f"1000 * max(plaudit_step_last_closed_timestamp_seconds{{{_RUN}}})",
+            POINT_IN_TIME,
+        ),
+        stat("Mean reward", f"avg(plaudit_reward_mean{{{_RUN}}})", COUNT),
+    )
+    for panel in stats:
+        board = board.with_panel(panel)
+    waits = f"sum by (cause) (rate(plaudit_step_wait_seconds_sum{{{_RUN}}}[$__range])) / on() group_left {_STEP_RATE}"
+    trainer = f"1 - sum(rate(plaudit_step_wait_seconds_sum{{{_RUN}}}[$__range])) / {_STEP_RATE}"
+    calls = (
+        f"sum by (scorer) (rate(plaudit_score_seconds_sum{{{_RUN}}}[$__range]))"
+        f" / sum by (scorer) (rate(plaudit_score_seconds_count{{{_RUN}}}[$__range]))"
+    )
+    failures = (
+        f'sum by (scorer, outcome) (increase(plaudit_score_seconds_count{{{_RUN}, outcome!="scored"}}[$__range]))'
+    )
+    return (
+        board.with_panel(
+            bars(
+                "Is reward the bottleneck? Where the steps' time went",
+                SHARE,
+                (waits, "{{cause}}"),
+                (trainer, "trainer"),
+            )
+        )
+        .with_panel(bars("Which scorer? Mean seconds of a call", SECONDS, (calls, "{{scorer}}")))
+        .with_panel(bars("What failed?", COUNT, (failures, "{{scorer}}: {{outcome}}")))
+        .with_panel(
+            lines(
+                "How old is the queue?",
+                SECONDS,
+                (f"max by (stream) (plaudit_stream_oldest_undelivered_seconds{{{_RUN}}})", "{{stream}}"),
+            )
+        )
+        .with_panel(
+            lines(
+                "How deep is the queue?",
+                COUNT,
+                (f"sum by (stream) (plaudit_stream_undelivered{{{_RUN}}})", "{{stream}}: waits"),
+                (f"sum by (stream) (plaudit_stream_in_flight{{{_RUN}}})", "{{stream}}: in work"),
+            )
+        )
+        .with_panel(
+            lines(
+                "Samples by outcome",
+                PER_SECOND,
+                (f"sum by (outcome) (rate(plaudit_samples_total{{{_RUN}}}[$__rate_interval])) > 0", "{{outcome}}"),
+                stacked=True,
+            )
+        )
+    )
+
+
+def _stages(board: Dashboard) -> Dashboard:
+    means = (
+        f"sum by (stage) (rate(plaudit_stage_seconds_sum{{{_RUN}}}[$__rate_interval]))"
+        f" / sum by (stage) (rate(plaudit_stage_seconds_count{{{_RUN}}}[$__rate_interval]) > 0)"
+    )
+    slow = (
+        "histogram_quantile(0.95, sum by (stage, le)"
+        f" (rate(plaudit_stage_seconds_bucket{{{_RUN}}}[$__rate_interval])) > 0)"
+    )
+    good = (
+        f"sum(rate(plaudit_reward_latency_good_total{{{_RUN}}}[$__rate_interval]))"
+        f" / sum(rate(plaudit_reward_latency_total{{{_RUN}}}[$__rate_interval]))"
+    )
+    steps = (
+        f"sum(rate(plaudit_step_seconds_sum{{{_RUN}}}[$__rate_interval]))"
+        f" / sum(rate(plaudit_step_seconds_count{{{_RUN}}}[$__rate_interval]))"
+    )
+    return (
+        board.with_row(Row("Stages"))
+        .with_panel(lines("A sample's stages, mean", SECONDS, (means, "{{stage}}"), stacked=True))
+        .with_panel(lines("A sample's stages, slowest twentieth", SECONDS, (slow, "{{stage}}")))
+        .with_panel(
+            lines(
+                "Scored in time",
+                SHARE,
+                (good, "share"),
+                (f"max(plaudit_reward_latency_target{{{_RUN}}})", "promised"),
+            )
+        )
+        .with_panel(lines("Seconds a step", SECONDS, (steps, "step")))
+        .with_panel(
+            lines("Workers", COUNT, (f"sum by (role, state) (plaudit_workers{{{_RUN}}})", "{{role}}: {{state}}"))
+        )
+        .with_panel(
+            lines(
+                "Groups",
+                PER_SECOND,
+                (f"sum by (outcome) (rate(plaudit_groups_total{{{_RUN}}}[$__rate_interval]))", "{{outcome}}"),
+            )
+        )
+    )
+
+
+def _judges(board: Dashboard) -> Dashboard:
+    waits = (
+        f"sum by (judge) (rate(plaudit_limiter_wait_seconds_sum{{{_RUN}}}[$__rate_interval]))"
+        f" / sum by (judge) (rate(plaudit_limiter_wait_seconds_count{{{_RUN}}}[$__rate_interval]))"
+    )
+    requests = f"sum by (judge, status) (rate(plaudit_judge_requests_total{{{_RUN}}}[$__rate_interval]))"
+    circuits = f"max by (judge) (plaudit_judge_circuit_open{{{_RUN}}})"
+    return (
+        board.with_row(Row("Judges and limits"))
+        .with_panel(lines("Mean wait for a limit", SECONDS, (waits, "{{judge}}")))
+        .with_panel(lines("Requests by status", PER_SECOND, (requests, "{{judge}}: {{status}}")))
+        .with_panel(lines("Circuit open", COUNT, (circuits, "{{judge}}")))
+    )
+
+
+def _policy(board: Dashboard) -> Dashboard:
+    differing = (
+        f'1 - sum(rate(plaudit_logprob_mismatch_bucket{{{_RUN}, le="{t.LOGPROB_DIFFERENCE}"}}[$__rate_interval]))'
+        f" / sum(rate(plaudit_logprob_mismatch_count{{{_RUN}}}[$__rate_interval]))"
+    )
+    return (
+        board.with_row(Row("Policy"))
+        .with_panel(
+            lines("Staleness", COUNT, (f"max by (statistic) (plaudit_sample_staleness{{{_RUN}}})", "{{statistic}}"))
+        )
+        .with_panel(
+            lines(
+                "Policy version",
+                COUNT,
+                (f"max(plaudit_policy_version{{{_RUN}}})", "announced"),
+                (f"max(plaudit_policy_version_lag{{{_RUN}}})", "a rollout is behind by"),
+            )
+        )
+        .with_panel(lines("Samples of other weights than announced", SHARE, (differing, "share")))
+    )
+
+
+def _transport(board: Dashboard) -> Dashboard:
+    def happened(name: str) -> str:
+        return f"sum by (stream) (increase(plaudit_{name}_total{{{_RUN}}}[$__rate_interval]))"
+
+    return (
+        board.with_row(Row("Transport"))
+        .with_panel(
+            lines(
+                "Redis",
+                BYTES,
+                (f"sum(plaudit_redis_memory_bytes{{{_RUN}}})", "used"),
+                (f"sum(plaudit_redis_memory_limit_bytes{{{_RUN}}})", "limit"),
+            )
+        )
+        .with_panel(
+            lines(
+                "Work done twice",
+                COUNT,
+                (happened("redeliveries"), "{{stream}}: taken over"),
+                (happened("duplicates"), "{{stream}}: duplicate"),
+                (happened("dead_letters"), "{{stream}}: dead letter"),
+            )
+        )
+        .with_panel(
+            lines(
+                "Metrics themselves",
+                COUNT,
+                (f"sum(increase(plaudit_records_missing_total{{{_RUN}}}[$__rate_interval]))", "events lost"),
+                (f"sum(increase(plaudit_records_late_total{{{_RUN}}}[$__rate_interval]))", "events late"),
+                (f"min(plaudit_redis_aof_ok{{{_RUN}}})", "Redis persists"),
+            )
+        )
+    )

@@ -1,0 +1,48 @@
+"""``Plaudit / Operator``: does it lead, does it keep up, and how are the jobs."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard
+
+from plaudit_metrics.alerting import thresholds as t
+from plaudit_metrics.dashboards.panels import COUNT, PER_SECOND, SECONDS, bars, frame, lines, stat
+
+
+def dashboard() -> Dashboard:
+    """Builds it."""
+    board = frame("plaudit-operator", "Plaudit / Operator", "The operator of the cluster and the RLJobs in its care")
+    stats = (
+        stat("Leaders", "sum(plaudit_operator_leader)", COUNT),
+        stat("RLJobs", "count(plaudit_rljob_info)", COUNT),
+        stat("Waiting to be reconciled", "max(plaudit_operator_queue_depth)", COUNT, bad=t.OPERATOR_QUEUE_DEPTH),
+        stat(
+            "Last event of the cluster",
+            "max(plaudit_operator_watch_last_event_age_seconds)",
+            SECONDS,
+            bad=t.OPERATOR_EVENT_AGE_S,
+        ),
+    )
+    for panel in stats:
+        board = board.with_panel(panel.span(6))
+    means = (
+        "sum by (result) (rate(plaudit_operator_reconcile_seconds_sum[$__rate_interval]))"
+        " / sum by (result) (rate(plaudit_operator_reconcile_seconds_count[$__rate_interval]) > 0)"
+    )
+    rates = "sum by (result) (rate(plaudit_operator_reconcile_seconds_count[$__rate_interval]))"
+    conditions = 'sum by (type) (plaudit_rljob_condition{status="True"})'
+    return (
+        board.with_panel(bars("RLJobs by condition that is true", COUNT, (conditions, "{{type}}")))
+        .with_panel(lines("Reconciliations", PER_SECOND, (rates, "{{result}}")))
+        .with_panel(lines("Mean reconciliation", SECONDS, (means, "{{result}}")))
+        .with_panel(lines("Queue", COUNT, ("max(plaudit_operator_queue_depth)", "waiting")))
+        .with_panel(
+            lines(
+                "Age of the last event",
+                SECONDS,
+                ("max by (kind) (plaudit_operator_watch_last_event_age_seconds)", "{{kind}}"),
+            )
+        )
+        .with_panel(
+            lines("Conditions", COUNT, ("sum by (type, status) (plaudit_rljob_condition)", "{{type}}: {{status}}"))
+        )
+    )
