@@ -51,10 +51,9 @@ def run_row(changes: dict[str, dict[str, Any]], steps: int, runs: Path) -> dict[
         file.unlink()
     if done.returncode:
         return {"exit_code": done.returncode, "error": done.stderr[-500:]}
-    rewards = [record.statistics["reward/mean"] for record in read_steps(runs / "run" / "steps.jsonl")]
-    staleness = [
-        record.statistics["reward_pipeline/staleness/max"] for record in read_steps(runs / "run" / "steps.jsonl")
-    ]
+    trained = [record.statistics for record in read_steps(runs / "run" / "steps.jsonl") if record.num_samples]
+    rewards = [statistics["reward/mean"] for statistics in trained]
+    staleness = [statistics["reward_pipeline/staleness/max"] for statistics in trained]
     ledger = json.loads((runs / "run" / "ledger.json").read_text())
     return {
         "exit_code": 0,
