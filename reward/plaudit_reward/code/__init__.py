@@ -1,0 +1,1 @@
+"""Scores programs: test cases, a sandbox of processes on this machine, a client for Sandbox Fusion."""

@@ -1,0 +1,108 @@
+"""Test cases of a data row, in the form of verl's code data sets.
+
+The ground truth is an object, or its JSON text: ``inputs`` and ``outputs``, lists of the same length. Without
+``fn_name`` each input is what the program reads and each output what it prints (text, or a list of lines). With
+``fn_name`` each input is the arguments, one JSON text a line, and each output the JSON text of the result.
+``assert_case`` (a list of program texts, each put behind the program) may take the place of both.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from plaudit_reward.errors import DataError
+
+
+class Case(NamedTuple):
+    """One test case."""
+
+    stdin: str
+    """What the program reads; the arguments of a function, one JSON text a line."""
+    expected: str | None
+    """What it must print or, as JSON, return; None: it must only end well."""
+    behind: str = ""
+    """Text that is put behind the program."""
+
+
+class Cases(NamedTuple):
+    """The test cases of a data row; at least one."""
+
+    function: str | None
+    """Name of the function to call, or None for programs that read and print."""
+    cases: list[Case]
+
+
+def cases_of(ground_truth: Any) -> Cases:
+    """Reads a row's ground truth.
+
+    Raises:
+        DataError: it holds no test cases in that form.
+    """
+    if isinstance(ground_truth, str | bytes):
+        try:
+            ground_truth = json.loads(ground_truth)
+        except ValueError as error:
+            raise DataError(f"ground_truth is not JSON: {error}; {_FORM}") from error
+    if not isinstance(ground_truth, dict):
+        raise DataError(f"ground_truth is {type(ground_truth).__name__}; {_FORM}")
+    function = ground_truth.get("fn_name")
+    if function is not None and not isinstance(function, str):
+        raise DataError(f"ground_truth.fn_name is {function!r}; give the function's name, or leave it out")
+    asserts = ground_truth.get("assert_case")
+    if asserts is not None:
+        asserts = _texts("assert_case", asserts)
+    count = len(asserts) if asserts is not None else None
+    inputs = _texts("inputs", ground_truth.get("inputs", None if count is None else [""] * count))
+    expected = _expected(ground_truth, asserts)
+    if not inputs:
+        raise DataError("ground_truth has no test case: inputs is empty")
+    behind = asserts if asserts is not None else [""] * len(inputs)
+    if not len(inputs) == len(expected) == len(behind):
+        raise DataError(
+            f"ground_truth has {len(inputs)} inputs, {len(expected)} outputs and {len(behind)} assert_case; each case "
+            "needs one of each that is there"
+        )
+    if function is not None:
+        _check_json(inputs, expected)
+    return Cases(function, [Case(*parts) for parts in zip(inputs, expected, behind, strict=True)])
+
+
+_FORM = "code rules need an object with inputs and outputs, lists of the same length"
+
+
+def _expected(ground_truth: dict[str, Any], asserts: list[str] | None) -> list[str | None]:
+    if asserts is not None and "outputs" not in ground_truth:
+        return [None] * len(asserts)
+    outputs = ground_truth.get("outputs")
+    if asserts is not None and isinstance(outputs, list) and all(output is None for output in outputs):
+        return list(outputs)
+    return list(_texts("outputs", outputs))
+
+
+def _texts(name: str, values: Any) -> list[str]:
+    if not isinstance(values, list):
+        raise DataError(f"ground_truth.{name} is {type(values).__name__}; {_FORM}")
+    return [_text(f"ground_truth.{name}[{index}]", value) for index, value in enumerate(values)]
+
+
+def _text(where: str, value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(line, str) for line in value):
+        return "\n".join(value)
+    raise DataError(f"{where} is {type(value).__name__}; it must be a text, or a list of lines")
+
+
+def _check_json(inputs: list[str], expected: list[str | None]) -> None:
+    for index, (stdin, result) in enumerate(zip(inputs, expected, strict=True)):
+        try:
+            for line in stdin.split("\n"):
+                json.loads(line)
+            if result is not None:
+                json.loads(result)
+        except ValueError as error:
+            raise DataError(
+                f"ground_truth: case {index} is not JSON ({error}); with fn_name an input is one JSON text an argument "
+                "and line, an output the JSON text of the result"
+            ) from error

@@ -1,0 +1,90 @@
+"""What a job may say about code rules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Self
+
+import msgspec
+
+from plaudit_reward.code.limits import Limits
+from plaudit_reward.errors import ConfigurationError
+
+_FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+_AMOUNT = re.compile(r"([0-9]+)(k|M|G|Ki|Mi|Gi|)")
+_VERLS_NUM_CASES = 10
+
+
+class CodeOptions(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """Of a scorer of kind ``rule``; names are camelCase in the job."""
+
+    time_seconds: float = 10.0
+    """Seconds for one test case."""
+    memory: str = "1Gi"
+    """For one test case, on top of what Python itself needs."""
+    output: str = "16Mi"
+    """What one test case may print."""
+    continuous: bool = True
+    """The score is the share of test cases that pass (verl's default); false: 1 when all pass, else 0."""
+    cases: int | None = None
+    """How many test cases count, from the first on. Default: 10 where ``continuous`` (verl's number), else all; 0: all.
+    """
+    as_script: bool = False
+    """Run programs as ``python program.py`` does. Default: as verl's ``prime_code`` does, in which correct programs
+    fail that call ``exit()``, read ``sys.stdin.buffer``, use ``global``, or import in unusual forms."""
+    url: str | None = None
+    """A Sandbox Fusion server. Default: the local sandbox."""
+    concurrency: int = 64
+    """Requests at a time, of each worker, to that server."""
+    allow_without_landlock: bool = False
+    """Run programs also where the kernel has no Landlock; they can then open no file at all."""
+
+    @classmethod
+    def from_arguments(cls, arguments: Mapping[str, Any]) -> Self:
+        """Reads them from the job.
+
+        Raises:
+            ConfigurationError: a name or value is wrong.
+        """
+        try:
+            options = msgspec.convert(dict(arguments), cls)
+        except msgspec.ValidationError as error:
+            names = ", ".join(cls.__struct_encode_fields__)
+            raise ConfigurationError(f"options of the code rule: {error}; they are {names}") from error
+        for name, value, right in (
+            ("timeSeconds", options.time_seconds, options.time_seconds > 0),
+            ("cases", options.cases, options.cases is None or options.cases >= 0),
+            ("concurrency", options.concurrency, options.concurrency > 0),
+            ("url", options.url, options.url is None or options.url.startswith(("http://", "https://"))),
+        ):
+            if not right:
+                raise ConfigurationError(f"options of the code rule: {name} is {value!r}; {_REMEDIES[name]}")
+        options.limits()
+        return options
+
+    def limits(self) -> Limits:
+        """Of one test case."""
+        return Limits(self.time_seconds, _bytes("memory", self.memory), _bytes("output", self.output))
+
+    def num_counted(self, num_cases: int) -> int:
+        """How many of a row's test cases count."""
+        counted = self.cases
+        if counted is None:
+            counted = _VERLS_NUM_CASES if self.continuous else 0
+        return min(counted or num_cases, num_cases)
+
+
+_REMEDIES = {
+    "timeSeconds": "give seconds above 0",
+    "cases": "give a number of test cases, or 0 for all",
+    "concurrency": "give at least 1",
+    "url": "write it like http://sandbox:8080/run_code, or leave it out for the local sandbox",
+}
+
+
+def _bytes(name: str, amount: str) -> int:
+    found = _AMOUNT.fullmatch(amount)
+    if found is None or int(found[1]) == 0:
+        raise ConfigurationError(f"options of the code rule: {name} is {amount!r}; write it like 512Mi or 1Gi")
+    return int(found[1]) * _FACTORS[found[2]]
