@@ -1,11 +1,17 @@
-"""``kind: rule``: a built-in rule, run where the pipeline runs."""
+"""``kind: rule``: a built-in rule, named by the job or found by the sample's data source."""
 
 from __future__ import annotations
 
-from plaudit_reward.rules.routing import by_data_source, rule_named
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from plaudit_reward.errors import ConfigurationError, InfrastructureError
+from plaudit_reward.rules.routing import RULES, known_rule_of, read_arguments
 from plaudit_reward.sample import Sample
 from plaudit_reward.score import Score
-from plaudit_reward.scorer import Attempt
+from plaudit_reward.scorer import Attempt, Scorer
 
 _ALWAYS_ROOM = 1_000_000
 
@@ -16,25 +22,58 @@ class RuleScorer:
     Args:
         name: of the scorer in the job.
         rule: name of the rule; None = by data source.
+        arguments: the rule's; by data source, a mapping from rule names to their arguments.
+        processes: how many child processes a rule that computes may use.
 
     Raises:
-        ConfigurationError: there is no rule of that name.
+        ConfigurationError: there is no rule of that name, or it has no such arguments.
     """
 
-    def __init__(self, name: str, rule: str | None = None) -> None:
+    def __init__(
+        self, name: str, rule: str | None = None, arguments: Mapping[str, Any] | None = None, *, processes: int = 2
+    ) -> None:
         self.name = name
-        self._rule = by_data_source if rule is None else rule_named(rule)
+        self._rule = rule
+        self._arguments = read_arguments(rule, arguments or {})
+        self._processes = processes
+        self._scorers: dict[str, Scorer] = {}
+        self._opening: dict[str, asyncio.Task[Scorer]] = {}
 
     async def open(self) -> None:
-        """Nothing to start."""
+        """Starts the named rule; by data source, each rule is started when the first sample needs it."""
+        if self._rule is not None:
+            await self._start(self._rule)
 
     async def score(self, sample: Sample, attempt: Attempt) -> Score:
-        """Scores at once: rules are plain string work."""
-        return Score.scored(self._rule(sample))
+        """Scores with the rule that the sample needs."""
+        rule = self._rule or known_rule_of(sample.data_source)
+        scorer = self._scorers.get(rule) or await self._started(rule, attempt)
+        return await scorer.score(sample, attempt)
 
     def room(self) -> int:
-        """Rules never wait."""
-        return _ALWAYS_ROOM
+        """As much as the rule with the least room has."""
+        return min((scorer.room() for scorer in self._scorers.values()), default=_ALWAYS_ROOM)
 
     async def close(self) -> None:
-        """Nothing to end."""
+        """Ends child processes."""
+        await asyncio.gather(*self._opening.values(), return_exceptions=True)
+        await asyncio.gather(*(scorer.close() for scorer in self._scorers.values()))
+
+    async def _started(self, rule: str, attempt: Attempt) -> Scorer:
+        """Starts a rule for all samples that wait for it; the wait is queueing."""
+        began_s = time.monotonic()
+        if rule not in self._opening:
+            self._opening[rule] = asyncio.create_task(self._start(rule))
+        try:
+            return await asyncio.shield(self._opening[rule])
+        except ConfigurationError as error:  # of the machine (no process can be started): the rule itself is sound
+            self._opening.pop(rule, None)
+            raise InfrastructureError(f"rule {rule} cannot be started: {error}") from error
+        finally:
+            attempt.queued_s += time.monotonic() - began_s
+
+    async def _start(self, rule: str) -> Scorer:
+        scorer = RULES[rule].scorer(self.name, self._arguments.get(rule, {}), self._processes)
+        await scorer.open()
+        self._scorers[rule] = scorer
+        return scorer

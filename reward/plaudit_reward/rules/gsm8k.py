@@ -8,8 +8,9 @@ thing that looks like a number, as it stands. 1 when it equals the ground truth,
 from __future__ import annotations
 
 import re
+from decimal import Decimal, InvalidOperation
 
-from plaudit_reward.errors import DataError
+from plaudit_reward.rules.truth import text_truth
 from plaudit_reward.sample import Sample
 
 NUM_TAIL_CHARACTERS = 300
@@ -36,20 +37,30 @@ def flexible_answer(response: str) -> str | None:
     return next((str(c) for c in reversed(candidates) if c != "."), str(candidates[0]))
 
 
-def gsm8k(sample: Sample) -> float:
-    """1.0 when the strict answer equals the ground truth, else 0.0."""
-    return _compare(strict_answer(sample.response), sample.ground_truth)
+def gsm8k(sample: Sample, *, numeric: bool = False) -> float:
+    """1.0 when the strict answer equals the ground truth, else 0.0.
+
+    Args:
+        sample: its ground truth is the number, as text.
+        numeric: the two are compared as numbers, without thousands separators, dollars and a full stop at the end.
+    """
+    return _compare(strict_answer(sample.response), sample.ground_truth, numeric)
 
 
-def gsm8k_flexible(sample: Sample) -> float:
-    """1.0 when the flexible answer equals the ground truth, else 0.0."""
-    return _compare(flexible_answer(sample.response), sample.ground_truth)
+def gsm8k_flexible(sample: Sample, *, numeric: bool = False) -> float:
+    """1.0 when the flexible answer equals the ground truth, else 0.0; arguments as ``gsm8k``."""
+    return _compare(flexible_answer(sample.response), sample.ground_truth, numeric)
 
 
-def _compare(answer: str | None, ground_truth: object) -> float:
-    if not isinstance(ground_truth, str):
-        # verl compares the text with whatever is there and so gives 0 to every answer.
-        raise DataError(
-            f"ground_truth is {ground_truth!r} ({type(ground_truth).__name__}); gsm8k needs the number as text"
-        )
-    return 1.0 if answer == ground_truth else 0.0
+def _compare(answer: str | None, ground_truth: object, numeric: bool) -> float:
+    truth = text_truth(ground_truth, "gsm8k")
+    if numeric and answer is not None:
+        return 1.0 if _number(answer) == _number(truth) is not None else 0.0
+    return 1.0 if answer == truth else 0.0
+
+
+def _number(text: str) -> Decimal | None:
+    try:
+        return Decimal(text.replace(",", "").replace("$", "").strip().removesuffix("."))
+    except InvalidOperation:
+        return None

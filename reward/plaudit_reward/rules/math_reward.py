@@ -1,6 +1,6 @@
 r"""MATH: the boxed answer equals the ground truth in the normal form of the MATH benchmark (``hendrycks``).
 
-The results are those of verl's ``math_reward``. Its search for the box has flaws that ``last_box`` corrects: a
+The results are those of verl's ``math_reward``. Its search for the box has flaws that ``last_box_wins`` corrects: a
 ``\boxed `` with a blank anywhere in the response wins over every later ``\boxed{…}`` and takes all that follows up to
 the next ``$``; ``\fbox{5}`` and ``\boxed`` with braces on the next line count as no answer.
 """

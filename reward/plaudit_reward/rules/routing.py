@@ -1,58 +1,104 @@
-"""Which rule scores which data source: verl's names.
+"""Which rule scores which data source: verl's names and verl's table.
 
 A new rule is a file beside this one and a line in ``RULES``; a new data source is a line in ``SOURCES``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from plaudit_reward.errors import ConfigurationError, DataError
+from plaudit_reward.rules.format import check_format, matches_format
+from plaudit_reward.rules.geo3k import geo3k
 from plaudit_reward.rules.gsm8k import gsm8k, gsm8k_flexible
-from plaudit_reward.sample import Sample
-
-Rule = Callable[[Sample], float]
-"""Scores one sample; raises ``DataError`` where its ground truth is unusable. Plain string work, so it runs inline."""
+from plaudit_reward.rules.math_dapo import math_dapo
+from plaudit_reward.rules.math_reward import math_reward
+from plaudit_reward.rules.math_verify import math_verify
+from plaudit_reward.rules.overlong import check_overlong, overlong
+from plaudit_reward.rules.prime_math import prime_math
+from plaudit_reward.rules.rule import FunctionRule, Rule
+from plaudit_reward.rules.search_r1_like_qa_em import search_r1_like_qa_em
 
 RULES: dict[str, Rule] = {
-    "gsm8k": gsm8k,
-    "gsm8k_flexible": gsm8k_flexible,
+    "format": FunctionRule(matches_format, isolated=True, check=check_format),
+    "geo3k": FunctionRule(geo3k, isolated=True),
+    "gsm8k": FunctionRule(gsm8k),
+    "gsm8k_flexible": FunctionRule(gsm8k_flexible),
+    "math_dapo": FunctionRule(math_dapo),
+    "math_reward": FunctionRule(math_reward),
+    "math_verify": FunctionRule(math_verify, isolated=True),
+    "overlong": FunctionRule(overlong, check=check_overlong),
+    "prime_math": FunctionRule(prime_math, isolated=True),
+    "search_r1_like_qa_em": FunctionRule(search_r1_like_qa_em),
 }
-"""By the name that a job gives in ``rule:``."""
+"""By the name that a job gives in ``rule:``; verl's module names where there is such a module."""
+
+_NUMINA = ("aops_forum", "synthetic_math", "amc_aime", "synthetic_amc", "cn_k12", "olympiads")
+_SEARCH_R1 = ("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle")
 
 SOURCES: dict[str, str] = {
     "openai/gsm8k": "gsm8k",
+    **dict.fromkeys(("lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"), "math_reward"),
+    **dict.fromkeys(("math_dapo", "math", "math_dapo_reasoning"), "math_dapo"),
+    **dict.fromkeys((f"numina_{name}" for name in _NUMINA), "prime_math"),
+    "hiyouga/geometry3k": "geo3k",
+    **dict.fromkeys((f"searchR1_{name}" for name in _SEARCH_R1), "search_r1_like_qa_em"),
 }
 """Data source to rule name."""
 
-
-def rule_named(name: str) -> Rule:
-    """The rule that a job names.
-
-    Raises:
-        ConfigurationError: there is no such rule.
-    """
-    try:
-        return RULES[name]
-    except KeyError:
-        raise ConfigurationError(f"there is no rule {name!r}; rules are {', '.join(sorted(RULES))}") from None
+PREFIXES: dict[str, str] = {"aime": "math_dapo"}
+"""Beginning of a data source to rule name, for sources that ``SOURCES`` does not name."""
 
 
-def unknown_sources(data_sources: set[str]) -> list[str]:
+def rule_of(data_source: str) -> str | None:
+    """The name of the rule that scores a data source; None where there is none."""
+    if data_source in SOURCES:
+        return SOURCES[data_source]
+    return next((rule for prefix, rule in PREFIXES.items() if data_source.startswith(prefix)), None)
+
+
+def unknown_sources(data_sources: Iterable[str]) -> list[str]:
     """Those data sources that no rule scores, sorted: a job whose data holds one of them is refused beforehand."""
-    return sorted(data_sources - SOURCES.keys())
+    return sorted({source for source in data_sources if rule_of(source) is None})
 
 
-def by_data_source(sample: Sample) -> float:
-    """Scores the sample with the rule of its data source.
+def known_rule_of(data_source: str) -> str:
+    """The name of the rule that scores a data source.
 
     Raises:
-        DataError: no rule scores that data source.
+        DataError: no rule scores it.
     """
-    name = SOURCES.get(sample.data_source)
-    if name is None:
+    rule = rule_of(data_source)
+    if rule is None:
         raise DataError(
-            f"no rule scores data source {sample.data_source!r}; known are {', '.join(sorted(SOURCES))}. "
-            "Name the rule in the scorer (rule: gsm8k) or score it with a function (kind: python)"
+            f"no rule scores data source {data_source!r}; known are {', '.join(sorted(SOURCES))} and "
+            f"{', '.join(f'{prefix}…' for prefix in PREFIXES)}. Name the rule in the scorer (rule: gsm8k) or score it "
+            "with a function (kind: python)"
         )
-    return RULES[name](sample)
+    return rule
+
+
+def read_arguments(rule: str | None, given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Arguments by rule name, of a scorer's ``rule`` and ``ruleArguments``.
+
+    Args:
+        rule: name of the rule; None: by data source.
+        given: the rule's arguments; by data source, a mapping from rule names to their arguments.
+
+    Raises:
+        ConfigurationError: there is no such rule, or it has no such arguments.
+    """
+    by_rule = {rule: given} if rule is not None else given
+    return {name: _read(name, arguments) for name, arguments in by_rule.items()}
+
+
+def _read(name: str, given: Any) -> dict[str, Any]:
+    if name not in RULES:
+        raise ConfigurationError(f"there is no rule {name!r}; rules are {', '.join(sorted(RULES))}")
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(f"{name} is {given!r}: without rule, give each rule's arguments by its name")
+    try:
+        return RULES[name].read(given)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"rule {name}: {error}") from error

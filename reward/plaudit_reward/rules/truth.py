@@ -17,4 +17,4 @@ def text_truth(ground_truth: Any, rule: str) -> str:
     """
     if isinstance(ground_truth, str):
         return ground_truth
-    raise DataError(f"ground_truth is {ground_truth!r} ({type(ground_truth).__name__}); {rule} needs the answer as text")
+    raise DataError(f"ground_truth is {ground_truth!r} ({type(ground_truth).__name__}); {rule} needs it as text")

@@ -50,5 +50,12 @@ def test_results_are_verls(
 def test_a_ground_truth_that_is_no_text_is_an_error_and_not_a_zero(
     make_sample: Callable[..., Sample], ground_truth: object
 ) -> None:
-    with pytest.raises(DataError, match="needs the number as text"):
+    with pytest.raises(DataError, match="gsm8k needs it as text"):
         gsm8k(make_sample("#### 72", ground_truth=ground_truth))
+
+
+@pytest.mark.parametrize("response", ["#### 1,072.", "#### 1072.00", "#### 1072"])
+def test_numbers_are_compared_as_numbers_when_asked(make_sample: Callable[..., Sample], response: str) -> None:
+    sample = make_sample(response, ground_truth="1,072")
+    assert (gsm8k(sample), gsm8k(sample, numeric=True)) == (0.0, 1.0)
+    assert gsm8k(make_sample("#### 1073", ground_truth="1,072"), numeric=True) == 0.0

@@ -2,46 +2,105 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 
-from plaudit_reward.errors import ConfigurationError, DataError
+from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.pipeline import Pipeline
 from plaudit_reward.rule_scorer import RuleScorer
-from plaudit_reward.rules.routing import RULES, SOURCES, by_data_source, unknown_sources
+from plaudit_reward.rules.routing import PREFIXES, RULES, SOURCES, rule_of, unknown_sources
 from plaudit_reward.sample import Sample
-from plaudit_reward.stage import Stage
+from plaudit_reward.stage import Rules, Stage
+
+MakeSample = Callable[..., Sample]
+OpenRule = Callable[..., Awaitable[Pipeline]]
+
+
+@pytest.fixture
+async def open_rule() -> AsyncIterator[OpenRule]:
+    opened: list[Pipeline] = []
+
+    async def make(
+        rule: str | None = None, arguments: dict[str, Any] | None = None, timeout_s: float | None = None
+    ) -> Pipeline:
+        scorer = RuleScorer("rule", rule, arguments, processes=1)
+        opened.append(Pipeline([Stage(scorer, Rules(timeout_s=timeout_s))]))
+        await scorer.open()
+        return opened[-1]
+
+    yield make
+    for pipeline in opened:
+        await pipeline.close()
 
 
 def test_every_source_leads_to_a_rule() -> None:
-    assert set(SOURCES.values()) <= RULES.keys()
+    assert {*SOURCES.values(), *PREFIXES.values()} <= RULES.keys()
 
 
-def test_a_sample_is_scored_by_the_rule_of_its_source(make_sample: Callable[..., Sample]) -> None:
-    assert by_data_source(make_sample("#### 4")) == 1.0
+def test_sources_that_begin_with_aime_are_scored_like_dapos() -> None:
+    assert rule_of("aime_2024") == rule_of("math_dapo") == "math_dapo"
 
 
-def test_an_unknown_source_is_a_data_error_with_a_remedy(make_sample: Callable[..., Sample]) -> None:
-    with pytest.raises(DataError, match=r"'copy'.*known are openai/gsm8k.*kind: python"):
-        by_data_source(make_sample(data_source="copy"))
+async def test_samples_are_scored_by_the_rule_of_their_source(open_rule: OpenRule, make_sample: MakeSample) -> None:
+    pipeline = await open_rule()
+    assert (await pipeline.score(make_sample("#### 4"))).value == 1.0
+    wrong = await pipeline.score(make_sample("#### 4", data_source="aime25"))
+    assert (wrong.value, wrong.scorers["rule"].extra) == (-1.0, {"acc": 0.0, "pred": "[INVALID]"})
+    computed = await pipeline.score(make_sample("So it is 1 + x", ground_truth="x + 1", data_source="numina_cn_k12"))
+    assert computed.value == 1.0
+
+
+async def test_an_unknown_source_is_a_data_error_with_a_remedy(open_rule: OpenRule, make_sample: MakeSample) -> None:
+    scoring = await (await open_rule()).score(make_sample(data_source="copy"))
+    assert scoring.outcome == "data_error"
+    assert re.search(r"'copy'.*known are DigitalLearningGmbH.* and aime…\..*kind: python", scoring.reason or "")
 
 
 def test_unknown_sources_are_found_before_anything_runs() -> None:
-    assert unknown_sources({"openai/gsm8k", "copy", "apps"}) == ["apps", "copy"]
+    assert unknown_sources({"openai/gsm8k", "copy", "bpps", "aime_2025"}) == ["bpps", "copy"]
 
 
-def test_a_rule_can_be_named_whatever_the_source_says() -> None:
-    with pytest.raises(ConfigurationError, match="no rule 'gsm9k'; rules are gsm8k, gsm8k_flexible"):
-        RuleScorer("correct", "gsm9k")
-
-
-async def test_a_named_rule_scores_any_source(make_sample: Callable[..., Sample]) -> None:
-    pipeline = Pipeline([Stage(RuleScorer("correct", "gsm8k_flexible"))])
+async def test_a_named_rule_scores_any_source(open_rule: OpenRule, make_sample: MakeSample) -> None:
+    pipeline = await open_rule("gsm8k_flexible")
     assert (await pipeline.score(make_sample("it is 4", data_source="copy"))).value == 1.0
 
 
-async def test_a_bad_ground_truth_is_the_samples_outcome(make_sample: Callable[..., Sample]) -> None:
-    scoring = await Pipeline([Stage(RuleScorer("correct"))]).score(make_sample(ground_truth=4))
+async def test_a_bad_ground_truth_is_the_samples_outcome(open_rule: OpenRule, make_sample: MakeSample) -> None:
+    scoring = await (await open_rule()).score(make_sample(ground_truth=4))
     assert (scoring.outcome, scoring.value) == ("data_error", None)
-    assert "needs the number as text" in (scoring.reason or "")
+    assert "needs it as text" in (scoring.reason or "")
+
+
+@pytest.mark.parametrize(
+    ("rule", "arguments", "message"),
+    [
+        ("gsm9k", {}, "there is no rule 'gsm9k'; rules are format, geo3k, gsm8k"),
+        ("math_dapo", {"strictBox": True}, "rule math_dapo: there is no argument 'strictBox': they are strictBoxed, "),
+        ("math_dapo", {"strictBoxed": "yes"}, "strictBoxed is 'yes': expected `bool`, got `str`"),
+        ("overlong", {}, "rule overlong: bufferTokens is missing"),
+        ("overlong", {"bufferTokens": 0}, "bufferTokens is 0: expected `int` >= 1"),
+        ("overlong", {"bufferTokens": 9, "maxTokens": 8}, "bufferTokens is 9, more than maxTokens, 8"),
+        ("format", {"pattern": "(a"}, r"pattern '\(a' is no regular expression: missing \)"),
+        ("search_r1_like_qa_em", {"x": 1}, "there is no argument 'x'"),
+        (None, {"strictBoxed": True}, "there is no rule 'strictBoxed'"),
+        (None, {"math_dapo": True}, "without rule, give each rule's arguments by its name"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(rule: str | None, arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        RuleScorer("correct", rule, arguments)
+
+
+async def test_arguments_go_to_the_rule_of_the_source(open_rule: OpenRule, make_sample: MakeSample) -> None:
+    pipeline = await open_rule(None, {"gsm8k": {"numeric": True}})
+    assert (await pipeline.score(make_sample("#### 4.00"))).value == 1.0
+
+
+async def test_a_rule_that_never_ends_costs_its_sample_only(open_rule: OpenRule, make_sample: MakeSample) -> None:
+    pipeline = await open_rule("format", {"pattern": "(a*)*b"}, timeout_s=0.5)
+    stuck, fine = await asyncio.gather(pipeline.score(make_sample("a" * 40)), pipeline.score(make_sample("aab")))
+    assert (stuck.outcome, fine.value) == ("timeout", 1.0)

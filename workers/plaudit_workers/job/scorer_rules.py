@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from plaudit_reward.rules.routing import RULES
+from plaudit_reward.errors import ConfigurationError
+from plaudit_reward.rules.routing import RULES, read_arguments
 from plaudit_workers.job.problem import Problem
 from plaudit_workers.job.scorers import Judge, Scorer
 
@@ -51,12 +52,23 @@ def _kind(field: str, scorer: Scorer) -> Iterator[Problem]:
             )
     if scorer.kind == "rule" and scorer.rule is not None and scorer.rule not in RULES:
         yield Problem(f"{field}.rule", f"there is no rule {scorer.rule!r}", f"Rules are {', '.join(sorted(RULES))}")
+    elif scorer.kind == "rule":
+        yield from _rule_arguments(field, scorer)
     yield from _foreign(field, scorer)
+
+
+def _rule_arguments(field: str, scorer: Scorer) -> Iterator[Problem]:
+    try:
+        read_arguments(scorer.rule, scorer.rule_arguments)
+    except ConfigurationError as error:
+        remedy = "The arguments of each rule are in docs/rewards/rules.md"
+        yield Problem(f"{field}.ruleArguments", str(error), remedy, also=(f"{field}.rule",))
 
 
 def _foreign(field: str, scorer: Scorer) -> Iterator[Problem]:
     for name, given, kinds in (
         ("rule", scorer.rule is not None, ("rule",)),
+        ("ruleArguments", bool(scorer.rule_arguments), ("rule",)),
         ("isolation", scorer.isolation is not None, ("python",)),
         ("limits", scorer.limits is not None, ("judge",)),
     ):

@@ -90,17 +90,34 @@ class Limits(Section):
 
 
 class RewardModel(Section):
-    """A model with one output, served for the job."""
+    """A model with one output (``num_labels: 1``), served for the job."""
 
     source: SourcePath = Field(min_length=1)
-    """Hub id or folder of the reward model."""
+    """Hub id or folder of the reward model and its tokenizer."""
+    revision: str = "main"
+    """Branch, tag or commit on the hub. Default ``main``. Means nothing for a folder."""
     engine: Literal["vllm", "plaudit"] = "vllm"
     """``vllm``: its pooling server; ``plaudit``: Plaudit's own server, for models that vLLM cannot load. Default vllm.
     """
+    input: Literal["chat", "text"] = "chat"
+    """What it reads. ``chat``: the prompt's messages and the response as the assistant's, through the chat template of
+    the *reward model*; a prompt without messages is one of the user. ``text``: prompt and response as they stand, as
+    the policy saw them. Default chat."""
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """Precision of its forward passes. Default bfloat16; use float32 on a CPU."""
+    trust_remote_code: bool = False
+    """Run Python that comes with the model. Default false."""
+    max_model_length: int | None = Field(default=None, ge=1, le=10_000_000)
+    """Tokens of prompt and response together; a longer text is a data error, never cut. Default: the model's own."""
+    max_batch_tokens: int = Field(default=16_384, ge=1, le=10_000_000)
+    """Tokens of one forward pass; bounds the memory of activations. Default 16,384."""
+    arguments: Opaque = Field(default={})
+    """Further arguments of the server by their own names, such as vLLM's ``tensor_parallel_size``. Unknown ones are
+    refused when it starts."""
     replicas: int = Field(default=1, ge=1, le=1000)
     """Servers. Default 1."""
     pod: Pod = Pod()
-    """Pods of the servers."""
+    """Pods of the servers. A server has one GPU where there are any, unless the limits say otherwise."""
 
 
 class When(Section):
@@ -127,6 +144,8 @@ class Scorer(Section):
     they are terminal. Default sample."""
     rule: str | None = Field(default=None, min_length=1)
     """Name of a built-in rule (``gsm8k``), for ``rule``. Default: by each row's ``data_source``."""
+    rule_arguments: Opaque = Field(default={})
+    """The rule's arguments, for ``rule``. Without ``rule``: by rule name, ``{math_dapo: {strictBoxed: true}}``."""
     python: PythonFunction | None = None
     """The function, for ``python``."""
     judge: Judge | None = None

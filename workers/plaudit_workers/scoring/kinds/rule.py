@@ -9,4 +9,5 @@ from plaudit_workers.scoring.kinds.context import BuildContext
 
 def rule_scorer(scorer: Scorer, context: BuildContext) -> RuleScorer:
     """A built-in rule."""
-    return RuleScorer(scorer.name, scorer.rule)
+    processes = context.reward.workers.processes
+    return RuleScorer(scorer.name, scorer.rule, scorer.rule_arguments, processes=processes)

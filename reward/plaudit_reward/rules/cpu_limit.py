@@ -1,0 +1,33 @@
+"""Ends a computation after some CPU seconds, from within: only in the main thread of a child process."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+
+class OutOfTimeError(BaseException):
+    """The computation used up its CPU seconds. No ``Exception``: libraries of mathematics catch those."""
+
+
+@contextmanager
+def cpu_limit(limit_s: float) -> Iterator[None]:
+    """Raises ``OutOfTimeError`` inside the block after ``limit_s`` CPU seconds of this process.
+
+    CPU seconds, so that a busy machine does not turn right answers into wrong ones. One call into C (a huge power)
+    cannot be ended like this: the scorer's time limit does that, by killing the process.
+    """
+    before = signal.signal(signal.SIGPROF, _out_of_time)
+    signal.setitimer(signal.ITIMER_PROF, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def _out_of_time(_: int, __: FrameType | None) -> NoReturn:
+    raise OutOfTimeError

@@ -1,0 +1,67 @@
+r"""Geometry3K (data source ``hiyouga/geometry3k``): the boxed answer, and a little for thinking first.
+
+``(1 - format_score) * right + format_score * formed``: right when PRM800K's grader says that the last ``\boxed{…}``
+holds the ground truth; formed when the response is ``<think>…</think>…\boxed{…}…``. The results are those of verl's
+``geo3k`` with ``mathruler`` 0.1.0.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from plaudit_reward.rules.boxed import last_braced
+from plaudit_reward.rules.cpu_limit import OutOfTimeError, cpu_limit
+from plaudit_reward.rules.prm800k import MATHRULER, same_answer
+from plaudit_reward.rules.truth import text_truth
+from plaudit_reward.sample import Sample
+from plaudit_reward.score import Score
+
+_FORM = ("</think>", "\\boxed{", "}")
+_NO_ANSWER = "None"
+"""What mathruler gives where there is no box."""
+
+
+def geo3k(
+    sample: Sample,
+    *,
+    boxed: bool = True,
+    format_score: Annotated[float, Meta(ge=0, le=1)] = 0.1,
+    limit_seconds: Annotated[float, Meta(gt=0)] = 10.0,
+) -> Score:
+    """Between 0 and 1; extras ``acc`` and ``format`` (1 or 0).
+
+    Args:
+        sample: its ground truth is the answer.
+        boxed: only the box is the answer, else the whole response (verl's ``use_boxed``).
+        format_score: the share of the form.
+        limit_seconds: CPU seconds of the comparison; what it has not shown by then is not so.
+    """
+    truth = text_truth(sample.ground_truth, "geo3k")
+    answer = _boxed_answer(sample.response) if boxed else sample.response
+    try:
+        with cpu_limit(limit_seconds):
+            right = float(same_answer(answer, truth, MATHRULER))
+    except OutOfTimeError:
+        right = 0.0
+    formed = float(is_formed(sample.response))
+    return Score.scored((1.0 - format_score) * right + format_score * formed, acc=right, format=formed)
+
+
+def is_formed(response: str) -> bool:
+    r"""Whether it begins with ``<think>``, and ``</think>``, ``\boxed{`` and ``}`` follow in this order."""
+    if not response.startswith("<think>"):
+        return False
+    position = len("<think>")
+    for part in _FORM:
+        found = response.find(part, position)
+        if found < 0:
+            return False
+        position = found + len(part)
+    return True
+
+
+def _boxed_answer(response: str) -> str:
+    answer = last_braced(response)
+    return _NO_ANSWER if answer is None else answer.strip()

@@ -1,0 +1,137 @@
+"""What a rule is: a row of ``routing.RULES`` that reads its arguments from a job and makes a scorer.
+
+Most rules are plain functions ``rule(sample, *, option=default, …)`` that return a number or a ``Score``. Their options
+are a job's ``ruleArguments``, in camelCase there; names, types and bounds are those of the function's signature.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+
+from plaudit_reward.errors import ConfigurationError
+from plaudit_reward.function_scorer import FunctionScorer
+from plaudit_reward.sample import Sample
+from plaudit_reward.score import Score
+from plaudit_reward.scorer import Attempt, Scorer
+from plaudit_reward.target import Target
+
+_ALWAYS_ROOM = 1_000_000
+
+
+class Rule(Protocol):
+    """A row of ``routing.RULES``."""
+
+    def read(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The rule's arguments, of a job's ``ruleArguments``.
+
+        Raises:
+            ConfigurationError: they do not fit; the message names the argument and the remedy.
+        """
+        ...
+
+    def scorer(self, name: str, arguments: Mapping[str, Any], processes: int) -> Scorer:
+        """A scorer, not opened yet.
+
+        Args:
+            name: of the scorer in the job.
+            arguments: as ``read`` gave them.
+            processes: how many child processes it may use.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class FunctionRule:
+    """A rule that is a plain function."""
+
+    function: Callable[..., float | Score]
+    isolated: bool = False
+    """It computes (SymPy, a user's regular expression): it runs in child processes, killed at the time limit."""
+    check: Callable[..., None] | None = None
+    """Takes the arguments; raises ``ConfigurationError`` where they do not go together."""
+
+    def read(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The function's keyword arguments, see ``Rule``."""
+        parameters = _options(self.function)
+        unknown = sorted(given.keys() - parameters.keys())
+        if unknown:
+            known = f"they are {', '.join(parameters)}" if parameters else "it has none"
+            raise ConfigurationError(f"there is no argument {unknown[0]!r}: {known}")
+        missing = [name for name, option in parameters.items() if option.required and name not in given]
+        if missing:
+            raise ConfigurationError(f"{missing[0]} is missing: give it a value")
+        arguments = {parameters[name].python_name: _converted(name, parameters[name], given[name]) for name in given}
+        if self.check is not None:
+            self.check(**arguments)
+        return arguments
+
+    def scorer(self, name: str, arguments: Mapping[str, Any], processes: int) -> Scorer:
+        """Calls the function here or in child processes."""
+        if not self.isolated:
+            return InlineScorer(name, partial(self.function, **arguments))
+        target = Target(inspect.getfile(self.function), self.function.__name__, dict(arguments))
+        return FunctionScorer(name, target, processes=processes)
+
+
+class InlineScorer:
+    """Calls a rule that is plain string work, where the pipeline runs.
+
+    Args:
+        name: of the scorer in the job.
+        function: the rule with its arguments.
+    """
+
+    def __init__(self, name: str, function: Callable[[Sample], float | Score]) -> None:
+        self.name = name
+        self._function = function
+
+    async def open(self) -> None:
+        """Nothing to start."""
+
+    async def score(self, sample: Sample, attempt: Attempt) -> Score:
+        """Scores at once."""
+        result = self._function(sample)
+        return result if isinstance(result, Score) else Score.scored(result)
+
+    def room(self) -> int:
+        """It never waits."""
+        return _ALWAYS_ROOM
+
+    async def close(self) -> None:
+        """Nothing to end."""
+
+
+@dataclass(frozen=True)
+class _Option:
+    python_name: str
+    type: Any
+    required: bool
+
+
+def _options(function: Callable[..., Any]) -> dict[str, _Option]:
+    """The function's keyword-only parameters, by their names in a job."""
+    hints = typing.get_type_hints(function, include_extras=True)
+    return {
+        _camel_case(name): _Option(name, hints[name], parameter.default is parameter.empty)
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+
+
+def _camel_case(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(word.capitalize() for word in others)
+
+
+def _converted(name: str, option: _Option, value: Any) -> Any:
+    try:
+        return msgspec.convert(value, option.type)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"{name} is {value!r}: {str(error).lower()}") from error
