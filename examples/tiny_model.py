@@ -1,4 +1,4 @@
-"""A tiny language model and a tokenizer of single characters, made from nothing: what the examples train."""
+"""A tiny language model, a tiny reward model and a tokenizer of single characters: what the examples use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import pre_tokenizers
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification, Qwen2Tokenizer
 from transformers.utils.logging import disable_progress_bar
 
 SPECIAL = ("<pad>", "<bos>", "<eos>")
@@ -25,7 +25,31 @@ def save_tiny_model(folder: Path, symbols: Sequence[str], template: str, *, max_
     """
     tokenizer = _tokenizer(symbols, template)
     torch.manual_seed(seed)
-    configuration = Qwen2Config(
+    # Tied embeddings leave vLLM's CPU backend with a stale head after new weights are loaded.
+    configuration = _configuration(tokenizer, max_length, tie_word_embeddings=False)
+    disable_progress_bar()
+    Qwen2ForCausalLM(configuration).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def make_tiny_classifier(
+    symbols: Sequence[str], template: str, *, max_length: int, seed: int
+) -> tuple[Qwen2ForSequenceClassification, Qwen2Tokenizer]:
+    """A model of the same size with one output in place of a vocabulary, random, and its tokenizer; not saved yet.
+
+    Args:
+        symbols: the characters that the model knows; all others are left out.
+        template: Jinja, from messages to text.
+        max_length: tokens of prompt and response together.
+        seed: of the weights.
+    """
+    tokenizer = _tokenizer(symbols, template)
+    torch.manual_seed(seed)
+    return Qwen2ForSequenceClassification(_configuration(tokenizer, max_length, num_labels=1)), tokenizer
+
+
+def _configuration(tokenizer: Qwen2Tokenizer, max_length: int, **further: int) -> Qwen2Config:
+    return Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=128,
         intermediate_size=512,
@@ -33,15 +57,11 @@ def save_tiny_model(folder: Path, symbols: Sequence[str], template: str, *, max_
         num_attention_heads=4,
         num_key_value_heads=4,
         max_position_embeddings=max_length,
-        # Tied embeddings leave vLLM's CPU backend with a stale head after new weights are loaded.
-        tie_word_embeddings=False,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
+        **further,
     )
-    disable_progress_bar()
-    Qwen2ForCausalLM(configuration).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 def _tokenizer(symbols: Sequence[str], template: str) -> Qwen2Tokenizer:

@@ -15,9 +15,11 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from plaudit_workers.logs import configure_logs
 
@@ -57,6 +59,9 @@ class ProcessSettings:
     """``PLAUDIT_HEALTH_PORT``: serves ``/healthz`` and ``/readyz``; 0 = none. The metrics service's own port."""
     log_file: Path | None
     """``PLAUDIT_LOG_FILE``: JSON lines go there; None = standard error."""
+    model_servers: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """``PLAUDIT_MODEL_SERVERS``: JSON, by scorer of kind ``model`` where its servers are: a list of URLs, of names that
+    stand for many addresses, or of ``file://`` folders that list them."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> ProcessSettings:
@@ -86,7 +91,17 @@ class ProcessSettings:
             worker=environment.get("PLAUDIT_WORKER") or f"{socket.gethostname()}-{os.getpid()}",
             health_port=int(port),
             log_file=Path(log_file) if log_file else None,
+            model_servers=_model_servers(environment.get("PLAUDIT_MODEL_SERVERS", "")),
         )
+
+
+def _model_servers(written: str) -> dict[str, list[str]]:
+    try:
+        return msgspec.json.decode(written, type=dict[str, list[str]]) if written else {}
+    except msgspec.DecodeError as error:
+        raise RefusedError(
+            f'PLAUDIT_MODEL_SERVERS is {written!r}: {error}; give JSON such as {{"helpful": ["http://host:8000"]}}'
+        ) from error
 
 
 Serve = Callable[[ProcessSettings, asyncio.Event], Awaitable[int]]

@@ -22,10 +22,6 @@ Change = Callable[[dict[str, Any]], dict[str, Any]]
             "spec.reward.scorers[0].kind: judge is not run by plaudit run yet",
         ),
         (
-            {"reward.scorers": [{"name": "m", "kind": "model", "model": {"source": "some/rm"}}]},
-            "spec.reward.scorers[0].kind: model is not run by plaudit run yet",
-        ),
-        (
             {"rollout.agent": {"kind": "tools", "tools": [{"path": "t.py", "function": "f"}]}},
             "spec.rollout.agent.kind: tools is not run by plaudit run yet",
         ),

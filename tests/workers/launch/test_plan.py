@@ -1,5 +1,6 @@
 """Which processes a job becomes, and what they ask for."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -60,3 +61,25 @@ def test_one_gpu_is_shared_by_those_that_ask_for_one() -> None:
 def test_tensor_parallel_engines_share_nothing() -> None:
     plans = planned(with_gpus=True, rollout={"engine": {"tensorParallelSize": 2}})
     assert share_gpus(plans, available=1) == plans
+
+
+MODEL: dict[str, Any] = {"name": "helpful", "kind": "model", "model": {"source": "/models/rm", "replicas": 2}}
+
+
+def test_a_reward_model_has_a_role_of_its_own_and_reward_workers_are_told_where_it_is() -> None:
+    plans = planned(reward={"scorers": [MODEL]}, with_gpus=True)
+    assert list(plans) == ["metrics", "model-helpful", "reward", "rollout", "trainer"]
+    servers = plans["model-helpful"]
+    assert [(plan.name, plan.gpus) for plan in servers] == [("model-helpful-0", 1), ("model-helpful-1", 1)]
+    assert [plan.environment["PLAUDIT_MODEL_SERVER"] for plan in servers] == ["helpful/0", "helpful/1"]
+    told = plans["reward"][0].environment["PLAUDIT_MODEL_SERVERS"]
+    assert json.loads(told) == {"helpful": ["file:///runs/run/model-servers/helpful"]}
+
+
+def test_limits_of_its_pods_say_how_many_gpus_and_cpus_a_reward_model_has() -> None:
+    pod = {"resources": {"limits": {"nvidia.com/gpu": "2", "cpu": "4"}}}
+    model = {**MODEL, "model": {**MODEL["model"], "pod": pod}}
+    (first, _) = planned(reward={"scorers": [model]}, with_gpus=True)["model-helpful"]
+    assert (first.gpus, first.cpus, first.environment["OMP_NUM_THREADS"]) == (2, 4, "4")
+    (first, _) = planned(reward={"scorers": [model]})["model-helpful"]
+    assert first.gpus == 0

@@ -49,9 +49,9 @@ async def test_all_refusals_are_told_at_once(make_reward: Make) -> None:
         await build_pipeline(reward, "reward-0")
 
 
-async def test_kinds_of_later_versions_are_refused(make_reward: Make) -> None:
+async def test_a_reward_model_that_nobody_serves_is_refused(make_reward: Make) -> None:
     reward = make_reward([{"name": "helpful", "kind": "model", "model": {"source": "some/model"}}])
-    with pytest.raises(RefusedError, match="kind model is not available in this version"):
+    with pytest.raises(RefusedError, match="scorer helpful: nobody said where its reward model is served"):
         await build_pipeline(reward, "reward-0")
 
 

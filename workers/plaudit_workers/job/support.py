@@ -72,12 +72,15 @@ def _pods(job: RLJob) -> Iterator[tuple[str, Pod]]:
     yield "trainer", spec.trainer.pod
     yield "transport.managed", spec.transport.managed.pod
     yield "metrics", spec.metrics.pod
+    for index, scorer in enumerate(spec.reward.scorers):
+        if scorer.model:
+            yield f"reward.scorers[{index}].model", scorer.model.pod
 
 
 def _scorers(job: RLJob) -> Iterator[Problem]:
     for index, scorer in enumerate(job.spec.reward.scorers):
         field = f"spec.reward.scorers[{index}]"
-        if scorer.kind in {"judge", "model"}:
+        if scorer.kind == "judge":
             remedy = "Use kind python: an async function may call the endpoint"
             yield Problem(f"{field}.kind", f"{scorer.kind} {_NOT_YET}", remedy)
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 from plaudit_workers.job.pod import GPU, Pod
 from plaudit_workers.job.rljob import RLJob
+from plaudit_workers.job.scorers import Scorer
+from plaudit_workers.launch.model_server import FOLDER
 from plaudit_workers.stream.connection import RedisAddress
 
-Role = Literal["trainer", "rollout", "reward", "metrics"]
+Role = str
+"""``trainer``, ``rollout``, ``reward``, ``metrics``, and ``model-<scorer>`` for the servers of each reward model."""
+
+MODEL_SERVE = "plaudit_workers.launch.model_server:serve"
 
 SERVE: dict[Role, str] = {
     "trainer": "plaudit_workers.training.worker:serve",
@@ -45,6 +50,8 @@ class RunContext:
     redis: RedisAddress
     metrics_host: str = "127.0.0.1"
     metrics_port: int = 0
+    model_server_host: str = "127.0.0.1"
+    """Where reward model servers listen; empty: at the address of the node that each is placed on."""
 
     def environment(self, name: str) -> dict[str, str]:
         """The variables that ``ProcessSettings.from_environment`` reads (``PLAUDIT_WORKER`` is set at each start)."""
@@ -89,13 +96,40 @@ def plan_processes(job: RLJob, context: RunContext, *, with_gpus: bool) -> dict[
         "PLAUDIT_REWARD_LATENCY_THRESHOLD_S": str(latency.threshold_seconds),
         "PLAUDIT_REWARD_LATENCY_TARGET": str(latency.target),
     }
-    return {
+    own["PLAUDIT_MODEL_SERVERS"] = json.dumps(
+        {each.name: [(context.folder / FOLDER / each.name).as_uri()] for each in _model_scorers(job)}
+    )
+    plans = {
         role: [
             ProcessPlan(f"{role}-{i}", role, cpus, gpus, SERVE[role], context.environment(f"{role}-{i}") | own)
             for i in range(count)
         ]
         for role, (count, cpus, gpus) in counts.items()
     }
+    servers = {f"model-{each.name}": _servers(each, context, with_gpus=with_gpus) for each in _model_scorers(job)}
+    return {"metrics": plans.pop("metrics"), **servers, **plans}
+
+
+def _model_scorers(job: RLJob) -> list[Scorer]:
+    return [scorer for scorer in job.spec.reward.scorers if scorer.model is not None]
+
+
+def _servers(scorer: Scorer, context: RunContext, *, with_gpus: bool) -> list[ProcessPlan]:
+    """The servers of a reward model: a role, and so a placement group, of their own (verl's own resource pool)."""
+    assert scorer.model is not None
+    role, pod = f"model-{scorer.name}", scorer.model.pod
+    cpus = _cpus(pod)
+    gpus = float(pod.resources.limits.get(GPU, 1)) if with_gpus else 0
+    plans = []
+    for number in range(scorer.model.replicas):
+        own = {
+            "PLAUDIT_MODEL_SERVER": f"{scorer.name}/{number}",
+            "PLAUDIT_MODEL_SERVER_HOST": context.model_server_host,
+            "OMP_NUM_THREADS": str(max(1, int(cpus))),
+        }
+        name = f"{role}-{number}"
+        plans.append(ProcessPlan(name, role, cpus, gpus, MODEL_SERVE, context.environment(name) | own))
+    return plans
 
 
 def _cpus(pod: Pod, default: float = 1.0) -> float:

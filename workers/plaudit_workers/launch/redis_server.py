@@ -74,7 +74,7 @@ class RedisServer:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C on the terminal is for the program that started it
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
         )
         self._wait_until_ready()
         return self
@@ -145,8 +145,8 @@ class RedisServer:
         self.stop()
 
 
-def _die_with_parent() -> None:
-    """Runs in the child before it becomes Redis: a program that is killed outright leaves no server behind."""
+def die_with_parent() -> None:
+    """Runs in a child before it becomes its program: an owner that is killed outright leaves no server behind."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 

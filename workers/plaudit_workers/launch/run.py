@@ -54,7 +54,13 @@ def run(arguments: argparse.Namespace) -> int:
 async def _run(job: RLJob, folder: Path, address: str | None, console: Console) -> Ending:
     stop = _stop_on_signals()
     async with _redis(job, folder, on_cluster=address is not None) as redis_address:
-        context = RunContext(folder.name, folder, redis_address, metrics_port=free_port())
+        context = RunContext(
+            folder.name,
+            folder,
+            redis_address,
+            metrics_port=free_port(),
+            model_server_host="" if address else "127.0.0.1",
+        )
         plans = plan_processes(job, context, with_gpus=False)
         cpus = sum(plan.cpus for role_plans in plans.values() for plan in role_plans)
         await asyncio.to_thread(placement.connect, address, num_cpus=cpus)

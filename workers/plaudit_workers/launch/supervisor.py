@@ -80,7 +80,7 @@ class Supervisor:
     async def stop(self) -> None:
         """Stops everything that still runs: asks, waits for the grace period, then ends it."""
         self._stopping = True
-        for role in ("trainer", "rollout", "reward", "metrics"):
+        for role in reversed(list(self._plans)):
             await self._stop_role(role)
         waiting = [task for task in [self._trainer, *self._tasks] if task is not None and not task.done()]
         if waiting:

@@ -62,7 +62,11 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     )
     try:
         context = BuildContext(
-            job.spec.reward, settings.worker, run=settings.run, redis=RedisAddress.from_settings(settings)
+            job.spec.reward,
+            settings.worker,
+            run=settings.run,
+            redis=RedisAddress.from_settings(settings),
+            model_servers=settings.model_servers,
         )
         pipeline = await build_pipeline(job.spec.reward, settings.worker, context)
         options = ScoringOptions(max_concurrent_samples=job.spec.reward.workers.max_concurrent_samples)
@@ -223,6 +227,7 @@ class ScoringWorker:
                 slots=self._options.max_concurrent_samples,
                 busy=self.busy,
                 ready=self.ready,
+                circuits_open=self._pipeline.circuits_open,
             )
             await outlasting(partial(self._transport.beat, record))
             await asyncio.sleep(_BEAT_EVERY_S)

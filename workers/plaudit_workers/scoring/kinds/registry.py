@@ -5,12 +5,16 @@ from __future__ import annotations
 from plaudit_workers.job.scorers import Scorer
 from plaudit_workers.process import RefusedError
 from plaudit_workers.scoring.kinds.context import AnyScorer, BuildContext, Maker
+from plaudit_workers.scoring.kinds.judge import judge_scorer
+from plaudit_workers.scoring.kinds.model import model_scorer
 from plaudit_workers.scoring.kinds.python import python_scorer
 from plaudit_workers.scoring.kinds.rule import rule_scorer
 
 MAKERS: dict[str, Maker] = {
     "rule": rule_scorer,
     "python": python_scorer,
+    "model": model_scorer,
+    "judge": judge_scorer,
 }
 
 

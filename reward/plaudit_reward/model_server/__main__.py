@@ -1,0 +1,80 @@
+"""``python -m plaudit_reward.model_server``: one reward model behind ``/classify``.
+
+Exit codes: 0 stopped (SIGTERM, SIGINT) after a drain · 1 crashed, may be started again · 2 refused, with one message.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+
+from plaudit_reward.errors import ConfigurationError
+from plaudit_reward.model_server.settings import ModelSettings
+
+_REFUSED = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parses, loads, serves."""
+    given = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    settings = ModelSettings(
+        given.model, given.revision, given.dtype, given.device, given.max_model_len, given.trust_remote_code
+    )
+    try:
+        return asyncio.run(_serve(given, settings))
+    except (ConfigurationError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        return _REFUSED
+
+
+async def _serve(given: argparse.Namespace, settings: ModelSettings) -> int:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    # Here, not above: --help and a wrong argument need no torch.
+    from plaudit_reward.model_server.batcher import BatchLimits
+    from plaudit_reward.model_server.model import Classifier
+    from plaudit_reward.model_server.serve import Address, serve
+
+    classifier = await asyncio.to_thread(Classifier, settings)
+    limits = BatchLimits(given.max_batch_tokens, given.max_padding, given.max_queue)
+    await serve(classifier, Address(given.host, given.port, given.served_model_name or given.model), limits, stop)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m plaudit_reward.model_server",
+        description="Serves a sequence classifier of transformers behind vLLM's /classify, with dynamic batching.",
+    )
+    parser.add_argument("--model", required=True, help="hub id or folder")
+    parser.add_argument("--served-model-name", default="", help="its name in requests (default: --model)")
+    parser.add_argument("--revision", default="main", help="branch, tag or commit on the hub")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    parser.add_argument("--device", default="", help="cpu, cuda, cuda:1 (default: a GPU where there is one)")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run Python that comes with the model")
+    parser.add_argument("--max-model-len", type=_positive, help="tokens of one input; longer ones are refused")
+    parser.add_argument("--max-batch-tokens", type=_positive, default=16_384, help="of one forward pass, with padding")
+    parser.add_argument(
+        "--max-padding", type=_positive, default=64, help="tokens of padding that one more input may bring to a pass"
+    )
+    parser.add_argument("--max-queue", type=_positive, default=4096, help="inputs that wait; beyond it: 429")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is below 1")
+    return number
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,37 @@
+"""Which of the waiting sequences go into the next forward pass: pure arithmetic over their lengths.
+
+A forward pass costs what its padded tokens cost, and a fixed part besides. So sequences of about the same length go
+together, around the one that has waited longest (nothing starves), and a sequence joins only while the padding that it
+brings costs less than a forward pass of its own would.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def choose(lengths: Sequence[int], oldest: int, max_tokens: int, max_padding: int) -> slice:
+    """Chooses neighbours of the oldest sequence.
+
+    Args:
+        lengths: tokens of all waiting sequences, rising.
+        oldest: place of the sequence that has waited longest; it is always chosen.
+        max_tokens: most tokens of a forward pass, padding included; a longer sequence goes alone.
+        max_padding: most padding, in tokens, that one more sequence may bring.
+
+    Returns:
+        The places of the chosen ones. Padded to the longest of them they fill ``len * longest`` tokens.
+    """
+    start, stop = oldest, oldest + 1
+    while True:
+        count, longest = stop - start, lengths[stop - 1]
+        shorter = longest - lengths[start - 1] if start else math.inf
+        longer = (lengths[stop] - longest) * count if stop < len(lengths) else math.inf
+        padding, width = min((shorter, longest), (longer, lengths[stop] if stop < len(lengths) else longest))
+        if padding > max_padding or (count + 1) * width > max_tokens:
+            return slice(start, stop)
+        if shorter <= longer:
+            start -= 1
+        else:
+            stop += 1

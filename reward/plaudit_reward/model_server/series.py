@@ -1,0 +1,50 @@
+"""The server's own Prometheus series: queue, batches and inference apart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_TOKENS = (64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+class Series:
+    """What ``/metrics`` shows."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        own = {"registry": self.registry, "namespace": "plaudit", "subsystem": "model_server"}
+        self._queue = Gauge("queue_sequences", "Sequences that wait", **own)
+        self._wait = Histogram("queue_wait_seconds", "From arrival to inference, a sequence", buckets=_SECONDS, **own)
+        self._sequences = Histogram("batch_sequences", "Sequences of a forward pass", buckets=_SEQUENCES, **own)
+        self._tokens = Histogram("batch_tokens", "Tokens of a forward pass without padding", buckets=_TOKENS, **own)
+        self._padding = Counter("padding_tokens", "Tokens computed as padding", **own)
+        self._inference = Histogram("inference_seconds", "A forward pass", buckets=_SECONDS, **own)
+        self._requests = Counter("requests", "Requests to /classify by HTTP status", ["code"], **own)
+
+    def queued(self, sequences: int) -> None:
+        """So many sequences wait now."""
+        self._queue.set(sequences)
+
+    def computed(self, lengths: Sequence[int], waits_s: Sequence[float], began_s: float) -> None:
+        """A forward pass ended.
+
+        Args:
+            lengths: tokens of each of its sequences.
+            waits_s: seconds that each had waited.
+            began_s: when it began, by ``time.perf_counter``.
+        """
+        self._inference.observe(time.perf_counter() - began_s)
+        for wait_s in waits_s:
+            self._wait.observe(wait_s)
+        self._sequences.observe(len(lengths))
+        self._tokens.observe(sum(lengths))
+        self._padding.inc(max(lengths) * len(lengths) - sum(lengths))
+
+    def answered(self, code: int) -> None:
+        """A request was answered."""
+        self._requests.labels(str(code)).inc()

@@ -1,0 +1,82 @@
+"""Loads the model, serves it, drains: takes nothing more after a stop, answers what it has taken, ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from plaudit_reward.model_server.api import Api
+from plaudit_reward.model_server.batcher import Batcher, BatchLimits
+from plaudit_reward.model_server.series import Series
+
+if TYPE_CHECKING:
+    from plaudit_reward.model_server.model import Classifier
+
+logger = logging.getLogger(__name__)
+
+_IDLE_CONNECTION_S = 75
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the server listens, and as what."""
+
+    host: str
+    port: int
+    name: str
+    """The model's, in ``/v1/models`` and in answers."""
+
+
+async def serve(classifier: Classifier, address: Address, limits: BatchLimits, stop: asyncio.Event) -> None:
+    """Serves a loaded model until ``stop`` is set and all that was taken is answered.
+
+    Nothing listens before the model is loaded: who can connect finds a server that is ready.
+
+    Raises:
+        OSError: the port is taken.
+        Exception: whatever a forward pass raised.
+    """
+    if not classifier.batches:
+        limits = replace(limits, max_batch_tokens=1)
+    series = Series()
+    batcher = Batcher(classifier.logits, limits, series)
+    api = Api(classifier, batcher, address.name, series)
+    with socket.create_server((address.host, address.port)) as listener:
+        server = _Server(
+            uvicorn.Config(
+                api.application(),
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                timeout_keep_alive=_IDLE_CONNECTION_S,
+            )
+        )
+        logger.info("serving on %s:%d", *listener.getsockname()[:2])
+        answering = asyncio.create_task(server.serve(sockets=[listener]))
+        computing = asyncio.create_task(batcher.run())
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({computing, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            api.draining = True
+            batcher.stop()
+            await computing
+        finally:
+            stopped.cancel()
+            server.should_exit = True
+            await answering
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without signal handlers: whoever runs the event loop decides when it ends."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Captures none."""
+        yield

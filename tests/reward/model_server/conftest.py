@@ -1,0 +1,155 @@
+"""Tiny classifiers of three kinds, what plain transformers says of texts, and a server as its own process."""
+
+from __future__ import annotations
+
+import importlib.util
+import string
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+TEMPLATE = "{% for message in messages %}{{ message['role'][0] }}:{{ message['content'] }}{{ '\\n' }}{% endfor %}"
+MAX_LENGTH = 256
+
+
+def save_decoder(folder: Path) -> None:
+    """Qwen2: causal, so it is computed without a mask."""
+    spec = importlib.util.spec_from_file_location("tiny_model", EXAMPLES / "tiny_model.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tiny = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tiny)
+    model, tokenizer = tiny.make_tiny_classifier(string.printable, TEMPLATE, max_length=MAX_LENGTH, seed=3)
+    model.score.weight.data.mul_(30)  # logits of order 1, as a trained model's
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def save_encoder(folder: Path) -> None:
+    """DeBERTa, which vLLM cannot load: attention in both directions, computed with a mask; two labels."""
+    import torch
+    from transformers import AutoTokenizer, DebertaV2Config, DebertaV2ForSequenceClassification
+
+    save_decoder(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    torch.manual_seed(5)
+    config = DebertaV2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=MAX_LENGTH,
+        relative_attention=True,
+        pos_att_type=["p2c", "c2p"],
+        num_labels=2,
+        pad_token_id=tokenizer.pad_token_id,
+        initializer_range=0.3,
+    )
+    DebertaV2ForSequenceClassification(config).save_pretrained(folder)
+
+
+def save_without_padding(folder: Path) -> None:
+    """GPT-2 without a padding token: transformers computes it one sequence at a time."""
+    import torch
+    from transformers import AutoTokenizer, GPT2Config, GPT2ForSequenceClassification
+
+    save_decoder(folder)
+    vocabulary = len(AutoTokenizer.from_pretrained(folder))
+    torch.manual_seed(6)
+    config = GPT2Config(
+        vocab_size=vocabulary,
+        n_embd=32,
+        n_layer=1,
+        n_head=2,
+        n_positions=MAX_LENGTH,
+        num_labels=1,
+        initializer_range=0.5,
+    )
+    GPT2ForSequenceClassification(config).save_pretrained(folder)
+
+
+SAVE = {"decoder": save_decoder, "encoder": save_encoder, "without_padding": save_without_padding}
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A classifier's folder by its kind, made once."""
+    made: dict[str, Path] = {}
+
+    def make(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = tmp_path_factory.mktemp(kind)
+            SAVE[kind](made[kind])
+        return made[kind]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def plain_logits(model_folder: Callable[[str], Path]) -> Callable[[str, list[str]], list[list[float]]]:
+    """What ``model(**tokenizer(text))`` gives, one text at a time."""
+    loaded: dict[str, tuple[Any, Any]] = {}
+
+    def logits(kind: str, texts: list[str]) -> list[list[float]]:
+        import torch
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        if kind not in loaded:
+            folder = model_folder(kind)
+            model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+            loaded[kind] = model, AutoTokenizer.from_pretrained(folder)
+        model, tokenizer = loaded[kind]
+        with torch.no_grad():
+            return [model(**tokenizer(text, return_tensors="pt")).logits[0].tolist() for text in texts]
+
+    return logits
+
+
+class ServerProcess:
+    """``python -m plaudit_reward.model_server`` on a free port."""
+
+    def __init__(self, folder: Path, log: Path, *arguments: str) -> None:
+        from plaudit_workers.launch.redis_server import free_port
+
+        self.url = f"http://127.0.0.1:{free_port()}"
+        self.log = log
+        port = self.url.rsplit(":", 1)[1]
+        command = [sys.executable, "-m", "plaudit_reward.model_server", "--model", str(folder), "--port", port]
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [*command, "--dtype", "float32", *arguments], stdout=output, stderr=subprocess.STDOUT
+            )
+
+    def wait_until_ready(self) -> None:
+        """Asks for its health until it answers."""
+        while True:
+            assert self.process.poll() is None, self.log.read_text()
+            try:
+                if httpx.get(f"{self.url}/health").status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+
+
+@pytest.fixture(scope="session")
+def server(model_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """The decoder, served with a queue of 64 for the whole session."""
+    server = ServerProcess(
+        model_folder("decoder"),
+        tmp_path_factory.mktemp("server") / "log",
+        "--max-queue",
+        "64",
+        "--served-model-name",
+        "tiny",
+    )
+    server.wait_until_ready()
+    yield server
+    server.process.kill()
+    server.process.wait()

@@ -1,0 +1,110 @@
+"""The queue: bounds, order of results, cancelled requests, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from plaudit_reward.model_server.batcher import Batcher, BatchLimits, QueueFullError, StoppedError
+from plaudit_reward.model_server.series import Series
+
+
+class Sums:
+    """A forward pass that adds token ids up; it waits while the gate is shut."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.passes: list[list[int]] = []
+
+    def __call__(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        self.passes.append([len(tokens) for tokens in sequences])
+        self.gate.wait(30)
+        return [[float(sum(tokens))] for tokens in sequences]
+
+
+@asynccontextmanager
+async def running(forward: Sums, **limits: int) -> AsyncIterator[Batcher]:
+    batcher = Batcher(forward, BatchLimits(**limits), Series())
+    computing = asyncio.create_task(batcher.run())
+    try:
+        yield batcher
+    finally:
+        forward.gate.set()
+        batcher.stop()
+        await computing
+
+
+async def test_what_waits_is_computed_together_by_length_and_answered_in_order() -> None:
+    sums = Sums()
+    async with running(sums, max_padding=5) as batcher:
+        sums.gate.clear()
+        first = asyncio.create_task(batcher.logits([[1]]))
+        while not sums.passes:
+            await asyncio.sleep(0)
+        rest = asyncio.create_task(batcher.logits([[2] * 100, [3] * 2, [4] * 98, [5]]))
+        await asyncio.sleep(0.01)
+        sums.gate.set()
+        assert await rest == [[200.0], [6.0], [392.0], [5.0]]
+        assert await first == [[1.0]]
+    assert sums.passes == [[1], [98, 100], [1, 2]]
+
+
+async def test_beyond_the_bound_nothing_is_queued() -> None:
+    sums = Sums()
+    async with running(sums, max_queue=3) as batcher:
+        sums.gate.clear()
+        taken = [asyncio.create_task(batcher.logits([[1], [1]])), asyncio.create_task(batcher.logits([[1]]))]
+        await asyncio.sleep(0.01)
+        with pytest.raises(QueueFullError):
+            await batcher.logits([[1]])
+        sums.gate.set()
+        await asyncio.gather(*taken)
+        assert await batcher.logits([[7], [8], [9]]) == [[7.0], [8.0], [9.0]]
+
+
+async def test_a_request_whose_client_left_is_not_computed() -> None:
+    sums = Sums()
+    async with running(sums, max_queue=3) as batcher:
+        sums.gate.clear()
+        first = asyncio.create_task(batcher.logits([[1]]))
+        await asyncio.sleep(0.01)
+        left = asyncio.create_task(batcher.logits([[1] * 7, [1] * 8]))
+        await asyncio.sleep(0.01)
+        left.cancel()
+        await asyncio.wait([left])
+        sums.gate.set()
+        await first
+        assert await batcher.logits([[2], [2], [2]]) == [[2.0], [2.0], [2.0]]
+    assert all(length == 1 for lengths in sums.passes for length in lengths)
+
+
+async def test_a_stop_answers_what_was_taken_and_takes_nothing_more() -> None:
+    sums = Sums()
+    batcher = Batcher(sums, BatchLimits(max_padding=0), Series())
+    computing = asyncio.create_task(batcher.run())
+    sums.gate.clear()
+    taken = asyncio.create_task(batcher.logits([[1], [1, 1], [1, 1, 1]]))
+    await asyncio.sleep(0.01)
+    batcher.stop()
+    with pytest.raises(StoppedError):
+        await batcher.logits([[1]])
+    sums.gate.set()
+    assert await taken == [[1.0], [2.0], [3.0]]
+    await computing
+
+
+async def test_a_forward_pass_that_fails_ends_the_server_and_answers_its_requests() -> None:
+    def fails(sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        raise RuntimeError("out of memory")
+
+    batcher = Batcher(fails, BatchLimits(), Series())
+    computing = asyncio.create_task(batcher.run())
+    with pytest.raises(RuntimeError, match="out of memory"):
+        await batcher.logits([[1]])
+    with pytest.raises(RuntimeError, match="out of memory"):
+        await computing

@@ -1,0 +1,46 @@
+"""The command lines of reward model servers."""
+
+from typing import Any
+
+import pytest
+
+from plaudit_workers.job.scorers import RewardModel
+from plaudit_workers.launch.model_command import server_command, server_environment
+
+
+def command(*, with_gpu: bool = False, **fields: Any) -> str:
+    model = RewardModel.model_validate({"source": "/models/rm", **fields}, by_alias=True, by_name=False)
+    return " ".join(server_command(model, "helpful", "0.0.0.0", 8000, with_gpu=with_gpu))
+
+
+COMMON = "--model /models/rm --served-model-name helpful --dtype bfloat16 --host 0.0.0.0 --port 8000"
+VLLM = "--runner pooling --max-num-batched-tokens 16384 --disable-uvicorn-access-log"
+
+CASES: list[tuple[dict[str, Any], str]] = [
+    ({"engine": "plaudit"}, f"-m plaudit_reward.model_server {COMMON} --max-batch-tokens 16384"),
+    ({}, f"-m vllm.entrypoints.openai.api_server {COMMON} {VLLM} --enforce-eager"),
+    ({"with_gpu": True}, f"-m vllm.entrypoints.openai.api_server {COMMON} {VLLM}"),
+    (
+        {"with_gpu": True, "arguments": {"tensor_parallel_size": 2, "enable_chunked_prefill": False}},
+        f"-m vllm.entrypoints.openai.api_server {COMMON} {VLLM} --tensor-parallel-size 2 --no-enable-chunked-prefill",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "expected"), CASES)
+def test_a_section_becomes_a_command_line(fields: dict[str, Any], expected: str) -> None:
+    assert command(**fields) == expected
+
+
+def test_what_is_set_is_passed_on_and_own_arguments_win() -> None:
+    line = command(
+        source="some/rm", revision="abc", maxModelLength=512, trustRemoteCode=True, arguments={"hf_overrides": {"a": 1}}
+    )
+    assert "--revision abc --trust-remote-code --max-model-len 512" in line
+    assert line.endswith('--hf-overrides {"a": 1}')
+
+
+def test_on_a_cpu_vllms_cache_is_bounded() -> None:
+    model = RewardModel(source="/models/rm")
+    assert server_environment(model, with_gpu=False)["VLLM_CPU_KVCACHE_SPACE"] == "1"
+    assert "VLLM_CPU_KVCACHE_SPACE" not in server_environment(model, with_gpu=True)

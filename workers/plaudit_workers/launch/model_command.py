@@ -1,0 +1,87 @@
+"""How a reward model server is started: its command line and environment, pure, from the job's section alone.
+
+Used by ``plaudit run`` (``model_server``) and by whoever makes pods of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from plaudit_workers.job.paths import is_hub_id
+from plaudit_workers.job.scorers import RewardModel
+
+_VLLM_ON_CPU = {
+    # GiB. Without a bound vLLM takes most of the machine's memory for a cache that pooling hardly uses.
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # Compiling costs a small model more than it ever gains.
+    "TORCHDYNAMO_DISABLE": "1",
+}
+
+
+def server_command(model: RewardModel, name: str, host: str, port: int, *, with_gpu: bool) -> list[str]:
+    """Arguments of a Python interpreter.
+
+    Args:
+        model: what to serve.
+        name: under which it is served.
+        host: address to listen on.
+        port: likewise.
+        with_gpu: whether the server has one.
+    """
+    engine = _vllm(model, with_gpu=with_gpu) if model.engine == "vllm" else _plaudit(model)
+    common: dict[str, Any] = {
+        "model": model.source,
+        "served_model_name": name,
+        "dtype": model.dtype,
+        "host": host,
+        "port": port,
+    }
+    if is_hub_id(model.source):
+        common["revision"] = model.revision
+    if model.trust_remote_code:
+        common["trust_remote_code"] = True
+    if model.max_model_length is not None:
+        common["max_model_len"] = model.max_model_length
+    module, own = engine
+    return ["-m", module, *_options({**common, **own, **model.arguments})]
+
+
+def server_environment(model: RewardModel, *, with_gpu: bool) -> dict[str, str]:
+    """Variables that it needs besides those of its surroundings."""
+    environment = {"TOKENIZERS_PARALLELISM": "false", "VLLM_NO_USAGE_STATS": "1"}
+    if not is_hub_id(model.source):
+        environment["HF_HUB_OFFLINE"] = "1"
+    if model.engine == "vllm" and not with_gpu:
+        environment |= _VLLM_ON_CPU
+    return environment
+
+
+def _vllm(model: RewardModel, *, with_gpu: bool) -> tuple[str, dict[str, Any]]:
+    own: dict[str, Any] = {
+        "runner": "pooling",
+        "max_num_batched_tokens": model.max_batch_tokens,
+        "disable_uvicorn_access_log": True,
+    }
+    if not with_gpu:
+        own["enforce_eager"] = True
+    # Not the command ``vllm``: the distribution for CPUs has none that works.
+    return "vllm.entrypoints.openai.api_server", own
+
+
+def _plaudit(model: RewardModel) -> tuple[str, dict[str, Any]]:
+    return "plaudit_reward.model_server", {"max_batch_tokens": model.max_batch_tokens}
+
+
+def _options(arguments: Mapping[str, Any]) -> list[str]:
+    """``{max_batch_tokens: 5}`` as ``--max-batch-tokens 5``; true is a flag, false its ``--no-``, objects are JSON."""
+    options: list[str] = []
+    for name, value in arguments.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            options.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            options += [f"--{option}", value if isinstance(value, str) else json.dumps(value)]
+    return options

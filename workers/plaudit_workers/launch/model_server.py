@@ -1,0 +1,188 @@
+"""The process of one reward model server under ``plaudit run``: starts the engine as a child, says where it listens.
+
+The address stands in ``<run folder>/model-servers/<scorer>/<number>.url`` while the server is healthy; reward workers
+look into that folder. A child that dies or no longer answers ends this process, which is then started anew, on a port
+of its own each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from plaudit_workers.job.load import JobError, load_job
+from plaudit_workers.job.scorers import RewardModel
+from plaudit_workers.launch.model_command import server_command, server_environment
+from plaudit_workers.launch.redis_server import die_with_parent, free_port
+from plaudit_workers.process import EXIT_DONE, ProcessSettings, RefusedError
+from plaudit_workers.rollout.vllm_arguments import has_gpu
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "model-servers"
+"""In the run's folder: one folder a scorer, one file a server."""
+
+_LOOK_EVERY_S = 0.25
+_LOOK_AT_HEALTHY_EVERY_S = 2.0
+_ANSWER_WITHIN_S = 5.0
+_SILENT_FOR_S = 30.0
+"""A server that is healthy and then does not answer for so long is started anew."""
+_DRAIN_WITHIN_S = 20.0
+_TAIL_LINES = 8
+
+
+class ServerDiedError(Exception):
+    """The engine's process ended, or does not answer; another start may help."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which server this is."""
+
+    scorer: str
+    number: int
+    host: str
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Place:
+        """Reads ``PLAUDIT_MODEL_SERVER`` (``scorer/number``) and ``PLAUDIT_MODEL_SERVER_HOST`` (empty: this node)."""
+        scorer, _, number = environment["PLAUDIT_MODEL_SERVER"].partition("/")
+        return cls(scorer, int(number), environment.get("PLAUDIT_MODEL_SERVER_HOST") or _own_address())
+
+    def file(self, run_folder: Path) -> Path:
+        """Where its address stands."""
+        return run_folder / FOLDER / self.scorer / f"{self.number}.url"
+
+
+async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
+    """Serves one replica of a scorer's reward model until ``stop`` is set.
+
+    Raises:
+        RefusedError: the engine ended before it was ready; its last words are in the message.
+        ServerDiedError: it ended, or fell silent, later.
+    """
+    place = Place.from_environment()
+    model = _model(settings, place.scorer)
+    port = free_port(place.host)
+    url = f"http://{place.host}:{port}"
+    child = await _start(model, place, port)
+    logger.info("starting", extra={"fields": {"engine": model.engine, "pid": child.pid, "url": url}})
+    file = place.file(settings.run_folder)
+    try:
+        async with httpx.AsyncClient(timeout=_ANSWER_WITHIN_S, trust_env=False) as client:
+            if await _until_ready(child, client, url, stop, settings):
+                logger.info("serving", extra={"fields": {"url": url}})
+                _write(file, url)
+                await _watch(child, client, url, stop)
+    finally:
+        file.unlink(missing_ok=True)
+        await _end(child)
+    return EXIT_DONE
+
+
+def _model(settings: ProcessSettings, scorer: str) -> RewardModel:
+    try:
+        job = load_job(settings.job_path)
+    except JobError as error:
+        raise RefusedError(str(error)) from error
+    return next(each.model for each in job.spec.reward.scorers if each.name == scorer and each.model is not None)
+
+
+async def _start(model: RewardModel, place: Place, port: int) -> asyncio.subprocess.Process:
+    gpu = has_gpu()
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        *server_command(model, place.scorer, place.host, port, with_gpu=gpu),
+        env={**os.environ, **server_environment(model, with_gpu=gpu)},
+        start_new_session=True,  # a group of its own: an engine's own children are ended with it
+        preexec_fn=die_with_parent,
+    )
+
+
+async def _until_ready(
+    child: asyncio.subprocess.Process,
+    client: httpx.AsyncClient,
+    url: str,
+    stop: asyncio.Event,
+    settings: ProcessSettings,
+) -> bool:
+    """Waits, however long loading takes; false when ``stop`` came first."""
+    while not stop.is_set():
+        if child.returncode is not None:
+            if child.returncode < 0:
+                raise ServerDiedError(f"killed by signal {-child.returncode} while it started")
+            raise RefusedError(f"the reward model server did not start. Its last words:\n{_tail(settings.log_file)}")
+        if await _healthy(client, url):
+            return True
+        await _pause(stop, _LOOK_EVERY_S)
+    return False
+
+
+async def _watch(child: asyncio.subprocess.Process, client: httpx.AsyncClient, url: str, stop: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+    answered_s = loop.time()
+    while not stop.is_set():
+        if child.returncode is not None:
+            raise ServerDiedError(f"the engine ended with {child.returncode}")
+        if await _healthy(client, url):
+            answered_s = loop.time()
+        elif loop.time() - answered_s > _SILENT_FOR_S:
+            raise ServerDiedError(f"the engine has not answered for {_SILENT_FOR_S:.0f} s")
+        await _pause(stop, _LOOK_AT_HEALTHY_EVERY_S, child)
+
+
+async def _healthy(client: httpx.AsyncClient, url: str) -> bool:
+    try:
+        return (await client.get(f"{url}/health")).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+async def _pause(stop: asyncio.Event, seconds: float, child: asyncio.subprocess.Process | None = None) -> None:
+    """Sleeps, but not past a stop nor the child's end."""
+    waiting = [asyncio.ensure_future(stop.wait())]
+    if child is not None:
+        waiting.append(asyncio.ensure_future(child.wait()))
+    await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for one in waiting:
+        one.cancel()
+
+
+async def _end(child: asyncio.subprocess.Process) -> None:
+    """SIGTERM, time to drain, then the end of its whole group."""
+    if child.returncode is None:
+        child.terminate()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DRAIN_WITHIN_S):
+                await child.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    await child.wait()
+
+
+def _write(file: Path, url: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = file.with_suffix(".new")
+    new.write_text(f"{url}\n")
+    new.rename(file)
+
+
+def _tail(log_file: Path | None) -> str:
+    if log_file is None or not log_file.exists():
+        return "(no log)"
+    return "\n".join(log_file.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
+
+
+def _own_address() -> str:
+    import ray
+
+    return str(ray.util.get_node_ip_address())
