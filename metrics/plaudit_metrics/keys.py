@@ -56,6 +56,11 @@ class Keys:
         return self.prefix + "judges"
 
     @property
+    def judge_tokens(self) -> str:
+        """Hash: ``<judge>:prompt`` and ``<judge>:completion`` → tokens that it counted. Written like ``judges``."""
+        return self.prefix + "judges:tokens"
+
+    @property
     def worker_records(self) -> str:
         """Hash: process name → its ``WorkerRecord``."""
         return self.prefix + "workers:records"

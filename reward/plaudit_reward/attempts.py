@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from plaudit_metrics.records import Outcome
-from plaudit_reward.errors import DataError, InfrastructureError, RewardError, ScoreTimeoutError
+from plaudit_reward.errors import CallTimeoutError, DataError, InfrastructureError, RewardError, ScoreTimeoutError
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import Attempt
 
@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 15.0
+_RETRIED = (InfrastructureError, CallTimeoutError)
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,9 @@ class Ended(Generic[T]):
 async def attempt_until_answered(call: Callable[[Attempt], Awaitable[T]], allowance: Allowance) -> Ended[T]:
     """Calls until there is a result, a failure that no further attempt can mend, or no budget left.
 
-    Only ``InfrastructureError`` is tried again, after a pause of random length that doubles in its mean each time, so
-    that many samples do not return to a broken service together.
+    Only ``InfrastructureError`` and ``CallTimeoutError`` are tried again, after a pause of random length that doubles
+    in its mean each time, so that many samples do not return to a broken service together; a service that says how
+    long it wants to be left alone is left alone for that time.
     """
     limiter_s = retry_s = queued_s = 0.0
     for number in range(1, allowance.retries + 2):
@@ -81,9 +83,9 @@ async def attempt_until_answered(call: Callable[[Attempt], Awaitable[T]], allowa
         call_s = max(attempt.queued_s, time.monotonic() - began - attempt.waited_s)
         if error is None:
             return Ended(result, "scored", None, limiter_s, retry_s, call_s, queued_s, number)
-        pause_s = _pause_s(number)
+        pause_s = _pause_s(number, error)
         out_of_budget = retry_s + call_s + pause_s - queued_s >= allowance.budget_s
-        if not isinstance(error, InfrastructureError) or number > allowance.retries or out_of_budget:
+        if not isinstance(error, _RETRIED) or number > allowance.retries or out_of_budget:
             return Ended(None, _outcome(error), str(error), limiter_s, retry_s, call_s, queued_s, number)
         await asyncio.sleep(pause_s)
         retry_s += call_s + pause_s
@@ -100,9 +102,10 @@ async def _once(call: Callable[[Attempt], Awaitable[T]], attempt: Attempt) -> tu
         return None, DataError(f"{type(error).__name__}: {error}")
 
 
-def _pause_s(number: int) -> float:
+def _pause_s(number: int, error: RewardError) -> float:
     mean_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (number - 1))
-    return random.uniform(0.5, 1.5) * mean_s
+    asked_s = error.retry_after_s if isinstance(error, InfrastructureError) else None
+    return (asked_s or 0.0) + random.uniform(0.5, 1.5) * mean_s
 
 
 def _outcome(error: RewardError) -> Outcome:

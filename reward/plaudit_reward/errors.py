@@ -8,6 +8,7 @@
     ├── InfrastructureError    the thing that scores is broken or away; retried within the sample's budget
     │   └── WorkerKilledError  the process that ran the scorer died
     └── ScoreTimeoutError      the time limit passed; the call was ended
+        └── CallTimeoutError   a service did not answer one call in time; another may, so it is retried
 """
 
 from __future__ import annotations
@@ -26,7 +27,15 @@ class DataError(RewardError):
 
 
 class InfrastructureError(RewardError):
-    """What computes the score is unreachable or broken. Retried with back-off within the sample's budget."""
+    """What computes the score is unreachable or broken. Retried with back-off within the sample's budget.
+
+    Args:
+        retry_after_s: the service asked to be left alone for so many seconds.
+    """
+
+    def __init__(self, message: str = "", *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class WorkerKilledError(InfrastructureError):
@@ -35,3 +44,7 @@ class WorkerKilledError(InfrastructureError):
 
 class ScoreTimeoutError(RewardError):
     """The scorer did not answer within its time limit; whatever ran it was ended."""
+
+
+class CallTimeoutError(ScoreTimeoutError):
+    """A service did not answer one call within its time limit. Retried like an infrastructure failure."""

@@ -7,14 +7,14 @@ from typing import Any
 
 from plaudit_reward.errors import DataError
 from plaudit_reward.sample import Sample
-from plaudit_reward.signature import VERL_PARAMETERS, combine_wants_sample, named, parameters_of, takes_any
+from plaudit_reward.signature import VERL_PARAMETERS, named, parameters_of, takes_any, wants_sample
 from plaudit_reward.target import Form
 
 Function = Callable[..., Any]
 Caller = Callable[[Sequence[Sample], Any], Any]
 """Takes the samples of one call and the values that go with them; gives what the function returned."""
 
-ONE_SCORE: frozenset[Form] = frozenset({"verl", "sample", "combine"})
+ONE_SCORE: frozenset[Form] = frozenset({"verl", "sample", "combine", "answer"})
 """These return one score; the others a list with one a sample."""
 
 _SOLUTION_COLUMNS = ("solution", "answer")
@@ -99,9 +99,21 @@ def _values(function: Function, arguments: dict[str, Any]) -> Caller:
 
 
 def _combine(function: Function, arguments: dict[str, Any]) -> Caller:
-    if combine_wants_sample(function):
+    if wants_sample(function):
         return lambda samples, values: function(dict(values), samples[0], **arguments)
     return lambda samples, values: function(dict(values), **arguments)
+
+
+def _answer(function: Function, arguments: dict[str, Any]) -> Caller:
+    if wants_sample(function):
+        return lambda samples, values: function(str(values), samples[0], **arguments)
+    return lambda samples, values: function(str(values), **arguments)
+
+
+def _answers(function: Function, arguments: dict[str, Any]) -> Caller:
+    if wants_sample(function, "samples"):
+        return lambda samples, values: function(str(values), list(samples), **arguments)
+    return lambda samples, values: function(str(values), **arguments)
 
 
 _CALLERS: dict[Form, Callable[[Function, dict[str, Any]], Caller]] = {
@@ -111,4 +123,6 @@ _CALLERS: dict[Form, Callable[[Function, dict[str, Any]], Caller]] = {
     "samples": _samples,
     "values": _values,
     "combine": _combine,
+    "answer": _answer,
+    "answers": _answers,
 }

@@ -71,6 +71,10 @@ class FunctionScorer:
         (score,) = await self._pool.call([sample], attempt, values=dict(values))
         return _raised(score)
 
+    async def parse(self, answer: str, samples: Sequence[Sample], attempt: Attempt) -> list[Score]:
+        """Gives a judge's answer to a function that reads it; the samples are those that it is about."""
+        return _raised_together(await self._pool.call(samples, attempt, values=answer))
+
     def room(self) -> int:
         """How many more samples it could begin soon."""
         return self._pool.room()

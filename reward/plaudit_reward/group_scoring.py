@@ -17,7 +17,7 @@ from plaudit_reward.combine import Combined, Part, weighted_sum
 from plaudit_reward.combiner import Combiner
 from plaudit_reward.sample import Sample
 from plaudit_reward.score import Score
-from plaudit_reward.scorer import Attempt
+from plaudit_reward.scorer import Attempt, GroupScorer
 from plaudit_reward.stage import GroupStage, Rules, Stage, record_of
 
 Call = Callable[[Attempt], Awaitable[list[Score]]]
@@ -48,6 +48,11 @@ class GroupScoring:
     def present(self) -> bool:
         """Whether there is any."""
         return bool(self._post_process or self._adding or self._replacing)
+
+    @property
+    def scorers(self) -> list[GroupScorer]:
+        """All of them."""
+        return [stage.scorer for stage in (*self._post_process, *self._adding, *self._replacing)]
 
     @property
     def counts(self) -> bool:

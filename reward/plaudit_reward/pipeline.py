@@ -64,6 +64,12 @@ class Pipeline:
         """Whether group-scope scorers follow on the samples' own."""
         return self._group.present
 
+    @property
+    def circuits_open(self) -> list[str]:
+        """Names of the scorers whose service is left alone now, because it failed too often."""
+        scorers = [*(stage.scorer for stage in self._stages), *self._group.scorers]
+        return [scorer.name for scorer in scorers if getattr(scorer, "circuit_open", False)]
+
     def room(self) -> int:
         """How many more samples could begin soon."""
         return min((stage.scorer.room() for stage in self._stages), default=_UNBOUNDED)

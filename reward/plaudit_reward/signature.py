@@ -8,6 +8,8 @@
 | ``samples`` | one parameter, any other name | group |
 | ``values`` | one parameter ``rewards``, ``scores`` or ``values`` (#2854's ``post_process_scores``) | group |
 | ``combine`` | ``values``, then perhaps the sample | combine |
+| ``answer`` | a judge's answer, then perhaps ``sample`` | answer |
+| ``answers`` | a judge's answer, then perhaps ``samples`` | answers |
 
 Every further parameter takes its value from the job's ``arguments`` or has a default.
 """
@@ -27,6 +29,12 @@ _TRL_UNAVAILABLE = frozenset(
     {"completion_ids", "completions_ids", "trainer_state", "log_extra", "log_metric", "environments"}
 )
 """What TRL's trainer passes besides columns and is not known here: fine with a default, refused without."""
+
+_ONE_FORM: dict[Scope, Form] = {"combine": "combine", "answer": "answer", "answers": "answers"}
+"""Scopes that are called in one way only."""
+
+_SECOND: dict[Form, str] = {"combine": "sample", "answer": "sample", "answers": "samples"}
+"""Forms whose second parameter, if it has this name, is filled as well."""
 
 _FORMS = (
     "verl's (data_source, solution_str, ground_truth, extra_info), TRL's (prompts, completions, **columns), "
@@ -73,8 +81,8 @@ def recognise(function: Callable[..., Any], scope: Scope, arguments: Mapping[str
 
 
 def _form(names: Mapping[str, inspect.Parameter], any_keyword: bool, scope: Scope, where: str) -> Form:
-    if scope == "combine":
-        return "combine"
+    if scope in _ONE_FORM:
+        return _ONE_FORM[scope]
     if "solution_str" in names:
         return "verl"
     if "completions" in names:
@@ -127,14 +135,10 @@ def _filled_by_plaudit(form: Form, names: Mapping[str, inspect.Parameter]) -> fr
         return VERL_PARAMETERS
     if form == "trl":
         return frozenset({"prompts", "completions"})
-    num_positional = 2 if form == "combine" and _wants_sample(names) else 1
+    num_positional = 2 if form in _SECOND and list(names)[1:2] == [_SECOND[form]] else 1
     return frozenset(list(names)[:num_positional])
 
 
-def _wants_sample(names: Mapping[str, inspect.Parameter]) -> bool:
-    return list(names)[1:2] == ["sample"]
-
-
-def combine_wants_sample(function: Callable[..., Any]) -> bool:
-    """Whether a combining function's second parameter is ``sample``."""
-    return _wants_sample(named(parameters_of(function)))
+def wants_sample(function: Callable[..., Any], name: str = "sample") -> bool:
+    """Whether a function of values or of an answer has ``sample`` (or ``samples``) as its second parameter."""
+    return list(named(parameters_of(function)))[1:2] == [name]

@@ -6,12 +6,13 @@ from typing import Any, Literal
 
 import msgspec
 
-Scope = Literal["sample", "group", "combine"]
-"""What one call of the function sees: a sample, the samples of a group, the values of one sample's scorers."""
+Scope = Literal["sample", "group", "combine", "answer", "answers"]
+"""What one call of the function sees: a sample, the samples of a group, the values of one sample's scorers, a judge's
+answer about one sample, or about the samples of a group."""
 
 Isolation = Literal["process", "thread", "inline"]
 
-Form = Literal["verl", "trl", "sample", "samples", "values", "combine"]
+Form = Literal["verl", "trl", "sample", "samples", "values", "combine", "answer", "answers"]
 """How a function wants to be called; see ``signature``."""
 
 

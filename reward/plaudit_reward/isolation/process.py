@@ -17,6 +17,8 @@ from plaudit_reward.isolation.output import Output
 _EXIT_WITHIN_S = 1.0
 """A child that closed its connection has so long to end by itself, so that its exit code can be told."""
 _LOOK_EVERY_S = 0.005
+_WORKERS_OWN = ("PLAUDIT_SECRET", "PLAUDIT_REDIS_PASSWORD")
+"""Passwords and keys of the job."""
 
 OnMessages = Callable[[list[FromChild]], None]
 OnExit = Callable[[str], None]
@@ -71,6 +73,7 @@ class ChildProcess(asyncio.Protocol):
                 stdin=subprocess.DEVNULL,
                 stdout=write_end,
                 stderr=write_end,
+                env=_environment(),
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
@@ -136,6 +139,11 @@ class ChildProcess(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
         self._output.close()
+
+
+def _environment() -> dict[str, str]:
+    """The worker's own, without what only the worker itself is to know."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_WORKERS_OWN)}
 
 
 def _exited(pid: int) -> bool:

@@ -1,0 +1,36 @@
+"""How many tokens a request will take, before the endpoint has said so: reserved from the budget, corrected after."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+_FIRST_TOKENS_PER_BYTE = 1 / 3
+"""English text has about one token in four bytes."""
+_FIRST_ANSWER_TOKENS = 512
+_FORGETTING = 0.98
+"""What was largest counts for so much less with each answer: estimates err upwards, and not for ever."""
+
+
+class TokenEstimate:
+    """Learns from the endpoint's own counts.
+
+    Args:
+        arguments: of the request; ``max_completion_tokens`` or ``max_tokens`` bound the answer.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        bound = arguments.get("max_completion_tokens", arguments.get("max_tokens"))
+        self._most_answer = float(bound) if isinstance(bound, int) else math.inf
+        self._answer = min(_FIRST_ANSWER_TOKENS, self._most_answer)
+        self._per_byte = _FIRST_TOKENS_PER_BYTE
+
+    def tokens(self, prompt: str) -> int:
+        """Tokens to reserve for a prompt and its answer."""
+        return math.ceil(len(prompt.encode()) * self._per_byte + min(self._answer, self._most_answer))
+
+    def learn(self, prompt: str, prompt_tokens: int, answer_tokens: int) -> None:
+        """Takes in what one request took."""
+        self._per_byte = max(prompt_tokens / max(1, len(prompt.encode())), self._per_byte * _FORGETTING)
+        self._answer = max(float(answer_tokens), self._answer * _FORGETTING)

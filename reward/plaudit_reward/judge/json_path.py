@@ -1,0 +1,84 @@
+"""The part of JSONPath that points: members and items of a JSON answer, one value or a list of them.
+
+``$.score`` · ``$['the score']`` · ``$.answers[0].score`` · ``$.answers[-1]`` · ``$.answers[*].score`` (a list)
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+_STEP = re.compile(
+    r"""\.(?P<name>\w+)|\[(?P<item>-?\d+)\]|\[(?P<all>\*)\]|\[(?P<quote>['"])(?P<quoted>.+?)(?P=quote)\]"""
+)
+_DECODER = json.JSONDecoder()
+
+Step = str | int | None
+"""A member's name, an item's index, or None for every item."""
+
+
+def json_path(text: str) -> list[Step]:
+    """The steps of a path.
+
+    Raises:
+        ValueError: it is no path, or uses more of JSONPath than this.
+    """
+    steps: list[Step] = []
+    position = 1
+    if not text.startswith("$"):
+        raise ValueError(f"{text!r} does not begin with $")
+    while position < len(text):
+        found = _STEP.match(text, position)
+        if found is None:
+            raise ValueError(
+                f"{text!r} is not understood from {text[position:]!r} on; write it like $.a.b[0].c or $[*].c"
+            )
+        if found["item"] is not None:
+            steps.append(int(found["item"]))
+        else:
+            steps.append(None if found["all"] else found["name"] or found["quoted"])
+        position = found.end()
+    return steps
+
+
+def value_at(document: Any, steps: list[Step]) -> Any:
+    """What stands there; a list where a step is ``[*]``.
+
+    Raises:
+        LookupError: nothing does. The message says where the way ends.
+    """
+    for number, step in enumerate(steps):
+        if step is None:
+            items = document if isinstance(document, list) else None
+            if items is None:
+                raise LookupError(f"[*] needs a list, and there is {_kind(document)}")
+            return [value_at(item, steps[number + 1 :]) for item in items]
+        if isinstance(step, str) and not (isinstance(document, dict) and step in document):
+            raise LookupError(f"there is no member {step!r} in {_kind(document)}")
+        if isinstance(step, int) and not (isinstance(document, list) and -len(document) <= step < len(document)):
+            raise LookupError(f"there is no item {step} in {_kind(document)}")
+        document = document[step]
+    return document
+
+
+def find_json(text: str) -> Any:
+    """The first JSON object or list in a text: models like to put words and fences around it.
+
+    Raises:
+        LookupError: there is none.
+    """
+    for start in re.finditer(r"[\[{]", text):
+        try:
+            return _DECODER.raw_decode(text, start.start())[0]
+        except ValueError:
+            continue
+    raise LookupError("there is no JSON object or list in it")
+
+
+def _kind(document: Any) -> str:
+    if isinstance(document, dict):
+        return f"an object of {', '.join(map(repr, document)) or 'nothing'}"[:200]
+    if isinstance(document, list):
+        return f"a list of {len(document)}"
+    return f"{document!r}"[:100]

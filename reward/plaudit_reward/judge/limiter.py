@@ -1,0 +1,187 @@
+"""A worker's queue before an endpoint: requests wait here until the budget lets them through, first come, first served.
+
+One exchange with the budget is under way at a time and speaks for all that wait; nothing polls while nothing waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import math
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from plaudit_reward.errors import InfrastructureError
+from plaudit_reward.judge.limits import NEVER_SENT, Budget, Report, Request
+
+logger = logging.getLogger(__name__)
+
+_ALWAYS_ROOM = 1_000_000
+_AT_A_TIME = 256
+"""Requests that one exchange asks for."""
+_RENEW_EVERY_S = 4.0
+_SOON_S = 2.0
+_LEAST_LOOK_AHEAD = 16
+_LONGEST_PAUSE_S = 2.0
+
+
+@dataclass
+class Passage:
+    """A request that was let through."""
+
+    request: Request
+    tokens: int
+    """What it costs: as reserved until the answer says better. ``NEVER_SENT`` gives everything back."""
+
+
+@dataclass
+class _Waiting:
+    request: Request
+    passed: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Limiter:
+    """Lets a worker's requests through within a budget.
+
+    Args:
+        budget: closed here.
+        name: of the judge, for the log.
+    """
+
+    def __init__(self, budget: Budget, name: str) -> None:
+        self._budget = budget
+        self._name = name
+        self._ids = itertools.count()
+        self._waiting: deque[_Waiting] = deque()
+        self._settled: list[Request] = []
+        self._in_flight = 0
+        self._refused = False
+        """The first that waits was refused: until the time to come again, only an ended request changes that."""
+        self._held_until_s = 0.0
+        self._passed_at: deque[float] = deque()
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begins to ask the budget."""
+        self._task = asyncio.create_task(self._go_on())
+
+    async def stop(self) -> None:
+        """Tells the budget that nothing is in flight any more; what waits fails."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._fail(InfrastructureError(f"judge {self._name} was closed"))
+        with contextlib.suppress(OSError, InfrastructureError):  # else the lease runs out by itself
+            await self._budget.exchange(Report(0, self._settled))
+        await self._budget.close()
+
+    async def enter(self, tokens: int) -> Passage:
+        """Waits until a request may be sent; it counts as in flight until ``leave``.
+
+        Args:
+            tokens: reserved for it; say in ``Passage.tokens`` what it really took.
+
+        Raises:
+            InfrastructureError: the budget cannot be asked.
+        """
+        waiting = _Waiting(Request(str(next(self._ids)), tokens))
+        self._waiting.append(waiting)
+        if not self._refused:
+            self._news.set()
+        try:
+            await waiting.passed
+        except asyncio.CancelledError:
+            if waiting.passed.done() and not waiting.passed.cancelled():
+                self.leave(Passage(waiting.request, NEVER_SENT))
+            raise
+        return Passage(waiting.request, tokens)
+
+    def leave(self, passage: Passage) -> None:
+        """The request has ended."""
+        self._in_flight -= 1
+        if passage.tokens != passage.request.tokens:
+            self._settled.append(Request(passage.request.id, passage.tokens))
+        self._news.set()
+
+    def hold(self, seconds: float) -> None:
+        """Lets nothing more through for a while: the endpoint asked for it."""
+        self._held_until_s = max(self._held_until_s, time.monotonic() + seconds)
+
+    def room(self) -> int:
+        """How many more requests it could let through soon, judged by the last two seconds."""
+        if not self._budget.limits.present and not self._waiting:
+            return _ALWAYS_ROOM
+        self._forget_old_passes()
+        return max(0, _LEAST_LOOK_AHEAD + len(self._passed_at) - len(self._waiting))
+
+    async def _go_on(self) -> None:
+        pause_s = 0.0
+        while True:
+            held_s = self._held_until_s - time.monotonic()
+            if held_s > 0:
+                await asyncio.sleep(min(held_s, _RENEW_EVERY_S))
+            self._news.clear()
+            try:
+                again_s = await self._exchange(asking=held_s <= 0)
+                pause_s = 0.0
+            except OSError as error:
+                pause_s = again_s = min(_LONGEST_PAUSE_S, pause_s * 2 or 0.05)
+                fields = {"judge": self._name, "error": str(error), "waiting": len(self._waiting)}
+                logger.warning("judge's limits cannot be asked; requests wait", extra={"fields": fields})
+                await asyncio.sleep(pause_s)
+                continue
+            except InfrastructureError as error:
+                self._fail(error)
+                again_s = _LONGEST_PAUSE_S
+            await self._until_news(again_s)
+
+    async def _exchange(self, *, asking: bool) -> float:
+        """One exchange; returns after how many seconds the next is due even without news."""
+        while self._waiting and self._waiting[0].passed.done():
+            self._waiting.popleft()
+        asked = [w for w in itertools.islice(self._waiting, _AT_A_TIME) if not w.passed.done()] if asking else []
+        settled, self._settled = self._settled, []
+        report = Report(self._in_flight, settled, [w.request for w in asked], len(self._waiting) if asking else 0)
+        try:
+            passed = await self._budget.exchange(report)
+        except BaseException:
+            self._settled = settled + self._settled
+            raise
+        self._let_through(asked[: passed.count])
+        self._refused = passed.count < len(asked)
+        if self._refused:
+            return passed.again_s
+        return 0.0 if self._waiting else _RENEW_EVERY_S if self._in_flight or not asking else math.inf
+
+    def _let_through(self, passed: list[_Waiting]) -> None:
+        now = time.monotonic()
+        for waiting in passed:
+            self._in_flight += 1
+            if waiting.passed.done():  # it was given up while the budget was asked
+                self.leave(Passage(waiting.request, NEVER_SENT))
+            else:
+                waiting.passed.set_result(None)
+                self._passed_at.append(now)
+        self._forget_old_passes()
+
+    async def _until_news(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds if seconds < math.inf else None):
+                await self._news.wait()
+        except TimeoutError:
+            return
+
+    def _forget_old_passes(self) -> None:
+        oldest = time.monotonic() - _SOON_S
+        while self._passed_at and self._passed_at[0] < oldest:
+            self._passed_at.popleft()
+
+    def _fail(self, error: Exception) -> None:
+        while self._waiting:
+            waiting = self._waiting.popleft()
+            if not waiting.passed.done():
+                waiting.passed.set_exception(error)

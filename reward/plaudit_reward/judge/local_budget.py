@@ -1,0 +1,72 @@
+"""A budget of this process alone: without limits, or outside of a run. The same window log as in Redis."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from plaudit_reward.judge.limits import NEVER_SENT, Limits, Passed, Report, Request
+
+_POLL_S = 0.05
+_LONGEST_WAIT_S = 0.5
+
+
+class LocalBudget:
+    """Lets requests of one process through.
+
+    Args:
+        limits: ``Limits()`` lets everything pass.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limits = limits
+        self._clock = clock
+        self._log: dict[str, tuple[float, int]] = {}
+        """Request → when it was let through, and its tokens; oldest first."""
+        self._tokens = 0
+
+    async def exchange(self, report: Report) -> Passed:
+        """See ``Budget``."""
+        now = self._clock()
+        while self._log and (oldest := next(iter(self._log.values())))[0] <= now - self.limits.window_s:
+            self._forget(next(iter(self._log)))
+        for request in report.settled:
+            self._settle(request)
+        in_flight = report.in_flight
+        for passed, request in enumerate(report.waiting):
+            if request.id not in self._log:
+                if not self._fits(request, in_flight):
+                    wait_s = oldest[0] + self.limits.window_s - now if self._log else _POLL_S
+                    return Passed(passed, min(max(wait_s, 0.001), _LONGEST_WAIT_S))
+                if self.limits.rated:
+                    self._log[request.id] = now, request.tokens
+                    self._tokens += request.tokens
+            in_flight += 1
+        return Passed(len(report.waiting), 0.0)
+
+    async def close(self) -> None:
+        """Nothing to end."""
+
+    def _fits(self, request: Request, in_flight: int) -> bool:
+        limits = self.limits
+        most_tokens = math.inf if limits.tokens is None else limits.tokens
+        return (
+            (limits.requests is None or len(self._log) < limits.requests)
+            and (limits.concurrency is None or in_flight < limits.concurrency)
+            # What costs more than the whole budget passes when nothing else is in the window.
+            and self._tokens + min(request.tokens, most_tokens) <= most_tokens
+        )
+
+    def _settle(self, request: Request) -> None:
+        if request.tokens == NEVER_SENT:
+            self._forget(request.id)
+        elif request.id in self._log:
+            began, tokens = self._log[request.id]
+            self._log[request.id] = began, request.tokens
+            self._tokens += request.tokens - tokens
+
+    def _forget(self, request: str) -> None:
+        if request in self._log:
+            self._tokens -= self._log.pop(request)[1]

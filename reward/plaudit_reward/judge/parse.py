@@ -1,0 +1,164 @@
+"""How a judge's answer becomes numbers: by a regular expression, a path into JSON, or a function of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import regex
+
+from plaudit_reward.errors import ConfigurationError, DataError
+from plaudit_reward.function_scorer import FunctionScorer
+from plaudit_reward.judge.json_path import find_json, json_path, value_at
+from plaudit_reward.result import to_score, to_scores
+from plaudit_reward.sample import Sample
+from plaudit_reward.score import Score
+from plaudit_reward.scorer import Attempt
+
+_MATCH_WITHIN_S = 1.0
+_EXCERPT_CHARACTERS = 200
+
+
+class Parser(Protocol):
+    """Reads one answer."""
+
+    async def open(self) -> None:
+        """Starts what it needs. Raises ``ConfigurationError``."""
+        ...
+
+    async def scores(self, answer: str, samples: Sequence[Sample], attempt: Attempt) -> list[Score]:
+        """One score a sample that the answer is about.
+
+        Raises:
+            DataError: the answer does not hold what is looked for.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Ends what was started."""
+        ...
+
+
+class RegexParser:
+    """The first group of the first match; for a group of samples of every match, one a sample.
+
+    Args:
+        pattern: Python's syntax.
+        group: whether an answer is about a group.
+
+    Raises:
+        ConfigurationError: it does not compile, or has no group.
+    """
+
+    def __init__(self, pattern: str, *, group: bool = False) -> None:
+        try:
+            self._pattern = regex.compile(pattern)
+        except regex.error as error:
+            raise ConfigurationError(f"judge.parse.regex {pattern!r} does not compile: {error}") from error
+        if self._pattern.groups < 1:
+            raise ConfigurationError(
+                f"judge.parse.regex {pattern!r} has no group: put the number in parentheses, like 'score: ([0-9.]+)'"
+            )
+        self._group = group
+
+    async def open(self) -> None:
+        """Nothing to start."""
+
+    async def scores(self, answer: str, samples: Sequence[Sample], attempt: Attempt) -> list[Score]:
+        """See ``Parser``."""
+        try:
+            if self._group:
+                found = [match.group(1) for match in self._pattern.finditer(answer, timeout=_MATCH_WITHIN_S)]
+                return _many([_number(text, answer) for text in found], len(samples), answer)
+            match = self._pattern.search(answer, timeout=_MATCH_WITHIN_S)
+        except TimeoutError:
+            raise DataError(f"the regular expression takes too long on {_excerpt(answer)}") from None
+        if match is None or match.group(1) is None:
+            raise DataError(f"the regular expression matches nothing in {_excerpt(answer)}")
+        return [to_score(_number(match.group(1), answer))]
+
+    async def close(self) -> None:
+        """Nothing to end."""
+
+
+class JsonParser:
+    """What stands at a path of the first JSON in the answer; for a group a list with one value a sample.
+
+    Args:
+        path: see ``json_path``.
+        group: whether an answer is about a group.
+
+    Raises:
+        ConfigurationError: it is no such path.
+    """
+
+    def __init__(self, path: str, *, group: bool = False) -> None:
+        try:
+            self._steps = json_path(path)
+        except ValueError as error:
+            raise ConfigurationError(f"judge.parse.jsonPath {error}") from error
+        self._path = path
+        self._group = group
+
+    async def open(self) -> None:
+        """Nothing to start."""
+
+    async def scores(self, answer: str, samples: Sequence[Sample], attempt: Attempt) -> list[Score]:
+        """See ``Parser``."""
+        try:
+            value = value_at(find_json(answer), self._steps)
+        except (LookupError, RecursionError) as error:
+            raise DataError(f"{self._path} finds nothing: {error.args[0]}: {_excerpt(answer)}") from error
+        if not self._group:
+            return [to_score(_number(value, answer))]
+        values = [_number(item, answer) for item in value] if isinstance(value, list) else value
+        return _many(values, len(samples), answer)
+
+    async def close(self) -> None:
+        """Nothing to end."""
+
+
+class FunctionParser:
+    """A function ``(answer)`` or ``(answer, sample)``; for a group ``(answer, samples)``, one value a sample.
+
+    Args:
+        function: of scope ``answer`` or ``answers``; opened and closed here.
+    """
+
+    def __init__(self, function: FunctionScorer) -> None:
+        self._function = function
+
+    async def open(self) -> None:
+        """Starts the child processes."""
+        await self._function.open()
+
+    async def scores(self, answer: str, samples: Sequence[Sample], attempt: Attempt) -> list[Score]:
+        """See ``Parser``."""
+        return await self._function.parse(answer, samples, attempt)
+
+    async def close(self) -> None:
+        """Ends the child processes."""
+        await self._function.close()
+
+
+def _number(value: Any, answer: str) -> float:
+    """Numbers as they are, also when written as text (``"4"``); true and false are 1 and 0."""
+    if isinstance(value, int | float | str):
+        try:
+            return float(value)
+        except (ValueError, OverflowError):
+            pass
+    raise DataError(f"{value!r} is no number, in {_excerpt(answer)}"[:500])
+
+
+def _many(values: Any, count: int, answer: str) -> list[Score]:
+    if not isinstance(values, list):
+        raise DataError(f"{type(values).__name__} where a list of {count} values was due, in {_excerpt(answer)}")
+    if len(values) != count:
+        raise DataError(f"{len(values)} values for {count} responses, in {_excerpt(answer)}")
+    return to_scores(values, count)
+
+
+def _excerpt(answer: str) -> str:
+    text = " ".join(answer.split())
+    return repr(text if len(text) <= _EXCERPT_CHARACTERS else text[:_EXCERPT_CHARACTERS] + "…")

@@ -1,0 +1,70 @@
+"""A budget over any number of workers, kept in Redis and by Redis's clock. The decisions: ``lua/budget.lua``."""
+
+from __future__ import annotations
+
+import os
+from importlib.resources import files
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from plaudit_reward.errors import InfrastructureError
+from plaudit_reward.judge.limits import Limits, Passed, Report
+
+LEASE_S = 15.0
+"""Requests in flight of a worker that was killed count for so long."""
+
+_SCRIPT = (files("plaudit_reward.judge") / "lua" / "budget.lua").read_text()
+_SECOND = 1_000_000
+
+
+class RedisBudget:
+    """A worker's side of a budget.
+
+    Args:
+        client: of the Redis that keeps it; closed here.
+        key: the budget's name: whoever uses it too shares it. Its hash tag, if any, routes it on a cluster.
+        worker: name of this process.
+        limits: every worker should give the same.
+        lease_s: see ``LEASE_S``.
+    """
+
+    def __init__(self, client: Redis, key: str, worker: str, limits: Limits, *, lease_s: float = LEASE_S) -> None:
+        self.limits = limits
+        self._client = client
+        self._key = key
+        # A name of its own a start: what a dead start had in flight is not this one's.
+        self._worker = f"{worker}-{os.urandom(4).hex()}"
+        self._lease_s = lease_s
+        self._script = client.register_script(_SCRIPT)
+
+    async def exchange(self, report: Report) -> Passed:
+        """See ``Budget``."""
+        limits = self.limits
+        arguments: list[Any] = [
+            self._worker,
+            round(limits.window_s * _SECOND),
+            round(self._lease_s * _SECOND),
+            limits.requests or 0,
+            limits.tokens or 0,
+            limits.concurrency or 0,
+            report.in_flight,
+            report.num_waiting,
+            len(report.settled),
+        ]
+        for request in (*report.settled, *report.waiting):
+            arguments += (f"{request.id}@{self._worker}", request.tokens)
+        try:
+            passed, again = await self._script(keys=[self._key], args=arguments)
+        except (RedisConnectionError, RedisTimeoutError, OSError) as error:
+            raise ConnectionError(str(error)) from error
+        except RedisError as error:
+            raise InfrastructureError(f"the Redis that keeps the limits refuses: {error}") from error
+        return Passed(passed, again / _SECOND)
+
+    async def close(self) -> None:
+        """Ends the connection."""
+        await self._client.aclose()

@@ -1,0 +1,133 @@
+"""``kind: judge``: render the prompt → wait for the limits → ask → parse."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from plaudit_reward.judge.circuit import Circuit
+from plaudit_reward.judge.client import Answer, JudgeClient
+from plaudit_reward.judge.estimate import TokenEstimate
+from plaudit_reward.judge.failures import BusyError, CircuitOpenError, EndpointRefusedError
+from plaudit_reward.judge.limiter import Limiter, Passage
+from plaudit_reward.judge.limits import NEVER_SENT
+from plaudit_reward.judge.parse import Parser
+from plaudit_reward.judge.prompt import PromptTemplate
+from plaudit_reward.judge.usage import UsageReport
+from plaudit_reward.result import extra_of
+from plaudit_reward.sample import Sample
+from plaudit_reward.score import Score
+from plaudit_reward.scorer import Attempt
+
+_LEAST_PARSE_S = 1.0
+
+
+class JudgeScorer:
+    """Scores by what an endpoint answers; of sample or group scope as its template and parser are.
+
+    Args:
+        name: of the scorer in the job.
+        template: makes the prompt.
+        client: asks the endpoint; closed here.
+        parser: reads the answer; opened and closed here.
+        limiter: started and stopped here.
+        estimate: of the tokens that a request takes.
+        report: of what was used; started and stopped here. None outside of a run.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        template: PromptTemplate,
+        client: JudgeClient,
+        parser: Parser,
+        limiter: Limiter,
+        estimate: TokenEstimate,
+        report: UsageReport | None = None,
+    ) -> None:
+        self.name = name
+        self._template = template
+        self._client = client
+        self._parser = parser
+        self._limiter = limiter
+        self._estimate = estimate
+        self._report = report
+        self._circuit = Circuit(name)
+
+    async def open(self) -> None:
+        """Starts the limiter and the parser; the endpoint is asked by the first sample, it may come up later."""
+        await self._parser.open()
+        self._limiter.start()
+        if self._report is not None:
+            self._report.start()
+
+    @property
+    def circuit_open(self) -> bool:
+        """Whether the endpoint is left alone, or only probed."""
+        return self._circuit.is_open
+
+    async def score(self, sample: Sample, attempt: Attempt) -> Score:
+        """Scores one sample."""
+        (score,) = await self.score_group([sample], [], attempt)
+        return score
+
+    async def score_group(self, samples: Sequence[Sample], values: Sequence[float], attempt: Attempt) -> list[Score]:
+        """Scores all samples of a group by one answer."""
+        prompt = self._template.render(samples)
+        answer, spent_s = await self._ask(prompt, attempt)
+        parsing = Attempt(max(_LEAST_PARSE_S, attempt.limit_s - spent_s))
+        scores = await self._parser.scores(answer.text, samples, parsing)
+        attempt.queued_s += parsing.queued_s
+        # One answer about many samples is kept once.
+        return [_with_answer(scores[0], answer), *scores[1:]]
+
+    def room(self) -> int:
+        """How many more samples it could begin soon; while the endpoint is away one, to see whether it is back."""
+        if self._circuit.is_open:
+            return 1 if self._circuit.probe_due else 0
+        return self._limiter.room()
+
+    async def close(self) -> None:
+        """Ends the connections."""
+        await self._limiter.stop()
+        await self._client.close()
+        await self._parser.close()
+        if self._report is not None:
+            await self._report.stop()
+
+    async def _ask(self, prompt: str, attempt: Attempt) -> tuple[Answer, float]:
+        """The answer, and the seconds of the call."""
+        self._circuit.check()
+        began = time.monotonic()
+        try:
+            passage = await self._limiter.enter(self._estimate.tokens(prompt))
+        finally:
+            attempt.waited_s += time.monotonic() - began
+        began = time.monotonic()
+        try:
+            with self._circuit.call():
+                answer = await self._client.ask(prompt, attempt.limit_s)
+        except CircuitOpenError:
+            passage.tokens = NEVER_SENT
+            raise
+        except (BusyError, EndpointRefusedError) as error:
+            passage.tokens = 0
+            self._limiter.hold(error.retry_after_s or 0.0)
+            raise
+        else:
+            self._learn(prompt, answer, passage)
+            return answer, time.monotonic() - began
+        finally:
+            self._limiter.leave(passage)
+
+    def _learn(self, prompt: str, answer: Answer, passage: Passage) -> None:
+        if answer.prompt_tokens is not None and answer.completion_tokens is not None:
+            passage.tokens = answer.prompt_tokens + answer.completion_tokens
+            self._estimate.learn(prompt, answer.prompt_tokens, answer.completion_tokens)
+
+
+def _with_answer(score: Score, answer: Answer) -> Score:
+    said = {"answer": answer.text, "prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.completion_tokens}
+    return msgspec.structs.replace(score, extra={**extra_of(said), **score.extra})

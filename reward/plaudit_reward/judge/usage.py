@@ -1,0 +1,93 @@
+"""What a judge costs: requests by how they ended, and tokens. Counted here, added up over all workers in Redis.
+
+Read by the metrics service (``plaudit_metrics.keys``): losing some with a killed worker loses figures, never a sample.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from plaudit_metrics.keys import Keys
+
+logger = logging.getLogger(__name__)
+
+_REPORT_EVERY_S = 2.0
+
+
+class Usage:
+    """The counts of one judge in one worker since they were last taken.
+
+    Attributes:
+        requests: by HTTP status, ``timeout`` or ``unreachable``.
+        tokens: ``prompt`` and ``completion``.
+    """
+
+    def __init__(self) -> None:
+        self.requests: Counter[str] = Counter()
+        self.tokens: Counter[str] = Counter()
+
+    def count_request(self, status: str) -> None:
+        """Counts one request."""
+        self.requests[status] += 1
+
+    def count_tokens(self, prompt: int, completion: int) -> None:
+        """Counts what the endpoint says that one request took."""
+        self.tokens["prompt"] += prompt
+        self.tokens["completion"] += completion
+
+
+class UsageReport:
+    """Adds a worker's counts to the run's, every two seconds and at the end.
+
+    Args:
+        judge: name of the scorer.
+        usage: its counts; taken from there.
+        client: of the run's Redis; closed here.
+        run: id of the run.
+    """
+
+    def __init__(self, judge: str, usage: Usage, client: Redis, run: str) -> None:
+        self._judge = judge
+        self._usage = usage
+        self._client = client
+        self._keys = Keys(run)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begins to report."""
+        self._task = asyncio.create_task(self._go_on())
+
+    async def stop(self) -> None:
+        """Reports what is left."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._send()
+        await self._client.aclose()
+
+    async def _go_on(self) -> None:
+        while True:
+            await asyncio.sleep(_REPORT_EVERY_S)
+            await self._send()
+
+    async def _send(self) -> None:
+        requests, tokens = Counter(self._usage.requests), Counter(self._usage.tokens)
+        if not requests and not tokens:
+            return
+        try:
+            async with self._client.pipeline(transaction=True) as pipeline:
+                for status, count in requests.items():
+                    pipeline.hincrby(self._keys.judges, f"{self._judge}:{status}", count)
+                for kind, count in tokens.items():
+                    pipeline.hincrby(self._keys.judge_tokens, f"{self._judge}:{kind}", count)
+                await pipeline.execute()
+        except (RedisError, OSError) as error:
+            logger.warning("judge's counts wait for redis", extra={"fields": {"error": str(error)}})
+            return
+        self._usage.requests -= requests
+        self._usage.tokens -= tokens

@@ -1,0 +1,106 @@
+"""What the judge's tests share: a server that misbehaves, scorers that ask it, budgets in a real Redis."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from plaudit_metrics.redis_connection import redis_client
+from plaudit_reward.judge.client import JudgeClient
+from plaudit_reward.judge.estimate import TokenEstimate
+from plaudit_reward.judge.limiter import Limiter
+from plaudit_reward.judge.limits import Budget, Limits
+from plaudit_reward.judge.local_budget import LocalBudget
+from plaudit_reward.judge.parse import Parser, RegexParser
+from plaudit_reward.judge.prompt import PromptTemplate
+from plaudit_reward.judge.redis_budget import RedisBudget
+from plaudit_reward.judge.scorer import JudgeScorer
+from plaudit_reward.judge.usage import Usage
+from plaudit_workers.launch.redis_server import RedisServer
+
+
+@pytest.fixture(scope="session")
+def faults() -> ModuleType:
+    """``faulty_server``: tests are no package, so it is loaded by its path."""
+    specification = importlib.util.spec_from_file_location("faulty_server", Path(__file__).parent / "faulty_server.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    import sys
+
+    sys.modules[module.__name__] = module
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+async def server(faults: ModuleType) -> AsyncIterator[Any]:
+    server = faults.FaultyServer()
+    await server.start()
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
+def usage() -> Usage:
+    return Usage()
+
+
+@pytest.fixture
+async def make_judge(server: Any, usage: Usage, tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
+    """Opens a judge that asks ``server``; all are closed after the test."""
+    opened: list[JudgeScorer] = []
+
+    async def make(
+        template: str = "Rate {{ response }}.",
+        parser: Parser | None = None,
+        budget: Budget | None = None,
+        *,
+        group: bool = False,
+        **client: Any,
+    ) -> JudgeScorer:
+        path = tmp_path / "judge.j2"
+        path.write_text(template)
+        judge = JudgeScorer(
+            "big",
+            PromptTemplate(str(path), group=group),
+            JudgeClient(server.url, "big", usage, **client),
+            parser or RegexParser(r"score: (\S+)", group=group),
+            Limiter(budget or LocalBudget(Limits()), "big"),
+            TokenEstimate(client.get("arguments", {})),
+        )
+        opened.append(judge)
+        await judge.open()
+        return judge
+
+    yield make
+    for judge in opened:
+        await judge.close()
+
+
+@pytest.fixture
+async def redis(redis_server: RedisServer) -> AsyncIterator[Redis]:
+    client = redis_client(redis_server.url, password=redis_server.password)
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+async def make_budget(redis_server: RedisServer, run_name: str) -> AsyncIterator[Callable[..., RedisBudget]]:
+    """A worker's side of this test's budget."""
+    made: list[RedisBudget] = []
+
+    def make(limits: Limits, worker: str = "reward-0", **options: Any) -> RedisBudget:
+        client = redis_client(redis_server.url, password=redis_server.password)
+        made.append(RedisBudget(client, f"plaudit:{{{run_name}}}:limits:test", worker, limits, **options))
+        return made[-1]
+
+    yield make
+    for budget in made:
+        await budget.close()

@@ -1,0 +1,212 @@
+"""A judge that misbehaves in every way: each fault has one outcome, told in words, and none is a zero."""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from plaudit_reward.errors import CallTimeoutError, DataError, InfrastructureError
+from plaudit_reward.judge.failures import BusyError, CircuitOpenError, EndpointRefusedError, retry_after_s
+from plaudit_reward.judge.usage import Usage
+from plaudit_reward.pipeline import Pipeline
+from plaudit_reward.sample import Sample
+from plaudit_reward.scorer import Attempt
+from plaudit_reward.stage import Rules, Stage
+
+Make = Callable[..., Any]
+
+FAULTS: list[tuple[dict[str, Any], type[Exception], str, str]] = [
+    ({"status": 429}, BusyError, "answered 429", "429"),
+    ({"status": 503, "headers": {"Retry-After": "2"}}, BusyError, "answered 503", "503"),
+    ({"status": 500, "body": b"<h1>oh no</h1>"}, InfrastructureError, "answered 500: <h1>oh no</h1>", "500"),
+    ({"status": 408}, InfrastructureError, "answered 408", "408"),
+    ({"status": 401, "body": {"error": {"message": "bad key hush"}}}, EndpointRefusedError, r"bad key \*\*\*", "401"),
+    ({"status": 404, "body": {"detail": "Not Found"}}, EndpointRefusedError, "Not Found.*baseUrl", "404"),
+    ({"status": 307, "headers": {"Location": "/v2"}}, EndpointRefusedError, "answered 307", "307"),
+    ({"status": 400, "body": {"error": {"message": "prompt too long"}}}, DataError, "400: prompt too long", "400"),
+    ({"status": 422, "body": {"error": "no"}}, DataError, "answered 422: no", "422"),
+    ({"cut": "before"}, InfrastructureError, "cannot be reached", "unreachable"),
+    ({"cut": "middle"}, InfrastructureError, "cannot be reached", "unreachable"),
+    ({"body": b'{"choices": [{"mess'}, InfrastructureError, "no chat completion", "200"),
+    ({"body": b"\xff\xfe"}, InfrastructureError, "no chat completion", "200"),
+    ({"body": {"choices": "none"}}, InfrastructureError, r"Expected `array`, got `str` - at `\$.choices`", "200"),
+    ({"body": {"choices": []}}, InfrastructureError, "no choices", "200"),
+    ({"body": {"choices": [{"message": {"content": 7}}]}}, InfrastructureError, "no chat completion", "200"),
+    ({"body": {"choices": [{"message": {}, "finish_reason": "length"}]}}, DataError, "empty .*length", "200"),
+    ({"body": b"x" * (5 << 20)}, InfrastructureError, "longer than", "unreachable"),
+    ({"after_s": 5}, CallTimeoutError, "no answer within 0.2 s", "timeout"),
+    ({"drip_s": 0.05}, CallTimeoutError, "no answer within 0.2 s", "timeout"),
+]
+
+
+@pytest.mark.parametrize(("fault", "kind", "words", "status"), FAULTS)
+async def test_each_fault_has_a_kind_words_and_a_count(
+    server: Any,
+    faults: Any,
+    make_judge: Make,
+    make_sample: Make,
+    usage: Usage,
+    fault: dict[str, Any],
+    kind: type[Exception],
+    words: str,
+    status: str,
+) -> None:
+    server.reply = lambda request, number: faults.Reply(**fault)
+    judge = await make_judge(api_key="hush")
+    with pytest.raises(kind, match=words) as failure:
+        await judge.score(make_sample(), Attempt(0.2 if "_s" in str(fault) else 10.0))
+    assert type(failure.value) is kind
+    assert "hush" not in str(failure.value)
+    assert usage.requests == {status: 1}
+
+
+async def test_an_answer_is_a_score_with_what_was_said_and_what_it_cost(
+    server: Any, make_judge: Make, make_sample: Make, usage: Usage
+) -> None:
+    judge = await make_judge(api_key="hush", arguments={"temperature": 0, "max_tokens": 5})
+    score = await judge.score(make_sample("my answer"), Attempt(10.0))
+    assert score.value == 4.0
+    assert score.extra == {"answer": "score: 4", "prompt_tokens": 7.0, "completion_tokens": 3.0}
+    (request,) = server.requests
+    assert request.body == {
+        "model": "big",
+        "messages": [{"role": "user", "content": "Rate my answer."}],
+        "temperature": 0,
+        "max_tokens": 5,
+    }
+    assert request.headers["authorization"] == "Bearer hush"
+    assert (usage.requests, usage.tokens) == ({"200": 1}, {"prompt": 7, "completion": 3})
+
+
+async def test_a_storm_of_429_ends_with_every_sample_scored(
+    server: Any, faults: Any, make_judge: Make, make_sample: Make
+) -> None:
+    """Every second request is refused, now with and now without saying for how long."""
+
+    def reply(request: Any, number: int) -> Any:
+        if number % 2:
+            return faults.Reply(429, headers={"Retry-After": "0.1"} if number % 4 == 1 else {})
+        return faults.Reply()
+
+    server.reply = reply
+    pipeline = Pipeline([Stage(await make_judge(), Rules(retries=20))], timeout_s=60)
+    scorings = await asyncio.gather(*(pipeline.score(make_sample(index=i)) for i in range(24)))
+    assert [scoring.value for scoring in scorings] == [4.0] * 24
+    assert sum(scoring.scorers["big"].attempts for scoring in scorings) == len(server.requests) == 48
+
+
+async def test_retry_after_holds_the_sample_and_those_that_come_after_it(
+    server: Any, faults: Any, make_judge: Make, make_sample: Make
+) -> None:
+    server.reply = lambda request, number: (
+        faults.Reply(429, headers={"Retry-After": "1"}) if number == 1 else faults.Reply()
+    )
+    pipeline = Pipeline([Stage(await make_judge())])
+    first = asyncio.create_task(pipeline.score(make_sample()))
+    while not server.requests:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    second = await pipeline.score(make_sample(index=1))
+    times = [request.arrived for request in server.requests]
+    assert (await first).value == second.value == 4.0
+    assert min(times[1:]) - times[0] >= 1.0
+    assert (await first).retry_s >= 1.0  # a retry counts against the sample's time
+    assert second.limiter_s >= 0.5  # waiting because others were told to does not
+    assert second.call_s < 0.5
+
+
+async def test_what_the_endpoint_asks_for_beyond_the_samples_time_ends_the_sample(
+    server: Any, faults: Any, make_judge: Make, make_sample: Make
+) -> None:
+    server.reply = lambda request, number: faults.Reply(429, headers={"Retry-After": "600"})
+    scoring = await Pipeline([Stage(await make_judge())], timeout_s=5).score(make_sample())
+    assert (scoring.outcome, scoring.value, len(server.requests)) == ("infra_error", None, 1)
+
+
+async def test_a_slow_attempt_is_tried_again_within_the_samples_time(
+    server: Any, faults: Any, make_judge: Make, make_sample: Make
+) -> None:
+    server.reply = lambda request, number: faults.Reply(after_s=9 if number < 3 else 0)
+    scoring = await Pipeline([Stage(await make_judge(), Rules(timeout_s=0.2))]).score(make_sample())
+    assert (scoring.value, scoring.scorers["big"].attempts) == (4.0, 3)
+    server.reply = lambda request, number: faults.Reply(after_s=9)
+    masked = await Pipeline([Stage(await make_judge(), Rules(timeout_s=0.2, retries=1))]).score(make_sample())
+    assert (masked.outcome, masked.value) == ("timeout", None)
+
+
+def test_retry_after_is_read_as_seconds_and_as_a_date_by_the_servers_clock() -> None:
+    an_hour_ago = time.time() - 3600
+    date = {
+        "date": email.utils.formatdate(an_hour_ago, usegmt=True),
+        "retry-after": email.utils.formatdate(an_hour_ago + 30, usegmt=True),
+    }
+    assert retry_after_s(date) == 30.0
+    assert retry_after_s({"retry-after": "1.5"}) == 1.5
+    assert retry_after_s({"retry-after": "-3"}) == 0.0
+    assert retry_after_s({"retry-after": "inf"}) == 3600.0
+    assert [retry_after_s({"retry-after": text}) for text in ("", "soon", "nan")] == [None] * 3
+
+
+async def test_an_outage_opens_the_circuit_and_one_call_at_a_time_sees_whether_it_is_over(
+    server: Any, make_judge: Make, make_sample: Callable[..., Sample], usage: Usage
+) -> None:
+    judge = await make_judge()
+    await server.stop()
+    for index in range(5):
+        with pytest.raises(InfrastructureError, match="cannot be reached"):
+            await judge.score(make_sample(index=index), Attempt(5.0))
+    assert judge.circuit_open
+    assert judge.room() == 0
+    with pytest.raises(
+        CircuitOpenError, match=r"big is not asked for now: 5 calls failed .* cannot be reached"
+    ) as told:
+        await judge.score(make_sample(), Attempt(5.0))
+    assert told.value.retry_after_s is not None
+    assert usage.requests == {"unreachable": 5}
+    await server.start()
+    scoring = await Pipeline([Stage(judge, Rules(retries=3))]).score(make_sample())
+    assert scoring.value == 4.0
+    assert not judge.circuit_open
+    assert judge.room() > 1
+
+
+async def test_an_outage_masks_samples_and_invents_no_zero(
+    server: Any, faults: Any, make_judge: Make, make_sample: Make
+) -> None:
+    server.reply = lambda request, number: faults.Reply(500)
+    pipeline = Pipeline([Stage(await make_judge(), Rules(retries=2))], timeout_s=60)
+    scorings = await asyncio.gather(*(pipeline.score(make_sample(index=i)) for i in range(40)))
+    assert {(scoring.outcome, scoring.value) for scoring in scorings} == {("infra_error", None)}
+    assert pipeline.circuits_open == ["big"]
+    assert len(server.requests) < 100  # of 120 that retries alone would have made
+
+
+async def test_a_wrong_key_opens_the_circuit_at_once(
+    server: Any, faults: Any, make_judge: Make, make_sample: Make
+) -> None:
+    server.reply = lambda request, number: faults.Reply(401, {"error": {"message": "no such key"}})
+    judge = await make_judge()
+    with pytest.raises(EndpointRefusedError):
+        await judge.score(make_sample(), Attempt(5.0))
+    with pytest.raises(CircuitOpenError, match=r"401: no such key \(check apiKeySecret\)"):
+        await judge.score(make_sample(), Attempt(5.0))
+
+
+async def test_samples_that_are_refused_do_not_open_the_circuit(
+    server: Any, faults: Any, make_judge: Make, make_sample: Make
+) -> None:
+    judge = await make_judge()
+    server.reply = lambda request, number: faults.Reply(400)
+    for index in range(12):
+        with pytest.raises(DataError):
+            await judge.score(make_sample(index=index), Attempt(5.0))
+    server.reply = lambda request, number: faults.Reply(429)
+    for index in range(12):
+        with pytest.raises(BusyError):
+            await judge.score(make_sample(index=index), Attempt(5.0))
+    assert not judge.circuit_open

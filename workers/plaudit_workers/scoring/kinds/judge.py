@@ -1,0 +1,91 @@
+"""``kind: judge``."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+
+from plaudit_reward.function_scorer import FunctionScorer
+from plaudit_reward.judge.client import JudgeClient
+from plaudit_reward.judge.estimate import TokenEstimate
+from plaudit_reward.judge.limiter import Limiter
+from plaudit_reward.judge.limits import Budget, Limits
+from plaudit_reward.judge.local_budget import LocalBudget
+from plaudit_reward.judge.parse import FunctionParser, JsonParser, Parser, RegexParser
+from plaudit_reward.judge.prompt import PromptTemplate
+from plaudit_reward.judge.redis_budget import RedisBudget
+from plaudit_reward.judge.scorer import JudgeScorer
+from plaudit_reward.judge.usage import Usage, UsageReport
+from plaudit_reward.target import Target
+from plaudit_workers.job.scorers import Judge, Scorer
+from plaudit_workers.job.secrets import secret_value
+from plaudit_workers.scoring.kinds.context import BuildContext
+from plaudit_workers.stream.connection import RedisAddress
+
+logger = logging.getLogger(__name__)
+
+_TIMEOUT_S = 5.0
+_RETRIES = 3
+
+
+def judge_scorer(scorer: Scorer, context: BuildContext) -> JudgeScorer:
+    """An endpoint, asked within the limits that all workers share."""
+    assert scorer.judge is not None
+    judge = scorer.judge
+    group = scorer.scope == "group"
+    secret = judge.api_key_secret
+    usage = Usage()
+    return JudgeScorer(
+        scorer.name,
+        PromptTemplate(judge.prompt_template.path, group=group),
+        JudgeClient(
+            judge.base_url,
+            judge.model,
+            usage,
+            api_key=secret_value(secret, f"scorer {scorer.name}: judge.apiKeySecret") if secret else "",
+            arguments=judge.arguments,
+            max_connections=context.reward.workers.max_concurrent_samples,
+        ),
+        _parser(scorer.name, judge, group),
+        Limiter(_budget(scorer, judge, context), scorer.name),
+        TokenEstimate(judge.arguments),
+        _report(scorer.name, usage, context),
+    )
+
+
+def _parser(name: str, judge: Judge, group: bool) -> Parser:
+    parse = judge.parse
+    if parse.python is not None:
+        target = Target(
+            path=parse.python.path,
+            function=parse.python.function,
+            arguments=dict(parse.python.arguments),
+            scope="answers" if group else "answer",
+        )
+        return FunctionParser(FunctionScorer(name, target, processes=1))
+    return RegexParser(parse.regex, group=group) if parse.regex else JsonParser(parse.json_path, group=group)
+
+
+def _budget(scorer: Scorer, judge: Judge, context: BuildContext) -> Budget:
+    if scorer.limits is None:
+        return LocalBudget(Limits())
+    given = scorer.limits
+    limits = Limits(given.requests_per_minute, given.tokens_per_minute, given.concurrency)
+    if given.shared is not None:
+        secret = given.shared.password_secret
+        password = secret_value(secret, f"scorer {scorer.name}: limits.shared.passwordSecret") if secret else ""
+        address, key = RedisAddress(given.shared.url, password), f"plaudit:limits:{{{given.shared.key}}}"
+    elif context.redis is not None:
+        # Scorers that ask the same model at the same place share its budget.
+        endpoint = hashlib.sha256(f"{judge.base_url.rstrip('/')} {judge.model}".encode()).hexdigest()[:16]
+        address, key = context.redis, f"plaudit:{{{context.run}}}:limits:{endpoint}"
+    else:
+        logger.warning("judge's limits hold in this process alone", extra={"fields": {"judge": scorer.name}})
+        return LocalBudget(limits)
+    return RedisBudget(address.client(timeout_s=_TIMEOUT_S, retries=_RETRIES), key, context.worker, limits)
+
+
+def _report(name: str, usage: Usage, context: BuildContext) -> UsageReport | None:
+    if context.redis is None:
+        return None
+    return UsageReport(name, usage, context.redis.client(timeout_s=_TIMEOUT_S, retries=0), context.run)
