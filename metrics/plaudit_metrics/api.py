@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from plaudit_metrics import page
 from plaudit_metrics.answers import (
     RECENT_STEPS,
     sample_details,
@@ -52,6 +53,7 @@ class Api:
         """The ASGI application."""
         return Starlette(
             routes=[
+                *page.routes(),
                 Route("/metrics", self._metrics),
                 Route("/api/v1/steps", self._steps),
                 Route("/api/v1/steps/{step:int}", self._step),

@@ -63,6 +63,7 @@ def _paths() -> dict[str, Any]:
             fails=("400",),
         ),
         "/api/v1/openapi.json": _get("This document", {"type": "object"}),
+        "/": _get("The live page", _TEXT, media_type="text/html"),
         "/metrics": _get("Prometheus", _TEXT, media_type="text/plain"),
         "/healthz": _get("Alive", _TEXT, media_type="text/plain"),
         "/readyz": _get("Knows the run and hears Redis", _TEXT, media_type="text/plain", fails=("503",)),

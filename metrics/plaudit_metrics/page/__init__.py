@@ -1,0 +1,51 @@
+"""The live page at ``/``: plain files of this folder, and uPlot, which draws its charts, from its own package.
+
+Everything comes from this service: the content security policy forbids the browser anything else, and scripts inside
+the page. uPlot is the file that its authors published; the page names its hash, so no other file would run.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import distribution
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+
+FOLDER = Path(__file__).parent
+FILES = tuple(sorted(path.name for path in FOLDER.iterdir() if path.suffix in {".js", ".css", ".svg"}))
+
+_CARRIER = "youplot"
+_LIBRARY = {"uplot.js": "youplot/vendor/uplot.iife.min.js", "uplot.css": "youplot/vendor/uplot.min.css"}
+
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",  # after an update of Plaudit, no file of before
+}
+
+
+def routes() -> list[BaseRoute]:
+    """The page and its files; addresses inside it are relative, so it also works behind a proxy's path."""
+    return [Route("/", _index), Mount("/page", routes=[Route("/{name}", _file)])]
+
+
+def library(name: str) -> Path:
+    """Where ``uplot.js`` or ``uplot.css`` lies. Its package is found, not imported."""
+    return Path(str(distribution(_CARRIER).locate_file(_LIBRARY[name])))
+
+
+async def _index(_: Request) -> Response:
+    return FileResponse(FOLDER / "index.html", headers=_HEADERS)
+
+
+async def _file(request: Request) -> Response:
+    name = request.path_params["name"]
+    if name in _LIBRARY:
+        return FileResponse(library(name), headers=_HEADERS)
+    if name in FILES:
+        return FileResponse(FOLDER / name, headers=_HEADERS)
+    return Response("no such file\n", status_code=404, media_type="text/plain")

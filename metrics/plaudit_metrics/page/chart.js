@@ -1,0 +1,216 @@
+/**
+ * Charts over steps or over time: stacked bars and lines, drawn by uPlot (a global, its own script).
+ *
+ * Each is a figure with a heading, a legend, a plot that hover, touch and the arrow keys read value by value, and a table
+ * of the same numbers. Where uPlot is missing the table is all there is.
+ */
+
+import { announce, details, element, swatch, table } from "./dom.js";
+import { resolved } from "./palette.js";
+import { onTheme } from "./theme.js";
+
+const FONT = "12px system-ui, sans-serif";
+const MOST_ROWS_WITH_GAPS = 150;
+
+export class Chart {
+  /**
+   * @param {Object} spec
+   * @param {string} spec.title
+   * @param {string} spec.note what is shown, with its unit
+   * @param {"bars"|"lines"} spec.kind bars are stacked
+   * @param {{label: string, value: function(Object): number, words: function(number): string, time?: boolean}} spec.x
+   * @param {function(number): string} spec.words how a value is written
+   * @param {number} [spec.least] the y axis goes at least that far
+   * @param {{key: string, label: string, color: string, value: function(Object): number, band?: [function, function]}[]} spec.series
+   * @param {function(Object): Node} [spec.link] what stands for x in the table
+   * @param {function(Object): void} [spec.pick] called with the row that was clicked, or entered
+   * @param {number} [spec.height] pixels
+   */
+  constructor(spec) {
+    this.spec = spec;
+    this.rows = [];
+    this.plot = null;
+    this.tip = element("div", { class: "tip", hidden: true, "aria-hidden": "true" });
+    this.host = element("div", {
+      class: "plot",
+      tabindex: "0",
+      role: "group",
+      "aria-roledescription": "chart",
+      style: { height: `${spec.height ?? 180}px` },
+      on: { keydown: (event) => this.#key(event), blur: () => this.#leave(), mouseleave: () => this.#leave() },
+    });
+    this.table = details("Table", () => this.#table());
+    const legend = spec.series.map((each) => element("li", {}, swatch(each.color), each.label));
+    this.node = element(
+      "figure",
+      { class: "card chart" },
+      element("figcaption", {}, element("h3", {}, spec.title), element("p", { class: "note" }, spec.note)),
+      spec.series.length > 1 ? element("ul", { class: "legend" }, legend) : null,
+      this.host,
+      this.table.node,
+    );
+    new ResizeObserver(() => this.#fit()).observe(this.host);
+    onTheme(() => this.#draw());
+  }
+
+  /** Shows other rows: objects that the functions of the spec read. */
+  update(rows) {
+    this.rows = rows;
+    this.host.setAttribute("aria-label", this.#summary());
+    this.table.refresh();
+    if (this.plot === null) this.#draw();
+    else this.plot.setData(this.#data());
+  }
+
+  #summary() {
+    const { title, note, series, x, words } = this.spec;
+    const newest = this.rows.at(-1);
+    if (newest === undefined) return `${title}: nothing yet`;
+    const parts = series.map((each) => `${each.label} ${words(each.value(newest))}`).join(", ");
+    return `${title}. ${note} Newest, ${x.label} ${x.words(x.value(newest))}: ${parts}. Arrow keys read the others.`;
+  }
+
+  #table() {
+    const { series, x, words, title, link } = this.spec;
+    const first = { label: x.label, cell: link ?? ((row) => x.words(x.value(row))) };
+    const others = series.map((each) => ({ label: each.label, number: true, cell: (row) => words(each.value(row)) }));
+    return table(title, [first, ...others], [...this.rows].reverse());
+  }
+
+  /** Columns for uPlot: stacked bars are drawn from the whole stack down to its lowest part. */
+  #data() {
+    const { series, x, kind } = this.spec;
+    const columns = [this.rows.map(x.value)];
+    if (kind === "lines") {
+      for (const each of series) {
+        for (const value of each.band ?? []) columns.push(this.rows.map((row) => value(row) ?? null));
+        columns.push(this.rows.map((row) => each.value(row) ?? null));
+      }
+      return columns;
+    }
+    let below = this.rows.map(() => 0);
+    const stacked = series.map((each) => (below = below.map((sum, row) => sum + (each.value(this.rows[row]) ?? 0))));
+    return [...columns, ...stacked.reverse()];
+  }
+
+  #draw() {
+    if (globalThis.uPlot === undefined) {
+      this.host.textContent = "The chart library did not load; the table below has the numbers.";
+      return;
+    }
+    if (this.rows.length === 0 || this.host.clientWidth === 0) return;
+    this.plot?.destroy();
+    this.plot = new uPlot(this.#options(), this.#data(), this.host);
+    this.plot.over.append(this.tip);
+    this.plot.over.addEventListener("click", () => this.#pick());
+  }
+
+  #options() {
+    const { x, words, least = 0, kind } = this.spec;
+    const text = resolved("--text-2");
+    const grid = { stroke: resolved("--grid"), width: 1 };
+    const axis = { stroke: text, font: FONT, grid, ticks: { show: false } };
+    const ends = (_, low, high) => (x.time ? [low, high] : [low - 0.6, high + 0.6]);
+    return {
+      width: this.host.clientWidth,
+      height: this.host.clientHeight,
+      padding: [8, 8, 0, 0],
+      legend: { show: false },
+      scales: {
+        x: { time: Boolean(x.time), range: ends },
+        y: { range: (_, low, high) => [Math.min(low ?? 0, 0), Math.max(high ?? 0, least) * 1.06 || 1] },
+      },
+      axes: [
+        { ...axis, grid: { show: false }, size: 28, ...(x.time ? {} : { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000] }) },
+        { ...axis, size: 56, space: 36, values: (_, ticks) => ticks.map(words) },
+      ],
+      cursor: {
+        x: kind === "lines",
+        y: false,
+        drag: { x: false, y: false },
+        points: kind === "lines" ? { size: 7 } : { show: false },
+        sync: x.time ? undefined : { key: "steps", setSeries: false },
+      },
+      series: [{}, ...(kind === "bars" ? this.#bars() : this.#lines())],
+      bands: kind === "bars" ? [] : this.#bands(),
+      hooks: { setCursor: [(plot) => this.#tell(plot)] },
+    };
+  }
+
+  #bars() {
+    const paths = uPlot.paths.bars({ size: [0.78, 56] });
+    const width = this.rows.length > MOST_ROWS_WITH_GAPS ? 0 : 1;
+    const surface = resolved("--card");
+    return this.spec.series
+      .map(({ color }) => ({ paths, fill: resolved(color), stroke: surface, width, points: { show: false } }))
+      .reverse();
+  }
+
+  #lines() {
+    const edge = { stroke: "transparent", width: 0, points: { show: false } };
+    return this.spec.series.flatMap(({ color, band }) => [
+      ...(band ? [edge, edge] : []),
+      { stroke: resolved(color), width: 2, spanGaps: true, points: { show: this.rows.length < 2, size: 7, fill: resolved(color) } },
+    ]);
+  }
+
+  /** A band lies between the two columns before its line. */
+  #bands() {
+    const bands = [];
+    let column = 1;
+    for (const { color, band } of this.spec.series) {
+      if (band) {
+        bands.push({ series: [column + 1, column], fill: resolved(color).replace("rgb(", "rgba(").replace(")", ", 0.18)") });
+        column += 2;
+      }
+      column += 1;
+    }
+    return bands;
+  }
+
+  #fit() {
+    if (this.plot === null) this.#draw();
+    else if (this.host.clientWidth > 0) this.plot.setSize({ width: this.host.clientWidth, height: this.host.clientHeight });
+  }
+
+  #tell(plot) {
+    const row = this.rows[plot.cursor.idx];
+    const here = this.host.matches(":hover, :focus-visible");
+    this.tip.hidden = row === undefined || !here;
+    if (this.tip.hidden) return;
+    const { series, x, words, kind } = this.spec;
+    const shown = kind === "bars" ? [...series].reverse() : series;
+    const lines = shown
+      .filter((each) => kind === "lines" || each.value(row) > 0)
+      .map((each) => element("div", {}, swatch(each.color), element("span", {}, each.label), element("b", {}, words(each.value(row)))));
+    this.tip.replaceChildren(element("strong", {}, `${x.label} ${x.words(x.value(row))}`), ...lines);
+    const left = plot.valToPos(x.value(row), "x");
+    const side = left > plot.over.clientWidth / 2 ? `translateX(calc(-100% - 14px))` : "translateX(14px)";
+    this.tip.style.setProperty("left", `${left}px`);
+    this.tip.style.setProperty("transform", side);
+  }
+
+  #leave() {
+    this.tip.hidden = true;
+    this.plot?.setCursor({ left: -10, top: -10 });
+  }
+
+  #key(event) {
+    const last = this.rows.length - 1;
+    if (this.plot === null || last < 0) return;
+    const now = this.plot.cursor.idx ?? last + 1;
+    const to = { ArrowLeft: now - 1, ArrowRight: now + 1, Home: 0, End: last }[event.key];
+    if (to !== undefined) {
+      event.preventDefault();
+      const row = this.rows[Math.max(0, Math.min(to, last))];
+      this.plot.setCursor({ left: this.plot.valToPos(this.spec.x.value(row), "x"), top: 8 });
+      announce(this.tip.innerText);
+    } else if (event.key === "Enter") this.#pick();
+    else if (event.key === "Escape") this.#leave();
+  }
+
+  #pick() {
+    const row = this.rows[this.plot.cursor.idx];
+    if (row !== undefined) this.spec.pick?.(row);
+  }
+}

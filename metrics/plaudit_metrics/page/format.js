@@ -1,0 +1,36 @@
+/** Numbers as people read them. What is not there is a dash, never a zero. */
+
+const NOTHING = "–";
+
+function fixed(value, digits) {
+  return value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+}
+
+export function known(value) {
+  return typeof value === "number" && Number.isFinite(value);
+}
+
+/** Digits that tell apart what differs: three or so that count. */
+export function figure(value) {
+  if (!known(value)) return NOTHING;
+  const size = Math.abs(value);
+  if (Number.isInteger(value)) return fixed(value, 0);
+  return fixed(value, size < 1 ? 3 : size < 10 ? 2 : size < 100 ? 1 : 0);
+}
+
+export function seconds(value) {
+  if (!known(value)) return NOTHING;
+  return `${fixed(value, value < 10 ? 2 : value < 100 ? 1 : 0)} s`;
+}
+
+export function share(value) {
+  return known(value) ? `${fixed(100 * value, value > 0 && value < 0.1 ? 1 : 0)} %` : NOTHING;
+}
+
+export function clock(epoch) {
+  return new Date(epoch * 1000).toLocaleTimeString("en-GB");
+}
+
+export function moment(epoch) {
+  return new Date(epoch * 1000).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" });
+}

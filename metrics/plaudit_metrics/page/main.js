@@ -1,0 +1,86 @@
+/** The page: loads what there is, goes on loading what is new, and shows the overview or the step that the address names. */
+
+import { element } from "./dom.js";
+import { moment } from "./format.js";
+import { Overview } from "./overview.js";
+import { follow, load, report } from "./source.js";
+import { stepView } from "./step.js";
+import { startTheme } from "./theme.js";
+
+const HOUR_S = 3600;
+const SLOWEST = 10;
+
+const content = document.getElementById("content");
+const state = { count: 60, newest: "", looks: [] };
+const overview = new Overview(state.count, (count) => {
+  state.count = count;
+  showSteps().catch(() => {}); // the next look for news tells that the service is lost
+});
+
+async function showSteps() {
+  const { run, steps } = await load("steps", { newest: state.count });
+  name(run);
+  if (steps.length === 0) return overview.showSteps([], null, null, []);
+  const newest = steps.at(-1);
+  const path = `steps/${newest.step}`;
+  const [detail, verdict, listed] = await Promise.all([load(path), load("verdict"), load(`${path}/samples`, { slowest: SLOWEST })]);
+  overview.showSteps(report ? steps.slice(-state.count) : steps, { ...newest, ...detail }, verdict, listed?.samples ?? []);
+  if (report) overview.showReport(steps, await load("ledger"));
+}
+
+function name(run) {
+  document.getElementById("run").textContent = run;
+  document.title = `${run} · Plaudit`;
+}
+
+/** Looks for news: looks at the queues since the last one, and the steps again when one was closed. */
+async function ask() {
+  const since = state.looks.at(-1)?.time ?? 0;
+  const [queues, { steps }] = await Promise.all([load("queues", { after: since }), load("steps", { newest: 1 })]);
+  const newest = steps.length === 0 ? "none" : `${steps[0].incarnation}.${steps[0].step}`;
+  if (newest !== state.newest) {
+    await showSteps();
+    state.newest = newest;
+  }
+  return { queues, time: queues.looks.at(-1)?.time ?? since };
+}
+
+function showNews({ queues }) {
+  if (queues.looks[0]?.time < state.looks.at(-1)?.time) state.looks = [];
+  state.looks.push(...queues.looks);
+  const oldest = (state.looks.at(-1)?.time ?? 0) - HOUR_S;
+  state.looks = state.looks.filter((look) => look.time >= oldest);
+  overview.showQueues(state.looks, queues.workers);
+}
+
+function tell({ state: connection, text }) {
+  const line = document.getElementById("status");
+  line.className = connection;
+  if (line.textContent !== text) line.textContent = text;
+}
+
+/** Shows what the address names; focus goes there when somebody went there. */
+async function route(arrived) {
+  const [, step] = /^#\/step\/(\d+)$/.exec(location.hash) ?? [];
+  if (location.hash !== "" && !location.hash.startsWith("#/")) return;
+  try {
+    const node = step === undefined ? overview.node : await stepView(Number(step));
+    content.replaceChildren(node);
+    if (arrived) {
+      scrollTo(0, 0);
+      content.focus({ preventScroll: true });
+    }
+  } catch {
+    content.replaceChildren(element("p", { class: "card empty" }, "The service does not answer. ", element("a", { href: "#/" }, "Overview")));
+  }
+}
+
+startTheme();
+addEventListener("hashchange", () => route(true));
+await route(false);
+if (report) {
+  await showSteps();
+  tell({ state: "report", text: `Report of ${moment(report.made)}` });
+} else {
+  await follow(ask, showNews, tell);
+}

@@ -1,0 +1,160 @@
+/** The overview: the newest step's verdict, and the run's curves. Built once, then told what is new. */
+
+import { Chart } from "./chart.js";
+import { details, element, swatch, table } from "./dom.js";
+import { clock, figure, moment, seconds, share } from "./format.js";
+import { CAUSES, OUTCOMES, QUEUES, verdictOf } from "./palette.js";
+import { causeSeconds, samplesTable, scorersTable, verdictPanel } from "./panels.js";
+import { report } from "./source.js";
+
+const STEP = { label: "Step", value: (step) => step.step, words: (step) => String(step) };
+const TIME = { label: "At", value: (look) => look.time, words: clock, time: true };
+const CHOICES = [30, 60, 150, 500];
+const SLOWEST = 10;
+
+export class Overview {
+  /** @param {function(number): void} choose called with how many steps are to be shown */
+  constructor(count, choose) {
+    const open = (step) => (location.hash = `#/step/${step.step}`);
+    const overSteps = (spec) => new Chart({ x: STEP, pick: open, link: stepLink, ...spec });
+    const overTime = (spec) => new Chart({ kind: "lines", x: TIME, series: queueSeries(spec.of), ...spec });
+    this.verdict = element("div", { "aria-live": "polite" });
+    this.time = overSteps({
+      title: "Where each step’s time went",
+      note: "Seconds of each step. A bar opens its step.",
+      kind: "bars",
+      height: 260,
+      words: seconds,
+      series: CAUSES.map((cause) => ({ ...cause, value: (step) => causeSeconds(step, cause.key) })),
+    });
+    this.reward = overSteps({
+      title: "Reward", note: "Mean of the step, and one standard deviation to both sides.", kind: "lines", words: figure,
+      series: [{ key: "reward", label: "mean", color: "--generation", value: (step) => step["reward/mean"], band: deviation("reward") }],
+    });
+    this.staleness = overSteps({
+      title: "Staleness", note: "Policy versions behind the update: mean, smallest and largest.", kind: "lines", words: figure, least: 1,
+      series: [{ key: "staleness", label: "mean", color: "--group_scorer", value: ofStaleness("mean"), band: [ofStaleness("min"), ofStaleness("max")] }],
+    });
+    this.outcomes = overSteps({
+      title: "Samples without a score", note: "Share of each step’s samples, by outcome.", kind: "bars", words: share, least: 0.02,
+      series: OUTCOMES.filter((kind) => kind.key !== "scored").map((kind) => ({ ...kind, value: outcomeShare(kind.key) })),
+    });
+    this.depth = overTime({ title: "Queue depth", note: "Entries that nobody has taken yet.", words: figure, least: 4, of: "undelivered" });
+    this.age = overTime({ title: "Queue age", note: "Age of the oldest entry that nobody has taken.", words: seconds, least: 1, of: "oldest_undelivered_s" });
+    this.workers = element("div");
+    this.scorers = element("div");
+    this.samples = element("div");
+    this.empty = element("p", { class: "card empty" }, "No step is closed yet. The first one appears here by itself.");
+    const picker = element("select", { id: "count", on: { change: (event) => choose(Number(event.target.value)) } },
+      CHOICES.map((each) => element("option", { value: each, selected: each === count }, `${each} steps`)));
+    this.ofSteps = element("div", { class: "sections", hidden: true },
+      this.verdict,
+      element("div", { class: "head" }, element("h2", {}, "The run"), element("label", { for: "count" }, "Newest ", picker)),
+      this.time.node,
+      element("div", { class: "pair" }, this.reward.node, this.staleness.node));
+    this.rest = element("div", { class: "sections", hidden: true },
+      element("div", { class: "pair" }, this.outcomes.node, report ? null : section("Workers", "Processes that were heard of in the last 20 seconds.", this.workers)),
+      section("Scorers", "Of the newest step.", this.scorers),
+      section("Slowest samples", "Of the newest step, from admission to the trainer. The bar opens.", this.samples));
+    this.queues = element("div", { class: "sections" },
+      element("div", { class: "head" }, element("h2", {}, "Queues")),
+      element("div", { class: "pair" }, this.depth.node, this.age.node));
+    this.reported = element("div", { class: "sections" });
+    this.node = element("div", { class: "sections" }, this.empty, this.ofSteps, report ? null : this.queues, this.rest, this.reported);
+  }
+
+  /** Shows steps, oldest first, of which the newest is known in detail. */
+  showSteps(steps, newest, verdict, samples) {
+    for (const part of [this.ofSteps, this.rest]) part.hidden = steps.length === 0;
+    this.empty.hidden = steps.length > 0;
+    if (steps.length === 0) return;
+    const opened = this.verdict.querySelector("details[open]") !== null;
+    this.verdict.replaceChildren(verdictPanel(newest, { recent: verdict }));
+    if (opened) this.verdict.querySelector("details").open = true;
+    for (const chart of [this.time, this.reward, this.staleness, this.outcomes]) chart.update(steps);
+    this.scorers.replaceChildren(scorersTable(newest));
+    this.samples.replaceChildren(samples.length === 0 ? lacking() : samplesTable(samples.slice(0, SLOWEST)));
+  }
+
+  /** Shows the looks at the queues, oldest first, and the workers of now. */
+  showQueues(looks, workers) {
+    this.depth.update(looks);
+    this.age.update(looks);
+    this.workers.replaceChildren(workersTable(workers));
+  }
+
+  /** Shows what only a report tells: the ledger, and every step with its verdict. */
+  showReport(steps, ledger) {
+    const rows = [...steps].reverse();
+    this.reported.replaceChildren(
+      ledger === null ? "" : section("Ledger", "Every group that was admitted, and what became of it.", ledgerList(ledger)),
+      section("All steps", `${rows.length} closed steps, the newest first.`, table("All steps", [
+        { label: "Step", cell: stepLink },
+        { label: "Waited for", cell: (step) => element("span", {}, swatch(verdictOf(step.verdict).color), step.verdict) },
+        { label: "Reward", number: true, cell: (step) => figure(step["reward/mean"]) },
+        { label: "Step", number: true, cell: (step) => seconds(step.closed - step.opened) },
+        { label: "Waited", number: true, cell: (step) => seconds(step.trainer_wait_s) },
+        { label: "Exposed reward", number: true, cell: (step) => seconds(step.exposed_reward_s) },
+        { label: "Staleness", number: true, cell: (step) => figure(ofStaleness("mean")(step)) },
+        { label: "Without a score", number: true, cell: (step) => share(step["reward_pipeline/masked_share"]) },
+        { label: "Closed", number: true, cell: (step) => moment(step.closed) },
+      ], rows)),
+    );
+  }
+}
+
+export function stepLink(step) {
+  return element("a", { href: `#/step/${step.step}` }, String(step.step));
+}
+
+export function lacking() {
+  return element("p", { class: "empty" }, report
+    ? "The report does not carry the samples of this step (they were not stored, or it is too old)."
+    : "The samples of this step are not known here: it was closed before this service began.");
+}
+
+/** A card with a heading. */
+export function section(title, note, ...content) {
+  return element("section", { class: "card" }, element("h3", {}, title), element("p", { class: "note" }, note), content);
+}
+
+function queueSeries(of) {
+  return QUEUES.map((queue) => ({ ...queue, value: (look) => look.streams[queue.key]?.[of] }));
+}
+
+function deviation(key) {
+  const side = (sign) => (step) => (step[`${key}/std`] === undefined ? null : step[`${key}/mean`] + sign * step[`${key}/std`]);
+  return [side(-1), side(1)];
+}
+
+function ofStaleness(statistic) {
+  return (step) => step[`reward_pipeline/staleness/${statistic}`];
+}
+
+function outcomeShare(outcome) {
+  return (step) => (step[`reward_pipeline/outcome/${outcome}`] ?? 0) / (step.num_samples || 1);
+}
+
+function workersTable(workers) {
+  if (workers.length === 0) return element("p", { class: "empty" }, "No worker has been heard of.");
+  const state = (worker) => (worker.ready === false ? "starting" : worker.busy > 0 ? "busy" : "idle");
+  const slots = (worker) => element("span", { class: "slots" },
+    element("span", { class: "meter", "aria-hidden": "true" }, element("span", { style: { width: `${(100 * (worker.busy ?? 0)) / (worker.slots || 1)}%` } })),
+    worker.slots ? `${worker.busy ?? 0} of ${worker.slots}` : "–");
+  const ordered = [...workers].sort((one, other) => one.worker.localeCompare(other.worker, "en", { numeric: true }));
+  return table("Workers", [
+    { label: "Worker", cell: (worker) => element("span", { class: "id" }, worker.worker) },
+    { label: "State", cell: (worker) => element("span", { class: `state ${state(worker)}` }, state(worker)) },
+    { label: "Slots in use", cell: slots },
+    { label: "Policy", cell: (worker) => worker.version || "–" },
+  ], ordered);
+}
+
+function ledgerList(ledger) {
+  const { problems = [], as_of: asOf, ...counts } = ledger;
+  return [
+    element("p", {}, problems.length === 0 ? "It adds up." : `It does not add up: ${problems.join("; ")}`),
+    element("dl", { class: "figures" }, Object.entries(counts).filter(([, count]) => typeof count === "number").map(([name, count]) =>
+      element("div", {}, element("dt", {}, name.replaceAll("_", " ").replace(":", ": ")), element("dd", {}, figure(count))))),
+  ];
+}

@@ -1,0 +1,56 @@
+/** One step: its verdict and why, its timeline, its stages, scorers and slowest samples, and every figure. */
+
+import { details, element, table } from "./dom.js";
+import { figure, moment } from "./format.js";
+import { lacking, section } from "./overview.js";
+import { samplesTable, scorersTable, stagesTable, verdictPanel } from "./panels.js";
+import { load } from "./source.js";
+import { timeline } from "./timeline.js";
+
+const SLOWEST = 20;
+const DRAWN = 60;
+
+/** @returns {Promise<Node>} a message when the step is not known */
+export async function stepView(number) {
+  const [step, listed, trace] = await Promise.all([
+    load(`steps/${number}`),
+    load(`steps/${number}/samples`, { slowest: SLOWEST }),
+    load(`steps/${number}/trace`, { slowest: DRAWN }),
+  ]);
+  if (step === null) return element("div", { class: "sections" }, links(number), element("p", { class: "card empty" }, `Step ${number} is not known: not closed yet, rolled back, or too long ago.`));
+  const samples = listed?.samples ?? [];
+  const file = `api/v1/steps/${number}/trace`;
+  return element(
+    "div",
+    { class: "sections" },
+    links(number, step),
+    verdictPanel(step),
+    section("Timeline", `The ${Math.min(DRAWN, samples.length ? step.num_samples : 0)} slowest samples. Drag to zoom, point at a slice to see its group.`,
+      trace === null || samples.length === 0 ? lacking() : timeline(trace),
+      trace === null || document.getElementById("answers") ? null : element("p", { class: "note" }, "All of it: ", element("a", { href: file }, "trace file"), " for ui.perfetto.dev")),
+    section("Stages", "How long its samples spent where.", stagesTable(step)),
+    section("Scorers", "Their last attempts, their waits, what failed.", scorersTable(step)),
+    section("Slowest samples", "From admission to the trainer. The bar opens.", samples.length === 0 ? lacking() : samplesTable(samples)),
+    section("Every figure", "The keys of docs/metrics.md.", details("Table", () => everyFigure(step)).node),
+  );
+}
+
+function links(number, step = null) {
+  return element(
+    "nav",
+    { class: "head", "aria-label": "Steps" },
+    element("a", { href: "#/" }, "← Overview"),
+    element("span", { class: "quiet" }, step === null ? "" : `closed ${moment(step.closed)}`),
+    element("span", {},
+      number > 1 ? element("a", { href: `#/step/${number - 1}`, rel: "prev" }, `Step ${number - 1}`) : null,
+      " ", element("a", { href: `#/step/${number + 1}`, rel: "next" }, `Step ${number + 1}`)),
+  );
+}
+
+function everyFigure(step) {
+  const rows = Object.entries(step).filter(([, value]) => typeof value !== "object").sort(([one], [other]) => one.localeCompare(other));
+  return table("Every figure", [
+    { label: "Key", cell: ([key]) => element("code", {}, key) },
+    { label: "Value", number: true, cell: ([, value]) => (typeof value === "number" ? figure(value) : String(value)) },
+  ], rows);
+}
