@@ -56,7 +56,8 @@ class Classifier:
         disable_progress_bar()  # type: ignore[no-untyped-call]
         self._device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._tokenizer = _load_tokenizer(settings)
-        self._model = _load_model(settings).to(self._device)
+        self._model = _load_model(settings)
+        torch.nn.Module.to(self._model, self._device)  # transformers types its own for itself only
         config = self._model.config
         self.num_labels = int(config.num_labels)
         self.labels: dict[int, str] = dict(config.id2label or {})
@@ -87,7 +88,7 @@ class Classifier:
         if not self._tokenizer.chat_template:
             raise DataError("the model has no chat template: send input, or save a template beside the model")
         try:
-            text: str = self._tokenizer.apply_chat_template(
+            text = self._tokenizer.apply_chat_template(
                 messages,
                 tokenize=False,
                 add_generation_prompt=chat.add_generation_prompt,
@@ -96,7 +97,7 @@ class Classifier:
             )
         except Exception as error:  # a template raises what it likes
             raise DataError(f"the chat template refuses the messages: {error}") from error
-        return text
+        return str(text)
 
     def check(self, tokens: Sequence[int]) -> None:
         """Refuses what no forward pass could compute.

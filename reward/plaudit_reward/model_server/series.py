@@ -16,15 +16,21 @@ class Series:
     """What ``/metrics`` shows."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        own = {"registry": self.registry, "namespace": "plaudit", "subsystem": "model_server"}
-        self._queue = Gauge("queue_sequences", "Sequences that wait", **own)
-        self._wait = Histogram("queue_wait_seconds", "From arrival to inference, a sequence", buckets=_SECONDS, **own)
-        self._sequences = Histogram("batch_sequences", "Sequences of a forward pass", buckets=_SEQUENCES, **own)
-        self._tokens = Histogram("batch_tokens", "Tokens of a forward pass without padding", buckets=_TOKENS, **own)
-        self._padding = Counter("padding_tokens", "Tokens computed as padding", **own)
-        self._inference = Histogram("inference_seconds", "A forward pass", buckets=_SECONDS, **own)
-        self._requests = Counter("requests", "Requests to /classify by HTTP status", ["code"], **own)
+        self.registry = own = CollectorRegistry()
+        name = "plaudit_model_server_{}".format
+        self._queue = Gauge(name("queue_sequences"), "Sequences that wait", registry=own)
+        self._wait = Histogram(
+            name("queue_wait_seconds"), "From a sequence's arrival to its pass", registry=own, buckets=_SECONDS
+        )
+        self._sequences = Histogram(
+            name("batch_sequences"), "Sequences of a forward pass", registry=own, buckets=_SEQUENCES
+        )
+        self._tokens = Histogram(
+            name("batch_tokens"), "Tokens of a forward pass without padding", registry=own, buckets=_TOKENS
+        )
+        self._padding = Counter(name("padding_tokens"), "Tokens computed as padding", registry=own)
+        self._inference = Histogram(name("inference_seconds"), "A forward pass", registry=own, buckets=_SECONDS)
+        self._requests = Counter(name("requests"), "Requests to /classify by HTTP status", ["code"], registry=own)
 
     def queued(self, sequences: int) -> None:
         """So many sequences wait now."""

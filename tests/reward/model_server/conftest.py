@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import string
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+
+from plaudit_workers.job.scorers import RewardModel
+from plaudit_workers.launch.model_command import server_command, server_environment
+from plaudit_workers.launch.redis_server import free_port
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 TEMPLATE = "{% for message in messages %}{{ message['role'][0] }}:{{ message['content'] }}{{ '\\n' }}{% endfor %}"
@@ -113,19 +119,17 @@ def plain_logits(model_folder: Callable[[str], Path]) -> Callable[[str, list[str
 
 
 class ServerProcess:
-    """``python -m plaudit_reward.model_server`` on a free port."""
+    """A reward model server as ``plaudit run`` starts it, on a free port."""
 
-    def __init__(self, folder: Path, log: Path, *arguments: str) -> None:
-        from plaudit_workers.launch.redis_server import free_port
-
-        self.url = f"http://127.0.0.1:{free_port()}"
+    def __init__(self, folder: Path, log: Path, *, engine: str, **arguments: Any) -> None:
+        model = RewardModel(source=str(folder), engine=engine, dtype="float32", arguments=arguments)
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
         self.log = log
-        port = self.url.rsplit(":", 1)[1]
-        command = [sys.executable, "-m", "plaudit_reward.model_server", "--model", str(folder), "--port", port]
+        command = [sys.executable, *server_command(model, "tiny", "127.0.0.1", port, with_gpu=False)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **server_environment(model, with_gpu=False)}
         with log.open("wb") as output:
-            self.process = subprocess.Popen(
-                [*command, "--dtype", "float32", *arguments], stdout=output, stderr=subprocess.STDOUT
-            )
+            self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
 
     def wait_until_ready(self) -> None:
         """Asks for its health until it answers."""
@@ -135,21 +139,31 @@ class ServerProcess:
                 if httpx.get(f"{self.url}/health").status_code == 200:
                     return
             except httpx.TransportError:
-                pass
+                time.sleep(0.1)
+
+    def stop(self) -> int:
+        """SIGTERM; returns its exit code."""
+        self.process.terminate()
+        return self.process.wait()
 
 
 @pytest.fixture(scope="session")
 def server(model_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """The decoder, served with a queue of 64 for the whole session."""
-    server = ServerProcess(
-        model_folder("decoder"),
-        tmp_path_factory.mktemp("server") / "log",
-        "--max-queue",
-        "64",
-        "--served-model-name",
-        "tiny",
-    )
+    """Plaudit's own server with the decoder and a queue of 64, for the whole session; it ends well."""
+    log = tmp_path_factory.mktemp("server") / "log"
+    server = ServerProcess(model_folder("decoder"), log, engine="plaudit", max_queue=64)
     server.wait_until_ready()
     yield server
-    server.process.kill()
-    server.process.wait()
+    assert server.stop() == 0, log.read_text()
+
+
+@pytest.fixture(scope="session")
+def vllm_server(
+    model_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """vLLM's pooling server with the same model: 20 s and more to start, so there is one for all tests."""
+    log = tmp_path_factory.mktemp("vllm") / "log"
+    server = ServerProcess(model_folder("decoder"), log, engine="vllm", max_num_seqs=64)
+    server.wait_until_ready()
+    yield server
+    server.stop()

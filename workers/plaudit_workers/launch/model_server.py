@@ -16,6 +16,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -149,7 +150,7 @@ async def _healthy(client: httpx.AsyncClient, url: str) -> bool:
 
 async def _pause(stop: asyncio.Event, seconds: float, child: asyncio.subprocess.Process | None = None) -> None:
     """Sleeps, but not past a stop nor the child's end."""
-    waiting = [asyncio.ensure_future(stop.wait())]
+    waiting: list[asyncio.Future[Any]] = [asyncio.ensure_future(stop.wait())]
     if child is not None:
         waiting.append(asyncio.ensure_future(child.wait()))
     await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
