@@ -168,4 +168,4 @@ def _same_matrix(given: str, truth: str, how: Comparison) -> bool:
 def _same_expression(given: str, truth: str) -> bool:
     from plaudit_reward.rules.math_verify import verified
 
-    return verified(given, truth)
+    return verified(f"\\boxed{{{given}}}", truth)

@@ -10,6 +10,7 @@ Needs SymPy, so it is slow to import and to run: call it in a child process, und
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import warnings
@@ -136,6 +137,7 @@ def _without_thousands(text: str) -> str:
 def _from_latex(text: str) -> str:
     from pylatexenc.latex2text import LatexNodes2Text
 
+    logging.getLogger("pylatexenc").setLevel(logging.ERROR)  # it warns of every broken answer
     latex = text.replace("\\tfrac", "\\frac").replace("\\dfrac", "\\frac").replace("\\frac", " \\frac")
     try:
         plain = str(LatexNodes2Text().latex_to_text(latex))

@@ -20,16 +20,19 @@ from plaudit_reward.rules.prime_math import prime_math
 from plaudit_reward.rules.rule import FunctionRule, Rule
 from plaudit_reward.rules.search_r1_like_qa_em import search_r1_like_qa_em
 
+_WARM_UP = ("The answer is \\boxed{\\sqrt{x} + 1}", "1 + \\sqrt{x}")
+"""Parsed and simplified by every rule that does so."""
+
 RULES: dict[str, Rule] = {
     "format": FunctionRule(matches_format, isolated=True, check=check_format),
-    "geo3k": FunctionRule(geo3k, isolated=True),
+    "geo3k": FunctionRule(geo3k, isolated=True, warm_up=_WARM_UP),
     "gsm8k": FunctionRule(gsm8k),
     "gsm8k_flexible": FunctionRule(gsm8k_flexible),
     "math_dapo": FunctionRule(math_dapo),
     "math_reward": FunctionRule(math_reward),
-    "math_verify": FunctionRule(math_verify, isolated=True),
+    "math_verify": FunctionRule(math_verify, isolated=True, warm_up=_WARM_UP),
     "overlong": FunctionRule(overlong, check=check_overlong),
-    "prime_math": FunctionRule(prime_math, isolated=True),
+    "prime_math": FunctionRule(prime_math, isolated=True, warm_up=_WARM_UP),
     "search_r1_like_qa_em": FunctionRule(search_r1_like_qa_em),
 }
 """By the name that a job gives in ``rule:``; verl's module names where there is such a module."""

@@ -17,6 +17,7 @@ import msgspec
 
 from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.function_scorer import FunctionScorer
+from plaudit_reward.rules.child_rule import ChildRule
 from plaudit_reward.sample import Sample
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import Attempt, Scorer
@@ -54,6 +55,8 @@ class FunctionRule:
     function: Callable[..., float | Score]
     isolated: bool = False
     """It computes (SymPy, a user's regular expression): it runs in child processes, killed at the time limit."""
+    warm_up: tuple[str, str] | None = None
+    """Response and ground truth of a sample for its children to score first; see ``ChildRule``."""
     check: Callable[..., None] | None = None
     """Takes the arguments; raises ``ConfigurationError`` where they do not go together."""
 
@@ -76,7 +79,13 @@ class FunctionRule:
         """Calls the function here or in child processes."""
         if not self.isolated:
             return InlineScorer(name, partial(self.function, **arguments))
-        target = Target(inspect.getfile(self.function), self.function.__name__, dict(arguments))
+        child_arguments = {
+            "module": self.function.__module__,
+            "function": self.function.__name__,
+            "arguments": dict(arguments),
+            "warm_up": self.warm_up,
+        }
+        target = Target(inspect.getfile(ChildRule), ChildRule.__name__, child_arguments)
         return FunctionScorer(name, target, processes=processes)
 
 

@@ -1,0 +1,36 @@
+"""A rule in a child process of ``isolation``: the class that ``rule.FunctionRule`` has loaded there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from plaudit_reward.sample import Sample
+from plaudit_reward.score import Score
+
+
+class ChildRule:
+    """Calls a rule's function.
+
+    Args:
+        module: where it is.
+        function: its name there.
+        arguments: its keyword arguments.
+        warm_up: response and ground truth of a sample that is scored now, so that what the rule imports and caches is
+            there before the first sample comes: a sample that takes long looks as if it might never end.
+    """
+
+    def __init__(
+        self, module: str, function: str, arguments: Mapping[str, Any], warm_up: Sequence[str] | None = None
+    ) -> None:
+        self._function = partial(getattr(import_module(module), function), **arguments)
+        if warm_up is not None:
+            response, ground_truth = warm_up
+            self._function(Sample("warm-up", 0, "", "", response, ground_truth))
+
+    def score(self, sample: Sample) -> float | Score:
+        """Scores one sample."""
+        result: float | Score = self._function(sample)
+        return result
