@@ -14,6 +14,7 @@ from plaudit_reward.combiner import Combiner, WeightedSum
 from plaudit_reward.group_scoring import GroupScoring
 from plaudit_reward.sample import Sample
 from plaudit_reward.score import Score
+from plaudit_reward.scorer import GroupScorer, Scorer
 from plaudit_reward.stage import GroupStage, Stage, record_of
 
 _UNBOUNDED = 1_000_000
@@ -67,7 +68,7 @@ class Pipeline:
     @property
     def circuits_open(self) -> list[str]:
         """Names of the scorers whose service is left alone now, because it failed too often."""
-        scorers = [*(stage.scorer for stage in self._stages), *self._group.scorers]
+        scorers: list[Scorer | GroupScorer] = [*(stage.scorer for stage in self._stages), *self._group.scorers]
         return [scorer.name for scorer in scorers if getattr(scorer, "circuit_open", False)]
 
     def room(self) -> int:

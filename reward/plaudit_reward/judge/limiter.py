@@ -151,8 +151,8 @@ class Limiter:
         except BaseException:
             self._settled = settled + self._settled
             raise
-        self._let_through(asked[: passed.count])
-        self._refused = passed.count < len(asked)
+        self._let_through(asked[: passed.number])
+        self._refused = passed.number < len(asked)
         if self._refused:
             return passed.again_s
         return 0.0 if self._waiting else _RENEW_EVERY_S if self._in_flight or not asking else math.inf

@@ -61,7 +61,7 @@ class Report:
 class Passed(NamedTuple):
     """What a budget answers."""
 
-    count: int
+    number: int
     """So many of ``Report.waiting`` may begin, from the first on."""
     again_s: float
     """Come again after so many seconds; 0 when all may begin."""

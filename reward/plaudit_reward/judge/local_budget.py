@@ -30,7 +30,7 @@ class LocalBudget:
     async def exchange(self, report: Report) -> Passed:
         """See ``Budget``."""
         now = self._clock()
-        while self._log and (oldest := next(iter(self._log.values())))[0] <= now - self.limits.window_s:
+        while self._log and self._oldest_s <= now - self.limits.window_s:
             self._forget(next(iter(self._log)))
         for request in report.settled:
             self._settle(request)
@@ -38,7 +38,7 @@ class LocalBudget:
         for passed, request in enumerate(report.waiting):
             if request.id not in self._log:
                 if not self._fits(request, in_flight):
-                    wait_s = oldest[0] + self.limits.window_s - now if self._log else _POLL_S
+                    wait_s = self._oldest_s + self.limits.window_s - now if self._log else _POLL_S
                     return Passed(passed, min(max(wait_s, 0.001), _LONGEST_WAIT_S))
                 if self.limits.rated:
                     self._log[request.id] = now, request.tokens
@@ -49,6 +49,10 @@ class LocalBudget:
     async def close(self) -> None:
         """Nothing to end."""
 
+    @property
+    def _oldest_s(self) -> float:
+        return next(iter(self._log.values()))[0]
+
     def _fits(self, request: Request, in_flight: int) -> bool:
         limits = self.limits
         most_tokens = math.inf if limits.tokens is None else limits.tokens
@@ -56,7 +60,7 @@ class LocalBudget:
             (limits.requests is None or len(self._log) < limits.requests)
             and (limits.concurrency is None or in_flight < limits.concurrency)
             # What costs more than the whole budget passes when nothing else is in the window.
-            and self._tokens + min(request.tokens, most_tokens) <= most_tokens
+            and self._tokens + max(1, min(request.tokens, most_tokens)) <= most_tokens
         )
 
     def _settle(self, request: Request) -> None:

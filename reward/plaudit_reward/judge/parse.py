@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import regex
+import regex  # type: ignore[import-untyped]
 
 from plaudit_reward.errors import ConfigurationError, DataError
 from plaudit_reward.function_scorer import FunctionScorer
