@@ -33,7 +33,8 @@ from plaudit_metrics.history import read_steps
 VICTIMS = ("rollout", "reward", "trainer", "redis")
 EXAMPLE = Path(__file__).parent.parent / "examples" / "01-copy-digits"
 PLAUDIT = [sys.executable, "-m", "plaudit_workers.cli"]
-_HOLDS_WITHIN_S = 5.0
+_HOLDS_WITHIN_S = 90.0
+"""A worker is killed while it holds work; after another's death the job may need so long to have some again."""
 STREAMS = ("prompts", "samples", "groups", "ready")
 
 
@@ -103,20 +104,22 @@ def _kill_along(process: subprocess.Popen[bytes], run: Run, kills: Iterable[tupl
             time.sleep(0.25)
         if process.poll() is not None:
             return
-        _kill(run, victim)
+        _kill(process, run, victim)
     while process.poll() is None and any(takeover.seconds == 0 for takeover in run.takeovers):
         _watch(run)
         time.sleep(0.25)
 
 
-def _kill(run: Run, victim: str) -> None:
+def _kill(process: subprocess.Popen[bytes], run: Run, victim: str) -> None:
     file = run.folder / "redis" / "redis.pid" if victim == "redis" else run.folder / "logs" / f"{victim}-0.pid"
     worker = file.with_suffix(".worker")
-    name = worker.read_text().strip() if worker.exists() else ""
-    takeover = Takeover(name or victim, time.monotonic())
+    takeover = Takeover(victim, time.monotonic())
     patience = time.monotonic() + _HOLDS_WITHIN_S
     while victim in {"rollout", "reward"} and not takeover.entries and time.monotonic() < patience:
-        takeover.entries = sum(_pending(run, name).values())  # an idle worker's death would show nothing
+        if process.poll() is not None:
+            return
+        takeover.victim = worker.read_text().strip()  # a process that is started again has a new name
+        takeover.entries = _held(run, takeover.victim)  # an idle worker's death would show nothing
     os.kill(int(file.read_text()), signal.SIGKILL)
     takeover.killed = time.monotonic()
     run.takeovers.append(takeover)
@@ -125,8 +128,15 @@ def _kill(run: Run, victim: str) -> None:
 def _watch(run: Run) -> None:
     """Notes for each kill whose entries are all gone from the dead name how long that took."""
     for takeover in run.takeovers:
-        if takeover.seconds == 0 and (takeover.victim == "redis" or not _holds(run, takeover.victim)):
+        if takeover.seconds == 0 and (takeover.victim in VICTIMS or not _holds(run, takeover.victim)):
             takeover.seconds = time.monotonic() - takeover.killed
+
+
+def _held(run: Run, consumer: str) -> int:
+    try:
+        return sum(_pending(run, consumer).values())
+    except redis.RedisError:
+        return 0  # Redis is away
 
 
 def _holds(run: Run, consumer: str) -> bool:
