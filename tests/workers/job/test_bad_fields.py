@@ -127,6 +127,11 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
 ]
 
+
+def judge(**changes: Any) -> list[dict[str, Any]]:
+    return [{"name": "j", "kind": "judge", "judge": {**JUDGE, **changes}}]
+
+
 SCORERS: list[tuple[list[dict[str, Any]], str]] = [
     ([RULE, RULE], "spec.reward.scorers[1].name: 'first' is there twice. Give each scorer a name of its own"),
     ([{**RULE, "kind": "python"}], "spec.reward.scorers[0].python: is missing, and kind python needs it. Add python:"),
@@ -157,6 +162,30 @@ SCORERS: list[tuple[list[dict[str, Any]], str]] = [
     (
         [{"name": "j", "kind": "judge", "judge": {**JUDGE, "parse": {"regex": "a", "jsonPath": "$.b"}}}],
         "spec.reward.scorers[0].judge.parse: needs exactly one of regex, jsonPath and python, and has regex and",
+    ),
+    (
+        judge(parse={"regex": "score: [0-9]"}),
+        "spec.reward.scorers[0].judge.parse.regex: judge.parse.regex 'score: [0-9]' has no group: put the number in",
+    ),
+    (judge(parse={"regex": "(["}), "spec.reward.scorers[0].judge.parse.regex: judge.parse.regex '([' does not compile"),
+    (
+        judge(parse={"jsonPath": "score"}),
+        "spec.reward.scorers[0].judge.parse.jsonPath: judge.parse.jsonPath 'score' does",
+    ),
+    (judge(baseUrl="https://me:key@judge/v1"), "spec.reward.scorers[0].judge.baseUrl: holds a user or a password"),
+    (
+        judge(baseUrl="https://judge/v1/chat/completions"),
+        "spec.reward.scorers[0].judge.baseUrl: 'https://judge/v1/chat/completions' names the route itself",
+    ),
+    (
+        judge(baseUrl="https://judge/v1?key=1"),
+        "spec.reward.scorers[0].judge.baseUrl: 'https://judge/v1?key=1' has a query",
+    ),
+    (judge(arguments={"stream": True}), "spec.reward.scorers[0].judge.arguments.stream: is set by Plaudit itself"),
+    ([{**judge()[0], "limits": {}}], "spec.reward.scorers[0].limits: limits nothing. Give requestsPerMinute"),
+    (
+        [{**judge()[0], "limits": {"concurrency": 1, "shared": {"url": "redis://:secret@r:1/0", "key": "k"}}}],
+        "spec.reward.scorers[0].limits.shared.url: holds a user or a password. Name the password's Secret",
     ),
     ([{**RULE, "weight": 0}], "spec.reward.scorers: all have weight 0, so every reward would be 0"),
 ]

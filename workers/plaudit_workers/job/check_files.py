@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from plaudit_reward.rules.routing import unknown_sources
 from plaudit_workers.job.data_files import data_problem, data_sources
+from plaudit_workers.job.judge_rules import template_problem
 from plaudit_workers.job.paths import is_hub_id
 from plaudit_workers.job.problem import Problem
 from plaudit_workers.job.python_files import python_problem
 from plaudit_workers.job.rljob import RLJob
+from plaudit_workers.job.scorers import RewardModel
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -105,15 +109,51 @@ def _scorers(job: RLJob) -> Iterator[Problem]:
         if scorer.python:
             yield from _python(f"{field}.python", scorer.python.path, scorer.python.function)
         if scorer.judge:
-            yield from _exists(f"{field}.judge.promptTemplate.path", scorer.judge.prompt_template.path)
+            template = f"{field}.judge.promptTemplate.path"
+            problem = template_problem(template, scorer.judge.prompt_template.path, group=scorer.scope == "group")
+            yield from [problem] if problem else []
         if scorer.judge and scorer.judge.parse.python:
             parse = scorer.judge.parse.python
             yield from _python(f"{field}.judge.parse.python", parse.path, parse.function)
         if scorer.model:
-            yield from _source(f"{field}.model.source", scorer.model.source, ("config.json",))
+            yield from _reward_model(f"{field}.model", scorer.model)
     combine = job.spec.reward.combine
     if combine.kind == "python":
         yield from _python("spec.reward.combine", combine.path, combine.function)
+
+
+def _reward_model(field: str, model: RewardModel) -> Iterator[Problem]:
+    """One output, and a chat template where one is needed: told now, not by every sample."""
+    problems = list(_source(f"{field}.source", model.source, ("config.json", "tokenizer_config.json")))
+    yield from problems
+    if problems or is_hub_id(model.source):
+        return
+    config, tokenizer = (_read_json(model.source, name) for name in ("config.json", "tokenizer_config.json"))
+    labels = len(config.get("id2label") or [1])
+    if labels != 1:
+        yield Problem(
+            f"{field}.source",
+            f"{model.source} has {labels} outputs (id2label in config.json), a reward model has one",
+            "Name a classifier that was trained with num_labels=1",
+        )
+    if model.input == "chat" and not (tokenizer.get("chat_template") or _holds_template(model.source)):
+        yield Problem(
+            f"{field}.input",
+            f"chat needs a chat template, and the tokenizer in {model.source} has none",
+            "Set input to text, or save chat_template.jinja there",
+        )
+
+
+def _holds_template(folder: str) -> bool:
+    return any(Path(folder, name).exists() for name in ("chat_template.jinja", "chat_template.json"))
+
+
+def _read_json(folder: str, name: str) -> dict[str, Any]:
+    try:
+        content = json.loads(Path(folder, name).read_text(encoding="utf-8"))
+    except ValueError:
+        return {}  # whoever loads the model says what is wrong with the file
+    return content if isinstance(content, dict) else {}
 
 
 def _rollout(job: RLJob) -> Iterator[Problem]:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.rules.routing import RULES, read_arguments
+from plaudit_workers.job.judge_rules import judge_problems
 from plaudit_workers.job.problem import Problem
-from plaudit_workers.job.scorers import Judge, Scorer
+from plaudit_workers.job.scorers import Scorer
 
 if TYPE_CHECKING:
     from plaudit_workers.job.rljob import Spec
@@ -25,8 +26,7 @@ def scorer_problems(spec: Spec) -> Iterator[Problem]:
         yield from _kind(field, scorer)
         yield from _when(field, scorer, earlier)
         yield from _scope(field, scorer, spec)
-        if scorer.judge:
-            yield from _parse(field, scorer.judge)
+        yield from judge_problems(field, scorer)
     yield from _weights(spec)
     yield from _combine(spec)
 
@@ -131,16 +131,6 @@ def _scope(field: str, scorer: Scorer, spec: Spec) -> Iterator[Problem]:
             "chooses single samples, but scope is group",
             "Leave when out, or set scope to sample",
             also=(f"{field}.scope",),
-        )
-
-
-def _parse(field: str, judge: Judge) -> Iterator[Problem]:
-    ways = [name for name, given in judge.parse.model_dump(exclude_none=True).items() if given]
-    if len(ways) != 1:
-        yield Problem(
-            f"{field}.judge.parse",
-            f"needs exactly one of regex, jsonPath and python, and has {' and '.join(ways) or 'none'}",
-            "Keep one",
         )
 
 
