@@ -120,9 +120,18 @@ def _kill(process: subprocess.Popen[bytes], run: Run, victim: str) -> None:
             return
         takeover.victim = worker.read_text().strip()  # a process that is started again has a new name
         takeover.entries = _held(run, takeover.victim)  # an idle worker's death would show nothing
-    os.kill(int(file.read_text()), signal.SIGKILL)
+    while not _killed(int(file.read_text())):
+        time.sleep(0.1)  # it died a moment ago and is being started again
     takeover.killed = time.monotonic()
     run.takeovers.append(takeover)
+
+
+def _killed(pid: int) -> bool:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _watch(run: Run) -> None:
