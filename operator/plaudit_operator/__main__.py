@@ -1,0 +1,38 @@
+"""``python -m plaudit_operator``: the operator as a process."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+
+from plaudit_operator.health import serve
+from plaudit_operator.kube import ApiServer
+from plaudit_operator.operator import Operator
+from plaudit_operator.progress import ask
+from plaudit_operator.settings import Settings, SettingsError
+from plaudit_workers.logs import configure_logs
+
+
+def main() -> int:
+    """Reads the settings, serves until SIGTERM; exits with 1 when it lost its Lease, to begin afresh."""
+    try:
+        settings = Settings.from_environment()
+    except SettingsError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    configure_logs(None, worker=settings.identity)
+    operator = Operator(ApiServer(), settings, ask)
+
+    def on_signal(_: int, __: FrameType | None) -> None:
+        operator.stop.set()
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+    server = serve(settings.port, operator.alive, operator.ready, operator.series.registry)
+    operator.run()
+    server.shutdown()
+    return 1 if operator.lost else 0
+
+
+raise SystemExit(main())

@@ -1,0 +1,122 @@
+"""What the watches have told, by job: trimmed copies of objects, replaced as a whole when a watch begins anew."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from plaudit_operator import names
+from plaudit_operator.kinds import Kind
+from plaudit_operator.observed import Object, Observed, labels
+
+Key = tuple[str, str]
+"""Namespace and name of an RLJob."""
+
+_POD_FIELDS = ("phase", "reason", "message", "conditions", "containerStatuses", "initContainerStatuses")
+_METADATA_FIELDS = (
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "generation",
+    "labels",
+    "annotations",
+    "ownerReferences",
+    "creationTimestamp",
+    "deletionTimestamp",
+)
+
+
+class Cache:
+    """Objects by kind, namespace and name, and by the job that they belong to. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: dict[Key, Object] = {}
+        self._children: dict[Key, dict[tuple[str, str], Object]] = defaultdict(dict)
+
+    def replace(self, kind: Kind, items: Iterable[Object]) -> set[Key]:
+        """Takes a whole list in place of what was known of a kind; the jobs that are touched."""
+        with self._lock:
+            touched = self._forget(kind)
+            for item in items:
+                touched |= self._put(kind, item)
+            return touched
+
+    def update(self, kind: Kind, event: str, item: Object) -> set[Key]:
+        """Takes one event of a watch; the jobs that are touched."""
+        with self._lock:
+            return self._drop(kind, item) if event == "DELETED" else self._put(kind, item)
+
+    def keys(self) -> list[Key]:
+        """All jobs."""
+        with self._lock:
+            return list(self._jobs)
+
+    def observed(self, key: Key) -> Observed | None:
+        """What is known of a job; None when there is none."""
+        with self._lock:
+            job = self._jobs.get(key)
+            if job is None:
+                return None
+            children = dict(self._children.get(key, {}))
+        run = names.run_id(key[1], str(job["metadata"]["uid"]))
+        pods = [item for (kind, _), item in children.items() if kind == "Pod"]
+        own = tuple(pod for pod in pods if labels(pod).get(names.LABEL_RUN) == run)
+        others = {name: item for name, item in children.items() if name[0] != "Pod"}
+        return Observed(job, others, own)
+
+    def _put(self, kind: Kind, item: Object) -> set[Key]:
+        key, name = _job_key(kind, item), item["metadata"]["name"]
+        if key is None:
+            return set()
+        if kind.kind == "RLJob":
+            self._jobs[key] = trimmed(kind, item)
+        else:
+            self._children[key][kind.kind, name] = trimmed(kind, item)
+        return {key}
+
+    def _drop(self, kind: Kind, item: Object) -> set[Key]:
+        key = _job_key(kind, item)
+        if key is None:
+            return set()
+        if kind.kind == "RLJob":
+            self._jobs.pop(key, None)
+        else:
+            self._children[key].pop((kind.kind, item["metadata"]["name"]), None)
+        if key not in self._jobs and not self._children.get(key):
+            self._children.pop(key, None)
+        return {key}
+
+    def _forget(self, kind: Kind) -> set[Key]:
+        touched: set[Key] = set()
+        if kind.kind == "RLJob":
+            touched |= set(self._jobs)
+            self._jobs.clear()
+            return touched
+        for key, children in self._children.items():
+            gone = [name for name in children if name[0] == kind.kind]
+            for name in gone:
+                del children[name]
+            if gone:
+                touched.add(key)
+        return touched
+
+
+def _job_key(kind: Kind, item: Object) -> Key | None:
+    metadata = item["metadata"]
+    name = metadata["name"] if kind.kind == "RLJob" else labels(item).get(names.LABEL_JOB)
+    return (metadata["namespace"], name) if name else None
+
+
+def trimmed(kind: Kind, item: Object) -> Object:
+    """What the planner reads of an object; lists of a watch leave out kind and apiVersion, which are put back."""
+    metadata = {name: item["metadata"][name] for name in _METADATA_FIELDS if name in item["metadata"]}
+    head: dict[str, Any] = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
+    if kind.kind == "Pod":
+        status: Mapping[str, Any] = item.get("status") or {}
+        return head | {"status": {name: status[name] for name in _POD_FIELDS if name in status}}
+    rest = {name: value for name, value in item.items() if name not in ("apiVersion", "kind", "metadata")}
+    return head | rest

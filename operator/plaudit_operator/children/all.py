@@ -1,0 +1,101 @@
+"""Every child that a job should have now: templates frozen first, then whole objects around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from plaudit_operator import names
+from plaudit_operator.admission import digest
+from plaudit_operator.children import (
+    autoscaling,
+    job_config,
+    metrics,
+    network_policies,
+    reward,
+    reward_model,
+    rollout,
+    trainer,
+    transport,
+)
+from plaudit_operator.children.context import JobContext, Manifest
+from plaudit_operator.children.deployment import disruption_budget
+from plaudit_workers.job.dump import job_data
+
+Templates = Mapping[str, Any]
+
+
+def frozen_templates(context: JobContext) -> Templates:
+    """The pod template of each role, with the digest of what in the user's specification it follows from.
+
+    A template that exists is kept as long as that part is the same, whatever this version of the operator would make
+    of it: an upgrade restarts nothing.
+    """
+    before = context.admitted.templates
+    templates = {}
+    for child, inputs, render in _templates(context):
+        kept = before.get(child)
+        templates[child] = kept if kept and kept["inputs"] == inputs else {"inputs": inputs, "template": render()}
+    return templates
+
+
+def _templates(context: JobContext) -> Iterator[tuple[str, str, Callable[[], Manifest]]]:
+    spec = job_data(context.job)["spec"]
+    workers = {k: v for k, v in spec["reward"].get("workers", {}).items() if k not in ("replicas", "autoscaling")}
+    reward_inputs = {**spec["reward"], "workers": workers}
+    yield "reward", digest(reward_inputs), lambda: reward.template(context)
+    yield "metrics", digest(spec.get("metrics")), lambda: metrics.template(context)
+    if transport.managed(context):
+        yield "redis", digest(spec.get("transport")), lambda: transport.template(context)
+    for scorer in reward_model.served(context):
+        inputs = digest(next(s for s in spec["reward"]["scorers"] if s["name"] == scorer.name)["model"])
+        yield f"model/{scorer.name}", inputs, lambda scorer=scorer: reward_model.template(context, scorer)  # type: ignore[misc]
+    if context.spec.trains:
+        rollout_inputs = {k: v for k, v in spec["rollout"].items() if k != "replicas"}
+        yield "rollout", digest(rollout_inputs), lambda: rollout.template(context)
+        yield "trainer", digest(spec["trainer"]), lambda: trainer.template(context)
+
+
+def manifests(context: JobContext, templates: Templates, *, suspended: bool) -> list[Manifest]:
+    """All children but the trainer's Jobs and the Secret, which are made once and never changed."""
+
+    def frozen(child: str) -> tuple[Manifest, str]:
+        return templates[child]["template"], templates[child]["inputs"]
+
+    children = [
+        job_config.config_map(context, templates),
+        job_config.service_account(context),
+        *metrics.manifests(context, *frozen("metrics")),
+        *reward.manifests(context, *frozen("reward")),
+        *autoscaling.manifests(context, suspended=suspended),
+        *network_policies.manifests(context),
+    ]
+    if transport.managed(context):
+        children += transport.manifests(context, *frozen("redis"))
+    for scorer in reward_model.served(context):
+        children += reward_model.manifests(context, scorer, *frozen(f"model/{scorer.name}"))
+    if context.spec.trains:
+        children += [*rollout.manifests(context, *frozen("rollout")), trainer.service(context)]
+    children += [disruption_budget(context, role) for role, count in _budgeted(context).items() if count >= 2]
+    return children
+
+
+def _budgeted(context: JobContext) -> dict[str, int]:
+    workers = context.spec.reward.workers
+    counts = {"reward": workers.autoscaling.min_replicas if workers.autoscaling else workers.replicas}
+    return counts | ({"rollout": context.spec.rollout.replicas} if context.spec.trains else {})
+
+
+def fixed_replicas(context: JobContext) -> dict[str, int | None]:
+    """How many pods each Deployment is to have while the job runs, by its name; None: an autoscaler says."""
+    workers = context.spec.reward.workers
+    counts: dict[str, int | None] = {
+        names.role_object(context.name, "reward"): None if workers.autoscaling else workers.replicas,
+        names.role_object(context.name, "metrics"): 1,
+    }
+    for scorer in reward_model.served(context):
+        assert scorer.model is not None
+        counts[names.model_object(context.name, scorer.name)] = scorer.model.replicas
+    if context.spec.trains:
+        counts[names.role_object(context.name, "rollout")] = context.spec.rollout.replicas
+    return counts

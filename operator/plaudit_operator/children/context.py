@@ -1,0 +1,89 @@
+"""What children are rendered from, and what all of them have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from plaudit_operator import names
+from plaudit_operator.admission import Admitted, JobFile
+from plaudit_operator.kinds import Kind
+from plaudit_operator.settings import Settings
+from plaudit_workers.job.rljob import RLJob, Spec
+
+Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class JobContext:
+    """One RLJob, admitted."""
+
+    name: str
+    namespace: str
+    uid: str
+    admitted: Admitted
+    settings: Settings
+
+    @property
+    def job(self) -> RLJob:
+        """The job that runs."""
+        return self.admitted.job
+
+    @property
+    def spec(self) -> Spec:
+        """Its specification."""
+        return self.admitted.job.spec
+
+    @property
+    def files(self) -> tuple[JobFile, ...]:
+        """Files that travel with it."""
+        return self.admitted.files
+
+    @property
+    def run(self) -> str:
+        """Id of the run."""
+        return names.run_id(self.name, self.uid)
+
+    @property
+    def run_folder(self) -> str:
+        """Where checkpoints, weights and samples lie in every pod."""
+        return f"{self.spec.storage.mount_path.rstrip('/')}/runs/{self.namespace}/{self.run}"
+
+    @property
+    def redis_url(self) -> str:
+        """The transport's address."""
+        service = f"{names.role_object(self.name, 'redis')}.{self.namespace}.svc"
+        return self.spec.transport.url or f"redis://{service}:{names.REDIS_PORT}/0"
+
+    def labels(self, role: str) -> dict[str, str]:
+        """Labels that select the pods of a role."""
+        return {names.LABEL_JOB: self.name, names.LABEL_ROLE: role}
+
+    def metadata(self, name: str, role: str, **extra_labels: str) -> Manifest:
+        """Name, labels and owner of a child."""
+        return {
+            "name": name,
+            "namespace": self.namespace,
+            "labels": {
+                "app.kubernetes.io/name": "plaudit",
+                "app.kubernetes.io/component": role,
+                names.MANAGED_BY: names.FIELD_MANAGER,
+                **self.labels(role),
+                **extra_labels,
+            },
+            "ownerReferences": [
+                {
+                    "apiVersion": self.job.api_version,
+                    "kind": self.job.kind,
+                    "name": self.name,
+                    "uid": self.uid,
+                    "controller": True,
+                    "blockOwnerDeletion": True,
+                }
+            ],
+        }
+
+    def manifest(self, kind: Kind, metadata: Manifest, spec: Manifest | None = None, **fields: Any) -> Manifest:
+        """A whole object."""
+        head = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
+        return head | ({"spec": spec} if spec is not None else {}) | fields

@@ -1,0 +1,46 @@
+"""The metrics service: one pod, read by Prometheus, people and the operator."""
+
+from __future__ import annotations
+
+from plaudit_operator import names
+from plaudit_operator.children.context import JobContext, Manifest
+from plaudit_operator.children.deployment import deployment, service
+from plaudit_operator.children.pod import Process, http_probe, pod_template
+
+ROLE = "metrics"
+
+
+def template(context: JobContext) -> Manifest:
+    """Pod template of the metrics service."""
+    latency = context.spec.metrics.reward_latency
+    process = Process(
+        role=ROLE,
+        image=context.settings.images.worker,
+        command=["python3", "-m", "plaudit_metrics"],
+        pod=context.spec.metrics.pod,
+        environment={
+            "PLAUDIT_METRICS_HOST": "0.0.0.0",  # noqa: S104
+            "PLAUDIT_METRICS_PORT": str(names.METRICS_PORT),
+            "PLAUDIT_REWARD_LATENCY_THRESHOLD_S": str(latency.threshold_seconds),
+            "PLAUDIT_REWARD_LATENCY_TARGET": str(latency.target),
+        },
+        ports={"metrics": names.METRICS_PORT},
+        probe=http_probe("/readyz", "metrics"),
+        liveness=http_probe("/healthz", "metrics"),
+        grace_s=15,
+    )
+    return pod_template(context, process)
+
+
+def manifests(context: JobContext, template_: Manifest, inputs: str) -> list[Manifest]:
+    """Deployment and Service."""
+    name = names.role_object(context.name, ROLE)
+    return [
+        deployment(context, name, ROLE, template_, inputs, {"type": "Recreate"}),
+        service(context, name, ROLE, {"metrics": names.METRICS_PORT}),
+    ]
+
+
+def address(name: str, namespace: str) -> str:
+    """Where the service answers inside the cluster."""
+    return f"http://{names.role_object(name, ROLE)}.{namespace}.svc:{names.METRICS_PORT}"

@@ -1,0 +1,112 @@
+"""Who may speak to whom: reward workers to little, Redis from the job's pods and KEDA, metrics from who looks at it.
+
+A policy knows no host names: a judge outside the cluster opens its port to all public addresses.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from plaudit_operator import names
+from plaudit_operator.children import reward_model, transport
+from plaudit_operator.children.context import JobContext, Manifest
+from plaudit_operator.kinds import NETWORK_POLICY
+from plaudit_workers.job.reward import EgressRule
+
+_PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "100.64.0.0/10")
+_DNS: Manifest = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}
+
+
+def manifests(context: JobContext) -> list[Manifest]:
+    """The policies of a job; none where the operator is told to make none."""
+    if not context.settings.network_policies:
+        return []
+    policies = [_reward(context), _metrics(context)]
+    return [*policies, _redis(context)] if transport.managed(context) else policies
+
+
+def _policy(context: JobContext, role: str, spec: Manifest) -> Manifest:
+    metadata = context.metadata(names.role_object(context.name, role), role)
+    return context.manifest(NETWORK_POLICY, metadata, {"podSelector": {"matchLabels": context.labels(role)}, **spec})
+
+
+def _reward(context: JobContext) -> Manifest:
+    """Nothing comes in but probes (kubelets are not subject to policies); out goes what the job declares."""
+    egress = [_DNS, _to_redis(context)]
+    if reward_model.served(context):
+        egress.append(_to_role(context, reward_model.ROLE, names.MODEL_PORT))
+    egress += [rule for url in _judges(context) for rule in [_to_judge(context, url)]]
+    egress += [_declared(rule) for rule in context.spec.reward.network_policy.egress]
+    return _policy(context, "reward", {"policyTypes": ["Ingress", "Egress"], "egress": egress})
+
+
+def _to_redis(context: JobContext) -> Manifest:
+    if transport.managed(context):
+        return _to_role(context, transport.ROLE, names.REDIS_PORT)
+    return {"ports": [_tcp(urlsplit(context.redis_url).port or names.REDIS_PORT)]}
+
+
+def _to_role(context: JobContext, role: str, port: int) -> Manifest:
+    return {"to": [{"podSelector": {"matchLabels": context.labels(role)}}], "ports": [_tcp(port)]}
+
+
+def _judges(context: JobContext) -> list[str]:
+    """Addresses that scorers name, each once, in order."""
+    scorers = context.spec.reward.scorers
+    urls = [scorer.judge.base_url for scorer in scorers if scorer.judge]
+    urls += [scorer.limits.shared.url for scorer in scorers if scorer.limits and scorer.limits.shared]
+    return list(dict.fromkeys(urls))
+
+
+def _to_judge(context: JobContext, url: str) -> Manifest:
+    """A Service of the cluster becomes its namespace; anything else all public addresses, on its port."""
+    parts = urlsplit(url)
+    port = parts.port or {"http": 80, "https": 443, "redis": 6379, "rediss": 6379}[parts.scheme]
+    namespace = _service_namespace(parts.hostname or "", context.namespace)
+    if namespace:
+        # The pods' port may be another than the Service's, which policies do not see.
+        return {"to": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}]}
+    public = {"ipBlock": {"cidr": "0.0.0.0/0", "except": list(_PRIVATE)}}
+    return {"to": [public], "ports": [_tcp(port)]}
+
+
+def _service_namespace(host: str, own: str) -> str:
+    """The namespace of ``service``, ``service.namespace`` or ``service.namespace.svc…``; empty for other hosts."""
+    labels = host.split(".")
+    if len(labels) == 1:
+        return own
+    return labels[1] if len(labels) > 2 and labels[2] == "svc" else ""
+
+
+def _declared(rule: EgressRule) -> Manifest:
+    peer: Manifest = {"ipBlock": {"cidr": rule.cidr}} if rule.cidr else {}
+    if rule.namespace_selector:
+        peer["namespaceSelector"] = rule.namespace_selector
+    if rule.pod_selector:
+        peer["podSelector"] = rule.pod_selector
+    allowed: Manifest = {"to": [peer]} if peer else {}
+    return allowed | ({"ports": [_tcp(port) for port in rule.ports]} if rule.ports else {})
+
+
+def _metrics(context: JobContext) -> Manifest:
+    namespace = context.settings.monitoring_namespace
+    peers = [_namespace(namespace), _namespace(context.settings.namespace)] if namespace else []
+    allowed: Manifest = {"ports": [_tcp(names.METRICS_PORT)]} | ({"from": peers} if peers else {})
+    return _policy(context, "metrics", {"policyTypes": ["Ingress"], "ingress": [allowed]})
+
+
+def _redis(context: JobContext) -> Manifest:
+    peers = [
+        {"podSelector": {"matchLabels": {names.LABEL_JOB: context.name}}},
+        _namespace(context.settings.keda_namespace),
+    ]
+    allowed = {"from": peers, "ports": [_tcp(names.REDIS_PORT)]}
+    return _policy(context, transport.ROLE, {"policyTypes": ["Ingress"], "ingress": [allowed]})
+
+
+def _namespace(name: str) -> Manifest:
+    return {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}
+
+
+def _tcp(port: int) -> Manifest:
+    return {"protocol": "TCP", "port": port}

@@ -1,0 +1,285 @@
+"""The pod template of every process of a job: security, folders, the job's files, what a user's ``pod`` adds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from plaudit_operator import names
+from plaudit_operator.children.context import JobContext, Manifest
+from plaudit_operator.children.merge import strategic_merge
+from plaudit_workers.job.pod import GPU, Pod
+from plaudit_workers.job.section import SecretKey
+
+JOB_FOLDER = "/etc/plaudit"
+HOME = "/home/plaudit"
+SECRETS_FOLDER = "/run/plaudit/secrets"
+PASSWORD_FILE = f"{SECRETS_FOLDER}/redis/password"
+
+_LOST_NODE_TOLERATED_S = 30
+_READ_ONLY = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+
+_PREPARE = """\
+import os, socket, sys, time
+from urllib.parse import urlsplit
+for part in ("samples", "checkpoints", "weights", "logs"):
+    os.makedirs(os.path.join(os.environ["PLAUDIT_RUN_FOLDER"], part), exist_ok=True)
+redis = urlsplit(os.environ["PLAUDIT_REDIS_URL"])
+said = None
+while True:
+    try:
+        socket.create_connection((redis.hostname, redis.port or 6379), timeout=5).close()
+        sys.exit(0)
+    except OSError as error:
+        if str(error) != said:
+            said = str(error)
+            print(f"waiting for Redis at {redis.hostname}:{redis.port or 6379}: {said}", flush=True)
+        time.sleep(0.5)
+"""
+"""Makes the run's folder and waits for Redis: a process that finds none would end, and a trainer's end counts."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """What sets one role's pods apart."""
+
+    role: str
+    image: str
+    command: list[str]
+    pod: Pod
+    environment: dict[str, Any] = field(default_factory=dict)
+    """Name to value, or to a ``valueFrom`` object."""
+    ports: dict[str, int] = field(default_factory=dict)
+    probe: Manifest | None = None
+    """Readiness; liveness is the same probe, slower, where ``liveness`` says so."""
+    liveness: Manifest | None = None
+    grace_s: int = 60
+    gpus: int = 0
+    secrets: tuple[SecretKey, ...] = ()
+    """Secrets that the process reads, as files ``<secrets folder>/<name>/<key>``."""
+    joins_run: bool = True
+    """Whether it speaks to the run's Redis and uses the run's folder."""
+    restart_policy: str = "Always"
+    pod_fields: Manifest = field(default_factory=dict)
+    """Further fields of the pod's spec."""
+    labels: dict[str, str] = field(default_factory=dict)
+    extra_volumes: tuple[Manifest, ...] = ()
+    extra_mounts: tuple[Manifest, ...] = ()
+
+
+def pod_template(context: JobContext, process: Process) -> Manifest:
+    """The finished template, with the user's ``pod`` in it."""
+    pod = process.pod
+    spec: Manifest = {
+        "serviceAccountName": pod.service_account_name or names.role_object(context.name, "pods"),
+        "automountServiceAccountToken": bool(pod.service_account_name),
+        "enableServiceLinks": False,
+        "restartPolicy": process.restart_policy,
+        "terminationGracePeriodSeconds": process.grace_s,
+        "securityContext": _security(context),
+        "tolerations": [*_lost_node_tolerations(), *pod.tolerations],
+        "containers": [_container(context, process)],
+        "volumes": _volumes(context, process),
+        **process.pod_fields,
+    }
+    if process.joins_run:
+        spec["initContainers"] = [_prepare(context, process)]
+    if context.settings.images.pull_secret:
+        spec["imagePullSecrets"] = [{"name": context.settings.images.pull_secret}]
+    if priority := pod.priority_class_name or context.spec.scheduling.priority_class_name:
+        spec["priorityClassName"] = priority
+    if pod.node_selector:
+        spec["nodeSelector"] = dict(pod.node_selector)
+    if pod.affinity:
+        spec["affinity"] = pod.affinity
+    labels = {
+        "app.kubernetes.io/name": "plaudit",
+        "app.kubernetes.io/component": process.role,
+        names.MANAGED_BY: names.FIELD_MANAGER,
+        **context.labels(process.role),
+        names.LABEL_RUN: context.run,
+        **process.labels,
+    }
+    template: Manifest = strategic_merge({"metadata": {"labels": labels}, "spec": spec}, pod.template)
+    return template
+
+
+def _container(context: JobContext, process: Process) -> Manifest:
+    container: Manifest = {
+        "name": process.role,
+        "image": process.pod.image or process.image,
+        "command": process.command,
+        "env": _environment(context, process),
+        "resources": _resources(process),
+        "securityContext": _READ_ONLY,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": _mounts(context, process),
+    }
+    if process.pod.env_from:
+        container["envFrom"] = process.pod.env_from
+    if context.settings.images.pull_policy:
+        container["imagePullPolicy"] = context.settings.images.pull_policy
+    if process.ports:
+        container["ports"] = [{"name": name, "containerPort": port} for name, port in process.ports.items()]
+    if process.probe:
+        container["readinessProbe"] = {**process.probe, "periodSeconds": 3, "timeoutSeconds": 3, "failureThreshold": 3}
+    if process.liveness:
+        container["livenessProbe"] = {**process.liveness, "periodSeconds": 10, "timeoutSeconds": 5}
+        container["livenessProbe"]["failureThreshold"] = 6
+    return container
+
+
+def _prepare(context: JobContext, process: Process) -> Manifest:
+    container = _container(context, process)
+    for name in ("ports", "readinessProbe", "livenessProbe", "envFrom"):
+        container.pop(name, None)
+    small = {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "128Mi"}}
+    return container | {"name": "prepare", "command": ["python3", "-c", _PREPARE], "resources": small}
+
+
+def _environment(context: JobContext, process: Process) -> list[Manifest]:
+    """Later entries win: ours, then the role's, then the user's."""
+    values: dict[str, Any] = {
+        "HOME": HOME,
+        "USER": "plaudit",
+        "XDG_CACHE_HOME": f"{HOME}/.cache",
+        "VLLM_CACHE_ROOT": f"{HOME}/.cache/vllm",
+        "TORCHINDUCTOR_CACHE_DIR": f"{HOME}/.cache/torchinductor",
+        "TRITON_CACHE_DIR": f"{HOME}/.cache/triton",
+        "HF_HOME": f"{context.spec.storage.mount_path.rstrip('/')}/huggingface",
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "VLLM_NO_USAGE_STATS": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    if process.joins_run:
+        values |= {
+            "PLAUDIT_JOB": f"{JOB_FOLDER}/job.yaml",
+            "PLAUDIT_RUN": context.run,
+            "PLAUDIT_RUN_FOLDER": context.run_folder,
+            "PLAUDIT_REDIS_URL": context.redis_url,
+            "PLAUDIT_SECRETS_FOLDER": SECRETS_FOLDER,
+        }
+        if _redis_secret(context):
+            values["PLAUDIT_REDIS_PASSWORD_FILE"] = PASSWORD_FILE
+    values |= process.environment
+    for variable in process.pod.env:
+        values[variable.name] = variable.value
+        if variable.secret:
+            reference = {"name": variable.secret.name, "key": variable.secret.key}
+            values[variable.name] = {"secretKeyRef": reference}
+    return [
+        {"name": name, "valueFrom": value} if isinstance(value, dict) else {"name": name, "value": value}
+        for name, value in values.items()
+    ]
+
+
+def _redis_secret(context: JobContext) -> tuple[str, str] | None:
+    """Name and key of the Secret with Redis's password."""
+    transport = context.spec.transport
+    if not transport.url:
+        return names.redis_secret(context.name, context.uid), "password"
+    return (transport.password_secret.name, transport.password_secret.key) if transport.password_secret else None
+
+
+def _resources(process: Process) -> Manifest:
+    asked = process.pod.resources
+    requests, limits = dict(asked.requests), dict(asked.limits)
+    if process.gpus and GPU not in limits and GPU not in requests:
+        limits[GPU] = process.gpus
+    for amounts in (requests, limits):
+        if str(amounts.get(GPU, "")) == "0":
+            del amounts[GPU]
+    return {name: amounts for name, amounts in (("requests", requests), ("limits", limits)) if amounts}
+
+
+def _mounts(context: JobContext, process: Process) -> list[Manifest]:
+    mounts: list[Manifest] = [
+        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
+        {"name": "home", "mountPath": HOME},
+        {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
+        *process.extra_mounts,
+    ]
+    if process.joins_run:
+        mounts += [
+            {"name": "job", "mountPath": JOB_FOLDER, "readOnly": True},
+            {"name": "run", "mountPath": context.spec.storage.mount_path},
+        ]
+    mounts += [
+        {"name": _secret_volume(i), "mountPath": f"{SECRETS_FOLDER}/{folder}", "readOnly": True}
+        for i, (folder, _, _) in enumerate(_secret_files(context, process))
+    ]
+    for mount in process.pod.volume_mounts:
+        written: Manifest = {"name": mount.name, "mountPath": mount.mount_path, "readOnly": mount.read_only}
+        mounts.append(written | ({"subPath": mount.sub_path} if mount.sub_path else {}))
+    return mounts
+
+
+def _volumes(context: JobContext, process: Process) -> list[Manifest]:
+    shm: Manifest = {"medium": "Memory"}
+    if process.pod.shm_size:
+        shm["sizeLimit"] = process.pod.shm_size
+    volumes: list[Manifest] = [
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "home", "emptyDir": {}},
+        {"name": "shm", "emptyDir": shm},
+        *process.extra_volumes,
+    ]
+    if process.joins_run:
+        items = [{"key": "job.yaml", "path": "job.yaml"}, *({"key": f.key, "path": f.path} for f in context.files)]
+        volumes.append({"name": "job", "configMap": {"name": names.job_config(context.name), "items": items}})
+        claim = context.spec.storage.claim_name
+        volumes.append({"name": "run", **({"persistentVolumeClaim": {"claimName": claim}} if claim else _EMPTY)})
+    for i, (_, secret, keys) in enumerate(_secret_files(context, process)):
+        source = {"secretName": secret, "items": keys, "defaultMode": 0o440}
+        volumes.append({"name": _secret_volume(i), "secret": source})
+    return [*volumes, *process.pod.volumes]
+
+
+_EMPTY: Manifest = {"emptyDir": {}}
+
+
+def _secret_volume(index: int) -> str:
+    return f"secret-{index}"
+
+
+def _secret_files(context: JobContext, process: Process) -> list[tuple[str, str, list[Manifest]]]:
+    """Folder, Secret and items of every Secret that the process reads."""
+    found: dict[str, list[Manifest]] = {}
+    for secret in process.secrets:
+        items = found.setdefault(secret.name, [])
+        item = {"key": secret.key, "path": secret.key}
+        if item not in items:
+            items.append(item)
+    files = [(name, name, items) for name, items in found.items()]
+    redis = _redis_secret(context) if process.joins_run or process.role == "redis" else None
+    if redis:
+        files.insert(0, ("redis", redis[0], [{"key": redis[1], "path": "password"}]))
+    return files
+
+
+def _security(context: JobContext) -> Manifest:
+    security: Manifest = {
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+        "fsGroupChangePolicy": "OnRootMismatch",
+    }
+    user = context.settings.run_as_user
+    return security | ({"runAsUser": user, "runAsGroup": user, "fsGroup": user} if user else {})
+
+
+def _lost_node_tolerations() -> list[Manifest]:
+    return [
+        {
+            "key": f"node.kubernetes.io/{taint}",
+            "operator": "Exists",
+            "effect": "NoExecute",
+            "tolerationSeconds": _LOST_NODE_TOLERATED_S,
+        }
+        for taint in ("not-ready", "unreachable")
+    ]
+
+
+def http_probe(path: str, port: str) -> Manifest:
+    """A probe over HTTP."""
+    return {"httpGet": {"path": path, "port": port}}

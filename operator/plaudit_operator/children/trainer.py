@@ -1,0 +1,91 @@
+"""The trainer: one Indexed Job per attempt, whose pods find each other through a headless Service.
+
+A Job cannot restart a group of ranks (it would replace one while the others hang in collectives), so an attempt is
+never repaired: when one pod fails the Job fails, and ``policies/failure.py`` says what comes next.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from plaudit_operator import names
+from plaudit_operator.children.context import JobContext, Manifest
+from plaudit_operator.children.pod import Process, pod_template
+from plaudit_operator.kinds import JOB, SERVICE
+
+ROLE = "trainer"
+
+_LAST_UPDATE_WITHIN_S = 600
+"""A trainer that is told to stop finishes its update and writes a checkpoint."""
+
+
+def pods(context: JobContext) -> int:
+    """Pods of one attempt."""
+    trainer = context.spec.trainer
+    return max(1, trainer.ranks // trainer.ranks_per_pod)
+
+
+def template(context: JobContext) -> Manifest:
+    """Pod template of the trainer; what belongs to one attempt is added by ``job``."""
+    trainer = context.spec.trainer
+    ranks_per_pod = min(trainer.ranks, trainer.ranks_per_pod)
+    environment: dict[str, Any] = {"PLAUDIT_EXIT_WHEN_STOPPED": str(names.EXIT_STOPPED)}
+    command = ["python3", "-m", "plaudit_workers.training"]
+    if trainer.ranks > 1:
+        index = {"fieldRef": {"fieldPath": f"metadata.annotations['{names.COMPLETION_INDEX}']"}}
+        environment |= {
+            "WORLD_SIZE": str(trainer.ranks),
+            "MASTER_PORT": str(names.RENDEZVOUS_PORT),
+            "NODE_RANK": index,
+        }
+        if ranks_per_pod == 1:
+            environment |= {"RANK": index, "LOCAL_RANK": "0"}
+        else:
+            environment["LOCAL_WORLD_SIZE"] = str(ranks_per_pod)
+            command = ["python3", "-m", "plaudit_workers.launch.ranks"]
+    process = Process(
+        role=ROLE,
+        image=context.settings.images.gpu,
+        command=command,
+        pod=trainer.pod,
+        environment=environment,
+        grace_s=_LAST_UPDATE_WITHIN_S,
+        gpus=ranks_per_pod,
+        restart_policy="Never",
+        pod_fields={"subdomain": names.role_object(context.name, ROLE)},
+    )
+    return pod_template(context, process)
+
+
+def service(context: JobContext) -> Manifest:
+    """Gives the ranks' pods names, also before they are ready."""
+    name = names.role_object(context.name, ROLE)
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": context.labels(ROLE),
+        "ports": [{"name": "rendezvous", "port": names.RENDEZVOUS_PORT, "targetPort": names.RENDEZVOUS_PORT}],
+    }
+    return context.manifest(SERVICE, context.metadata(name, ROLE), spec)
+
+
+def job(context: JobContext, frozen_template: Manifest, attempt: int, *, suspend: bool) -> Manifest:
+    """The Job of one attempt."""
+    name = names.trainer_job(context.name, attempt)
+    template_ = copy.deepcopy(frozen_template)
+    template_["metadata"]["labels"][names.LABEL_ATTEMPT] = str(attempt)
+    if context.spec.trainer.ranks > 1:
+        host = f"{name}-0.{names.role_object(context.name, ROLE)}.{context.namespace}.svc"
+        own = next(c for c in template_["spec"]["containers"] if c["name"] == ROLE)
+        own["env"].append({"name": "MASTER_ADDR", "value": host})
+    spec = {
+        "completionMode": "Indexed",
+        "completions": pods(context),
+        "parallelism": pods(context),
+        "backoffLimit": 0,
+        "suspend": suspend,
+        "template": template_,
+    }
+    metadata = context.metadata(name, ROLE, **{names.LABEL_ATTEMPT: str(attempt)})
+    return context.manifest(JOB, metadata, spec)

@@ -1,0 +1,98 @@
+"""The job's own Redis: a StatefulSet of one, its Service and its volume, which goes when the job goes."""
+
+from __future__ import annotations
+
+import secrets
+
+from plaudit_operator import names
+from plaudit_operator.children.context import JobContext, Manifest
+from plaudit_operator.children.deployment import service
+from plaudit_operator.children.pod import PASSWORD_FILE, Process, pod_template
+from plaudit_operator.kinds import SECRET, STATEFUL_SET
+
+ROLE = "redis"
+
+_START = f"""\
+set -eu
+umask 077
+{{ printf '%s\\n' "$REDIS_CONFIGURATION"; printf 'requirepass %s\\n' "$(cat {PASSWORD_FILE})"; }} > /tmp/redis.conf
+exec redis-server /tmp/redis.conf
+"""
+_PING = f'REDISCLI_AUTH="$(cat {PASSWORD_FILE})" redis-cli ping | grep -q PONG'
+
+
+def managed(context: JobContext) -> bool:
+    """Whether the job has a Redis of its own."""
+    return not context.spec.transport.url
+
+
+def template(context: JobContext) -> Manifest:
+    """Pod template of Redis."""
+    transport = context.spec.transport.managed
+    limits = {"memory": transport.memory, **transport.pod.resources.limits}
+    resources = transport.pod.resources.model_copy(update={"limits": limits})
+    process = Process(
+        role=ROLE,
+        image=transport.image or context.settings.images.redis,
+        command=["sh", "-c", _START],
+        pod=transport.pod.model_copy(update={"resources": resources}),
+        environment={"REDIS_CONFIGURATION": _configuration(context)},
+        ports={"redis": names.REDIS_PORT},
+        probe={"exec": {"command": ["sh", "-c", _PING]}},
+        grace_s=30,
+        joins_run=False,
+        extra_mounts=({"name": "data", "mountPath": "/data"},),
+    )
+    return pod_template(context, process)
+
+
+def _configuration(context: JobContext) -> str:
+    transport = context.spec.transport.managed
+    lines = [
+        f"port {names.REDIS_PORT}",
+        "dir /data",
+        "daemonize no",
+        'save ""',
+        f"appendonly {'no' if transport.persistence == 'no' else 'yes'}",
+        f"appendfsync {transport.persistence}",
+        "maxmemory-policy noeviction",
+        f"maxmemory {transport.max_memory_bytes}",
+    ]
+    return "\n".join(lines)
+
+
+def manifests(context: JobContext, template_: Manifest, inputs: str) -> list[Manifest]:
+    """StatefulSet and Service."""
+    name = names.role_object(context.name, ROLE)
+    return [
+        _stateful_set(context, name, template_, inputs),
+        service(context, name, ROLE, {"redis": names.REDIS_PORT}),
+    ]
+
+
+def _stateful_set(context: JobContext, name: str, template_: Manifest, inputs: str) -> Manifest:
+    transport = context.spec.transport.managed
+    claim: Manifest = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": transport.storage}},
+    }
+    if transport.storage_class_name:
+        claim["storageClassName"] = transport.storage_class_name
+    metadata = context.metadata(name, ROLE)
+    metadata["annotations"] = {names.INPUTS: inputs}
+    spec = {
+        "serviceName": name,
+        "replicas": 1,
+        "podManagementPolicy": "Parallel",
+        "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete", "whenScaled": "Retain"},
+        "selector": {"matchLabels": context.labels(ROLE)},
+        "template": template_,
+        "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": claim}],
+    }
+    return context.manifest(STATEFUL_SET, metadata, spec)
+
+
+def secret(context: JobContext) -> Manifest:
+    """Redis's password. Made once: the operator can create Secrets, and neither read nor change them."""
+    metadata = context.metadata(names.redis_secret(context.name, context.uid), ROLE)
+    return context.manifest(SECRET, metadata, type="Opaque", stringData={"password": secrets.token_urlsafe(32)})

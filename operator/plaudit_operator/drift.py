@@ -1,0 +1,68 @@
+"""Whether a child still is what was asked for: the manifest must be contained in the observed object.
+
+What the API server adds (defaults, status) does not count; what it writes in another form (quantities, empty values)
+is the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+_QUANTITY = re.compile(r"^([0-9.]+)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$")
+_FACTORS = {None: Decimal(1), "m": Decimal("0.001")}
+_FACTORS |= {unit: Decimal(1000) ** power for power, unit in enumerate("kMGTP", start=1)}
+_FACTORS |= {f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTP", start=1)}
+_QUANTITY_MAPS = ("requests", "limits", "hard")
+_EMPTY: tuple[Any, ...] = (None, "", [], {}, 0, False)
+_KEYS = ("name", "containerPort", "mountPath", "uid", "key")
+"""By which items of a list are found again; the first that all items have."""
+
+
+def differs(wanted: Any, observed: Any, field: str = "") -> bool:
+    """Whether ``observed`` lacks something of ``wanted``.
+
+    Args:
+        wanted: the manifest, or a part of it.
+        observed: what the API server holds.
+        field: name of the field that both are values of.
+    """
+    if isinstance(wanted, Mapping):
+        if observed is None:
+            return any(value not in _EMPTY for value in wanted.values())
+        if not isinstance(observed, Mapping):
+            return True
+        return any(_value_differs(key, value, observed.get(key), field) for key, value in wanted.items())
+    if isinstance(wanted, list):
+        return _list_differs(wanted, observed or [], field)
+    return bool(wanted != observed) and not (wanted in _EMPTY and observed in _EMPTY)
+
+
+def _value_differs(key: str, wanted: Any, observed: Any, parent: str) -> bool:
+    if (parent in _QUANTITY_MAPS or key == "sizeLimit") and observed is not None:
+        return bool(_amount(wanted) != _amount(observed))
+    return differs(wanted, observed, key)
+
+
+def _list_differs(wanted: list[Any], observed: Any, field: str) -> bool:
+    if not isinstance(observed, list):
+        return True
+    key = _key(wanted)
+    if key is None:
+        return len(wanted) != len(observed) or any(differs(a, b, field) for a, b in zip(wanted, observed, strict=True))
+    by_key = {item.get(key): item for item in observed if isinstance(item, Mapping)}
+    return any(item[key] not in by_key or differs(item, by_key[item[key]], field) for item in wanted)
+
+
+def _key(items: list[Any]) -> str | None:
+    if not items or not all(isinstance(item, Mapping) for item in items):
+        return None
+    return next((key for key in _KEYS if all(key in item for item in items)), None)
+
+
+def _amount(value: Any) -> Any:
+    """A quantity as a number: ``0.5`` and ``500m`` are the same."""
+    found = _QUANTITY.match(str(value))
+    return Decimal(found[1]) * _FACTORS[found[2]] if found else value

@@ -1,0 +1,62 @@
+"""The kinds of objects that the operator deals with, and how their addresses are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of namespaced object."""
+
+    api_version: str
+    kind: str
+    plural: str
+
+    def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
+        """Path of the collection, of an object, or of a subresource; all namespaces when none is given."""
+        root = f"/apis/{self.api_version}" if "/" in self.api_version else f"/api/{self.api_version}"
+        parts = [root, *(["namespaces", namespace] if namespace else []), self.plural, name, subresource]
+        return "/".join(part for part in parts if part)
+
+
+RLJOB = Kind("plaudit.dev/v1alpha1", "RLJob", "rljobs")
+CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps")
+SECRET = Kind("v1", "Secret", "secrets")
+SERVICE = Kind("v1", "Service", "services")
+SERVICE_ACCOUNT = Kind("v1", "ServiceAccount", "serviceaccounts")
+POD = Kind("v1", "Pod", "pods")
+EVENT = Kind("v1", "Event", "events")
+DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments")
+STATEFUL_SET = Kind("apps/v1", "StatefulSet", "statefulsets")
+JOB = Kind("batch/v1", "Job", "jobs")
+LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
+PDB = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
+NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
+HPA = Kind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
+SCALED_OBJECT = Kind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
+TRIGGER_AUTHENTICATION = Kind("keda.sh/v1alpha1", "TriggerAuthentication", "triggerauthentications")
+
+CHILDREN = (
+    CONFIG_MAP,
+    SERVICE,
+    SERVICE_ACCOUNT,
+    DEPLOYMENT,
+    STATEFUL_SET,
+    JOB,
+    PDB,
+    NETWORK_POLICY,
+    HPA,
+    SCALED_OBJECT,
+    TRIGGER_AUTHENTICATION,
+)
+"""Kinds of children that are watched and deleted. Secrets are neither: the operator may only create them."""
+
+WATCHED = (RLJOB, POD, *CHILDREN)
+
+_BY_KIND = {kind.kind: kind for kind in (*WATCHED, SECRET, EVENT, LEASE)}
+
+
+def kind_of(kind: str) -> Kind:
+    """The kind of that name."""
+    return _BY_KIND[kind]

@@ -1,0 +1,237 @@
+"""The API server as the operator speaks to it: plain dictionaries in and out, over the official client's connections.
+
+The client's own models would drop fields that this version of them does not know, and cost several times as much.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Protocol
+from urllib.parse import urlencode
+
+import urllib3
+from kubernetes import client, config
+
+from plaudit_operator.errors import KubeError, UnavailableError, error_of
+from plaudit_operator.kinds import EVENT, Kind, kind_of
+from plaudit_operator.names import FIELD_MANAGER, SCALE_MANAGER
+
+Object = dict[str, Any]
+
+_CONNECT_TIMEOUT_S = 5.0
+_READ_TIMEOUT_S = 30.0
+_SILENT_WATCH_S = 120.0
+"""A watch that says nothing, not even a bookmark (one a minute), for so long is broken."""
+_PAGE = 500
+
+
+class Kube(Protocol):
+    """What the operator asks of an API server. Every method raises ``KubeError``."""
+
+    def list(self, kind: Kind, namespace: str, selector: str) -> tuple[list[Object], str]:
+        """All objects of a kind, and the resourceVersion from which to watch."""
+
+    def watch(self, kind: Kind, namespace: str, selector: str, version: str, timeout_s: int) -> Iterator[Object]:
+        """Events (``type``, ``object``) after ``version``, until the server ends the watch."""
+
+    def get(self, kind: Kind, namespace: str, name: str) -> Object:
+        """One object."""
+
+    def create(self, manifest: Object) -> Object:
+        """Creates an object; ``AlreadyExistsError`` when the name is taken, by whomever."""
+
+    def apply(self, manifest: Object) -> Object:
+        """Server-side apply, with force: the fields in the manifest become the operator's."""
+
+    def patch(self, kind: Kind, namespace: str, name: str, body: Object, subresource: str = "") -> Object:
+        """JSON merge patch; a ``metadata.uid`` or ``resourceVersion`` in the body is a precondition."""
+
+    def scale(self, kind: Kind, namespace: str, name: str, replicas: int) -> None:
+        """Sets the number of replicas through the scale subresource."""
+
+    def delete(self, kind: Kind, namespace: str, name: str, uid: str, grace_s: int | None = None) -> None:
+        """Deletes that very object, its dependents in the background. Already gone is done."""
+
+
+class ApiServer:
+    """A real API server.
+
+    Args:
+        connections: connections kept open.
+        api: a configured client; by default the pod's service account, else the kubeconfig.
+    """
+
+    def __init__(self, connections: int = 32, api: client.ApiClient | None = None) -> None:
+        if api is None:
+            configuration = client.Configuration()
+            configuration.connection_pool_maxsize = connections
+            try:
+                config.load_incluster_config(client_configuration=configuration)
+            except config.ConfigException:
+                config.load_kube_config(client_configuration=configuration)
+            api = client.ApiClient(configuration)
+        self._api = api
+        self._host = api.configuration.host
+        self._pool: urllib3.PoolManager = api.rest_client.pool_manager
+
+    def list(self, kind: Kind, namespace: str, selector: str) -> tuple[list[Object], str]:
+        """See ``Kube``."""
+        items: list[Object] = []
+        query = {"limit": str(_PAGE), "labelSelector": selector}
+        while True:
+            page = self._request("GET", kind.path(namespace), query)
+            items += page["items"]
+            token = page["metadata"].get("continue")
+            if not token:
+                return items, page["metadata"]["resourceVersion"]
+            query["continue"] = token
+
+    def watch(self, kind: Kind, namespace: str, selector: str, version: str, timeout_s: int) -> Iterator[Object]:
+        """See ``Kube``."""
+        query = {
+            "watch": "1",
+            "labelSelector": selector,
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(timeout_s),
+        }
+        response = self._send("GET", kind.path(namespace), query, read_timeout_s=_SILENT_WATCH_S)
+        try:
+            for line in _lines(response):
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    status = event["object"]
+                    raise error_of(status.get("code", 500), status.get("message", ""), status.get("reason", ""))
+                yield event
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise UnavailableError(f"the watch of {kind.plural} broke: {error}") from error
+        finally:
+            response.close()
+
+    def get(self, kind: Kind, namespace: str, name: str) -> Object:
+        """See ``Kube``."""
+        return self._request("GET", kind.path(namespace, name))
+
+    def create(self, manifest: Object) -> Object:
+        """See ``Kube``."""
+        kind, namespace = kind_of(manifest["kind"]), manifest["metadata"]["namespace"]
+        return self._request("POST", kind.path(namespace), {"fieldManager": FIELD_MANAGER}, manifest)
+
+    def apply(self, manifest: Object) -> Object:
+        """See ``Kube``."""
+        kind, metadata = kind_of(manifest["kind"]), manifest["metadata"]
+        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        path = kind.path(metadata["namespace"], metadata["name"])
+        return self._request("PATCH", path, query, manifest, "application/apply-patch+yaml")
+
+    def patch(self, kind: Kind, namespace: str, name: str, body: Object, subresource: str = "") -> Object:
+        """See ``Kube``."""
+        path = kind.path(namespace, name, subresource)
+        return self._request("PATCH", path, {"fieldManager": FIELD_MANAGER}, body, "application/merge-patch+json")
+
+    def scale(self, kind: Kind, namespace: str, name: str, replicas: int) -> None:
+        """See ``Kube``."""
+        path, body = kind.path(namespace, name, "scale"), {"spec": {"replicas": replicas}}
+        self._request("PATCH", path, {"fieldManager": SCALE_MANAGER}, body, "application/merge-patch+json")
+
+    def delete(self, kind: Kind, namespace: str, name: str, uid: str, grace_s: int | None = None) -> None:
+        """See ``Kube``."""
+        body: Object = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        if grace_s is not None:
+            body["gracePeriodSeconds"] = grace_s
+        try:
+            self._request("DELETE", kind.path(namespace, name), {}, body)
+        except KubeError as error:
+            if error.status not in (404, 409):
+                raise
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        query: dict[str, str] | None = None,
+        body: Object | None = None,
+        content_type: str = "application/json",
+    ) -> Object:
+        response = self._send(method, path, query or {}, body, content_type)
+        try:
+            answer: Object = json.loads(response.data or b"{}")
+        except (ValueError, urllib3.exceptions.HTTPError, OSError) as error:
+            raise UnavailableError(f"{method} {path}: the answer broke off: {error}") from error
+        finally:
+            response.release_conn()
+        return answer
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        query: dict[str, str],
+        body: Object | None = None,
+        content_type: str = "application/json",
+        read_timeout_s: float = _READ_TIMEOUT_S,
+    ) -> urllib3.BaseHTTPResponse:
+        headers = {"Accept": "application/json", "Content-Type": content_type}
+        self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
+        try:
+            response = self._pool.request(
+                method,
+                f"{self._host}{path}?{urlencode(query)}",
+                body=None if body is None else json.dumps(body, separators=(",", ":")),
+                headers=headers,
+                timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=read_timeout_s),
+                retries=False,
+                preload_content=False,
+            )
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise UnavailableError(f"{method} {path}: no answer: {error}") from error
+        if response.status >= 300:
+            raise _refusal(method, path, response)
+        return response
+
+
+def _lines(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
+    rest = b""
+    for chunk in response.stream(1 << 16, decode_content=True):
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines
+
+
+def _refusal(method: str, path: str, response: urllib3.BaseHTTPResponse) -> KubeError:
+    try:
+        text = response.data
+        status = json.loads(text) if text else {}
+    except (ValueError, urllib3.exceptions.HTTPError, OSError):
+        status = {}
+    finally:
+        response.release_conn()
+    wait = response.headers.get("Retry-After", "")
+    message = status.get("message") or f"HTTP {response.status}"
+    return error_of(
+        response.status, f"{method} {path}: {message}", status.get("reason", ""), float(wait) if wait.isdigit() else 0.0
+    )
+
+
+def event_manifest(job: Object, kind: str, reason: str, message: str, now: str) -> Object:
+    """An Event about an RLJob, for ``kubectl describe``."""
+    metadata = job["metadata"]
+    return {
+        "apiVersion": EVENT.api_version,
+        "kind": EVENT.kind,
+        "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
+        "involvedObject": {
+            "apiVersion": job["apiVersion"],
+            "kind": job["kind"],
+            "name": metadata["name"],
+            "namespace": metadata["namespace"],
+            "uid": metadata["uid"],
+        },
+        "type": kind,
+        "reason": reason,
+        "message": message[:1024],
+        "source": {"component": FIELD_MANAGER},
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+    }

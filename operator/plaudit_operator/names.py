@@ -1,0 +1,123 @@
+"""Every name that the operator gives: labels, annotations, children, conditions, reasons, exit codes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+GROUP: Final = "plaudit.dev"
+FIELD_MANAGER: Final = "plaudit-operator"
+SCALE_MANAGER: Final = "plaudit-operator-scale"
+"""Writes replica counts through the scale subresource, apart from the fields that are applied."""
+
+MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+LABEL_JOB: Final = f"{GROUP}/job"
+LABEL_RUN: Final = f"{GROUP}/run"
+"""On pods: tells those of this run from those of an earlier job of the same name."""
+LABEL_ROLE: Final = f"{GROUP}/role"
+LABEL_SCORER: Final = f"{GROUP}/scorer"
+LABEL_ATTEMPT: Final = f"{GROUP}/attempt"
+SELECTOR: Final = f"{MANAGED_BY}={FIELD_MANAGER}"
+"""Selects everything that the operator made."""
+
+INPUTS: Final = f"{GROUP}/inputs"
+"""Annotation: digest of the part of the user's specification that a pod template follows from."""
+KEDA_PAUSE: Final = "autoscaling.keda.sh/paused-replicas"
+COMPLETION_INDEX: Final = "batch.kubernetes.io/job-completion-index"
+
+METRICS_PORT: Final = 9090
+HEALTH_PORT: Final = 8080
+REDIS_PORT: Final = 6379
+MODEL_PORT: Final = 8000
+RENDEZVOUS_PORT: Final = 29500
+
+EXIT_DONE: Final = 0
+EXIT_REFUSED: Final = 2
+EXIT_FAILED: Final = 3
+"""Too many scores failed: another attempt would meet the same scorers."""
+EXIT_STOPPED: Final = 4
+"""The trainer was told to stop before its last step; another attempt goes on from its checkpoint."""
+EXIT_NO_RETRY: Final = 42
+"""A user's own code says so."""
+
+
+def run_id(name: str, uid: str) -> str:
+    """Id of the run: the job's name and the beginning of its uid."""
+    return f"{name}-{uid[:6]}"
+
+
+def job_config(name: str) -> str:
+    """ConfigMap with the resolved job, its files and the frozen pod templates."""
+    return f"{name}-job"
+
+
+def redis_secret(name: str, uid: str) -> str:
+    """Secret with Redis's password: named by uid, so that it can be created without being read."""
+    return f"{name}-redis-{uid[:8]}"
+
+
+def role_object(name: str, role: str) -> str:
+    """Deployment, StatefulSet, Service, service account, policy … of a role."""
+    return f"{name}-{role}"
+
+
+def model_object(name: str, scorer: str) -> str:
+    """Deployment and Service of a scorer's reward model."""
+    return f"{name}-m-{scorer}"
+
+
+def trainer_job(name: str, attempt: int) -> str:
+    """Job of one attempt of the trainer."""
+    return f"{name}-trainer-{attempt}"
+
+
+class Condition:
+    """Types of conditions, in the order in which they are shown."""
+
+    SPEC_VALID: Final = "SpecValid"
+    ADMITTED: Final = "Admitted"
+    TRANSPORT_READY: Final = "TransportReady"
+    ROLLOUT_READY: Final = "RolloutReady"
+    REWARD_READY: Final = "RewardReady"
+    TRAINER_RUNNING: Final = "TrainerRunning"
+    DEGRADED: Final = "Degraded"
+    SUSPENDED: Final = "Suspended"
+    COMPLETE: Final = "Complete"
+    FAILED: Final = "Failed"
+
+
+class Reason:
+    """Reasons of conditions and events; docs/operator.md says of each what to do."""
+
+    VALID: Final = "Valid"
+    INVALID: Final = "Invalid"
+    IMMUTABLE_CHANGED: Final = "ImmutableFieldChanged"
+    FILES_MISSING: Final = "FilesMissing"
+    ADMITTED: Final = "Admitted"
+    QUEUED: Final = "Queued"
+    NAME_TAKEN: Final = "NameTaken"
+    REFUSED_BY_CLUSTER: Final = "RefusedByCluster"
+    READY: Final = "Ready"
+    EXTERNAL: Final = "External"
+    STARTING: Final = "Starting"
+    NOT_USED: Final = "NotUsed"
+    RUNNING: Final = "Running"
+    RESTARTING: Final = "Restarting"
+    UNSCHEDULABLE: Final = "Unschedulable"
+    IMAGE_PULL: Final = "ImagePullFailed"
+    CONFIG_MISSING: Final = "SecretOrConfigMissing"
+    OUT_OF_MEMORY: Final = "OutOfMemory"
+    CRASHING: Final = "Crashing"
+    NODE_LOST: Final = "NodeLost"
+    HEALTHY: Final = "Healthy"
+    SUSPENDED_BY_USER: Final = "SuspendedByUser"
+    SUSPENDING: Final = "Suspending"
+    NOT_SUSPENDED: Final = "NotSuspended"
+    TRAINER_DONE: Final = "TrainerDone"
+    NOT_FINISHED: Final = "NotFinished"
+    TOO_MANY_RESTARTS: Final = "TooManyRestarts"
+    TOO_MANY_FAILED_SCORES: Final = "TooManyFailedScores"
+    DO_NOT_RETRY: Final = "DoNotRetry"
+    PRE_RUNNING_DEADLINE: Final = "PreRunningDeadlineExceeded"
+    ACTIVE_DEADLINE: Final = "ActiveDeadlineExceeded"
+    DISRUPTED: Final = "Disrupted"
+    ATTEMPT_FAILED: Final = "AttemptFailed"

@@ -1,0 +1,106 @@
+"""What the cluster holds of one job, as plain data: the planner's only view of the world."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from plaudit_operator import names
+
+Object = Mapping[str, Any]
+
+_NO_PROGRESS: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One RLJob and everything that belongs to it."""
+
+    job: Object
+    children: Mapping[tuple[str, str], Object] = field(default_factory=dict)
+    """Children by kind and name, whoever owns them."""
+    pods: tuple[Object, ...] = ()
+    """Pods that carry the job's labels, trimmed to what is read here."""
+    files: Object | None = None
+    """The ConfigMap that ``spec.files`` names; looked up only before admission."""
+    progress: Mapping[str, Any] = field(default_factory=lambda: _NO_PROGRESS)
+    """``status.progress`` from the metrics service; empty when it was not asked or did not answer."""
+    refusals: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """Why a child could not be written last time, by kind and name."""
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return str(self.job["metadata"]["name"])
+
+    @property
+    def namespace(self) -> str:
+        """The job's namespace."""
+        return str(self.job["metadata"]["namespace"])
+
+    @property
+    def uid(self) -> str:
+        """The job's uid."""
+        return str(self.job["metadata"]["uid"])
+
+    @property
+    def status(self) -> Object:
+        """What was last reported."""
+        return self.job.get("status") or {}
+
+    def condition(self, kind: str) -> Object:
+        """A condition as last reported; empty when it was not."""
+        conditions = self.status.get("conditions") or []
+        return next((condition for condition in conditions if condition["type"] == kind), {})
+
+    def is_true(self, kind: str) -> bool:
+        """Whether a condition was last reported as true."""
+        return self.condition(kind).get("status") == "True"
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job is complete or has failed; that never changes."""
+        return self.is_true(names.Condition.COMPLETE) or self.is_true(names.Condition.FAILED)
+
+    def child(self, kind: str, name: str) -> Object | None:
+        """A child that this very job owns."""
+        found = self.children.get((kind, name))
+        return found if found is not None and owner_uid(found) == self.uid else None
+
+    def own(self, kind: str) -> Iterator[Object]:
+        """The children of a kind that this very job owns."""
+        return (found for (k, _), found in self.children.items() if k == kind and owner_uid(found) == self.uid)
+
+    def pods_of(self, role: str) -> list[Object]:
+        """The pods of a role."""
+        return [pod for pod in self.pods if labels(pod).get(names.LABEL_ROLE) == role]
+
+
+def labels(item: Object) -> Mapping[str, str]:
+    """Labels of an object."""
+    return item["metadata"].get("labels") or {}
+
+
+def owner_uid(item: Object) -> str:
+    """Uid of an object's controller; empty when it has none."""
+    owners = item["metadata"].get("ownerReferences") or []
+    return next((str(owner["uid"]) for owner in owners if owner.get("controller")), "")
+
+
+def attempt_of(item: Object) -> int:
+    """Which attempt of the trainer a Job or a pod belongs to."""
+    return int(labels(item).get(names.LABEL_ATTEMPT, "0"))
+
+
+def seconds(timestamp: str | None) -> float | None:
+    """A Kubernetes time as seconds since the epoch."""
+    if not timestamp:
+        return None
+    return datetime.fromisoformat(timestamp).timestamp()
+
+
+def timestamp(now: float) -> str:
+    """Seconds since the epoch as a Kubernetes time."""
+    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

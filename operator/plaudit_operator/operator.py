@@ -1,0 +1,130 @@
+"""The running operator: watches fill the queue, workers empty it, the Lease says whether they may."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from plaudit_operator.cache import Cache, Key
+from plaudit_operator.errors import ConflictError, KubeError
+from plaudit_operator.kinds import WATCHED
+from plaudit_operator.kube import Kube
+from plaudit_operator.leader import Leader
+from plaudit_operator.queue import WorkQueue
+from plaudit_operator.reconcile import Progress, Reconciler
+from plaudit_operator.series import Series
+from plaudit_operator.settings import Settings
+from plaudit_operator.watch import Informer
+
+logger = logging.getLogger(__name__)
+
+_RESYNC_EVERY_S = 600.0
+_SILENT_TOO_LONG_S = 300.0
+_STUCK_AFTER_S = 120.0
+_CALLS_AT_A_TIME = 16
+
+
+class Operator:
+    """Everything of one operator process but its HTTP port.
+
+    Args:
+        kube: the API server.
+        settings: its settings.
+        progress: asks a job's metrics service.
+    """
+
+    def __init__(self, kube: Kube, settings: Settings, progress: Progress) -> None:
+        self._settings = settings
+        self._cache = Cache()
+        self._queue: WorkQueue[Key] = WorkQueue()
+        self._pool = ThreadPoolExecutor(_CALLS_AT_A_TIME, thread_name_prefix="call")
+        self._reconciler = Reconciler(kube, self._cache, settings, self._pool, progress)
+        self._leader = Leader(kube, settings.namespace, settings.identity)
+        self._informers = [
+            Informer(kube, kind, settings.watch_namespace, self._cache, self._touched) for kind in WATCHED
+        ]
+        self._turns: dict[int, float] = {}
+        """When each worker began what it does now (monotonic seconds)."""
+        self.stop = threading.Event()
+        self.lost = False
+        self.series = Series(
+            self._cache,
+            lambda: self._queue.depth,
+            lambda: self._leader.leads,
+            lambda: {informer.kind.kind: informer.silent_s for informer in self._informers},
+        )
+
+    def run(self) -> None:
+        """Works until ``stop`` is set or the Lease is lost."""
+        threads = [
+            threading.Thread(target=informer.run, args=(self.stop,), daemon=True) for informer in self._informers
+        ]
+        threads += [threading.Thread(target=self._work, args=(i,), daemon=True) for i in range(self._settings.workers)]
+        threads.append(threading.Thread(target=self._resync, daemon=True))
+        for thread in threads:
+            thread.start()
+        while not self.stop.is_set() and not all(informer.synced.is_set() for informer in self._informers):
+            self.stop.wait(0.05)
+        self._leader.run(self.stop, on_start=self._all_again, on_lost=self._lose)
+        self._queue.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def alive(self) -> str:
+        """Why this process should be started again; empty when it is well."""
+        silent = [informer.kind.kind for informer in self._informers if informer.silent_s > _SILENT_TOO_LONG_S]
+        if silent:
+            return f"no word of the API server for {_SILENT_TOO_LONG_S:.0f} s about {', '.join(silent)}"
+        if any(time.monotonic() - began > _STUCK_AFTER_S for began in list(self._turns.values())):
+            return f"a worker has been with one job for {_STUCK_AFTER_S:.0f} s"
+        return ""
+
+    def ready(self) -> str:
+        """What it does not know yet; empty when it could lead."""
+        waiting = [informer.kind.kind for informer in self._informers if not informer.synced.is_set()]
+        return f"waiting for the first list of {', '.join(waiting)}" if waiting else ""
+
+    def _touched(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self._queue.add(key)
+
+    def _all_again(self) -> None:
+        self._touched(self._cache.keys())
+
+    def _lose(self) -> None:
+        self.lost = True
+        self.stop.set()
+
+    def _resync(self) -> None:
+        while not self.stop.wait(_RESYNC_EVERY_S):
+            self._all_again()
+
+    def _work(self, number: int) -> None:
+        while (key := self._queue.take()) is not None:
+            if not self._leader.leads:
+                self._queue.done(key)  # all keys come again when it leads
+                continue
+            self._turns[number] = time.monotonic()
+            self._turn(key)
+            self._turns.pop(number)
+
+    def _turn(self, key: Key) -> None:
+        began, result = time.perf_counter(), "ok"
+        try:
+            again_after_s = self._reconciler.reconcile(key).again_after_s
+            self._queue.done(key, again_after_s)
+        except ConflictError:
+            result = "conflict"  # the cache was behind; the event is under way
+            self._queue.failed(key)
+        except KubeError as error:
+            result = "error"
+            pause_s = self._queue.failed(key, error.retry_after_s)
+            fields = {"namespace": key[0], "job": key[1], "error": str(error), "pause_s": round(pause_s, 2)}
+            logger.warning("to be tried again", extra={"fields": fields})
+        except Exception:
+            result = "crash"
+            self._queue.failed(key, 5.0)
+            logger.exception("reconcile crashed", extra={"fields": {"namespace": key[0], "job": key[1]}})
+        self.series.reconcile_seconds.labels(result).observe(time.perf_counter() - began)

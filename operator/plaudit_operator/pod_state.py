@@ -1,0 +1,101 @@
+"""What a pod's status says, in words: why it does not run, how it ended, whether the cluster ended it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from plaudit_operator.names import Reason
+from plaudit_operator.observed import Object, seconds
+
+_IMAGE_REASONS = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
+_STARTS_WITHIN_S = 90.0
+_MESSAGE_END = 500
+"""Characters of a container's last words that are shown: their end, where the error stands."""
+
+
+def problem_of(pod: Object, now: float) -> tuple[str, str] | None:
+    """Why a pod does not run, or how it last failed: reason and words; None when nothing is known."""
+    name = pod["metadata"]["name"]
+    for condition in _conditions(pod):
+        if condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable":
+            return Reason.UNSCHEDULABLE, f"{name}: {condition.get('message', '')}"
+    for status in _containers(pod):
+        found = _waiting(status, pod, now) or _ended(status)
+        if found:
+            return found[0], f"{name}: {found[1]}"
+    return None
+
+
+def _waiting(status: Object, pod: Object, now: float) -> tuple[str, str] | None:
+    waiting = status.get("state", {}).get("waiting")
+    if not waiting:
+        return None
+    reason, message = waiting.get("reason", ""), waiting.get("message", "")
+    if reason in _IMAGE_REASONS:
+        return Reason.IMAGE_PULL, f"image {status.get('image', '')}: {message or reason}"
+    if reason == "CreateContainerConfigError":
+        return Reason.CONFIG_MISSING, message
+    created = seconds(pod["metadata"].get("creationTimestamp"))
+    scheduled = any(c["type"] == "PodScheduled" and c["status"] == "True" for c in _conditions(pod))
+    slow = reason == "ContainerCreating" and scheduled and created is not None and now - created > _STARTS_WITHIN_S
+    if slow:
+        words = "its containers are not created yet; a volume, Secret or ConfigMap may be missing: kubectl describe it"
+        return Reason.CONFIG_MISSING, words
+    return None
+
+
+def _ended(status: Object) -> tuple[str, str] | None:
+    ended = status.get("state", {}).get("terminated") or status.get("lastState", {}).get("terminated")
+    if not ended or ended.get("exitCode", 0) == 0:
+        return None
+    if ended.get("reason") == "OOMKilled":
+        return Reason.OUT_OF_MEMORY, f"{status['name']} was killed for using more memory than its limit"
+    return Reason.CRASHING, f"{status['name']} ended with {ended['exitCode']}: {_last_words(ended)}"
+
+
+def exit_of(pod: Object, container: str) -> Iterator[tuple[int, str]]:
+    """Exit code and last words of a container that has ended for good."""
+    for status in pod.get("status", {}).get("containerStatuses") or []:
+        ended = status.get("state", {}).get("terminated")
+        if status["name"] == container and ended:
+            words = "out of memory" if ended.get("reason") == "OOMKilled" else _last_words(ended)
+            yield int(ended.get("exitCode", 0)), words
+
+
+def is_disrupted(pod: Object) -> bool:
+    """Whether the cluster ended the pod: drain, preemption, taint, lost node, a full disk."""
+    status = pod.get("status", {})
+    if status.get("reason") in ("NodeLost", "Evicted", "NodeShutdown", "Shutdown", "Terminated"):
+        return True
+    return any(c["type"] == "DisruptionTarget" and c["status"] == "True" for c in _conditions(pod))
+
+
+def is_ready(pod: Object) -> bool:
+    """Whether the pod is ready, and stays."""
+    leaving = bool(pod["metadata"].get("deletionTimestamp"))
+    return not leaving and any(c["type"] == "Ready" and c["status"] == "True" for c in _conditions(pod))
+
+
+def is_running(pod: Object) -> bool:
+    """Whether the pod's main containers run."""
+    leaving = bool(pod["metadata"].get("deletionTimestamp"))
+    return not leaving and pod.get("status", {}).get("phase") == "Running"
+
+
+def restarts_of(pod: Object) -> int:
+    """Restarts of its containers."""
+    return sum(int(status.get("restartCount", 0)) for status in _containers(pod))
+
+
+def _containers(pod: Object) -> list[Object]:
+    status = pod.get("status", {})
+    return [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
+
+
+def _conditions(pod: Object) -> list[Object]:
+    return pod.get("status", {}).get("conditions") or []
+
+
+def _last_words(ended: Object) -> str:
+    words = str(ended.get("message") or ended.get("reason") or "").strip()
+    return words if len(words) <= _MESSAGE_END else f"…{words[-_MESSAGE_END:]}"

@@ -1,0 +1,32 @@
+"""What is left of a job that ended: the object alone (All), its Redis as well (KeepTransport), everything (None)."""
+
+from __future__ import annotations
+
+from plaudit_operator import names
+from plaudit_operator.actions import Action, Delete, Patch
+from plaudit_operator.kinds import CHILDREN
+from plaudit_operator.observed import Observed
+
+
+def cleanup_actions(observed: Observed) -> list[Action]:
+    """What is to be deleted or stopped; nothing once that is done."""
+    policy = (observed.job["spec"].get("lifecycle") or {}).get("cleanup", "All")
+    if policy == "None":
+        return _stop_trainer(observed)
+    kept = names.role_object(observed.name, "redis") if policy == "KeepTransport" else ""
+    return [
+        Delete(kind.kind, child["metadata"]["name"], child["metadata"]["uid"])
+        for kind in CHILDREN
+        for child in observed.own(kind.kind)
+        if child["metadata"]["name"] != kept and not child["metadata"].get("deletionTimestamp")
+    ]
+
+
+def _stop_trainer(observed: Observed) -> list[Action]:
+    """Objects stay to be looked at, but a failed job trains no further."""
+    running = [job for job in observed.own("Job") if (job.get("status") or {}).get("active")]
+    return [
+        Patch("Job", job["metadata"]["name"], {"metadata": {"uid": job["metadata"]["uid"]}, "spec": {"suspend": True}})
+        for job in running
+        if not job["spec"].get("suspend")
+    ]

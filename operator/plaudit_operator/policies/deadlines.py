@@ -1,0 +1,54 @@
+"""Deadlines: a job that cannot get what it needs gives back what it holds; one that runs too long ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plaudit_operator.names import Condition, Reason
+from plaudit_operator.observed import Observed, seconds
+from plaudit_workers.job.lifecycle import Lifecycle
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """The deadline that comes first."""
+
+    reason: str
+    message: str
+    left_s: float
+
+
+def next_deadline(observed: Observed, lifecycle: Lifecycle, now: float, *, suspended: bool) -> Deadline | None:
+    """The deadline that counts now; ``left_s`` at or below 0 means that it is over. None: there is none.
+
+    Time in suspension does not count: both clocks begin anew when a job is resumed.
+    """
+    if suspended:
+        return None
+    resumed = _resumed(observed)
+    started = seconds(observed.status.get("startTime"))
+    if started is None:
+        limit = lifecycle.pre_running_deadline_seconds
+        begin = max(seconds(observed.job["metadata"]["creationTimestamp"]) or now, resumed)
+        message = f"the job did not run within {limit} s (lifecycle.preRunningDeadlineSeconds): {_missing(observed)}"
+        return Deadline(Reason.PRE_RUNNING_DEADLINE, message, begin + limit - now)
+    if lifecycle.active_deadline_seconds is None:
+        return None
+    limit = lifecycle.active_deadline_seconds
+    message = f"the job ran longer than {limit} s (lifecycle.activeDeadlineSeconds)"
+    return Deadline(Reason.ACTIVE_DEADLINE, message, max(started, resumed) + limit - now)
+
+
+def _resumed(observed: Observed) -> float:
+    condition = observed.condition(Condition.SUSPENDED)
+    if condition.get("status") != "False":
+        return 0.0
+    return seconds(condition.get("lastTransitionTime")) or 0.0
+
+
+def _missing(observed: Observed) -> str:
+    """What was last said of the roles that were not ready."""
+    waited = (Condition.TRANSPORT_READY, Condition.ROLLOUT_READY, Condition.REWARD_READY, Condition.TRAINER_RUNNING)
+    said = [observed.condition(kind) for kind in waited]
+    words = [f"{c['type']}: {c['message']}" for c in said if c.get("status") == "False" and c.get("message")]
+    return "; ".join(words) or "some of its pods were not ready"

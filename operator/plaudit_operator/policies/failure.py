@@ -1,0 +1,80 @@
+"""Failure policy: what the end of a trainer's attempt means, and whether there is another one.
+
+An attempt that the cluster ended (eviction, preemption, lost node, a deleted pod, a drain) is a disruption and costs
+nothing. Exit codes 42 and 3 end the job; anything else costs a restart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from plaudit_operator import names
+from plaudit_operator.names import Reason
+from plaudit_operator.observed import Object, Observed, attempt_of
+from plaudit_operator.pod_state import exit_of, is_disrupted
+
+Verdict = Literal["absent", "running", "done", "failed", "disrupted", "final"]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """The trainer's present attempt."""
+
+    number: int
+    verdict: Verdict
+    reason: str = ""
+    message: str = ""
+    job: Object | None = None
+
+
+def present_attempt(observed: Observed) -> Attempt:
+    """The attempt that counts, and how it stands."""
+    jobs = {attempt_of(job): job for job in observed.own("Job")}
+    number = max([int(observed.status.get("attempt", 0)), *jobs])
+    job = jobs.get(number)
+    if job is None:
+        return Attempt(number, "absent")
+    if _has(job, "Complete"):
+        return Attempt(number, "done", Reason.TRAINER_DONE, "the trainer closed its last step", job)
+    if _has(job, "Failed") or _has(job, "FailureTarget"):
+        return _failed(observed, number, job)
+    return Attempt(number, "running", job=job)
+
+
+def pods_missing(observed: Observed) -> bool:
+    """Whether an attempt failed and none of its pods says how: they are gone, or their events are still under way."""
+    attempt = present_attempt(observed)
+    return attempt.verdict == "disrupted" and not any(attempt_of(p) == attempt.number for p in _ended(observed))
+
+
+def _ended(observed: Observed) -> list[Object]:
+    return [pod for pod in observed.pods_of("trainer") if any(exit_of(pod, "trainer"))]
+
+
+def _failed(observed: Observed, number: int, job: Object) -> Attempt:
+    pods = [pod for pod in observed.pods_of("trainer") if attempt_of(pod) == number]
+    exits = [(code, message) for pod in pods for code, message in exit_of(pod, "trainer")]
+    for code, reason in (
+        (names.EXIT_NO_RETRY, Reason.DO_NOT_RETRY),
+        (names.EXIT_FAILED, Reason.TOO_MANY_FAILED_SCORES),
+    ):
+        message = next((message for found, message in exits if found == code), None)
+        if message is not None:
+            return Attempt(number, "final", reason, f"the trainer ended with {code}: {message}", job)
+    if not exits or any(map(is_disrupted, pods)) or any(code == names.EXIT_STOPPED for code, _ in exits):
+        message = f"the cluster ended attempt {number} of the trainer; it goes on from its checkpoint"
+        return Attempt(number, "disrupted", Reason.DISRUPTED, message, job)
+    code, message = max(exits, key=lambda found: (bool(found[1]), found[0]))
+    words = f"attempt {number} of the trainer ended with {code}: {message or 'no message'}"
+    return Attempt(number, "failed", Reason.ATTEMPT_FAILED, words, job)
+
+
+def too_many(observed: Observed, max_restarts: int) -> bool:
+    """Whether one more failed attempt is one too many."""
+    return int(observed.status.get("restarts", 0)) + 1 > max_restarts
+
+
+def _has(job: Object, condition: str) -> bool:
+    conditions = (job.get("status") or {}).get("conditions") or []
+    return any(found["type"] == condition and found["status"] == "True" for found in conditions)

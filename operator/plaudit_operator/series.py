@@ -1,0 +1,86 @@
+"""Every Prometheus series of the operator, declared once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from plaudit_operator.cache import Cache
+
+_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class Series:
+    """The operator's figures.
+
+    Args:
+        cache: jobs are counted from it when Prometheus asks.
+        queue_depth: keys that wait.
+        leads: whether this operator leads.
+        silences: seconds since each watch was last heard, by kind.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        queue_depth: Callable[[], int],
+        leads: Callable[[], bool],
+        silences: Callable[[], Mapping[str, float]],
+    ) -> None:
+        self.registry = CollectorRegistry()
+        self.reconcile_seconds = Histogram(
+            "plaudit_operator_reconcile_seconds",
+            "Time of one reconciliation of one RLJob",
+            ["result"],
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
+        self.registry.register(_State(cache, queue_depth, leads, silences))
+
+
+class _State(Collector):
+    """What is true at the moment of asking."""
+
+    def __init__(
+        self,
+        cache: Cache,
+        queue_depth: Callable[[], int],
+        leads: Callable[[], bool],
+        silences: Callable[[], Mapping[str, float]],
+    ) -> None:
+        self._cache = cache
+        self._queue_depth = queue_depth
+        self._leads = leads
+        self._silences = silences
+
+    def collect(self) -> Iterator[Metric]:
+        """The gauges."""
+        yield GaugeMetricFamily("plaudit_operator_queue_depth", "RLJobs that wait", value=self._queue_depth())
+        yield GaugeMetricFamily("plaudit_operator_leader", "1 on the operator that leads", value=int(self._leads()))
+        ages = GaugeMetricFamily(
+            "plaudit_operator_watch_last_event_age_seconds", "Since the watch was last heard", labels=["kind"]
+        )
+        for kind, age_s in self._silences().items():
+            ages.add_metric([kind], age_s)
+        yield ages
+        yield from self._jobs()
+
+    def _jobs(self) -> Iterator[Metric]:
+        info = GaugeMetricFamily("plaudit_rljob_info", "RLJobs", labels=["namespace", "name", "run", "phase"])
+        counts: Counter[tuple[str, str]] = Counter()
+        for key in self._cache.keys():  # noqa: SIM118 - a method, no mapping
+            observed = self._cache.observed(key)
+            if observed is None:
+                continue
+            status = observed.status
+            info.add_metric([*key, str(status.get("run", "")), str(status.get("phase", ""))], 1)
+            counts.update((c["type"], c["status"]) for c in status.get("conditions") or [])
+        yield info
+        conditions = GaugeMetricFamily("plaudit_rljob_condition", "RLJobs by condition", labels=["type", "status"])
+        for (kind, status_), count in sorted(counts.items()):
+            conditions.add_metric([kind, status_], count)
+        yield conditions

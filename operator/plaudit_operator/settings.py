@@ -1,0 +1,102 @@
+"""What the operator is told when it starts: its environment, read once."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+class SettingsError(ValueError):
+    """An environment variable is missing or wrong. The message names it, its value and the remedy."""
+
+
+@dataclass(frozen=True)
+class Images:
+    """Container images by what runs in them; a job's ``pod.image`` comes before them."""
+
+    worker: str
+    """``PLAUDIT_IMAGE_WORKER``: reward workers, metrics, Plaudit's own reward model server."""
+    gpu: str
+    """``PLAUDIT_IMAGE_GPU``: rollouts, trainer, vLLM's reward model servers."""
+    redis: str
+    """``PLAUDIT_IMAGE_REDIS``: ``redis-server`` and ``redis-cli`` 7, or Valkey under these names."""
+    pull_policy: str = ""
+    """``PLAUDIT_IMAGE_PULL_POLICY``: of all of them. Default empty: the cluster's."""
+    pull_secret: str = ""
+    """``PLAUDIT_IMAGE_PULL_SECRET``: name of a Secret in the jobs' namespaces. Default empty: none."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The operator's settings."""
+
+    images: Images
+    namespace: str
+    """``PLAUDIT_NAMESPACE``: its own; the Lease lies there. Default: the service account's."""
+    watch_namespace: str = ""
+    """``PLAUDIT_WATCH_NAMESPACE``: the only one it looks after. Default empty: all."""
+    identity: str = ""
+    """``PLAUDIT_IDENTITY``: its name in the Lease. Default: the host's name."""
+    port: int = 8080
+    """``PLAUDIT_PORT``: serves ``/healthz``, ``/readyz`` and ``/metrics``."""
+    workers: int = 4
+    """``PLAUDIT_WORKERS``: jobs that are reconciled at the same time."""
+    run_as_user: int = 1000
+    """``PLAUDIT_RUN_AS_USER``: uid and gid of all of a job's processes, so that they share a volume; 0 = the cluster
+    chooses (OpenShift)."""
+    monitoring_namespace: str = ""
+    """``PLAUDIT_MONITORING_NAMESPACE``: whose pods may read a job's metrics. Default empty: any namespace's."""
+    keda_namespace: str = "keda"
+    """``PLAUDIT_KEDA_NAMESPACE``: whose pods may ask a job's Redis how long its queues are."""
+    network_policies: bool = True
+    """``PLAUDIT_NETWORK_POLICIES``: ``false`` makes none."""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
+        """Reads the settings.
+
+        Raises:
+            SettingsError: a variable is missing or not a number.
+        """
+        get = environment.get
+        missing = [f"PLAUDIT_IMAGE_{name}" for name in ("WORKER", "GPU", "REDIS") if not get(f"PLAUDIT_IMAGE_{name}")]
+        if missing:
+            raise SettingsError(f"environment variables missing: {', '.join(missing)}. The chart sets them from images")
+        images = Images(
+            environment["PLAUDIT_IMAGE_WORKER"],
+            environment["PLAUDIT_IMAGE_GPU"],
+            environment["PLAUDIT_IMAGE_REDIS"],
+            get("PLAUDIT_IMAGE_PULL_POLICY", ""),
+            get("PLAUDIT_IMAGE_PULL_SECRET", ""),
+        )
+        return cls(
+            images=images,
+            namespace=get("PLAUDIT_NAMESPACE") or _own_namespace(),
+            watch_namespace=get("PLAUDIT_WATCH_NAMESPACE", ""),
+            identity=get("PLAUDIT_IDENTITY") or f"{socket.gethostname()}-{os.getpid()}",
+            port=_number(environment, "PLAUDIT_PORT", cls.port),
+            workers=_number(environment, "PLAUDIT_WORKERS", cls.workers),
+            run_as_user=_number(environment, "PLAUDIT_RUN_AS_USER", cls.run_as_user),
+            monitoring_namespace=get("PLAUDIT_MONITORING_NAMESPACE", ""),
+            keda_namespace=get("PLAUDIT_KEDA_NAMESPACE") or cls.keda_namespace,
+            network_policies=get("PLAUDIT_NETWORK_POLICIES", "true") != "false",
+        )
+
+
+def _own_namespace() -> str:
+    try:
+        return _NAMESPACE_FILE.read_text(encoding="utf-8").strip()
+    except OSError:
+        return "default"
+
+
+def _number(environment: Mapping[str, str], name: str, default: int) -> int:
+    text = environment.get(name) or str(default)
+    if not text.isdigit():
+        raise SettingsError(f"{name} is {text!r}; give a whole number")
+    return int(text)

@@ -1,0 +1,190 @@
+"""``status`` of an RLJob, out of what is observed: pure, and the same for the same world."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from plaudit_operator.actions import Tell
+from plaudit_operator.admission import Refused
+from plaudit_operator.children import transport
+from plaudit_operator.children.context import JobContext
+from plaudit_operator.conditions import Said, merged, phase, said
+from plaudit_operator.names import Condition, Reason, run_id
+from plaudit_operator.observed import Observed, timestamp
+from plaudit_operator.roles import RoleState
+
+Status = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a job ended."""
+
+    condition: str
+    reason: str
+    message: str
+
+
+def refused_status(observed: Observed, refused: Refused, now: float) -> Status:
+    """The status of a job that cannot run as written."""
+    words = [
+        said(Condition.SPEC_VALID, False, refused.reason, refused.message),
+        said(Condition.ADMITTED, False, refused.reason, "nothing was made for it"),
+    ]
+    return _finished(observed, {}, words, now)
+
+
+def ended_status(observed: Observed, ending: Ending, now: float) -> Status:
+    """The status at a job's end; ``merged`` keeps what was said of it before."""
+    words = [
+        said(ending.condition, True, ending.reason, ending.message),
+        said(Condition.TRAINER_RUNNING, False, ending.reason, ending.message),
+        said(Condition.DEGRADED, False, Reason.HEALTHY, ""),
+    ]
+    return _finished(observed, _progress(observed) | {"completionTime": timestamp(now)}, words, now)
+
+
+def status(
+    context: JobContext, observed: Observed, roles: Mapping[str, RoleState], now: float, *, suspended: bool
+) -> Status:
+    """The status of a job that runs, or is on its way there."""
+    words = [
+        said(Condition.SPEC_VALID, context.admitted.reason == Reason.VALID, context.admitted.reason,
+             context.admitted.message),
+        _admitted(observed),
+        *_ready(context, roles, suspended=suspended),
+        _suspended(roles, suspended=suspended),
+    ]  # fmt: skip
+    ready = all(words_.status == "True" for words_ in words if words_.type in _NEEDED)
+    fields: Status = _progress(observed) | {
+        "roles": [role.report() for role in roles.values()],
+        "replicas": {name: roles[name].report()["replicas"] for name in ("rollout", "reward") if name in roles},
+    }
+    if ready and not suspended:
+        fields.setdefault("startTime", observed.status.get("startTime") or timestamp(now))
+    started = "startTime" in {**observed.status, **fields}
+    words.append(_degraded(observed, roles, started=started and not suspended))
+    return _finished(observed, fields, words, now)
+
+
+_NEEDED = (Condition.TRANSPORT_READY, Condition.ROLLOUT_READY, Condition.REWARD_READY, Condition.TRAINER_RUNNING)
+_COUNTERS = ("attempt", "restarts", "disruptions")
+
+
+def _finished(observed: Observed, fields: Status, words: list[Said], now: float) -> Status:
+    generation = int(observed.job["metadata"].get("generation", 1))
+    conditions = merged(observed.status.get("conditions") or [], words, generation, now)
+    status_: Status = {
+        **observed.status,
+        **fields,
+        "observedGeneration": generation,
+        "run": run_id(observed.name, observed.uid),
+        "conditions": conditions,
+    }
+    for counter in _COUNTERS:
+        status_.setdefault(counter, 0)
+    return status_ | {"phase": phase(conditions, started="startTime" in status_)}
+
+
+def _progress(observed: Observed) -> Status:
+    return {"progress": {**observed.status.get("progress", {}), **observed.progress}} if observed.progress else {}
+
+
+def _admitted(observed: Observed) -> Said:
+    if not observed.refusals:
+        return said(Condition.ADMITTED, True, Reason.ADMITTED, "everything that belongs to it is made")
+    words = "; ".join(f"{kind} {name}: {why}" for (kind, name), why in sorted(observed.refusals.items()))
+    taken = any("is not this job's" in why for why in observed.refusals.values())
+    return said(Condition.ADMITTED, False, Reason.NAME_TAKEN if taken else Reason.REFUSED_BY_CLUSTER, words)
+
+
+def _ready(context: JobContext, roles: Mapping[str, RoleState], *, suspended: bool) -> Iterator[Said]:
+    if transport.managed(context):
+        yield _role(Condition.TRANSPORT_READY, [roles["transport"]], suspended=False)
+    else:
+        yield said(Condition.TRANSPORT_READY, True, Reason.EXTERNAL, f"Redis at {context.redis_url}")
+    if context.spec.trains:
+        yield _role(Condition.ROLLOUT_READY, [roles["rollout"]], suspended=suspended)
+    scoring = [role for name, role in roles.items() if name == "reward" or name.startswith("model/")]
+    yield _role(Condition.REWARD_READY, scoring, suspended=suspended)
+    if context.spec.trains:
+        yield _role(Condition.TRAINER_RUNNING, [roles["trainer"]], suspended=suspended, ready=Reason.RUNNING)
+
+
+def _role(kind: str, roles: list[RoleState], *, suspended: bool, ready: str = Reason.READY) -> Said:
+    if suspended:
+        return said(kind, False, Reason.SUSPENDED_BY_USER, "the job is suspended (scheduling.suspend)")
+    missing = [role for role in roles if not role.is_ready]
+    if not missing:
+        return said(kind, True, ready, ", ".join(f"{role.name} {role.ready}/{role.desired}" for role in roles))
+    reason = next((role.reason for role in missing if role.reason), Reason.STARTING)
+    return said(kind, False, reason, "; ".join(map(_missing, missing)))
+
+
+def _missing(role: RoleState) -> str:
+    return f"{role.name} {role.ready}/{role.desired}" + (f": {role.problem}" if role.problem else "")
+
+
+def _suspended(roles: Mapping[str, RoleState], *, suspended: bool) -> Said:
+    if not suspended:
+        return said(Condition.SUSPENDED, False, Reason.NOT_SUSPENDED, "")
+    left = [role for name, role in roles.items() if name not in ("transport", "metrics") and _has_pods(role)]
+    if left:
+        words = ", ".join(f"{role.name} {role.ready}/{role.desired}" for role in left)
+        return said(Condition.SUSPENDED, False, Reason.SUSPENDING, f"pods are still ending: {words}")
+    return said(Condition.SUSPENDED, True, Reason.SUSPENDED_BY_USER, "Redis and volumes stay; it goes on when resumed")
+
+
+def _has_pods(role: RoleState) -> bool:
+    return role.ready > 0 or (role.name == "trainer" and role.updated > 0)
+
+
+def _degraded(observed: Observed, roles: Mapping[str, RoleState], *, started: bool) -> Said:
+    """Something that was there is not: before the job first ran, it is only starting."""
+    missing = [role for role in roles.values() if not role.is_ready] if started else []
+    if not missing:
+        return said(Condition.DEGRADED, False, Reason.HEALTHY, "")
+    if any(role.name == "transport" for role in missing) and _node_lost(observed):
+        words = "Redis's node is lost. Its pod is never forced away: the job waits until the node is back"
+        return said(Condition.DEGRADED, True, Reason.NODE_LOST, words)
+    reason = next((role.reason for role in missing if role.reason), Reason.STARTING)
+    return said(Condition.DEGRADED, True, reason, "; ".join(map(_missing, missing)))
+
+
+def _node_lost(observed: Observed) -> bool:
+    return any(pod["metadata"].get("deletionTimestamp") for pod in observed.pods_of("redis"))
+
+
+def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Tell]:
+    """Events for conditions whose status changed and attempts that ended: what a person would want to know."""
+    known = {condition["type"]: condition["status"] for condition in before.get("conditions") or []}
+    for condition in after.get("conditions") or []:
+        kind, status_ = condition["type"], condition["status"]
+        event = _TOLD.get((kind, status_))
+        if event is None or known.get(kind) == status_ or (kind not in known and (kind, status_) in _SILENT_AT_FIRST):
+            continue
+        yield Tell(event, condition["reason"], condition["message"] or f"{kind} is {status_}")
+    for counter, reason in (("restarts", Reason.ATTEMPT_FAILED), ("disruptions", Reason.DISRUPTED)):
+        if int(after.get(counter, 0)) > int(before.get(counter, 0)):
+            yield Tell("Warning", reason, _last_failure_of_trainer(after))
+
+
+def _last_failure_of_trainer(status_: Mapping[str, Any]) -> str:
+    return next((str(role.get("lastFailure", "")) for role in status_["roles"] if role["name"] == "trainer"), "")
+
+
+_TOLD = {
+    (Condition.SPEC_VALID, "True"): "Normal",
+    (Condition.SPEC_VALID, "False"): "Warning",
+    (Condition.ADMITTED, "True"): "Normal",
+    (Condition.ADMITTED, "False"): "Warning",
+    (Condition.TRAINER_RUNNING, "True"): "Normal",
+    (Condition.DEGRADED, "True"): "Warning",
+    (Condition.DEGRADED, "False"): "Normal",
+    (Condition.SUSPENDED, "True"): "Normal",
+    (Condition.COMPLETE, "True"): "Normal",
+    (Condition.FAILED, "True"): "Warning",
+}
+_SILENT_AT_FIRST = {(Condition.SPEC_VALID, "True"), (Condition.DEGRADED, "False")}

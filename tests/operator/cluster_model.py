@@ -1,0 +1,267 @@
+"""An API server in memory with the controllers that a job needs: what the operator's tests run against.
+
+It keeps uids, resourceVersions, owners and preconditions as the real one does, and fails on demand: before a call (the
+request is lost) or after it (the answer is lost). The watches' events lie in ``events`` until a test delivers them.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from typing import Any
+
+from plaudit_operator import names
+from plaudit_operator.errors import AlreadyExistsError, ConflictError, InvalidError, NotFoundError
+from plaudit_operator.kinds import WATCHED, Kind, kind_of
+from plaudit_operator.observed import labels, owner_uid, timestamp
+
+Object = dict[str, Any]
+START = 1_780_000_000.0
+
+
+class Inline(Executor):
+    """Runs everything at once, in order."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+class ClusterModel:
+    """A cluster. Implements ``plaudit_operator.kube.Kube``."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[str, str, str], Object] = {}
+        self.events: dict[str, list[tuple[str, Object]]] = defaultdict(list)
+        self.now = START
+        self.calls: list[str] = []
+        self.writes = 0
+        self.before: Callable[[str], None] = lambda call: None
+        self.after: Callable[[str], None] = lambda call: None
+        self.foreign: set[tuple[str, str]] = set()
+        self._versions = itertools.count(1)
+        self._uids = itertools.count(1)
+
+    # What the operator calls
+
+    def list(self, kind: Kind, namespace: str, selector: str) -> tuple[list[Object], str]:
+        items = [copy.deepcopy(o) for (k, _, _), o in self.objects.items() if k == kind.kind]
+        wanted = dict(pair.split("=") for pair in selector.split(",") if pair)
+        return [item for item in items if wanted.items() <= labels(item).items()], str(next(self._versions))
+
+    def watch(self, *_: Any) -> Iterator[Object]:
+        raise NotImplementedError("tests deliver events themselves")
+
+    def get(self, kind: Kind, namespace: str, name: str) -> Object:
+        with _Call(self, f"get {kind.kind} {name}"):
+            return copy.deepcopy(self._find(kind.kind, namespace, name))
+
+    def create(self, manifest: Object) -> Object:
+        kind, metadata = manifest["kind"], manifest["metadata"]
+        name = metadata.get("name") or f"{metadata['generateName']}{next(self._uids)}"
+        with _Call(self, f"create {kind} {name}"):
+            if (kind, metadata["namespace"], name) in self.objects:
+                raise AlreadyExistsError(f"{kind} {name} exists", 409)
+            item = copy.deepcopy(manifest)
+            item["metadata"] |= {
+                "name": name,
+                "uid": f"{next(self._uids):08x}",
+                "creationTimestamp": timestamp(self.now),
+            }
+            item["metadata"]["generation"] = 1
+            if kind in ("Deployment", "StatefulSet"):
+                item["spec"].setdefault("replicas", 1)
+            return self._store("ADDED", item)
+
+    def apply(self, manifest: Object) -> Object:
+        kind, metadata = manifest["kind"], manifest["metadata"]
+        with _Call(self, f"apply {kind} {metadata['name']}"):
+            present = self._find(kind, metadata["namespace"], metadata["name"])
+            if metadata.get("uid") not in (None, present["metadata"]["uid"]):
+                raise ConflictError("uid", 409)
+            return self._store("MODIFIED", _merged(present, manifest))
+
+    def patch(self, kind: Kind, namespace: str, name: str, body: Object, subresource: str = "") -> Object:
+        with _Call(self, f"patch {kind.kind} {name} {subresource}"):
+            present = self._find(kind.kind, namespace, name)
+            for precondition in ("uid", "resourceVersion"):
+                wanted = body.get("metadata", {}).get(precondition)
+                if wanted not in (None, present["metadata"][precondition]):
+                    raise ConflictError(precondition, 409)
+            return self._store("MODIFIED", _merge_patch(present, body))
+
+    def scale(self, kind: Kind, namespace: str, name: str, replicas: int) -> None:
+        with _Call(self, f"scale {kind.kind} {name} {replicas}"):
+            present = copy.deepcopy(self._find(kind.kind, namespace, name))
+            present["spec"]["replicas"] = replicas
+            self._store("MODIFIED", present)
+
+    def delete(self, kind: Kind, namespace: str, name: str, uid: str, grace_s: int | None = None) -> None:
+        with _Call(self, f"delete {kind.kind} {name}"):
+            present = self.objects.get((kind.kind, namespace, name))
+            if present is not None and present["metadata"]["uid"] == uid:
+                self.remove(kind.kind, name)
+
+    # What a test does to the cluster
+
+    def put(self, item: Object) -> Object:
+        """Stores an object as some other client would."""
+        item = copy.deepcopy(item)
+        item["metadata"].setdefault("uid", f"{next(self._uids):08x}")
+        item["metadata"].setdefault("creationTimestamp", timestamp(self.now))
+        item["metadata"].setdefault("generation", 1)
+        known = (item["kind"], item["metadata"]["namespace"], item["metadata"]["name"]) in self.objects
+        return self._store("MODIFIED" if known else "ADDED", item)
+
+    def remove(self, kind: str, name: str) -> None:
+        """Deletes an object and, in the end, all that it owns."""
+        for key in [key for key in self.objects if key[0] == kind and key[2] == name]:
+            gone = self.objects.pop(key)
+            self.events[kind].append(("DELETED", gone))
+            for other in [o for o in self.objects.values() if owner_uid(o) == gone["metadata"]["uid"]]:
+                self.remove(other["kind"], other["metadata"]["name"])
+
+    def find(self, kind: str, name: str) -> Object | None:
+        """An object, whatever its namespace."""
+        return next((o for (k, _, n), o in self.objects.items() if k == kind and n == name), None)
+
+    def of_kind(self, kind: str) -> list[Object]:
+        """All objects of a kind by name."""
+        return sorted((o for (k, _, _), o in self.objects.items() if k == kind), key=lambda o: o["metadata"]["name"])
+
+    def edit(self, kind: str, name: str, change: Callable[[Object], None]) -> None:
+        """Changes an object in place, as a person would."""
+        item = copy.deepcopy(self.find(kind, name))
+        assert item is not None
+        change(item)
+        if kind == "RLJob":
+            item["metadata"]["generation"] += 1
+        self._store("MODIFIED", item)
+
+    # Controllers
+
+    def run_controllers(self) -> None:
+        """Brings pods to what Deployments, StatefulSets and Jobs say; all of them become ready at once."""
+        for owner in self.of_kind("Deployment") + self.of_kind("StatefulSet"):
+            self._run_pods(owner, int(owner["spec"]["replicas"]))
+            count = owner["spec"]["replicas"]
+            status = {"replicas": count, "readyReplicas": count, "updatedReplicas": count}
+            self._set_status(owner, {k: v for k, v in status.items() if v})
+        for job in self.of_kind("Job"):
+            self._run_job(job)
+
+    def end_trainer(self, code: int, message: str = "", *, disrupted: bool = False) -> None:
+        """The running pods of the trainer end."""
+        for pod in self.of_kind("Pod"):
+            if labels(pod).get(names.LABEL_ROLE) != "trainer" or pod["status"]["phase"] != "Running":
+                continue
+            ended = {"exitCode": code, "message": message, "reason": "Error" if code else "Completed"}
+            conditions = [{"type": "DisruptionTarget", "status": "True"}] if disrupted else []
+            status = {
+                "phase": "Failed" if code else "Succeeded",
+                "conditions": conditions,
+                "containerStatuses": [{"name": "trainer", "state": {"terminated": ended}, "restartCount": 0}],
+            }
+            self._set_status(pod, status)
+
+    def _run_job(self, job: Object) -> None:
+        pods = [pod for pod in self.of_kind("Pod") if owner_uid(pod) == job["metadata"]["uid"]]
+        phases = {pod["status"]["phase"] for pod in pods}
+        conditions = (job.get("status") or {}).get("conditions") or []
+        if any(c["type"] in ("Failed", "Complete") for c in conditions):
+            return
+        if "Failed" in phases:
+            self._set_status(job, {"conditions": [{"type": "Failed", "status": "True"}], "failed": 1})
+        elif pods and phases == {"Succeeded"} and len(pods) == job["spec"]["completions"]:
+            done = {"conditions": [{"type": "Complete", "status": "True"}], "completionTime": timestamp(self.now)}
+            self._set_status(job, done)
+        elif job["spec"].get("suspend"):
+            for pod in pods:
+                self.remove("Pod", pod["metadata"]["name"])
+            self._set_status(job, {})
+        elif not pods and (job.get("status") or {}).get("active"):
+            # All of them were deleted: a pod that is gone counts as failed.
+            self._set_status(job, {"conditions": [{"type": "Failed", "status": "True"}], "failed": 1})
+        else:
+            self._run_pods(job, job["spec"]["completions"])
+            self._set_status(job, {"active": job["spec"]["completions"]})
+
+    def _run_pods(self, owner: Object, count: int) -> None:
+        pods = [pod for pod in self.of_kind("Pod") if owner_uid(pod) == owner["metadata"]["uid"]]
+        for pod in pods[count:]:
+            self.remove("Pod", pod["metadata"]["name"])
+        for _ in range(count - len(pods)):
+            metadata = copy.deepcopy(owner["spec"]["template"]["metadata"])
+            metadata |= {"name": f"{owner['metadata']['name']}-{next(self._uids)}"}
+            metadata |= {"namespace": owner["metadata"]["namespace"]}
+            metadata["ownerReferences"] = [{"uid": owner["metadata"]["uid"], "controller": True}]
+            status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+            self.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status})
+
+    def _set_status(self, item: Object, status: Object) -> None:
+        if (item.get("status") or {}) != status:
+            self._store("MODIFIED", {**copy.deepcopy(item), "status": status})
+
+    def _find(self, kind: str, namespace: str, name: str) -> Object:
+        if (kind, namespace, name) not in self.objects:
+            raise NotFoundError(f"{kind} {name} not found", 404)
+        return self.objects[kind, namespace, name]
+
+    def _store(self, event: str, item: Object) -> Object:
+        key = item["kind"], item["metadata"]["namespace"], item["metadata"]["name"]
+        before = self.objects.get(key)
+        if before is not None and {**before, "metadata": 0} == {**item, "metadata": 0}:
+            same = {k: v for k, v in item["metadata"].items() if k != "resourceVersion"}
+            if same == {k: v for k, v in before["metadata"].items() if k != "resourceVersion"}:
+                return copy.deepcopy(before)
+        self.writes += 1
+        item["metadata"]["resourceVersion"] = str(next(self._versions))
+        self.objects[key] = item
+        self.events[item["kind"]].append((event, copy.deepcopy(item)))
+        return copy.deepcopy(item)
+
+
+class _Call:
+    """One call: counted, and failing where a test says so."""
+
+    def __init__(self, model: ClusterModel, call: str) -> None:
+        self._model, self._call = model, call
+
+    def __enter__(self) -> None:
+        self._model.calls.append(self._call)
+        self._model.before(self._call)
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self._model.after(self._call)
+
+
+def _merged(present: Any, manifest: Any) -> Any:
+    """Enough of server-side apply: mappings are merged, everything else is replaced."""
+    if isinstance(present, dict) and isinstance(manifest, dict):
+        return {**present, **{key: _merged(present.get(key), value) for key, value in manifest.items()}}
+    return copy.deepcopy(manifest)
+
+
+def _merge_patch(present: Any, patch: Any) -> Any:
+    if not isinstance(present, dict) or not isinstance(patch, dict):
+        return copy.deepcopy(patch)
+    merged = dict(present)
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = _merge_patch(merged.get(key, {}) if isinstance(value, dict) else None, value)
+    return merged
+
+
+def watched_kinds() -> list[Kind]:
+    """Kinds whose events a test delivers."""
+    return list(WATCHED)
+
+
+__all__ = ["START", "ClusterModel", "Inline", "InvalidError", "kind_of", "watched_kinds"]

@@ -1,0 +1,356 @@
+"""A job's life from its creation to its end, on the model of a cluster."""
+
+from __future__ import annotations
+
+import pytest
+from world import World, rljob
+
+from plaudit_operator.names import Condition
+
+
+def test_a_job_gets_all_its_children_and_runs():
+    world = World()
+    world.settle()
+    assert world.children() == {
+        ("ConfigMap", "job-job"),
+        ("ServiceAccount", "job-pods"),
+        ("Secret", f"job-redis-{world.job['metadata']['uid'][:8]}"),
+        ("StatefulSet", "job-redis"),
+        ("Service", "job-redis"),
+        ("Deployment", "job-rollout"),
+        ("PodDisruptionBudget", "job-rollout"),
+        ("Deployment", "job-reward"),
+        ("PodDisruptionBudget", "job-reward"),
+        ("Deployment", "job-metrics"),
+        ("Service", "job-metrics"),
+        ("Service", "job-trainer"),
+        ("Job", "job-trainer-0"),
+        ("NetworkPolicy", "job-reward"),
+        ("NetworkPolicy", "job-metrics"),
+        ("NetworkPolicy", "job-redis"),
+    }
+    assert world.status["phase"] == "Running"
+    assert world.status["replicas"] == {"rollout": "2/2", "reward": "2/2"}
+    assert world.status["startTime"]
+
+
+def test_a_job_at_rest_is_not_written():
+    world = World()
+    world.settle()
+    world.cluster.calls.clear()
+    for _ in range(5):
+        world.reconcile()
+    assert world.cluster.calls == []
+
+
+def test_the_trainers_end_completes_the_job_and_nothing_is_left_but_the_secret_of_the_job():
+    world = World()
+    world.settle()
+    world.cluster.end_trainer(0)
+    world.settle()
+    assert world.status["phase"] == "Complete"
+    assert world.status["completionTime"]
+    assert world.status["progress"] == {"step": 2, "verdict": "reward", "backlog": 0}
+    assert {kind for kind, _ in world.children()} == {"Secret"}
+
+
+def test_terminal_is_terminal():
+    world = World()
+    world.settle()
+    world.cluster.end_trainer(0)
+    world.settle()
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(lifecycle={"ttlSecondsAfterFinished": 100}))
+    world.settle()
+    assert world.status["phase"] == "Complete"
+    assert not world.cluster.of_kind("Job")
+
+
+@pytest.mark.parametrize(
+    ("cleanup", "left"),
+    [
+        ("All", set()),
+        ("KeepTransport", {("StatefulSet", "job-redis"), ("Service", "job-redis"), ("NetworkPolicy", "job-redis")}),
+    ],
+)
+def test_cleanup_says_what_is_left(cleanup: str, left: set[tuple[str, str]]):
+    world = World(rljob(lifecycle={"cleanup": cleanup}))
+    world.settle()
+    world.cluster.end_trainer(3, "too many failed scores")
+    world.settle()
+    assert world.status["phase"] == "Failed"
+    assert {child for child in world.children() if child[0] != "Secret"} == left
+
+
+def test_cleanup_none_keeps_every_object():
+    world = World(rljob(lifecycle={"cleanup": "None"}))
+    world.settle()
+    before = world.children()
+    world.cluster.end_trainer(0)
+    world.settle()
+    assert world.children() == before
+
+
+def test_time_to_live_deletes_the_job():
+    world = World(rljob(lifecycle={"ttlSecondsAfterFinished": 100}))
+    world.settle()
+    world.cluster.end_trainer(0)
+    world.settle()
+    world.cluster.now += 99
+    world.settle()
+    assert world.cluster.find("RLJob", "job")
+    world.cluster.now += 2
+    world.reconcile()
+    assert world.cluster.find("RLJob", "job") is None
+    assert not world.children()
+
+
+def test_a_failed_attempt_is_followed_by_another_once_its_pods_are_gone():
+    world = World()
+    world.settle()
+    world.cluster.end_trainer(1, "ValueError: boom")
+    world.cluster.run_controllers()
+    world.deliver()
+    world.reconcile()
+    world.deliver()
+    world.reconcile()
+    assert [job["metadata"]["name"] for job in world.cluster.of_kind("Job")] == []
+    assert "boom" in world.condition(Condition.TRAINER_RUNNING)["message"]
+    world.settle()
+    assert [job["metadata"]["name"] for job in world.cluster.of_kind("Job")] == ["job-trainer-1"]
+    assert (world.status["restarts"], world.status["disruptions"], world.status["attempt"]) == (1, 0, 1)
+    assert world.status["phase"] == "Running"
+
+
+def test_too_many_failed_attempts_fail_the_job_with_the_last_words():
+    world = World(rljob(lifecycle={"failurePolicy": {"maxRestarts": 1}}))
+    for _ in range(2):
+        world.settle()
+        world.cluster.end_trainer(1, "ValueError: boom")
+    world.settle()
+    assert world.condition(Condition.FAILED)["reason"] == "TooManyRestarts"
+    assert "boom" in world.condition(Condition.FAILED)["message"]
+
+
+@pytest.mark.parametrize("ending", [{"code": 137, "disrupted": True}, {"code": 4}])
+def test_disruptions_do_not_count(ending: dict[str, int]):
+    world = World(rljob(lifecycle={"failurePolicy": {"maxRestarts": 0}}))
+    for _ in range(3):
+        world.settle()
+        world.cluster.end_trainer(**ending)
+    world.settle()
+    assert (world.status["restarts"], world.status["disruptions"]) == (0, 3)
+    assert world.status["phase"] == "Running"
+
+
+def test_a_trainer_pod_deleted_by_hand_is_a_disruption():
+    world = World(rljob(lifecycle={"failurePolicy": {"maxRestarts": 0}}))
+    world.settle()
+    pod = next(p for p in world.cluster.of_kind("Pod") if "trainer" in p["metadata"]["name"])
+    world.cluster.remove("Pod", pod["metadata"]["name"])
+    world.settle()
+    assert (world.status["disruptions"], world.status["phase"]) == (1, "Running")
+
+
+@pytest.mark.parametrize(("code", "reason"), [(42, "DoNotRetry"), (3, "TooManyFailedScores")])
+def test_exit_codes_that_end_the_job(code: int, reason: str):
+    world = World()
+    world.settle()
+    world.cluster.end_trainer(code, "because")
+    world.settle()
+    assert world.condition(Condition.FAILED)["reason"] == reason
+    assert "because" in world.condition(Condition.FAILED)["message"]
+
+
+def test_suspend_gives_back_everything_but_redis_and_metrics_and_resume_takes_it_again():
+    world = World()
+    world.settle()
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(scheduling={"suspend": True}))
+    world.settle()
+    roles = {pod["metadata"]["labels"]["plaudit.dev/role"] for pod in world.cluster.of_kind("Pod")}
+    assert roles == {"redis", "metrics"}
+    assert world.status["phase"] == "Suspended"
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(scheduling={"suspend": False}))
+    world.settle()
+    assert world.status["phase"] == "Running"
+    assert world.status["replicas"] == {"rollout": "2/2", "reward": "2/2"}
+    assert world.status["restarts"] == 0
+
+
+def test_a_job_that_is_made_suspended_holds_nothing():
+    world = World(rljob(scheduling={"suspend": True}))
+    world.settle()
+    roles = {pod["metadata"]["labels"]["plaudit.dev/role"] for pod in world.cluster.of_kind("Pod")}
+    assert roles == {"redis", "metrics"}
+    world.cluster.now += 100_000
+    world.settle()
+    assert world.status["phase"] == "Suspended"  # the clock of preRunningDeadlineSeconds stands still
+
+
+def test_replicas_follow_the_job_and_a_hand_that_changes_them_is_corrected():
+    world = World()
+    world.settle()
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"]["rollout"].update(replicas=5))
+    world.settle()
+    assert world.status["replicas"]["rollout"] == "5/5"
+    world.cluster.edit("Deployment", "job-rollout", lambda item: item["spec"].update(replicas=1))
+    world.settle()
+    assert world.status["replicas"]["rollout"] == "5/5"
+
+
+def test_an_autoscalers_replicas_are_left_alone():
+    workers = {"autoscaling": {"provider": "keda", "minReplicas": 2}}
+    reward = rljob()["spec"]["reward"] | {"workers": workers}
+    world = World(rljob(reward=reward))
+    world.settle()
+    assert world.cluster.find("ScaledObject", "job-reward")
+    assert world.status["replicas"]["reward"] == "2/2"
+    world.cluster.edit("Deployment", "job-reward", lambda item: item["spec"].update(replicas=7))
+    world.settle()
+    assert world.status["replicas"]["reward"] == "7/7"
+    assert not any("scale" in call for call in world.cluster.calls)
+
+
+def test_children_deleted_or_edited_by_hand_come_back():
+    world = World()
+    world.settle()
+    before = world.children()
+    for kind, name in sorted(before - {c for c in before if c[0] in ("Secret", "ConfigMap", "Job")}):
+        world.cluster.remove(kind, name)
+    world.settle()
+    assert world.children() == before
+    world.cluster.edit("Service", "job-trainer", lambda item: item["spec"].update(selector={"some": "thing"}))
+    world.settle()
+    service = world.cluster.find("Service", "job-trainer")
+    assert service
+    assert service["spec"]["selector"]["plaudit.dev/role"] == "trainer"
+
+
+def test_a_job_that_never_runs_fails_at_its_deadline_and_says_why():
+    world = World(rljob(lifecycle={"preRunningDeadlineSeconds": 60}))
+    world.deliver()
+    world.reconcile()
+    world.deliver()
+    world.cluster.now += 61
+    world.reconcile()
+    assert world.condition(Condition.FAILED)["reason"] == "PreRunningDeadlineExceeded"
+    assert "rollout 0/" in world.condition(Condition.FAILED)["message"]
+    world.settle()
+    assert not world.cluster.of_kind("Pod")
+
+
+def test_a_job_that_runs_too_long_fails():
+    world = World(rljob(lifecycle={"activeDeadlineSeconds": 100}))
+    world.settle()
+    world.cluster.now += 101
+    world.settle()
+    assert world.condition(Condition.FAILED)["reason"] == "ActiveDeadlineExceeded"
+
+
+def test_a_name_that_is_taken_is_never_adopted():
+    world = World()
+    stranger = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "job-redis", "namespace": "default"}}
+    world.cluster.put({**stranger, "spec": {"ports": [{"port": 1}]}})
+    for _ in range(4):
+        world.deliver()
+        world.reconcile()
+    assert world.condition(Condition.ADMITTED)["reason"] == "NameTaken"
+    assert "Service job-redis" in world.condition(Condition.ADMITTED)["message"]
+    found = world.cluster.find("Service", "job-redis")
+    assert found
+    assert found["spec"] == {"ports": [{"port": 1}]}
+    world.cluster.remove("Service", "job-redis")
+    world.settle()
+    assert world.condition(Condition.ADMITTED)["status"] == "True"
+
+
+def test_a_bad_job_is_told_and_makes_nothing():
+    world = World(rljob(algorithm={"steps": 3, "promptsPerStep": 10, "miniBatchesPerStep": 3}))
+    world.settle()
+    assert world.status["phase"] == "Invalid"
+    assert "cannot be divided by miniBatchesPerStep" in world.condition(Condition.SPEC_VALID)["message"]
+    assert not world.children()
+
+
+def test_a_change_that_is_not_allowed_is_told_and_changes_nothing():
+    world = World()
+    world.settle()
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"]["model"].update(source="/plaudit/other"))
+    world.settle()
+    assert world.condition(Condition.SPEC_VALID)["reason"] == "ImmutableFieldChanged"
+    assert "spec.model.source" in world.condition(Condition.SPEC_VALID)["message"]
+    config = world.cluster.find("ConfigMap", "job-job")
+    assert config
+    assert "/plaudit/other" not in config["data"]["job.yaml"]
+    assert world.status["phase"] == "Running"
+
+
+def test_an_upgraded_operator_restarts_nothing():
+    from dataclasses import replace
+
+    world = World()
+    world.settle()
+    uids = {pod["metadata"]["uid"] for pod in world.cluster.of_kind("Pod")}
+    world.cluster.calls.clear()
+    images = replace(world.settings.images, worker="worker:2", gpu="gpu:2", redis="redis:2")
+    world.settings = replace(world.settings, images=images, run_as_user=2000)
+    world.start_operator()
+    world.settle()
+    assert {pod["metadata"]["uid"] for pod in world.cluster.of_kind("Pod")} == uids
+    assert world.cluster.calls == []
+
+
+def test_a_job_deleted_and_made_again_under_its_name_waits_for_the_old_ones_children():
+    world = World()
+    world.settle()
+    old = world.job["metadata"]["uid"]
+    leftover = dict(world.cluster.find("Service", "job-redis") or {})
+    world.cluster.remove("RLJob", "job")
+    world.cluster.put({**leftover, "metadata": {**leftover["metadata"]}})
+    world.cluster.put(rljob())
+    assert world.job["metadata"]["uid"] != old
+    for _ in range(3):
+        world.deliver()
+        world.reconcile()
+    assert "job-redis" not in world.condition(Condition.ADMITTED).get("message", "")
+    world.cluster.remove("Service", "job-redis")
+    world.settle()
+    assert world.status["phase"] == "Running"
+
+
+def test_files_are_copied_once_with_their_digests():
+    job = rljob(files={"configMap": "code"})
+    job["spec"]["reward"]["scorers"][0]["python"]["path"] = "reward.py"
+    world = World(job)
+    world.deliver()
+    world.reconcile()
+    assert world.condition(Condition.SPEC_VALID)["reason"] == "FilesMissing"
+    code = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "code", "namespace": "default"}}
+    world.cluster.put({**code, "data": {"reward.py": "first"}})
+    world.settle()
+    world.cluster.put({**code, "data": {"reward.py": "second"}})
+    world.settle()
+    config = world.cluster.find("ConfigMap", "job-job")
+    assert config
+    assert config["data"]["file-0"] == "first"
+
+
+def test_a_job_that_only_scores_runs_without_trainer_and_rollouts():
+    training = dict.fromkeys(("model", "data", "algorithm", "rollout", "trainer", "storage"))
+    world = World(rljob(**training))
+    world.settle()
+    assert world.status["phase"] == "Running"
+    assert not world.cluster.of_kind("Job")
+    assert {d["metadata"]["name"] for d in world.cluster.of_kind("Deployment")} == {"job-reward", "job-metrics"}
+
+
+def test_events_tell_what_happened_once():
+    world = World()
+    world.settle()
+    world.cluster.end_trainer(1, "boom")
+    world.settle()
+    world.cluster.end_trainer(0)
+    world.settle()
+    told = [(event["type"], event["reason"]) for event in world.cluster.of_kind("Event")]
+    assert told.count(("Normal", "TrainerDone")) == 1
+    assert ("Warning", "AttemptFailed") in told
+    assert ("Normal", "Admitted") in told

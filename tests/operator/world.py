@@ -1,0 +1,122 @@
+"""A job's life on the model of a cluster: deliver events, let the operator work, let the cluster work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cluster_model import ClusterModel, Inline
+
+from plaudit_operator import names
+from plaudit_operator.cache import Cache
+from plaudit_operator.errors import KubeError
+from plaudit_operator.kinds import RLJOB, WATCHED, kind_of
+from plaudit_operator.reconcile import Reconciler, Result
+from plaudit_operator.settings import Images, Settings
+
+SETTINGS = Settings(Images("worker:1", "gpu:1", "redis:1"), "plaudit-system")
+KEY = ("default", "job")
+
+
+def rljob(**spec: Any) -> dict[str, Any]:
+    """A small job that trains, with sections replaced by ``spec``."""
+    sections: dict[str, Any] = {
+        "model": {"source": "/plaudit/model"},
+        "data": {"train": {"path": "/plaudit/train.parquet"}},
+        "algorithm": {"steps": 3},
+        "rollout": {"replicas": 2},
+        "reward": {
+            "scorers": [{"name": "mine", "kind": "python", "python": {"path": "/plaudit/reward.py"}}],
+            "workers": {"replicas": 2},
+        },
+        "trainer": {},
+        "storage": {"claimName": "shared"},
+    }
+    sections |= spec
+    return {
+        "apiVersion": "plaudit.dev/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": "job", "namespace": "default"},
+        "spec": {name: section for name, section in sections.items() if section is not None},
+    }
+
+
+class World:
+    """One cluster and one operator, which a test may end and start again at any moment."""
+
+    def __init__(self, job: dict[str, Any] | None = None, cluster: ClusterModel | None = None) -> None:
+        self.cluster = cluster or ClusterModel()
+        self.settings = SETTINGS
+        if cluster is None:
+            self.cluster.put(job or rljob())
+        self.start_operator()
+
+    def start_operator(self) -> None:
+        """A fresh process: nothing in memory but what it lists."""
+        self.cache = Cache()
+        self.reconciler = Reconciler(
+            self.cluster, self.cache, self.settings, Inline(), self._progress, lambda: self.cluster.now
+        )
+        self.relist()
+
+    def _progress(self, name: str, namespace: str) -> dict[str, Any]:
+        return {"step": 2, "verdict": "reward", "backlog": 0}
+
+    def relist(self) -> None:
+        """Every watch begins anew: events that were not delivered are lost."""
+        self.cluster.events.clear()
+        for kind in WATCHED:
+            self.cache.replace(kind, self.cluster.list(kind, "", "" if kind == RLJOB else names.SELECTOR)[0])
+
+    def deliver(self, kind: str | None = None, *, count: int | None = None, twice: bool = False) -> None:
+        """Events reach the cache: of one kind or all, all of them or the first few, perhaps twice."""
+        for name in [kind] if kind else list(self.cluster.events):
+            if name not in {k.kind for k in WATCHED}:
+                self.cluster.events.pop(name, None)
+                continue
+            queue = self.cluster.events[name]
+            taken = queue[: len(queue) if count is None else count]
+            del queue[: len(taken)]
+            for event, item in taken + (taken if twice else []):
+                self.cache.update(kind_of(name), event, item)
+
+    def reconcile(self) -> Result | None:
+        """One turn of the operator; None when it has to try again."""
+        try:
+            return self.reconciler.reconcile(KEY)
+        except KubeError:
+            return None
+
+    def settle(self, turns: int = 60) -> None:
+        """Operator and controllers take turns until neither has anything to do."""
+        for _ in range(turns):
+            before = self.cluster.writes
+            self.deliver()
+            result = self.reconcile()
+            self.cluster.run_controllers()
+            if self.cluster.writes == before and result is not None and not self._pending():
+                return
+        raise AssertionError(f"not settled after {turns} turns: {self.cluster.calls[-10:]}")
+
+    def _pending(self) -> bool:
+        return any(self.cluster.events[kind.kind] for kind in WATCHED)
+
+    @property
+    def job(self) -> dict[str, Any]:
+        """The RLJob as it is in the cluster."""
+        found = self.cluster.find("RLJob", "job")
+        assert found is not None
+        return found
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """Its status."""
+        return self.job.get("status") or {}
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        """One of its conditions."""
+        return next((c for c in self.status.get("conditions", []) if c["type"] == kind), {})
+
+    def children(self) -> set[tuple[str, str]]:
+        """Everything that the job owns, without pods and events."""
+        left_out = ("RLJob", "Pod", "Event", "Lease")
+        return {(kind, name) for kind, _, name in self.cluster.objects if kind not in left_out}
