@@ -125,6 +125,9 @@ class Series:
         self.judge_requests = CopiedCounter(
             "plaudit_judge_requests", "Requests to a judge, by how they ended", ["judge", "status"], registry
         )
+        self.judge_tokens = CopiedCounter(
+            "plaudit_judge_tokens", "Tokens that a judge read and wrote", ["judge", "kind"], registry
+        )
         self.judge_circuit_open = Gauge(
             "plaudit_judge_circuit_open", "1 while a reward worker does not ask the judge", ["judge"], registry=registry
         )
@@ -205,6 +208,7 @@ class Series:
         self.duplicates.copy(_one_label(none | seen.duplicates))
         self.dead_letters.copy(_one_label(none | seen.dead_letters))
         self.judge_requests.copy(seen.judge_requests)
+        self.judge_tokens.copy(seen.judge_tokens)
         for judge, is_open in seen.circuits_open.items():
             self.judge_circuit_open.labels(judge).set(is_open)
         self.workers.clear()

@@ -36,6 +36,8 @@ __all__ = ["ServiceSettings", "SettingsError", "serve"]
 logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 2.0
+_END_WITHIN_S = 2
+"""A scraper's connection that stays open holds up the end no longer."""
 _REDIS_WITHIN_S = 30.0
 """Redis may be away for so long before the service counts as not ready (or, at the start, gives up)."""
 
@@ -75,6 +77,7 @@ async def _serve_on(listener: socket.socket, client: Redis, settings: ServiceSet
             lifespan="off",
             log_config=None,
             access_log=False,
+            timeout_graceful_shutdown=_END_WITHIN_S,
         )
     )
     address, port = listener.getsockname()[:2]

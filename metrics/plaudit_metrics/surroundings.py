@@ -44,6 +44,8 @@ class Surroundings:
     worker_records: tuple[WorkerRecord, ...] = ()
     judge_requests: dict[tuple[str, ...], int] = field(default_factory=dict)
     """(judge, status) → requests that ended so, over all reward workers since the run began."""
+    judge_tokens: dict[tuple[str, ...], int] = field(default_factory=dict)
+    """(judge, prompt or completion) → tokens."""
     policy_version: int | None = None
     policy_version_lag: int = 0
     memory_bytes: int = 0
@@ -84,7 +86,8 @@ async def look(client: Redis, keys: Keys) -> Surroundings:
         dead_letters=_counters(state, "dead"),
         workers=dict(Counter((worker.role, _state_of(worker)) for worker in workers)),
         worker_records=tuple(workers),
-        judge_requests=await _judge_requests(client, keys),
+        judge_requests=await _of_judges(client, keys.judges),
+        judge_tokens=await _of_judges(client, keys.judge_tokens),
         policy_version=version,
         policy_version_lag=_lag(workers, version),
         memory_bytes=int(info.get("used_memory", 0)),
@@ -130,13 +133,14 @@ async def _live_workers(client: Redis, keys: Keys, now: float) -> list[WorkerRec
     return [record for each in encoded if each is not None and (record := decode_worker(each)) is not None]
 
 
-async def _judge_requests(client: Redis, keys: Keys) -> dict[tuple[str, ...], int]:
-    fields: Any = await client.hgetall(keys.judges)
-    requests: dict[tuple[str, ...], int] = {}
+async def _of_judges(client: Redis, key: str) -> dict[tuple[str, ...], int]:
+    """A hash whose fields are ``<judge>:<label>``."""
+    fields: Any = await client.hgetall(key)
+    counts: dict[tuple[str, ...], int] = {}
     for name, count in _texts(fields).items():
-        judge, _, status = name.partition(":")
-        requests[judge, status] = int(count)
-    return requests
+        judge, _, label = name.partition(":")
+        counts[judge, label] = int(count)
+    return counts
 
 
 def decode_worker(encoded: bytes) -> WorkerRecord | None:

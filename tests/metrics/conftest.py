@@ -1,12 +1,27 @@
-"""Builders of records: a sample from the seconds it spent in each stage, a group from its samples."""
+"""Builders of records, a Prometheus for the session, and a real run that it has scraped."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+import contextlib
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from plaudit_metrics.alerting.alerts import alert_rules
+from plaudit_metrics.alerting.recording import recording_rules
+from plaudit_metrics.alerting.windows import Windows
+from plaudit_metrics.generate import yaml_of
 from plaudit_metrics.records import (
     GenerationRecord,
     GroupRecord,
@@ -17,6 +32,17 @@ from plaudit_metrics.records import (
     Split,
     Stamps,
 )
+from plaudit_metrics.service import ServiceSettings, serve
+from plaudit_workers.job.reward import Reward
+from plaudit_workers.launch.redis_server import RedisServer, free_port
+from plaudit_workers.rollout.scripted_engine import ScriptedEngine
+from plaudit_workers.scoring.build import build_pipeline
+from plaudit_workers.scoring.kinds.context import BuildContext
+from plaudit_workers.scoring.worker import ScoringOptions, ScoringWorker
+from plaudit_workers.stream.connection import RedisAddress, Transport
+from plaudit_workers.stream.consumer import ConsumerOptions
+from plaudit_workers.stream.records import Announcement, PolicyVersion
+from plaudit_workers.training.scripted_policy import ScriptedPolicy
 
 ADMITTED = 1_000_000.0
 
@@ -123,3 +149,235 @@ def sample() -> Callable[..., SampleRecord]:
 def group() -> Callable[..., GroupRecord]:
     """``group(samples, group_scorer=0.5, …)``."""
     return build_group
+
+
+class Prometheus:
+    """A real Prometheus that evaluates the committed rules with every window shortened 600 times.
+
+    Args:
+        folder: its configuration and data.
+        program: its path.
+    """
+
+    def __init__(self, folder: Path, program: str) -> None:
+        windows = Windows(scale=1 / 600, least_s=2)
+        (folder / "rules.yaml").write_text(yaml_of(recording_rules(windows)))
+        (folder / "alerts.yaml").write_text(yaml_of(alert_rules("run", windows)))
+        (folder / "targets").mkdir()
+        (folder / "prometheus.yaml").write_text(
+            "global: {scrape_interval: 250ms, evaluation_interval: 250ms}\n"
+            "rule_files: [rules.yaml, alerts.yaml]\n"
+            "scrape_configs: [{job_name: plaudit, file_sd_configs: [{files: [targets/*.json]}]}]\n"
+        )
+        port = free_port()
+        self.address = f"http://127.0.0.1:{port}"
+        self._targets = folder / "targets"
+        self._process = subprocess.Popen(
+            [
+                program,
+                f"--config.file={folder / 'prometheus.yaml'}",
+                f"--storage.tsdb.path={folder / 'data'}",
+                f"--web.listen-address=127.0.0.1:{port}",
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def scrape(self, port: int, **labels: str) -> None:
+        """Scrapes a port from now on; its series carry the labels."""
+        target = self._targets / f"{port}.json.new"
+        target.write_text(json.dumps([{"targets": [f"127.0.0.1:{port}"], "labels": labels}]))
+        target.rename(target.with_suffix(""))
+
+    def query(self, expression: str, time: float | None = None) -> list[dict[str, Any]]:
+        """What an instant query returns; nothing while Prometheus is not up yet."""
+        given = {"query": expression} | ({} if time is None else {"time": str(time)})
+        try:
+            answer = httpx.get(f"{self.address}/api/v1/query", params=given, timeout=30).json()
+        except httpx.TransportError:
+            return []
+        assert answer["status"] == "success", answer
+        result: list[dict[str, Any]] = answer["data"]["result"]
+        return result
+
+    def close(self) -> None:
+        """Ends it."""
+        self._process.terminate()
+        self._process.wait()
+
+
+@pytest.fixture(scope="session")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """One for the session; runs keep apart by the label ``run``."""
+    program = shutil.which("prometheus")
+    if program is None:
+        pytest.skip("prometheus is not installed (Debian: apt-get install prometheus)")
+    server = Prometheus(tmp_path_factory.mktemp("prometheus"), program)
+    yield server
+    server.close()
+
+
+def _module_at(*path: str) -> Any:
+    """A module of another part's tests."""
+    spec = importlib.util.spec_from_file_location("_".join(path), Path(__file__).parents[1].joinpath(*path))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@dataclass(frozen=True)
+class ObservedRun:
+    """A real run that is over: trainer, rollout, reward worker, metrics service and Redis were real."""
+
+    name: str
+    folder: Path
+    num_steps: int
+    metrics: str
+    """Address of the metrics service, which is still up."""
+    ended: float
+    """When it ended, in Prometheus's time."""
+
+
+@pytest.fixture(scope="session")
+def observed_run(
+    redis_server: RedisServer, prometheus: Prometheus, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ObservedRun]:
+    """A run of a few steps, some of whose samples cannot be scored, scraped by Prometheus from its beginning."""
+    running = _RunInThread(redis_server, prometheus, tmp_path_factory.mktemp("observed") / "run")
+    yield running.start()
+    running.stop()
+
+
+class _ProbingPolicy(ScriptedPolicy):
+    """Writes the probe beside its weights, as policies with a model do."""
+
+    def publish(self, version: PolicyVersion) -> Announcement:
+        announcement = super().publish(version)
+        (Path(announcement.path) / "probe.json").write_text(json.dumps({"ids": [1, 2, 3], "logprobs": [-1.0, -2.0]}))
+        return announcement
+
+
+class _ComputingEngine(ScriptedEngine):
+    """Answers the probe, as engines with a model do."""
+
+    async def probe(self, ids: Sequence[int]) -> list[float] | None:
+        return [-1.0, -2.001]
+
+
+class _RunInThread:
+    """Its own event loop in a thread: fixtures of the session outlive the loop of a test."""
+
+    num_steps = 5
+
+    def __init__(self, server: RedisServer, prometheus: Prometheus, folder: Path) -> None:
+        self._server = server
+        self._prometheus = prometheus
+        self._folder = folder
+        self._settings = ServiceSettings("observed", server.url, server.password, port=free_port())
+        self._over = threading.Event()
+        self._ended = 0.0
+        self._error: BaseException | None = None
+        self._stop: Callable[[], object] = lambda: None
+        self._thread = threading.Thread(target=self._run)
+
+    def start(self) -> ObservedRun:
+        self._thread.start()
+        assert self._over.wait(120)
+        if self._error is not None:
+            raise self._error
+        address = f"http://127.0.0.1:{self._settings.port}"
+        return ObservedRun(self._settings.run, self._folder, self.num_steps, address, self._ended)
+
+    def stop(self) -> None:
+        self._stop()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._observed())
+        except BaseException as error:  # told by ``start``
+            self._error = error
+        finally:
+            self._over.set()
+
+    async def _observed(self) -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self._stop = lambda: loop.call_soon_threadsafe(stop.set)
+        async with self._service(stop):
+            await self._train()
+            await self._scraped(f"plaudit_step == {self.num_steps}")
+            await asyncio.sleep(1.0)  # a few scrapes more: rates want two points of every series
+            self._ended = float((await self._query("time()"))[1])
+            self._over.set()
+            await stop.wait()
+
+    @contextlib.asynccontextmanager
+    async def _service(self, stop: asyncio.Event) -> AsyncIterator[None]:
+        serving = asyncio.create_task(serve(self._settings, stop))
+        self._prometheus.scrape(self._settings.port, run=self._settings.run)
+        try:
+            await self._scraped("up == 1")
+            yield
+        finally:
+            stop.set()
+            await serving
+
+    async def _train(self) -> None:
+        module = _module_at("workers", "training", "conducted", "conftest.py")
+        module.ScriptedEngine, module.ScriptedPolicy = _ComputingEngine, _ProbingPolicy
+        simulation = module.Simulation(self._server, self._settings.run, self._folder)
+        simulation.broken = {2, 9}
+        async with simulation.workers(reward_workers=0), self._judging():
+            done, _ = await simulation.train(module.make_plan(steps=self.num_steps, staleness=1))
+        assert done
+
+    @contextlib.asynccontextmanager
+    async def _judging(self) -> AsyncIterator[None]:
+        """A reward worker that runs a function and asks a judge, until the context ends."""
+        judge = _module_at("reward", "judge", "faulty_server.py").FaultyServer()
+        await judge.start()
+        address = RedisAddress(self._server.url, self._server.password)
+        transport = await Transport.open(address, self._settings.run)
+        (self._folder / "judge.j2").write_text("How good is {{ response }}?")
+        scorers = [
+            {"name": "mine", "kind": "python", "python": {"path": str(self._folder / "rewards.py")}},
+            {
+                "name": "big",
+                "kind": "judge",
+                "judge": {
+                    "baseUrl": judge.url,
+                    "model": "big",
+                    "promptTemplate": {"path": str(self._folder / "judge.j2")},
+                    "parse": {"regex": "score: ([0-9.]+)"},
+                },
+                "limits": {"concurrency": 2},
+            },
+        ]
+        reward = Reward.model_validate({"scorers": scorers}, by_alias=True, by_name=False)
+        pipeline = await build_pipeline(
+            reward, "reward-0", BuildContext(reward, "reward-0", run=self._settings.run, redis=address)
+        )
+        options = ScoringOptions(drain_grace_s=0.5, consumer=ConsumerOptions(block_s=0.1))
+        stop = asyncio.Event()
+        working = asyncio.create_task(ScoringWorker("reward-0", transport, pipeline, options).run(stop))
+        try:
+            yield
+        finally:
+            stop.set()
+            await working
+            await transport.close()
+            await judge.stop()
+
+    async def _scraped(self, expression: str) -> None:
+        async with asyncio.timeout(60):
+            while not await asyncio.to_thread(self._prometheus.query, f"{expression} and on(run) up{{run='observed'}}"):
+                await asyncio.sleep(0.1)
+
+    async def _query(self, expression: str) -> Any:
+        address = f"{self._prometheus.address}/api/v1/query"
+        async with httpx.AsyncClient() as client:
+            return (await client.get(address, params={"query": expression})).json()["data"]["result"]

@@ -155,12 +155,17 @@ def _judges(board: Dashboard) -> Dashboard:
         f" / sum by (judge) (rate(plaudit_limiter_wait_seconds_count{{{_RUN}}}[$__rate_interval]))"
     )
     requests = f"sum by (judge, status) (rate(plaudit_judge_requests_total{{{_RUN}}}[$__rate_interval]))"
+    tokens = f"sum by (judge, kind) (rate(plaudit_judge_tokens_total{{{_RUN}}}[$__rate_interval]))"
     circuits = f"max by (judge) (plaudit_judge_circuit_open{{{_RUN}}})"
     return (
         board.with_row(Row("Judges and limits"))
         .with_panel(lines("Mean wait for a limit", SECONDS, (waits, "{{judge}}")))
         .with_panel(lines("Requests by status", PER_SECOND, (requests, "{{judge}}: {{status}}")))
-        .with_panel(lines("Circuit open", COUNT, (circuits, "{{judge}}")))
+        .with_panel(
+            lines(
+                "Tokens a second, circuit open", COUNT, (tokens, "{{judge}}: {{kind}}"), (circuits, "{{judge}}: open")
+            )
+        )
     )
 
 

@@ -8,59 +8,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import shutil
-import subprocess
-from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import httpx
 import pytest
 from redis.asyncio import Redis
 
-from plaudit_metrics.alerting.alerts import alert_rules
-from plaudit_metrics.alerting.recording import recording_rules
-from plaudit_metrics.alerting.windows import Windows
 from plaudit_metrics.events import encode_event
-from plaudit_metrics.generate import yaml_of
 from plaudit_metrics.keys import Keys
 from plaudit_metrics.records import StepRecord
 from plaudit_metrics.service import ServiceSettings, serve
 from plaudit_workers.launch.redis_server import RedisServer, free_port
 
 Build = Callable[..., Any]
-SHORTENED = Windows(scale=1 / 600, least_s=2)
-
-
-@contextlib.contextmanager
-def prometheus(folder: Path, target: int) -> Iterator[str]:
-    """A Prometheus that scrapes the port; gives its address."""
-    program = shutil.which("prometheus")
-    if program is None:
-        pytest.skip("prometheus is not installed (Debian: apt-get install prometheus)")
-    (folder / "rules.yaml").write_text(yaml_of(recording_rules(SHORTENED)))
-    (folder / "alerts.yaml").write_text(yaml_of(alert_rules("run", SHORTENED)))
-    (folder / "prometheus.yaml").write_text(
-        "global: {scrape_interval: 250ms, evaluation_interval: 250ms}\n"
-        "rule_files: [rules.yaml, alerts.yaml]\n"
-        f"scrape_configs: [{{job_name: plaudit, static_configs: [{{targets: ['127.0.0.1:{target}']}}]}}]\n"
-    )
-    port = free_port()
-    process = subprocess.Popen(
-        [
-            program,
-            f"--config.file={folder / 'prometheus.yaml'}",
-            f"--storage.tsdb.path={folder / 'data'}",
-            f"--web.listen-address=127.0.0.1:{port}",
-        ],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait()
+pytestmark = pytest.mark.xdist_group("observed run")
 
 
 class Run:
@@ -104,34 +65,30 @@ async def in_background(settings: ServiceSettings, run: Run) -> AsyncIterator[No
     assert code == 0
 
 
-async def firing(client: httpx.AsyncClient) -> set[tuple[str, str]]:
-    try:
-        alerts = (await client.get("/api/v1/alerts")).json()["data"]["alerts"]
-    except httpx.TransportError:
-        return set()
-    return {(each["labels"]["alertname"], each["labels"]["severity"]) for each in alerts if each["state"] == "firing"}
+def firing(prometheus: Any, run: str) -> set[tuple[str, str]]:
+    alerts = prometheus.query(f'ALERTS{{alertstate="firing", run="{run}"}}')
+    return {(alert["metric"]["alertname"], alert["metric"]["severity"]) for alert in alerts}
 
 
-async def until(condition: Callable[[set[tuple[str, str]]], bool], client: httpx.AsyncClient) -> None:
+async def until(condition: Callable[[set[tuple[str, str]]], bool], prometheus: Any, run: str) -> None:
     async with asyncio.timeout(60):
-        while not condition(await firing(client)):
+        while not condition(await asyncio.to_thread(firing, prometheus, run)):
             await asyncio.sleep(0.1)
 
 
 async def test_alerts_fire_while_rewards_are_slow_and_clear_when_they_recover(
-    redis_server: RedisServer, run_name: str, sample: Build, tmp_path: Path
+    redis_server: RedisServer, run_name: str, sample: Build, prometheus: Any
 ) -> None:
-    port = free_port()
-    settings = ServiceSettings(run_name, redis_server.url, redis_server.password, port=port)
+    settings = ServiceSettings(run_name, redis_server.url, redis_server.password, port=free_port())
     redis = Redis.from_url(redis_server.url, password=redis_server.password, protocol=2)
     run = Run(redis, run_name, sample)
     both = {("RewardLatencyBurn", "page"), ("RewardStarvesTrainer", "ticket")}
-    with prometheus(tmp_path, port) as address:
-        async with in_background(settings, run), httpx.AsyncClient(base_url=address) as client:
-            await until(lambda fires: both <= fires, client)
-            run.slow = False
-            await until(lambda fires: not both & fires, client)
-            query = {"query": "run:plaudit_step_wait:ratio_rate30m{cause='score'}"}
-            answer = (await client.get("/api/v1/query", params=query)).json()
-            assert 0 < float(answer["data"]["result"][0]["value"][1]) < 0.2
+    prometheus.scrape(settings.port, run=run_name)
+    async with in_background(settings, run):
+        await until(lambda fires: both <= fires, prometheus, run_name)
+        run.slow = False
+        await until(lambda fires: not both & fires, prometheus, run_name)
+        query = f"run:plaudit_step_wait:ratio_rate30m{{cause='score', run='{run_name}'}}"
+        (waited,) = await asyncio.to_thread(prometheus.query, query)
+        assert 0 < float(waited["value"][1]) < 0.2
     await redis.aclose()

@@ -1,0 +1,114 @@
+"""Every query of the dashboards finds something in a real Prometheus that scraped a real run; so does every series."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import start_http_server
+from prometheus_client.parser import text_string_to_metric_families
+
+from plaudit_metrics.series import Series
+from plaudit_operator.cache import Cache
+from plaudit_operator.kinds import RLJOB
+from plaudit_operator.series import Series as OperatorSeries
+
+REPOSITORY = Path(__file__).parents[3]
+DASHBOARDS = {
+    name: json.loads((REPOSITORY / "metrics" / "dashboards" / f"{name}.json").read_text())
+    for name in ("job", "fleet", "operator")
+}
+pytestmark = pytest.mark.xdist_group("observed run")
+
+
+def panels(dashboard: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    return (panel for panel in dashboard["panels"] if panel["type"] != "row")
+
+
+QUERIES = [
+    pytest.param(target["expr"], id=f"{name}: {panel['title']} {target['refId']}")
+    for name, dashboard in DASHBOARDS.items()
+    for panel in panels(dashboard)
+    for target in panel["targets"]
+]
+
+
+@pytest.fixture(scope="session")
+def observed_operator(prometheus: Any) -> Iterator[None]:
+    """The operator's own series over one job, served and scraped."""
+    cache = Cache()
+    metadata = {"name": "demo", "namespace": "team", "uid": "0c5c2a5e", "labels": {}}
+    conditions = [{"type": "Ready", "status": "True"}, {"type": "Degraded", "status": "False"}]
+    status = {"run": "demo-0c5c2", "phase": "Running", "conditions": conditions}
+    cache.replace(RLJOB, [{"metadata": metadata, "spec": {}, "status": status}])
+    series = OperatorSeries(cache, lambda: 2, lambda: True, lambda: {"RLJob": 3.0})
+    server, thread = start_http_server(port=0, addr="127.0.0.1", registry=series.registry)
+    prometheus.scrape(server.server_port)
+    series.reconcile_seconds.labels("ok").observe(0.02)
+    asked = "rate(plaudit_operator_reconcile_seconds_count[1m]) > 0"
+    for _ in range(200):
+        if prometheus.query(asked):
+            break
+        series.reconcile_seconds.labels("ok").observe(0.02)
+        time.sleep(0.1)
+    yield
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize("expression", QUERIES)
+def test_a_query_of_a_dashboard_finds_something(
+    observed_run: Any, observed_operator: None, prometheus: Any, expression: str
+) -> None:
+    for variable, value in {"$run": "observed", "$__rate_interval": "1m", "$__range": "1m"}.items():
+        expression = expression.replace(variable, value)
+    found = prometheus.query(
+        expression, None if "_operator_" in expression or "_rljob_" in expression else observed_run.ended
+    )
+    assert [series for series in found if not math.isnan(float(series["value"][1]))], expression
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_a_dashboard_can_be_linked_to_and_pointed_at_any_data_source(name: str) -> None:
+    dashboard = DASHBOARDS[name]
+    assert dashboard["uid"] == f"plaudit-{name}"
+    assert dashboard["title"] == f"Plaudit / {name.title()}"
+    assert "datasource" in [variable["name"] for variable in dashboard["templating"]["list"]]
+    for panel in panels(dashboard):
+        assert panel["datasource"]["uid"] == "${datasource}"
+        assert {target["datasource"]["uid"] for target in panel["targets"]} == {"${datasource}"}
+
+
+def test_the_first_screen_of_a_job_answers_the_four_questions() -> None:
+    first = [panel["title"] for panel in panels(DASHBOARDS["job"]) if panel["gridPos"]["y"] < 20]
+    for question in ("bottleneck", "Which scorer", "How old is the queue", "What failed"):
+        assert any(question in title for title in first)
+
+
+def test_a_real_run_holds_every_series(observed_run: Any) -> None:
+    scraped = {family.name for family in families(observed_run) if family.samples}
+    assert scraped == {name.removesuffix("_total") for name in documented()}
+
+
+def test_the_documented_series_are_the_declared_ones() -> None:
+    declared = {family.name for collector in Series().registry._collector_to_names for family in collector.describe()}
+    assert {name.removesuffix("_total") for name in documented()} == declared
+
+
+def documented() -> set[str]:
+    """The series of the table in docs/metrics.md."""
+    section = (REPOSITORY / "docs" / "metrics.md").read_text().partition("\n## Prometheus\n")[2].partition("\n## ")[0]
+    first_cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    return {f"plaudit_{name}" for cell in first_cells for name in re.findall(r"`(\w+)", cell)}
+
+
+def families(run: Any) -> Iterator[Any]:
+    return iter(list(text_string_to_metric_families(httpx.get(f"{run.metrics}/metrics").text)))
