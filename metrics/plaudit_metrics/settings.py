@@ -21,7 +21,7 @@ class ServiceSettings:
     redis_url: str
     """``PLAUDIT_REDIS_URL``: ``redis://host:port/0`` or ``rediss://…``, without a password."""
     redis_password: str = field(default="", repr=False)
-    """``PLAUDIT_REDIS_PASSWORD``; empty for none."""
+    """``PLAUDIT_REDIS_PASSWORD``, or what the file ``PLAUDIT_REDIS_PASSWORD_FILE`` holds; empty for none."""
     host: str = "127.0.0.1"
     """``PLAUDIT_METRICS_HOST``: the address to listen on; the loopback unless told otherwise."""
     port: int = 0
@@ -53,7 +53,7 @@ class ServiceSettings:
         return cls(
             run=environment["PLAUDIT_RUN"],
             redis_url=environment["PLAUDIT_REDIS_URL"],
-            redis_password=environment.get("PLAUDIT_REDIS_PASSWORD", ""),
+            redis_password=_password(environment),
             host=environment.get("PLAUDIT_METRICS_HOST") or cls.host,
             port=int(_number(environment, port, cls.port)),
             run_folder=Path(folder) if folder else None,
@@ -61,6 +61,16 @@ class ServiceSettings:
             latency_threshold_s=_number(environment, "PLAUDIT_REWARD_LATENCY_THRESHOLD_S", cls.latency_threshold_s),
             latency_target=_number(environment, "PLAUDIT_REWARD_LATENCY_TARGET", cls.latency_target),
         )
+
+
+def _password(environment: Mapping[str, str]) -> str:
+    file = environment.get("PLAUDIT_REDIS_PASSWORD_FILE")
+    if not file:
+        return environment.get("PLAUDIT_REDIS_PASSWORD", "")
+    try:
+        return Path(file).read_text(encoding="utf-8").rstrip("\n")
+    except OSError as error:
+        raise SettingsError(f"PLAUDIT_REDIS_PASSWORD_FILE {file} cannot be read: {error.strerror}") from error
 
 
 def _number(environment: Mapping[str, str], name: str, default: float) -> float:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -52,9 +53,10 @@ class ProcessSettings:
     redis_url: str
     """``PLAUDIT_REDIS_URL``: ``redis://host:port/0`` or ``rediss://…``, without a password."""
     redis_password: str = field(repr=False)
-    """``PLAUDIT_REDIS_PASSWORD``; empty for none."""
+    """``PLAUDIT_REDIS_PASSWORD``, or what the file ``PLAUDIT_REDIS_PASSWORD_FILE`` holds; empty for none."""
     worker: str
-    """``PLAUDIT_WORKER``: name of this process, one of its own a start: default host name, process id."""
+    """``PLAUDIT_WORKER``: name of this process, one of its own a start: default host name, process id (1 in every
+    container) and six random digits."""
     health_port: int
     """``PLAUDIT_HEALTH_PORT``: serves ``/healthz`` and ``/readyz``; 0 = none. The metrics service's own port."""
     log_file: Path | None
@@ -87,8 +89,8 @@ class ProcessSettings:
             run=environment["PLAUDIT_RUN"],
             run_folder=Path(environment["PLAUDIT_RUN_FOLDER"]),
             redis_url=environment["PLAUDIT_REDIS_URL"],
-            redis_password=environment.get("PLAUDIT_REDIS_PASSWORD", ""),
-            worker=environment.get("PLAUDIT_WORKER") or f"{socket.gethostname()}-{os.getpid()}",
+            redis_password=_password(environment),
+            worker=environment.get("PLAUDIT_WORKER") or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
             health_port=int(port),
             log_file=Path(log_file) if log_file else None,
             model_servers=_model_servers(environment.get("PLAUDIT_MODEL_SERVERS", "")),
@@ -102,6 +104,16 @@ def _model_servers(written: str) -> dict[str, list[str]]:
         raise RefusedError(
             f'PLAUDIT_MODEL_SERVERS is {written!r}: {error}; give JSON such as {{"helpful": ["http://host:8000"]}}'
         ) from error
+
+
+def _password(environment: Mapping[str, str]) -> str:
+    file = environment.get("PLAUDIT_REDIS_PASSWORD_FILE")
+    if not file:
+        return environment.get("PLAUDIT_REDIS_PASSWORD", "")
+    try:
+        return Path(file).read_text(encoding="utf-8").rstrip("\n")
+    except OSError as error:
+        raise RefusedError(f"PLAUDIT_REDIS_PASSWORD_FILE {file} cannot be read: {error.strerror}") from error
 
 
 Serve = Callable[[ProcessSettings, asyncio.Event], Awaitable[int]]

@@ -38,12 +38,13 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     )
     try:
         async with HealthServer(settings.health_port, ready=lambda: True):
-            await _conduct(job, settings, transport, world_size, stop)
+            done = await _conduct(job, settings, transport, world_size, stop)
     except StaleIncarnationError as error:
         raise RefusedError(f"{error}. This trainer leaves; nothing of the run is lost") from error
     finally:
         await transport.close()
-    return EXIT_DONE
+    # Where an exit code is all that is seen of a process, a stop must not look like the end of the run.
+    return EXIT_DONE if done else int(os.environ.get("PLAUDIT_EXIT_WHEN_STOPPED", EXIT_DONE))
 
 
 def ranks(environment: Mapping[str, str], expected: int) -> tuple[int, int]:
@@ -70,7 +71,7 @@ async def _follow(job: RLJob, rank: int, world_size: int) -> int:
 
 async def _conduct(
     job: RLJob, settings: ProcessSettings, transport: Transport, world_size: int, stop: asyncio.Event
-) -> None:
+) -> bool:
     # Heavy imports only here: a refusal for the job's or Redis's sake needs none of them.
     from plaudit_workers.training.commands import Follower
     from plaudit_workers.training.conductor import conduct
@@ -105,6 +106,7 @@ async def _conduct(
     finally:
         sinks.close()
     logger.info("trainer leaves", extra={"fields": {"all_steps_done": done}})
+    return done
 
 
 def stream_limits(job: RLJob, plan: RunPlan) -> StreamLimits:
