@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -39,7 +40,8 @@ _LONGEST_RETRY_AFTER_S = 60.0
 
 
 class _Result(msgspec.Struct):
-    probs: list[float]
+    probs: list[float | None]
+    """None is what JSON has for NaN."""
 
 
 class _Answer(msgspec.Struct):
@@ -221,7 +223,8 @@ def _read(response: httpx.Response) -> Score:
         raise DataError(
             f"the model has {len(result.probs)} labels; a reward model has one (num_labels: 1). Name another source"
         )
-    return Score.scored(result.probs[0])
+    (logit,) = result.probs
+    return Score.scored(math.nan if logit is None else logit)
 
 
 def _told(response: httpx.Response) -> str:

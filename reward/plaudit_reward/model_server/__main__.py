@@ -33,15 +33,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _serve(given: argparse.Namespace, settings: ModelSettings) -> int:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     # Here, not above: --help and a wrong argument need no torch.
     from plaudit_reward.model_server.batcher import BatchLimits
     from plaudit_reward.model_server.model import Classifier
     from plaudit_reward.model_server.serve import Address, serve
 
     classifier = await asyncio.to_thread(Classifier, settings)
+    stop = asyncio.Event()
+    # Not earlier: while a model is loaded there is nothing to drain, and a signal ends the process at once.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     limits = BatchLimits(given.max_batch_tokens, given.max_padding, given.max_queue)
     await serve(classifier, Address(given.host, given.port, given.served_model_name or given.model), limits, stop)
     return 0

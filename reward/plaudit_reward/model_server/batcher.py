@@ -25,7 +25,7 @@ class QueueFullError(Exception):
 
 
 class StoppedError(Exception):
-    """The server is ending: what it had taken is answered, nothing more is taken."""
+    """The server is ending: this request has to go elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -101,15 +101,19 @@ class Batcher:
         Whatever ``forward`` raises ends the server: requests are checked before they are queued, so it is the device
         or its memory that failed, and a fresh process is the only cure.
         """
-        with ThreadPoolExecutor(1, "forward") as thread:
-            while True:
-                if self._by_length:
-                    await self._compute(self._take(), thread)
-                elif self._stopping:
-                    return
-                else:
-                    self._changed.clear()
-                    await self._changed.wait()
+        try:
+            with ThreadPoolExecutor(1, "forward") as thread:
+                while self._by_length or not self._stopping:
+                    if self._by_length:
+                        await self._compute(self._take(), thread)
+                    else:
+                        self._changed.clear()
+                        await self._changed.wait()
+        finally:
+            self._stopping = True
+            for one in self._by_length:
+                if not one.result.done():
+                    one.result.set_exception(StoppedError())
 
     def stop(self) -> None:
         """Takes nothing more; ``run`` ends when what was taken is done."""

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _IDLE_CONNECTION_S = 75
+_LAST_ANSWERS_WITHIN_S = 10
+"""Of a drain: what is computed has to reach its client."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ async def serve(classifier: Classifier, address: Address, limits: BatchLimits, s
                 log_config=None,
                 access_log=False,
                 timeout_keep_alive=_IDLE_CONNECTION_S,
+                timeout_graceful_shutdown=_LAST_ANSWERS_WITHIN_S,
             )
         )
         logger.info("serving on %s:%d", *listener.getsockname()[:2])

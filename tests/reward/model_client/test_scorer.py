@@ -65,12 +65,11 @@ async def test_what_goes_wrong_is_typed_and_in_the_servers_words(
     assert len(server.bodies) == 1
 
 
-async def test_a_value_that_is_no_number_is_no_value(servers: Servers, open_scorer: Open) -> None:
+async def test_nan_is_a_data_error(servers: Servers, open_scorer: Open) -> None:
     (server,) = await servers(1)
-    server.reply = (200, {}, b'{"data": [{"probs": [1e999]}]}')
-    scorer = await open_scorer([server.url])
-    with pytest.raises(InfrastructureError):
-        await scorer.score(SAMPLE, Attempt(10))
+    server.reply = (200, {}, b'{"data": [{"probs": [null]}]}')
+    score = await (await open_scorer([server.url])).score(SAMPLE, Attempt(10))
+    assert (score.outcome, score.reason) == ("data_error", "the value nan is not finite")
 
 
 async def test_a_full_server_is_left_for_another_and_its_pause_is_not_the_samples_time(

@@ -98,13 +98,17 @@ async def test_a_stop_answers_what_was_taken_and_takes_nothing_more() -> None:
     await computing
 
 
-async def test_a_forward_pass_that_fails_ends_the_server_and_answers_its_requests() -> None:
+async def test_a_forward_pass_that_fails_ends_the_server_and_nobody_is_left_waiting() -> None:
     def fails(sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         raise RuntimeError("out of memory")
 
-    batcher = Batcher(fails, BatchLimits(), Series())
+    batcher = Batcher(fails, BatchLimits(max_padding=1), Series())
+    failing, waiting = (asyncio.create_task(batcher.logits([[1] * length])) for length in (1, 50))
+    await asyncio.sleep(0)
     computing = asyncio.create_task(batcher.run())
     with pytest.raises(RuntimeError, match="out of memory"):
-        await batcher.logits([[1]])
+        await failing
+    with pytest.raises(StoppedError):
+        await waiting
     with pytest.raises(RuntimeError, match="out of memory"):
         await computing

@@ -13,6 +13,9 @@ from plaudit_reward.errors import ConfigurationError, DataError
 from plaudit_reward.model_server.model import Chat, Classifier
 from plaudit_reward.model_server.settings import ModelSettings
 
+# transformers' own DeBERTa still uses it.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+
 Folder = Callable[[str], Path]
 Plain = Callable[[str, list[str]], list[list[float]]]
 

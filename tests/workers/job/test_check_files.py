@@ -75,6 +75,31 @@ def test_missing_folders_templates_and_checkpoints_are_told(told: Callable[..., 
     ]
 
 
+MODELS = [
+    ({}, {}, {"input": "text"}, ""),
+    ({"id2label": {"0": "LABEL_0"}}, {"chat_template": "{{ messages }}"}, {}, ""),
+    ({}, {}, {}, "spec.reward.scorers[0].model.input: chat needs a chat template, and the tokenizer in rm has none"),
+    (
+        {"id2label": {"0": "a", "1": "b"}},
+        {},
+        {"input": "text"},
+        "spec.reward.scorers[0].model.source: rm has 2 outputs",
+    ),
+]
+
+
+@pytest.mark.parametrize(("config", "tokenizer", "fields", "words"), MODELS)
+def test_a_reward_model_has_one_output_and_the_template_that_it_needs(
+    folder: Path, told: Callable[..., list[str]], config: Any, tokenizer: Any, fields: dict[str, Any], words: str
+) -> None:
+    (folder / "rm").mkdir()
+    (folder / "rm" / "config.json").write_text(json.dumps(config))
+    (folder / "rm" / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    said = told(reward={"scorers": [{"name": "m", "kind": "model", "model": {"source": "./rm", **fields}}]})
+    assert len(said) == bool(words)
+    assert all(line.startswith(words) for line in said)
+
+
 def test_a_source_that_can_be_no_hub_id_is_told(told: Callable[..., list[str]]) -> None:
     assert told(model__source="no/such/folder") == [
         "spec.model.source: 'no/such/folder' is neither a folder nor a hub id. Write a folder with ./ or /"

@@ -1,0 +1,283 @@
+"""Sequences/s of a reward model on texts of mixed lengths: Plaudit's server, vLLM's pooling server, a plain loop.
+
+Four ways to the same logits, in one run, on the same texts, each with one thread for the model:
+
+- *loop, one by one*: ``model(**tokenizer(text))`` in a loop.
+- *loop, batches*: what a trainer script does: batches of 32 as they come, padded to their longest, with a mask.
+- *model_server* and *vllm*: as a job starts them (``launch.model_command``), asked over HTTP with one text a request,
+  64 requests at a time, as reward workers ask. HTTP, JSON and tokenising are in it.
+
+The ways take turns, so that all see the same machine; a way's figure is the median of its rounds. The logits of all are
+compared. Lengths are log-normal, most texts short and few long, as answers are. The model is tiny (2 layers, 128 wide):
+a forward pass of one short text is mostly overhead, which batching shares; of a large model on a CPU it is mostly
+arithmetic, which only padding can waste.
+
+Usage: ``python benchmarks/reward_model.py [--json FILE] [--quick]`` (``--quick``: few texts, and no vLLM)
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import json
+import math
+import os
+import platform
+import random
+import statistics
+import string
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from plaudit_workers.job.scorers import RewardModel
+from plaudit_workers.launch.model_command import server_command, server_environment
+from plaudit_workers.launch.redis_server import free_port
+
+LOOP_GOAL, VLLM_GOAL = 3.0, 1.0
+MAX_LENGTH = 1024
+LOOP_BATCH = 32
+IN_FLIGHT = 64
+SAME = 1e-4
+EXAMPLES = Path(__file__).parents[1] / "examples"
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+
+def mixed_texts(count: int, seed: int) -> list[str]:
+    """Texts of 4 to ``MAX_LENGTH`` characters, which are tokens: median 55, mean 90 or so."""
+    draw = random.Random(seed)
+    lengths = [min(MAX_LENGTH, max(4, round(draw.lognormvariate(4.0, 1.0)))) for _ in range(count)]
+    return ["".join(draw.choices(string.ascii_letters + " ", k=length)) for length in lengths]
+
+
+def save_model(folder: Path) -> None:
+    """The tiny classifier that everybody serves."""
+    spec = importlib.util.spec_from_file_location("tiny_model", EXAMPLES / "tiny_model.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tiny = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tiny)
+    model, tokenizer = tiny.make_tiny_classifier(string.printable, TEMPLATE, max_length=MAX_LENGTH, seed=1)
+    model.score.weight.data.mul_(30)  # logits of order 1
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+# --- plain loops -----------------------------------------------------------------------------------------------------
+
+
+def loop_process(folder: str) -> None:
+    """Reads ``[batch, texts]`` from standard input, answers ``[seconds, logits]``, one JSON a line."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    torch.set_num_threads(1)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    print("ready", flush=True)
+    for line in sys.stdin:
+        batch, texts = json.loads(line)
+        logits: list[float] = []
+        started = time.perf_counter()
+        with torch.inference_mode():
+            for first in range(0, len(texts), batch):
+                inputs = tokenizer(texts[first : first + batch], padding=batch > 1, return_tensors="pt")
+                logits += model(**inputs).logits[:, 0].tolist()
+        print(json.dumps([time.perf_counter() - started, logits]), flush=True)
+
+
+class Loops:
+    """The process of ``loop_process``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--loop", str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def wait_ready(self) -> None:
+        """Returns when the model is loaded."""
+        if self._line() != "ready\n":
+            raise SystemExit("the plain loop did not start")
+
+    def run(self, batch: int, texts: list[str]) -> tuple[float, list[float]]:
+        """Seconds and logits."""
+        assert self._process.stdin is not None
+        print(json.dumps([batch, texts]), file=self._process.stdin, flush=True)
+        seconds, logits = json.loads(self._line())
+        return seconds, logits
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
+
+# --- servers ---------------------------------------------------------------------------------------------------------
+
+
+class Server:
+    """A reward model server as a job has it, on one thread."""
+
+    def __init__(self, engine: str, folder: Path, log: Path) -> None:
+        model = RewardModel.model_validate({"source": str(folder), "engine": engine, "dtype": "float32"})
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self._log = log
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **server_environment(model, with_gpu=False)}
+        command = [sys.executable, *server_command(model, "tiny", "127.0.0.1", port, with_gpu=False)]
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+
+    def wait_ready(self) -> None:
+        """Returns when its health is good."""
+        while self._process.poll() is None:
+            try:
+                if httpx.get(f"{self.url}/health").status_code == 200:
+                    return
+            except httpx.TransportError:
+                time.sleep(0.1)
+        raise SystemExit(f"the server did not start:\n{self._log.read_text()[-2000:]}")
+
+    def run(self, texts: list[str]) -> tuple[float, list[float]]:
+        """Seconds and logits of one request a text."""
+        return asyncio.run(self._run(texts))
+
+    async def _run(self, texts: list[str]) -> tuple[float, list[float]]:
+        slots = asyncio.Semaphore(IN_FLIGHT)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        async with httpx.AsyncClient(limits=limits, timeout=120, base_url=self.url) as client:
+
+            async def ask(text: str) -> float:
+                async with slots:
+                    response = await client.post("/classify", json={"input": text, "use_activation": False})
+                return float(response.raise_for_status().json()["data"][0]["probs"][0])
+
+            started = time.perf_counter()
+            logits = await asyncio.gather(*(ask(text) for text in texts))
+            return time.perf_counter() - started, list(logits)
+
+    def close(self) -> None:
+        """Ends it."""
+        self._process.terminate()
+        self._process.wait()
+
+
+# --- the comparison --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Way:
+    """One way to the logits."""
+
+    name: str
+    run: Callable[[list[str]], tuple[float, list[float]]]
+    rates: list[float]
+    apart: float = 0.0
+    """Largest difference from the loop that takes one text at a time."""
+
+
+def compare(ways: list[Way], rounds: int, count: int) -> None:
+    """Rounds of all ways in turn; the first round warms up and is not counted."""
+    for number in range(rounds + 1):
+        texts = mixed_texts(count, seed=number)
+        expected: list[float] = []
+        for way in ways:
+            seconds, logits = way.run(texts)
+            expected = expected or logits
+            way.apart = max(way.apart, *(abs(a - b) for a, b in zip(logits, expected, strict=True)))
+            if number:
+                way.rates.append(count / seconds)
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """Starts all, compares, ends all."""
+    rounds, count = (1, 64) if quick else (5, 400)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name, "model")
+        save_model(folder)
+        loops = Loops(folder)
+        servers = {
+            engine: Server(engine, folder, Path(name, f"{engine}.log"))
+            for engine in (["plaudit"] if quick else ["plaudit", "vllm"])
+        }
+        try:
+            for one in (loops, *servers.values()):
+                one.wait_ready()
+            ways = [
+                Way("loop, one by one", lambda texts: loops.run(1, texts), []),
+                Way("loop, batches", lambda texts: loops.run(LOOP_BATCH, texts), []),
+                *(
+                    Way("model_server" if engine == "plaudit" else engine, server.run, [])
+                    for engine, server in servers.items()
+                ),
+            ]
+            compare(ways, rounds, count)
+        finally:
+            for one in (loops, *servers.values()):
+                one.close()
+    return report(ways, count)
+
+
+def report(ways: list[Way], count: int) -> dict[str, Any]:
+    """The figures, and whether they reach the goals."""
+    rate = {way.name: statistics.median(way.rates) for way in ways}
+    own = rate["model_server"]
+    lengths = sorted(len(text) for text in mixed_texts(count, seed=1))
+    return {
+        "sequences_per_s": rate,
+        "rates": {way.name: way.rates for way in ways},
+        "logits_apart": {way.name: way.apart for way in ways},
+        "tokens": {"mean": sum(lengths) / count, "median": lengths[count // 2], "longest": lengths[-1]},
+        "times_loop_batches": own / rate["loop, batches"],
+        "times_loop_one_by_one": own / rate["loop, one by one"],
+        "times_vllm": own / rate["vllm"] if "vllm" in rate else math.nan,
+        "machine": {"cpus": os.cpu_count(), "platform": platform.platform()},
+    }
+
+
+def main() -> int:
+    """Prints the table; exit code 1 when a goal is missed or logits differ."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--quick", action="store_true", help="few texts, no vLLM, no goals")
+    parser.add_argument("--loop", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.loop:
+        loop_process(arguments.loop)
+        return 0
+    found = measure(arguments.quick)
+    tokens = found["tokens"]
+    print(f"tokens of a text: median {tokens['median']}, mean {tokens['mean']:.0f}, longest {tokens['longest']}")
+    print(f"{'':<18}{'sequences/s':>12}{'model_server is':>18}{'logits apart':>14}")
+    for name, rate in found["sequences_per_s"].items():
+        times = found["sequences_per_s"]["model_server"] / rate
+        print(f"{name:<18}{rate:>12.0f}{times:>16.1f} x{found['logits_apart'][name]:>14.1e}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps({k: None if v is math.nan else v for k, v in found.items()}, indent=1))
+    if max(found["logits_apart"].values()) > SAME:
+        print(f"logits differ by more than {SAME}")
+        return 1
+    if not arguments.quick and (found["times_loop_batches"] < LOOP_GOAL or found["times_vllm"] < VLLM_GOAL):
+        print(f"goal missed: {LOOP_GOAL} x the loop of batches, {VLLM_GOAL} x vLLM")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
