@@ -73,7 +73,8 @@ class RuleScorer:
             attempt.queued_s += time.monotonic() - began_s
 
     async def _start(self, rule: str) -> Scorer:
-        scorer = RULES[rule].scorer(self.name, self._arguments.get(rule, {}), self._processes)
+        arguments = self._arguments[rule] if rule in self._arguments else RULES[rule].read({})
+        scorer = RULES[rule].scorer(self.name, arguments, self._processes)
         await scorer.open()
         self._scorers[rule] = scorer
         return scorer

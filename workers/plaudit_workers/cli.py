@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from plaudit_metrics.commands import steps_arguments, trace_arguments
+from plaudit_metrics.commands import report_arguments, steps_arguments, trace_arguments
 
 EXIT_REFUSED = 2
 EXIT_INTERRUPTED = 130
@@ -52,12 +52,47 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=_positive, metavar="N", help="instead of spec.algorithm.steps")
 
 
+def _submit_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("samples", type=Path, help="JSON lines: response, data_source, ground_truth, …")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="scores, one a line, in order; the same command goes on with it",
+    )
+    parser.add_argument("--run", type=_run_name, default="", metavar="NAME", help="id of the run that serves")
+    parser.add_argument(
+        "--job", default="", metavar="NAME", help="the service of this job, where --redis holds several"
+    )
+    parser.add_argument("--redis", metavar="URL", help="the service's Redis; its password in PLAUDIT_REDIS_PASSWORD")
+    parser.add_argument("--runs-folder", default="runs", metavar="FOLDER", help="where runs lie (default: runs)")
+    parser.add_argument("--session", default="", metavar="NAME", help="default: one of these samples and this output")
+    parser.add_argument(
+        "--wait", type=float, default=0.0, metavar="SECONDS", help="for a service that is not there yet"
+    )
+
+
+def _score_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--job", type=Path, required=True, help="the job file; only spec.reward counts")
+    parser.add_argument(
+        "--input", type=Path, required=True, metavar="FILE", help="JSON lines: response, ground_truth, …; - is stdin"
+    )
+    parser.add_argument(
+        "--output", type=Path, required=True, metavar="FILE", help="scores, one a line, same order; - is stdout"
+    )
+
+
 def _no_arguments(_: argparse.ArgumentParser) -> None:
     """The command takes none."""
 
 
 COMMANDS: dict[str, Command] = {
     "run": Command("plaudit_workers.launch.run", "run", "run a job on Ray, here or on a cluster", _run_arguments),
+    "submit": Command(
+        "plaudit_workers.submit", "submit", "have a running scoring service score a file of samples", _submit_arguments
+    ),
+    "score": Command("plaudit_workers.scoring.offline", "score", "score a file of samples, here", _score_arguments),
     "validate": Command(
         "plaudit_workers.job.commands", "validate", "tell every problem of a job file, with lines", _validate_arguments
     ),
@@ -68,6 +103,9 @@ COMMANDS: dict[str, Command] = {
         "plaudit_metrics.commands", "steps", "show what each step of a run did and waited for", steps_arguments
     ),
     "trace": Command("plaudit_metrics.commands", "trace", "write a step's timeline for Perfetto", trace_arguments),
+    "report": Command(
+        "plaudit_metrics.commands", "report", "write one HTML file that tells of a run, to send on", report_arguments
+    ),
 }
 """By name, in the order of ``plaudit --help``. A new command is a line here."""
 

@@ -82,7 +82,7 @@ def known_rule_of(data_source: str) -> str:
     return rule
 
 
-def read_arguments(rule: str | None, given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def read_arguments(rule: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments by rule name, of a scorer's ``rule`` and ``ruleArguments``.
 
     Args:
@@ -96,7 +96,7 @@ def read_arguments(rule: str | None, given: Mapping[str, Any]) -> dict[str, dict
     return {name: _read(name, arguments) for name, arguments in by_rule.items()}
 
 
-def _read(name: str, given: Any) -> dict[str, Any]:
+def _read(name: str, given: Any) -> Any:
     if name not in RULES:
         raise ConfigurationError(f"there is no rule {name!r}; rules are {', '.join(sorted(RULES))}")
     if not isinstance(given, Mapping):

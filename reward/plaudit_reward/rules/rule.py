@@ -29,15 +29,15 @@ _ALWAYS_ROOM = 1_000_000
 class Rule(Protocol):
     """A row of ``routing.RULES``."""
 
-    def read(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The rule's arguments, of a job's ``ruleArguments``.
+    def read(self, given: Mapping[str, Any]) -> Any:
+        """The rule's arguments, of a job's ``ruleArguments``; what they are is the rule's affair.
 
         Raises:
             ConfigurationError: they do not fit; the message names the argument and the remedy.
         """
         ...
 
-    def scorer(self, name: str, arguments: Mapping[str, Any], processes: int) -> Scorer:
+    def scorer(self, name: str, arguments: Any, processes: int) -> Scorer:
         """A scorer, not opened yet.
 
         Args:
@@ -75,7 +75,7 @@ class FunctionRule:
             self.check(**arguments)
         return arguments
 
-    def scorer(self, name: str, arguments: Mapping[str, Any], processes: int) -> Scorer:
+    def scorer(self, name: str, arguments: Any, processes: int) -> Scorer:
         """Calls the function here or in child processes."""
         if not self.isolated:
             return InlineScorer(name, partial(self.function, **arguments))

@@ -1,0 +1,166 @@
+"""``plaudit score``: a file of samples through a job's scorers; bad input is told by its line."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from plaudit_reward.pipeline import Pipeline
+from plaudit_reward.sample import Sample
+from plaudit_reward.scripted_scorer import ScriptedScorer
+from plaudit_reward.stage import Stage
+from plaudit_workers.cli import main
+from plaudit_workers.scoring.offline import scored_in_order
+from plaudit_workers.scoring.stored import StoredReader
+
+RULE = "{name: rule, kind: rule}"
+Score = Callable[..., tuple[int, list[dict[str, Any]]]]
+
+
+@pytest.fixture
+def score(tmp_path: Path) -> Score:
+    """Runs the command on samples (or raw lines); gives its exit code and what it wrote."""
+
+    def run(samples: list[Any], *scorers: str) -> tuple[int, list[dict[str, Any]]]:
+        job, stored, output = tmp_path / "job.yaml", tmp_path / "samples.jsonl", tmp_path / "scores.jsonl"
+        job.write_text(
+            "apiVersion: plaudit.dev/v1alpha1\nkind: RLJob\nmetadata: {name: rescore}\n"
+            f"spec: {{reward: {{scorers: [{', '.join(scorers or [RULE])}]}}}}\n"
+        )
+        stored.write_text("".join(f"{s if isinstance(s, str) else json.dumps(s)}\n" for s in samples))
+        code = main(["score", "--job", str(job), "--input", str(stored), "--output", str(output)])
+        written = output.read_text().splitlines() if output.exists() else []
+        return code, [json.loads(line) for line in written]
+
+    return run
+
+
+def gsm8k(answer: str, truth: Any = "4", **more: Any) -> dict[str, Any]:
+    return {"data_source": "openai/gsm8k", "response": f"#### {answer}", "ground_truth": truth, **more}
+
+
+def test_scores_are_written_in_the_order_of_the_samples(score: Score, capsys: pytest.CaptureFixture[str]) -> None:
+    code, scores = score([gsm8k(str(i % 5)) for i in range(3000)])
+    assert code == 0
+    assert [one["score"] for one in scores] == [float(i % 5 == 4) for i in range(3000)]
+    assert scores[4] == {
+        "score": 1.0,
+        "outcome": "scored",
+        "reason": None,
+        "scorers": {"rule": {"outcome": "scored", "value": 1.0, "seconds": scores[4]["scorers"]["rule"]["seconds"]}},
+    }
+    assert ": scored 3,000; mean score 0.2\n" in capsys.readouterr().err
+
+
+def test_a_sample_that_cannot_be_scored_has_its_reason_in_its_line(score: Score) -> None:
+    code, scores = score([gsm8k("4"), gsm8k("4", truth=4), "", gsm8k("4")])
+    assert (code, [one["outcome"] for one in scores]) == (0, ["scored", "data_error", "scored"])
+    assert (scores[1]["score"], scores[1]["reason"]) == (
+        None,
+        scores[1]["scorers"]["rule"]["reason"].join(["rule: ", ""]),
+    )
+
+
+def test_broken_lines_are_told_by_number_before_anything_is_scored(
+    score: Score, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, scores = score([gsm8k("4"), "{", {"prompt": "?"}, gsm8k("4", reponse=1), {**gsm8k("4"), "data_source": "x"}])
+    told = capsys.readouterr().err.splitlines()
+    assert (code, scores, len(told)) == (2, [], 4)
+    for line, number, words in zip(
+        told,
+        (2, 3, 4, 5),
+        (
+            "Input data was truncated",
+            "required field `response`",
+            "unknown field `reponse`",
+            "no rule for data_source 'x'",
+        ),
+        strict=True,
+    ):
+        assert f"samples.jsonl:{number}: " in line
+        assert words in line
+
+
+def test_groups_are_scored_as_a_whole(score: Score, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rewards = tmp_path / "rewards.py"
+    rewards.write_text("def ranks(samples):\n    return [len(samples) + s.index / 10 for s in samples]\n")
+    scorer = f"{{name: ranks, kind: python, scope: group, python: {{path: {rewards}, function: ranks}}}}"
+    samples = [{"response": "a", "group": group} for group in ("g", "g", "g", "h")] + [{"response": "alone"}] * 2
+    code, scores = score(samples, scorer)
+    assert (code, [one["score"] for one in scores]) == (0, [3.0, 3.1, 3.2, 1.0, 1.0, 1.0])
+    code, _ = score([*samples, {"response": "late", "group": "g"}], scorer)
+    assert code == 2
+    assert "samples.jsonl:7: group 'g' had ended before. Sort the lines by group" in capsys.readouterr().err
+
+
+def test_standard_input_is_scored_up_to_the_broken_line(
+    score: Score, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    score([])  # writes the job
+    lines = f"{json.dumps(gsm8k('4'))}\n{json.dumps(gsm8k('5'))}\nnothing\n".encode()
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(lines)))
+    assert main(["score", "--job", str(tmp_path / "job.yaml"), "--input", "-", "--output", "-"]) == 2
+    shown = capfdbinary.readouterr()
+    assert [json.loads(line)["score"] for line in shown.out.splitlines()] == [1.0, 0.0]
+    assert b"standard input:3: JSON is malformed" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("source", "output", "words"),
+    [
+        ("absent.jsonl", "scores.jsonl", "--input absent.jsonl cannot be read: No such file"),
+        ("samples.jsonl", "absent/scores.jsonl", "--output absent/scores.jsonl cannot be written"),
+        ("samples.jsonl", "samples.jsonl", "--output samples.jsonl is the input"),
+    ],
+)
+def test_files_that_cannot_be_used_are_refused(
+    score: Score,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    source: str,
+    output: str,
+    words: str,
+) -> None:
+    score([gsm8k("4")])
+    monkeypatch.chdir(tmp_path)
+    assert main(["score", "--job", "job.yaml", "--input", source, "--output", output]) == 2
+    assert words in capsys.readouterr().err
+    assert (tmp_path / "samples.jsonl").stat().st_size > 0
+
+
+async def test_a_slow_sample_holds_only_so_many_others() -> None:
+    taken: list[int] = []
+    slow = ScriptedScorer("s", lambda sample: float(len(sample.response)), takes_s=lambda s: 0.3 * (not s.response))
+    reader = StoredReader("lines", None, grouped=False)
+
+    async def lines() -> Any:
+        for number in range(200):
+            taken.append(number)
+            yield json.dumps({"response": "x" * number}).encode()
+
+    async def units() -> Any:
+        async for unit in reader.units(lines()):
+            yield unit
+
+    values: list[float | None] = []
+    async for scoring in scored_in_order(Pipeline([Stage(slow)]), units(), max_concurrent=4):
+        if not values:
+            assert len(taken) <= 4 * 4 + 2
+        values.append(scoring.value)
+    assert values == [float(number) for number in range(200)]
+
+
+def test_messages_are_the_prompt_of_a_chat() -> None:
+    reader = StoredReader("lines", None, grouped=False)
+    stored = reader.parse(b'{"response": "a", "prompt": [{"role": "user", "content": "2 + 2?"}], "index": 3}')
+    assert stored is not None
+    sample: Sample = stored.as_sample(1, 0)
+    assert (sample.prompt, sample.messages[0]["role"], sample.index) == ("2 + 2?", "user", 3)
