@@ -27,6 +27,7 @@ check: install ## format, lint, types, import order, generated files
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m plaudit_workers.job.reference --check
+	$(BIN)/python -m plaudit_operator.crd --check
 	$(BIN)/python -m plaudit_metrics.generate --check
 
 test: install promtool ## all tests that need no cluster
@@ -42,6 +43,7 @@ bench: install ## the figures of the README: tables, and JSON in benchmarks/resu
 
 generate: install ## write the generated files anew
 	$(BIN)/python -m plaudit_workers.job.reference
+	$(BIN)/python -m plaudit_operator.crd
 	$(BIN)/python -m plaudit_metrics.generate
 
 requirements: $(UV) ## compile requirements/*.txt anew from requirements/all.in

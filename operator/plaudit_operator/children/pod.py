@@ -14,7 +14,8 @@ from plaudit_workers.job.section import SecretKey
 JOB_FOLDER = "/etc/plaudit"
 HOME = "/home/plaudit"
 SECRETS_FOLDER = "/run/plaudit/secrets"
-PASSWORD_FILE = f"{SECRETS_FOLDER}/redis/password"
+REDIS_FOLDER = "/run/plaudit/redis"
+PASSWORD_FILE = f"{REDIS_FOLDER}/password"
 
 _LOST_NODE_TOLERATED_S = 30
 _READ_ONLY = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
@@ -206,7 +207,7 @@ def _mounts(context: JobContext, process: Process) -> list[Manifest]:
             {"name": "run", "mountPath": context.spec.storage.mount_path},
         ]
     mounts += [
-        {"name": _secret_volume(i), "mountPath": f"{SECRETS_FOLDER}/{folder}", "readOnly": True}
+        {"name": _secret_volume(i), "mountPath": folder, "readOnly": True}
         for i, (folder, _, _) in enumerate(_secret_files(context, process))
     ]
     for mount in process.pod.volume_mounts:
@@ -251,10 +252,10 @@ def _secret_files(context: JobContext, process: Process) -> list[tuple[str, str,
         item = {"key": secret.key, "path": secret.key}
         if item not in items:
             items.append(item)
-    files = [(name, name, items) for name, items in found.items()]
+    files = [(f"{SECRETS_FOLDER}/{name}", name, items) for name, items in found.items()]
     redis = _redis_secret(context) if process.joins_run or process.role == "redis" else None
     if redis:
-        files.insert(0, ("redis", redis[0], [{"key": redis[1], "path": "password"}]))
+        files.insert(0, (REDIS_FOLDER, redis[0], [{"key": redis[1], "path": "password"}]))
     return files
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 from plaudit_operator import names
+from plaudit_operator.children import reward_model
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.deployment import deployment
 from plaudit_operator.children.pod import Process, http_probe, pod_template
-from plaudit_workers.job.section import SecretKey
+from plaudit_workers.job.secrets import reward_secrets
 
 ROLE = "reward"
 
@@ -18,24 +21,20 @@ def template(context: JobContext) -> Manifest:
         image=context.settings.images.worker,
         command=["python3", "-m", "plaudit_workers.scoring"],
         pod=context.spec.reward.workers.pod,
-        environment={"PLAUDIT_HEALTH_PORT": str(names.HEALTH_PORT)},
+        environment=_environment(context),
         ports={"health": names.HEALTH_PORT},
         probe=http_probe("/readyz", "health"),
         liveness=http_probe("/healthz", "health"),
         grace_s=60,
-        secrets=tuple(_secrets(context)),
+        secrets=tuple(secret for _, secret in reward_secrets(context.spec.reward)),
     )
     return pod_template(context, process)
 
 
-def _secrets(context: JobContext) -> list[SecretKey]:
-    found = []
-    for scorer in context.spec.reward.scorers:
-        if scorer.judge and scorer.judge.api_key_secret:
-            found.append(scorer.judge.api_key_secret)
-        if scorer.limits and scorer.limits.shared and scorer.limits.shared.password_secret:
-            found.append(scorer.limits.shared.password_secret)
-    return found
+def _environment(context: JobContext) -> dict[str, str]:
+    environment = {"PLAUDIT_HEALTH_PORT": str(names.HEALTH_PORT)}
+    servers = reward_model.addresses(context)
+    return environment | ({"PLAUDIT_MODEL_SERVERS": json.dumps(servers)} if servers else {})
 
 
 def manifests(context: JobContext, template_: Manifest, inputs: str) -> list[Manifest]:

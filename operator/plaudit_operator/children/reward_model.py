@@ -6,14 +6,11 @@ from plaudit_operator import names
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.deployment import deployment, service
 from plaudit_operator.children.pod import Process, http_probe, pod_template
+from plaudit_workers.job.pod import GPU
 from plaudit_workers.job.scorers import Scorer
+from plaudit_workers.launch.model_command import server_command, server_environment
 
 ROLE = "model"
-
-_COMMANDS = {
-    "vllm": ["python3", "-m", "vllm.entrypoints.openai.api_server", "--runner", "pooling"],
-    "plaudit": ["python3", "-m", "plaudit_reward.model_server"],
-}
 
 
 def served(context: JobContext) -> list[Scorer]:
@@ -24,23 +21,34 @@ def served(context: JobContext) -> list[Scorer]:
 def template(context: JobContext, scorer: Scorer) -> Manifest:
     """Pod template of one scorer's servers."""
     assert scorer.model is not None
-    images = context.settings.images
-    arguments = ["--model", scorer.model.source, "--host", "0.0.0.0", "--port", str(names.MODEL_PORT)]  # noqa: S104
+    with_gpu = str(scorer.model.pod.resources.limits.get(GPU, 1)) != "0"
+    command = server_command(scorer.model, scorer.name, "0.0.0.0", names.MODEL_PORT, with_gpu=with_gpu)  # noqa: S104
     process = Process(
         role=ROLE,
-        image=images.gpu,
-        command=_COMMANDS[scorer.model.engine] + arguments,
+        image=context.settings.images.gpu,
+        command=["python3", *command],
         pod=scorer.model.pod,
+        environment=server_environment(scorer.model, with_gpu=with_gpu),
         ports={"model": names.MODEL_PORT},
         probe=http_probe("/health", "model"),
         grace_s=30,
-        gpus=1,
+        gpus=1 if with_gpu else 0,
         joins_run=False,
         labels={names.LABEL_SCORER: scorer.name},
         extra_volumes=_volume(context),
         extra_mounts=_mount(context),
     )
     return pod_template(context, process)
+
+
+def addresses(context: JobContext) -> dict[str, list[str]]:
+    """Where reward workers find the servers: a name that stands for all of them, by scorer."""
+    return {
+        scorer.name: [
+            f"http://{names.model_object(context.name, scorer.name)}.{context.namespace}.svc:{names.MODEL_PORT}"
+        ]
+        for scorer in served(context)
+    }
 
 
 def _volume(context: JobContext) -> tuple[Manifest, ...]:
