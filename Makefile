@@ -10,7 +10,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test bench generate requirements redis promtool clean
+.PHONY: help install demo check test cluster-up cluster-down cluster-packages bench generate requirements redis promtool clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,17 @@ check: install ## format, lint, types, import order, generated files
 
 test: install promtool ## all tests that need no cluster
 	$(BIN)/pytest -q --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+
+cluster-up: cluster-packages ## a real Kubernetes on this machine, for tests (root; its first build takes minutes)
+	@tests/cluster/cluster up --nodes 2 --gpus-per-node 4
+
+cluster-down: ## end it
+	@tests/cluster/cluster down
+
+cluster-packages:
+	@command -v containerd runc iptables conntrack socat >/dev/null && test -x /usr/lib/cni/bridge || \
+	  { $(call apt,containerd runc containernetworking-plugins iproute2 iptables conntrack socat openssl procps) ; } || \
+	  echo "the cluster's packages cannot be installed from here: tests/cluster/cluster names what is missing"
 
 bench: install ## the figures of the README: tables, and JSON in benchmarks/results/
 	@mkdir -p benchmarks/results
