@@ -40,7 +40,8 @@ cluster-down: ## end it
 	@tests/cluster/cluster down
 
 cluster-packages:
-	@command -v containerd runc iptables conntrack socat >/dev/null && test -x /usr/lib/cni/bridge || \
+	@for program in containerd runc iptables conntrack socat /usr/lib/cni/bridge; do \
+	  command -v $$program >/dev/null || exit 1; done || \
 	  { $(call apt,containerd runc containernetworking-plugins iproute2 iptables conntrack socat openssl procps) ; } || \
 	  echo "the cluster's packages cannot be installed from here: tests/cluster/cluster names what is missing"
 

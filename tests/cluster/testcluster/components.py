@@ -141,7 +141,8 @@ class Cluster:
             Path(f"/proc/{pid}/root/run/containerd/containerd.sock").is_socket,
             f"{place}/containerd",
         )
-        self._ip("hub", f"link add {place} type veth peer name uplink netns {pid}", f"address add 10.77.{node}.1/24 dev {place}",
+        self._ip("hub", f"link add {place} type veth peer name uplink netns {pid}",
+                 f"address add 10.77.{node}.1/24 dev {place}",
                  f"link set {place} up", f"route add {pods} via {address}")  # fmt: skip
         self._ip(
             place, f"address add {address}/24 dev uplink", "link set uplink up", f"route add default via 10.77.{node}.1"
