@@ -24,19 +24,18 @@ _RULESET = 3
 _REASON_CHARACTERS = 300
 
 
-def run_and_leave(run: Run, stdin: int, stdout: int, stderr: int, ruleset: int | None) -> NoReturn:
+def run_and_leave(run: Run, streams: tuple[int, int, int], ruleset: int | None, server: int) -> NoReturn:
     """Becomes the program.
 
     Args:
         run: the program.
-        stdin: file with its input.
-        stdout: pipe for what it prints.
-        stderr: pipe for what it prints on the side.
+        streams: file with its input, pipe for what it prints, pipe for what it prints on the side.
         ruleset: of Landlock; None where there is none.
+        server: process id of the fork server.
     """
     code = RAISED
     try:
-        _lock_up(run, (stdin, stdout, stderr), ruleset)
+        _lock_up(run, streams, ruleset, server)
         os.write(2, LOCKED)
         run_program(run)
         code = 0
@@ -44,14 +43,17 @@ def run_and_leave(run: Run, stdin: int, stdout: int, stderr: int, ruleset: int |
         code = ended.code if isinstance(ended.code, int) and ended.code else RAISED
     except BaseException as error:
         _tell(error)
-    os._exit(code & 0xFF)
+    finally:
+        os._exit(code & 0xFF)  # whatever happens, a program must not come back into the fork server
 
 
-def _lock_up(run: Run, descriptors: tuple[int, int, int], ruleset: int | None) -> None:
+def _lock_up(run: Run, streams: tuple[int, int, int], ruleset: int | None, server: int) -> None:
     """Takes away all that a program could use against anybody; privileges the fork server has given up already."""
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != server:
+        os._exit(RAISED)  # it ended before the line above
     os.setsid()
-    for target, descriptor in enumerate(descriptors):
+    for target, descriptor in enumerate(streams):
         os.dup2(descriptor, target)
     if ruleset is not None:
         os.dup2(ruleset, _RULESET)

@@ -100,9 +100,10 @@ def _readable() -> list[Path]:
 
 def _run(run: Run, ruleset: int | None, connection: socket.socket) -> FromServer:
     pipes = Pipes.open(run.stdin)
+    server = os.getpid()
     pid = os.fork()
     if pid == 0:
-        run_and_leave(run, pipes.stdin, pipes.stdout_end, pipes.stderr_end, ruleset)
+        run_and_leave(run, (pipes.stdin, pipes.stdout_end, pipes.stderr_end), ruleset, server)
     pipes.close_ends()
     try:
         return supervise(pid, pipes, run.limits, connection)

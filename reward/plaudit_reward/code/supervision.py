@@ -19,6 +19,8 @@ from plaudit_reward.code.messages import Ending, Ran
 _LOOK_EVERY_S = 0.02
 """Between two looks at the number of threads, and at a program that closed its output and goes on."""
 _AFTER_OUTPUT_S = 0.0005
+_LOCKED_WITHIN_S = 20.0
+"""However busy the machine is; the program's own time begins only then."""
 _READ_BYTES = 1 << 16
 _TAIL_BYTES = 2_000
 _THREADS = re.compile(rb"^Threads:\s*(\d+)", re.MULTILINE)
@@ -65,6 +67,7 @@ class _Watched:
     pipes: Pipes
     limits: Limits
     began_s: float = field(default_factory=time.monotonic)
+    """When it was locked up; before that, when its process was made."""
     stdout: bytearray = field(default_factory=bytearray)
     stderr: bytearray = field(default_factory=bytearray)
     num_stderr: int = 0
@@ -76,6 +79,10 @@ class _Watched:
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.began_s
+
+    @property
+    def left_s(self) -> float:
+        return (self.limits.time_s if self.locked else _LOCKED_WITHIN_S) - self.seconds
 
     @property
     def num_printed(self) -> int:
@@ -106,7 +113,7 @@ def supervise(pid: int, pipes: Pipes, limits: Limits, connection: socket.socket)
         poll.register(descriptor, select.POLLIN)
     poll.register(connection, select.POLLRDHUP)
     while (ended := os.wait4(pid, os.WNOHANG))[0] == 0:
-        wait_s = min(_LOOK_EVERY_S, max(0.0, limits.time_s - watched.seconds))
+        wait_s = min(_LOOK_EVERY_S, max(0.0, watched.left_s))
         if not open_pipes:
             wait_s = min(wait_s, _AFTER_OUTPUT_S)
         for descriptor, _ in poll.poll(wait_s * 1000):
@@ -130,7 +137,8 @@ def _read(watched: _Watched, descriptor: int) -> bool:
     if descriptor == watched.pipes.stdout:
         watched.stdout += data
     else:
-        watched.locked = watched.locked or data.startswith(LOCKED)
+        if not watched.locked and data.startswith(LOCKED):
+            watched.locked, watched.began_s = True, time.monotonic()
         watched.num_stderr += len(data)
         watched.stderr = (watched.stderr + data)[-_TAIL_BYTES:]
     return bool(data)
@@ -139,7 +147,7 @@ def _read(watched: _Watched, descriptor: int) -> bool:
 def _check(watched: _Watched) -> None:
     if watched.num_printed > watched.limits.output_bytes:
         watched.end("output limit")
-    elif watched.seconds >= watched.limits.time_s:
+    elif watched.left_s <= 0:
         watched.end("time limit")
     elif _num_threads(watched.pid) > watched.limits.threads:
         watched.end("thread limit")

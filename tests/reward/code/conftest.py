@@ -1,0 +1,102 @@
+"""Reward workers that score programs: one as root, one as an unprivileged user in a restricted container."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+import plaudit_metrics
+import plaudit_reward
+
+WORKER = Path(__file__).parent / "worker_program.py"
+SECRET = "token-of-the-worker"
+NOBODY = 65534
+
+
+class Worker:
+    """A worker process that scores programs."""
+
+    secret = SECRET
+
+    def __init__(self, state: str) -> None:
+        python, user = (sys.executable, None) if state == "ROOT" else (python_for_nobody(), nobody())
+        parts = [Path(part.__file__).parent.parent for part in (plaudit_reward, plaudit_metrics)]
+        packages = next(path for path in sys.path if path.endswith("site-packages"))
+        self._process = subprocess.Popen(
+            [python, "-P", str(WORKER), state],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            user=user,
+            group=user,
+            extra_groups=None if user is None else [],
+            cwd="/",
+            env={"PYTHONPATH": ":".join([*map(str, parts), packages]), "PLAUDIT_SECRET_JUDGE_KEY": SECRET},
+        )
+        self.hello = self._read()
+        self.pid: int = self.hello["pid"]
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, f"the worker is gone: {self._process.wait()}"
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def score(self, program: str, stdin: str = "", expected: str = "", limit_s: float = 60.0, **options: Any) -> Any:
+        """Scores one program on one test case."""
+        return self.score_cases(program, {"inputs": [stdin], "outputs": [expected]}, limit_s, **options)
+
+    def score_cases(self, program: str, ground_truth: Any, limit_s: float = 60.0, **options: Any) -> Any:
+        asked = {"response": f"```python\n{program}```", "ground_truth": ground_truth, "limit_s": limit_s}
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({**asked, "options": {"asScript": True, **options}}) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def close(self) -> None:
+        self._process.communicate()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def nobody() -> int | None:
+    return NOBODY if os.geteuid() == 0 else None
+
+
+@cache
+def python_for_nobody() -> str:
+    """An interpreter of this version that an unprivileged user may run."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for path in (sys.executable, f"/usr/bin/{version}", f"/usr/local/bin/{version}"):
+        try:
+            subprocess.run([path, "-c", ""], check=True, user=nobody(), capture_output=True)
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        return path
+    pytest.skip(f"no {version} that an unprivileged user may run")
+
+
+@pytest.fixture(scope="session", params=["ROOT", "UNPRIVILEGED"])
+def worker(request: pytest.FixtureRequest) -> Iterator[Worker]:
+    if request.param == "ROOT" and os.geteuid() != 0:
+        pytest.skip("this is not root")
+    with Worker(request.param) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def start_worker() -> Callable[[str], Worker]:
+    return Worker
