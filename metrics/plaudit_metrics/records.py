@@ -90,6 +90,8 @@ class ScoringRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     retry_s: float = 0.0
     call_s: float = 0.0
     worker: str = ""
+    alone: float | None = None
+    """The value that stays should the group's scorers fail, by their ``onFailure``; only until they have spoken."""
 
 
 class Stamps(msgspec.Struct, frozen=True, omit_defaults=True):

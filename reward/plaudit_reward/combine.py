@@ -61,10 +61,8 @@ def weighted_sum(parts: Sequence[Part], *, provisional: bool = False) -> Combine
         return failed
     total, any_value = 0.0, False
     for part in counted:
-        if part.record.value is not None:
-            total, any_value = total + part.weight * part.record.value, True
-        elif _is_failure(part) and part.on_failure == "zero":
-            any_value = True
+        if (value := counted_value(part)) is not None:
+            total, any_value = total + part.weight * value, True
     if any_value or provisional:
         return Combined(Score.scored(total))
     return _nothing(counted or parts)
@@ -81,7 +79,12 @@ def first_failure(parts: Sequence[Part]) -> Combined | None:
 
 def values_of(parts: Sequence[Part]) -> dict[str, float | None]:
     """The scorers' values by name, for a combining function; a failure that counts as zero is 0."""
-    return {part.name: 0.0 if _is_failure(part) and part.on_failure == "zero" else part.record.value for part in parts}
+    return {part.name: counted_value(part) for part in parts}
+
+
+def counted_value(part: Part) -> float | None:
+    """What the part counts as: its value, 0 for a failure whose policy says so, None for nothing."""
+    return 0.0 if _is_failure(part) and part.on_failure == "zero" else part.record.value
 
 
 def _is_failure(part: Part) -> bool:

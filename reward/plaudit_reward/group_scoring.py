@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 import msgspec
 
 from plaudit_metrics.records import ScorerRecord, ScoringRecord
 from plaudit_reward.attempts import Ended, attempt_until_answered
 from plaudit_reward.combine import Combined, Part, weighted_sum
-from plaudit_reward.combiner import Combiner
+from plaudit_reward.combiner import Combiner, WeightedSum
+from plaudit_reward.normalize import normalised
 from plaudit_reward.sample import Sample
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import Attempt, GroupScorer
 from plaudit_reward.stage import GroupStage, Rules, Stage, record_of
+
+_FAILED = ScorerRecord("timeout", reason="its group was not scored")
 
 Call = Callable[[Attempt], Awaitable[list[Score]]]
 
@@ -31,10 +35,17 @@ class GroupScoring:
         group_stages: of group scope, in the job's order.
         combiner: as for samples.
         timeout_s: for one scorer and one group, retries included, waits excluded.
+        normalize: each scorer's values are normalised over the group before they are combined (``normalize``).
     """
 
     def __init__(
-        self, stages: Sequence[Stage], group_stages: Sequence[GroupStage], combiner: Combiner, timeout_s: float
+        self,
+        stages: Sequence[Stage],
+        group_stages: Sequence[GroupStage],
+        combiner: Combiner,
+        timeout_s: float,
+        *,
+        normalize: bool = False,
     ) -> None:
         self._post_process = [stage for stage in group_stages if stage.of is not None]
         self._adding = [stage for stage in group_stages if stage.of is None and not stage.replaces]
@@ -43,11 +54,12 @@ class GroupScoring:
         self._rules |= {stage.scorer.name: stage.rules for stage in self._adding}
         self._combiner = combiner
         self._timeout_s = timeout_s
+        self._normalize = normalize
 
     @property
     def present(self) -> bool:
-        """Whether there is any."""
-        return bool(self._post_process or self._adding or self._replacing)
+        """Whether there is anything to do for a group."""
+        return bool(self._post_process or self._adding or self._replacing or self._normalize)
 
     @property
     def scorers(self) -> list[GroupScorer]:
@@ -69,24 +81,57 @@ class GroupScoring:
         current = list(scorings)
         for stage in self._post_process:
             current = await self._changed(stage, samples, current)
-        current = await self.add(samples, current)
+        current = await self._added(samples, current, normalize=self._normalize)
         for stage in self._replacing:
             current = await self._replaced(stage, samples, current)
-        return current
+        return [msgspec.structs.replace(scoring, alone=None) for scoring in current]
 
-    async def add(self, samples: Sequence[Sample], scorings: Sequence[ScoringRecord]) -> list[ScoringRecord]:
+    async def score_one(self, sample: Sample, scoring: ScoringRecord) -> ScoringRecord:
+        """Scores a sample that has no group: those that add a value see a group of one, which has no spread."""
+        (scoring,) = await self._added([sample], [scoring], normalize=False)
+        return scoring
+
+    async def _added(
+        self, samples: Sequence[Sample], scorings: Sequence[ScoringRecord], *, normalize: bool
+    ) -> list[ScoringRecord]:
         """Runs those that add a value, all at a time, and combines anew."""
         chosen = [i for i, scoring in enumerate(scorings) if scoring.value is not None]
-        if not chosen or not (self._adding or self._post_process):
+        if not chosen or not (self._adding or self._post_process or normalize):
             return list(scorings)
         seen = [samples[i] for i in chosen]
         values = [_value(scorings[i]) for i in chosen]
         columns = await asyncio.gather(*(self._ask(stage, seen, values) for stage in self._adding))
+        records = [
+            scorings[i].scorers | {s.scorer.name: c[place] for s, c in zip(self._adding, columns, strict=True)}
+            for place, i in enumerate(chosen)
+        ]
+        parts = [self._parts(of_sample) for of_sample in records]
         result = list(scorings)
-        for position, i in enumerate(chosen):
-            added = {s.scorer.name: column[position] for s, column in zip(self._adding, columns, strict=True)}
-            result[i] = await self._combined(samples[i], scorings[i], {**scorings[i].scorers, **added})
+        for i, of_sample, counted in zip(chosen, records, normalised(parts) if normalize else parts, strict=True):
+            combined = await self._combiner.combine(samples[i], counted, provisional=False)
+            result[i] = _with(scorings[i], combined, of_sample)
         return result
+
+    def alone(self, parts: Sequence[Part]) -> float | None:
+        """The value that a sample keeps should its group never be scored: all that group scope adds has failed.
+
+        Args:
+            parts: its scorers of sample scope.
+
+        Returns:
+            None where it has none then: a failure decides (``mask``, ``dropGroup``), or what sample scope says is not
+            on the scale of the group's.
+        """
+        if self._normalize or not isinstance(self._combiner, WeightedSum):
+            return None
+        changed = {stage.of for stage in self._post_process}
+        failed = [replace(part, record=_FAILED) if part.name in changed else part for part in parts]
+        failed += [stage.rules.part(stage.scorer.name, _FAILED) for stage in self._adding]
+        value = weighted_sum(failed).score.value
+        for stage in self._replacing:
+            if value is not None and stage.rules.on_failure != "ignore":
+                value = weighted_sum([Part(stage.scorer.name, 1.0, stage.rules.on_failure, _FAILED)]).score.value
+        return value
 
     async def close(self) -> None:
         """Ends the scorers; those that post-process belong to a scorer of sample scope."""
@@ -95,7 +140,7 @@ class GroupScoring:
     async def _changed(
         self, stage: GroupStage, samples: Sequence[Sample], scorings: Sequence[ScoringRecord]
     ) -> list[ScoringRecord]:
-        """The records with the values of scorer ``stage.of`` changed; ``add`` combines them anew."""
+        """The records with the values of scorer ``stage.of`` changed; ``_added`` combines them anew."""
         name = stage.of or ""
         chosen = [
             i
@@ -138,11 +183,8 @@ class GroupScoring:
         scores = ended.result if ended.result is not None else [ended.failure()] * len(samples)
         return [record_of(score, ended) for score in scores]
 
-    async def _combined(
-        self, sample: Sample, scoring: ScoringRecord, records: dict[str, ScorerRecord]
-    ) -> ScoringRecord:
-        parts = [self._rules[name].part(name, record) for name, record in records.items() if name in self._rules]
-        return _with(scoring, await self._combiner.combine(sample, parts, provisional=False), records)
+    def _parts(self, records: dict[str, ScorerRecord]) -> list[Part]:
+        return [self._rules[name].part(name, record) for name, record in records.items() if name in self._rules]
 
 
 def _value(scoring: ScoringRecord) -> float:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from plaudit_metrics.records import ScorerRecord, ScoringRecord
 from plaudit_reward.attempts import Ended, attempt_until_answered
 from plaudit_reward.combine import Combined, Part
@@ -42,6 +44,7 @@ class Pipeline:
         combiner: makes one reward of the scorers' values; the weighted sum unless told otherwise.
         timeout_s: for one sample, all scorers and retries, waits excluded; likewise for one group.
         worker: name of this process, for the records.
+        normalize: each scorer's values are normalised over their group before they are combined.
     """
 
     def __init__(
@@ -52,12 +55,13 @@ class Pipeline:
         combiner: Combiner | None = None,
         timeout_s: float = 120.0,
         worker: str = "",
+        normalize: bool = False,
     ) -> None:
         self._stages = list(stages)
         self._combiner = combiner or WeightedSum()
         self._timeout_s = timeout_s
         self._worker = worker
-        self._group = GroupScoring(stages, group_stages, self._combiner, timeout_s)
+        self._group = GroupScoring(stages, group_stages, self._combiner, timeout_s, normalize=normalize)
         self._only_groups_count = self._group.adds and not any(stage.rules.weight for stage in stages)
 
     @property
@@ -86,8 +90,10 @@ class Pipeline:
         parts = [one.part for one in done]
         combined = await self._combiner.combine(sample, parts, provisional=self._group.counts)
         scoring = self._record(combined, done, began_s)
+        if self._group.present and combined.score.value is not None:
+            scoring = msgspec.structs.replace(scoring, alone=self._group.alone(parts))
         if self._only_groups_count and sample.split == "validation":
-            (scoring,) = await self._group.add([sample], [scoring])
+            scoring = await self._group.score_one(sample, scoring)
         return scoring
 
     async def score_group(self, samples: Sequence[Sample], scorings: Sequence[ScoringRecord]) -> list[ScoringRecord]:

@@ -17,6 +17,10 @@ class Combine(Section):
     kind: Literal["weightedSum", "python"] = "weightedSum"
     """``weightedSum``: the sum of weight times value over the scorers that have a value. ``python``: a function of
     yours, from the scores by name to a number. Default weightedSum."""
+    normalize: Literal["none", "group"] = "none"
+    """``group``: each scorer's values are normalised within their group before they are weighted and summed (GDPO),
+    so that a scorer counts by its weight and not by the spread of its values. With ``advantage`` reinforcePlusPlus
+    (GDPO's own: then over the batch) or drGrpo, which do not divide by the group's spread once more. Default none."""
     path: FilePath = ""
     """Python file, for ``python``."""
     function: str = ""

@@ -152,9 +152,38 @@ def _combine(spec: Spec) -> Iterator[Problem]:
         yield Problem(
             "spec.reward.combine", "has no path or no function, and kind python needs both", "Give path and function"
         )
+    if combine.normalize == "group":
+        yield from _normalize(spec)
     if combine.kind == "weightedSum" and given:
         yield Problem(
             "spec.reward.combine",
             "path and function belong to kind python, but the kind is weightedSum",
             "Set kind to python, or leave them out",
+        )
+
+
+def _normalize(spec: Spec) -> Iterator[Problem]:
+    if spec.reward.combine.kind == "python":
+        yield Problem(
+            "spec.reward.combine.normalize",
+            "group belongs to kind weightedSum, but the kind is python",
+            "Set kind to weightedSum, or normalize in a function of scope group",
+            also=("spec.reward.combine.kind",),
+        )
+    if not spec.trains:
+        return
+    algorithm = spec.algorithm
+    if algorithm.samples_per_prompt < 2:
+        yield Problem(
+            "spec.reward.combine.normalize",
+            f"group compares samples of a prompt, but samplesPerPrompt is {algorithm.samples_per_prompt}",
+            "Set samplesPerPrompt to 2 or more, or leave normalize out",
+            also=("spec.algorithm.samplesPerPrompt",),
+        )
+    if algorithm.advantage == "grpo":
+        yield Problem(
+            "spec.algorithm.advantage",
+            "grpo divides by the spread of a group's rewards, which combine.normalize has done scorer by scorer",
+            "Set advantage to reinforcePlusPlus (as GDPO: normalised over the batch) or drGrpo (not once more)",
+            also=("spec.reward.combine.normalize",),
         )

@@ -42,7 +42,12 @@ async def build_pipeline(reward: Reward, worker: str, context: BuildContext | No
     for scorer, built in zip(reward.scorers, made, strict=True):
         _place(built, _rules(scorer, reward), scorer.scope, stages, group_stages)
     return Pipeline(
-        stages, group_stages, combiner=_combiner(combining, reward), timeout_s=reward.timeout_seconds, worker=worker
+        stages,
+        group_stages,
+        combiner=_combiner(combining, reward),
+        timeout_s=reward.timeout_seconds,
+        worker=worker,
+        normalize=reward.combine.normalize == "group",
     )
 
 

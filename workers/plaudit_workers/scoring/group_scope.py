@@ -7,8 +7,11 @@ from plaudit_workers.job.reward import Reward
 
 
 def has_group_scorers(reward: Reward) -> bool:
-    """Whether a scorer has group scope, or is a class with ``post_process_scores``; the files are not run."""
-    return any(
+    """Whether a scorer has group scope, or is a class with ``post_process_scores``, or values are normalised by group.
+
+    The files are not run.
+    """
+    return reward.combine.normalize == "group" or any(
         scorer.scope == "group"
         or (scorer.python is not None and declares_post_process(scorer.python.path, scorer.python.function))
         for scorer in reward.scorers

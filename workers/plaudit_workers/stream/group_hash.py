@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, cast
 
+import msgspec
+
 from plaudit_metrics.records import Outcome, ScoringRecord, Stamps
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.records import (
@@ -113,14 +115,18 @@ def _lost_body(scoring: ScoringRecord | None, reason: str) -> ScoringRecord | No
 
 
 def without_group_scorers(group: Group, outcome: Outcome, reason: str) -> list[ScoringRecord]:
-    """The samples' scorings when their group-scope scorers came to nothing: no value, never the half of one."""
-    return [
-        ScoringRecord(outcome=outcome, reason=reason, scorers=sample.scoring.scorers, worker=sample.scoring.worker)
-        if sample.scoring.outcome == "scored"
-        else sample.scoring
-        for sample in group.samples
-        if sample.scoring is not None
-    ]
+    """The samples' scorings when their group-scope scorers came to nothing.
+
+    A sample keeps the value that these scorers' ``onFailure`` leaves it, if any (``alone``); never the half of one.
+    """
+    scorings = [sample.scoring for sample in group.samples if sample.scoring is not None]
+    return [_without(scoring, outcome, reason) if scoring.outcome == "scored" else scoring for scoring in scorings]
+
+
+def _without(scoring: ScoringRecord, outcome: Outcome, reason: str) -> ScoringRecord:
+    if scoring.alone is not None:
+        return msgspec.structs.replace(scoring, value=scoring.alone, alone=None)
+    return ScoringRecord(outcome=outcome, reason=reason, scorers=scoring.scorers, worker=scoring.worker)
 
 
 def _seconds(text: bytes | None) -> float | None:
