@@ -31,7 +31,7 @@ REWARD_TEMPLATE = (
 """The reward model's own: its users are marked in another way than the policy's."""
 NUM_DIGITS = 6
 ROWS = {"train": 2048, "test": 64}
-TRAINING_STEPS, PAIRS_PER_STEP = 80, 64
+TRAINING_STEPS, PAIRS_PER_STEP = 40, 32
 
 
 def prepare(folder: Path) -> None:
@@ -56,11 +56,12 @@ def train(model: Any, tokenizer: Any, draw: random.Random) -> float:
     """Trains on preferences; returns the share of pairs of the last steps that it orders rightly."""
     import torch
 
+    torch.set_num_threads(1)  # the model is so small that a second one would only wait for the first
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
     right: list[float] = []
     for _ in range(TRAINING_STEPS):
         pairs = [pair(draw) for _ in range(PAIRS_PER_STEP)]
-        texts = [text(tokenizer, *pairs[i][:1], pairs[i][side]) for side in (1, 2) for i in range(PAIRS_PER_STEP)]
+        texts = [text(tokenizer, one[0], one[side]) for side in (1, 2) for one in pairs]
         batch = tokenizer(texts, padding=True, return_tensors="pt")
         chosen, rejected = model(**batch).logits[:, 0].chunk(2)
         loss = -torch.nn.functional.logsigmoid(chosen - rejected).mean()

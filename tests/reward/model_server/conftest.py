@@ -107,6 +107,7 @@ def plain_logits(model_folder: Callable[[str], Path]) -> Callable[[str, list[str
         import torch
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+        torch.set_num_threads(1)
         if kind not in loaded:
             folder = model_folder(kind)
             model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()

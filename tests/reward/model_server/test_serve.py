@@ -24,9 +24,10 @@ from plaudit_workers.launch.redis_server import free_port
 class Gated(Classifier):
     """A real classifier whose passes wait for a gate."""
 
-    gate = threading.Event()
+    began, gate = threading.Event(), threading.Event()
 
     def logits(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        self.began.set()
         assert self.gate.wait(30)
         return super().logits(sequences)
 
@@ -37,7 +38,9 @@ async def test_a_stop_answers_what_was_taken_and_refuses_the_rest(model_folder: 
     serving = asyncio.create_task(serve(classifier, Address("127.0.0.1", port, "tiny"), BatchLimits(), stop))
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
         assert (await client.get("/health")).status_code == 200
-        taken = [asyncio.create_task(client.post("/classify", json={"input": text})) for text in ("a", "ab")]
+        taken = [asyncio.create_task(client.post("/classify", json={"input": "a"}))]
+        await asyncio.to_thread(classifier.began.wait)
+        taken.append(asyncio.create_task(client.post("/classify", json={"input": "ab"})))
         while "queue_sequences 1" not in (await client.get("/metrics")).text:
             await asyncio.sleep(0.01)
         stop.set()

@@ -1,0 +1,44 @@
+"""The example with a reward model, and what a killed server costs its samples."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process started."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def kill_engine(folder: Path) -> None:
+    """SIGKILLs the first server's engine once the first step is closed."""
+    while not (folder / "steps.jsonl").exists() or b"\n" not in (folder / "steps.jsonl").read_bytes():
+        time.sleep(0.05)
+    for child in children(int((folder / "logs" / "model-preference-0.pid").read_text())):
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_killed_server_costs_no_sample_its_score(
+    example: Callable[[str], Path], plaudit_run: Callable[..., Any], tmp_path: Path
+) -> None:
+    killer = threading.Thread(target=kill_engine, args=(tmp_path / "run",), daemon=True)
+    killer.start()
+    run = plaudit_run(example("05-reward-model") / "job.yaml", "--steps", "6")
+    assert run.exit_code == 0, run.output
+    assert run.trained_steps == list(range(1, 7))
+    assert "model-preference-0 1x" in run.output  # it died, and was started again
+    for step in run.steps:
+        assert step.statistics["reward_pipeline/outcome/scored"] == step.num_samples == 128
+        assert step.statistics["reward/min"] != 0
+    assert not list((run.folder / "model-servers" / "preference").glob("*.url"))  # they ended with the run
