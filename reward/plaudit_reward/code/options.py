@@ -51,7 +51,7 @@ class CodeOptions(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fi
             options = msgspec.convert(dict(arguments), cls)
         except msgspec.ValidationError as error:
             names = ", ".join(cls.__struct_encode_fields__)
-            raise ConfigurationError(f"options of the code rule: {error}; they are {names}") from error
+            raise ConfigurationError(f"{error}; arguments are {names}") from error
         for name, value, right in (
             ("timeSeconds", options.time_seconds, options.time_seconds > 0),
             ("cases", options.cases, options.cases is None or options.cases >= 0),
@@ -59,7 +59,7 @@ class CodeOptions(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fi
             ("url", options.url, options.url is None or options.url.startswith(("http://", "https://"))),
         ):
             if not right:
-                raise ConfigurationError(f"options of the code rule: {name} is {value!r}; {_REMEDIES[name]}")
+                raise ConfigurationError(f"{name} is {value!r}; {_REMEDIES[name]}")
         options.limits()
         return options
 
@@ -86,5 +86,5 @@ _REMEDIES = {
 def _bytes(name: str, amount: str) -> int:
     found = _AMOUNT.fullmatch(amount)
     if found is None or int(found[1]) == 0:
-        raise ConfigurationError(f"options of the code rule: {name} is {amount!r}; write it like 512Mi or 1Gi")
+        raise ConfigurationError(f"{name} is {amount!r}; write it like 512Mi or 1Gi")
     return int(found[1]) * _FACTORS[found[2]]

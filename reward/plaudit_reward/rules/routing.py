@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from plaudit_reward.code.rule import CodeRule
 from plaudit_reward.errors import ConfigurationError, DataError
 from plaudit_reward.rules.format import check_format, matches_format
 from plaudit_reward.rules.geo3k import geo3k
@@ -24,6 +25,7 @@ _WARM_UP = ("The answer is \\boxed{\\sqrt{x} + 1}", "1 + \\sqrt{x}")
 """Parsed and simplified by every rule that does so."""
 
 RULES: dict[str, Rule] = {
+    "code": CodeRule(),
     "format": FunctionRule(matches_format, isolated=True, check=check_format),
     "geo3k": FunctionRule(geo3k, isolated=True, warm_up=_WARM_UP),
     "gsm8k": FunctionRule(gsm8k),
@@ -45,6 +47,7 @@ SOURCES: dict[str, str] = {
     **dict.fromkeys(("lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"), "math_reward"),
     **dict.fromkeys(("math_dapo", "math", "math_dapo_reasoning"), "math_dapo"),
     **dict.fromkeys((f"numina_{name}" for name in _NUMINA), "prime_math"),
+    **dict.fromkeys(("codecontests", "apps", "codeforces", "taco"), "code"),
     "hiyouga/geometry3k": "geo3k",
     **dict.fromkeys((f"searchR1_{name}" for name in _SEARCH_R1), "search_r1_like_qa_em"),
 }

@@ -1,0 +1,23 @@
+"""The row of the rule ``code`` in ``rules.routing``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from plaudit_reward.code.options import CodeOptions
+from plaudit_reward.scorer import Scorer
+
+
+class CodeRule:
+    """Scores programs by their test cases."""
+
+    def read(self, given: Mapping[str, Any]) -> CodeOptions:
+        """The options, see ``rules.rule.Rule``."""
+        return CodeOptions.from_arguments(given)
+
+    def scorer(self, name: str, arguments: Any, processes: int) -> Scorer:
+        """A scorer, not opened yet."""
+        from plaudit_reward.code.scorer import CodeScorer  # ctypes and HTTP: not for those who only read a job
+
+        return CodeScorer(name, arguments, processes=processes)
