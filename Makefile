@@ -4,13 +4,16 @@ UV := .uv/bin/uv
 BIN := .venv/bin
 PARTS := metrics reward workers operator
 INSTALLED := .venv/installed
+BUILD ?= $(if $(shell command -v docker),docker build,$(if $(shell command -v podman),podman build,buildah bud))
+TAG ?= dev
+IMAGE_PREFIX ?= localhost/
 
 export HF_HUB_OFFLINE ?= 1
 export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test cluster-up cluster-down cluster-packages bench generate requirements redis promtool clean
+.PHONY: help install demo check test cluster-up cluster-down cluster-packages images bench generate requirements redis promtool clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,10 +61,21 @@ generate: install ## write the generated files anew
 	$(BIN)/python -m plaudit_operator.crd
 	$(BIN)/python -m plaudit_metrics.generate
 
-requirements: $(UV) ## compile requirements/*.txt anew from requirements/all.in
+images: ## container images of operator and workers, by docker, podman or buildah (BUILD, TAG, BUILD_ARGS)
+	$(BUILD) $(BUILD_ARGS) -f operator/Dockerfile -t $(IMAGE_PREFIX)plaudit-operator:$(TAG) .
+	$(BUILD) $(BUILD_ARGS) -f workers/Dockerfile -t $(IMAGE_PREFIX)plaudit-worker:$(TAG) .
+
+requirements: $(UV) ## compile requirements/*.txt anew from requirements/*.in and the parts' pyproject.toml
 	$(UV) pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url \
 	  --custom-compile-command 'make requirements' \
 	  --overrides requirements/overrides.txt requirements/all.in -o requirements/all.txt
+	$(COMPILE_IMAGE) requirements/operator.in -o requirements/operator.txt
+	$(COMPILE_IMAGE) $(foreach part,metrics reward workers,--no-emit-package plaudit-$(part) $(part)/pyproject.toml) \
+	  -o requirements/workers.txt
+
+# What an image holds is a part of the environment, in the same versions.
+COMPILE_IMAGE = $(UV) pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url \
+  --custom-compile-command 'make requirements' --overrides requirements/overrides.txt -c requirements/all.txt
 
 clean: ## remove the environment and what runs left
 	rm -rf .venv .uv runs benchmarks/results

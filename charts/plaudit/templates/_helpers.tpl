@@ -1,0 +1,17 @@
+{{- define "plaudit.labels" -}}
+app.kubernetes.io/name: plaudit
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end }}
+
+{{- define "plaudit.selector" -}}
+app.kubernetes.io/name: plaudit
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
+{{- end }}
+
+{{- define "plaudit.name" -}}
+{{ printf "%s-operator" .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- end }}

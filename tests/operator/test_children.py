@@ -1,0 +1,188 @@
+"""What the children look like: security, what processes are told, who may speak to whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from world import SETTINGS, World, rljob
+
+from plaudit_operator.children.merge import strategic_merge
+from plaudit_workers.job.load import load_job
+
+MODEL = {"name": "helpful", "kind": "model", "model": {"source": "/plaudit/rm", "replicas": 2}}
+JUDGE = {
+    "name": "judge",
+    "kind": "judge",
+    "judge": {
+        "baseUrl": "https://judge.example/v1",
+        "model": "big",
+        "apiKeySecret": {"name": "judge", "key": "token"},
+        "promptTemplate": {"path": "/plaudit/judge.j2"},
+        "parse": {"regex": "(.)"},
+    },
+}
+
+
+def full_job() -> dict[str, Any]:
+    job = rljob(trainer={"ranks": 4, "ranksPerPod": 1, "strategy": "fsdp2"})
+    job["spec"]["reward"]["scorers"] += [MODEL, JUDGE]
+    return job
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    world = World(full_job())
+    world.settle()
+    return world
+
+
+def templates(world: World) -> Iterator[tuple[str, dict[str, Any]]]:
+    for kind in ("Deployment", "StatefulSet", "Job"):
+        for owner in world.cluster.of_kind(kind):
+            yield owner["metadata"]["name"], owner["spec"]["template"]
+
+
+def environment(container: dict[str, Any]) -> dict[str, Any]:
+    return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in container["env"]}
+
+
+def test_every_pod_meets_pod_security_restricted(world: World):
+    for name, template in templates(world):
+        pod = template["spec"]
+        assert pod["securityContext"]["runAsNonRoot"] is True, name
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert pod["automountServiceAccountToken"] is False, name
+        for container in pod["containers"] + pod.get("initContainers", []):
+            security = container["securityContext"]
+            assert security["allowPrivilegeEscalation"] is False, name
+            assert security["capabilities"] == {"drop": ["ALL"]}, name
+            assert security["readOnlyRootFilesystem"] is True, name
+        assert not any("hostPath" in volume for volume in pod["volumes"]), name
+
+
+def test_no_password_stands_in_an_object_but_the_secret(world: World):
+    secret = world.cluster.of_kind("Secret")[0]["stringData"]["password"]
+    for item in world.cluster.objects.values():
+        if item["kind"] != "Secret":
+            assert secret not in str(item), item["metadata"]["name"]
+
+
+def test_processes_are_told_where_everything_is(world: World):
+    told = dict(templates(world))
+    run = world.status["run"]
+    reward = environment(told["job-reward"]["spec"]["containers"][0])
+    assert reward["PLAUDIT_JOB"] == "/etc/plaudit/job.yaml"
+    assert reward["PLAUDIT_RUN"] == run
+    assert reward["PLAUDIT_RUN_FOLDER"] == f"/plaudit/runs/default/{run}"
+    assert reward["PLAUDIT_REDIS_URL"] == "redis://job-redis.default.svc:6379/0"
+    assert reward["PLAUDIT_REDIS_PASSWORD_FILE"] == "/run/plaudit/redis/password"
+    assert reward["PLAUDIT_MODEL_SERVERS"] == '{"helpful": ["http://job-m-helpful.default.svc:8000"]}'
+    mounts = {mount["mountPath"] for mount in told["job-reward"]["spec"]["containers"][0]["volumeMounts"]}
+    assert {"/etc/plaudit", "/plaudit", "/run/plaudit/redis", "/run/plaudit/secrets/judge", "/tmp"} <= mounts
+
+
+def test_ranks_find_each_other(world: World):
+    job = world.cluster.find("Job", "job-trainer-0")
+    assert job
+    assert job["spec"]["completions"] == 4
+    told = environment(job["spec"]["template"]["spec"]["containers"][0])
+    assert told["MASTER_ADDR"] == "job-trainer-0-0.job-trainer.default.svc"
+    assert told["WORLD_SIZE"] == "4"
+    assert told["RANK"] == {
+        "fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}
+    }
+    service = world.cluster.find("Service", "job-trainer")
+    assert service
+    assert service["spec"]["publishNotReadyAddresses"] is True
+
+
+def test_gpus_follow_from_the_engine(world: World):
+    told = dict(templates(world))
+    for name in ("job-rollout", "job-trainer-0", "job-m-helpful"):
+        limits = told[name]["spec"]["containers"][0]["resources"]["limits"]
+        assert limits == {"nvidia.com/gpu": 1}, name
+    assert "limits" not in told["job-reward"]["spec"]["containers"][0]["resources"]
+
+
+def test_the_job_file_is_what_processes_read(world: World, tmp_path):
+    config = world.cluster.find("ConfigMap", "job-job")
+    assert config
+    (tmp_path / "job.yaml").write_text(config["data"]["job.yaml"])
+    assert load_job(tmp_path / "job.yaml").spec.rollout.replicas == 2
+
+
+def test_reward_workers_reach_what_the_job_declares_and_nothing_else(world: World):
+    policy = world.cluster.find("NetworkPolicy", "job-reward")
+    assert policy
+    assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    assert "ingress" not in policy["spec"]
+    dns, redis, models, judge = policy["spec"]["egress"]
+    assert {port["port"] for port in dns["ports"]} == {53}
+    assert redis["to"][0]["podSelector"]["matchLabels"]["plaudit.dev/role"] == "redis"
+    assert models["to"][0]["podSelector"]["matchLabels"]["plaudit.dev/role"] == "model"
+    assert judge["to"][0]["ipBlock"]["cidr"] == "0.0.0.0/0"
+    assert "169.254.0.0/16" in judge["to"][0]["ipBlock"]["except"]
+    assert judge["ports"] == [{"protocol": "TCP", "port": 443}]
+
+
+def test_a_judge_inside_the_cluster_becomes_its_namespace():
+    job = full_job()
+    job["spec"]["reward"]["scorers"][2]["judge"]["baseUrl"] = "http://vllm.models.svc.cluster.local:8000/v1"
+    world = World(job)
+    world.settle()
+    policy = world.cluster.find("NetworkPolicy", "job-reward")
+    assert policy
+    assert policy["spec"]["egress"][-1]["to"] == [
+        {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "models"}}}
+    ]
+
+
+def test_an_applied_deployment_never_holds_replicas(world: World):
+    calls = [call for call in world.cluster.calls if call.startswith("apply Deployment")]
+    assert calls == []
+    reward = next(c for c in world.cluster.of_kind("Deployment") if c["metadata"]["name"] == "job-reward")
+    assert reward["spec"]["replicas"] == 2
+
+
+def test_a_changed_limit_restarts_the_reward_workers_alone():
+    job = full_job()
+    job["spec"]["reward"]["scorers"][2]["limits"] = {"concurrency": 1}
+    world = World(job)
+    world.settle()
+    before = dict(templates(world))
+
+    def change(item: dict[str, Any]) -> None:
+        item["spec"]["reward"]["scorers"][2]["limits"] = {"concurrency": 2}
+
+    world.cluster.edit("RLJob", "job", change)
+    inputs = {d["metadata"]["name"]: d["metadata"]["annotations"] for d in world.cluster.of_kind("Deployment")}
+    world.settle()
+    after = {d["metadata"]["name"]: d["metadata"]["annotations"] for d in world.cluster.of_kind("Deployment")}
+    assert {name for name in inputs if inputs[name] != after[name]} == {"job-reward"}
+    assert {name for name, template in templates(world) if template != before[name]} <= {"job-reward"}
+
+
+def test_pod_template_is_merged_as_kubernetes_merges():
+    base = {
+        "containers": [{"name": "a", "image": "x", "env": [{"name": "A", "value": "1"}]}],
+        "tolerations": [{"key": "k"}],
+        "nodeSelector": {"a": "b"},
+    }
+    patch = {
+        "containers": [{"name": "a", "env": [{"name": "B", "value": "2"}]}, {"name": "sidecar", "image": "y"}],
+        "tolerations": [{"key": "other"}],
+        "nodeSelector": None,
+    }
+    assert strategic_merge(base, patch) == {
+        "containers": [
+            {"name": "a", "image": "x", "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]},
+            {"name": "sidecar", "image": "y"},
+        ],
+        "tolerations": [{"key": "other"}],
+    }
+
+
+def test_settings_of_the_tests_are_the_documented_ones():
+    assert SETTINGS.run_as_user == 1000

@@ -1,0 +1,55 @@
+"""The generated definition: structural, bounded, small. Cluster tests see that a real API server takes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from plaudit_operator.crd import chart_template, custom_resource_definition
+
+
+def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, schema
+    for name, part in schema.get("properties", {}).items():
+        yield from nodes(part, f"{path}.{name}")
+    for key in ("items", "additionalProperties"):
+        if isinstance(schema.get(key), dict):
+            yield from nodes(schema[key], f"{path}[]")
+
+
+def root() -> dict[str, Any]:
+    schema: dict[str, Any] = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return schema
+
+
+def test_every_text_list_and_mapping_is_bounded():
+    for path, node in nodes(root()["properties"]["spec"]):
+        kind = node.get("type")
+        if kind == "string" and "enum" not in node:
+            assert "maxLength" in node, path
+        if kind == "array":
+            assert "maxItems" in node, path
+        if kind == "object" and "additionalProperties" in node:
+            assert "maxProperties" in node, path
+
+
+def test_nothing_of_json_schema_that_a_structural_schema_lacks():
+    text = json.dumps(root())
+    for word in ("$ref", "$defs", '"const"', '"null"', "x-plaudit", '"title"'):
+        assert word not in text, word
+
+
+def test_every_field_says_what_it_means():
+    for path, node in nodes(root()["properties"]["spec"]):
+        assert node.get("description") or path.endswith("[]"), path
+
+
+def test_it_is_small_enough_for_kubectl_apply():
+    assert len(json.dumps(custom_resource_definition())) < 200_000
+
+
+def test_the_charts_template_holds_no_other_templates():
+    text = chart_template()
+    assert text.count("{{") == 4
+    assert "{{- if .Values.crds.install }}" in text
