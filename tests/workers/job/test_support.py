@@ -1,5 +1,6 @@
 """What plaudit run refuses, what it ignores, and what cannot work on Kubernetes."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ from plaudit_workers.job.kubernetes import kubernetes_problems
 from plaudit_workers.job.load import parse_job, read_job
 from plaudit_workers.job.support import ignored, unsupported
 
-JUDGE = {"baseUrl": "https://judge/v1", "model": "big", "promptTemplate": {"path": "j.j2"}, "parse": {"regex": "(.)"}}
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -18,26 +18,32 @@ Change = Callable[[dict[str, Any]], dict[str, Any]]
     ("fields", "words"),
     [
         (
-            {"reward.scorers": [{"name": "j", "kind": "judge", "judge": JUDGE}]},
-            "spec.reward.scorers[0].kind: judge is not run by plaudit run yet",
-        ),
-        (
             {"rollout.agent": {"kind": "tools", "tools": [{"path": "t.py", "function": "f"}]}},
             "spec.rollout.agent.kind: tools is not run by plaudit run yet",
         ),
         ({"rollout.sampling": {"topP": 0.9}}, "spec.rollout.sampling: topP 0.9, topK -1 cut the distribution"),
         ({"rollout.sampling": {"topK": 5}}, "spec.rollout.sampling: topP 1.0, topK 5 cut the distribution"),
-        ({"trainer.sinks": ["tensorboard", "wandb"]}, "spec.trainer.sinks[1]: wandb is not run by plaudit run yet"),
         ({"transport": {"url": "rediss://r:1/0", "tls": {}}}, "spec.transport.tls: is not run by plaudit run yet"),
-        (
-            {"rollout": None, "trainer": None, "model": None, "data": None, "algorithm": None},
-            "spec: has no rollout and no trainer: a job that only scores is not run by plaudit run yet",
-        ),
     ],
 )
 def test_what_has_no_machinery_yet_is_refused_plainly(changed: Change, fields: dict[str, Any], words: str) -> None:
     (problem,) = unsupported(parse_job(changed(fields)))
     assert str(problem).startswith(words)
+
+
+def test_a_job_that_only_scores_is_run(changed: Change) -> None:
+    only_scores = {"rollout": None, "trainer": None, "model": None, "data": None, "algorithm": None}
+    assert unsupported(parse_job(changed(only_scores))) == []
+
+
+def test_a_sink_that_is_not_installed_is_refused_before_anything_starts(
+    changed: Change, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = parse_job(changed({"trainer.sinks": ["tensorboard", "wandb"]}))
+    assert unsupported(job) == []
+    monkeypatch.setitem(sys.modules, "wandb", None)  # how Python marks a module that cannot be imported
+    (problem,) = unsupported(job)
+    assert str(problem).startswith("spec.trainer.sinks[1]: names wandb, which is not installed")
 
 
 def test_a_usual_job_is_not_refused_and_nothing_of_it_is_ignored(small_job: str, changed: Change) -> None:

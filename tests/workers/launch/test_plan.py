@@ -33,6 +33,15 @@ def test_every_role_has_its_processes_and_they_are_told_the_run() -> None:
     assert environment["PLAUDIT_REDIS_PASSWORD"] == "pw"
 
 
+def test_a_job_that_only_scores_has_no_trainer_and_no_rollouts() -> None:
+    reward = {"scorers": [{"name": "a", "kind": "rule", "rule": "gsm8k"}], "workers": {"replicas": 2}}
+    job = parse_job(
+        {"apiVersion": "plaudit.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "j"}, "spec": {"reward": reward}}
+    )
+    plans = plan_processes(job, RunContext("run", Path("/r"), RedisAddress("redis://h:1/0")), with_gpus=False)
+    assert {role: len(each) for role, each in plans.items()} == {"metrics": 1, "reward": 2}
+
+
 def test_without_gpus_nothing_asks_for_one() -> None:
     assert all(plan.gpus == 0 for each in planned().values() for plan in each)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 from plaudit_workers.job.pod import Pod, Resources
 from plaudit_workers.job.problem import Problem
@@ -14,13 +15,8 @@ _NOT_YET = "is not run by plaudit run yet"
 
 def unsupported(job: RLJob) -> list[Problem]:
     """What the job asks for and ``plaudit run`` has no machinery for: it refuses such a job."""
-    if not job.spec.trains:
-        return [
-            Problem(
-                "spec", f"has no rollout and no trainer: a job that only scores {_NOT_YET}", "Add rollout and trainer"
-            )
-        ]
-    return [*_scorers(job), *_rollout(job), *_sinks(job), *_transport(job)]
+    training = [*_rollout(job), *_sinks(job)] if job.spec.trains else []
+    return [*training, *_transport(job)]
 
 
 def ignored(job: RLJob) -> list[Problem]:
@@ -77,14 +73,6 @@ def _pods(job: RLJob) -> Iterator[tuple[str, Pod]]:
             yield f"reward.scorers[{index}].model", scorer.model.pod
 
 
-def _scorers(job: RLJob) -> Iterator[Problem]:
-    for index, scorer in enumerate(job.spec.reward.scorers):
-        field = f"spec.reward.scorers[{index}]"
-        if scorer.kind == "judge":
-            remedy = "Use kind python: an async function may call the endpoint"
-            yield Problem(f"{field}.kind", f"{scorer.kind} {_NOT_YET}", remedy)
-
-
 def _rollout(job: RLJob) -> Iterator[Problem]:
     rollout = job.spec.rollout
     if rollout.agent.kind == "tools":
@@ -104,11 +92,11 @@ def _rollout(job: RLJob) -> Iterator[Problem]:
 
 def _sinks(job: RLJob) -> Iterator[Problem]:
     for index, sink in enumerate(job.spec.trainer.sinks):
-        if sink != "tensorboard":
+        if find_spec(sink) is None:
             yield Problem(
                 f"spec.trainer.sinks[{index}]",
-                f"{sink} {_NOT_YET}",
-                "Use tensorboard, or read steps.jsonl in the run's folder",
+                f"names {sink}, which is not installed",
+                f"Install plaudit-workers[{sink}], or take it out of the list: steps.jsonl is always written",
             )
 
 

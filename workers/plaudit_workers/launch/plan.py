@@ -39,6 +39,8 @@ class ProcessPlan:
     gpus: float
     serve: str
     environment: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Variables that are handed to the process itself: Ray writes its environment into logs."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class RunContext:
     metrics_port: int = 0
     model_server_host: str = "127.0.0.1"
     """Where reward model servers listen; empty: at the address of the node that each is placed on."""
+    reward_secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """What reward workers may know: values of the Secrets that the job's scorers name, by environment variable."""
 
     def environment(self, name: str) -> dict[str, str]:
         """The variables that ``ProcessSettings.from_environment`` reads (``PLAUDIT_WORKER`` is set at each start)."""
@@ -72,7 +76,7 @@ def plan_processes(job: RLJob, context: RunContext, *, with_gpus: bool) -> dict[
     """Lists the processes of each role, in the order in which they are started.
 
     Args:
-        job: the resolved job; it has a rollout and a trainer.
+        job: the resolved job; without rollout and trainer it is a scoring service.
         context: what all processes share.
         with_gpus: whether the cluster has GPUs; without, everything runs on CPUs.
     """
@@ -106,6 +110,9 @@ def plan_processes(job: RLJob, context: RunContext, *, with_gpus: bool) -> dict[
         ]
         for role, (count, cpus, gpus) in counts.items()
     }
+    plans["reward"] = [replace(plan, secrets=context.reward_secrets) for plan in plans["reward"]]
+    if not spec.trains:
+        del plans["rollout"], plans["trainer"]
     servers = {f"model-{each.name}": _servers(each, context, with_gpus=with_gpus) for each in _model_scorers(job)}
     return {"metrics": plans.pop("metrics"), **servers, **plans}
 

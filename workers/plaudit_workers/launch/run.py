@@ -15,12 +15,14 @@ from pathlib import Path
 from rich.console import Console
 
 from plaudit_workers.job.rljob import RLJob
+from plaudit_workers.job.secrets import reward_secrets, secret_value
 from plaudit_workers.job.support import ignored
 from plaudit_workers.launch import placement
 from plaudit_workers.launch.console import StepLines, print_summary
 from plaudit_workers.launch.plan import RunContext, plan_processes, share_gpus
 from plaudit_workers.launch.prepare import prepare
 from plaudit_workers.launch.redis_server import RedisServer, free_port
+from plaudit_workers.launch.service import stretches_of_uptime, tell_when_ready, write_address
 from plaudit_workers.launch.supervisor import Supervisor
 from plaudit_workers.process import EXIT_REFUSED, Ending, RefusedError
 from plaudit_workers.stream.connection import RedisAddress, Transport
@@ -53,12 +55,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _run(job: RLJob, folder: Path, address: str | None, console: Console) -> Ending:
     stop = _stop_on_signals()
+    secrets = {secret.variable: secret_value(secret, field) for field, secret in reward_secrets(job.spec.reward)}
     async with _redis(job, folder, on_cluster=address is not None) as redis_address:
         context = RunContext(
             folder.name,
             folder,
             redis_address,
             metrics_port=free_port(),
+            reward_secrets=secrets,
             model_server_host="" if address else "127.0.0.1",
         )
         plans = plan_processes(job, context, with_gpus=False)
@@ -71,14 +75,19 @@ async def _run(job: RLJob, folder: Path, address: str | None, console: Console) 
                 plans = plans if address else share_gpus(plans, gpus)
             lines = StepLines(folder / "steps.jsonl", console)
             supervisor = Supervisor(
-                plans, max_restarts=job.spec.lifecycle.failure_policy.max_restarts, steps_closed=lambda: lines.closed
+                plans,
+                max_restarts=job.spec.lifecycle.failure_policy.max_restarts,
+                steps_closed=(lambda: lines.closed) if job.spec.trains else stretches_of_uptime,
             )
             console.out(f"run {folder.name} · metrics http://127.0.0.1:{context.metrics_port}/metrics", highlight=False)
-            ending = await _supervise(supervisor, lines, stop)
+            if job.spec.trains:
+                ending = await _supervise(supervisor, lines, stop)
+            else:
+                ending = await _serve(supervisor, context, console, stop)
         finally:
             await asyncio.to_thread(placement.disconnect)
     print_summary(console, folder, restarts=supervisor.restarts)
-    if stop.is_set() and not ending.code:
+    if stop.is_set() and not ending.code and job.spec.trains:
         return Ending(EXIT_INTERRUPTED, "stopped; the same command with --resume goes on from the last checkpoint")
     return ending
 
@@ -93,6 +102,18 @@ async def _supervise(supervisor: Supervisor, lines: StepLines, stop: asyncio.Eve
         await supervisor.stop()
         printing.cancel()
         lines.print_new()
+
+
+async def _serve(supervisor: Supervisor, context: RunContext, console: Console, stop: asyncio.Event) -> Ending:
+    """Keeps a scoring service up until it is stopped: its natural end."""
+    write_address(context.folder, context.redis)
+    telling = asyncio.create_task(tell_when_ready(context.folder, context.redis, console))
+    try:
+        await supervisor.start()
+        return await supervisor.until_done(stop)
+    finally:
+        telling.cancel()
+        await supervisor.stop()
 
 
 async def _print_steps(lines: StepLines) -> None:

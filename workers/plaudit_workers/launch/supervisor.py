@@ -57,18 +57,23 @@ class Supervisor:
             await asyncio.to_thread(placement.await_room, role, plans, group)
             for index, plan in enumerate(plans):
                 self._actors[plan.name] = placement.start_actor(plan, group, index)
-        self._trainer = asyncio.create_task(self._keep_ranks(self._plans["trainer"]))
+        if "trainer" in self._plans:
+            self._trainer = asyncio.create_task(self._keep_ranks(self._plans["trainer"]))
         others = [plan for role, plans in self._plans.items() if role != "trainer" for plan in plans]
         self._tasks = [asyncio.create_task(self._keep(plan)) for plan in others]
 
     async def until_done(self, stop: asyncio.Event) -> Ending:
-        """Waits until the trainer is done, any process ends the job, or ``stop`` is set (then: stops the trainer)."""
-        assert self._trainer is not None
+        """Waits until the trainer is done, any process ends the job, or ``stop`` is set (then: stops the trainer).
+
+        A scoring service has no trainer: it lasts until ``stop`` is set.
+        """
         stopped = asyncio.create_task(stop.wait())
-        pending: set[asyncio.Task[Any]] = {self._trainer, stopped, *self._tasks}
+        pending: set[asyncio.Task[Any]] = {stopped, *self._tasks} | ({self._trainer} if self._trainer else set())
         try:
             done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            if stopped in done:
+            if stopped in done and self._trainer is None:
+                return Ending(EXIT_DONE)
+            if stopped in done and self._trainer is not None:
                 await self._stop_role("trainer")
                 await asyncio.wait([self._trainer], timeout=_LAST_UPDATE_WITHIN_S)
                 return self._trainer.result() if self._trainer.done() else Ending(EXIT_CRASHED, _NO_LAST_CHECKPOINT)
@@ -111,7 +116,7 @@ class Supervisor:
         budget = _RestartBudget(self._max_restarts, self._steps_closed)
         while True:
             try:
-                code, message = await self._actors[plan.name].run.remote({})
+                code, message = await self._actors[plan.name].run.remote(dict(plan.secrets))
             except ray.exceptions.RayActorError as error:
                 ending = self._after_crash(plan.name, budget, error)
                 if ending is not None:

@@ -23,6 +23,7 @@ from plaudit_workers.process import EXIT_DONE, ProcessSettings, RefusedError
 from plaudit_workers.scoring.build import build_pipeline
 from plaudit_workers.scoring.committer import Committer
 from plaudit_workers.scoring.kinds.context import BuildContext
+from plaudit_workers.scoring.offer import offering
 from plaudit_workers.stream.commits import commit_group, read_group
 from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.consumer import Consumer, ConsumerOptions
@@ -71,7 +72,7 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
         pipeline = await build_pipeline(job.spec.reward, settings.worker, context)
         options = ScoringOptions(max_concurrent_samples=job.spec.reward.workers.max_concurrent_samples)
         worker = ScoringWorker(settings.worker, transport, pipeline, options)
-        async with HealthServer(settings.health_port, ready=lambda: worker.ready):
+        async with HealthServer(settings.health_port, ready=lambda: worker.ready), offering(job, transport):
             await worker.run(stop)
     finally:
         await transport.close()

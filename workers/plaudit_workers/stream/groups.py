@@ -11,11 +11,12 @@ import msgspec
 from plaudit_metrics.records import GroupEnd, GroupRecord, ScoringRecord, StepRecord
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.fence import Fence, StaleIncarnationError
-from plaudit_workers.stream.group_hash import read_group, without_group_scorers
+from plaudit_workers.stream.group_hash import read_group
 from plaudit_workers.stream.limits import Admission, StreamLimits
 from plaudit_workers.stream.ready import ReadyGroups
 from plaudit_workers.stream.records import Announcement, Group, Prompt, encode
-from plaudit_workers.stream.scripts import Argument, new_call
+from plaudit_workers.stream.release import release_call
+from plaudit_workers.stream.scripts import new_call
 
 __all__ = ["Admission", "StaleIncarnationError", "StreamLimits", "TrainerStreams"]
 
@@ -24,7 +25,7 @@ logger = logging.getLogger(__name__)
 _GIVEN_UP = msgspec.msgpack.encode(ScoringRecord(outcome="given_up", reason="its group was ended before it was scored"))
 _CALLS_PER_INCARNATION = 1_000_000_000
 _ENDED_REMEMBERED = 10_000
-_NO_COUNTERS = frozenset({b"incarnation", b"takeover", b"step", b"announced", b"recorded"})
+_NO_COUNTERS = frozenset({b"incarnation", b"takeover", b"step", b"announced", b"recorded", b"service"})
 
 
 class TrainerStreams:
@@ -121,12 +122,8 @@ class TrainerStreams:
         return [group.id for group in groups if group is not None and await self._release(group)]
 
     async def _release(self, group: Group) -> bool:
-        given_up = ScoringRecord(outcome="given_up", reason="the group's deadline passed")
-        arguments: list[Argument] = [group.id, new_call(), self.incarnation, msgspec.msgpack.encode(given_up)]
-        if group.phase == "group_scoring":
-            for scoring in without_group_scorers(group, "timeout", "the group-scope scorers' deadline passed"):
-                arguments += [scoring.outcome, msgspec.msgpack.encode(scoring)]
-        return bool(await self._fence.call("release", *arguments) == b"released")
+        script, arguments = release_call(group, self.incarnation)
+        return bool(await self._fence.call(script, *arguments) == b"released")
 
     async def close(self, group_id: str, end: GroupEnd, reason: str = "", record: GroupRecord | None = None) -> bool:
         """Ends a group: counts it, frees its memory. Samples that are not terminal are given up.

@@ -33,6 +33,7 @@ class Names:
         events: stream of records for the metrics.
         dead: stream of dead letters.
         state: hash: incarnation, step, announced policy, counters of the ledger.
+        sessions: sorted set of the clients' sessions, by when they expire (server's clock, seconds).
         workers: sorted set of process names by their last heartbeat (server's clock, seconds).
         worker_records: hash of their ``WorkerRecord``.
     """
@@ -49,12 +50,17 @@ class Names:
         self.events = self.prefix + "events"
         self.dead = self.prefix + "dead"
         self.state = self.prefix + "state"
+        self.sessions = self.prefix + "sessions"
         self.workers = self.prefix + "workers"
         self.worker_records = self.prefix + "workers:records"
 
     def group(self, group_id: str) -> str:
         """The hash of one group."""
         return f"{self.prefix}group:{group_id}"
+
+    def session(self, session: str, part: Literal["groups", "results"]) -> str:
+        """What a session of a scoring service's client has submitted, or its results."""
+        return f"{self.prefix}session:{session}:{part}"
 
     def stream(self, stream: Stream) -> str:
         """The key of a stream that carries work."""

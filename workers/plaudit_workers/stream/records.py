@@ -5,6 +5,7 @@
 | ``Prompt`` | trainer, at admission (``prompts`` entry and the group's hash) | rollout; trainer after a resume |
 | ``Body`` | rollout, at publication (the group's hash) | trainer |
 | ``Announcement`` | trainer (``state``) | rollout |
+| ``Service`` | reward worker of a job without trainer (``state``) | client of the scoring service |
 | ``Group``, ``GroupSample`` | nobody: a group's hash, read | trainer; reward worker for group scope |
 
 Arrays are raw little-endian bytes (int32 ids, float32 log-probabilities, uint8 masks), so that encoding costs nothing.
@@ -135,6 +136,23 @@ class Group(msgspec.Struct, frozen=True):
     """The trainer took it; None where it was only looked at."""
 
 
+class Service(msgspec.Struct, frozen=True):
+    """What a run without a trainer offers to clients (``state.service``): who submits must know this, and no job."""
+
+    job: str
+    """Name of the RLJob."""
+    scorers: list[str]
+    """Names of its scorers, in the job's order."""
+    group_scorers: bool
+    """Group-scope scorers follow on the samples' own."""
+    group_deadline_s: float
+    """From a group's submission to its release; the same again for its group-scope scorers."""
+    room: int
+    """Samples that one session may have in work; a group that alone has more is taken when nothing else is."""
+    memory_share: float = 0.7
+    """Nothing is taken above this share of Redis's memory."""
+
+
 class GroupDelivery(msgspec.Struct, frozen=True, omit_defaults=True):
     """Entry of ``groups``: all samples of this group are terminal and its group-scope scorers are due."""
 
@@ -243,6 +261,7 @@ __all__ = [
     "RecordError",
     "Sample",
     "Sampling",
+    "Service",
     "Tensors",
     "decode",
     "decode_body",

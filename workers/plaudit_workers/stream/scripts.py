@@ -18,7 +18,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 OUTAGE = (RedisConnectionError, RedisTimeoutError, OSError)
 """What a Redis that is away raises."""
 
-_SHARED = ("run", "group")
+_SHARED = ("run", "session", "group")
 _names = itertools.count()
 _boot = os.urandom(6).hex()
 

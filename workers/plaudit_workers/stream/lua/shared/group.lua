@@ -3,7 +3,7 @@
 -- ARGV[1] is the group's id. Fields of the hash:
 --   phase, incarnation, admission, prompt, prompt_entry, n, needed, split, step, source, scorers, deadline_s, scoring_s,
 --   open (samples not terminal), scored, unpublished (neither published nor terminal), drop, admitted, terminal, ready,
---   entry (of `ready` or `groups`), reason, released; and of sample i
+--   entry (of `ready` or `groups`), reason, released, session (whose client submitted it); and of sample i
 --   tensors:i, sample:i, first:i = "time worker",
 --   published:i = "call digest taken published entry", a line end, the generation record,
 --   ended:i = "call outcome taken committed deliveries first_taken" (- for none), a line end, the scoring record,
@@ -28,12 +28,12 @@ end
 local function look(i)
   local f = redis.call('HMGET', group, 'phase', 'n', 'open', 'scored', 'unpublished', 'needed', 'split', 'step', 'source',
     'scorers', 'admitted', 'deadline_s', 'scoring_s', 'drop', 'prompt_entry', 'published:' .. i, 'ended:' .. i,
-    'first:' .. i)
+    'first:' .. i, 'session')
   return {phase = f[1], n = tonumber(f[2] or 0), open = tonumber(f[3] or 0), scored = tonumber(f[4] or 0),
     unpublished = tonumber(f[5] or 0), needed = tonumber(f[6] or 0), split = f[7], step = f[8], source = f[9],
     scorers = f[10] == '1', admitted = f[11], deadline_s = tonumber(f[12] or 0), scoring_s = tonumber(f[13] or 0),
     drop = f[14] == '1', prompt_entry = f[15], published = unpacked(f[16]), ended = unpacked(f[17]),
-    first = f[18] and words(f[18])}
+    first = f[18] and words(f[18]), session = f[19]}
 end
 
 -- One event a sample, once its score is final.
@@ -78,6 +78,23 @@ local function finish_missing(g, call, outcome, scoring)
   retire('prompts', g.prompt_entry)
 end
 
+-- Puts the scores of a session's group into its results: under each index "published committed deliveries", a line end,
+-- the scoring record.
+local function deliver(g)
+  local entry = {'XADD', session_key(g.session, 'results'), '*', 'group', id}
+  for i = 0, g.n - 1 do
+    local f = redis.call('HMGET', group, 'published:' .. i, 'ended:' .. i)
+    local published, ended = unpacked(f[1]), unpacked(f[2])
+    entry[#entry + 1], entry[#entry + 2] = i, packed({published[4], ended[4], ended[5]}, ended.record)
+  end
+  local result = redis.call(unpack(entry))
+  local digest = redis.call('HGET', group, 'admission')
+  redis.call('HSET', session_key(g.session, 'groups'), id, digest .. ' ' .. result)
+  redis.call('HINCRBY', session_key(g.session), 'in_work', -g.n)
+  redis.call('UNLINK', group)
+  redis.call('ZREM', open_groups, id)
+end
+
 -- Where group-scope scorers may change the scores, the samples are reported when the last of those has spoken.
 local function report_graded(g)
   for i = 0, g.scorers and g.n - 1 or -1 do
@@ -86,9 +103,11 @@ local function report_graded(g)
   end
 end
 
--- Hands the group to the trainer: phase `ready` to be trained, `dropped` to be closed with that reason.
+-- Hands the group to whoever admitted it. The trainer's: phase `ready` to be trained, `dropped` to be closed with that
+-- reason. A session's: its scores become an entry of the session's results, and the group is gone.
 local function settle(g, phase, reason)
   report_graded(g)
+  if g.session then return deliver(g) end
   local entry = redis.call('XADD', prefix .. 'ready', '*', 'group', id)
   redis.call('HSET', group, 'phase', phase, 'ready', stamp(now), 'entry', entry, 'reason', reason)
   redis.call('ZADD', open_groups, '+inf', id)

@@ -1,0 +1,74 @@
+"""``plaudit submit``: order, a kill in the middle, what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plaudit_workers.cli import main
+from plaudit_workers.stream.connection import RedisAddress, Transport
+
+SLOW = {"name": "slow", "kind": "python", "python": {"path": "reward.py", "function": "slow"}, "isolation": "thread"}
+
+
+def write_samples(path: Path, count: int) -> Path:
+    lines = [json.dumps({"response": str(i), "ground_truth": str(i)}) for i in range(count)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+async def test_killed_it_goes_on_and_no_sample_is_scored_or_written_twice(start_service: Any, tmp_path: Path) -> None:
+    samples, output = write_samples(tmp_path / "samples.jsonl", 40), tmp_path / "scores.jsonl"
+    async with start_service(SLOW) as service:
+        arguments = ["submit", str(samples), "-o", str(output), "--redis", service.server.url, "--run", service.run]
+        environment = {**os.environ, "PLAUDIT_REDIS_PASSWORD": service.server.password}
+        command = [sys.executable, "-m", "plaudit_workers.cli", *arguments]
+        first = await asyncio.create_subprocess_exec(*command, env=environment)
+        while not output.exists() or output.read_bytes().count(b"\n") < 5:
+            await asyncio.sleep(0.01)
+        first.kill()
+        await first.wait()
+        assert output.read_bytes().count(b"\n") < 40
+        with output.open("ab") as file:
+            file.write(b'{"score": 0.')  # what a kill may leave of a line
+        second = await asyncio.create_subprocess_exec(*command, env=environment)
+        assert await second.wait() == 0
+        values = [json.loads(line)["score"] for line in output.read_text().splitlines()]
+        assert values == [float(i) for i in range(40)]
+        transport = await Transport.open(RedisAddress(service.server.url, service.server.password), service.run)
+        scored = Counter(e[b"group"] for _, e in await transport.commands.xrange(transport.names.events))
+        assert len(scored) == 40
+        assert set(scored.values()) == {1}
+        assert await transport.commands.zcard(transport.names.sessions) == 0  # what was finished is not kept
+        await transport.close()
+
+
+REFUSED = [
+    (["{folder}/absent.jsonl"], "absent.jsonl cannot be read"),
+    (["{folder}/bad.jsonl"], "bad.jsonl:2: Object missing required field `response`. A line is a JSON object with"),
+    (["{folder}/good.jsonl", "--runs-folder", "{folder}"], "holds no scoring service"),
+    (["{folder}/good.jsonl", "--runs-folder", "{folder}", "--run", "x"], "no scoring service of the name x"),
+    (["{folder}/good.jsonl", "--redis", "redis://127.0.0.1:1/0", "--run", "x"], "cannot be reached"),
+    (
+        ["{folder}/good.jsonl", "--redis", "redis://127.0.0.1:1/0", "-o", "{folder}/long.jsonl"],
+        "long.jsonl has 9 lines, more than the 3 samples",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), REFUSED)
+def test_what_cannot_work_is_refused_in_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    write_samples(tmp_path / "good.jsonl", 3)
+    write_samples(tmp_path / "long.jsonl", 9)
+    (tmp_path / "bad.jsonl").write_text('{"response": "1"}\n{"answer": "1"}\n')
+    assert main(["submit", *(argument.format(folder=tmp_path) for argument in arguments)]) == 2
+    assert words in capsys.readouterr().err

@@ -1,0 +1,119 @@
+"""The state machine of sessions: hypothesis chooses who does what next, and which fault strikes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from typing import Any
+
+from hypothesis import reject
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from redis.exceptions import ResponseError
+
+from plaudit_workers.stream.connection import RedisAddress
+from plaudit_workers.stream.scripts import Scripts
+
+
+class SessionMachine(RuleBasedStateMachine):
+    """One service; ``machine_of`` says in which Redis and with which texts of the transitions."""
+
+    world_type: Any
+    address: RedisAddress
+    scripts: Scripts
+    watched: str
+    found: list[str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.world: Any = None
+
+    def do(self, work: Any) -> None:
+        with contextlib.closing(work):
+            self.run(self.world.everybody_works())
+            self.run(work)
+            self.check()
+
+    def run(self, work: Any) -> None:
+        try:
+            self.runner.run(work)
+        except ResponseError:  # a seeded bug may also break a script that comes after it
+            if not self.watched:
+                raise
+            reject()
+
+    def check(self) -> None:
+        broken = [violation for violation in self.world.violations if violation.startswith(self.watched)]
+        self.found += broken
+        assert not broken, "\n".join(broken)
+
+    @initialize(seed=st.integers(0, 1 << 30), group_scorers=st.booleans(), deadline_s=st.sampled_from([0.0, 1000.0]))
+    def start(self, seed: int, group_scorers: bool, deadline_s: float) -> None:
+        self.world = self.world_type(group_scorers, deadline_s, seed)
+        self.runner.run(self.world.start(self.address, f"service-{uuid.uuid4().hex[:12]}", self.scripts))
+
+    @rule(client=st.integers(0, 1))
+    def a_client_is_killed_and_goes_on(self, client: int) -> None:
+        self.do(self.world.clients[client].kill())
+
+    @rule(client=st.integers(0, 1))
+    def a_client_submits_again(self, client: int) -> None:
+        chosen = self.world.clients[client]
+        if chosen.wanted:
+            self.do(chosen.submit(self.world.random.choice(list(chosen.wanted))))
+
+    @precondition(lambda self: self.world.zombies)
+    @rule()
+    def a_replaced_client_wakes(self) -> None:
+        self.do(self.world.zombie_acts())
+
+    @rule()
+    def clean_up(self) -> None:
+        self.do(self.world.clean_up())
+
+    @rule(stream=st.sampled_from(["samples", "groups"]))
+    def leases_lapse(self, stream: str) -> None:
+        self.do(self.world.lapse(self.world.alive(stream)))
+
+    @rule(stream=st.sampled_from(["samples", "groups"]))
+    def a_worker_freezes_and_wakes(self, stream: str) -> None:
+        self.do(self.world.freeze_and_wake(stream))
+
+    @rule(stream=st.sampled_from(["samples", "groups"]))
+    def crash(self, stream: str) -> None:
+        self.world.crash(self.world.alive(stream))
+
+    @rule(lossy=st.booleans())
+    def replies_get_lost(self, lossy: bool) -> None:
+        self.world.lossy = lossy
+
+    @rule(rounds=st.integers(1, 2))
+    def redis_loses_its_last_second(self, rounds: int) -> None:
+        self.do(self.world.lose_last_second(rounds))
+
+    @precondition(lambda self: not self.world.lost_everything)
+    @rule()
+    def redis_loses_everything(self) -> None:
+        self.do(self.world.lose_everything())
+
+    def teardown(self) -> None:
+        if self.world is None:
+            return
+        try:
+            if not self.world.violations:
+                self.run(self.world.finish())
+                self.check()
+        finally:
+            self.runner.run(self.world.stop())
+            self.runner.close()
+
+
+def machine_of(
+    world_type: Any, address: RedisAddress, scripts: Scripts, watched: str = "", found: list[str] | None = None
+) -> type[SessionMachine]:
+    """The machine against one Redis, with these texts of the transitions; ``found`` collects violations."""
+    about = {"world_type": world_type, "address": address, "scripts": scripts}
+    found = [] if found is None else found
+    return type("SessionMachine", (SessionMachine,), {**about, "watched": watched, "found": found})

@@ -1,0 +1,249 @@
+"""A scoring service in miniature: clients with sessions, reward workers, faults. As ``world``, without a trainer.
+
+``violations`` collects what breaks S1-S6 of docs/streams.md. What a client keeps when it is killed is what a careful
+program would have on disk: the samples that it wanted scored, and the results that it wrote before it acknowledged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter
+from typing import Any
+
+from stream_world import Repeater, Worker, World, score_of  # conftest.py has loaded it
+
+from plaudit_reward.sample import Sample
+from plaudit_workers.stream.connection import RedisAddress, Transport
+from plaudit_workers.stream.group_hash import read_group
+from plaudit_workers.stream.records import Service, encode
+from plaudit_workers.stream.scripts import Scripts
+from plaudit_workers.stream.sessions import Session, SessionGoneError, SessionTakenError, Submission
+
+ROOM = 6
+
+
+class Client:
+    """One program and its session; ``session`` is made anew when it is killed and started again."""
+
+    def __init__(self, world: Any, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.wanted: dict[str, list[Sample]] = {}  # on disk: submitted, or to be
+        self.written: dict[str, Any] = {}  # on disk: results, before they are acknowledged
+        self.to_acknowledge: list[tuple[str, str]] = []
+        self.session: Session
+
+    async def start(self) -> None:
+        self.session = Session(self.world.transport, self.name, self.world.service, keep_s=1000.0)
+        await self.session.open()
+
+    async def submit(self, group: str) -> None:
+        [answer] = await self.session.submit_many({group: self.wanted[group]})
+        if answer is Submission.conflict:
+            self.world.violations.append(f"S1: {group} is in conflict with itself")
+        if answer is Submission.returned and group not in self.written:
+            self.world.violations.append(f"S1: {group} counts as returned, and its client has no result")
+
+    async def submit_new(self, n: int) -> None:
+        group = self.session.group_id(str(len(self.wanted)))
+        self.wanted[group] = [self.sample(group, index) for index in range(n)]
+        await self.submit(group)
+
+    def sample(self, group: str, index: int) -> Sample:
+        return Sample(group, index, "made-up", "p", f"response {self.world.random.randrange(1 << 30)}")
+
+    async def read(self, count: int = 3) -> None:
+        for result in await self.session.read(count, 0.001):
+            self.world.check_result(self, result)
+            if result.group in self.written and not self.world.redis_lost and not self.killed_since_write(result.group):
+                self.world.violations.append(f"S1: {result.group} came twice")
+            self.written[result.group] = self.session
+            self.to_acknowledge.append((result.group, result.entry))
+
+    def killed_since_write(self, group: str) -> bool:
+        return self.written[group] is not self.session
+
+    async def acknowledge(self) -> None:
+        done, self.to_acknowledge = self.to_acknowledge, []
+        await self.session.acknowledge(done)
+
+    async def kill(self) -> None:
+        """Dies with what it had not acknowledged; is started again, and submits all that it has no result of."""
+        self.world.zombies.append(self.session)
+        self.to_acknowledge = []
+        await self.start()
+        for group in self.wanted:
+            if group not in self.written or self.world.random.random() < 0.2:
+                await self.submit(group)
+
+    async def repair(self) -> None:
+        """What a client does every few seconds: finds what Redis has lost, or knows again."""
+        try:
+            await self.session.acknowledge([])
+        except SessionGoneError:
+            await self.session.open()
+        known = await self.session.groups()
+        for group in self.wanted:
+            if group not in known and group not in self.written:
+                await self.submit(group)
+        if known & self.written.keys():
+            self.session.read_again()
+
+
+class SessionWorld(World):
+    """Clients and reward workers of one service."""
+
+    def __init__(self, group_scorers: bool, deadline_s: float, seed: int) -> None:
+        super().__init__(None, seed)
+        self.service = Service("job", ["a"], group_scorers, deadline_s, ROOM)
+        self.clients: list[Client] = []
+        self.redis_lost = False
+        self.random = random.Random(seed)
+
+    async def start(self, address: RedisAddress, run: str, scripts: Scripts) -> None:
+        self.transport = await Transport.open(address, run, scripts=scripts)
+        self.transport.scripts = Repeater(self.transport.scripts, self)
+        self.transport.reads = Repeater(self.transport.reads, self)
+        self.workers = [Worker(self, stream) for stream in ("samples", "samples", "groups")]
+        self.clients = [Client(self, "a"), Client(self, "b")]
+        for client in self.clients:
+            await client.start()
+
+    async def everybody_works(self) -> None:
+        for client in self.clients:
+            if self.random.random() < 0.7:
+                await client.submit_new(self.random.randint(1, 3))
+            await self.check_room(client)
+        for worker in self.workers:
+            await self.take(worker, 4)
+            for _ in range(self.random.randint(0, 2)):
+                if worker.held:
+                    await self.work(worker)
+        for client in self.clients:
+            await client.read()
+            if self.random.random() < 0.5:
+                await client.acknowledge()
+
+    async def commit_group(self, worker: Any, outcome: str) -> None:
+        self.trainer = _Reader(self.transport)
+        await super().commit_group(worker, outcome)
+
+    async def after_loss(self) -> None:
+        self.sent.clear()
+        self.redis_lost = True
+        for client in self.clients:
+            await client.repair()
+
+    async def clean_up(self) -> None:
+        await self.random.choice(self.clients).session.clean_up()
+
+    async def zombie_acts(self) -> None:
+        """A client that was replaced wakes up, and tries everything."""
+        zombie = self.random.choice(self.zombies)
+        group = zombie.group_id("0")
+        sample = Sample(group, 0, "made-up", "p", "of a zombie")
+        for attempt in (
+            zombie.submit_many({group + "z": [sample]}),
+            zombie.acknowledge([(group, "0-1")]),
+            zombie.end(),
+        ):
+            try:
+                await attempt
+            except SessionTakenError:
+                continue
+            self.violations.append("S3: a client that was replaced was obeyed")
+
+    # ---- checks
+
+    async def check_room(self, client: Client) -> None:
+        """S4: no session has more samples in work than it may, but for one group that alone is larger."""
+        open_: list[int] = [
+            int(await self.transport.commands.hget(self.transport.names.group(group), "n") or 0)
+            for group in await client.session.groups()
+        ]
+        in_work = [n for n in open_ if n]
+        if sum(in_work) > ROOM and len(in_work) > 1:
+            self.violations.append(f"S4: session {client.name} has groups of {in_work} in work")
+
+    def check_result(self, client: Client, result: Any) -> None:
+        samples = client.wanted.get(result.group)
+        if samples is None:
+            self.violations.append(f"S5: {result.group} came to session {client.name}, which never submitted it")
+            return
+        if len(samples) != len(result.samples):
+            self.violations.append(f"S1: {result.group} has {len(result.samples)} results of {len(samples)}")
+        for sample, of_sample in zip(samples, result.samples, strict=True):
+            if of_sample.seconds < 0:
+                self.violations.append(f"S2: {result.group} was scored before it was submitted")
+            value = of_sample.scoring.value
+            if value is not None and value != score_of(_digest(sample)):
+                self.violations.append(f"S2: {result.group}[{sample.index}] has the score of other samples")
+
+    async def check_terminal_once(self) -> None:
+        """S1: every sample was reported terminal once, however often it was submitted."""
+        entries = await self.transport.commands.xrange(self.transport.names.events)
+        told = Counter((e[b"group"].decode(), int(e[b"index"])) for _, e in entries)
+        wanted = {(g, s.index) for client in self.clients for g, ss in client.wanted.items() for s in ss}
+        odd = {key: count for key, count in told.items() if count != 1 or key not in wanted}
+        if (odd or set(told) != wanted) and not self.redis_lost:
+            self.violations.append(f"S1: reported terminal so often: {odd}, never: {wanted - set(told)}")
+
+    async def finish(self) -> None:
+        """Every worker and client dies; new ones take over all they left."""
+        self.lossy = False
+        for worker in list(self.workers):
+            self.crash(worker)
+        for client in self.clients:
+            await client.kill()
+        for _ in range(40):
+            await self.work_off()
+            if all(client.wanted.keys() == client.written.keys() for client in self.clients):
+                break
+        for client in self.clients:
+            missing = client.wanted.keys() - client.written.keys()
+            if missing:
+                self.violations.append(f"S1: session {client.name} never got {sorted(missing)}")
+        await self.check_terminal_once()
+        for client in self.clients:
+            await client.submit_new(2)
+            await client.session.end()
+        await self.check_memory()
+
+    async def work_off(self) -> None:
+        for worker in self.workers:
+            await self.lapse(worker)
+            await self.take(worker, 100)
+            while worker.held:
+                await self.work(worker)
+        for client in self.clients:
+            await client.repair()
+            await client.read(100)
+            await client.acknowledge()
+
+    async def check_memory(self) -> None:
+        """S6: nothing is left of sessions that have ended."""
+        names, redis = self.transport.names, self.transport.commands
+        for worker in self.workers:
+            await self.lapse(worker)
+            await self.take(worker, 100)
+        left = [key for key in await self.keys() if b":group:" in key or b":session" in key]
+        left += [name.encode() for name in (names.samples, names.groups) if await redis.xlen(name)]
+        left += [names.open.encode()] * await redis.exists(names.open)
+        if left:
+            self.violations.append(f"S6: left in Redis: {left}")
+
+
+def _digest(sample: Sample) -> str:
+    return hashlib.blake2b(encode(sample), digest_size=16).hexdigest()
+
+
+class _Reader:
+    """What ``World.commit_group`` asks of a trainer."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.streams = self
+        self._transport = transport
+
+    async def read(self, group: str) -> Any:
+        return await read_group(self._transport, group)

@@ -1,0 +1,367 @@
+"""``RewardClient``: one session of a scoring service, as a trainer or any other program uses it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from collections import deque
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from plaudit_metrics.records import ScoringRecord
+from plaudit_reward.sample import Sample
+from plaudit_workers.client.connect import ServiceError, connect
+from plaudit_workers.client.result import Result, results_of
+from plaudit_workers.scoring.lines import SampleInput
+from plaudit_workers.stream.connection import RedisAddress, Transport
+from plaudit_workers.stream.records import Service
+from plaudit_workers.stream.scripts import OUTAGE
+from plaudit_workers.stream.sessions import (
+    LARGEST_GROUP,
+    GroupResult,
+    SampleResult,
+    Session,
+    SessionGoneError,
+    SessionTakenError,
+    Submission,
+)
+
+logger = logging.getLogger(__name__)
+
+KEPT_S = 86_400.0
+"""A session and its results are kept for a day without a sign of its client."""
+
+_SAMPLES_A_PIPELINE = 64
+_RESULTS_A_READ = 256
+_UPKEEP_EVERY_S = 1.0
+_ROOM_PAUSE_S = 0.2
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_ID = re.compile(r"[^\s:]\S{0,199}")
+
+_DONE_REMEMBERED = 100_000
+
+Acknowledgement = tuple[str, str]
+"""A group and the entry of its results."""
+
+Input = SampleInput | Mapping[str, Any]
+"""A sample, or a mapping with its fields."""
+
+
+class RewardClient:
+    """Submits samples to a scoring service and takes their scores. Use it as an async context, from one event loop.
+
+    Every sample that ``submit`` has accepted gets exactly one result, whichever worker dies; a result is acknowledged
+    when ``results`` is asked for the next one, or the context is left without an exception. What is not acknowledged
+    comes again to the next client of the same session.
+
+    Args:
+        url: Redis of the service: ``redis://host:port/0`` or ``rediss://…``, without a password.
+        run: id of the run that serves; empty: the only service of ``job`` there, or the only one.
+        job: name of the RLJob.
+        password: of Redis.
+        session: name under which a later client goes on where this one was killed; empty: made up, and what is left
+            when the context is left is given up.
+        keep_s: the session and its results are kept for so long without a sign of a client.
+        wait_s: how long a service that is not there yet is waited for.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        run: str = "",
+        job: str = "",
+        password: str = "",
+        session: str = "",
+        keep_s: float = KEPT_S,
+        wait_s: float = 0.0,
+    ) -> None:
+        if session and not _NAME.fullmatch(session):
+            raise ServiceError(f"session {session!r}: give at most 100 letters, digits, '.', '_' and '-'")
+        self._where = {"run": run, "job": job}
+        self._address = RedisAddress(url, password)
+        self._named = bool(session)
+        self.session = session or uuid.uuid4().hex
+        self._keep_s = keep_s
+        self._wait_s = wait_s
+        self._transport: Transport
+        self._session: Session
+        self.service: Service
+        self._waiting: dict[str, list[Sample] | None] = {}  # group → its samples; None: a client before us has them
+        self._arrived: deque[tuple[Result, Acknowledgement | None]] = deque()  # the last of a group has it
+        self._taken: dict[str, str] = {}  # group → entry of results that arrived here and are not acknowledged yet
+        self._handled: list[Acknowledgement] = []
+        self._done: dict[str, None] = {}  # acknowledged; should Redis bring one back, it is acknowledged again
+        self._by_iteration = True
+        self._ended = False
+        self._submitting = 0
+        self._changed = asyncio.Event()
+        self._background: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._transport, self.service = await connect(self._address, wait_s=self._wait_s, **self._where)
+        self._session = Session(self._transport, self.session, self.service, self._keep_s)
+        await self._session.open()
+        self._waiting = dict.fromkeys(await self._session.groups())
+        self._background = asyncio.create_task(self._receive())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._background is not None
+        self._background.cancel()
+        await asyncio.gather(self._background, return_exceptions=True)
+        try:
+            if error is None:
+                self._handled += self._yielded()
+            if not self._ended:
+                await self._acknowledge()
+            if not self._named and not self._ended:
+                await self._session.end()
+        except (SessionTakenError, SessionGoneError) as problem:
+            logger.warning("the session is not ours any more", extra={"fields": {"error": str(problem)}})
+        finally:
+            await self._transport.close()
+
+    @property
+    def outstanding(self) -> int:
+        """Groups (a sample by itself is one) that were submitted in this session and whose results were not taken."""
+        return len(self._waiting) + sum(last is not None for _, last in self._arrived)
+
+    async def submit(self, samples: Iterable[Input]) -> list[str]:
+        """Submits samples, each by itself; waits while the session has as many in work as it may.
+
+        Returns:
+            Their ids, same order. A sample whose id was submitted before is not scored again.
+
+        Raises:
+            ServiceError: a sample or an id cannot be taken; or another client has opened the session.
+        """
+        inputs = [_checked(sample) for sample in samples]
+        ids = [_checked_id(sample.id) or uuid.uuid4().hex for sample in inputs]
+        groups = {self._session.group_id(own): [sample] for own, sample in zip(ids, inputs, strict=True)}
+        await self._submit(groups)
+        return ids
+
+    async def submit_group(self, samples: Sequence[Input], id: str = "") -> str:  # noqa: A002 (what it is)
+        """Submits samples of one prompt that group-scope scorers are to see together; waits as ``submit``.
+
+        Returns:
+            The id of the group; its results come one after the other, with ``index`` 0, 1, ….
+
+        Raises:
+            ServiceError: as ``submit``; or no sample, or more than 1,024.
+        """
+        if not 1 <= len(samples) <= LARGEST_GROUP:
+            raise ServiceError(f"a group of {len(samples)} samples: submit 1 to {LARGEST_GROUP} together")
+        own = _checked_id(id) or uuid.uuid4().hex
+        await self._submit({self._session.group_id(own): [_checked(sample) for sample in samples]})
+        return own
+
+    async def results(self, *, follow: bool = False, acknowledge: bool = True) -> AsyncGenerator[Result, None]:
+        """Yields results as they come, in no particular order; iterate from one task at a time.
+
+        Ends when nothing that was submitted in this session is outstanding.
+
+        Args:
+            follow: wait for more instead.
+            acknowledge: a result is the caller's for good when the next one is asked for; False: when the caller hands
+                its id to ``acknowledge``.
+
+        Raises:
+            ServiceError: another client has opened the session.
+        """
+        self._by_iteration = acknowledge
+        self._handled += self._yielded()  # by an iteration that was left early
+        while True:
+            while self._arrived:
+                result, last = self._arrived.popleft()
+                yield result
+                if last is not None and acknowledge:
+                    self._handled.append(last)
+                if len(self._handled) >= _SAMPLES_A_PIPELINE:
+                    await self._acknowledge()
+            await self._acknowledge()
+            if not (follow or self._arrived or self._waiting or self._submitting):
+                return
+            await self._change(_UPKEEP_EVERY_S)
+
+    async def acknowledge(self, ids: Iterable[str]) -> None:
+        """The results of these samples or groups are the caller's for good; for ``results(acknowledge=False)``."""
+        groups = [self._session.group_id(own) for own in ids]
+        self._handled += [(group, self._taken[group]) for group in groups if group in self._taken]
+        await self._acknowledge()
+
+    async def end(self) -> None:
+        """Ends the session, named or not: nothing of it is kept, what it has in work is not scored any more."""
+        await self._session.end()
+        self._ended = True
+
+    async def _submit(self, groups: Mapping[str, Sequence[SampleInput]]) -> None:
+        left = {
+            group: [sample.sample(group, index) for index, sample in enumerate(samples)]
+            for group, samples in groups.items()
+        }
+        self._submitting += 1
+        try:
+            while left:
+                if not await self._offer(left):
+                    await self._change(_ROOM_PAUSE_S)
+        finally:
+            self._submitting -= 1
+
+    async def _offer(self, left: dict[str, list[Sample]]) -> bool:
+        """Offers the first of what is left; takes out what was accepted. False when there is no room now."""
+        batch = dict(list(left.items())[:_SAMPLES_A_PIPELINE])
+        try:
+            answers = await self._session.submit_many(batch)
+        except SessionGoneError:
+            await self._session.open()
+            return False
+        except SessionTakenError as error:
+            raise self._taken_over(error) from error
+        for (group, samples), answer in zip(batch.items(), answers, strict=True):
+            if answer is Submission.conflict:
+                raise ServiceError(
+                    f"id {self._session.own_id(group)!r} was submitted in session {self.session} with another sample: "
+                    "give each sample an id of its own"
+                )
+            if answer in (Submission.submitted, Submission.returned):
+                del left[group]
+            if answer is Submission.submitted and group not in self._taken and group not in self._done:
+                self._waiting[group] = samples
+        self._refuse_to_wait_for_memory(answers)
+        return Submission.full not in answers and Submission.memory not in answers
+
+    def _refuse_to_wait_for_memory(self, answers: Sequence[Submission]) -> None:
+        """Where only this client can free the memory, waiting for it would never end."""
+        if Submission.memory in answers and not self._waiting and self._arrived:
+            raise ServiceError(
+                f"Redis's memory is full, and {len(self._arrived)} results of this session wait to be taken: iterate "
+                "results() while you submit, or give the service more memory"
+            )
+
+    async def _receive(self) -> None:
+        """Takes results as they come, and sees to what else a client has to do, until it is cancelled."""
+        upkeep_at = 0.0
+        while True:
+            try:
+                if time.monotonic() >= upkeep_at:
+                    upkeep_at = time.monotonic() + _UPKEEP_EVERY_S
+                    await self._keep_up()
+                for group in await self._session.read(_RESULTS_A_READ, _UPKEEP_EVERY_S):
+                    self._take(group)
+            except OUTAGE as error:
+                logger.warning("redis is away", extra={"fields": {"error": str(error)}})
+                await asyncio.sleep(_ROOM_PAUSE_S)
+            except SessionGoneError:
+                await self._session.open()
+            finally:
+                self._wake()
+
+    def _take(self, group: GroupResult) -> None:
+        if group.group in self._done:
+            self._handled.append((group.group, group.entry))
+        elif group.group not in self._taken:
+            self._arrive(group)
+        self._taken[group.group] = group.entry
+        self._waiting.pop(group.group, None)
+
+    def _arrive(self, group: GroupResult) -> None:
+        results = list(results_of(self._session.own_id(group.group), group))
+        self._arrived.extend((result, None) for result in results[:-1])
+        self._arrived.append((results[-1], (group.group, group.entry)))
+
+    async def _keep_up(self) -> None:
+        """Signs of life, deadlines, sessions that have expired; and whether Redis still knows what was submitted."""
+        await self._session.acknowledge([])
+        await self._session.clean_up()
+        waiting = dict(self._waiting)
+        known = await self._session.groups()
+        if known & self._done.keys():
+            self._session.read_again()
+        lost = [group for group in waiting if group not in known and group in self._waiting]
+        if lost:
+            logger.error("redis has lost submissions", extra={"fields": {"groups": len(lost)}})
+        await self._submit_again({group: samples for group in lost if (samples := waiting[group]) is not None})
+        for group in lost:
+            if waiting[group] is None:
+                self._waiting.pop(group, None)
+                self._arrive(_lost(group))
+
+    async def _submit_again(self, left: dict[str, list[Sample]]) -> None:
+        while left:
+            if not await self._offer(left):
+                await asyncio.sleep(_ROOM_PAUSE_S)
+
+    async def _acknowledge(self) -> None:
+        done, self._handled = self._handled, []
+        if not done:
+            return
+        try:
+            await self._session.acknowledge(done)
+        except SessionGoneError:
+            await self._session.open()  # with Redis's state the results are gone as well
+        except SessionTakenError as error:
+            raise self._taken_over(error) from error
+        for group, _ in done:
+            self._taken.pop(group, None)
+            self._done[group] = None
+        while len(self._done) > _DONE_REMEMBERED:
+            del self._done[next(iter(self._done))]
+
+    def _yielded(self) -> list[Acknowledgement]:
+        """Groups whose last result was yielded, and nothing was asked since."""
+        if not self._by_iteration:
+            return []
+        inside = {last[0] for _, last in self._arrived if last} | {group for group, _ in self._handled}
+        return [(group, entry) for group, entry in self._taken.items() if group not in inside]
+
+    async def _change(self, timeout_s: float) -> None:
+        """Waits until results have come, at most so long; raises what ended the receiving."""
+        if self._background is not None and self._background.done():
+            error = self._background.exception()
+            if isinstance(error, SessionTakenError):
+                raise self._taken_over(error) from error
+            if error is not None:
+                raise error
+        self._changed.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    def _wake(self) -> None:
+        self._changed.set()
+
+    def _taken_over(self, error: SessionTakenError) -> ServiceError:
+        return ServiceError(f"{error}: give each client a session of its own")
+
+
+def _checked(sample: Input) -> SampleInput:
+    if isinstance(sample, SampleInput):
+        return sample
+    try:
+        return msgspec.convert(sample, SampleInput)
+    except msgspec.ValidationError as error:
+        raise ServiceError(f"a sample cannot be taken: {error}. See plaudit_workers.client.SampleInput") from error
+
+
+def _checked_id(own: str) -> str:
+    if own and not _ID.fullmatch(own):
+        raise ServiceError(f"id {own!r}: give at most 200 characters without spaces")
+    return own
+
+
+def _lost(group: str) -> GroupResult:
+    """What an earlier client had submitted and Redis has lost: this client cannot submit it again."""
+    reason = "Redis has lost it, and this client did not submit it: submit it again"
+    return GroupResult(group, "", [SampleResult(ScoringRecord("given_up", reason=reason), 0.0, 0)])

@@ -1,0 +1,101 @@
+"""Finds a scoring service in Redis; every way in which that may fail has a message of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from redis.exceptions import AuthenticationError, ResponseError
+
+from plaudit_workers.process import RefusedError
+from plaudit_workers.stream.connection import RedisAddress, Transport
+from plaudit_workers.stream.names import Names
+from plaudit_workers.stream.records import RecordError, Service, decode
+from plaudit_workers.stream.scripts import OUTAGE, Scripts
+
+_LOOK_AGAIN_S = 0.5
+
+
+class ServiceError(RefusedError):
+    """The service cannot be used as asked. The message says what to mend."""
+
+
+async def connect(address: RedisAddress, *, run: str, job: str, wait_s: float) -> tuple[Transport, Service]:
+    """Opens the transport of a scoring service.
+
+    Args:
+        address: of Redis.
+        run: id of the run; empty: the only service of this ``job``, or the only one there is.
+        job: name of the RLJob; empty for any.
+        wait_s: how long a service that is not there yet is waited for, seconds.
+
+    Raises:
+        ServiceError: Redis cannot be reached or refuses the password; no such run; it is no scoring service.
+    """
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            return await _connect(address, run, job)
+        except _NotThereError:
+            if time.monotonic() >= deadline:
+                raise
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+
+class _NotThereError(ServiceError):
+    """It may come yet."""
+
+
+async def _connect(address: RedisAddress, run: str, job: str) -> tuple[Transport, Service]:
+    client = address.client(timeout_s=5.0, retries=0)
+    try:
+        run = run or await _only_service(client, address, job)
+        stored: Any = await client.hget(Names(run).state, "service")
+        if stored is None:
+            raise await _no_service(client, address, run)
+        return Transport(address, run, None, Scripts()), decode(stored, Service)
+    except (AuthenticationError, ResponseError) as error:
+        raise ServiceError(
+            f"Redis at {address.url} refuses the password: {error}. Give password=, or set PLAUDIT_REDIS_PASSWORD"
+        ) from error
+    except OUTAGE as error:
+        raise _NotThereError(
+            f"Redis at {address.url} cannot be reached: {error}. Is the service running, and is the address right?"
+        ) from error
+    except RecordError as error:
+        raise ServiceError(f"run {run} at {address.url}: {error}") from error
+    finally:
+        await client.aclose(close_connection_pool=True)
+
+
+async def _no_service(client: Any, address: RedisAddress, run: str) -> ServiceError:
+    if await client.exists(Names(run).state):
+        return _NotThereError(
+            f"run {run} at {address.url} is no scoring service, or none of its reward workers has started yet. A job "
+            "without rollout and trainer is one: docs/reward-service.md"
+        )
+    there = ", ".join(sorted(await _services(client))) or "none"
+    return _NotThereError(
+        f"there is no run {run} at {address.url} (scoring services there: {there}). 'plaudit run' prints the run's name"
+    )
+
+
+async def _only_service(client: Any, address: RedisAddress, job: str) -> str:
+    found = {run: service.job for run, service in (await _services(client)).items() if job in ("", service.job)}
+    of_job = f" of job {job}" if job else ""
+    if not found:
+        raise _NotThereError(f"there is no scoring service{of_job} at {address.url}. Start one with 'plaudit run'")
+    if len(found) > 1:
+        raise ServiceError(f"{address.url} holds {len(found)} services{of_job}: name one with run=: {', '.join(found)}")
+    return next(iter(found))
+
+
+async def _services(client: Any) -> dict[str, Service]:
+    """All scoring services in this Redis, by run."""
+    found: dict[str, Service] = {}
+    async for key in client.scan_iter("plaudit:{*}:state", count=1000):
+        stored = await client.hget(key, "service")
+        if stored is not None:
+            found[key.decode().split("{", 1)[1].rsplit("}", 1)[0]] = decode(stored, Service)
+    return found

@@ -1,0 +1,14 @@
+#!lua flags=allow-oom
+-- A client goes by a session's name from now on. By: client, when it starts, and when its session is unknown.
+-- ARGV: '', call, session, floor (the epoch that it had before; a FLUSHALL cannot lower it), keep_s (the session and its
+--   results are kept so long without a sign of its client).
+-- Changes: epoch + 1; older clients of that name are refused.
+-- Returns: the epoch; for the same call the same.
+local about = session_key(ARGV[3])
+if redis.call('HGET', about, 'opened') ~= ARGV[2] then
+  local epoch = math.max(tonumber(redis.call('HGET', about, 'epoch') or 0), tonumber(ARGV[4])) + 1
+  redis.call('HSET', about, 'epoch', epoch, 'opened', ARGV[2], 'keep_s', ARGV[5])
+  redis.call('HSETNX', about, 'in_work', 0)
+end
+touch(ARGV[3])
+return tonumber(redis.call('HGET', about, 'epoch'))

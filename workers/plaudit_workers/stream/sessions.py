@@ -1,0 +1,241 @@
+"""The client's side of a scoring service: a session submits groups of finished samples and takes their scores.
+
+A session is a name. Whoever opens it last speaks for it; what it has submitted and what came of it stays until it is
+acknowledged, or until nobody was heard of for ``keep_s``. Nobody else is needed: the clients release what is overdue
+and end sessions that have expired, of all sessions alike.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from plaudit_metrics.records import NO_STEP, GenerationRecord, ScoringRecord
+from plaudit_reward.sample import Sample
+from plaudit_workers.stream.connection import Transport
+from plaudit_workers.stream.group_hash import read_group
+from plaudit_workers.stream.records import PolicyVersion, Prompt, Sampling, Service, Tensors, decoder, encode
+from plaudit_workers.stream.release import release_call
+from plaudit_workers.stream.scripts import Call, new_call
+
+__all__ = ["GroupResult", "SampleResult", "Session", "SessionGoneError", "SessionTakenError", "Submission"]
+
+LARGEST_GROUP: Final = 1024
+"""Samples that one submitted group may have: its scores travel as one entry."""
+
+_GROUPS_ENDED_A_CALL = 1000
+_NO_TENSORS = encode(Tensors(b"", b"", b"", []))
+_NOT_GENERATED_HERE = msgspec.msgpack.encode(
+    GenerationRecord(worker="", generate_s=0.0, prompt_tokens=0, response_tokens=0, version_min=0, version_max=0)
+)
+
+
+class SessionTakenError(Exception):
+    """Another client has opened the session since: this one has no say any more."""
+
+
+class SessionGoneError(Exception):
+    """Redis does not know the session: it has expired, or Redis has lost its state. Open it again."""
+
+
+class Submission(enum.Enum):
+    """What became of a group that was submitted."""
+
+    submitted = b"submitted"
+    """It is in work, or its scores wait; also when it was submitted before."""
+    returned = b"returned"
+    """Its scores were acknowledged before."""
+    conflict = b"conflict"
+    """Other samples were submitted under this id."""
+    full = b"full"
+    """The session has as many samples in work as it may have."""
+    memory = b"memory"
+    """Redis's memory is too full for more."""
+
+
+@dataclass(frozen=True)
+class SampleResult:
+    """What one sample's scoring came to."""
+
+    scoring: ScoringRecord
+    seconds: float
+    """From its submission until its score was there, on Redis's clock."""
+    deliveries: int
+    """How many reward workers it was handed to after a lapsed lease, the first included."""
+
+
+@dataclass(frozen=True)
+class GroupResult:
+    """The scores of one group, in the order of its samples; ``entry`` is what acknowledges them."""
+
+    group: str
+    entry: str
+    samples: list[SampleResult]
+
+
+class Session:
+    """One client's session.
+
+    Args:
+        transport: the run's.
+        name: of the session; without spaces and ``:``.
+        service: what the run offers.
+        keep_s: it is kept so long without a sign of its client, seconds.
+    """
+
+    def __init__(self, transport: Transport, name: str, service: Service, keep_s: float) -> None:
+        self._transport = transport
+        self.name = name
+        self._service = service
+        self._keep_s = keep_s
+        self._epoch = 0
+        self._reader = transport.blocking_client()
+        self._seen = "0"
+
+    async def open(self) -> None:
+        """Speaks for the session from now on; whoever did before is refused. Results are read from the begin again."""
+        arguments = ("", new_call(), self.name, self._epoch, self._keep_s)
+        self._epoch = int(await self._transport.scripts.call("open_session", *arguments))
+        self.read_again()
+
+    def group_id(self, own_id: str) -> str:
+        """The run's id of a group that this session calls ``own_id``."""
+        return f"s:{self.name}:{own_id}"
+
+    def own_id(self, group: str) -> str:
+        """The reverse of ``group_id``."""
+        return group.split(":", 2)[2]
+
+    async def submit_many(self, groups: Mapping[str, Sequence[Sample]]) -> list[Submission]:
+        """Submits groups (by their ids in the run) in one round trip; the answers in the same order.
+
+        Raises:
+            SessionTakenError: another client has opened the session.
+            SessionGoneError: the session is unknown.
+        """
+        calls = [Call("submit", self._submission(group, samples)) for group, samples in groups.items()]
+        return [Submission(self._heard(answer)) for answer in await self._transport.scripts.call_many(calls)]
+
+    def _submission(self, group: str, samples: Sequence[Sample]) -> list[Any]:
+        service = self._service
+        records = [encode(sample) for sample in samples]
+        digests = [hashlib.blake2b(record, digest_size=16).hexdigest() for record in records]
+        return [
+            group,
+            self.name,
+            self._epoch,
+            service.room,
+            service.memory_share,
+            service.group_deadline_s,
+            service.group_deadline_s,
+            int(service.group_scorers),
+            samples[0].data_source,
+            hashlib.blake2b("".join(digests).encode(), digest_size=16).hexdigest(),
+            encode(_prompt(group, samples)),
+            _NOT_GENERATED_HERE,
+            _NO_TENSORS,
+            *(part for pair in zip(digests, records, strict=True) for part in pair),
+        ]
+
+    async def read(self, count: int, block_s: float) -> list[GroupResult]:
+        """The next groups that have ended, at most ``count``; [] when none did within ``block_s``.
+
+        Each is read once by this object, and again after ``read_again``, until it is acknowledged.
+
+        Raises:
+            redis.RedisError: Redis is away.
+        """
+        key = self._transport.names.session(self.name, "results")
+        reply: Any = await self._reader.xread({key: self._seen}, count=count, block=max(round(block_s * 1000), 1))
+        entries = reply[0][1] if reply else []
+        if entries:
+            self._seen = entries[-1][0].decode()
+        return [_result(entry.decode(), fields) for entry, fields in entries]
+
+    def read_again(self) -> None:
+        """The next ``read`` begins with the oldest result that is not acknowledged."""
+        self._seen = "0"
+
+    async def acknowledge(self, results: Sequence[tuple[str, str]]) -> None:
+        """These results (group, entry) are the client's for good. With none it is the session's sign of life.
+
+        Raises:
+            SessionTakenError: another client has opened the session.
+            SessionGoneError: the session is unknown.
+        """
+        flat = [part for result in results for part in result]
+        self._heard(await self._transport.scripts.call("acknowledge", "", self.name, self._epoch, *flat))
+
+    async def groups(self) -> set[str]:
+        """The groups that are submitted and not acknowledged."""
+        known: Any = await self._transport.commands.hkeys(self._transport.names.session(self.name, "groups"))
+        return {group.decode() for group in known}
+
+    async def end(self) -> None:
+        """Ends the session; what it had in work is not scored any more, results that wait are deleted.
+
+        Raises:
+            SessionTakenError: another client has opened the session.
+        """
+        self._heard(await self._end(self.name, str(self._epoch)))
+
+    async def clean_up(self) -> None:
+        """Releases groups that are past their deadline and ends sessions that have expired, whosever they are."""
+        names, commands = self._transport.names, self._transport.commands
+        now = await self._transport.now()
+        overdue: Any = await commands.zrangebyscore(names.open, "-inf", now, start=0, num=_GROUPS_ENDED_A_CALL)
+        for member in overdue:
+            group = await read_group(self._transport, member.decode())
+            if group is not None:
+                await self._transport.scripts.call_many([release_call(group, incarnation=0)])
+        expired: Any = await commands.zrangebyscore(names.sessions, "-inf", now)
+        for name in expired:
+            await self._end(name.decode(), "")
+
+    async def _end(self, name: str, epoch: str) -> bytes:
+        answer = b"more"
+        while answer == b"more":
+            answer = await self._transport.scripts.call("end_session", "", name, epoch, _GROUPS_ENDED_A_CALL)
+        return answer
+
+    def _heard(self, answer: bytes) -> bytes:
+        if answer == b"stale":
+            raise SessionTakenError(f"another client has opened the session {self.name}")
+        if answer == b"unknown":
+            raise SessionGoneError(f"Redis does not know the session {self.name}")
+        return answer
+
+
+def _prompt(group: str, samples: Sequence[Sample]) -> Prompt:
+    """What group-scope scoring reads of a group besides its samples."""
+    first = samples[0]
+    return Prompt(
+        group=group,
+        position=0,
+        split=first.split,
+        step=NO_STEP,
+        n=len(samples),
+        min_version=PolicyVersion(0, 0),
+        seed=0,
+        sampling=Sampling(max_tokens=first.max_tokens),
+        data_source=first.data_source,
+        prompt=first.prompt,
+        prompt_ids=b"",
+    )
+
+
+def _result(entry: str, fields: Mapping[bytes, bytes]) -> GroupResult:
+    samples = [_sample_result(fields[b"%d" % i]) for i in range(len(fields) - 1)]
+    return GroupResult(fields[b"group"].decode(), entry, samples)
+
+
+def _sample_result(packed: bytes) -> SampleResult:
+    head, _, record = packed.partition(b"\n")
+    submitted, committed, deliveries = head.split()
+    scoring = decoder(ScoringRecord).decode(record)
+    return SampleResult(scoring, float(committed) - float(submitted), max(int(deliveries), 1))
