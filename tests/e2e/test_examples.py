@@ -43,3 +43,13 @@ def test_slow_rewards_are_seen_in_the_verdict(example: Callable[[str], Path], pl
     lines = [json.loads(line) for line in run.output.splitlines() if line.startswith('{"step"')]
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert all(line["exposed reward s"] > 0 for line in lines)
+
+
+def test_trl_reward_functions_run_unchanged(example: Callable[[str], Path], plaudit_run: Callable[..., Any]) -> None:
+    run = plaudit_run(example("06-trl-reward") / "job.yaml", "--steps", "2")
+    assert run.exit_code == 0, run.output
+    assert run.trained_steps == [1, 2]
+    for step in run.steps:
+        assert step.statistics["reward_pipeline/outcome/scored"] == step.num_samples
+        assert step.statistics["reward/mean"] == pytest.approx(0.0, abs=1e-3)  # normalised within each group
+        assert 0 < step.statistics["reward_pipeline/scorer/brevity/mean"] <= 1

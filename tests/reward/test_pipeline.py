@@ -78,6 +78,51 @@ async def test_chains_of_when_end_where_one_says_no(make_sample: MakeSample) -> 
     assert (scoring.value, last.num_calls) == (1.0, 0)
 
 
+def chain(last: ScriptedScorer, second: Answer = 2.0) -> Pipeline:
+    """Three scorers, each of which waits for the one before."""
+    return Pipeline(
+        [
+            Stage(scripted("a", 1.0), Rules(weight=0.5)),
+            Stage(scripted("b", second), Rules(weight=0.25, when=When("a", 1.0), retries=0)),
+            Stage(last, Rules(weight=3.0, when=When("b", 2.0))),
+        ],
+        timeout_s=5.0,
+    )
+
+
+async def test_a_chain_of_three_runs_to_its_end(make_sample: MakeSample) -> None:
+    last = scripted("c", 4.0)
+    scoring = await chain(last).score(make_sample())
+    assert (scoring.value, last.num_calls) == (0.5 + 0.5 + 12.0, 1)
+
+
+async def test_what_a_chain_leaves_out_is_no_failure_whatever_its_weight(make_sample: MakeSample) -> None:
+    last = scripted("c", 4.0)
+    scoring = await chain(last, second=7.0).score(make_sample())
+    assert (scoring.outcome, scoring.value, last.num_calls) == ("scored", 0.5 + 0.25 * 7.0, 0)
+    assert (scoring.scorers["c"].outcome, scoring.scorers["c"].attempts) == ("skipped", 0)
+
+
+async def test_a_failure_in_the_middle_of_a_chain_is_the_samples(make_sample: MakeSample) -> None:
+    last = scripted("c", 4.0)
+    scoring = await chain(last, second=InfrastructureError("away")).score(make_sample())
+    assert (scoring.outcome, scoring.reason, last.num_calls) == ("infra_error", "b: away", 0)
+
+
+async def test_a_chain_shares_the_samples_time(make_sample: MakeSample) -> None:
+    slow = Pipeline(
+        [
+            Stage(scripted("a", 1.0, takes_s=0.2)),
+            Stage(scripted("b", 1.0, takes_s=0.2), Rules(when=When("a", 1.0))),
+            Stage(scripted("c", 1.0), Rules(when=When("b", 1.0))),
+        ],
+        timeout_s=0.3,
+    )
+    scoring = await slow.score(make_sample())
+    assert scoring.scorers["c"].outcome == "timeout"
+    assert scoring.reason == "c: the sample's time was used up before it"
+
+
 async def test_a_failed_condition_holds_back_and_the_failure_is_the_samples(make_sample: MakeSample) -> None:
     judge = scripted("judge", 0.5)
     pipeline = Pipeline([Stage(scripted("a", DataError("bad"))), Stage(judge, Rules(when=When("a", 1.0)))])
