@@ -1,4 +1,4 @@
-"""``plaudit steps`` and ``plaudit trace``: what a run's folder tells, without a service that runs.
+"""``plaudit steps``, ``plaudit trace`` and ``plaudit report``: what a run's folder tells, without a service that runs.
 
 Each returns the exit code: 0, or 2 after one message on standard error.
 """
@@ -50,6 +50,12 @@ def trace_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: <run>-step-<N>.json")
 
 
+def report_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``plaudit report``."""
+    _run_arguments(parser)
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: <run>.html")
+
+
 def steps(arguments: argparse.Namespace) -> int:
     """``plaudit steps RUN``: a table of the closed steps, or all of their figures."""
     return _answer(lambda: _write_steps(_steps_of(_folder(arguments)), arguments, sys.stdout))
@@ -58,6 +64,11 @@ def steps(arguments: argparse.Namespace) -> int:
 def trace(arguments: argparse.Namespace) -> int:
     """``plaudit trace RUN --step N``: the step's timeline, for ui.perfetto.dev."""
     return _answer(lambda: _write_trace(_folder(arguments), arguments))
+
+
+def report(arguments: argparse.Namespace) -> int:
+    """``plaudit report RUN``: one HTML file with the run's charts, steps and verdicts."""
+    return _answer(lambda: _write_report(_folder(arguments), arguments))
 
 
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -122,3 +133,12 @@ def _write_trace(folder: Path, arguments: argparse.Namespace) -> None:
     output = arguments.output or Path(f"{folder.resolve().name}-step-{record.step}.json")
     output.write_bytes(msgspec.json.encode(chrome_trace(record, stored.samples, stored.groups)))
     sys.stdout.write(f"{output}: {len(stored.samples)} samples; open it at https://ui.perfetto.dev\n")
+
+
+def _write_report(folder: Path, arguments: argparse.Namespace) -> None:
+    from plaudit_metrics.report import report as html
+
+    run = folder.resolve().name
+    output = arguments.output or Path(f"{run}.html")
+    output.write_text(html(folder, run), encoding="utf-8")
+    sys.stdout.write(f"{output}: {output.stat().st_size / 1e6:.1f} MB; open it in a browser\n")

@@ -26,8 +26,8 @@ from plaudit_metrics.stages import stages_of
 _QUEUES = "queues"
 _GROUPS = "groups"
 _TRAINER = "trainer"
-_ORDER = (_TRAINER, _GROUPS, "", _QUEUES)
-"""Of the processes, from above; "" are the workers, by their names."""
+_FIRST = (_TRAINER, _GROUPS)
+"""Shown above all others; workers follow as they come into play, the queues come last."""
 
 _STRETCHES: tuple[tuple[tuple[str, ...], Callable[[SampleRecord], str]], ...] = (
     (("rollout_queue",), lambda sample: _QUEUES),
@@ -202,7 +202,9 @@ def _inside(stretch: _Stretch, moment: float, origin: float, before: int = 0) ->
 
 def _names(tracks: _Tracks) -> Iterable[Event]:
     for worker, process in tracks.processes.items():
-        order = _ORDER.index(worker) if worker in _ORDER else _ORDER.index("")
+        order = _FIRST.index(worker) if worker in _FIRST else len(_FIRST) + process
+        if worker == _QUEUES:
+            order = len(_FIRST) + len(tracks.processes) + 1
         yield _about(process, 0, "process_name", {"name": worker})
         yield _about(process, 0, "process_sort_index", {"sort_index": order})
         for track in range(1, tracks.used[worker] + 1):

@@ -6,10 +6,13 @@
  */
 
 import { announce, details, element, swatch, table } from "./dom.js";
+import { figure, mark, seconds, share } from "./format.js";
 import { resolved } from "./palette.js";
 import { onTheme } from "./theme.js";
 
 const FONT = "12px system-ui, sans-serif";
+const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000];
+const TIMES_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600];
 const MOST_ROWS_WITH_GAPS = 150;
 
 export class Chart {
@@ -19,7 +22,7 @@ export class Chart {
    * @param {string} spec.note what is shown, with its unit
    * @param {"bars"|"lines"} spec.kind bars are stacked
    * @param {{label: string, value: function(Object): number, words: function(number): string, time?: boolean}} spec.x
-   * @param {function(number): string} spec.words how a value is written
+   * @param {"figure"|"seconds"|"share"} spec.unit how values are written
    * @param {number} [spec.least] the y axis goes at least that far
    * @param {{key: string, label: string, color: string, value: function(Object): number, band?: [function, function]}[]} spec.series
    * @param {function(Object): Node} [spec.link] what stands for x in the table
@@ -27,7 +30,7 @@ export class Chart {
    * @param {number} [spec.height] pixels
    */
   constructor(spec) {
-    this.spec = spec;
+    this.spec = { ...spec, words: { figure, seconds, share }[spec.unit] };
     this.rows = [];
     this.plot = null;
     this.tip = element("div", { class: "tip", hidden: true, "aria-hidden": "true" });
@@ -98,15 +101,16 @@ export class Chart {
       this.host.textContent = "The chart library did not load; the table below has the numbers.";
       return;
     }
-    if (this.rows.length === 0 || this.host.clientWidth === 0) return;
     this.plot?.destroy();
+    this.plot = null; // where it cannot be drawn now it is drawn when it comes to be seen
+    if (this.rows.length === 0 || this.host.clientWidth === 0) return;
     this.plot = new uPlot(this.#options(), this.#data(), this.host);
     this.plot.over.append(this.tip);
     this.plot.over.addEventListener("click", () => this.#pick());
   }
 
   #options() {
-    const { x, words, least = 0, kind } = this.spec;
+    const { x, unit, least = 0, kind } = this.spec;
     const text = resolved("--text-2");
     const grid = { stroke: resolved("--grid"), width: 1 };
     const axis = { stroke: text, font: FONT, grid, ticks: { show: false } };
@@ -114,15 +118,15 @@ export class Chart {
     return {
       width: this.host.clientWidth,
       height: this.host.clientHeight,
-      padding: [8, 8, 0, 0],
+      padding: [8, x.time ? 30 : 8, 0, 0],
       legend: { show: false },
       scales: {
         x: { time: Boolean(x.time), range: ends },
         y: { range: (_, low, high) => [Math.min(low ?? 0, 0), Math.max(high ?? 0, least) * 1.06 || 1] },
       },
       axes: [
-        { ...axis, grid: { show: false }, size: 28, ...(x.time ? {} : { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000] }) },
-        { ...axis, size: 56, space: 36, values: (_, ticks) => ticks.map(words) },
+        { ...axis, grid: { show: false }, size: 28, space: x.time ? 80 : 50, incrs: x.time ? TIMES_S : WHOLE, values: (_, ticks) => ticks.map(x.words) },
+        { ...axis, size: 56, space: 36, values: (_, ticks) => ticks.map(mark[unit]) },
       ],
       cursor: {
         x: kind === "lines",
@@ -150,7 +154,7 @@ export class Chart {
     const edge = { stroke: "transparent", width: 0, points: { show: false } };
     return this.spec.series.flatMap(({ color, band }) => [
       ...(band ? [edge, edge] : []),
-      { stroke: resolved(color), width: 2, spanGaps: true, points: { show: this.rows.length < 2, size: 7, fill: resolved(color) } },
+      { stroke: resolved(color), width: 2, spanGaps: true, points: { show: () => this.rows.length < 2, size: 7, fill: resolved(color) } },
     ]);
   }
 

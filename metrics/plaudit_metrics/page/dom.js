@@ -26,11 +26,13 @@ export function swatch(color) {
  * A table that scrolls sideways in its own frame where the screen is narrow.
  *
  * @param {string} caption read to those who do not see the heading above
- * @param {{label: string, number?: boolean, cell: function(Object): (Node|string)}[]} columns the first heads its row
+ * @param {{label: string, number?: boolean, cell: function(Object): (Node|string)}[]} columns the first heads its row; `wide`
+ *     ones are left out on a phone
  * @param {Object[]} rows
+ * @param {string} [look] a class of style.css
  */
-export function table(caption, columns, rows) {
-  const side = (column) => (column.number ? "number" : null);
+export function table(caption, columns, rows, look = null) {
+  const side = (column) => [column.number && "number", column.wide && "wide"].filter(Boolean).join(" ") || null;
   const heads = columns.map((column) => element("th", { scope: "col", class: side(column) }, column.label));
   const body = rows.map((row) =>
     element("tr", {}, columns.map((column, index) =>
@@ -39,7 +41,7 @@ export function table(caption, columns, rows) {
   return element(
     "div",
     { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
-    element("table", {}, element("caption", { class: "hidden" }, caption),
+    element("table", { class: look }, element("caption", { class: "hidden" }, caption),
       element("thead", {}, element("tr", {}, heads)), element("tbody", {}, body)),
   );
 }

@@ -20,8 +20,15 @@ export function figure(value) {
 
 export function seconds(value) {
   if (!known(value)) return NOTHING;
-  return `${fixed(value, value < 10 ? 2 : value < 100 ? 1 : 0)} s`;
+  return `${fixed(value, value === 0 ? 0 : value < 0.0995 ? 3 : value < 10 ? 2 : value < 100 ? 1 : 0)} s`;
 }
+
+/** Marks of an axis, which are round numbers: no more digits than they have. */
+export const mark = {
+  figure: (value) => value.toLocaleString("en-US", { maximumFractionDigits: 6 }),
+  seconds: (value) => `${mark.figure(value)} s`,
+  share: (value) => `${mark.figure(+(100 * value).toFixed(6))} %`,
+};
 
 export function share(value) {
   return known(value) ? `${fixed(100 * value, value > 0 && value < 0.1 ? 1 : 0)} %` : NOTHING;

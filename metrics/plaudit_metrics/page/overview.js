@@ -7,7 +7,7 @@ import { CAUSES, OUTCOMES, QUEUES, verdictOf } from "./palette.js";
 import { causeSeconds, samplesTable, scorersTable, verdictPanel } from "./panels.js";
 import { report } from "./source.js";
 
-const STEP = { label: "Step", value: (step) => step.step, words: (step) => String(step) };
+const STEP = { label: "Step", value: (step) => step.step, words: String };
 const TIME = { label: "At", value: (look) => look.time, words: clock, time: true };
 const CHOICES = [30, 60, 150, 500];
 const SLOWEST = 10;
@@ -24,23 +24,23 @@ export class Overview {
       note: "Seconds of each step. A bar opens its step.",
       kind: "bars",
       height: 260,
-      words: seconds,
+      unit: "seconds",
       series: CAUSES.map((cause) => ({ ...cause, value: (step) => causeSeconds(step, cause.key) })),
     });
     this.reward = overSteps({
-      title: "Reward", note: "Mean of the step, and one standard deviation to both sides.", kind: "lines", words: figure,
+      title: "Reward", note: "Mean of the step, and one standard deviation to both sides.", kind: "lines", unit: "figure",
       series: [{ key: "reward", label: "mean", color: "--generation", value: (step) => step["reward/mean"], band: deviation("reward") }],
     });
     this.staleness = overSteps({
-      title: "Staleness", note: "Policy versions behind the update: mean, smallest and largest.", kind: "lines", words: figure, least: 1,
+      title: "Staleness", note: "Policy versions behind the update: mean, smallest and largest.", kind: "lines", unit: "figure", least: 1,
       series: [{ key: "staleness", label: "mean", color: "--group_scorer", value: ofStaleness("mean"), band: [ofStaleness("min"), ofStaleness("max")] }],
     });
     this.outcomes = overSteps({
-      title: "Samples without a score", note: "Share of each step’s samples, by outcome.", kind: "bars", words: share, least: 0.02,
+      title: "Samples without a score", note: "Share of each step’s samples, by outcome.", kind: "bars", unit: "share", least: 0.02,
       series: OUTCOMES.filter((kind) => kind.key !== "scored").map((kind) => ({ ...kind, value: outcomeShare(kind.key) })),
     });
-    this.depth = overTime({ title: "Queue depth", note: "Entries that nobody has taken yet.", words: figure, least: 4, of: "undelivered" });
-    this.age = overTime({ title: "Queue age", note: "Age of the oldest entry that nobody has taken.", words: seconds, least: 1, of: "oldest_undelivered_s" });
+    this.depth = overTime({ title: "Queue depth", note: "Entries that nobody has taken yet.", unit: "figure", least: 4, of: "undelivered" });
+    this.age = overTime({ title: "Queue age", note: "Age of the oldest entry that nobody has taken.", unit: "seconds", least: 1, of: "oldest_undelivered_s" });
     this.workers = element("div");
     this.scorers = element("div");
     this.samples = element("div");
@@ -68,9 +68,8 @@ export class Overview {
     for (const part of [this.ofSteps, this.rest]) part.hidden = steps.length === 0;
     this.empty.hidden = steps.length > 0;
     if (steps.length === 0) return;
-    const opened = this.verdict.querySelector("details[open]") !== null;
-    this.verdict.replaceChildren(verdictPanel(newest, { recent: verdict }));
-    if (opened) this.verdict.querySelector("details").open = true;
+    const opened = this.verdict.firstChild === null ? report !== null : this.verdict.querySelector("details[open]") !== null;
+    this.verdict.replaceChildren(verdictPanel(newest, { recent: verdict, reasoned: opened }));
     for (const chart of [this.time, this.reward, this.staleness, this.outcomes]) chart.update(steps);
     this.scorers.replaceChildren(scorersTable(newest));
     this.samples.replaceChildren(samples.length === 0 ? lacking() : samplesTable(samples.slice(0, SLOWEST)));

@@ -13,18 +13,20 @@ export function causeSeconds(step, cause) {
 }
 
 /** The verdict in words, where the step's seconds went, and the figures one asks for first. */
-export function verdictPanel(step, { heading = "h2", recent = null } = {}) {
+export function verdictPanel(step, { recent = null, reasoned = false } = {}) {
   const { words, color } = verdictOf(step.verdict);
+  const why = details("Why this verdict", () => reasons(step.reasoning ?? [])).node;
+  why.open = reasoned;
   return element(
     "section",
     { class: "card verdict", "aria-labelledby": "verdict", style: { "--accent": `var(${color})` } },
-    element(heading, { id: "verdict" }, element("span", {}, `Step ${step.step} waited for`), " ", element("strong", {}, words)),
+    element("h2", { id: "verdict" }, element("span", {}, `Step ${step.step} waited for`), " ", element("strong", {}, words)),
     element("p", { class: "advice" }, step.explanation ?? ""),
     element("h3", { class: "hidden" }, "Where its time went"),
     partition(CAUSES, (cause) => causeSeconds(step, cause), "share of the step"),
     figures(step),
     recent === null ? null : recently(recent),
-    details("Why this verdict", () => reasons(step.reasoning ?? [])).node,
+    why,
   );
 }
 
@@ -81,7 +83,7 @@ function reasons(rules) {
     { label: "Needs", cell: (rule) => rule.needs },
     { label: "Holds", cell: mark },
     { label: "Verdict", cell: (rule) => (rule.holds ? element("b", {}, rule.verdict) : rule.verdict) },
-  ], rules);
+  ], rules, "reasons");
 }
 
 /** The slowest samples, each with the stages it went through. */
@@ -90,12 +92,12 @@ export function samplesTable(samples) {
   return table("The slowest samples", [
     { label: "Sample", cell: (sample) => element("span", { class: "id" }, `${sample.group} #${sample.index}`) },
     { label: "Outcome", cell: (sample) => outcomeMark(sample.scoring.outcome) },
-    { label: "Score", number: true, cell: (sample) => figure(sample.scoring.value) },
+    { label: "Score", number: true, wide: true, cell: (sample) => figure(sample.scoring.value) },
     { label: "Wall time", number: true, cell: (sample) => seconds(sample.wall_s) },
     { label: "Stages", cell: (sample) => sampleStages(sample, longest) },
-    { label: "Longest in", cell: longestStage },
-    { label: "Scored by", cell: (sample) => element("span", { class: "id" }, sample.scoring.worker || "–") },
-  ], samples);
+    { label: "Longest in", wide: true, cell: longestStage },
+    { label: "Scored by", wide: true, cell: (sample) => element("span", { class: "id" }, sample.scoring.worker || "–") },
+  ], samples, "samples");
 }
 
 function sampleStages(sample, longest) {
@@ -106,6 +108,7 @@ function sampleStages(sample, longest) {
   return details([name, summary], () => element("div", { class: "breakdown" },
     element("ul", {}, parts.map((part) => element("li", {}, swatch(part.color), element("span", {}, part.label), element("b", {}, seconds(part.value))))),
     Object.entries(sample.scoring.scorers ?? {}).map(([scorer, said]) => element("p", {}, scorerWords(scorer, said))),
+    sample.scoring.worker ? element("p", {}, `scored by ${sample.scoring.worker}`) : null,
     sample.scoring.reason ? element("p", {}, sample.scoring.reason) : null,
   )).node;
 }
@@ -153,10 +156,10 @@ export function scorersTable(step) {
 /** A row a stage: how long samples spent in it. */
 export function stagesTable(step) {
   const of = (stage, statistic) => step[`${PIPELINE}/${stage.key}_s/${statistic}`];
-  const known_stages = STAGES.filter((stage) => known(of(stage, "mean")));
+  const passed = STAGES.filter((stage) => of(stage, "max") > 0);
   const column = (statistic) => ({ label: statistic, number: true, cell: (stage) => seconds(of(stage, statistic)) });
   return table("How long samples spent in each stage", [
     { label: "Stage", cell: (stage) => element("span", {}, swatch(stage.color), stage.label) },
     ...["p50", "p95", "p99", "max", "mean"].map(column),
-  ], known_stages);
+  ], passed);
 }

@@ -24,7 +24,7 @@ export async function stepView(number) {
     "div",
     { class: "sections" },
     links(number, step),
-    verdictPanel(step),
+    verdictPanel(step, { reasoned: true }),
     section("Timeline", `The ${Math.min(DRAWN, samples.length ? step.num_samples : 0)} slowest samples. Drag to zoom, point at a slice to see its group.`,
       trace === null || samples.length === 0 ? lacking() : timeline(trace),
       trace === null || document.getElementById("answers") ? null : element("p", { class: "note" }, "All of it: ", element("a", { href: file }, "trace file"), " for ui.perfetto.dev")),
@@ -38,7 +38,7 @@ export async function stepView(number) {
 function links(number, step = null) {
   return element(
     "nav",
-    { class: "head", "aria-label": "Steps" },
+    { class: "head steps", "aria-label": "Steps" },
     element("a", { href: "#/" }, "← Overview"),
     element("span", { class: "quiet" }, step === null ? "" : `closed ${moment(step.closed)}`),
     element("span", {},

@@ -4,9 +4,10 @@ const KEY = "plaudit-theme";
 const system = matchMedia("(prefers-color-scheme: dark)");
 const listeners = new Set();
 
-/** Calls back whenever the colours on the screen change. */
+/** Calls back whenever the colours on the screen change, until the function that it returns is called. */
 export function onTheme(listener) {
   listeners.add(listener);
+  return () => listeners.delete(listener);
 }
 
 export function startTheme() {

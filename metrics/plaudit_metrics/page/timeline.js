@@ -84,7 +84,7 @@ class Timeline {
       element("div", { class: "tall" }, this.host),
     );
     new ResizeObserver(() => this.#fit()).observe(this.host);
-    onTheme(() => this.#draw());
+    const stop = onTheme(() => (this.host.isConnected ? this.#draw() : stop()));
   }
 
   get #height() {
