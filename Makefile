@@ -13,7 +13,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test cluster-up cluster-down cluster-packages images bench generate requirements redis promtool clean
+.PHONY: help install demo check test cluster-up cluster-down cluster-packages images bench generate requirements redis promtool chromium clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,7 +33,7 @@ check: install ## format, lint, types, import order, generated files
 	$(BIN)/python -m plaudit_operator.crd --check
 	$(BIN)/python -m plaudit_metrics.generate --check
 
-test: install promtool ## all tests that need no cluster
+test: install promtool chromium ## all tests that need no cluster
 	$(BIN)/pytest -q --numprocesses 2 --dist loadgroup --no-loadscope-reorder
 
 cluster-up: cluster-packages ## a real Kubernetes on this machine, for tests (root; its first build takes minutes)
@@ -100,6 +100,11 @@ redis:
 promtool:
 	@command -v promtool >/dev/null || { $(call apt,prometheus) ; } || \
 	  echo "promtool is missing and cannot be installed from here: tests that need it are skipped (Debian: sudo apt-get install prometheus)"
+
+# The page is tested in a real Chromium; the same holds for it.
+chromium:
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { $(call apt,chromium) ; } || \
+	  echo "chromium is missing and cannot be installed from here: tests that need it are skipped (Debian: sudo apt-get install chromium)"
 
 apt = [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing $(1)" && apt-get -qq update \
   && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $(1) >/dev/null
