@@ -1,6 +1,7 @@
 """CEL rules of the CRD: what a line can say about fields together, and which fields may not change.
 
-A rule that CEL would say badly or dearly (sums over sections, Redis's memory, GPUs) is left to ``SpecValid``.
+A rule that CEL would say badly or dearly (sums over sections, Redis's memory, GPUs), or that a laptop does not have (a
+claim, absolute paths), is left to ``SpecValid``.
 """
 
 from __future__ import annotations
@@ -36,10 +37,6 @@ RULES: dict[str, list[Rule]] = {
         *(
             _rule(f"{_TRAINS} || !has(self.{name})", f"{name} has no use in a job without rollout and trainer")
             for name in ("model", "data", "algorithm")
-        ),
-        _rule(
-            f"!{_TRAINS} || self.?storage.?claimName.orValue('') != ''",
-            "storage.claimName is missing: trainer and rollouts share weights through a volume",
         ),
     ],
     "algorithm": [
@@ -114,7 +111,7 @@ RULES: dict[str, list[Rule]] = {
             "passwordSecret and tls belong to an external Redis: give url, or leave them out",
         ),
         _rule(
-            "!self.?url.orValue('').contains('@')",
+            "!has(self.url) || !self.url.contains('@')",
             "url holds a user or password: name the password's Secret in passwordSecret instead",
         ),
     ],
@@ -130,20 +127,28 @@ RULES: dict[str, list[Rule]] = {
 
 def immutability_rules(sections: Mapping[str, Any]) -> list[Rule]:
     """Transition rules on ``spec``: every field that is not marked mutable stays as it is, absent or present."""
-    rules = []
-    for path in _immutable(sections["Spec"], sections):
-        way = ".?".join(path.split("."))
-        rules.append(_rule(f"self.?{way} == oldSelf.?{way}", f"spec.{path} cannot change while the job exists"))
+    rules = [
+        _rule(_unchanged(path), f"spec.{path} cannot change while the job exists")
+        for path in _immutable(sections["Spec"], sections)
+    ]
     names = "self.reward.scorers.map(scorer, scorer.name) == oldSelf.reward.scorers.map(scorer, scorer.name)"
     rules.append(_rule(names, "spec.reward.scorers cannot be added, removed or moved while the job exists"))
     return rules
+
+
+def _unchanged(path: str) -> str:
+    """CEL: absent in both or the same in both; through optionals the server could not tell what the rule costs."""
+    parts = path.split(".")
+    ways = [".".join(parts[: i + 1]) for i in range(len(parts))]
+    now, before = (" && ".join(f"has({root}.{way})" for way in ways) for root in ("self", "oldSelf"))
+    return f"({now}) == ({before}) && (!({now}) || self.{path} == oldSelf.{path})"
 
 
 def scorer_immutability(sections: Mapping[str, Any]) -> list[Rule]:
     """Transition rules on each scorer (found again by its name)."""
     fields = sections["Scorer"]["properties"]
     return [
-        _rule(f"self.?{name} == oldSelf.?{name}", f"{name} of a scorer cannot change while the job exists")
+        _rule(_unchanged(name), f"{name} of a scorer cannot change while the job exists")
         for name, field in fields.items()
         if name != "name" and not field.get("x-plaudit-mutable")
     ]
