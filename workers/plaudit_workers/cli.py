@@ -61,7 +61,7 @@ def _submit_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="scores, one a line, in order; the same command goes on with it",
     )
-    parser.add_argument("--run", type=_run_name, default="", metavar="NAME", help="id of the run that serves")
+    parser.add_argument("--run", type=_run_name, metavar="NAME", help="id of the run that serves")
     parser.add_argument(
         "--job", default="", metavar="NAME", help="the service of this job, where --redis holds several"
     )

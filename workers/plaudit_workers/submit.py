@@ -150,7 +150,7 @@ def _digest(data: bytes) -> str:
 def _service(arguments: argparse.Namespace) -> tuple[RedisAddress, str]:
     """Where the service is: ``--redis``, or what ``plaudit run`` has left in the run's folder."""
     if arguments.redis:
-        return RedisAddress(arguments.redis, os.environ.get("PLAUDIT_REDIS_PASSWORD", "")), arguments.run
+        return RedisAddress(arguments.redis, os.environ.get("PLAUDIT_REDIS_PASSWORD", "")), arguments.run or ""
     runs = Path(arguments.runs_folder)
     files = list(runs.glob(f"{arguments.run or '*'}/{ADDRESS_FILE}"))
     if not files:

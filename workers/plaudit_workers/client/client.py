@@ -7,25 +7,22 @@ import logging
 import re
 import time
 import uuid
-from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 
-from plaudit_metrics.records import ScoringRecord
 from plaudit_reward.sample import Sample
 from plaudit_workers.client.connect import ServiceError, connect
-from plaudit_workers.client.result import Result, results_of
+from plaudit_workers.client.inbox import Inbox
+from plaudit_workers.client.result import Result
 from plaudit_workers.scoring.lines import SampleInput
 from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.records import Service
 from plaudit_workers.stream.scripts import OUTAGE
 from plaudit_workers.stream.sessions import (
     LARGEST_GROUP,
-    GroupResult,
-    SampleResult,
     Session,
     SessionGoneError,
     SessionTakenError,
@@ -44,10 +41,7 @@ _ROOM_PAUSE_S = 0.2
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _ID = re.compile(r"[^\s:]\S{0,199}")
 
-_DONE_REMEMBERED = 100_000
-
-Acknowledgement = tuple[str, str]
-"""A group and the entry of its results."""
+_LEFT_WITHIN_S = 10.0
 
 Input = SampleInput | Mapping[str, Any]
 """A sample, or a mapping with its fields."""
@@ -93,11 +87,7 @@ class RewardClient:
         self._transport: Transport
         self._session: Session
         self.service: Service
-        self._waiting: dict[str, list[Sample] | None] = {}  # group → its samples; None: a client before us has them
-        self._arrived: deque[tuple[Result, Acknowledgement | None]] = deque()  # the last of a group has it
-        self._taken: dict[str, str] = {}  # group → entry of results that arrived here and are not acknowledged yet
-        self._handled: list[Acknowledgement] = []
-        self._done: dict[str, None] = {}  # acknowledged; should Redis bring one back, it is acknowledged again
+        self._inbox = Inbox()
         self._by_iteration = True
         self._ended = False
         self._submitting = 0
@@ -107,8 +97,12 @@ class RewardClient:
     async def __aenter__(self) -> Self:
         self._transport, self.service = await connect(self._address, wait_s=self._wait_s, **self._where)
         self._session = Session(self._transport, self.session, self.service, self._keep_s)
-        await self._session.open()
-        self._waiting = dict.fromkeys(await self._session.groups())
+        try:
+            await self._session.open()
+            self._inbox.waiting = dict.fromkeys(await self._session.groups())
+        except BaseException:
+            await self._transport.close()
+            raise
         self._background = asyncio.create_task(self._receive())
         return self
 
@@ -119,21 +113,25 @@ class RewardClient:
         self._background.cancel()
         await asyncio.gather(self._background, return_exceptions=True)
         try:
-            if error is None:
-                self._handled += self._yielded()
-            if not self._ended:
-                await self._acknowledge()
-            if not self._named and not self._ended:
-                await self._session.end()
-        except (SessionTakenError, SessionGoneError) as problem:
-            logger.warning("the session is not ours any more", extra={"fields": {"error": str(problem)}})
+            if error is None and self._by_iteration:
+                self._inbox.handle_yielded()
+            async with asyncio.timeout(_LEFT_WITHIN_S):
+                await self._leave()
+        except (ServiceError, SessionTakenError, *OUTAGE) as problem:  # a timeout is one of them
+            logger.warning("could not leave the session", extra={"fields": {"error": str(problem)}})
         finally:
             await self._transport.close()
 
+    async def _leave(self) -> None:
+        if not self._ended:
+            await self._acknowledge()
+        if not self._named and not self._ended:
+            await self._session.end()
+
     @property
     def outstanding(self) -> int:
-        """Groups (a sample by itself is one) that were submitted in this session and whose results were not taken."""
-        return len(self._waiting) + sum(last is not None for _, last in self._arrived)
+        """Groups (a sample by itself is one) that were submitted in this session and have no result yet."""
+        return len(self._inbox.waiting)
 
     async def submit(self, samples: Iterable[Input]) -> list[str]:
         """Submits samples, each by itself; waits while the session has as many in work as it may.
@@ -179,24 +177,26 @@ class RewardClient:
             ServiceError: another client has opened the session.
         """
         self._by_iteration = acknowledge
-        self._handled += self._yielded()  # by an iteration that was left early
+        if acknowledge:
+            self._inbox.handle_yielded()  # by an iteration that was left early
+        num_yielded = 0
         while True:
-            while self._arrived:
-                result, last = self._arrived.popleft()
+            while (arrived := self._inbox.next()) is not None:
+                result, complete = arrived
                 yield result
-                if last is not None and acknowledge:
-                    self._handled.append(last)
-                if len(self._handled) >= _SAMPLES_A_PIPELINE:
+                if acknowledge and complete:
+                    self._inbox.handle([complete])
+                num_yielded += 1
+                if num_yielded % _SAMPLES_A_PIPELINE == 0:
                     await self._acknowledge()
             await self._acknowledge()
-            if not (follow or self._arrived or self._waiting or self._submitting):
+            if self._inbox.is_idle and not self._submitting and not follow:
                 return
             await self._change(_UPKEEP_EVERY_S)
 
     async def acknowledge(self, ids: Iterable[str]) -> None:
         """The results of these samples or groups are the caller's for good; for ``results(acknowledge=False)``."""
-        groups = [self._session.group_id(own) for own in ids]
-        self._handled += [(group, self._taken[group]) for group in groups if group in self._taken]
+        self._inbox.handle(self._session.group_id(own) for own in ids)
         await self._acknowledge()
 
     async def end(self) -> None:
@@ -227,6 +227,8 @@ class RewardClient:
             return False
         except SessionTakenError as error:
             raise self._taken_over(error) from error
+        except OUTAGE as error:
+            raise ServiceError(f"Redis at {self._address.url} has been away for minutes: {error}") from error
         for (group, samples), answer in zip(batch.items(), answers, strict=True):
             if answer is Submission.conflict:
                 raise ServiceError(
@@ -235,16 +237,16 @@ class RewardClient:
                 )
             if answer in (Submission.submitted, Submission.returned):
                 del left[group]
-            if answer is Submission.submitted and group not in self._taken and group not in self._done:
-                self._waiting[group] = samples
+            if answer is Submission.submitted:
+                self._inbox.submitted(group, samples)
         self._refuse_to_wait_for_memory(answers)
         return Submission.full not in answers and Submission.memory not in answers
 
     def _refuse_to_wait_for_memory(self, answers: Sequence[Submission]) -> None:
         """Where only this client can free the memory, waiting for it would never end."""
-        if Submission.memory in answers and not self._waiting and self._arrived:
+        if Submission.memory in answers and not self._inbox.waiting and self._inbox.num_arrived:
             raise ServiceError(
-                f"Redis's memory is full, and {len(self._arrived)} results of this session wait to be taken: iterate "
+                f"Redis's memory is full, and {self._inbox.num_arrived} results of this session wait: iterate "
                 "results() while you submit, or give the service more memory"
             )
 
@@ -257,7 +259,7 @@ class RewardClient:
                     upkeep_at = time.monotonic() + _UPKEEP_EVERY_S
                     await self._keep_up()
                 for group in await self._session.read(_RESULTS_A_READ, _UPKEEP_EVERY_S):
-                    self._take(group)
+                    self._inbox.take(self._session.own_id(group.group), group)
             except OUTAGE as error:
                 logger.warning("redis is away", extra={"fields": {"error": str(error)}})
                 await asyncio.sleep(_ROOM_PAUSE_S)
@@ -266,43 +268,24 @@ class RewardClient:
             finally:
                 self._wake()
 
-    def _take(self, group: GroupResult) -> None:
-        if group.group in self._done:
-            self._handled.append((group.group, group.entry))
-        elif group.group not in self._taken:
-            self._arrive(group)
-        self._taken[group.group] = group.entry
-        self._waiting.pop(group.group, None)
-
-    def _arrive(self, group: GroupResult) -> None:
-        results = list(results_of(self._session.own_id(group.group), group))
-        self._arrived.extend((result, None) for result in results[:-1])
-        self._arrived.append((results[-1], (group.group, group.entry)))
-
     async def _keep_up(self) -> None:
         """Signs of life, deadlines, sessions that have expired; and whether Redis still knows what was submitted."""
         await self._session.acknowledge([])
         await self._session.clean_up()
-        waiting = dict(self._waiting)
+        waiting = set(self._inbox.waiting)
         known = await self._session.groups()
-        if known & self._done.keys():
+        if self._inbox.reappeared(known):
             self._session.read_again()
-        lost = [group for group in waiting if group not in known and group in self._waiting]
+        lost = waiting - known
         if lost:
             logger.error("redis has lost submissions", extra={"fields": {"groups": len(lost)}})
-        await self._submit_again({group: samples for group in lost if (samples := waiting[group]) is not None})
-        for group in lost:
-            if waiting[group] is None:
-                self._waiting.pop(group, None)
-                self._arrive(_lost(group))
-
-    async def _submit_again(self, left: dict[str, list[Sample]]) -> None:
-        while left:
-            if not await self._offer(left):
+        again = self._inbox.lost(lost)
+        while again:
+            if not await self._offer(again):
                 await asyncio.sleep(_ROOM_PAUSE_S)
 
     async def _acknowledge(self) -> None:
-        done, self._handled = self._handled, []
+        done = self._inbox.to_acknowledge()
         if not done:
             return
         try:
@@ -311,18 +294,7 @@ class RewardClient:
             await self._session.open()  # with Redis's state the results are gone as well
         except SessionTakenError as error:
             raise self._taken_over(error) from error
-        for group, _ in done:
-            self._taken.pop(group, None)
-            self._done[group] = None
-        while len(self._done) > _DONE_REMEMBERED:
-            del self._done[next(iter(self._done))]
-
-    def _yielded(self) -> list[Acknowledgement]:
-        """Groups whose last result was yielded, and nothing was asked since."""
-        if not self._by_iteration:
-            return []
-        inside = {last[0] for _, last in self._arrived if last} | {group for group, _ in self._handled}
-        return [(group, entry) for group, entry in self._taken.items() if group not in inside]
+        self._inbox.acknowledged(done)
 
     async def _change(self, timeout_s: float) -> None:
         """Waits until results have come, at most so long; raises what ended the receiving."""
@@ -359,9 +331,3 @@ def _checked_id(own: str) -> str:
     if own and not _ID.fullmatch(own):
         raise ServiceError(f"id {own!r}: give at most 200 characters without spaces")
     return own
-
-
-def _lost(group: str) -> GroupResult:
-    """What an earlier client had submitted and Redis has lost: this client cannot submit it again."""
-    reason = "Redis has lost it, and this client did not submit it: submit it again"
-    return GroupResult(group, "", [SampleResult(ScoringRecord("given_up", reason=reason), 0.0, 0)])
