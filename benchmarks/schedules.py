@@ -3,7 +3,7 @@
 Each value of ``maxStaleness`` (0, 1, 2), ``miniBatchesPerStep`` (1, 4), ``order`` (step, ready), trainer ranks (1, 2)
 and rollouts (1, 2) stands in one row at least.
 
-    python benchmarks/schedules.py [--steps 120] [--row NAME] [--json FILE] [--quick]
+    python benchmarks/schedules.py [--steps 150] [--row NAME] [--json FILE] [--quick]
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def run_row(changes: dict[str, dict[str, Any]], steps: int, runs: Path) -> dict[
 def main() -> int:
     """Prints a row a schedule; exit code 1 when one of them did not learn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--steps", type=int, default=150, help="default: as many as the demo")
     parser.add_argument("--row", choices=list(ROWS), help="only this one")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--quick", action="store_true", help="the first row for a few steps: shows that it runs")
