@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,8 +83,13 @@ class JudgeClient:
             limits=httpx.Limits(max_connections=max_connections, keepalive_expiry=_KEEP_ALIVE_S),
         )
 
-    async def ask(self, prompt: str, limit_s: float) -> Answer:
+    async def ask(self, prompt: str, limit_s: float, sent: Callable[[], None] = lambda: None) -> Answer:
         """Sends one prompt.
+
+        Args:
+            prompt: the user's message.
+            limit_s: seconds within which the whole answer must have come.
+            sent: called when the request has been written to its connection.
 
         Raises:
             CallTimeoutError: no whole answer within ``limit_s``.
@@ -94,7 +99,8 @@ class JudgeClient:
         messages = [{"role": "user", "content": prompt}]
         try:
             async with asyncio.timeout(limit_s):
-                status, headers, body = await self._post(msgspec.json.encode({**self._body, "messages": messages}))
+                content = msgspec.json.encode({**self._body, "messages": messages})
+                status, headers, body = await self._post(content, sent)
         except TimeoutError:
             self._usage.count_request("timeout")
             raise CallTimeoutError(f"no answer within {limit_s:g} s") from None
@@ -111,8 +117,12 @@ class JudgeClient:
         """Closes the connections."""
         await self._http.aclose()
 
-    async def _post(self, content: bytes) -> tuple[int, Mapping[str, str], bytes]:
-        async with self._http.stream("POST", self._path, content=content) as response:
+    async def _post(self, content: bytes, sent: Callable[[], None]) -> tuple[int, Mapping[str, str], bytes]:
+        async def trace(event: str, _: Any) -> None:
+            if event.endswith(".send_request_body.complete"):
+                sent()
+
+        async with self._http.stream("POST", self._path, content=content, extensions={"trace": trace}) as response:
             body = bytearray()
             async for part in response.aiter_bytes():
                 body += part

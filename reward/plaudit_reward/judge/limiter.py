@@ -15,13 +15,14 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from plaudit_reward.errors import InfrastructureError
-from plaudit_reward.judge.limits import NEVER_SENT, Budget, Report, Request
+from plaudit_reward.judge.limits import NEVER_SENT, Budget, Report, Request, Settled
 
 logger = logging.getLogger(__name__)
 
 _ALWAYS_ROOM = 1_000_000
 _AT_A_TIME = 256
 """Requests that one exchange asks for."""
+_AT_ONCE_S = 0.1
 _RENEW_EVERY_S = 4.0
 _SOON_S = 2.0
 _LEAST_LOOK_AHEAD = 16
@@ -35,6 +36,7 @@ class Passage:
     request: Request
     tokens: int
     """What it costs: as reserved until the answer says better. ``NEVER_SENT`` gives everything back."""
+    passed_s: float = field(default_factory=time.monotonic)
 
 
 @dataclass
@@ -56,7 +58,9 @@ class Limiter:
         self._name = name
         self._ids = itertools.count()
         self._waiting: deque[_Waiting] = deque()
-        self._settled: list[Request] = []
+        self._settled: list[Settled] = []
+        self._sent_late: list[tuple[str, float]] = []
+        """Requests and when they were sent, monotonic seconds."""
         self._in_flight = 0
         self._refused = False
         """The first that waits was refused: until the time to come again, only an ended request changes that."""
@@ -100,11 +104,18 @@ class Limiter:
             raise
         return Passage(waiting.request, tokens)
 
+    def sent(self, passage: Passage) -> None:
+        """The request has left this process: where that took a while, its window begins only now."""
+        now = time.monotonic()
+        if now - passage.passed_s > _AT_ONCE_S:
+            self._sent_late.append((passage.request.id, now))
+            self._news.set()
+
     def leave(self, passage: Passage) -> None:
         """The request has ended."""
         self._in_flight -= 1
         if passage.tokens != passage.request.tokens:
-            self._settled.append(Request(passage.request.id, passage.tokens))
+            self._settled.append(Settled(passage.request.id, passage.tokens))
         self._news.set()
 
     def hold(self, seconds: float) -> None:
@@ -145,11 +156,18 @@ class Limiter:
             self._waiting.popleft()
         asked = [w for w in itertools.islice(self._waiting, _AT_A_TIME) if not w.passed.done()] if asking else []
         settled, self._settled = self._settled, []
-        report = Report(self._in_flight, settled, [w.request for w in asked], len(self._waiting) if asking else 0)
+        late, self._sent_late = self._sent_late, []
+        now = time.monotonic()
+        report = Report(
+            self._in_flight,
+            [*(Settled(id_, sent_ago_s=now - sent_s) for id_, sent_s in late), *settled],
+            [waiting.request for waiting in asked],
+            len(self._waiting) if asking else 0,
+        )
         try:
             passed = await self._budget.exchange(report)
         except BaseException:
-            self._settled = settled + self._settled
+            self._settled, self._sent_late = settled + self._settled, late + self._sent_late
             raise
         self._let_through(asked[: passed.number])
         self._refused = passed.number < len(asked)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 TRAVEL_S = 1.0
-"""A request may reach the endpoint so much later than it was let through, and still no 60 s hold more than allowed."""
+"""A request may reach the endpoint so much later than it was sent, and still no 60 s hold more than allowed there."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,24 @@ NEVER_SENT = -1
 """In place of a request's tokens: it was let through and not sent."""
 
 
+class Settled(NamedTuple):
+    """What has become known of a request since it was let through."""
+
+    id: str
+    tokens: int | None = None
+    """What it really took; ``NEVER_SENT``; None = as reserved, or not known yet."""
+    sent_ago_s: float | None = None
+    """It was sent later than it was let through: so long ago. None = at once."""
+
+
 @dataclass(frozen=True)
 class Report:
     """What a worker tells its budget."""
 
     in_flight: int
     """Requests of this worker that run now."""
-    settled: Sequence[Request] = ()
-    """Requests that cost other than they had reserved."""
+    settled: Sequence[Settled] = ()
+    """What is not as it was reserved."""
     waiting: Sequence[Request] = ()
     """The first of those that wait."""
     num_waiting: int = 0

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 
-from plaudit_reward.judge.limits import NEVER_SENT, Limits, Passed, Report, Request
+from plaudit_reward.judge.limits import NEVER_SENT, Limits, Passed, Report, Request, Settled
 
 _POLL_S = 0.05
 _LONGEST_WAIT_S = 0.5
@@ -24,16 +24,16 @@ class LocalBudget:
         self.limits = limits
         self._clock = clock
         self._log: dict[str, tuple[float, int]] = {}
-        """Request → when it was let through, and its tokens; oldest first."""
+        """Request → when it was sent, and its tokens."""
         self._tokens = 0
 
     async def exchange(self, report: Report) -> Passed:
         """See ``Budget``."""
         now = self._clock()
-        while self._log and self._oldest_s <= now - self.limits.window_s:
-            self._forget(next(iter(self._log)))
-        for request in report.settled:
-            self._settle(request)
+        for settled in report.settled:
+            self._settle(settled)
+        for id_ in [id_ for id_, (sent, _) in self._log.items() if sent <= now - self.limits.window_s]:
+            self._forget(id_)
         in_flight = report.in_flight
         for passed, request in enumerate(report.waiting):
             if request.id not in self._log:
@@ -51,7 +51,7 @@ class LocalBudget:
 
     @property
     def _oldest_s(self) -> float:
-        return next(iter(self._log.values()))[0]
+        return min(sent for sent, _ in self._log.values())
 
     def _fits(self, request: Request, in_flight: int) -> bool:
         limits = self.limits
@@ -63,14 +63,17 @@ class LocalBudget:
             and self._tokens + max(1, min(request.tokens, most_tokens)) <= most_tokens
         )
 
-    def _settle(self, request: Request) -> None:
-        if request.tokens == NEVER_SENT:
-            self._forget(request.id)
-        elif request.id in self._log:
-            began, tokens = self._log[request.id]
-            self._log[request.id] = began, request.tokens
-            self._tokens += request.tokens - tokens
+    def _settle(self, settled: Settled) -> None:
+        if settled.tokens == NEVER_SENT:
+            self._forget(settled.id)
+        elif settled.id in self._log:
+            sent, tokens = self._log[settled.id]
+            if settled.sent_ago_s is not None:
+                sent = max(sent, self._clock() - settled.sent_ago_s)
+            cost = tokens if settled.tokens is None else settled.tokens
+            self._log[settled.id] = sent, cost
+            self._tokens += cost - tokens
 
-    def _forget(self, request: str) -> None:
-        if request in self._log:
-            self._tokens -= self._log.pop(request)[1]
+    def _forget(self, id_: str) -> None:
+        if id_ in self._log:
+            self._tokens -= self._log.pop(id_)[1]

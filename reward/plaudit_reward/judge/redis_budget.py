@@ -19,6 +19,8 @@ LEASE_S = 15.0
 
 _SCRIPT = (files("plaudit_reward.judge") / "lua" / "budget.lua").read_text()
 _SECOND = 1_000_000
+_AS_RESERVED = -2
+_AT_ONCE = -1
 
 
 class RedisBudget:
@@ -55,7 +57,11 @@ class RedisBudget:
             report.num_waiting,
             len(report.settled),
         ]
-        for request in (*report.settled, *report.waiting):
+        for settled in report.settled:
+            tokens = _AS_RESERVED if settled.tokens is None else settled.tokens
+            ago = _AT_ONCE if settled.sent_ago_s is None else round(settled.sent_ago_s * _SECOND)
+            arguments += (f"{settled.id}@{self._worker}", tokens, ago)
+        for request in report.waiting:
             arguments += (f"{request.id}@{self._worker}", request.tokens)
         try:
             passed, again = await self._script(keys=[self._key], args=arguments)

@@ -108,7 +108,7 @@ class JudgeScorer:
         began = time.monotonic()
         try:
             with self._circuit.call():
-                answer = await self._client.ask(prompt, attempt.limit_s)
+                answer = await self._client.ask(prompt, attempt.limit_s, lambda: self._limiter.sent(passage))
         except CircuitOpenError:
             passage.tokens = NEVER_SENT
             raise

@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 
 from plaudit_reward.errors import InfrastructureError
 from plaudit_reward.judge.limiter import Limiter
-from plaudit_reward.judge.limits import NEVER_SENT, Limits, Passed, Report, Request
+from plaudit_reward.judge.limits import NEVER_SENT, Limits, Passed, Report, Request, Settled
 from plaudit_reward.judge.local_budget import LocalBudget
 from plaudit_reward.judge.redis_budget import RedisBudget
 from plaudit_workers.launch.redis_server import RedisServer
@@ -30,7 +30,7 @@ def wanted(*ids: str, tokens: int = 0) -> list[Request]:
     return [Request(id_, tokens) for id_ in ids]
 
 
-def asking(*ids: str, in_flight: int = 0, tokens: int = 0, settled: list[Request] | None = None) -> Report:
+def asking(*ids: str, in_flight: int = 0, tokens: int = 0, settled: list[Settled] | None = None) -> Report:
     return Report(in_flight, settled or [], wanted(*ids, tokens=tokens), len(ids))
 
 
@@ -151,12 +151,23 @@ async def test_tokens_are_corrected_and_what_was_never_sent_is_given_back(make_b
     budget = make_budget(Limits(tokens=100, window_s=60))
     assert (await budget.exchange(asking("1", "2", tokens=50))).number == 2
     assert (await budget.exchange(asking("3", tokens=50, in_flight=2))).number == 0
-    spent_less = [Request("1", 20)]
+    spent_less = [Settled("1", 20)]
     assert (await budget.exchange(asking("3", tokens=50, in_flight=1, settled=spent_less))).number == 0
-    never_sent = [Request("2", NEVER_SENT)]
+    never_sent = [Settled("2", NEVER_SENT)]
     assert (await budget.exchange(asking("3", tokens=50, settled=never_sent))).number == 1
     assert (await budget.exchange(asking("4", tokens=40, in_flight=1))).number == 0
     assert (await budget.exchange(asking("4", tokens=30, in_flight=1))).number == 1
+
+
+async def test_the_window_of_a_request_that_was_sent_late_begins_late(make_budget: Make) -> None:
+    for budget in (make_budget(Limits(requests=1, window_s=0.6)), LocalBudget(Limits(requests=1, window_s=0.6))):
+        assert (await budget.exchange(asking("1"))).number == 1
+        await asyncio.sleep(0.4)
+        assert (await budget.exchange(Report(1, [Settled("1", sent_ago_s=0.05)]))).number == 0
+        await asyncio.sleep(0.3)  # 0.7 s after it was let through, 0.35 s after it was sent
+        assert (await budget.exchange(asking("2"))).number == 0
+        await asyncio.sleep(0.4)
+        assert (await budget.exchange(asking("2"))).number == 1
 
 
 async def test_a_request_larger_than_the_budget_passes_when_it_is_alone(make_budget: Make) -> None:
@@ -223,7 +234,7 @@ async def test_the_budget_of_one_process_decides_as_the_one_in_redis(
         for tokens in coming:
             number += 1
             waiting.append(Request(str(number), tokens))
-        settled = [Request(in_flight[0].id, cost)] if num_ending and in_flight else []
+        settled = [Settled(in_flight[0].id, cost)] if num_ending and in_flight else []
         in_flight = in_flight[num_ending:]
         report = Report(len(in_flight), settled, list(waiting), len(waiting))
         passed = await shared.exchange(report)

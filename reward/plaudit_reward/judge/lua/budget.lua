@@ -3,13 +3,14 @@
 -- By: the limiter of each reward worker, as often as it has something to say, and every few seconds.
 --
 -- KEYS[1]: prefix of the budget's keys, which share a hash tag.
---   :log (zset) request → µs at which it was let through, server's clock. What is older than the window is forgotten.
+--   :log (zset) request → µs at which it was sent (until that is known: let through), server's clock. What is older
+--     than the window is forgotten.
 --   :tokens (hash) request → tokens reserved or used, and their 'sum'.
 --   :workers (hash) worker → what it has in flight, and until when that counts without a word from it; its requests in
 --     the log; how many wait, since when, and until when their place in line is kept.
 -- ARGV: worker, window and lease in µs, the most requests and tokens a window and requests at a time (0 = no limit),
---   requests in flight, how many wait, how many are settled; for each settled request and tokens (-1 = it was never
---   sent); for each of the first that wait request and tokens.
+--   requests in flight, how many wait, how many are settled; for each settled request, tokens (-1 = it was never sent,
+--   -2 = as reserved) and µs since it was sent (-1 = at once); for each of the first that wait request and tokens.
 -- Checks: no window ever holds more than the limits. Among workers that wait, the one that had least goes first: what
 --   is free is kept for those that are behind, for as long as they come when they were told to.
 -- Returns: how many of those that wait may begin, from the first on; µs after which to come again, 0 = all may.
@@ -19,7 +20,7 @@ local name, window, lease = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local most_requests, most_tokens, most_in_flight = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local rated = most_requests > 0 or most_tokens > 0
 local first_settled, num_settled = 10, tonumber(ARGV[9])
-local first_waiting = first_settled + 2 * num_settled
+local first_waiting = first_settled + 3 * num_settled
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 local evicted_at_a_time, soonest, latest, poll, grace = 2000, 20000, 500000, 50000, 1000000
@@ -58,13 +59,16 @@ end
 for _, request in ipairs(redis.call('ZRANGEBYSCORE', log, '-inf', now - window, 'LIMIT', 0, evicted_at_a_time)) do
   forget(request)
 end
-for i = first_settled, first_waiting - 1, 2 do
-  local request, cost = ARGV[i], tonumber(ARGV[i + 1])
-  if cost < 0 then
+for i = first_settled, first_waiting - 1, 3 do
+  local request, cost, ago = ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
+  if cost == -1 then
     forget(request)
   elseif redis.call('ZSCORE', log, request) then
-    sum = sum + cost - (redis.call('HGET', tokens, request) or 0)
-    redis.call('HSET', tokens, request, cost)
+    if ago >= 0 then redis.call('ZADD', log, 'GT', now - ago, request) end
+    if cost >= 0 then
+      sum = sum + cost - (redis.call('HGET', tokens, request) or 0)
+      redis.call('HSET', tokens, request, cost)
+    end
   end
 end
 

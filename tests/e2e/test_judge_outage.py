@@ -1,0 +1,112 @@
+"""A judge that goes away in the middle of a run: samples are tried again, then masked; none is a zero; the run ends."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.timeout(900)
+
+KEY = "hush-hush"
+OUTAGE_S = 6.0
+OUTCOMES = ("scored", "data_error", "infra_error", "timeout", "skipped", "poison", "given_up")
+
+
+class JudgeProcess:
+    """The example's own judge, refusing some requests for being busy."""
+
+    def __init__(self, script: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self._command = [sys.executable, str(script), "--port", str(self.port)]
+        self._command += ["--latency", "0.3", "--busy", "0.05", "--key", KEY]
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        assert "judging at" in self._process.stdout.readline()
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+
+@pytest.fixture
+def judge(example: Callable[[str], Path]) -> Iterator[JudgeProcess]:
+    judge = JudgeProcess(example("04-judge") / "judge_server.py")
+    judge.start()
+    yield judge
+    judge.kill()
+
+
+def break_after_steps(judge: JudgeProcess, steps: Path, count: int) -> None:
+    """Kills the judge once so many steps are closed and starts it again after the outage."""
+    while not (steps.exists() and len(steps.read_text().splitlines()) >= count):
+        time.sleep(0.05)
+    judge.kill()
+    time.sleep(OUTAGE_S)
+    judge.start()
+
+
+def test_an_outage_masks_samples_and_the_run_ends(
+    example: Callable[[str], Path],
+    change_job: Callable[..., Path],
+    plaudit_run: Callable[..., Any],
+    judge: JudgeProcess,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PLAUDIT_SECRET_JUDGE_TOKEN", KEY)
+    folder = example("04-judge")
+    scorer = {
+        "name": "judge",
+        "kind": "judge",
+        "judge": {
+            "baseUrl": f"http://127.0.0.1:{judge.port}/v1",
+            "model": "stand-in",
+            "apiKeySecret": {"name": "judge", "key": "token"},
+            "promptTemplate": {"path": "judge.j2"},
+            "parse": {"regex": r'"score": ([\d.]+)'},
+        },
+        "retries": 2,
+        "limits": {"requestsPerMinute": 30000, "concurrency": 64},
+    }
+    job = change_job(
+        folder / "job.yaml",
+        reward__scorers=[scorer],
+        reward__workers={"replicas": 2},
+        reward__maxFailedShare=0.9,
+        rollout__engine={"kind": "scripted", "arguments": {"latencySeconds": {"kind": "constant", "value": 0.05}}},
+    )
+    breaking = threading.Thread(
+        target=break_after_steps, args=(judge, tmp_path / "run" / "steps.jsonl", 3), daemon=True
+    )
+    breaking.start()
+    run = plaudit_run(job, "--steps", "10")
+    breaking.join(timeout=60)
+    assert run.exit_code == 0, run.output
+    assert run.trained_steps == list(range(1, 11))
+    counts: Counter[str] = Counter()
+    for step in run.steps:
+        counts.update({name: int(step.statistics.get(f"reward_pipeline/outcome/{name}", 0)) for name in OUTCOMES})
+    assert counts["infra_error"] > 0
+    assert counts["scored"] + counts["infra_error"] == counts.total() == sum(step.num_samples for step in run.steps)
+    ledger = run.ledger
+    assert ledger["admitted"] == ledger["trained"] + ledger["evaluated"] + ledger["dropped"]
+    logs = "".join(log.read_text() for log in (run.folder / "logs").glob("*"))
+    assert "judge is not asked for now" in logs
+    assert "judge answers again" in logs
+    assert KEY not in logs
