@@ -79,7 +79,7 @@ async def _run(job: RLJob, folder: Path, address: str | None, console: Console) 
                 max_restarts=job.spec.lifecycle.failure_policy.max_restarts,
                 steps_closed=(lambda: lines.closed) if job.spec.trains else stretches_of_uptime,
             )
-            console.out(f"run {folder.name} · metrics http://127.0.0.1:{context.metrics_port}/metrics", highlight=False)
+            console.out(f"run {folder.name} · live at http://127.0.0.1:{context.metrics_port}/", highlight=False)
             if job.spec.trains:
                 ending = await _supervise(supervisor, lines, stop)
             else:
