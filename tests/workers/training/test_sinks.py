@@ -1,8 +1,10 @@
-"""Sinks: steps.jsonl always, TensorBoard by name, others refused in words."""
+"""Sinks: steps.jsonl always; TensorBoard, Weights & Biases and MLflow by name, each step once, also over a resume."""
 
 from __future__ import annotations
 
 import json
+import struct
+import sys
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -48,9 +50,117 @@ def test_tensorboard_gets_every_figure(tmp_path):
     assert set(events.Tags()["scalars"]) == {"reward/mean", "actor/lr"}
 
 
+def test_tensorboard_forgets_what_a_resume_rolled_back(tmp_path):
+    for steps, incarnation in (((1, 2, 3), 1), ((2, 3), 2)):
+        sinks = Sinks(tmp_path, ["tensorboard"])
+        for step in steps:
+            sinks.write(record(step, incarnation, **{"reward/mean": step + incarnation / 10}))
+        sinks.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(point.step, point.value) for point in events.Scalars("reward/mean")] == [
+        (step, pytest.approx(value)) for step, value in ((1, 1.1), (2, 2.2), (3, 3.2))
+    ]
+
+
+@pytest.fixture
+def mlflow_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    (tmp_path / "demo-1").mkdir()
+    return tmp_path
+
+
+def test_mlflow_gets_every_figure_once_with_the_step_as_its_axis(mlflow_folder):
+    from mlflow import MlflowClient
+
+    for steps, incarnation in (((1, 2), 1), ((2, 3), 2)):  # resumed at step 2
+        sinks = Sinks(mlflow_folder / "demo-1", ["mlflow"])
+        for step in steps:
+            sinks.write(record(step, incarnation, **{"reward/mean": step / 4, "actor/lr": 0.001}))
+        sinks.close()
+    client = MlflowClient()
+    experiment = client.get_experiment_by_name("plaudit")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert (run.info.run_name, run.info.status) == ("demo-1", "FINISHED")
+    points = client.get_metric_history(run.info.run_id, "reward/mean")
+    assert [(point.step, point.value, point.timestamp) for point in points] == [
+        (1, 0.25, 12500),
+        (2, 0.5, 12500),
+        (3, 0.75, 12500),
+    ]
+    assert set(run.data.metrics) == {"reward/mean", "actor/lr"}
+
+
+def test_mlflow_without_an_address_is_refused(tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(RefusedError, match="MLFLOW_TRACKING_URI is not set"):
+        Sinks(tmp_path, ["mlflow"])
+
+
+def test_mlflow_that_refuses_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
+    with pytest.raises(RefusedError, match=r"mlflow, which refuses: .*Check MLFLOW_TRACKING_URI"):
+        Sinks(tmp_path, ["mlflow"])
+
+
+def test_weights_and_biases_gets_every_figure_once_in_the_same_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    (tmp_path / "demo-1").mkdir()
+    for steps, incarnation in (((1, 2), 1), ((2, 3), 2)):  # resumed at step 2
+        sinks = Sinks(tmp_path / "demo-1", ["wandb"])
+        for step in steps:
+            sinks.write(record(step, incarnation, **{"reward/mean": step / 4, "actor/lr": 0.001}))
+        sinks.close()
+    files = sorted((tmp_path / "demo-1" / "wandb").glob("offline-run-*/run-*.wandb"))
+    assert [file.name for file in files] == ["run-demo-1.wandb"] * 2  # one run of wandb, continued
+    points = [point for file in files for point in logged(file)]
+    assert [(point["_step"], point["reward/mean"], point["actor/lr"]) for point in points] == [
+        (1, 0.25, 0.001),
+        (2, 0.5, 0.001),
+        (3, 0.75, 0.001),
+    ]
+
+
+def logged(file):
+    """What an offline file of wandb holds, point by point."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    points = []
+    for record in map(Record.FromString, log_records(file.read_bytes())):
+        if record.WhichOneof("record_type") == "history":
+            items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            points.append({"_step": record.history.step.num} | items)
+    return points
+
+
+def log_records(content):
+    """LevelDB's log format: blocks of 32 KiB, records cut into pieces of type 1 (whole) or 2, 3, 4 (first to last)."""
+    at, pieces = 7, b""  # after wandb's own header
+    while at + 7 <= len(content):
+        left = 32768 - at % 32768
+        if left < 7:
+            at += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", content, at)
+        pieces += content[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):
+            yield pieces
+            pieces = b""
+
+
+@pytest.mark.parametrize("sink", ["tensorboard", "wandb", "mlflow"])
+def test_a_sink_that_is_not_installed_is_refused_in_words(sink, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, sink, None)  # how Python marks a module that cannot be imported
+    with pytest.raises(RefusedError, match=rf"names {sink}, which is not installed; install plaudit-workers\[{sink}\]"):
+        Sinks(tmp_path, [sink])
+
+
 def test_a_sink_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(RefusedError, match=r"names wandb, mlflow, .*it knows tensorboard"):
-        Sinks(tmp_path, ["wandb", "tensorboard", "mlflow"])
+    with pytest.raises(RefusedError, match=r"names comet, .*it knows tensorboard, wandb, mlflow"):
+        Sinks(tmp_path, ["comet", "tensorboard"])
     assert list(tmp_path.iterdir()) == []
 
 

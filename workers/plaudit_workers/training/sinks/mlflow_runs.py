@@ -1,0 +1,89 @@
+"""``mlflow``: a run of MLflow that carries our run's id as a tag, by which a resume finds it again.
+
+Set up by MLflow's own environment variables: ``MLFLOW_TRACKING_URI`` (a server; or a folder, with
+``MLFLOW_ALLOW_FILE_STORE=true``) and ``MLFLOW_EXPERIMENT_NAME`` (default ``plaudit``). Steps are sent by a thread of
+its client: a server that is slow or away holds up no step. A point that is there cannot be replaced, so a step that is
+done again keeps its first figures there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from plaudit_metrics.records import StepRecord
+from plaudit_workers.process import RefusedError
+from plaudit_workers.training.sinks.sink import newest_written, package_of
+
+logger = logging.getLogger(__name__)
+
+_TAG = "plaudit.run"
+_MOST_AT_ONCE = 1000
+"""Metrics of one request: the server's limit."""
+_MOST_AWAITED = 100
+"""The newest requests, whose end is awaited at the run's end."""
+
+
+class MLflow:
+    """Logs every step once.
+
+    Args:
+        run_folder: the run's folder; its name is the run's id.
+
+    Raises:
+        RefusedError: the extra is not installed, or the tracking server is not set or refuses.
+    """
+
+    def __init__(self, run_folder: Path) -> None:
+        mlflow = package_of("mlflow", "mlflow")
+        if not os.environ.get("MLFLOW_TRACKING_URI"):
+            raise RefusedError(
+                "trainer.sinks names mlflow, but MLFLOW_TRACKING_URI is not set; set it to the tracking server, or to "
+                "a folder together with MLFLOW_ALLOW_FILE_STORE=true"
+            )
+        self._metric: Any = mlflow.entities.Metric
+        self._error: Any = mlflow.exceptions.MlflowException
+        self._sending: deque[Any] = deque(maxlen=_MOST_AWAITED)
+        try:
+            self._client = mlflow.MlflowClient()
+            self._run_id = self._run_of(run_folder.name)
+        except self._error as error:
+            raise RefusedError(
+                f"trainer.sinks names mlflow, which refuses: {error}. Check MLFLOW_TRACKING_URI, or take it out of the "
+                "list"
+            ) from error
+        self._newest = newest_written(run_folder)
+
+    def _run_of(self, name: str) -> str:
+        """The run that an earlier process of ours made, or a new one."""
+        experiment_name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "plaudit")
+        experiment = self._client.get_experiment_by_name(experiment_name)
+        experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(experiment_name)
+        found = self._client.search_runs([experiment_id], f"tags.`{_TAG}` = '{name}'", max_results=1)
+        if found:
+            run_id = str(found[0].info.run_id)
+            self._client.update_run(run_id, status="RUNNING")
+            return run_id
+        return str(self._client.create_run(experiment_id, tags={_TAG: name}, run_name=name).info.run_id)
+
+    def write(self, record: StepRecord) -> None:
+        """See ``Sink.write``."""
+        if record.step <= self._newest:
+            return
+        milliseconds = int(record.closed * 1000)
+        metrics = [self._metric(name, value, milliseconds, record.step) for name, value in record.statistics.items()]
+        for start in range(0, len(metrics), _MOST_AT_ONCE):
+            batch = metrics[start : start + _MOST_AT_ONCE]
+            self._sending.append(self._client.log_batch(self._run_id, metrics=batch, synchronous=False))
+
+    def close(self) -> None:
+        """See ``Sink.close``: waits for what is still to be sent; what cannot be is told and given up."""
+        try:
+            for sent in self._sending:
+                sent.wait()
+            self._client.set_terminated(self._run_id)
+        except self._error as error:
+            logger.warning("mlflow lacks some steps", extra={"fields": {"error": str(error)}})
