@@ -17,7 +17,7 @@ from plaudit_workers.job.load import load_job
 from plaudit_workers.job.support import ignored, unsupported
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-NAMES = ("01-copy-digits", "02-verl-reward", "03-slow-rewards")
+NAMES = ("01-copy-digits", "02-verl-reward", "03-slow-rewards", "04-judge")
 
 
 def script(name: str, file: str) -> dict[str, Any]:
