@@ -93,11 +93,13 @@ class ProcessSettings:
             worker=environment.get("PLAUDIT_WORKER") or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
             health_port=int(port),
             log_file=Path(log_file) if log_file else None,
-            model_servers=_model_servers(environment.get("PLAUDIT_MODEL_SERVERS", "")),
+            model_servers=model_servers(environment),
         )
 
 
-def _model_servers(written: str) -> dict[str, list[str]]:
+def model_servers(environment: Mapping[str, str] = os.environ) -> dict[str, list[str]]:
+    """Reads ``PLAUDIT_MODEL_SERVERS``; see ``ProcessSettings.model_servers``. Raises ``RefusedError``."""
+    written = environment.get("PLAUDIT_MODEL_SERVERS", "")
     try:
         return msgspec.json.decode(written, type=dict[str, list[str]]) if written else {}
     except msgspec.DecodeError as error:

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 
 async def find(places: Sequence[str]) -> tuple[list[str], bool]:
@@ -27,7 +28,7 @@ async def find(places: Sequence[str]) -> tuple[list[str], bool]:
 async def _find(place: str) -> list[str] | None:
     parts = urlsplit(place)
     if parts.scheme == "file":
-        return await asyncio.to_thread(_listed, Path(parts.path))
+        return await asyncio.to_thread(_listed, Path(url2pathname(parts.path)))
     try:
         answers = await asyncio.get_running_loop().getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_STREAM)
     except OSError:

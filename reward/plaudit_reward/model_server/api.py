@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from plaudit_reward.errors import DataError
-from plaudit_reward.model_server.batcher import Batcher, QueueFullError, StoppedError
+from plaudit_reward.model_server.batcher import Batcher, ForwardError, QueueFullError, StoppedError
 from plaudit_reward.model_server.protocol import (
     Classification,
     ClassifyRequest,
@@ -89,8 +89,8 @@ class Api:
             return _refusal(503, "the server is ending", RETRY_AFTER_S)
         except _GoneError:
             return _refusal(_CLIENT_CLOSED_REQUEST, "the client is gone")
-        except Exception as error:  # the forward pass failed; the process ends after this answer
-            return _refusal(500, f"{type(error).__name__}: {error}")
+        except ForwardError as error:
+            return _refusal(500, str(error))
         return _json(self._response(asked, sequences, logits))
 
     def _sequences(self, asked: ClassifyRequest) -> Sequence[Sequence[int]]:
@@ -110,15 +110,24 @@ class Api:
         if (asked.input is None) == (asked.messages is None):
             raise DataError("give input or messages, one of them")
         if asked.messages is not None:
-            from plaudit_reward.model_server.model import Chat
-
-            chat = Chat(asked.add_generation_prompt, asked.continue_final_message, asked.chat_template_kwargs)
-            text = self._classifier.render(asked.messages, chat)
+            text = self._classifier.render(
+                asked.messages,
+                add_generation_prompt=asked.add_generation_prompt,
+                continue_final_message=asked.continue_final_message,
+                **asked.chat_template_kwargs,
+            )
             return self._classifier.tokenize([text], add_special_tokens=bool(asked.add_special_tokens))
-        given: Any = [asked.input] if _is_one(asked.input) else asked.input
-        if given and isinstance(given[0], str):
+        given: Any = asked.input
+        if isinstance(given, str):
+            given = [given]
+        kinds = {type(one) for one in given}
+        if kinds == {str}:
             return self._classifier.tokenize(given, add_special_tokens=asked.add_special_tokens is not False)
-        return list(given)
+        if kinds == {int}:
+            return [given]
+        if kinds <= {list}:
+            return list(given)
+        raise DataError("input mixes texts, token ids and lists of token ids: send one kind")
 
     def _response(
         self, asked: ClassifyRequest, sequences: Sequence[Sequence[int]], logits: Sequence[list[float]]
@@ -179,11 +188,6 @@ async def _disconnect(request: Request) -> None:
     """Returns when the client hangs up; its body was read before."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _is_one(given: object) -> bool:
-    """Whether an input is a single text or a single list of token ids."""
-    return isinstance(given, str) or (isinstance(given, list) and bool(given) and isinstance(given[0], int))
 
 
 def _json(value: object) -> Response:

@@ -28,6 +28,10 @@ class StoppedError(Exception):
     """The server is ending: this request has to go elsewhere."""
 
 
+class ForwardError(Exception):
+    """The forward pass with this request failed; the server ends."""
+
+
 @dataclass(frozen=True)
 class BatchLimits:
     """Sizes of queue and batches."""
@@ -83,6 +87,7 @@ class Batcher:
         Raises:
             QueueFullError: they do not fit into the queue; none of them was queued.
             StoppedError: the server takes nothing more.
+            ForwardError: their pass failed.
         """
         if self._stopping:
             raise StoppedError
@@ -147,11 +152,10 @@ class Batcher:
         loop = asyncio.get_running_loop()
         try:
             results = await loop.run_in_executor(thread, self._forward, [one.tokens for one in batch])
-        except BaseException as error:
-            failed = error if isinstance(error, Exception) else StoppedError()
+        except Exception as error:
             for one in batch:
                 if not one.result.done():
-                    one.result.set_exception(failed)
+                    one.result.set_exception(ForwardError(f"{type(error).__name__}: {error}"))
             raise
         finally:
             self._computed = 0

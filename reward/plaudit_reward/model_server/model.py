@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,15 +30,6 @@ _SAME = 1e-2
 """How far the probe's logits may move because of what follows, relative: rounding of any precision, no more."""
 _UNBOUNDED_TOKENS = 1_000_000
 """Tokenizers without a limit say 1e30."""
-
-
-@dataclass(frozen=True)
-class Chat:
-    """How messages become text, besides the template."""
-
-    add_generation_prompt: bool = False
-    continue_final_message: bool = False
-    arguments: dict[str, Any] | None = None
 
 
 class Classifier:
@@ -79,8 +69,12 @@ class Classifier:
         )["input_ids"]
         return ids
 
-    def render(self, messages: list[dict[str, Any]], chat: Chat) -> str:
+    def render(self, messages: list[dict[str, Any]], **options: Any) -> str:
         """A chat as text, by the tokenizer's template.
+
+        Args:
+            messages: with roles.
+            **options: of ``apply_chat_template``, and the template's own.
 
         Raises:
             DataError: there is no template, or it refuses these messages.
@@ -88,13 +82,7 @@ class Classifier:
         if not self._tokenizer.chat_template:
             raise DataError("the model has no chat template: send input, or save a template beside the model")
         try:
-            text = self._tokenizer.apply_chat_template(
-                messages,
-                tokenize=False,
-                add_generation_prompt=chat.add_generation_prompt,
-                continue_final_message=chat.continue_final_message,
-                **(chat.arguments or {}),
-            )
+            text = self._tokenizer.apply_chat_template(messages, **{**options, "tokenize": False})
         except Exception as error:  # a template raises what it likes
             raise DataError(f"the chat template refuses the messages: {error}") from error
         return str(text)

@@ -15,8 +15,8 @@ import msgspec
 class ClassifyRequest(msgspec.Struct, forbid_unknown_fields=True):
     """One request: ``input`` or ``messages``."""
 
-    input: str | list[str] | list[int] | list[list[int]] | None = None
-    """Texts, or token ids."""
+    input: str | list[str | int | list[int]] | None = None
+    """A text or the token ids of one; a list of texts, or of lists of token ids. One kind only."""
     messages: list[dict[str, Any]] | None = None
     """One chat, rendered by the model's chat template."""
     use_activation: bool | None = None

@@ -16,6 +16,8 @@ BAD = [
     (b"[]", "Expected `object`"),
     ({}, "give input or messages"),
     ({"input": []}, "input is empty"),
+    ({"input": ["x", 1]}, "mixes texts, token ids"),
+    ({"input": {"x": 1}}, "Expected `str | array | null`"),
     ({"input": ""}, "no tokens"),
     ({"input": [1, 10**6]}, "token ids must be from 0"),
     ({"input": "x", "messages": []}, "one of them"),

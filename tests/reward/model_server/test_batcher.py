@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from plaudit_reward.model_server.batcher import Batcher, BatchLimits, QueueFullError, StoppedError
+from plaudit_reward.model_server.batcher import Batcher, BatchLimits, ForwardError, QueueFullError, StoppedError
 from plaudit_reward.model_server.series import Series
 
 
@@ -106,7 +106,7 @@ async def test_a_forward_pass_that_fails_ends_the_server_and_nobody_is_left_wait
     failing, waiting = (asyncio.create_task(batcher.logits([[1] * length])) for length in (1, 50))
     await asyncio.sleep(0)
     computing = asyncio.create_task(batcher.run())
-    with pytest.raises(RuntimeError, match="out of memory"):
+    with pytest.raises(ForwardError, match="RuntimeError: out of memory"):
         await failing
     with pytest.raises(StoppedError):
         await waiting

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from plaudit_reward.errors import ConfigurationError, DataError
-from plaudit_reward.model_server.model import Chat, Classifier
+from plaudit_reward.model_server.model import Classifier
 from plaudit_reward.model_server.settings import ModelSettings
 
 # transformers' own DeBERTa still uses it.
@@ -55,9 +55,9 @@ def test_a_model_without_padding_token_is_computed_one_at_a_time(model_folder: F
 def test_a_chat_is_rendered_by_the_models_template(model_folder: Folder) -> None:
     classifier = Classifier(ModelSettings(str(model_folder("decoder")), dtype="float32"))
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
-    assert classifier.render(messages, Chat()) == "u:hi\na:ho\n"
+    assert classifier.render(messages) == "u:hi\na:ho\n"
     with pytest.raises(DataError, match="template refuses"):
-        classifier.render([{"text": "no role"}], Chat())
+        classifier.render([{"text": "no role"}])
 
 
 REFUSED = [([], "no tokens"), ([1] * 257, "257 tokens, the model takes 256"), ([10**6], "from 0 to"), ([-1], "from 0")]

@@ -39,7 +39,7 @@ async def test_a_stop_answers_what_was_taken_and_refuses_the_rest(model_folder: 
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
         assert (await client.get("/health")).status_code == 200
         taken = [asyncio.create_task(client.post("/classify", json={"input": "a"}))]
-        await asyncio.to_thread(classifier.began.wait)
+        await asyncio.to_thread(classifier.began.wait, 30)
         taken.append(asyncio.create_task(client.post("/classify", json={"input": "ab"})))
         while "queue_sequences 1" not in (await client.get("/metrics")).text:
             await asyncio.sleep(0.01)

@@ -16,7 +16,7 @@ from plaudit_reward.stage import GroupStage, Rules, Stage, When
 from plaudit_reward.target import Target
 from plaudit_workers.job.reward import Reward
 from plaudit_workers.job.scorers import Scorer
-from plaudit_workers.process import RefusedError
+from plaudit_workers.process import RefusedError, model_servers
 from plaudit_workers.scoring.kinds.context import AnyScorer, BuildContext
 from plaudit_workers.scoring.kinds.python import function_scorer
 from plaudit_workers.scoring.kinds.registry import make_scorer
@@ -33,7 +33,7 @@ async def build_pipeline(reward: Reward, worker: str, context: BuildContext | No
     Raises:
         RefusedError: a scorer cannot be built as configured.
     """
-    context = context or BuildContext(reward, worker)
+    context = context or BuildContext(reward, worker, model_servers=model_servers())
     made = _made(reward, context)
     combining = _combining(reward)
     await _opened([*made, combining] if combining else made)
