@@ -50,8 +50,8 @@ def _overlaid(admitted: Data, current: Data, section: type[BaseModel]) -> dict[s
 
 def _inner(admitted: Any, current: Any, section: type[BaseModel]) -> Any:
     if isinstance(admitted, list):
-        by_name: dict[Any, Any] = {item.get("name"): item for item in current or []}
-        return [_overlaid(item, by_name.get(item.get("name"), item), section) for item in admitted]
+        by_name: dict[str, Data] = {item.get("name", ""): item for item in current or []}
+        return [_overlaid(item, by_name.get(item.get("name", "")) or item, section) for item in admitted]
     if admitted is None and current is None:
         return None
     return _overlaid(admitted or {}, current or {}, section) or (None if admitted is None else {})
