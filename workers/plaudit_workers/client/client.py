@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import re
 import time
@@ -34,9 +35,10 @@ logger = logging.getLogger(__name__)
 KEPT_S = 86_400.0
 """A session and its results are kept for a day without a sign of its client."""
 
-_SAMPLES_A_PIPELINE = 64
+_GROUPS_A_PIPELINE = 64
 _RESULTS_A_READ = 256
 _UPKEEP_EVERY_S = 1.0
+_LOOK_FOR_LOSSES_EVERY_S = 5.0
 _ROOM_PAUSE_S = 0.2
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _ID = re.compile(r"[^\s:]\S{0,199}")
@@ -91,6 +93,7 @@ class RewardClient:
         self._by_iteration = True
         self._ended = False
         self._submitting = 0
+        self._look_at = 0.0
         self._changed = asyncio.Event()
         self._background: asyncio.Task[None] | None = None
 
@@ -187,7 +190,7 @@ class RewardClient:
                 if acknowledge and complete:
                     self._inbox.handle([complete])
                 num_yielded += 1
-                if num_yielded % _SAMPLES_A_PIPELINE == 0:
+                if num_yielded % _GROUPS_A_PIPELINE == 0:
                     await self._acknowledge()
             await self._acknowledge()
             if self._inbox.is_idle and not self._submitting and not follow:
@@ -205,23 +208,23 @@ class RewardClient:
         self._ended = True
 
     async def _submit(self, groups: Mapping[str, Sequence[SampleInput]]) -> None:
-        left = {
-            group: [sample.sample(group, index) for index, sample in enumerate(samples)]
-            for group, samples in groups.items()
-        }
         self._submitting += 1
         try:
-            while left:
-                if not await self._offer(left):
-                    await self._change(_ROOM_PAUSE_S)
+            items = iter(groups.items())
+            while batch := dict(itertools.islice(items, _GROUPS_A_PIPELINE)):
+                await self._submit_batch({group: _samples(group, inputs) for group, inputs in batch.items()})
         finally:
             self._submitting -= 1
 
+    async def _submit_batch(self, left: dict[str, list[Sample]]) -> None:
+        while left:
+            if not await self._offer(left):
+                await self._change(_ROOM_PAUSE_S)
+
     async def _offer(self, left: dict[str, list[Sample]]) -> bool:
-        """Offers the first of what is left; takes out what was accepted. False when there is no room now."""
-        batch = dict(list(left.items())[:_SAMPLES_A_PIPELINE])
+        """Offers what is left; takes out what was accepted. False when there is no room now."""
         try:
-            answers = await self._session.submit_many(batch)
+            answers = await self._session.submit_many(left)
         except SessionGoneError:
             await self._session.open()
             return False
@@ -229,7 +232,7 @@ class RewardClient:
             raise self._taken_over(error) from error
         except OUTAGE as error:
             raise ServiceError(f"Redis at {self._address.url} has been away for minutes: {error}") from error
-        for (group, samples), answer in zip(batch.items(), answers, strict=True):
+        for (group, samples), answer in zip(list(left.items()), answers, strict=True):
             if answer is Submission.conflict:
                 raise ServiceError(
                     f"id {self._session.own_id(group)!r} was submitted in session {self.session} with another sample: "
@@ -265,13 +268,20 @@ class RewardClient:
                 await asyncio.sleep(_ROOM_PAUSE_S)
             except SessionGoneError:
                 await self._session.open()
+                self._look_at = upkeep_at = 0.0
             finally:
                 self._wake()
 
     async def _keep_up(self) -> None:
-        """Signs of life, deadlines, sessions that have expired; and whether Redis still knows what was submitted."""
+        """The session's sign of life, deadlines, sessions that have expired, and now and then a look for losses."""
         await self._session.acknowledge([])
         await self._session.clean_up()
+        if time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + _LOOK_FOR_LOSSES_EVERY_S
+            await self._mend_losses()
+
+    async def _mend_losses(self) -> None:
+        """Submits again what Redis does not know any more, reads again where it knows what was acknowledged."""
         waiting = set(self._inbox.waiting)
         known = await self._session.groups()
         if self._inbox.reappeared(known):
@@ -279,10 +289,11 @@ class RewardClient:
         lost = waiting - known
         if lost:
             logger.error("redis has lost submissions", extra={"fields": {"groups": len(lost)}})
-        again = self._inbox.lost(lost)
-        while again:
-            if not await self._offer(again):
-                await asyncio.sleep(_ROOM_PAUSE_S)
+        items = iter(self._inbox.lost(lost).items())
+        while batch := dict(itertools.islice(items, _GROUPS_A_PIPELINE)):
+            while batch:
+                if not await self._offer(batch):
+                    await asyncio.sleep(_ROOM_PAUSE_S)
 
     async def _acknowledge(self) -> None:
         done = self._inbox.to_acknowledge()
@@ -316,6 +327,10 @@ class RewardClient:
 
     def _taken_over(self, error: SessionTakenError) -> ServiceError:
         return ServiceError(f"{error}: give each client a session of its own")
+
+
+def _samples(group: str, inputs: Sequence[SampleInput]) -> list[Sample]:
+    return [each.sample(group, index) for index, each in enumerate(inputs)]
 
 
 def _checked(sample: Input) -> SampleInput:

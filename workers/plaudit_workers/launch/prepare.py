@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from plaudit_workers.job.check_files import check_files
+from plaudit_workers.job.check_functions import check_functions
 from plaudit_workers.job.dump import dump_job
 from plaudit_workers.job.load import load_job, locate
 from plaudit_workers.job.problem import JobError
@@ -25,6 +26,8 @@ def prepare(arguments: argparse.Namespace) -> tuple[RLJob, Path]:
     """
     job = _with_steps(load_job(arguments.job), arguments.steps)
     problems = [*unsupported(job), *check_files(job)]
+    if not problems and not arguments.address:  # the nodes of a cluster may have other packages: its workers will tell
+        problems = check_functions(job)
     if problems:
         raise JobError(locate(problems, arguments.job), arguments.job)
     runs = Path(arguments.runs_folder)
@@ -41,6 +44,8 @@ def _with_steps(job: RLJob, steps: int | None) -> RLJob:
     """The job with ``--steps`` in place of ``algorithm.steps``."""
     if steps is None:
         return job
+    if not job.spec.trains:
+        raise RefusedError(f"--steps {steps}: a job without rollout and trainer has no steps. Leave it out")
     algorithm = job.spec.algorithm.model_copy(update={"steps": steps})
     return job.model_copy(update={"spec": job.spec.model_copy(update={"algorithm": algorithm})})
 

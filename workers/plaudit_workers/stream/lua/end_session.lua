@@ -12,14 +12,13 @@ elseif refusal(session, ARGV[3]) == 'stale' then
   return 'stale'
 end
 local groups = session_key(session, 'groups')
-for _, member in ipairs(redis.call('HKEYS', groups)) do
-  if tonumber(ARGV[4]) == 0 then return 'more' end
-  ARGV[4] = ARGV[4] - 1
+for _, member in ipairs(redis.call('HRANDFIELD', groups, ARGV[4])) do
   redis.call('UNLINK', prefix .. 'group:' .. member)
   redis.call('ZREM', open_groups, member)
   redis.call('HDEL', groups, member)
   count('abandoned')
 end
+if redis.call('HLEN', groups) > 0 then return 'more' end
 redis.call('UNLINK', session_key(session), groups, session_key(session, 'results'), session_key(session, 'returned'))
 redis.call('ZREM', sessions, session)
 return 'ended'
