@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import MethodType, ModuleType
 from typing import Any
 
 from plaudit_reward.errors import ConfigurationError
@@ -72,6 +72,27 @@ class UserFunction:
             post_processes=self._post_process is not None,
         )
 
+    def check(self) -> None:
+        """Recognises the signature as ``prepare`` does, without making an instance of a class.
+
+        Raises:
+            ConfigurationError: the signature does not fit, or the class's constructor lacks an argument.
+        """
+        function, arguments = self._found, dict(self.target.arguments)
+        if inspect.isclass(function):
+            own = self._own_arguments(function)
+            for name, parameter in named(parameters_of(function)).items():
+                if parameter.default is parameter.empty and name not in own:
+                    raise ConfigurationError(
+                        f"{self._where}: nothing gives its constructor's parameter {name!r} a value: set "
+                        f"python.arguments.{name} in the job, or give it a default"
+                    )
+            method = _method_of(function, self._where)
+            static = isinstance(inspect.getattr_static(function, method.__name__), staticmethod | classmethod)
+            arguments = {name: value for name, value in arguments.items() if name not in own}
+            function = method if static else MethodType(method, object())
+        recognise(function, self.target.scope, arguments, self._where)
+
     def call(self, samples: Sequence[Sample], values: Any, *, post_process: bool = False) -> Any:
         """Calls the function, or the class's ``post_process_scores``; an async one gives its coroutine.
 
@@ -95,8 +116,7 @@ class UserFunction:
         return [failed_score(error, self.target.path)] * count
 
     def _instance(self, found: type) -> tuple[Any, dict[str, Any]]:
-        parameters = parameters_of(found)
-        own = {k: v for k, v in self.target.arguments.items() if k in named(parameters) or takes_any(parameters)}
+        own = self._own_arguments(found)
         try:
             instance = found(**own)
         except Exception as error:  # the user's code: whatever it raises is told in words
@@ -105,6 +125,11 @@ class UserFunction:
                 "python.arguments in the job"
             ) from error
         return instance, {k: v for k, v in self.target.arguments.items() if k not in own}
+
+    def _own_arguments(self, found: type) -> dict[str, Any]:
+        """The job's arguments that the class's constructor takes; the others go to each call."""
+        parameters = parameters_of(found)
+        return {k: v for k, v in self.target.arguments.items() if k in named(parameters) or takes_any(parameters)}
 
 
 def declares_post_process(path: str, function: str) -> bool:
