@@ -11,7 +11,7 @@ const HOUR_S = 3600;
 const SLOWEST = 10;
 
 const content = document.getElementById("content");
-const state = { count: 60, newest: "", looks: [] };
+const state = { run: "", count: 60, newest: "", looks: [] };
 const overview = new Overview(state.count, (count) => {
   state.count = count;
   showSteps().catch(() => {}); // the next look for news tells that the service is lost
@@ -29,8 +29,19 @@ async function showSteps() {
 }
 
 function name(run) {
+  state.run = run;
   document.getElementById("run").textContent = run;
-  document.title = `${run} · Plaudit`;
+  entitle();
+}
+
+function entitle() {
+  const step = stepOf(location.hash);
+  document.title = [step === null ? null : `Step ${step}`, state.run, "Plaudit"].filter(Boolean).join(" · ");
+}
+
+/** The step that an address names; null where it names none. */
+function stepOf(hash) {
+  return /^#\/step\/(\d+)$/.exec(hash)?.[1] ?? null;
 }
 
 /** Looks for news: looks at the queues since the last one, and the steps again when one was closed. */
@@ -61,10 +72,11 @@ function tell({ state: connection, text }) {
 
 /** Shows what the address names; focus goes there when somebody went there. */
 async function route(arrived) {
-  const [, step] = /^#\/step\/(\d+)$/.exec(location.hash) ?? [];
+  const step = stepOf(location.hash);
+  entitle();
   if (location.hash !== "" && !location.hash.startsWith("#/")) return;
   try {
-    const node = step === undefined ? overview.node : await stepView(Number(step));
+    const node = step === null ? overview.node : await stepView(Number(step));
     content.replaceChildren(node);
     if (arrived) {
       scrollTo(0, 0);

@@ -20,7 +20,7 @@ export class Overview {
     const overTime = (spec) => new Chart({ kind: "lines", x: TIME, series: queueSeries(spec.of), ...spec });
     this.verdict = element("div", { "aria-live": "polite" });
     this.time = overSteps({
-      title: "Where each step’s time went",
+      title: "Where the time went",
       note: "Seconds of each step. A bar opens its step.",
       kind: "bars",
       height: 260,

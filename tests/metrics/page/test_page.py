@@ -1,0 +1,308 @@
+"""The live page in a real Chromium: it shows what the service knows, by itself, to everyone, and asks nobody else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image
+
+from plaudit_metrics.page import FILES, FOLDER, library
+
+pytestmark = pytest.mark.xdist_group("page")
+
+Tab = Any
+Site = Any
+
+READY = "document.querySelector('.verdict') && document.querySelectorAll('.uplot canvas').length >= 6"
+STEP_READY = "document.querySelector('.timeline canvas') && document.querySelector('nav.steps')"
+FORMS = {
+    "light": (1280, 1180, False),
+    "dark": (1280, 1180, True),
+    "phone-light": (390, 1180, False),
+    "phone-dark": (390, 1180, True),
+}
+COLOURS = {
+    False: {"generation": (0x3A, 0x63, 0xB7), "score": (0xE0, 0x56, 0x6F)},
+    True: {"generation": (0x5F, 0x8F, 0xF0), "score": (0xF0, 0x8A, 0x7C)},
+}
+IMAGES = Path(__file__).parents[3] / "docs" / "images"
+
+
+@pytest.fixture
+def overview(tab: Tab, site: Site) -> Iterator[Tab]:
+    """The overview, with its charts drawn; afterwards nothing has complained and nobody else was asked."""
+    tab.open(site.url)
+    tab.until(READY)
+    yield tab
+    assert tab.complaints == []
+    assert tab.hosts() == {site.url.split("/")[2]}
+
+
+@pytest.fixture
+def step_view(tab: Tab, site: Site) -> Iterator[Tab]:
+    """The view of a step that waited for scorers."""
+    tab.open(f"{site.url}#/step/12")
+    tab.until(STEP_READY)
+    yield tab
+    assert tab.complaints == []
+    assert tab.hosts() == {site.url.split("/")[2]}
+
+
+def seconds_in(text: str) -> list[float]:
+    return [float(number) for number in re.findall(r"([\d.]+) s\b", text)]
+
+
+def test_the_verdict_is_told_in_words_and_its_seconds_add_up(overview: Tab, site: Site) -> None:
+    assert overview.text("#verdict") == "Step 16 waited for scorers at work"
+    assert overview.text(".advice").startswith("The trainer waited for scorers at work: make them faster")
+    newest = site.builder.steps[-1][0]
+    assert sum(seconds_in(overview.text(".partition ul"))) == pytest.approx(newest.closed - newest.opened, abs=0.1)
+    assert overview.text("#run") == "digits-page"
+    assert "reward 3" in overview.text(".recent")
+
+
+def test_the_rules_of_the_verdict_are_told_when_asked_for(overview: Tab) -> None:
+    overview.point(".verdict summary", click=True)
+    overview.until("document.querySelector('.reasons')")
+    rows = overview.ask("[...document.querySelectorAll('.reasons tbody tr')].map((row) => row.innerText)")
+    assert ["yes" in row for row in rows] == [False, False, False, True]
+
+
+def test_pointing_at_a_bar_tells_its_seconds(overview: Tab, site: Site) -> None:
+    overview.point(".chart .u-over", 4.5 / 16, 0.6)
+    overview.until("!document.querySelector('.chart .tip').hidden")
+    told = overview.text(".chart .tip")
+    assert told.startswith("Step 5")
+    assert "group scorers" in told
+    fifth = site.builder.steps[4][0]
+    assert sum(seconds_in(told)) == pytest.approx(fifth.closed - fifth.opened, abs=0.1)
+
+
+def test_a_click_on_a_bar_opens_its_step_and_focus_follows(overview: Tab) -> None:
+    overview.point(".chart .u-over", 2.5 / 16, 0.9, click=True)
+    overview.until(STEP_READY)
+    assert overview.text("#verdict") == "Step 3 waited for a free reward worker"
+    assert overview.ask("document.activeElement.id") == "content"
+
+
+def test_every_verdict_and_outcome_has_words(overview: Tab, site: Site) -> None:
+    for number in range(1, 9):
+        overview.open(f"{site.url}#/step/{number}")
+        overview.until(f"document.querySelector('#verdict')?.innerText.startsWith('Step {number} ')")
+        assert "unknown" not in overview.text("#verdict")
+    overview.open(f"{site.url}#/")
+    overview.until(READY)
+    legend = overview.ask("[...document.querySelectorAll('.legend li')].map((each) => each.innerText)")
+    assert {"data error", "infra error", "timeout", "skipped", "poison", "given up"} <= set(legend)
+
+
+def test_workers_are_shown_busy_and_idle(overview: Tab) -> None:
+    overview.until("document.querySelectorAll('.state').length === 6")
+    rows = overview.ask("[...document.querySelectorAll('tr:has(.state)')].map((row) => row.innerText.split('\\t'))")
+    shown = {row[0]: (row[1].strip(), row[2].strip()) for row in rows}
+    assert shown["rollout-0"] == ("busy", "6 of 8")
+    assert shown["rollout-1"] == ("idle", "0 of 8")
+    assert shown["reward-2"][0] == "starting"
+
+
+def test_the_queues_are_told_with_depth_and_age(overview: Tab) -> None:
+    overview.until("/samples . reward workers 8,/.test(document.querySelectorAll('.plot')[3].ariaLabel)")
+    overview.until("/samples . reward workers [0-9.]+ s/.test(document.querySelectorAll('.plot')[4].ariaLabel)")
+
+
+def test_the_slowest_samples_open_into_stages_and_scorers(overview: Tab, site: Site) -> None:
+    overview.point(".samples td summary", click=True)
+    overview.until("document.querySelector('.breakdown')")
+    told = overview.text(".breakdown")
+    assert "generation" in told
+    assert "judge: scored" in told
+    slowest = max(site.builder.steps[-1][1], key=lambda each: (each.stamps.committed or 0) - each.stamps.admitted)
+    assert overview.text(".samples .id") == f"{slowest.group} #{slowest.index}"
+
+
+def test_text_of_samples_and_scorers_is_never_markup(step_view: Tab) -> None:
+    step_view.ask("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    step_view.until("document.body?.innerText.includes('<img src=x onerror=')")
+    assert step_view.ask("document.querySelectorAll('img, main script').length") == 0
+    assert step_view.ask("document.title") == "Step 12 · digits-page · Plaudit"
+
+
+def test_the_timeline_shows_stages_and_points_out_a_group(step_view: Tab) -> None:
+    before = colours_of(step_view)
+    assert set(COLOURS[False].values()) <= before
+    step_view.point(".timeline .u-over", 0.1, 0.3)
+    step_view.until("!document.querySelector('.timeline .tip').hidden")
+    told = step_view.text(".timeline .tip")
+    assert "generation" in told
+    assert "t-" in told
+    assert len(colours_of(step_view)) > len(before)  # what does not belong to the group has faded
+
+
+def colours_of(tab: Tab) -> set[tuple[int, ...]]:
+    """Colours that fill a good part of the timeline."""
+    found = tab.ask(
+        "(() => { const c = document.querySelector('.timeline canvas'); const d = c.getContext('2d')"
+        ".getImageData(0, 0, c.width, c.height).data; const n = {}; for (let i = 0; i < d.length; i += 4) {"
+        " const k = [d[i], d[i+1], d[i+2], d[i+3]].join(); n[k] = (n[k] ?? 0) + 1; }"
+        " return Object.entries(n).filter(([k, v]) => v > 200).map(([k]) => k); })()"
+    )
+    return {tuple(map(int, each.split(",")))[:3] for each in found}
+
+
+def test_the_timeline_zooms_and_shows_all_again(step_view: Tab) -> None:
+    label = "document.querySelector('.timeline canvas').toDataURL()"
+    whole = step_view.ask(label)
+    step_view.point("button[aria-label='Zoom in']", click=True)
+    step_view.until(f"{label} !== {whole!r}")
+    step_view.point("button[aria-label='Show all']", click=True)
+    step_view.until(f"{label} === {whole!r}")
+
+
+def test_the_theme_follows_the_system_or_the_switch_and_is_kept(overview: Tab, site: Site) -> None:
+    background = "getComputedStyle(document.body).backgroundColor"
+    chart = "document.querySelector('.uplot canvas').toDataURL()"
+    light, drawn = overview.ask(background), overview.ask(chart)
+    overview.look_like(1280, 900, dark=True)
+    overview.until(f"{background} !== {light!r} && {chart} !== {drawn!r}")
+    overview.point("#theme label:nth-of-type(2)", click=True)
+    overview.until(f"{background} === {light!r}")
+    overview.open(f"{site.url}?again")
+    overview.until(READY)
+    assert overview.ask(background) == light
+    overview.ask("localStorage.clear()")
+
+
+@pytest.mark.parametrize("address", ["#/", "#/step/12"])
+def test_a_narrow_phone_never_scrolls_sideways(tab: Tab, site: Site, address: str) -> None:
+    tab.look_like(320, 640)
+    tab.open(site.url + address)
+    tab.until(READY if address == "#/" else STEP_READY)
+    assert tab.ask("document.documentElement.scrollWidth") == 320
+    assert tab.complaints == []
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+def test_axe_finds_nothing_wrong(overview: Tab, site: Site, width: int, dark: bool) -> None:
+    overview.look_like(width, 900, dark=dark)
+    overview.ask("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    assert overview.axe() == []
+    overview.open(f"{site.url}#/step/12")
+    overview.until(STEP_READY)
+    assert overview.axe() == []
+
+
+def test_the_keyboard_reaches_everything_in_the_order_of_the_page(overview: Tab) -> None:
+    overview.ask(
+        "window.walk = []; document.addEventListener('focusin', ({target}) => walk.push("
+        "target.closest('figure, table') ? 'in ' + target.closest('figure, section')?.querySelector('h3')?.innerText :"
+        " target.className || target.id || target.name || target.tagName))"
+    )
+    for _ in range(16):
+        overview.press("Tab")
+    walked = overview.ask("walk")
+    assert walked[0] == "skip"
+    assert walked.index("theme") < walked.index("SUMMARY") < walked.index("count")
+    charts = [each for each in walked if each.startswith("in ")]
+    assert list(dict.fromkeys(charts))[:3] == ["in Where the time went", "in Reward", "in Staleness"]
+
+
+def test_the_arrow_keys_read_a_chart_aloud_and_enter_opens_the_step(overview: Tab) -> None:
+    overview.ask("document.querySelector('.plot').focus()")
+    overview.press("Home")
+    assert overview.text("#announcer").startswith("Step 1 ")
+    overview.press("ArrowRight")
+    overview.press("ArrowRight")
+    assert overview.text("#announcer").startswith("Step 3 ")
+    overview.press("Enter")
+    overview.until(STEP_READY)
+    assert overview.ask("location.hash") == "#/step/3"
+
+
+def test_behind_each_chart_is_a_table_of_the_same_numbers(overview: Tab, site: Site) -> None:
+    overview.ask("document.querySelector('figure details').open = true")
+    overview.until("document.querySelector('figure tbody tr')")
+    rows = overview.ask("[...document.querySelectorAll('figure tbody')][0].innerText.split('\\n').length")
+    assert rows >= 16
+    first = overview.ask("[...document.querySelector('figure tbody tr').cells].map((cell) => cell.innerText)")
+    assert first[0] == "16"
+    assert seconds_in(" ".join(first))[-2] == pytest.approx(site.builder.steps[-1][0].statistics["wait/group_scorer_s"])
+
+
+def test_nothing_moves_for_those_who_asked_for_that(overview: Tab) -> None:
+    overview.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-reduced-motion", "value": "reduce"}])
+    moving = "[...document.querySelectorAll('*')].filter((e) => getComputedStyle(e).transitionDuration !== '0s').length"
+    assert overview.ask(moving) == 0
+
+
+def test_a_step_that_is_closed_appears_by_itself_and_a_lost_service_is_told(
+    tab: Tab, make_site: Callable[[Sequence[str]], Site]
+) -> None:
+    site = make_site([])
+    tab.open(site.url)
+    tab.until("document.body?.innerText.includes('No step is closed yet')")
+    site.publish(site.builder.add("limiter"))
+    tab.until("document.querySelector('#verdict')?.innerText === 'Step 1 waited for a limit'")
+    assert tab.ask("document.querySelector('#verdict').closest('[aria-live]').ariaLive") == "polite"
+    assert tab.text("#status") == "Live"
+    assert tab.complaints == []
+    site.stop()
+    tab.until("document.querySelector('#status').innerText.startsWith('Lost the service')")
+    assert "Next try in" in tab.text("#status")
+    assert tab.text("#verdict") == "Step 1 waited for a limit"
+
+
+def test_without_the_chart_library_the_tables_remain(tab: Tab, site: Site) -> None:
+    tab.send("Network.setBlockedURLs", urls=["*uplot.js"])
+    tab.open(site.url)
+    tab.until("document.body?.innerText.includes('The chart library did not load')")
+    tab.ask("document.querySelector('figure details').open = true")
+    tab.until("document.querySelectorAll('figure tbody tr').length >= 16")
+
+
+def test_a_step_nobody_knows_is_told(tab: Tab, site: Site) -> None:
+    tab.open(f"{site.url}#/step/999")
+    tab.until("document.body?.innerText.includes('Step 999 is not known')")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_shows_the_verdict_and_the_stages_in_their_colours(tab: Tab, site: Site, form: str) -> None:
+    width, height, dark = FORMS[form]
+    tab.look_like(width, height, dark=dark)
+    tab.open(site.url)
+    tab.until(READY)
+    tab.until("document.querySelector('#status').innerText === 'Live'")
+    shot = tab.picture(height)
+    image = Image.open(io.BytesIO(shot)).convert("RGB")
+    counted = image.getcolors(1 << 24) or []
+    coloured = {colour for count, colour in counted if count > 800}
+    assert set(COLOURS[dark].values()) <= coloured
+    background = max(counted)[1]
+    assert (sum(background) < 150) == dark
+    assert image.size == (width, height)
+    if os.environ.get("PLAUDIT_SCREENSHOTS"):
+        IMAGES.mkdir(exist_ok=True)
+        image.quantize(128, dither=Image.Dither.NONE).save(IMAGES / f"page-{form}.png", optimize=True)
+
+
+def test_browsers_are_forbidden_everything_but_this_service(site: Site) -> None:
+    for name in ("", *(f"page/{file}" for file in (*FILES, "uplot.js", "uplot.css"))):
+        policy = httpx.get(site.url + name).headers["content-security-policy"]
+        assert "default-src 'self'" in policy
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+    assert httpx.get(f"{site.url}page/..%2Fapi.py").status_code == 404
+    assert httpx.get(f"{site.url}page/__init__.py").status_code == 404
+
+
+def test_the_page_names_the_hash_of_the_chart_library() -> None:
+    digest = base64.b64encode(hashlib.sha256(library("uplot.js").read_bytes()).digest()).decode()
+    assert f'integrity="sha256-{digest}"' in (FOLDER / "index.html").read_text()

@@ -1,0 +1,158 @@
+"""A report is the page in one file: it opens without a service, tells of unfinished runs, and fetches nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plaudit_metrics.commands import report, report_arguments
+from plaudit_metrics.history import append_step
+from plaudit_metrics.records import GroupRecord, SampleRecord
+from plaudit_reward.sample import Sample
+from plaudit_workers.stream.records import Body, Group, GroupSample, PolicyVersion, Prompt, Sampling
+from plaudit_workers.training.store import store_groups
+
+pytestmark = pytest.mark.xdist_group("page")
+
+Tab = Any
+RunBuilder = Any
+LEDGER = {"admitted": 100, "trained": 93, "evaluated": 2, "dropped": 3, "dropped:too_few_scored": 3, "open": 2}
+
+
+@pytest.fixture(scope="session")
+def run_folder(built_run: RunBuilder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that goes on: its last line is torn, its last samples are stored."""
+    folder = tmp_path_factory.mktemp("runs") / "digits-7"
+    (folder / "samples").mkdir(parents=True)
+    for record, samples, groups in built_run.steps:
+        append_step(folder / "steps.jsonl", record)
+        if record.step > 10:
+            stored = [hash_of(record.step, group, samples) for group in groups]
+            store_groups(folder / "samples", record.step, 1, stored, {group.group: group for group in groups})
+    with (folder / "steps.jsonl").open("a") as file:
+        file.write('{"step": 17, "incarn')
+    (folder / "ledger.json").write_text(json.dumps(LEDGER | {"problems": [], "as_of": {"step": 16}}))
+    return folder
+
+
+def hash_of(step: int, group: GroupRecord, samples: list[SampleRecord]) -> Group:
+    """A group as its hash would tell it."""
+    ids = struct.pack("<2i", 1, 2)
+    prompt = Prompt(group.group, 0, "train", step, 3, PolicyVersion(1, 0), 1, Sampling(8), "digits", "copy 12", ids)
+    texts = Sample(group.group, 0, "digits", "copy 12", "12")
+    members = [
+        GroupSample(
+            sample.index,
+            sample.stamps,
+            Body(ids, struct.pack("<2f", -0.5, -0.5), b"\x01\x01", [(0, 1, 3)], sample.generation, texts),
+            scoring=sample.scoring,
+            deliveries=sample.deliveries,
+        )
+        for sample in samples
+        if sample.group == group.group and sample.generation
+    ]
+    return Group(group.group, "ready", prompt, members, incarnation=1, admitted=group.admitted)
+
+
+def write(folder: Path, output: Path) -> Path:
+    parser = argparse.ArgumentParser()
+    report_arguments(parser)
+    assert report(parser.parse_args([str(folder), "-o", str(output)])) == 0
+    return output
+
+
+@pytest.fixture(scope="session")
+def html(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(run_folder, tmp_path_factory.mktemp("report") / "digits.html")
+
+
+@pytest.fixture
+def opened(tab: Tab, html: Path) -> Tab:
+    """The report, from its file."""
+    tab.open(html.as_uri())
+    tab.until("document.querySelector('.verdict') && document.querySelectorAll('.uplot canvas').length >= 4")
+    return tab
+
+
+def test_a_report_opens_from_a_file_and_fetches_nothing(opened: Tab, html: Path) -> None:
+    assert opened.text("#verdict") == "Step 16 waited for scorers at work"
+    assert opened.text("#status").startswith("Report of ")
+    assert opened.complaints == []
+    assert {url for url in opened.requests if not url.startswith("data:")} == {html.as_uri()}
+
+
+def test_it_reasons_its_verdict_and_tells_the_ledger_and_every_step(opened: Tab) -> None:
+    opened.until("document.querySelector('.reasons')")
+    assert "the largest part of it is score" in opened.text(".reasons tbody tr:last-child")
+    told = opened.text("main")
+    assert "It adds up." in told
+    assert "dropped: too few scored" in told
+    rows = opened.ask("[...document.querySelectorAll('main section')].at(-1).querySelectorAll('tbody tr').length")
+    assert rows == 16
+
+
+def test_its_steps_open_with_samples_and_timeline(opened: Tab) -> None:
+    opened.ask("location.hash = '#/step/16'")
+    opened.until("document.querySelector('.timeline canvas')")
+    assert opened.ask("document.querySelectorAll('.samples tbody tr').length") == 20
+    opened.ask("location.hash = '#/step/3'")
+    opened.until("document.querySelector('#verdict')?.innerText === 'Step 3 waited for a free reward worker'")
+    assert "does not carry the samples of this step" in opened.text("main")
+    assert opened.complaints == []
+
+
+def test_its_texts_are_no_markup(opened: Tab) -> None:
+    opened.ask("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    opened.until("document.body?.innerText.includes('<img src=x onerror=')")
+    assert opened.ask("document.title") == "digits-7 · Plaudit"
+
+
+def test_axe_finds_nothing_wrong_with_it(opened: Tab) -> None:
+    assert opened.axe() == []
+
+
+def test_nothing_in_the_file_points_elsewhere(html: Path) -> None:
+    text = re.sub(r"<script.*?</script>", "", html.read_text(), flags=re.DOTALL)
+    addresses = re.findall(r"""(?:src|href)=["']?((?!#|data:)[^"'> ]+)""", text)
+    assert addresses == []
+
+
+def test_a_run_without_samples_or_ledger_is_told_from_its_steps_alone(
+    tab: Tab, run_folder: Path, tmp_path: Path
+) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "steps.jsonl").write_bytes((run_folder / "steps.jsonl").read_bytes())
+    tab.open(write(bare, tmp_path / "bare.html").as_uri())
+    tab.until("document.querySelector('.verdict')")
+    assert "does not carry the samples" in tab.text("main")
+    assert tab.complaints == []
+
+
+def test_a_run_that_has_closed_no_step_yet_makes_a_report_that_says_so(tab: Tab, tmp_path: Path) -> None:
+    young = tmp_path / "young"
+    young.mkdir()
+    (young / "steps.jsonl").touch()
+    tab.open(write(young, tmp_path / "young.html").as_uri())
+    tab.until("document.body?.innerText.includes('No step is closed yet')")
+
+
+def test_a_run_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    report_arguments(parser)
+    assert report(parser.parse_args(["nobody"])) == 2
+    assert "no run 'nobody'" in capsys.readouterr().err
+
+
+def test_modules_are_joined_whole(html: Path, built_run: RunBuilder) -> None:
+    """No import or export is left that a script inside a file could not have."""
+    scripts = re.findall(r"<script[^>]*>(.*?)</script>", html.read_text(), flags=re.S)
+    assert len(scripts) == 3
+    assert not re.search(r"^(import|export) ", scripts[2], flags=re.M)
+    assert len(json.loads(scripts[0])["steps"]["steps"]) == len(built_run.steps)
