@@ -13,7 +13,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test cluster-up cluster-down cluster-packages images bench generate requirements redis promtool chromium clean
+.PHONY: help install demo check test cluster-up cluster-down cluster-packages e2e images bench generate requirements redis promtool chromium clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ generate: install ## write the generated files anew
 	$(BIN)/python -m plaudit_workers.job.reference
 	$(BIN)/python -m plaudit_operator.crd
 	$(BIN)/python -m plaudit_metrics.generate
+
+e2e: install cluster-packages ## tests on a real Kubernetes (root), or on that of PLAUDIT_E2E_KUBECONFIG
+	PLAUDIT_E2E=1 $(BIN)/pytest -q tests/e2e_cluster
 
 images: ## container images of operator and workers, by docker, podman or buildah (BUILD, TAG, BUILD_ARGS)
 	$(BUILD) $(BUILD_ARGS) -f operator/Dockerfile -t $(IMAGE_PREFIX)plaudit-operator:$(TAG) .

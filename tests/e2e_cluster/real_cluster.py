@@ -1,0 +1,61 @@
+"""kubectl and helm on a real cluster, as the tests use them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+HARNESS = ROOT / "tests" / "cluster" / "cluster"
+
+
+class Cluster:
+    """kubectl and helm on one cluster."""
+
+    def __init__(self, kubeconfig: str, own: bool) -> None:
+        self.kubeconfig = kubeconfig
+        self.own = own
+        self.environment = {**os.environ, "KUBECONFIG": kubeconfig}
+        built = sorted((Path.home() / ".cache" / "plaudit-cluster").glob("*/bin"))
+        if built:
+            self.environment["PATH"] = f"{built[-1]}:{os.environ['PATH']}"
+
+    def run(self, *argv: str, text: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Runs a program with this cluster's kubeconfig."""
+        program = shutil.which(argv[0], path=self.environment["PATH"])
+        assert program, f"{argv[0]} is not installed"
+        done = subprocess.run(
+            [program, *argv[1:]], input=text, env=self.environment, capture_output=True, text=True, check=False
+        )
+        assert not check or done.returncode == 0, f"{' '.join(argv)}: {done.stderr or done.stdout}"
+        return done
+
+    def kubectl(self, *argv: str, text: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Runs kubectl."""
+        return self.run("kubectl", *argv, text=text, check=check)
+
+    def get(self, kind: str, name: str = "", namespace: str = "") -> dict[str, Any]:
+        """An object, or a list of them; empty when it is not there."""
+        where = ["--namespace", namespace] if namespace else []
+        done = self.kubectl("get", kind, *([name] if name else []), *where, "-o", "json", check=False)
+        return json.loads(done.stdout) if done.returncode == 0 else {}
+
+    def apply(self, *manifests: dict[str, Any], dry_run: bool = False) -> subprocess.CompletedProcess[str]:
+        """Applies manifests; does not raise."""
+        options = ["--dry-run=server"] if dry_run else []
+        text = "\n---\n".join(map(json.dumps, manifests))
+        return self.kubectl("apply", "--validate=strict", *options, "-f", "-", text=text, check=False)
+
+    def until(self, what: str, holds: Callable[[], Any], seconds: float = 240) -> Any:
+        """Waits until something holds, and returns it."""
+        end = time.monotonic() + seconds
+        while not (found := holds()):
+            assert time.monotonic() < end, f"{what}: not within {seconds:.0f} s"
+            time.sleep(0.5)
+        return found
