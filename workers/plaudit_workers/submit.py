@@ -58,6 +58,7 @@ async def _score(
         address.url, run=run, job=arguments.job, password=address.password, session=session, wait_s=arguments.wait
     ) as client:
         submitting = asyncio.create_task(client.submit(named[output.written :]))
+        await asyncio.sleep(0)  # it has begun: ``results`` lasts as long as it does
         try:
             async for result in client.results(acknowledge=False):
                 await client.acknowledge(output.take(result))

@@ -169,7 +169,7 @@ class RewardClient:
     async def results(self, *, follow: bool = False, acknowledge: bool = True) -> AsyncGenerator[Result, None]:
         """Yields results as they come, in no particular order; iterate from one task at a time.
 
-        Ends when nothing that was submitted in this session is outstanding.
+        Ends when nothing that was submitted in this session is outstanding and no ``submit`` is under way.
 
         Args:
             follow: wait for more instead.
