@@ -102,6 +102,10 @@ class PostProcess:
         """Gives the group's values of that scorer to the method."""
         return await self._scorer.post_process(values, attempt)
 
+    def room(self) -> int:
+        """How many more groups it could begin soon."""
+        return self._scorer.room()
+
     async def close(self) -> None:
         """Nothing of its own to end."""
 

@@ -79,6 +79,10 @@ class Pipeline:
         """How many more samples could begin soon."""
         return min((stage.scorer.room() for stage in self._stages), default=_UNBOUNDED)
 
+    def group_room(self) -> int:
+        """How many more groups could begin soon."""
+        return min((scorer.room() for scorer in self._group.scorers), default=_UNBOUNDED)
+
     async def score(self, sample: Sample) -> ScoringRecord:
         """Scores one sample with all scorers of sample scope.
 

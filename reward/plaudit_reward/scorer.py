@@ -75,6 +75,10 @@ class GroupScorer(Protocol):
         """
         ...
 
+    def room(self) -> int:
+        """How many more groups it could begin soon."""
+        ...
+
     async def close(self) -> None:
         """Ends processes and connections; called once."""
         ...

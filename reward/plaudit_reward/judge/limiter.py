@@ -137,7 +137,7 @@ class Limiter:
                 await asyncio.sleep(min(held_s, _RENEW_EVERY_S))
             self._news.clear()
             try:
-                again_s = await self._exchange(asking=held_s <= 0)
+                again_s = await self._exchange(asking=time.monotonic() >= self._held_until_s)
                 pause_s = 0.0
             except OSError as error:
                 pause_s = again_s = min(_LONGEST_PAUSE_S, pause_s * 2 or 0.05)
@@ -152,8 +152,7 @@ class Limiter:
 
     async def _exchange(self, *, asking: bool) -> float:
         """One exchange; returns after how many seconds the next is due even without news."""
-        while self._waiting and self._waiting[0].passed.done():
-            self._waiting.popleft()
+        self._forget_ended()
         asked = [w for w in itertools.islice(self._waiting, _AT_A_TIME) if not w.passed.done()] if asking else []
         settled, self._settled = self._settled, []
         late, self._sent_late = self._sent_late, []
@@ -170,10 +169,11 @@ class Limiter:
             self._settled, self._sent_late = settled + self._settled, late + self._sent_late
             raise
         self._let_through(asked[: passed.number])
+        self._forget_ended()
         self._refused = passed.number < len(asked)
         if self._refused:
             return passed.again_s
-        return 0.0 if self._waiting else _RENEW_EVERY_S if self._in_flight or not asking else math.inf
+        return 0.0 if self._waiting else _RENEW_EVERY_S if self._in_flight else math.inf
 
     def _let_through(self, passed: list[_Waiting]) -> None:
         now = time.monotonic()
@@ -192,6 +192,11 @@ class Limiter:
                 await self._news.wait()
         except TimeoutError:
             return
+
+    def _forget_ended(self) -> None:
+        """Takes those that were let through, or gave up, from the head of the queue."""
+        while self._waiting and self._waiting[0].passed.done():
+            self._waiting.popleft()
 
     def _forget_old_passes(self) -> None:
         oldest = time.monotonic() - _SOON_S

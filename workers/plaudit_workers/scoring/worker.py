@@ -150,10 +150,11 @@ class ScoringWorker:
 
     async def _take_groups(self, tasks: Supervised, consumer: Consumer[GroupDelivery], stop: asyncio.Event) -> None:
         while not stop.is_set():
-            if self._free <= 0:
+            room = min(self._free, self._pipeline.group_room())
+            if room <= 0:
                 await unless_stopped(stop, self._wait_for_room())
                 continue
-            for delivery in await consumer.take(self._free):
+            for delivery in await consumer.take(room):
                 self._start(tasks, delivery, self._score_group(consumer, delivery))
 
     def _start(self, tasks: Supervised, delivery: Delivery[Any], work: Coroutine[Any, Any, None]) -> None:

@@ -24,8 +24,9 @@ local first_waiting = first_settled + 3 * num_settled
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 local evicted_at_a_time, soonest, latest, poll, grace = 2000, 20000, 500000, 50000, 1000000
+local apart = 5000 -- so that those that wait ask 200 times a second in all, however many they are
 
-local known, in_flight = {}, 0
+local known, in_flight, crowd = {}, 0, 0
 local stored = redis.call('HGETALL', workers)
 for i = 1, #stored, 2 do
   local it = cmsgpack.unpack(stored[i + 1])
@@ -34,6 +35,7 @@ for i = 1, #stored, 2 do
   known[stored[i]] = it
   if stored[i] ~= name then
     in_flight = in_flight + it.in_flight
+    if it.waiting > 0 then crowd = crowd + 1 end
     if it.lease < now and it.passed <= 0 then redis.call('HDEL', workers, stored[i]) end
   end
 end
@@ -121,6 +123,7 @@ for i = first_waiting, #ARGV, 2 do
   passed, me.in_flight = passed + 1, me.in_flight + 1
 end
 
+if again > 0 then again = math.max(again, crowd * apart) end
 me.waiting = tonumber(ARGV[8]) - passed
 me.back = now + again + grace
 redis.call('HSET', workers, name, cmsgpack.pack(me))
