@@ -25,11 +25,13 @@ class CodeOptions(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fi
     """For one test case, on top of what Python itself needs."""
     output: str = "16Mi"
     """What one test case may print."""
-    continuous: bool = True
-    """The score is the share of test cases that pass (verl's default); false: 1 when all pass, else 0."""
+    continuous: bool | None = None
+    """True: the score is the share of test cases that pass; false: 1 when all pass, else 0. Default: verl's choice,
+    which is the share, but for functions in the local sandbox: ``prime_code`` forgets their name when it comes to single
+    test cases, so that they get all or nothing."""
     cases: int | None = None
-    """How many test cases count, from the first on. Default: 10 where ``continuous`` (verl's number), else all; 0: all.
-    """
+    """How many test cases count, from the first on; 0: all. Default: where the share counts 10 (verl's number), else
+    all."""
     as_script: bool = False
     """Run programs as ``python program.py`` does. Default: as verl's ``prime_code`` does, in which correct programs
     fail that call ``exit()``, read ``sys.stdin.buffer``, use ``global``, or import in unusual forms."""
@@ -67,12 +69,14 @@ class CodeOptions(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fi
         """Of one test case."""
         return Limits(self.time_seconds, _bytes("memory", self.memory), _bytes("output", self.output))
 
-    def num_counted(self, num_cases: int) -> int:
+    def gives_shares(self, *, functions: bool) -> bool:
+        """Whether the share of passed test cases is the score, for functions or for programs."""
+        return self.continuous if self.continuous is not None else not functions or self.url is not None
+
+    def num_counted(self, num_cases: int, *, shares: bool) -> int:
         """How many of a row's test cases count."""
-        counted = self.cases
-        if counted is None:
-            counted = _VERLS_NUM_CASES if self.continuous else 0
-        return min(counted or num_cases, num_cases)
+        default = _VERLS_NUM_CASES if shares else 0
+        return min((default if self.cases is None else self.cases) or num_cases, num_cases)
 
 
 _REMEDIES = {

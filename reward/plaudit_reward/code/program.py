@@ -2,7 +2,7 @@
 
 Three forms: a function that is called with arguments; a program as verl runs it; a program as ``python program.py``
 runs it. verl's form puts everything from the first line on that is no import into a function, replaces ``sys.stdin`` by
-a ``StringIO``, ``open`` by the input and ``exit`` by nothing. Correct programs fail in it when they call ``exit()``,
+a ``StringIO``, ``open`` by the input, and ``exit`` and ``subprocess`` by nothing. Correct programs fail in it when they call ``exit()``,
 read ``sys.stdin.buffer``, say ``from … import *`` or ``global``, or break an import over several lines; it is the
 default because scores are to equal verl's (``prime_code``), ``as_script`` is the way out.
 
@@ -59,7 +59,7 @@ def _call_function(source: str, name: str) -> None:
     arguments = [json.loads(line) for line in _stdin_text().split("\n")]
     if arguments and isinstance(arguments[0], dict):  # JSON has text keys only; verl's undoing of it
         arguments = [{int(key): item for key, item in arguments[0].items()}]
-    _take_away_exit()
+    _take_away()
     sys.stdout = _Nowhere()
     module = _module("tmp_sol", PREAMBLE + source)
     holder = module.Solution() if "class Solution" in source else module
@@ -82,7 +82,7 @@ def _run_script(source: str) -> None:
 
 def _run_as_verl_does(source: str) -> None:
     text = _stdin_text()
-    _take_away_exit()
+    _take_away()
     sys.stdin, sys.stdout = _EarlyStdin(text), _Nowhere()
     module = _module("tmp_sol", PREAMBLE + as_function(source))
     captured = _Captured()
@@ -128,8 +128,11 @@ def _module(name: str, source: str) -> Any:
     return module
 
 
-def _take_away_exit() -> None:
+def _take_away() -> None:
+    """What verl's programs do not have; it is no protection, they fail without it."""
     vars(builtins).update(exit=None, quit=None)
+    for name in ("ctypes", "ipdb", "joblib", "psutil", "resource", "subprocess", "tkinter"):
+        sys.modules[name] = None  # type: ignore[assignment]  # an import of it fails
 
 
 def _join_threads() -> None:

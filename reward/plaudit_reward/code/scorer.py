@@ -47,19 +47,20 @@ class CodeScorer:
         await self._backend.open()
 
     async def score(self, sample: Sample, attempt: Attempt) -> Score:
-        """The share of test cases that pass, or 1 when all pass (``continuous: false``)."""
+        """The share of test cases that pass, or 1 when all pass, as the options say."""
         test = cases_of(sample.ground_truth)
         program = self._backend.program(sample.response)
         if program is None:
             return Score.scored(0.0, failure="the response has no code block")
-        counted = test.cases[: self._options.num_counted(len(test.cases))]
+        shares = self._options.gives_shares(functions=test.function is not None)
+        counted = test.cases[: self._options.num_counted(len(test.cases), shares=shares)]
         work = _Work(attempt, self._backend.waits_for)
         run = partial(self._run, work, program, test.function)
         try:
-            results = await (_all(run, counted) if self._options.continuous else _until_one_fails(run, counted))
+            results = await (_all(run, counted) if shares else _until_one_fails(run, counted))
         finally:
             work.settle()
-        return _score(results, len(counted), continuous=self._options.continuous)
+        return _score(results, len(counted), shares=shares)
 
     async def _run(self, work: _Work, program: str, function: str | None, case: Case) -> CaseResult:
         try:
@@ -142,9 +143,9 @@ async def _until_one_fails(
     return results
 
 
-def _score(results: Sequence[CaseResult], num_cases: int, *, continuous: bool) -> Score:
+def _score(results: Sequence[CaseResult], num_cases: int, *, shares: bool) -> Score:
     num_passed = sum(result.passed for result in results)
-    value = num_passed / num_cases if continuous else float(num_passed == num_cases)
+    value = num_passed / num_cases if shares else float(num_passed == num_cases)
     extra: dict[str, float | str] = {"passed": float(num_passed), "cases": float(num_cases)}
     failed = next((index for index, result in enumerate(results) if not result.passed), None)
     if failed is not None:
