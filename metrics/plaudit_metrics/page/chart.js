@@ -10,6 +10,7 @@ import { figure, mark, seconds, share } from "./format.js";
 import { resolved } from "./palette.js";
 import { onTheme } from "./theme.js";
 
+const MOST_TOLD = 500;
 const FONT = "12px system-ui, sans-serif";
 const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000];
 const TIMES_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600];
@@ -77,7 +78,7 @@ export class Chart {
     const { series, x, words, title, link } = this.spec;
     const first = { label: x.label, cell: link ?? ((row) => x.words(x.value(row))) };
     const others = series.map((each) => ({ label: each.label, number: true, cell: (row) => words(each.value(row)) }));
-    return table(title, [first, ...others], [...this.rows].reverse());
+    return table(title, [first, ...others], this.rows.slice(-MOST_TOLD).reverse());
   }
 
   /** Columns for uPlot: stacked bars are drawn from the whole stack down to its lowest part. */

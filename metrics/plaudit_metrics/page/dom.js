@@ -46,11 +46,19 @@ export function table(caption, columns, rows, look = null) {
   );
 }
 
+/** Puts other content into a place; a table's frame stays, and with it the focus and how far it was scrolled. */
+export function renew(host, content) {
+  const frame = host.querySelector(":scope > .scroll");
+  if (frame !== null && content.matches(".scroll")) frame.replaceChildren(...content.childNodes);
+  else host.replaceChildren(content);
+}
+
 /** Something that opens; what is in it is built when it is opened. */
 export function details(summary, build) {
-  const node = element("details", {}, element("summary", {}, summary));
+  const inside = element("div");
+  const node = element("details", {}, element("summary", {}, summary), inside);
   const fill = () => {
-    if (node.open) node.replaceChildren(node.firstElementChild, build());
+    if (node.open) renew(inside, build());
   };
   node.addEventListener("toggle", fill);
   return { node, refresh: fill };

@@ -1,7 +1,7 @@
 /** The overview: the newest step's verdict, and the run's curves. Built once, then told what is new. */
 
 import { Chart } from "./chart.js";
-import { details, element, swatch, table } from "./dom.js";
+import { element, renew, swatch, table } from "./dom.js";
 import { clock, figure, moment, seconds, share } from "./format.js";
 import { CAUSES, OUTCOMES, QUEUES, verdictOf } from "./palette.js";
 import { causeSeconds, samplesTable, scorersTable, verdictPanel } from "./panels.js";
@@ -71,15 +71,15 @@ export class Overview {
     const opened = this.verdict.firstChild === null ? report !== null : this.verdict.querySelector("details[open]") !== null;
     this.verdict.replaceChildren(verdictPanel(newest, { recent: verdict, reasoned: opened }));
     for (const chart of [this.time, this.reward, this.staleness, this.outcomes]) chart.update(steps);
-    this.scorers.replaceChildren(scorersTable(newest));
-    this.samples.replaceChildren(samples.length === 0 ? lacking() : samplesTable(samples.slice(0, SLOWEST)));
+    renew(this.scorers, scorersTable(newest));
+    renew(this.samples, samples.length === 0 ? lacking() : samplesTable(samples.slice(0, SLOWEST)));
   }
 
   /** Shows the looks at the queues, oldest first, and the workers of now. */
   showQueues(looks, workers) {
     this.depth.update(looks);
     this.age.update(looks);
-    this.workers.replaceChildren(workersTable(workers));
+    renew(this.workers, workersTable(workers));
   }
 
   /** Shows what only a report tells: the ledger, and every step with its verdict. */

@@ -150,8 +150,9 @@ def test_the_timeline_shows_stages_and_points_out_a_group(step_view: Tab) -> Non
 def colours_of(tab: Tab) -> set[tuple[int, ...]]:
     """Colours that fill a good part of the timeline."""
     found = tab.ask(
-        "(() => { const c = document.querySelector('.timeline canvas'); const d = c.getContext('2d')"
-        ".getImageData(0, 0, c.width, c.height).data; const n = {}; for (let i = 0; i < d.length; i += 4) {"
+        "(() => { const c = document.querySelector('.timeline canvas'); const o = document.createElement('canvas');"
+        " o.width = c.width; o.height = c.height; const x = o.getContext('2d', {willReadFrequently: true});"
+        " x.drawImage(c, 0, 0); const d = x.getImageData(0, 0, c.width, c.height).data; const n = {}; for (let i = 0; i < d.length; i += 4) {"
         " const k = [d[i], d[i+1], d[i+2], d[i+3]].join(); n[k] = (n[k] ?? 0) + 1; }"
         " return Object.entries(n).filter(([k, v]) => v > 200).map(([k]) => k); })()"
     )
@@ -290,7 +291,7 @@ def test_each_form_shows_the_verdict_and_the_stages_in_their_colours(tab: Tab, s
     assert image.size == (width, height)
     if os.environ.get("PLAUDIT_SCREENSHOTS"):
         IMAGES.mkdir(exist_ok=True)
-        image.quantize(128, dither=Image.Dither.NONE).save(IMAGES / f"page-{form}.png", optimize=True)
+        image.quantize(255, dither=Image.Dither.NONE).save(IMAGES / f"page-{form}.png", optimize=True)
 
 
 def test_browsers_are_forbidden_everything_but_this_service(site: Site) -> None:
