@@ -75,8 +75,7 @@ def test_a_valid_job_is_told_valid_with_what_run_would_say(job: Path, capsys: py
     assert main(["validate", str(job)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{job}: valid (scores)"
-    assert lines[1].startswith(f"{job}:5: refused: spec: has no rollout and no trainer")
-    assert lines[2].startswith(f"{job}:8: note: spec.reward.workers.autoscaling: is ignored by plaudit run. Here")
+    assert lines[1].startswith(f"{job}:8: note: spec.reward.workers.autoscaling: is ignored by plaudit run. Here")
 
 
 def test_problems_of_files_come_with_the_lines_of_their_fields(job: Path, capsys: pytest.CaptureFixture[str]) -> None:

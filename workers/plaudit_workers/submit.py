@@ -84,14 +84,18 @@ class _Output:
         self._file: BinaryIO = sys.stdout.buffer if path is None else _opened(path)
         self._held: dict[int, Result] = {}
         self._outcomes: Counter[str] = Counter()
-        self.written = 0 if path is None else _complete_lines(self._file)
-        if self.written > wanted:
-            raise RefusedError(
-                f"{path} has {self.written} lines, more than the {wanted} samples: it belongs to another file. Name "
-                "another --output"
-            )
+        self._wanted = wanted
+        self.written = 0
 
     def __enter__(self) -> _Output:
+        if self._path is not None:
+            self.written = _complete_lines(self._file)
+        if self.written > self._wanted:
+            self._file.close()
+            raise RefusedError(
+                f"{self._path} has {self.written} lines, more than the {self._wanted} samples: it belongs to another "
+                "file. Name another --output"
+            )
         return self
 
     def __exit__(self, *_: object) -> None:

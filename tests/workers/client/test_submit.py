@@ -52,7 +52,7 @@ async def test_killed_it_goes_on_and_no_sample_is_scored_or_written_twice(start_
 
 REFUSED = [
     (["{folder}/absent.jsonl"], "absent.jsonl cannot be read"),
-    (["{folder}/bad.jsonl"], "bad.jsonl:2: Object missing required field `response`. A line is a JSON object with"),
+    (["{folder}/bad.jsonl"], "bad.jsonl:2: Object contains unknown field `answer`. A line is a JSON object with"),
     (["{folder}/good.jsonl", "--runs-folder", "{folder}"], "holds no scoring service"),
     (["{folder}/good.jsonl", "--runs-folder", "{folder}", "--run", "x"], "no scoring service of the name x"),
     (["{folder}/good.jsonl", "--redis", "redis://127.0.0.1:1/0", "--run", "x"], "cannot be reached"),
