@@ -1,0 +1,90 @@
+"""The operator as a process of this machine, with the rights that the chart gives it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from real_cluster import ROOT, Cluster
+
+NAMESPACE = "plaudit-test"
+ACCOUNT = "outside-operator"
+
+
+def kubeconfig_of_the_chart(cluster: Cluster, folder: Path) -> Path:
+    """A kubeconfig for the service account that the chart makes, with its roles."""
+    cluster.kubectl("create", "namespace", NAMESPACE, check=False)
+    chart = ["helm", "template", "outside", str(ROOT / "charts" / "plaudit"), "--namespace", NAMESPACE]
+    cluster.kubectl("apply", "-f", "-", text=cluster.run(*chart, "-s", "templates/rbac.yaml").stdout)
+    token = cluster.kubectl("--namespace", NAMESPACE, "create", "token", ACCOUNT, "--duration", "2h").stdout.strip()
+    config = json.loads(cluster.kubectl("config", "view", "--raw", "--minify", "--flatten", "-o", "json").stdout)
+    config["users"] = [{"name": config["users"][0]["name"], "user": {"token": token}}]
+    path = folder / "kubeconfig"
+    path.write_text(json.dumps(config))
+    return path
+
+
+class OperatorProcess:
+    """One ``python -m plaudit_operator``."""
+
+    def __init__(self, kubeconfig: Path, identity: str, namespace: str, log: Path, **settings: str) -> None:
+        self.identity = identity
+        self.port = _free_port()
+        self.log = log
+        environment = {
+            **os.environ,
+            "KUBECONFIG": str(kubeconfig),
+            "PLAUDIT_NAMESPACE": NAMESPACE,
+            "PLAUDIT_WATCH_NAMESPACE": namespace,
+            "PLAUDIT_IDENTITY": identity,
+            "PLAUDIT_PORT": str(self.port),
+            "PLAUDIT_IMAGE_WORKER": "localhost/none:1",
+            "PLAUDIT_IMAGE_GPU": "localhost/none:1",
+            "PLAUDIT_IMAGE_REDIS": "localhost/none:1",
+            **settings,
+        }
+        with log.open("ab") as output:
+            self.process = subprocess.Popen([sys.executable, "-m", "plaudit_operator"], env=environment, stderr=output)
+
+    def ask(self, path: str) -> tuple[int, str]:
+        """What its port answers; (0, "") when it does not."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=3) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    @property
+    def leads(self) -> bool:
+        """Whether it says that it leads."""
+        return "plaudit_operator_leader 1.0" in self.ask("/metrics")[1]
+
+    def figure(self, name: str) -> float:
+        """A series of its, summed over labels."""
+        lines = self.ask("/metrics")[1].splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+    def kill(self) -> None:
+        """As a lost node does."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        """As a kubelet does."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port

@@ -1,0 +1,139 @@
+"""The operator on a real API server, with the chart's rights and no others. No image is needed: no pod has to start."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from operator_process import OperatorProcess, kubeconfig_of_the_chart
+from real_cluster import Cluster
+from world import rljob
+
+NAMESPACE = "jobs"
+KINDS = "configmap,serviceaccount,service,deployment,statefulset,job,pdb,networkpolicy,hpa"
+Start = Callable[..., OperatorProcess]
+
+
+@pytest.fixture(scope="module")
+def start(definition: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """Starts operators; ends those that are left."""
+    folder = tmp_path_factory.mktemp("operators")
+    definition.kubectl("create", "namespace", NAMESPACE, check=False)
+    kubeconfig, started = kubeconfig_of_the_chart(definition, folder), []
+
+    def start(identity: str, **settings: str) -> OperatorProcess:
+        started.append(OperatorProcess(kubeconfig, identity, NAMESPACE, folder / f"{identity}.log", **settings))
+        definition.until(f"{identity} ready", lambda: started[-1].ask("/readyz")[0] == 200, 60)
+        return started[-1]
+
+    yield start
+    for operator in started:
+        operator.stop()
+    definition.kubectl("--namespace", NAMESPACE, "delete", "rlj", "--all", "--wait=false", check=False)
+
+
+def make(cluster: Cluster, name: str, **spec: Any) -> None:
+    job = rljob(**spec)
+    job["metadata"] = {"name": name, "namespace": NAMESPACE}
+    assert cluster.apply(job).returncode == 0
+
+
+def children(cluster: Cluster, name: str) -> dict[tuple[str, str], str]:
+    """The job's children, each with its resourceVersion."""
+    done = cluster.get(KINDS, namespace=NAMESPACE)
+    owned = [
+        item
+        for item in done.get("items", [])
+        if any(owner["name"] == name for owner in item["metadata"].get("ownerReferences", []))
+    ]
+    return {(i["kind"], i["metadata"]["name"]): i["metadata"]["resourceVersion"] for i in owned}
+
+
+def status(cluster: Cluster, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = cluster.get("rlj", name, NAMESPACE).get("status", {})
+    return found
+
+
+@pytest.fixture(scope="module")
+def leader(start: Start, definition: Cluster) -> OperatorProcess:
+    operator = start("one")
+    definition.until("a leader", lambda: operator.leads, 60)
+    return operator
+
+
+def test_a_job_gets_its_children_and_is_left_alone_at_rest(leader: OperatorProcess, definition: Cluster):
+    make(definition, "rest", scheduling={"suspend": True})
+    definition.until("children", lambda: len(children(definition, "rest")) == 14 and status(definition, "rest"), 60)
+    definition.until("rest", lambda: status(definition, "rest").get("phase") == "Suspended", 60)
+    before, version = children(definition, "rest"), definition.get("rlj", "rest", NAMESPACE)["metadata"]
+    turns = leader.figure("plaudit_operator_reconcile_seconds_count")
+    for i in range(3):
+        definition.kubectl(
+            "--namespace", NAMESPACE, "label", "deployment", "rest-reward", f"touched={i}", "--overwrite"
+        )
+        time.sleep(1)
+    assert leader.figure("plaudit_operator_reconcile_seconds_count") > turns
+    after = children(definition, "rest")
+    assert {key for key in before if before[key] != after[key]} == {("Deployment", "rest-reward")}
+    assert definition.get("rlj", "rest", NAMESPACE)["metadata"]["resourceVersion"] == version["resourceVersion"]
+
+
+def test_children_that_are_deleted_or_changed_by_hand_come_back(leader: OperatorProcess, definition: Cluster):
+    make(definition, "hands")
+    definition.until("children", lambda: len(children(definition, "hands")) == 15, 60)
+    kubectl = partial(definition.kubectl, "--namespace", NAMESPACE)
+    kubectl("delete", "deployment/hands-reward", "service/hands-redis", "networkpolicy/hands-reward", "--wait=false")
+    kubectl("scale", "deployment/hands-rollout", "--replicas=7")
+    kubectl("set", "image", "deployment/hands-metrics", "metrics=localhost/other:1")
+    kubectl("annotate", "statefulset/hands-redis", "plaudit.dev/inputs=nothing", "--overwrite")
+
+    def healed() -> bool:
+        rollout = definition.get("deployment", "hands-rollout", NAMESPACE)
+        metrics = definition.get("deployment", "hands-metrics", NAMESPACE)
+        image = metrics["spec"]["template"]["spec"]["containers"][0]["image"]
+        count = len(children(definition, "hands"))
+        return count == 15 and rollout["spec"]["replicas"] == 2 and image == "localhost/none:1"
+
+    definition.until("healed", healed, 60)
+
+
+def test_a_stranger_keeps_its_name(leader: OperatorProcess, definition: Cluster):
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "taken-redis", "namespace": NAMESPACE}}
+    assert definition.apply({**service, "spec": {"ports": [{"port": 1}]}}).returncode == 0
+    make(definition, "taken")
+
+    def told() -> bool:
+        conditions = status(definition, "taken").get("conditions", [])
+        return any(c["reason"] == "NameTaken" and "taken-redis" in c["message"] for c in conditions)
+
+    definition.until("NameTaken", told, 60)
+    found = definition.get("service", "taken-redis", NAMESPACE)
+    assert "ownerReferences" not in found["metadata"]
+    definition.kubectl("--namespace", NAMESPACE, "delete", "rlj/taken", "service/taken-redis")
+
+
+def test_a_deadline_ends_a_job_and_time_to_live_takes_it_away(leader: OperatorProcess, definition: Cluster):
+    lifecycle = {"preRunningDeadlineSeconds": 4, "ttlSecondsAfterFinished": 6}
+    make(definition, "late", lifecycle=lifecycle)
+    definition.until("failed", lambda: status(definition, "late").get("phase") == "Failed", 60)
+    definition.until("cleaned up", lambda: not children(definition, "late"), 60)
+    definition.until("gone", lambda: not definition.get("rlj", "late", NAMESPACE), 60)
+
+
+def test_a_standby_takes_over_when_the_leader_dies_and_an_upgrade_changes_nothing(
+    leader: OperatorProcess, start: Start, definition: Cluster
+):
+    make(definition, "stays")
+    definition.until("children", lambda: len(children(definition, "stays")) == 15, 60)
+    definition.until("told", lambda: status(definition, "stays").get("phase"), 60)
+    before = children(definition, "stays")
+    standby = start("two", PLAUDIT_IMAGE_WORKER="localhost/newer:2", PLAUDIT_RUN_AS_USER="2000")
+    assert not standby.leads
+    leader.kill()
+    definition.until("takeover", lambda: standby.leads, 60)
+    make(definition, "next")
+    definition.until("children of the next", lambda: len(children(definition, "next")) == 15, 60)
+    assert children(definition, "stays") == before
