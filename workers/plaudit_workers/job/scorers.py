@@ -34,18 +34,20 @@ class PromptTemplate(Section):
     """The judge's prompt."""
 
     path: FilePath = Field(min_length=1)
-    """A Jinja file; it sees ``prompt``, ``response``, ``ground_truth``, ``data_source`` and ``extra_info``."""
+    """A Jinja file; it sees ``prompt``, ``messages``, ``response`` (``scope: group``: ``responses``), ``ground_truth``,
+    ``data_source`` and ``extra_info``."""
 
 
 class Parse(Section):
     """How the judge's answer becomes a number: exactly one of the three."""
 
     regex: str = ""
-    """A regular expression whose first group is the number."""
+    """A regular expression; the first group of its first match is the number (``scope: group``: of every match)."""
     json_path: str = ""
-    """Where the number stands in a JSON answer, such as ``$.score``."""
+    """Where the number stands in the answer's first JSON, such as ``$.score`` (``scope: group``: a list of numbers)."""
     python: PythonFunction | None = None
-    """A function from the answer's text to a number."""
+    """A function ``(answer)`` or ``(answer, sample)`` that returns it; ``scope: group``: ``(answer, samples)``, a list.
+    """
 
 
 class Judge(Section):
