@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 
 pytestmark = pytest.mark.timeout(900)
@@ -104,8 +105,15 @@ def test_an_outage_masks_samples_and_the_run_ends(
         counts.update({name: int(step.statistics.get(f"reward_pipeline/outcome/{name}", 0)) for name in OUTCOMES})
     assert counts["infra_error"] > 0
     assert counts["scored"] + counts["infra_error"] == counts.total() == sum(step.num_samples for step in run.steps)
+    samples = [
+        row
+        for file in (run.folder / "samples").glob("*.parquet")
+        for row in pyarrow.parquet.read_table(file, columns=["outcome", "score"]).to_pylist()
+    ]
+    assert Counter(row["outcome"] for row in samples) == counts
+    assert {row["score"] for row in samples if row["outcome"] == "infra_error"} == {None}
     ledger = run.ledger
-    assert ledger["admitted"] == ledger["trained"] + ledger["evaluated"] + ledger["dropped"]
+    assert ledger["admitted"] == ledger["trained"] + ledger["evaluated"] + ledger["dropped"] == len(samples) / 8
     logs = "".join(log.read_text() for log in (run.folder / "logs").glob("*"))
     assert "judge is not asked for now" in logs
     assert "judge answers again" in logs

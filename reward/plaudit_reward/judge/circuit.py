@@ -64,9 +64,7 @@ class Circuit:
         if self._probe_at is None or self.probe_due:
             return
         wait_s = _WHILE_PROBING_S if self._probing else self._probe_at - self._clock()
-        raise CircuitOpenError(
-            f"judge {self._name} is not asked for now: {self._reason}", retry_after_s=max(0.0, wait_s)
-        )
+        raise CircuitOpenError(f"the endpoint is not asked for now: {self._reason}", retry_after_s=max(0.0, wait_s))
 
     @contextmanager
     def call(self) -> Iterator[None]:

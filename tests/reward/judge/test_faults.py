@@ -163,7 +163,7 @@ async def test_an_outage_opens_the_circuit_and_one_call_at_a_time_sees_whether_i
     assert judge.circuit_open
     assert judge.room() == 0
     with pytest.raises(
-        CircuitOpenError, match=r"big is not asked for now: 5 calls failed .* cannot be reached"
+        CircuitOpenError, match=r"endpoint is not asked for now: 5 calls failed .* cannot be reached"
     ) as told:
         await judge.score(make_sample(), Attempt(5.0))
     assert told.value.retry_after_s is not None
