@@ -49,8 +49,7 @@ class Classifier:
         self._model = _load_model(settings)
         torch.nn.Module.to(self._model, self._device)  # transformers types its own for itself only
         config = self._model.config
-        self.num_labels = int(config.num_labels)
-        self.labels: dict[int, str] = dict(config.id2label or {})
+        self.labels = {int(number): label for number, label in (config.id2label or {}).items()}
         self.max_length = settings.max_model_length or _max_length(self._model, self._tokenizer)
         self._vocabulary = int(config.get_text_config().vocab_size)
         self._pad_id: int | None = config.get_text_config().pad_token_id
@@ -109,7 +108,7 @@ class Classifier:
         if problem == "regression":
             return logits
         values = torch.tensor(logits)
-        several = self.num_labels > 1 and problem != "multi_label_classification"
+        several = len(logits) > 1 and problem != "multi_label_classification"
         activated: list[float] = (values.softmax(-1) if several else values.sigmoid()).tolist()
         return activated
 
@@ -140,7 +139,8 @@ class Classifier:
         body = getattr(self._model, self._model.base_model_prefix)
         hidden = body(input_ids=ids, use_cache=False).last_hidden_state
         last = self._last_tokens(ids, lengths).to(self._device)
-        logits: Tensor = self._model.score(hidden[torch.arange(len(lengths), device=self._device), last])
+        head: Any = self._model.score
+        logits: Tensor = head(hidden[torch.arange(len(lengths), device=self._device), last])
         return logits
 
     def _last_tokens(self, ids: Tensor, lengths: Tensor) -> Tensor:
