@@ -14,6 +14,7 @@ from typing import Any
 
 from plaudit_operator.mutable import frozen_changes, overlaid
 from plaudit_operator.names import Reason
+from plaudit_operator.support import unsupported
 from plaudit_workers.job.kubernetes import kubernetes_problems
 from plaudit_workers.job.load import parse_job
 from plaudit_workers.job.problem import JobError
@@ -77,7 +78,7 @@ def admit(job_object: Object, config: Object | None, files: Object | None) -> Ad
     parsed = _parsed(job_object, job_object["spec"])
     if isinstance(parsed, Refused):
         return parsed
-    problems = kubernetes_problems(parsed)
+    problems = [*kubernetes_problems(parsed), *unsupported(parsed)]
     if problems:
         return Refused(Reason.INVALID, _words(JobError(problems)))
     found = _files(parsed, files)

@@ -131,6 +131,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"transport": {"managed": {"memory": "1Mi"}}}, "memory"),
     ({"trainer.pod": {"resources": {"limits": {"nvidia.com/gpu": 3}}}}, "nvidia.com/gpu"),
     ({"model.sorce": "x"}, "sorce"),
+    # What the operator does not do yet.
+    ({"scheduling": {"gang": "native"}}, "gang"),
+    ({"scheduling": {"queueName": "team"}}, "queueName"),
+    ({"transport": {"url": "rediss://host:6379/0", "tls": {}}}, "tls"),
 ]
 
 

@@ -1,0 +1,89 @@
+"""Images for a cluster without a registry: ``python tests/e2e_cluster/images.py FOLDER`` writes archives for ``load``.
+
+The project's own Dockerfiles on a base of this machine's Debian, made once by debootstrap and committed under the name
+that their FROM uses. Redis comes with the base: the official image cannot be had everywhere.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+BASE = "docker.io/library/python:3.11-slim"
+OPERATOR, WORKER, REDIS = "localhost/plaudit-operator:e2e", "localhost/plaudit-worker:e2e", "localhost/redis:e2e"
+_PACKAGES = "python3,python3-venv,ca-certificates,redis-server"
+_CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+
+
+def main(folder: Path) -> None:
+    """Builds what is missing and writes the archives."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if subprocess.run(["buildah", "inspect", BASE], capture_output=True, check=False).returncode:
+        _make_base()
+    for name, dockerfile in ((OPERATOR, "operator/Dockerfile"), (WORKER, "workers/Dockerfile")):
+        _run(
+            "buildah",
+            "bud",
+            "--isolation",
+            "chroot",
+            "--pull-never",
+            "-q",
+            *_trust(),
+            "-f",
+            dockerfile,
+            "-t",
+            name,
+            ".",
+        )
+        _write(name, folder)
+    _run("buildah", "tag", BASE, REDIS)
+    _write(REDIS, folder)
+
+
+def _make_base() -> None:
+    with tempfile.TemporaryDirectory() as root:
+        _run("debootstrap", "--variant=minbase", f"--include={_PACKAGES}", "bookworm", root, _mirror())
+        shutil.rmtree(Path(root, "var/cache/apt"), ignore_errors=True)
+        container = _run("buildah", "from", "scratch").strip()
+        _run("buildah", "add", "-q", container, root, "/")
+        _run("buildah", "commit", "-q", container, BASE)
+        _run("buildah", "rm", container)
+
+
+def _trust() -> list[str]:
+    """What pip needs here to reach its index: this machine's authorities and settings."""
+    files = [path for path in (_CERTIFICATES, Path("/etc/pip.conf")) if path.exists()]
+    return [word for path in files for word in ("--volume", f"{path}:{path}:ro")]
+
+
+def _mirror() -> str:
+    """Where this machine gets Debian itself from."""
+    for path in [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]:
+        text = path.read_text() if path.is_file() else ""
+        for pattern in (r"^URIs: *(\S+/debian)/?$", r"^deb (?:\[.*?\] )?(\S+/debian)/? "):
+            if found := re.search(pattern, text, re.MULTILINE):
+                return found[1]
+    return "http://deb.debian.org/debian"
+
+
+def _write(name: str, folder: Path) -> None:
+    archive = folder / (name.rpartition("/")[2].partition(":")[0] + ".tar")
+    archive.unlink(missing_ok=True)
+    _run("buildah", "push", "-q", name, f"oci-archive:{archive}:{name}")
+    sys.stdout.write(f"{archive}\n")
+
+
+def _run(*argv: str) -> str:
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(argv)}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
