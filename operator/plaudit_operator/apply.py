@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plaudit_operator.actions import Action, Apply, Create, Delete, Patch, Scale, Tell
-from plaudit_operator.errors import AlreadyExistsError, ConflictError, InvalidError, KubeError, NotFoundError
+from plaudit_operator.errors import AlreadyExistsError, InvalidError, KubeError, NotFoundError
 from plaudit_operator.kinds import kind_of
 from plaudit_operator.kube import Kube
 from plaudit_operator.observed import Observed, owner_uid
@@ -128,6 +128,3 @@ _CALLS: dict[type[Any], Callable[[Kube, Observed, Any], None]] = {
     Scale: _scale,
     Delete: _delete,
 }
-
-
-__all__ = ["AwaitedError", "ConflictError", "Outcome", "carry_out"]

@@ -30,8 +30,6 @@ REDIS_PORT: Final = 6379
 MODEL_PORT: Final = 8000
 RENDEZVOUS_PORT: Final = 29500
 
-EXIT_DONE: Final = 0
-EXIT_REFUSED: Final = 2
 EXIT_FAILED: Final = 3
 """Too many scores failed: another attempt would meet the same scorers."""
 EXIT_STOPPED: Final = 4
@@ -93,13 +91,11 @@ class Reason:
     IMMUTABLE_CHANGED: Final = "ImmutableFieldChanged"
     FILES_MISSING: Final = "FilesMissing"
     ADMITTED: Final = "Admitted"
-    QUEUED: Final = "Queued"
     NAME_TAKEN: Final = "NameTaken"
     REFUSED_BY_CLUSTER: Final = "RefusedByCluster"
     READY: Final = "Ready"
     EXTERNAL: Final = "External"
     STARTING: Final = "Starting"
-    NOT_USED: Final = "NotUsed"
     RUNNING: Final = "Running"
     RESTARTING: Final = "Restarting"
     UNSCHEDULABLE: Final = "Unschedulable"

@@ -83,6 +83,11 @@ def labels(item: Object) -> Mapping[str, str]:
     return item["metadata"].get("labels") or {}
 
 
+def annotations(item: Object) -> Mapping[str, str]:
+    """Annotations of an object."""
+    return item["metadata"].get("annotations") or {}
+
+
 def owner_uid(item: Object) -> str:
     """Uid of an object's controller; empty when it has none."""
     owners = item["metadata"].get("ownerReferences") or []

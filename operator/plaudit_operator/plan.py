@@ -21,7 +21,7 @@ from plaudit_operator.policies.cleanup import cleanup_actions
 from plaudit_operator.policies.deadlines import next_deadline
 from plaudit_operator.policies.failure import Attempt, present_attempt, too_many
 from plaudit_operator.policies.lost_nodes import lost_pods
-from plaudit_operator.policies.suspend import scale_actions, suspend_job
+from plaudit_operator.policies.suspend import scale_actions, suspend_job, unpause_actions
 from plaudit_operator.policies.ttl import time_left_s
 from plaudit_operator.rendering import Rendering, rendering
 from plaudit_operator.roles import role_states
@@ -123,6 +123,7 @@ def _children(rendered: Rendering, observed: Observed) -> Iterator[Action]:
         yield from _child(rendered, observed, manifest)
     yield from _obsolete(observed, rendered.manifests)
     yield from scale_actions(observed, rendered.replicas, context.spec, suspended=rendered.suspended)
+    yield from unpause_actions(observed, suspended=rendered.suspended)
 
 
 def _child(rendered: Rendering, observed: Observed, manifest: Manifest) -> Iterator[Action]:

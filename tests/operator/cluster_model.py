@@ -14,8 +14,8 @@ from concurrent.futures import Executor, Future
 from typing import Any
 
 from plaudit_operator import names
-from plaudit_operator.errors import AlreadyExistsError, ConflictError, InvalidError, NotFoundError
-from plaudit_operator.kinds import WATCHED, Kind, kind_of
+from plaudit_operator.errors import AlreadyExistsError, ConflictError, NotFoundError
+from plaudit_operator.kinds import Kind
 from plaudit_operator.observed import labels, owner_uid, timestamp
 
 Object = dict[str, Any]
@@ -42,7 +42,6 @@ class ClusterModel:
         self.writes = 0
         self.before: Callable[[str], None] = lambda call: None
         self.after: Callable[[str], None] = lambda call: None
-        self.foreign: set[tuple[str, str]] = set()
         self._versions = itertools.count(1)
         self._uids = itertools.count(1)
 
@@ -257,11 +256,3 @@ def _merge_patch(present: Any, patch: Any) -> Any:
         else:
             merged[key] = _merge_patch(merged.get(key, {}) if isinstance(value, dict) else None, value)
     return merged
-
-
-def watched_kinds() -> list[Kind]:
-    """Kinds whose events a test delivers."""
-    return list(WATCHED)
-
-
-__all__ = ["START", "ClusterModel", "Inline", "InvalidError", "kind_of", "watched_kinds"]

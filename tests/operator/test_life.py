@@ -210,6 +210,34 @@ def test_an_autoscalers_replicas_are_left_alone():
     assert not any("scale" in call for call in world.cluster.calls)
 
 
+def test_an_hpas_workers_rest_and_come_back():
+    reward = rljob()["spec"]["reward"] | {"workers": {"autoscaling": {"provider": "hpa", "minReplicas": 2}}}
+    world = World(rljob(reward=reward))
+    world.settle()
+    world.cluster.edit("Deployment", "job-reward", lambda item: item["spec"].update(replicas=6))
+    world.settle()
+    assert world.status["replicas"]["reward"] == "6/6"
+    for suspend, replicas in ((True, "0/0"), (False, "2/2")):
+        world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(scheduling={"suspend": suspend}))  # noqa: B023
+        world.settle()
+        assert world.status["replicas"]["reward"] == replicas
+
+
+def test_keda_is_paused_while_the_job_is_suspended():
+    reward = rljob()["spec"]["reward"] | {"workers": {"autoscaling": {"provider": "keda"}}}
+    world = World(rljob(reward=reward, scheduling={"suspend": True}))
+    world.settle()
+    paused = world.cluster.find("ScaledObject", "job-reward")
+    assert paused
+    assert paused["metadata"]["annotations"] == {"autoscaling.keda.sh/paused-replicas": "0"}
+    for suspend in (False, True, False):
+        world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(scheduling={"suspend": suspend}))  # noqa: B023
+        world.settle()
+        found = world.cluster.find("ScaledObject", "job-reward")
+        assert found
+        assert bool(found["metadata"]["annotations"]) == suspend
+
+
 def test_children_deleted_or_edited_by_hand_come_back():
     world = World()
     world.settle()

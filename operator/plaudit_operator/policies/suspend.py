@@ -9,49 +9,54 @@ from collections.abc import Mapping
 
 from plaudit_operator import names
 from plaudit_operator.actions import Action, Patch, Scale
-from plaudit_operator.observed import Observed
+from plaudit_operator.observed import Observed, annotations
 from plaudit_workers.job.rljob import Spec
 
 
-def wanted_replicas(name: str, count: int | None, spec: Spec, job_name: str, *, suspended: bool) -> int | None:
-    """Pods that a Deployment is to have; None: an autoscaler says, and nobody else.
+def scale_actions(observed: Observed, counts: Mapping[str, int | None], spec: Spec, *, suspended: bool) -> list[Action]:
+    """Corrections of replica counts, of Deployments that exist.
 
     Args:
-        name: of the Deployment.
-        count: of a running job; None: an autoscaler's.
+        observed: the job.
+        counts: of each Deployment while the job runs, by name; None: an autoscaler says, and nobody else.
         spec: of the job.
-        job_name: its name.
         suspended: whether it is to rest.
     """
-    if name == names.role_object(job_name, "metrics"):
-        return count
-    if not suspended:
-        return count
-    scaling = spec.reward.workers.autoscaling
-    paused_by_keda = count is None and scaling is not None and scaling.provider == "keda"
-    return None if paused_by_keda else 0
-
-
-def scale_actions(observed: Observed, counts: Mapping[str, int | None], spec: Spec, *, suspended: bool) -> list[Action]:
-    """Corrections of replica counts, of Deployments that exist."""
     actions: list[Action] = []
     for name, count in counts.items():
         deployment = observed.child("Deployment", name)
         if deployment is None or deployment["metadata"].get("deletionTimestamp"):
             continue
         present = int(deployment["spec"].get("replicas", 1))
-        wanted = wanted_replicas(name, count, spec, observed.name, suspended=suspended)
-        if wanted is None and count is None and present == 0 and not suspended:
-            wanted = _after_rest(spec)
+        resting = suspended and name != names.role_object(observed.name, "metrics")
+        wanted = count if not resting else 0
+        if count is None:
+            wanted = _of_autoscaler(spec, present, resting=resting)
         if wanted is not None and wanted != present:
             actions.append(Scale("Deployment", name, wanted))
     return actions
 
 
-def _after_rest(spec: Spec) -> int | None:
-    """An HPA leaves a Deployment of 0 alone, so the operator brings it back; KEDA does that itself."""
+def _of_autoscaler(spec: Spec, present: int, *, resting: bool) -> int | None:
+    """KEDA is paused by an annotation; an HPA leaves 0 alone, so the operator takes the Deployment there and back."""
     scaling = spec.reward.workers.autoscaling
-    return max(1, scaling.min_replicas) if scaling and scaling.provider == "hpa" else None
+    if scaling is None or scaling.provider == "keda":
+        return None
+    if resting:
+        return 0
+    return max(1, scaling.min_replicas) if present == 0 else None
+
+
+def unpause_actions(observed: Observed, *, suspended: bool) -> list[Action]:
+    """Takes KEDA's annotation away at the resumption: what a manifest no longer holds is taken out by name."""
+    if suspended:
+        return []
+    paused = [item for item in observed.own("ScaledObject") if names.KEDA_PAUSE in annotations(item)]
+    change = {"annotations": {names.KEDA_PAUSE: None}}
+    return [
+        Patch("ScaledObject", item["metadata"]["name"], {"metadata": {"uid": item["metadata"]["uid"], **change}})
+        for item in paused
+    ]
 
 
 def suspend_job(job_name: str, uid: str, *, suspend: bool) -> Patch:
