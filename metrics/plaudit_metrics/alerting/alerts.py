@@ -10,7 +10,7 @@ from plaudit_metrics.alerting.windows import AS_WRITTEN, Windows
 
 RUNBOOK = "metrics/runbook.md"
 
-_SINCE_STEP = "(time() - plaudit_step_last_closed_timestamp_seconds)"
+_SINCE_STEP = "(time() - (plaudit_step_last_closed_timestamp_seconds > 0))"  # 0: no step yet, or a reward service
 _BACKLOG = 'plaudit_stream_undelivered{stream=~"samples|groups"}'
 
 
