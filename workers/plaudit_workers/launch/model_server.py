@@ -75,7 +75,7 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     model = _model(settings, place.scorer)
     port = free_port(place.host)
     url = f"http://{place.host}:{port}"
-    child = await _start(model, place, port)
+    child = await _start(model, place, port, settings.log_file)
     logger.info("starting", extra={"fields": {"engine": model.engine, "pid": child.pid, "url": url}})
     file = place.file(settings.run_folder)
     try:
@@ -98,15 +98,19 @@ def _model(settings: ProcessSettings, scorer: str) -> RewardModel:
     return next(each.model for each in job.spec.reward.scorers if each.name == scorer and each.model is not None)
 
 
-async def _start(model: RewardModel, place: Place, port: int) -> asyncio.subprocess.Process:
+async def _start(model: RewardModel, place: Place, port: int, log_file: Path | None) -> asyncio.subprocess.Process:
     gpu = has_gpu()
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        *server_command(model, place.scorer, place.host, port, with_gpu=gpu),
-        env={**os.environ, **server_environment(model, with_gpu=gpu)},
-        start_new_session=True,  # a group of its own: an engine's own children are ended with it
-        preexec_fn=die_with_parent,
-    )
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context(log_file.open("ab")) if log_file else None
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            *server_command(model, place.scorer, place.host, port, with_gpu=gpu),
+            env={**os.environ, **server_environment(model, with_gpu=gpu)},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # a group of its own: an engine's own children are ended with it
+            preexec_fn=die_with_parent,
+        )
 
 
 async def _until_ready(

@@ -1,0 +1,44 @@
+"""The process of a reward model server: a model that cannot be served ends the run in words. The rest: tests/e2e."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from plaudit_workers.launch.model_server import Place, serve
+from plaudit_workers.process import ProcessSettings, RefusedError
+
+JOB = """
+apiVersion: plaudit.dev/v1alpha1
+kind: RLJob
+metadata: {name: j}
+spec:
+  reward:
+    scorers:
+      - {name: helpful, kind: model, model: {source: ./rm, engine: plaudit}}
+"""
+
+
+async def test_a_model_that_cannot_be_served_is_refused_with_the_servers_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    (tmp_path / "rm").mkdir()
+    (tmp_path / "rm" / "config.json").write_text("{}")
+    monkeypatch.setenv("PLAUDIT_MODEL_SERVER", "helpful/0")
+    monkeypatch.setenv("PLAUDIT_MODEL_SERVER_HOST", "127.0.0.1")
+    settings = ProcessSettings(
+        job_path=tmp_path / "job.yaml",
+        run="run",
+        run_folder=tmp_path,
+        redis_url="redis://127.0.0.1:1/0",
+        redis_password="",
+        worker="model-helpful-0",
+        health_port=0,
+        log_file=tmp_path / "log",
+    )
+    with pytest.raises(RefusedError, match=rf"(?s)last words:.*--model {tmp_path}/rm: no tokenizer could be loaded"):
+        await serve(settings, asyncio.Event())
+    assert not Place("helpful", 0, "").file(tmp_path).exists()
