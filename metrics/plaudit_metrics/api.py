@@ -23,6 +23,7 @@ from plaudit_metrics.answers import (
 )
 from plaudit_metrics.kept_steps import ClosedStep
 from plaudit_metrics.openapi import MOST_SAMPLES, MOST_STEPS, MOST_TRACED, document
+from plaudit_metrics.spans import traceparent
 from plaudit_metrics.surroundings import Surroundings
 from plaudit_metrics.view import RunView
 
@@ -81,7 +82,11 @@ class Api:
     async def _samples(self, request: Request) -> Response:
         step = self._find(request)
         count = _count(request, "slowest", 20, MOST_SAMPLES)
-        return _json({"run": self._run, "step": step.record.step, "samples": sample_details(step, count)})
+        samples = [
+            sample | {"traceparent": traceparent(self._run, sample["group"], sample["index"])}
+            for sample in sample_details(step, count)
+        ]
+        return _json({"run": self._run, "step": step.record.step, "samples": samples})
 
     async def _trace(self, request: Request) -> Response:
         step = self._find(request)

@@ -56,6 +56,14 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: <run>.html")
 
 
+def top_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``plaudit top``."""
+    parser.add_argument("run", metavar="RUN", nargs="?", help="id of the run, or its folder (or give --url)")
+    parser.add_argument("--url", help="address of the run's metrics service")
+    parser.add_argument("--runs-folder", default="runs", metavar="FOLDER", help="where runs lie (default: runs)")
+    parser.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="look anew so often (default: 1)")
+
+
 def steps(arguments: argparse.Namespace) -> int:
     """``plaudit steps RUN``: a table of the closed steps, or all of their figures."""
     return _answer(lambda: _write_steps(_steps_of(_folder(arguments)), arguments, sys.stdout))

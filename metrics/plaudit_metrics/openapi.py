@@ -90,7 +90,14 @@ def _schemas() -> dict[str, Any]:
     texts = dict.fromkeys(("question", "numbers", "needs"), _TEXT)
     rule = _object({"verdict": verdict, "holds": {"type": "boolean"}} | texts)
     stages = {"type": "object", "properties": dict.fromkeys(STAGES, _NUMBER), "additionalProperties": False}
-    sample = {"group": _TEXT, "index": _INTEGER, "data_source": _TEXT, "wall_s": _NUMBER, "stages_s": stages}
+    sample = {
+        "group": _TEXT,
+        "index": _INTEGER,
+        "data_source": _TEXT,
+        "wall_s": _NUMBER,
+        "stages_s": stages,
+        "traceparent": _TEXT,
+    }
     return {
         "Step": _object(own) | figures,
         "StepDetail": _object(

@@ -27,6 +27,7 @@ from plaudit_metrics.keys import Keys
 from plaudit_metrics.redis_connection import redis_client
 from plaudit_metrics.series import Series
 from plaudit_metrics.settings import ServiceSettings, SettingsError
+from plaudit_metrics.spans import MissingPackageError, SpanSender
 from plaudit_metrics.stream import EventReader
 from plaudit_metrics.surroundings import look
 from plaudit_metrics.view import RunView
@@ -50,22 +51,32 @@ async def serve(settings: ServiceSettings, stop: asyncio.Event) -> int:
     """
     disable_created_metrics()  # type: ignore[no-untyped-call]  # of each counter, when it was made: series that nobody asks for
     client = _connect(settings)
+    sender: SpanSender | None = None
     try:
+        if settings.traces_endpoint:
+            sender = SpanSender(settings.run, settings.traces_endpoint, settings.traces_share)
         await _wait_for_redis(client, settings, stop)
         with socket.create_server((settings.host, settings.port)) as listener:
-            await _serve_on(listener, client, settings, stop)
-    except (RedisError, OSError) as error:
+            await _serve_on(listener, client, settings, stop, sender)
+    except (MissingPackageError, RedisError, OSError) as error:
         logger.error("refused", extra={"fields": {"error": _words(error, settings)}})
         return 2
     finally:
         await client.aclose()
+        if sender is not None:
+            await asyncio.to_thread(sender.close)
     return 0
 
 
-async def _serve_on(listener: socket.socket, client: Redis, settings: ServiceSettings, stop: asyncio.Event) -> None:
-    view = RunView(
-        Series(latency_threshold_s=settings.latency_threshold_s, latency_target=settings.latency_target), KeptSteps()
-    )
+async def _serve_on(
+    listener: socket.socket,
+    client: Redis,
+    settings: ServiceSettings,
+    stop: asyncio.Event,
+    sender: SpanSender | None,
+) -> None:
+    series = Series(latency_threshold_s=settings.latency_threshold_s, latency_target=settings.latency_target)
+    view = RunView(series, KeptSteps(), sender.send if sender else None)
     if settings.run_folder is not None:
         view.restore(read_steps(settings.run_folder / FILE_NAME))
     keys = Keys(settings.run)
@@ -149,6 +160,8 @@ def _connect(settings: ServiceSettings) -> Redis:
 
 
 def _words(error: Exception, settings: ServiceSettings) -> str:
+    if isinstance(error, MissingPackageError):
+        return str(error)
     if isinstance(error, AuthenticationError | ResponseError):
         return f"Redis at {settings.redis_url} refused: {error}. Check PLAUDIT_REDIS_PASSWORD"
     if isinstance(error, RedisError):

@@ -35,6 +35,11 @@ class ServiceSettings:
     latency_target: float = 0.99
     """``PLAUDIT_REWARD_LATENCY_TARGET``: ``metrics.rewardLatency.target`` of the job."""
 
+    traces_endpoint: str = ""
+    """``PLAUDIT_TRACES_ENDPOINT``: ``metrics.traces.endpoint`` of the job; empty = no spans."""
+    traces_share: float = 0.0
+    """``PLAUDIT_TRACES_SHARE``: ``metrics.traces.share`` of the job."""
+
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> ServiceSettings:
         """Reads the settings.
@@ -60,6 +65,8 @@ class ServiceSettings:
             log_file=Path(log_file) if log_file else None,
             latency_threshold_s=_number(environment, "PLAUDIT_REWARD_LATENCY_THRESHOLD_S", cls.latency_threshold_s),
             latency_target=_number(environment, "PLAUDIT_REWARD_LATENCY_TARGET", cls.latency_target),
+            traces_endpoint=environment.get("PLAUDIT_TRACES_ENDPOINT", ""),
+            traces_share=_number(environment, "PLAUDIT_TRACES_SHARE", cls.traces_share),
         )
 
 

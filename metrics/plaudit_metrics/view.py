@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from plaudit_metrics.collector import Arrival, Collector
 from plaudit_metrics.events import EventRecord
-from plaudit_metrics.kept_steps import KeptSteps
+from plaudit_metrics.kept_steps import KeptSteps, StepSamples
 from plaudit_metrics.queue_history import QueueHistory
 from plaudit_metrics.records import NO_STEP, GroupRecord, SampleRecord, StepRecord
 from plaudit_metrics.series import Series
@@ -19,9 +19,13 @@ class RunView:
     Args:
         series: where everything is counted.
         kept: the closed steps.
+        closed: called with each newly closed step and its samples.
     """
 
-    def __init__(self, series: Series, kept: KeptSteps) -> None:
+    def __init__(
+        self, series: Series, kept: KeptSteps, closed: Callable[[StepRecord, StepSamples], None] | None = None
+    ) -> None:
+        self._closed = closed
         self.series = series
         self.kept = kept
         self.collector = Collector(kept)
@@ -60,6 +64,8 @@ class RunView:
             return
         if count:
             self.series.count_step(closed.record, records_missing=closed.records_missing)
+            if self._closed is not None and (samples := self.kept.samples(record.step)) is not None:
+                self._closed(closed.record, samples)
         else:
             self.series.show_step(closed.record)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from plaudit_metrics.commands import report_arguments, steps_arguments, trace_arguments
+from plaudit_metrics.commands import report_arguments, steps_arguments, top_arguments, trace_arguments
 
 EXIT_REFUSED = 2
 EXIT_INTERRUPTED = 130
@@ -101,6 +101,9 @@ COMMANDS: dict[str, Command] = {
     ),
     "steps": Command(
         "plaudit_metrics.commands", "steps", "show what each step of a run did and waited for", steps_arguments
+    ),
+    "top": Command(
+        "plaudit_metrics.top", "top", "watch a run: what it waits for, its queues and workers", top_arguments
     ),
     "trace": Command("plaudit_metrics.commands", "trace", "write a step's timeline for Perfetto", trace_arguments),
     "report": Command(

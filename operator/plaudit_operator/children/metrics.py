@@ -23,6 +23,8 @@ def template(context: JobContext) -> Manifest:
             "PLAUDIT_METRICS_PORT": str(names.METRICS_PORT),
             "PLAUDIT_REWARD_LATENCY_THRESHOLD_S": str(latency.threshold_seconds),
             "PLAUDIT_REWARD_LATENCY_TARGET": str(latency.target),
+            "PLAUDIT_TRACES_ENDPOINT": context.spec.metrics.traces.endpoint,
+            "PLAUDIT_TRACES_SHARE": str(context.spec.metrics.traces.share),
         },
         ports={"metrics": names.METRICS_PORT},
         probe=http_probe("/readyz", "metrics"),

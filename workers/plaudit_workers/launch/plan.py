@@ -99,6 +99,8 @@ def plan_processes(job: RLJob, context: RunContext, *, with_gpus: bool) -> dict[
     own = {
         "PLAUDIT_REWARD_LATENCY_THRESHOLD_S": str(latency.threshold_seconds),
         "PLAUDIT_REWARD_LATENCY_TARGET": str(latency.target),
+        "PLAUDIT_TRACES_ENDPOINT": job.spec.metrics.traces.endpoint,
+        "PLAUDIT_TRACES_SHARE": str(job.spec.metrics.traces.share),
     }
     own["PLAUDIT_MODEL_SERVERS"] = json.dumps(
         {each.name: [(context.folder / FOLDER / each.name).as_uri()] for each in _model_scorers(job)}

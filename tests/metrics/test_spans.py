@@ -1,0 +1,133 @@
+"""Samples arrive at a real OTLP receiver as traces: the slowest of each step, and a share of all."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from plaudit_metrics.kept_steps import StepSamples
+from plaudit_metrics.records import StepRecord
+from plaudit_metrics.settings import ServiceSettings
+from plaudit_metrics.spans import SpanSender, chosen, traceparent
+
+Build = Callable[..., Any]
+STEP = StepRecord(7, 1, 0.0, 60.0, 4, 2, {})
+
+
+class Receiver:
+    """An OTLP collector: decodes what is posted to it."""
+
+    def __init__(self) -> None:
+        self.spans: list[Any] = []
+        self.resource: dict[str, str] = {}
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if self.headers.get("Content-Encoding") == "gzip":
+                    body = gzip.decompress(body)
+                for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+                    receiver.resource |= {each.key: each.value.string_value for each in resource.resource.attributes}
+                    receiver.spans += [span for scope in resource.scope_spans for span in scope.spans]
+                self.send_response(200 if self.path == "/v1/traces" else 404)
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None:
+                """Says nothing."""
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self.server.server_port}"
+        self.thread = threading.Thread(target=self.server.serve_forever)
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    receiver = Receiver()
+    receiver.thread.start()
+    yield receiver
+    receiver.server.shutdown()
+    receiver.thread.join()
+    receiver.server.server_close()
+
+
+@pytest.fixture
+def samples(sample: Build, group: Build) -> StepSamples:
+    """Two groups of two; the last sample is the slowest."""
+    made = [
+        sample(f"t-{number}-1.0", index, generation=2.0, limiter=0.5, score=1.0 + number + index)
+        for number in range(2)
+        for index in range(2)
+    ]
+    return StepSamples(made, [group(made[:2]), group(made[2:], ready_queue=0.25)])
+
+
+def sent(receiver: Receiver, samples: StepSamples, share: float) -> dict[str, Any]:
+    """Root spans by traceparent."""
+    sender = SpanSender("demo-1", receiver.address, share)
+    sender.send(STEP, samples)
+    sender.close()
+    roots = [span for span in receiver.spans if not span.parent_span_id]
+    return {f"00-{root.trace_id.hex()}-{root.span_id.hex()}-01": root for root in roots}
+
+
+def attributes(span: Any) -> dict[str, Any]:
+    values = {each.key: each.value for each in span.attributes}
+    return {key: getattr(value, value.WhichOneof("value")) for key, value in values.items()}
+
+
+def test_the_slowest_sample_of_a_step_arrives_with_its_stages(receiver: Receiver, samples: StepSamples) -> None:
+    ((parent, root),) = sent(receiver, samples, 0.0).items()
+    assert parent == traceparent("demo-1", "t-1-1.0", 1)
+    assert receiver.resource["service.name"] == "plaudit"
+    assert receiver.resource["plaudit.run"] == "demo-1"
+    about = attributes(root)
+    assert (about["plaudit.step"], about["plaudit.group"], about["plaudit.outcome"]) == (7, "t-1-1.0", "scored")
+    stages = [span for span in receiver.spans if span.parent_span_id == root.span_id]
+    seconds = {span.name: (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9 for span in stages}
+    expected = {"generation": 2.0, "limiter": 0.5, "score": 3.0, "ready_queue": 0.25}
+    assert seconds == pytest.approx(expected, abs=1e-3)
+    assert attributes(next(span for span in stages if span.name == "score"))["plaudit.worker"] == "reward-1"
+    assert root.start_time_unix_nano == min(span.start_time_unix_nano for span in stages)
+    assert root.end_time_unix_nano == max(span.end_time_unix_nano for span in stages)
+
+
+def test_every_sample_arrives_once_when_all_are_asked_for(receiver: Receiver, samples: StepSamples) -> None:
+    assert set(sent(receiver, samples, 1.0)) == {
+        traceparent("demo-1", sample.group, sample.index) for sample in samples.samples
+    }
+
+
+def test_a_share_is_the_same_samples_every_time(sample: Build) -> None:
+    many = StepSamples([sample(f"t-{number}-1.0", 0) for number in range(2000)], [])
+    first = chosen(many, "demo-1", 0.1)
+    assert chosen(many, "demo-1", 0.1) == first
+    assert 120 < len(first) < 280
+    assert {each.group for each in first} <= {each.group for each in chosen(many, "demo-1", 0.2)}
+
+
+def test_a_collector_that_is_away_costs_nothing_but_its_spans(receiver: Receiver, samples: StepSamples) -> None:
+    sender = SpanSender("demo-1", "http://127.0.0.1:1", 1.0)
+    sender.send(STEP, samples)
+    sender.close()
+    assert sent(receiver, samples, 0.0)
+
+
+def test_the_service_is_told_by_its_environment() -> None:
+    given = {
+        "PLAUDIT_RUN": "demo-1",
+        "PLAUDIT_REDIS_URL": "redis://r:1/0",
+        "PLAUDIT_TRACES_ENDPOINT": "http://collector:4318",
+        "PLAUDIT_TRACES_SHARE": "0.25",
+    }
+    expected = ServiceSettings("demo-1", "redis://r:1/0")
+    assert ServiceSettings.from_environment(given) == replace(
+        expected, traces_endpoint="http://collector:4318", traces_share=0.25
+    )

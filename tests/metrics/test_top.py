@@ -1,0 +1,112 @@
+"""``plaudit top`` shows what a service or a run's folder tells: one frame without a terminal, a live screen on one."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plaudit_metrics.commands import top_arguments
+from plaudit_metrics.picture import Folder, Picture, Service
+from plaudit_metrics.top import top
+
+pytestmark = pytest.mark.xdist_group("observed run")
+
+
+def parsed(*texts: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    top_arguments(parser)
+    return parser.parse_args(texts)
+
+
+def test_a_service_is_asked_for_everything(observed_run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert top(parsed("--url", observed_run.metrics)) == 0
+    shown = capsys.readouterr().out
+    for part in (
+        "observed",
+        "waited for",
+        "sample_queue",
+        "scored",
+        "queues",
+        "prompts",
+        "slowest samples",
+        "reward-0",
+    ):
+        assert part in shown
+
+
+def test_a_folder_tells_the_same_of_its_steps_and_samples(observed_run: Any) -> None:
+    asked, read = Service(observed_run.metrics).look(), Folder(observed_run.folder).look()
+    assert [step["step"] for step in read.steps] == [step["step"] for step in asked.steps]
+    assert (read.verdict or {})["verdict"] == (asked.verdict or {})["verdict"]
+    assert [(s["group"], s["index"]) for s in read.samples] == [(s["group"], s["index"]) for s in asked.samples]
+    assert (asked.streams.keys() > set(), read.streams) == (True, {})
+
+
+def test_a_run_that_closed_no_step_yet_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert Folder(tmp_path).look() == Picture(tmp_path.name)
+    assert top(parsed(str(tmp_path))) == 0
+    assert "no step is closed yet" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nobody"], "no run 'nobody'"),
+        (["--url", "http://127.0.0.1:1"], "does not answer"),
+        (["--url", "ftp://here"], "give the address of a metrics service"),
+        ([], "name a run"),
+    ],
+)
+def test_what_cannot_be_shown_is_told(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert top(parsed(*arguments)) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", [b"q", b"\x03"], ids=["q", "Ctrl-C"])
+def test_on_a_terminal_it_goes_on_until_it_is_told_to_end(observed_run: Any, key: bytes) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "plaudit_workers.cli", "top", str(observed_run.folder), "--every", "0.2"]
+    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "120", "LINES": "50"}
+    process = subprocess.Popen(
+        command,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment,
+        start_new_session=True,
+        preexec_fn=_own_tty,
+    )
+    os.close(theirs)
+    try:
+        assert "waited for" in read_until(ours, "waited for")
+        os.write(ours, key)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def _own_tty() -> None:
+    """The terminal's Ctrl-C reaches the processes of the session that it controls."""
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def read_until(terminal: int, text: str) -> str:
+    shown, deadline = "", time.monotonic() + 30
+    while text not in shown and time.monotonic() < deadline:
+        if select.select([terminal], [], [], 0.2)[0]:
+            shown += os.read(terminal, 65536).decode(errors="replace")
+    return shown
