@@ -1,0 +1,90 @@
+"""What the chart gives away and asks for. That it renders and installs is seen in tests/e2e_cluster."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from ruamel.yaml import YAML
+
+CHART = Path(__file__).parents[2] / "charts" / "plaudit"
+
+
+def yaml(text: str) -> Any:
+    return YAML(typ="safe").load(text)
+
+
+def rules() -> list[dict[str, Any]]:
+    text = (CHART / "templates" / "rbac.yaml").read_text()
+    found = re.search(r'define "plaudit.rules" -}}\n(.*?){{- end }}', text, re.DOTALL)
+    assert found
+    return yaml(found[1])
+
+
+def test_no_right_is_a_wildcard():
+    assert "*" not in (CHART / "templates" / "rbac.yaml").read_text()
+
+
+def test_secrets_may_only_be_made():
+    verbs = [rule["verbs"] for rule in rules() if "secrets" in rule["resources"]]
+    assert verbs == [["create"]]
+
+
+def test_no_right_over_roles_nodes_or_pods_that_run_commands():
+    resources = {resource for rule in rules() for resource in rule["resources"]}
+    assert not resources & {"roles", "rolebindings", "clusterroles", "nodes", "pods/exec", "namespaces"}
+
+
+@pytest.fixture(scope="module")
+def values() -> dict[str, Any]:
+    found: dict[str, Any] = yaml((CHART / "values.yaml").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def schema() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
+    return found
+
+
+def test_the_default_values_are_valid(values: dict[str, Any], schema: dict[str, Any]):
+    jsonschema.validate(values, schema)
+
+
+def test_every_value_is_in_the_schema_and_the_other_way_round(values: dict[str, Any], schema: dict[str, Any]):
+    assert set(schema["properties"]) - {"global"} == set(values)
+    for name, section in values.items():
+        described = schema["properties"][name].get("properties")
+        if described:
+            assert set(described) == set(section), name
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"replicas": -1},
+        {"replica": 1},
+        {"images": {"operator": "", "worker": "w:1", "gpu": "g:1", "redis": "r:1"}},
+        {"images": {"operator": "o:1"}},
+        {"crds": {"install": "yes"}},
+        {"workers": 0},
+        {"monitoring": {"alerts": True}},
+    ],
+)
+def test_wrong_values_are_refused(wrong: dict[str, Any], schema: dict[str, Any]):
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(wrong, schema)
+
+
+def test_every_line_of_the_values_that_is_not_obvious_says_what_it_is():
+    lines = (CHART / "values.yaml").read_text().splitlines()
+    assert sum(line.lstrip().startswith("#") for line in lines) > 20
+
+
+def test_every_file_of_metrics_that_the_chart_hands_on_is_there():
+    for path in ("rules/plaudit.yaml", "alerts/run.yaml", "alerts/operator.yaml", "dashboards/operator.json"):
+        assert (CHART / "files" / path).is_file(), path
