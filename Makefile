@@ -43,8 +43,8 @@ cluster-down: ## end it
 	@tests/cluster/cluster down
 
 cluster-packages:
-	@for program in containerd runc iptables conntrack socat /usr/lib/cni/bridge buildah debootstrap; do \
-	  command -v $$program >/dev/null || exit 1; done || \
+	@(for program in containerd runc iptables conntrack socat /usr/lib/cni/bridge buildah debootstrap; do \
+	  command -v $$program >/dev/null || exit 1; done) || \
 	  { $(call apt,containerd runc containernetworking-plugins iproute2 iptables conntrack socat openssl procps \
 	  buildah debootstrap) ; } || \
 	  echo "the cluster's packages cannot be installed from here: tests/cluster/cluster names what is missing"
