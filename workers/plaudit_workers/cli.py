@@ -83,6 +83,16 @@ def _score_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _dead_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=["list", "show", "retry", "drop"])
+    parser.add_argument("run", type=_run_name, help="id of the run")
+    parser.add_argument("letters", nargs="*", metavar="LETTER", help="ids as list prints them, or all")
+    parser.add_argument("--redis", metavar="URL", help="the run's Redis; its password in PLAUDIT_REDIS_PASSWORD")
+    parser.add_argument(
+        "--runs-folder", type=Path, default=Path("runs"), metavar="FOLDER", help="where runs lie (default: runs)"
+    )
+
+
 def _no_arguments(_: argparse.ArgumentParser) -> None:
     """The command takes none."""
 
@@ -93,6 +103,12 @@ COMMANDS: dict[str, Command] = {
         "plaudit_workers.submit", "submit", "have a running scoring service score a file of samples", _submit_arguments
     ),
     "score": Command("plaudit_workers.scoring.offline", "score", "score a file of samples, here", _score_arguments),
+    "dead": Command(
+        "plaudit_workers.deadletters.command",
+        "dead",
+        "list, show, retry or drop a live run's dead letters",
+        _dead_arguments,
+    ),
     "validate": Command(
         "plaudit_workers.job.commands", "validate", "tell every problem of a job file, with lines", _validate_arguments
     ),

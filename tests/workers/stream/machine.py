@@ -113,6 +113,16 @@ class Machine(RuleBasedStateMachine):
     def crash(self, stream: str) -> None:
         self.world.crash(self.world.alive(stream))
 
+    @rule(stream=st.sampled_from(["prompts", "samples", "groups"]), retry=st.booleans())
+    def an_entry_is_buried_and_dealt_with(self, stream: str, retry: bool) -> None:
+        self.do(self.world.bury_one(stream))
+        self.run(self.world.deal_with_dead_letter(retry=retry))
+        self.check()
+
+    @rule(retry=st.sampled_from([True, True, False]))
+    def a_dead_letter_is_dealt_with(self, retry: bool) -> None:
+        self.do(self.world.deal_with_dead_letter(retry=retry))
+
     @rule(resume=st.booleans())
     def another_trainer_takes_over(self, resume: bool) -> None:
         self.do(self.world.take_over(resume))

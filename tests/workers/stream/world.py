@@ -15,6 +15,7 @@ from typing import Any
 
 from plaudit_metrics.records import GenerationRecord, ScoringRecord
 from plaudit_reward.sample import Sample
+from plaudit_workers.deadletters.letters import DeadLetters
 from plaudit_workers.stream.commits import commit, commit_group, discard
 from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.consumer import Consumer, ConsumerOptions
@@ -27,7 +28,7 @@ from plaudit_workers.stream.scripts import Call, Scripts
 
 # Nothing lapses by itself: the machine decides whose lease has lapsed.
 PATIENT = ConsumerOptions(lease_s=1e6, renew_every_s=1e6, block_s=0.0, reclaim_every_s=0.0)
-OF_A_GROUP = ("admit", "publish", "commit", "commit_group", "release", "close", "bury")
+OF_A_GROUP = ("admit", "publish", "commit", "commit_group", "release", "close", "bury", "retry_dead")
 
 
 class Repeater:
@@ -274,6 +275,21 @@ class World:
         back, worker.held = worker.held, []
         await worker.consumer.hand_back(back)
 
+    async def bury_one(self, stream: str) -> None:
+        """An entry loses one worker after another, until it is a dead letter."""
+        for _ in range(PATIENT.poison_limit + 1):
+            worker = Worker(self, stream)
+            self.workers.append(worker)
+            await self.lapse(worker)
+            self.workers.remove(worker)
+
+    async def deal_with_dead_letter(self, *, retry: bool) -> None:
+        letters = DeadLetters(self.transport)
+        there = await letters.list()
+        if there:
+            letter = self.random.choice(there)
+            await (letters.retry(letter) if retry else letters.drop(letter))
+
     def crash(self, worker: Worker) -> None:
         self.workers[self.workers.index(worker)] = Worker(self, worker.stream)
 
@@ -411,9 +427,10 @@ class World:
     async def check_ended(self, group: str) -> None:
         """I1: every sample of a group that has ended was reported terminal exactly once."""
         entries = await self.transport.commands.xrange(self.transport.names.events)
-        told = Counter(
-            int(e[b"index"]) for _, e in entries if e[b"kind"] == b"sample" and e[b"group"] == group.encode()
-        )
+        told: Counter[int] = Counter()
+        for _, entry in entries:
+            if entry[b"kind"] in (b"sample", b"retried") and entry[b"group"] == group.encode():
+                told[int(entry[b"index"])] += 1 if entry[b"kind"] == b"sample" else -1
         if told != Counter(range(self.sizes[group])):
             self.violations.append(f"I1: the samples of {group} became terminal so often: {dict(told)}")
 

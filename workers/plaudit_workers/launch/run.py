@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from plaudit_workers.deadletters.address import write_redis_address
 from plaudit_workers.job.rljob import RLJob
 from plaudit_workers.job.secrets import reward_secrets, secret_value
 from plaudit_workers.job.support import ignored
@@ -65,6 +66,7 @@ async def _run(job: RLJob, folder: Path, address: str | None, console: Console) 
             reward_secrets=secrets,
             model_server_host="" if address else "127.0.0.1",
         )
+        write_redis_address(folder, redis_address)
         plans = plan_processes(job, context, with_gpus=False)
         cpus = sum(plan.cpus for role_plans in plans.values() for plan in role_plans)
         await asyncio.to_thread(placement.connect, address, num_cpus=cpus)

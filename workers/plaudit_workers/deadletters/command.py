@@ -1,0 +1,121 @@
+"""``plaudit dead list|show|retry|drop RUN``: looks at a live run's dead letters, puts them back, drops them.
+
+Prints JSON: one object a letter and line. Exit code 2 where a letter could not be dealt with as asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from redis.exceptions import AuthenticationError, ResponseError
+
+from plaudit_workers.deadletters.address import redis_address
+from plaudit_workers.deadletters.letters import DeadLetters, Letter
+from plaudit_workers.process import EXIT_DONE, EXIT_REFUSED, RefusedError
+from plaudit_workers.stream.connection import Transport
+from plaudit_workers.stream.scripts import OUTAGE, Scripts
+
+_ALL = "all"
+_REMEDIES = {
+    "unknown": "there is no such letter (any more): plaudit dead list",
+    "ended": "its group has ended meanwhile, or is on its way to the trainer: nothing can be put back; drop the letter",
+}
+
+
+def dead(arguments: argparse.Namespace) -> int:
+    """Runs the command.
+
+    Raises:
+        RefusedError: the run is not there, or no letter is named where one is needed.
+    """
+    if arguments.action != "list" and not arguments.letters:
+        raise RefusedError(f"plaudit dead {arguments.action} needs ids of letters (plaudit dead list), or all")
+    return asyncio.run(_dead(arguments))
+
+
+async def _dead(arguments: argparse.Namespace) -> int:
+    folder = arguments.runs_folder / arguments.run
+    address = redis_address(folder, arguments.redis)
+    transport = Transport(address, arguments.run, folder / "spill", Scripts())
+    try:
+        await _check_run(transport, arguments.run)
+        letters = DeadLetters(transport)
+        action = _ACTIONS[arguments.action]
+        fine = [await action(letters, name, found) for name, found in await _named(letters, arguments.letters)]
+    finally:
+        await transport.close()
+    return EXIT_DONE if all(fine) else EXIT_REFUSED
+
+
+async def _check_run(transport: Transport, run: str) -> None:
+    """Looks without creating anything.
+
+    Raises:
+        RefusedError: Redis is away or refuses the password, or holds no such run.
+    """
+    url = transport.address.url
+    try:
+        there = await transport.commands.exists(transport.names.state)
+    except (AuthenticationError, ResponseError) as error:
+        raise RefusedError(
+            f"Redis at {url} refuses the password: {error}. Give it in PLAUDIT_REDIS_PASSWORD"
+        ) from error
+    except OUTAGE as error:
+        raise RefusedError(
+            f"Redis at {url} cannot be reached: {error}. Dead letters are those of a live run: is run {run} running?"
+        ) from error
+    if not there:
+        raise RefusedError(f"there is no run {run} at {url}: 'plaudit run' prints the run's name")
+
+
+async def _named(letters: DeadLetters, names: list[str]) -> list[tuple[str, Letter | None]]:
+    there = {letter.id: letter for letter in await letters.list()}
+    return [(name, there.get(name)) for name in (there if not names or names == [_ALL] else names)]
+
+
+async def _list(_: DeadLetters, name: str, letter: Letter | None) -> bool:
+    return _print({"id": name, **(_about(letter) if letter else {"problem": _REMEDIES["unknown"]})}, fine=bool(letter))
+
+
+async def _show(letters: DeadLetters, name: str, letter: Letter | None) -> bool:
+    if letter is None:
+        return _print({"id": name, "problem": _REMEDIES["unknown"]}, fine=False)
+    payload = await letters.payload(letter)
+    whole = {"unreadable": payload} if isinstance(payload, str) else {"payload": payload}
+    return _print({**_about(letter), **whole})
+
+
+async def _retry(letters: DeadLetters, name: str, letter: Letter | None) -> bool:
+    answer = await letters.retry(letter) if letter else "unknown"
+    if answer == "retried":
+        return _print({"id": name, "retried": True})
+    return _print({"id": name, "retried": False, "problem": _REMEDIES[answer]}, fine=False)
+
+
+async def _drop(letters: DeadLetters, name: str, letter: Letter | None) -> bool:
+    if letter is not None and await letters.drop(letter):
+        return _print({"id": name, "dropped": True})
+    return _print({"id": name, "dropped": False, "problem": _REMEDIES["unknown"]}, fine=False)
+
+
+_ACTIONS: dict[str, Callable[[DeadLetters, str, Letter | None], Awaitable[bool]]] = {
+    "list": _list,
+    "show": _show,
+    "retry": _retry,
+    "drop": _drop,
+}
+
+
+def _about(letter: Letter) -> dict[str, Any]:
+    about: dict[str, Any] = msgspec.to_builtins(letter)
+    del about["fields"]
+    return about | {"age_s": round(letter.age_s, 1)}
+
+
+def _print(line: dict[str, Any], *, fine: bool = True) -> bool:
+    print(msgspec.json.encode(line).decode())
+    return fine
