@@ -59,16 +59,16 @@ def top(arguments: argparse.Namespace) -> int:
 
 def _go_on(source: Source, picture: Picture, console: Console, every_s: float) -> None:
     """Draws until ``q`` or Ctrl-C; a service that is away leaves the last picture standing, and says so."""
-    with _single_keys(), Live(frame(picture), console=console, screen=True, auto_refresh=False) as live:
-        live.refresh()
-        with contextlib.suppress(KeyboardInterrupt):
-            while not _quit_within(every_s):
-                trouble = ""
-                try:
-                    picture = source.look()
-                except UnknownRunError as error:
-                    trouble = str(error)
-                live.update(frame(picture, trouble), refresh=True)
+    screen = Live(frame(picture), console=console, screen=True, auto_refresh=False)
+    with contextlib.suppress(KeyboardInterrupt), _single_keys(), screen:
+        screen.refresh()
+        while not _quit_within(every_s):
+            trouble = ""
+            try:
+                picture = source.look()
+            except UnknownRunError as error:
+                trouble = str(error)
+            screen.update(frame(picture, trouble), refresh=True)
 
 
 @contextlib.contextmanager

@@ -152,7 +152,7 @@ def group() -> Callable[..., GroupRecord]:
 
 
 class Prometheus:
-    """A real Prometheus that evaluates the committed rules with every window shortened 600 times.
+    """A real Prometheus that evaluates the committed rules with every window shortened 300 times.
 
     Args:
         folder: its configuration and data.
@@ -160,7 +160,7 @@ class Prometheus:
     """
 
     def __init__(self, folder: Path, program: str) -> None:
-        windows = Windows(scale=1 / 600, least_s=2)
+        windows = Windows(scale=1 / 300, least_s=2)
         (folder / "rules.yaml").write_text(yaml_of(recording_rules(windows)))
         (folder / "alerts.yaml").write_text(yaml_of(alert_rules("run", windows)))
         (folder / "targets").mkdir()
@@ -226,6 +226,12 @@ def _module_at(*path: str) -> Any:
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def whole_runs() -> Any:
+    """The module of whole runs in one process: ``Simulation``, ``make_plan``."""
+    return _module_at("workers", "training", "conducted", "conftest.py")
 
 
 @dataclass(frozen=True)

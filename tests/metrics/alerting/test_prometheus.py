@@ -1,68 +1,79 @@
-"""A real Prometheus scrapes the real service: alerts fire while rewards are slow and clear when they recover.
+"""A real Prometheus scrapes a real run: alerts fire while scoring is slow and clear when it recovers.
 
-The rules are the committed ones with every window shortened 600 times.
+In the middle the metrics service is killed and started again. The rules are the committed ones, every window shortened.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
+import os
+import sys
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from redis.asyncio import Redis
 
-from plaudit_metrics.events import encode_event
-from plaudit_metrics.keys import Keys
-from plaudit_metrics.records import StepRecord
-from plaudit_metrics.service import ServiceSettings, serve
 from plaudit_workers.launch.redis_server import RedisServer, free_port
 
-Build = Callable[..., Any]
 pytestmark = pytest.mark.xdist_group("observed run")
 
+SCORER = """
+import asyncio, pathlib
 
-class Run:
-    """A made run: publishes steps whose rewards are slow or fast, without end."""
+async def compute_score(data_source, solution_str, ground_truth, extra_info=None, slow_s=0, broken_file=""):
+    await asyncio.sleep(0.25 if pathlib.Path(broken_file).exists() else 0)
+    return 1.0
+"""
+BOTH = {("RewardLatencyBurn", "page"), ("RewardStarvesTrainer", "ticket")}
 
-    def __init__(self, redis: Redis, run: str, sample: Build) -> None:
-        self._redis = redis
-        self._events = Keys(run).events
-        self._sample = sample
-        self.slow = True
 
-    async def go_on(self, stop: asyncio.Event) -> None:
-        for step in itertools.count(1):
-            if stop.is_set():
-                return
-            seconds, _ = await self._redis.time()
-            pipeline = self._redis.pipeline()
-            for index in range(40):
-                score_s = 60.0 if self.slow and index % 2 else 1.0
-                record = self._sample(f"t-{step}-1.0", index, admitted=seconds - 100.0, score=score_s, step=step)
-                pipeline.xadd(self._events, encode_event(record))
-            exposed_s = 30.0 if self.slow else 1.0
-            statistics = {"exposed_reward_s": exposed_s, "wait/score_s": exposed_s, "trainer_wait_s": exposed_s}
-            record = StepRecord(step, 1, seconds - 60.0, float(seconds), 40, 1, statistics, verdict="reward")
-            pipeline.xadd(self._events, encode_event(record))
-            await pipeline.execute()
-            await asyncio.sleep(0.2)
+class Service:
+    """The metrics service as a process that can be killed."""
+
+    def __init__(self, server: RedisServer, run: str, folder: Path) -> None:
+        self.port = free_port()
+        self._environment = {
+            "PATH": os.environ["PATH"],
+            "PLAUDIT_RUN": run,
+            "PLAUDIT_REDIS_URL": server.url,
+            "PLAUDIT_REDIS_PASSWORD": server.password,
+            "PLAUDIT_METRICS_PORT": str(self.port),
+            "PLAUDIT_RUN_FOLDER": str(folder),
+            "PLAUDIT_LOG_FILE": str(folder / "metrics.log"),
+            "PLAUDIT_REWARD_LATENCY_THRESHOLD_S": "0.15",
+        }
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "plaudit_metrics", env=self._environment
+        )
+
+    async def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            await self._process.wait()
+            self._process = None
+
+    async def get(self, path: str) -> Any:
+        async with httpx.AsyncClient(timeout=30) as client:
+            return (await client.get(f"http://127.0.0.1:{self.port}/api/v1/{path}")).json()
 
 
 @contextlib.asynccontextmanager
-async def in_background(settings: ServiceSettings, run: Run) -> AsyncIterator[None]:
-    """The service and the run, until the context ends."""
+async def going_on(simulation: Any, plan: Any) -> AsyncIterator[None]:
+    """The run, until the context ends; then the step that is open is closed."""
     stop = asyncio.Event()
-    serving, going_on = asyncio.create_task(serve(settings, stop)), asyncio.create_task(run.go_on(stop))
-    try:
-        yield
-    finally:
-        stop.set()
-        await asyncio.wait_for(going_on, 10)
-        code = await asyncio.wait_for(serving, 10)
-    assert code == 0
+    async with simulation.workers():
+        training = asyncio.create_task(simulation.train(plan, stop))
+        try:
+            yield
+        finally:
+            stop.set()
+            await training
 
 
 def firing(prometheus: Any, run: str) -> set[tuple[str, str]]:
@@ -71,24 +82,39 @@ def firing(prometheus: Any, run: str) -> set[tuple[str, str]]:
 
 
 async def until(condition: Callable[[set[tuple[str, str]]], bool], prometheus: Any, run: str) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while not condition(await asyncio.to_thread(firing, prometheus, run)):
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.2)
 
 
-async def test_alerts_fire_while_rewards_are_slow_and_clear_when_they_recover(
-    redis_server: RedisServer, run_name: str, sample: Build, prometheus: Any
+async def test_alerts_fire_while_scoring_is_slow_and_clear_when_it_recovers(
+    redis_server: RedisServer, run_name: str, whole_runs: Any, prometheus: Any, tmp_path: Path
 ) -> None:
-    settings = ServiceSettings(run_name, redis_server.url, redis_server.password, port=free_port())
-    redis = Redis.from_url(redis_server.url, password=redis_server.password, protocol=2)
-    run = Run(redis, run_name, sample)
-    both = {("RewardLatencyBurn", "page"), ("RewardStarvesTrainer", "ticket")}
-    prometheus.scrape(settings.port, run=run_name)
-    async with in_background(settings, run):
-        await until(lambda fires: both <= fires, prometheus, run_name)
-        run.slow = False
-        await until(lambda fires: not both & fires, prometheus, run_name)
-        query = f"run:plaudit_step_wait:ratio_rate30m{{cause='score', run='{run_name}'}}"
-        (waited,) = await asyncio.to_thread(prometheus.query, query)
-        assert 0 < float(waited["value"][1]) < 0.2
-    await redis.aclose()
+    simulation = whole_runs.Simulation(redis_server, run_name, tmp_path / "run")
+    (simulation.folder / "rewards.py").write_text(SCORER)
+    simulation.update_s = lambda groups: 0.4
+    simulation.broken_file.touch()
+    service = Service(redis_server, run_name, simulation.folder)
+    await service.start()
+    prometheus.scrape(service.port, run=run_name)
+    plan = whole_runs.make_plan(steps=1000, prompts_per_step=8)
+    try:
+        async with going_on(simulation, plan):
+            await until(lambda fires: fires >= BOTH, prometheus, run_name)
+            await service.kill()
+            simulation.broken_file.unlink()
+            await simulation.until_steps(len(simulation.steps()) + 2)  # that no service has seen
+            await service.start()
+            await until(lambda fires: not fires & BOTH, prometheus, run_name)
+            await simulation.until_steps(len(simulation.steps()) + 2)
+        await no_step_is_lost(simulation, service)
+    finally:
+        await service.kill()
+
+
+async def no_step_is_lost(simulation: Any, service: Service) -> None:
+    closed = [step.step for step in simulation.steps()]
+    async with asyncio.timeout(30):
+        while [step["step"] for step in (await service.get("steps"))["steps"]] != closed:
+            await asyncio.sleep(0.1)
+    assert {step["records_missing"] for step in (await service.get("steps"))["steps"]} == {0}
