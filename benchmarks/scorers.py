@@ -129,7 +129,7 @@ def samples_per_s(case: Case, processes: int, count: int) -> float:
 
 def run(case: Case, quick: bool) -> Result:
     """One line of the table."""
-    count = (1_000 if case.computes else 10_000) // (20 if quick else 1)
+    count = (400 if case.computes else 5_000) // (20 if quick else 1)
     rates = {str(processes): samples_per_s(case, processes, count) for processes in PROCESSES}
     return {"rule": case.rule, "computes": case.computes, "samples": count, "samples_per_s": rates}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
@@ -11,6 +11,15 @@ from typing import NoReturn
 
 class OutOfTimeError(BaseException):
     """The computation used up its CPU seconds. No ``Exception``: libraries of mathematics catch those."""
+
+
+def shown_within(limit_s: float, claim: Callable[[], bool]) -> bool:
+    """Whether the claim turns out true within ``limit_s`` CPU seconds."""
+    try:
+        with cpu_limit(limit_s):
+            return claim()
+    except OutOfTimeError:
+        return False
 
 
 @contextmanager

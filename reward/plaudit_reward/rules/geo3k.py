@@ -7,12 +7,13 @@ holds the ground truth; formed when the response is ``<think>…</think>…\boxe
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from msgspec import Meta
 
 from plaudit_reward.rules.boxed import last_braced
-from plaudit_reward.rules.cpu_limit import OutOfTimeError, cpu_limit
+from plaudit_reward.rules.cpu_limit import shown_within
 from plaudit_reward.rules.prm800k import MATHRULER, same_answer
 from plaudit_reward.rules.truth import text_truth
 from plaudit_reward.sample import Sample
@@ -40,11 +41,7 @@ def geo3k(
     """
     truth = text_truth(sample.ground_truth, "geo3k")
     answer = _boxed_answer(sample.response) if boxed else sample.response
-    try:
-        with cpu_limit(limit_seconds):
-            right = float(same_answer(answer, truth, MATHRULER))
-    except OutOfTimeError:
-        right = 0.0
+    right = float(shown_within(limit_seconds, partial(same_answer, answer, truth, MATHRULER)))
     formed = float(is_formed(sample.response))
     return Score.scored((1.0 - format_score) * right + format_score * formed, acc=right, format=formed)
 

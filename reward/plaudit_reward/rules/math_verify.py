@@ -8,11 +8,12 @@ verl; here the limit is CPU seconds.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Annotated
 
 from msgspec import Meta
 
-from plaudit_reward.rules.cpu_limit import OutOfTimeError, cpu_limit
+from plaudit_reward.rules.cpu_limit import shown_within
 from plaudit_reward.rules.truth import text_truth
 from plaudit_reward.sample import Sample
 
@@ -27,11 +28,7 @@ def math_verify(sample: Sample, *, limit_seconds: Annotated[float, Meta(gt=0)] =
         limit_seconds: CPU seconds of one comparison.
     """
     truth = text_truth(sample.ground_truth, "math_verify")
-    try:
-        with cpu_limit(limit_seconds):
-            return 1.0 if verified(sample.response, truth) else 0.0
-    except OutOfTimeError:
-        return 0.0
+    return 1.0 if shown_within(limit_seconds, partial(verified, sample.response, truth)) else 0.0
 
 
 def verified(response: str, truth: str) -> bool:

@@ -9,13 +9,14 @@ comparison of expressions never succeeds (``symbolic``), and a hundredth and the
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from msgspec import Meta
 
 from plaudit_reward.errors import DataError
 from plaudit_reward.rules.boxed import closing_brace
-from plaudit_reward.rules.cpu_limit import OutOfTimeError, cpu_limit
+from plaudit_reward.rules.cpu_limit import shown_within
 from plaudit_reward.rules.math_equal import Comparison, math_equal
 from plaudit_reward.rules.prm800k import PRIME, same_answer
 from plaudit_reward.sample import Sample
@@ -45,14 +46,8 @@ def prime_math(
         raise DataError(f"ground_truth is {truth!r}; prime_math needs the answer as text or number")
     answer, truth = extracted_answer(sample.response), str(truth)
     how = Comparison(percentages, symbolic)
-    for right in (lambda: same_answer(answer, truth, PRIME), lambda: math_equal(answer, truth, how)):
-        try:
-            with cpu_limit(limit_seconds):
-                if right():
-                    return 1.0
-        except OutOfTimeError:
-            continue
-    return 0.0
+    graders = (partial(same_answer, answer, truth, PRIME), partial(math_equal, answer, truth, how))
+    return 1.0 if any(shown_within(limit_seconds, grader) for grader in graders) else 0.0
 
 
 def extracted_answer(response: str) -> str:

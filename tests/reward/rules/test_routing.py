@@ -78,7 +78,7 @@ async def test_a_bad_ground_truth_is_the_samples_outcome(open_rule: OpenRule, ma
 @pytest.mark.parametrize(
     ("rule", "arguments", "message"),
     [
-        ("gsm9k", {}, "there is no rule 'gsm9k'; rules are format, geo3k, gsm8k"),
+        ("gsm9k", {}, "there is no rule 'gsm9k'; rules are code, format, geo3k, gsm8k, "),
         ("math_dapo", {"strictBox": True}, "rule math_dapo: there is no argument 'strictBox': they are strictBoxed, "),
         ("math_dapo", {"strictBoxed": "yes"}, "strictBoxed is 'yes': expected `bool`, got `str`"),
         ("overlong", {}, "rule overlong: bufferTokens is missing"),

@@ -139,7 +139,7 @@ SCORERS: list[tuple[list[dict[str, Any]], str]] = [
     ([{**RULE, "kind": "model"}], "spec.reward.scorers[0].model: is missing, and kind model needs it"),
     ([{**PYTHON, "kind": "rule"}], "spec.reward.scorers[0].python: belongs to kind python, but the kind is rule"),
     ([{**PYTHON, "rule": "gsm8k"}], "spec.reward.scorers[0].rule: has no meaning for kind python"),
-    ([{**RULE, "rule": "gsm9k"}], "spec.reward.scorers[0].rule: there is no rule 'gsm9k'. Rules are gsm8k"),
+    ([{**RULE, "rule": "gsm9k"}], "spec.reward.scorers[0].rule: there is no rule 'gsm9k'. Rules are code, format, "),
     ([{**RULE, "isolation": "inline"}], "spec.reward.scorers[0].isolation: has no meaning for kind rule"),
     ([{**RULE, "limits": {}}], "spec.reward.scorers[0].limits: has no meaning for kind rule. Leave it out; it belongs"),
     (
