@@ -36,7 +36,7 @@ def connect(address: str | None, *, num_cpus: float) -> None:
     if address is None:
         for name, value in _OF_A_LOCAL_RAY.items():
             os.environ.setdefault(name, value)
-        ray.init(num_cpus=max(os.cpu_count() or 1, int(num_cpus) + 1), **options)
+        _start(num_cpus=max(os.cpu_count() or 1, int(num_cpus) + 1), **options)
         return
     options.pop("include_dashboard")
     try:
@@ -45,6 +45,17 @@ def connect(address: str | None, *, num_cpus: float) -> None:
         raise RefusedError(
             f"--address {address}: no Ray cluster answers there ({error}). Is 'ray start' running?"
         ) from error
+
+
+def _start(**options: Any) -> None:
+    """Starts a Ray; once more when a busy machine needed longer than the 30 s that Ray waits for itself."""
+    try:
+        ray.init(**options)
+    except Exception as error:
+        if "timed out during startup" not in str(error):
+            raise
+        ray.shutdown()
+        ray.init(**options)
 
 
 def disconnect() -> None:
