@@ -83,6 +83,16 @@ def _score_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _rescore_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("samples", type=Path, help="the samples folder of a run, or one of its files")
+    parser.add_argument("--job", type=Path, required=True, help="the job file; only spec.reward counts")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="both scores of each sample: .parquet or .jsonl"
+    )
+    parser.add_argument("--changes", type=_positive, default=10, metavar="N", help="samples told that changed most")
+    parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
+
+
 def _dead_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=["list", "show", "retry", "drop"])
     parser.add_argument("run", type=_run_name, help="id of the run")
@@ -103,6 +113,12 @@ COMMANDS: dict[str, Command] = {
         "plaudit_workers.submit", "submit", "have a running scoring service score a file of samples", _submit_arguments
     ),
     "score": Command("plaudit_workers.scoring.offline", "score", "score a file of samples, here", _score_arguments),
+    "rescore": Command(
+        "plaudit_workers.rescore.command",
+        "rescore",
+        "score a run's stored samples anew, and compare",
+        _rescore_arguments,
+    ),
     "dead": Command(
         "plaudit_workers.deadletters.command",
         "dead",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
@@ -32,6 +33,7 @@ class Server:
     first: list[Answer | None] = field(default_factory=list)
     """None: the connection is cut."""
     requests: list[dict[str, Any]] = field(default_factory=list)
+    connections: list[Any] = field(default_factory=list)
     at_a_time: int = 0
     most_at_a_time: int = 0
     slow: asyncio.Event = field(default_factory=asyncio.Event)
@@ -40,6 +42,7 @@ class Server:
         self.slow.set()
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections.append(asyncio.current_task())
         try:
             while (head := await reader.readuntil(b"\r\n\r\n")).startswith(b"POST /run_code "):
                 length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-le"))
@@ -53,9 +56,11 @@ class Server:
                 lines += [f"{name}: {value}" for name, value in headers.items()]
                 writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + content)
                 await writer.drain()
-        except asyncio.IncompleteReadError:
+        except (asyncio.IncompleteReadError, ConnectionError):
             pass
         writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
 
     async def run(self, asked: dict[str, Any]) -> Answer:
         self.at_a_time += 1
@@ -82,6 +87,7 @@ async def server() -> AsyncIterator[Server]:
     server.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"  # type: ignore[attr-defined]
     async with listening:
         yield server
+        await asyncio.gather(*server.connections)
 
 
 @pytest.fixture

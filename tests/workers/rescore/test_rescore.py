@@ -1,0 +1,149 @@
+"""``plaudit rescore`` over samples as a run stores them."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from plaudit_workers.cli import EXIT_REFUSED, main
+from plaudit_workers.rescore.comparison import Change, Comparison, rank_correlation
+from plaudit_workers.training.store import _COLUMNS
+
+REWARDS = """
+def length(solution_str):
+    return float(len(solution_str))
+
+def by_group(rewards):
+    return [reward - min(rewards) for reward in rewards]
+"""
+LENGTH = "{name: length, kind: python, python: {path: rewards.py, function: length}}"
+GROUP = "{name: group, kind: python, scope: group, weight: 0, python: {path: rewards.py, function: by_group}}"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Any:
+    (tmp_path / "rewards.py").write_text(REWARDS)
+
+    def write(*scorers: str) -> str:
+        listed = "\n".join(f"      - {scorer}" for scorer in scorers)
+        path = tmp_path / "new.yaml"
+        path.write_text(
+            "apiVersion: plaudit.dev/v1alpha1\nkind: RLJob\nmetadata: {name: new}\nspec:\n"
+            f"  reward:\n    workers: {{processes: 1}}\n    scorers:\n{listed}\n"
+        )
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Any:
+    """Stores rows in files as the trainer does; a row is (group, index, response, score or outcome)."""
+
+    def store(name: str, *rows: tuple[str, int, str | None, float | str]) -> str:
+        folder = tmp_path / "samples"
+        folder.mkdir(exist_ok=True)
+        about = {"split": "train", "data_source": "made-up", "prompt": "?", "ground_truth_json": "null"}
+        lines = [
+            about
+            | {"step": int(name[5:11]), "group": group, "index": index, "response": response, "extra_info_json": "{}"}
+            | ({"outcome": was} if isinstance(was, str) else {"outcome": "scored", "score": was})
+            for group, index, response, was in rows
+        ]
+        table = pyarrow.Table.from_pylist(lines, schema=pyarrow.schema(_COLUMNS))
+        pyarrow.parquet.write_table(table, folder / name)
+        return str(folder)
+
+    return store
+
+
+def test_other_scorers_are_compared_with_what_was_stored(
+    job: Any, stored: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored("step-000001-i1.parquet", ("t-0-1.0", 0, "rolled back", 0.0))
+    stored("step-000001-i2.parquet", ("t-0-2.0", 0, "ab", 2.0), ("t-0-2.0", 1, "abc", 1.0))
+    folder = stored(
+        "step-000002-i2.parquet",
+        ("t-1-2.0", 0, "abcd", 9.0),
+        ("t-1-2.0", 1, None, "given_up"),
+        ("t-2-2.0", 0, "a", "timeout"),
+    )
+    for output in (tmp_path / "out.parquet", tmp_path / "out.jsonl"):
+        assert main(["rescore", folder, "--job", job(LENGTH), "--json", "-o", str(output)]) == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    changes = summary.pop("changed_most")
+    assert summary == {
+        "samples": 4,
+        "outcomes_before": {"scored": 3, "timeout": 1},
+        "outcomes_after": {"scored": 4},
+        "scored_both": 3,
+        "mean_before": 4.0,
+        "mean_after": 3.0,
+        "mean_change": -1.0,
+        "agreement": pytest.approx(1 / 3),
+        "rank_correlation": pytest.approx(0.5),
+    }
+    assert [(c["group"], c["before"], c["after"]) for c in changes] == [("t-1-2.0", 9.0, 4.0), ("t-0-2.0", 1.0, 3.0)]
+    rows = pyarrow.parquet.read_table(tmp_path / "out.parquet").to_pylist()
+    assert [(row["score_before"], row["score"]) for row in rows] == [(2.0, 2.0), (1.0, 3.0), (9.0, 4.0), (None, 1.0)]
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [line["scorer/length/value"] for line in lines] == [row["scorer/length/value"] for row in rows]
+
+
+def test_group_scorers_see_whole_groups(job: Any, stored: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    groups = [(f"t-{n}-1.0", index, "x" * (index + n), float(index)) for n in range(300) for index in range(3)]
+    folder = stored("step-000001-i1.parquet", *groups)
+    assert main(["rescore", folder, "--job", job(LENGTH, GROUP)]) == 0
+    told = capsys.readouterr().out
+    assert "same score        100.0 %" in told
+    assert "samples           900" in told
+    assert "rank correlation  1.000" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere"], "holds no stored samples (step-000001-i1.parquet, …): give the samples folder of a run"),
+        (["new.yaml"], "cannot be read"),
+        (["samples", "-o", "out.csv"], "end its name in .parquet or .jsonl"),
+    ],
+)
+def test_what_cannot_be_used_is_told(
+    job: Any,
+    stored: Any,
+    tmp_path: Path,
+    arguments: list[str],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    stored("step-000001-i1.parquet", ("t-0-1.0", 0, "a", 1.0))
+    assert main(["rescore", *arguments, "--job", job(LENGTH)]) == EXIT_REFUSED
+    assert words in capsys.readouterr().err
+
+
+def test_ranks_and_their_correlation_are_those_of_the_textbook() -> None:
+    iq = [106, 100, 86, 101, 99, 103, 97, 113, 112, 110]
+    television = [7, 27, 2, 50, 28, 29, 20, 12, 6, 17]
+    assert rank_correlation(np.array([iq, television], float).T) == pytest.approx(-29 / 165)
+    tied = rank_correlation(np.array([[1, 1], [1, 2], [2, 3]], float))
+    assert tied == pytest.approx(3**0.5 / 2)
+    assert rank_correlation(np.array([[1, 1], [1, 2]], float)) is None
+    assert rank_correlation(np.empty((0, 2))) is None
+
+
+def test_of_many_changes_the_largest_are_kept() -> None:
+    sizes = random.Random(1).sample(range(1, 1001), 1000)
+    comparison = Comparison(num_changes=3)
+    for index, size in enumerate(sizes):
+        comparison.add_outcomes("scored", "scored")
+        comparison.add_scores(Change(1, "t-0-1.0", index, 0.0, float(size), ""))
+    assert [change.after for change in comparison.summary().changed_most] == [1000.0, 999.0, 998.0]

@@ -1,0 +1,1 @@
+"""``plaudit rescore``: other scorers over the samples that a run has stored."""

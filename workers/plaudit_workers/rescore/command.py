@@ -1,0 +1,104 @@
+"""``plaudit rescore SAMPLES --job JOB``: a job's scorers over stored samples, and what they change.
+
+read → score → compare: scored as ``plaudit score`` scores; memory does not grow with the number of samples.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+
+import msgspec
+
+from plaudit_metrics.records import ScoringRecord
+from plaudit_reward.sample import Sample
+from plaudit_workers.job.load import load_job
+from plaudit_workers.job.reward import Reward
+from plaudit_workers.process import EXIT_DONE
+from plaudit_workers.rescore.comparison import Change, Comparison, Summary
+from plaudit_workers.rescore.output import Write, written_rows
+from plaudit_workers.rescore.rows import StoredSample, sample_files, stored_groups
+from plaudit_workers.scoring.build import build_pipeline
+from plaudit_workers.scoring.offline import scored_in_order
+
+_RESPONSE_CHARACTERS = 200
+_SHOWN_CHARACTERS = 60
+
+
+def rescore(arguments: argparse.Namespace) -> int:
+    """Runs the command.
+
+    Raises:
+        RefusedError: the job, the samples or the output cannot be used.
+    """
+    reward = load_job(arguments.job).spec.reward
+    groups = stored_groups(sample_files(arguments.samples))
+    comparison = Comparison(arguments.changes)
+    with written_rows(arguments.output, [scorer.name for scorer in reward.scorers]) as write:
+        asyncio.run(_rescore(reward, groups, comparison, write))
+    summary = comparison.summary()
+    print(msgspec.json.encode(summary).decode() if arguments.json else in_words(summary))
+    return EXIT_DONE
+
+
+async def _rescore(reward: Reward, groups: Iterable[list[StoredSample]], comparison: Comparison, write: Write) -> None:
+    pipeline = await build_pipeline(reward, "rescore")
+    in_work: deque[StoredSample] = deque()
+
+    async def units() -> AsyncIterator[list[Sample]]:
+        for group in groups:
+            in_work.extend(group)
+            together = pipeline.scores_groups and group[0].sample.split == "train"
+            for unit in [group] if together else [[stored] for stored in group]:
+                yield [stored.sample for stored in unit]
+
+    try:
+        async for scoring in scored_in_order(pipeline, units(), reward.workers.max_concurrent_samples):
+            stored = in_work.popleft()
+            _compare(comparison, stored, scoring)
+            write(stored, scoring)
+    finally:
+        await pipeline.close()
+
+
+def _compare(comparison: Comparison, stored: StoredSample, scoring: ScoringRecord) -> None:
+    comparison.add_outcomes(stored.outcome, scoring.outcome)
+    if stored.score is not None and scoring.value is not None:
+        sample = stored.sample
+        response = sample.response[:_RESPONSE_CHARACTERS]
+        comparison.add_scores(Change(stored.step, sample.group, sample.index, stored.score, scoring.value, response))
+
+
+def in_words(summary: Summary) -> str:
+    """The summary as a text of a few lines."""
+    lines = [
+        f"samples           {summary.samples:,}",
+        f"outcomes before   {_outcomes(summary.outcomes_before)}",
+        f"outcomes now      {_outcomes(summary.outcomes_after)}",
+        f"scored both times {summary.scored_both:,}",
+    ]
+    if summary.scored_both:
+        lines += [
+            f"mean score        {summary.mean_before:.4f} → {summary.mean_after:.4f} (change {summary.mean_change:+.4f})",
+            f"same score        {100 * (summary.agreement or 0):.1f} %",
+            "rank correlation  "
+            + (
+                "– (one of them has a single value)"
+                if summary.rank_correlation is None
+                else f"{summary.rank_correlation:.3f}"
+            ),
+        ]
+    if summary.changed_most:
+        lines.append("changed most")
+    for change in summary.changed_most:
+        text = " ".join(change.response.split())[:_SHOWN_CHARACTERS]
+        lines.append(
+            f"  {change.before:8.4f} → {change.after:8.4f}  step {change.step} {change.group} [{change.index}]  {text}"
+        )
+    return "\n".join(lines)
+
+
+def _outcomes(outcomes: dict[str, int]) -> str:
+    return ", ".join(f"{outcome} {count:,}" for outcome, count in outcomes.items()) or "none"
