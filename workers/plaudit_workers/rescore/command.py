@@ -81,14 +81,10 @@ def in_words(summary: Summary) -> str:
     ]
     if summary.scored_both:
         lines += [
-            f"mean score        {summary.mean_before:.4f} → {summary.mean_after:.4f} (change {summary.mean_change:+.4f})",
+            f"mean score        {summary.mean_before:.4f} → {summary.mean_after:.4f} "
+            f"(change {summary.mean_change:+.4f})",
             f"same score        {100 * (summary.agreement or 0):.1f} %",
-            "rank correlation  "
-            + (
-                "– (one of them has a single value)"
-                if summary.rank_correlation is None
-                else f"{summary.rank_correlation:.3f}"
-            ),
+            f"rank correlation  {_correlation(summary.rank_correlation)}",
         ]
     if summary.changed_most:
         lines.append("changed most")
@@ -102,3 +98,7 @@ def in_words(summary: Summary) -> str:
 
 def _outcomes(outcomes: dict[str, int]) -> str:
     return ", ".join(f"{outcome} {count:,}" for outcome, count in outcomes.items()) or "none"
+
+
+def _correlation(value: float | None) -> str:
+    return "none: one of them has a single value" if value is None else f"{value:.3f}"
