@@ -70,13 +70,15 @@ def test_the_examples_loop_gets_its_rewards(service: Service) -> None:
 
 def test_its_metrics_count_samples_without_steps(service: Service) -> None:
     service.submit()
+    wanted = 'plaudit_score_seconds_count{outcome="scored",scorer="brief"}'
     url = service.printed.split("metrics ")[1].split()[0]
     for _ in range(100):
         series = urllib.request.urlopen(url, timeout=10).read().decode()
-        if 'plaudit_score_seconds_count{outcome="scored",scorer="brief"}' in series:
+        if wanted in series:
             break
         time.sleep(0.1)
-    assert 'plaudit_samples_total{outcome="scored"}' in series
+    assert wanted in series
+    assert 'plaudit_samples_total{outcome="scored"} 0.0' not in series
     assert 'plaudit_stage_seconds_count{stage="score"}' in series
 
 
