@@ -5,14 +5,14 @@
  */
 
 import { element, swatch } from "./dom.js";
-import { seconds } from "./format.js";
+import { figure, seconds } from "./format.js";
 import { STAGES, resolved } from "./palette.js";
 import { onTheme } from "./theme.js";
 
 const FONT = "12px system-ui, sans-serif";
 const ROW_PX = 13;
 const AXIS_PX = 30;
-const LABELS_PX = 92;
+const LABELS_PX = 124;
 const KINDS = [...STAGES, { key: "step", label: "step", color: "--trainer" }, { key: "wait", label: "trainer waits", color: "--wait" }];
 
 /** @param {{traceEvents: Object[]}} trace */
@@ -70,7 +70,7 @@ class Timeline {
       "aria-label": `${this.rows.length} tracks over ${seconds(this.end)}. Arrow keys move, plus and minus zoom, 0 shows all. The tables below tell the same.`,
       on: { keydown: (event) => this.#key(event) },
     });
-    const used = new Set(this.rows.flatMap((row) => row.slices.map((slice) => slice.name)));
+    const used = new Set(this.rows.flatMap((row) => row.slices.filter((slice) => slice.end > slice.start).map((slice) => slice.name)));
     const legend = KINDS.filter((kind) => used.has(kind.key));
     const button = (label, name, work) => element("button", { type: "button", "aria-label": name, title: name, on: { click: work } }, label);
     this.node = element(
@@ -114,7 +114,7 @@ class Timeline {
           { ...axis, side: 0, size: AXIS_PX, grid: { stroke: resolved("--grid"), width: 1 }, values: (_, ticks) => ticks.map((tick) => `${+tick.toFixed(3)} s`) },
           { ...axis, size: narrow ? 64 : LABELS_PX, gap: 6, grid: { show: false },
             splits: () => this.rows.flatMap((row, index) => (row.first ? [index + 0.5] : [])),
-            values: (_, ticks) => ticks.map((tick) => short(this.rows[Math.floor(tick)].worker, narrow ? 9 : 14)) },
+            values: (_, ticks) => ticks.map((tick) => short(this.rows[Math.floor(tick)].worker, narrow ? 9 : 18)) },
         ],
         cursor: { y: false, points: { show: false }, drag: { x: true, y: false } },
         series: [{}, { show: true, stroke: "transparent", points: { show: false } }],
@@ -190,7 +190,7 @@ class Timeline {
     this.tip.replaceChildren(
       element("strong", {}, kind?.label ?? slice.name),
       element("div", {}, swatch(kind?.color ?? "--trainer"), element("span", {}, "took"), element("b", {}, seconds(slice.end - slice.start))),
-      ...rows.map(([key, value]) => element("div", {}, element("span", {}, key), element("b", {}, String(value)))),
+      ...rows.map(([key, value]) => element("div", {}, element("span", {}, key), element("b", {}, typeof value === "number" ? figure(value) : String(value)))),
     );
     this.tip.style.setProperty("left", `${left}px`);
     this.tip.style.setProperty("top", `${top}px`);
