@@ -12,6 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client import start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -85,6 +87,11 @@ def test_a_dashboard_can_be_linked_to_and_pointed_at_any_data_source(name: str) 
     for panel in panels(dashboard):
         assert panel["datasource"]["uid"] == "${datasource}"
         assert {target["datasource"]["uid"] for target in panel["targets"]} == {"${datasource}"}
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_grafanas_types_read_back_what_was_written(name: str) -> None:
+    assert json.loads(json.dumps(Dashboard.from_json(DASHBOARDS[name]), cls=JSONEncoder)) == DASHBOARDS[name]
 
 
 def test_the_first_screen_of_a_job_answers_the_four_questions() -> None:
