@@ -74,7 +74,7 @@ requirements: $(UV) ## compile requirements/*.txt anew from requirements/*.in an
 	  --custom-compile-command 'make requirements' \
 	  --overrides requirements/overrides.txt requirements/all.in -o requirements/all.txt
 	$(COMPILE_IMAGE) requirements/operator.in -o requirements/operator.txt
-	$(COMPILE_IMAGE) $(foreach part,metrics reward workers,--no-emit-package plaudit-$(part) $(part)/pyproject.toml) \
+	$(COMPILE_IMAGE) --extra traces $(foreach part,metrics reward workers,--no-emit-package plaudit-$(part) $(part)/pyproject.toml) \
 	  -o requirements/workers.txt
 
 # What an image holds is a part of the environment, in the same versions.
