@@ -28,6 +28,8 @@ class Backend(Protocol):
 
     waits_for: Literal["process", "limit"]
     """What a test case waits for before it begins."""
+    num_samples: int
+    """How many samples it can work on at a time."""
 
     async def open(self) -> None:
         """Starts what it needs.
@@ -56,10 +58,6 @@ class Backend(Protocol):
         Raises:
             InfrastructureError: what runs programs is broken or away.
         """
-        ...
-
-    def room(self) -> int:
-        """How many more samples could begin soon."""
         ...
 
     async def close(self) -> None:

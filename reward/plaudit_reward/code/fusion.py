@@ -66,7 +66,7 @@ class FusionBackend:
     def __init__(self, url: str, concurrency: int) -> None:
         parsed = httpx.URL(url)
         self._url = parsed if parsed.path not in {"", "/"} else parsed.copy_with(path="/run_code")
-        self._concurrency = concurrency
+        self.num_samples = concurrency
         self._places = asyncio.Semaphore(concurrency)
         self._client = httpx.AsyncClient(
             limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
@@ -145,10 +145,6 @@ class FusionBackend:
             return msgspec.json.decode(content, type=_Answer)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise _TransientError(f"what answers at {self._url} is no Sandbox Fusion: {error}") from error
-
-    def room(self) -> int:
-        """As many samples as requests: most have several test cases."""
-        return self._concurrency
 
     async def close(self) -> None:
         """Closes the connections."""

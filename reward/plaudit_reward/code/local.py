@@ -16,7 +16,8 @@ from plaudit_reward.code.values import decode_value
 
 _LONG_BYTES = 1 << 18
 """Longer output is compared in a thread: the worker's event loop has others to serve."""
-_ROOM_PER_PROCESS = 4
+_SAMPLES_PER_PROCESS = 4
+"""Their test cases are short, and a process must not wait for the next sample."""
 
 
 class LocalBackend:
@@ -33,7 +34,7 @@ class LocalBackend:
     def __init__(self, processes: int, *, as_script: bool = False, allow_without_landlock: bool = False) -> None:
         self._sandbox = Sandbox(processes, allow_without_landlock=allow_without_landlock)
         self._as_script = as_script
-        self._most = processes * _ROOM_PER_PROCESS
+        self.num_samples = processes * _SAMPLES_PER_PROCESS
 
     async def open(self) -> None:
         """Starts the sandbox.
@@ -58,10 +59,6 @@ class LocalBackend:
         if len(ran.stdout) < _LONG_BYTES:
             return _judge(ran.stdout, function, case)
         return await asyncio.to_thread(_judge, ran.stdout, function, case)
-
-    def room(self) -> int:
-        """A few samples for each process: their test cases are many and short."""
-        return max(0, self._most - self._sandbox.num_waiting)
 
     async def close(self) -> None:
         """Ends the sandbox."""

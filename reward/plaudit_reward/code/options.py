@@ -27,8 +27,8 @@ class CodeOptions(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fi
     """What one test case may print."""
     continuous: bool | None = None
     """True: the score is the share of test cases that pass; false: 1 when all pass, else 0. Default: verl's choice,
-    which is the share, but for functions in the local sandbox: ``prime_code`` forgets their name when it comes to single
-    test cases, so that they get all or nothing."""
+    which is the share, but for functions in the local sandbox: ``prime_code`` forgets their name when it comes to
+    single test cases, so that they get all or nothing."""
     cases: int | None = None
     """How many test cases count, from the first on; 0: all. Default: where the share counts 10 (verl's number), else
     all."""

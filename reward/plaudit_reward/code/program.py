@@ -2,9 +2,9 @@
 
 Three forms: a function that is called with arguments; a program as verl runs it; a program as ``python program.py``
 runs it. verl's form puts everything from the first line on that is no import into a function, replaces ``sys.stdin`` by
-a ``StringIO``, and ``exit`` and ``subprocess`` by nothing. Correct programs fail in it when they call ``exit()``,
-read ``sys.stdin.buffer`` or ``open(0)``, say ``from … import *`` or ``global``, or break an import over several lines; it is the
-default because scores are to equal verl's (``prime_code``), ``as_script`` is the way out.
+a ``StringIO``, and ``exit`` and ``subprocess`` by nothing. Correct programs fail in it when they call ``exit()``, read
+``sys.stdin.buffer`` or ``open(0)``, say ``from … import *`` or ``global``, or break an import over several lines; it is
+the default because scores are to equal verl's (``prime_code``), ``as_script`` is the way out.
 
 The preamble is verl's: programs often leave out imports that a contest's own machine provides.
 """

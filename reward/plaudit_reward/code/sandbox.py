@@ -43,7 +43,6 @@ class Sandbox:
         self._servers = [_ForkServer(self._prepare) for _ in range(processes)]
         self._free: asyncio.LifoQueue[_ForkServer] = asyncio.LifoQueue()
         self._tasks: set[asyncio.Task[Ran]] = set()
-        self._num_waiting = 0
 
     async def open(self) -> None:
         """Starts the fork servers.
@@ -56,11 +55,6 @@ class Sandbox:
         for server in self._servers:
             self._free.put_nowait(server)
 
-    @property
-    def num_waiting(self) -> int:
-        """Programs that wait for a place."""
-        return self._num_waiting
-
     async def run(self, run: Run, on_begin: Callable[[], None] = lambda: None) -> Ran:
         """Runs a program once; waits for a place first.
 
@@ -72,11 +66,7 @@ class Sandbox:
             WorkerKilledError: the process that watched over it died.
             InfrastructureError: the machine could not run it: out of memory, no process to be had.
         """
-        self._num_waiting += 1
-        try:
-            server = await self._free.get()
-        finally:
-            self._num_waiting -= 1
+        server = await self._free.get()
         on_begin()
         # A task of its own: a caller that goes away must not leave an answer behind for the next one.
         task = asyncio.create_task(self._run_on(server, run))

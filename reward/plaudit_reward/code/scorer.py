@@ -37,6 +37,7 @@ class CodeScorer:
         self._options = options
         self._limits = options.limits()
         self._backend = _backend(options, processes)
+        self._num_in_work = 0
 
     async def open(self) -> None:
         """Starts the sandbox.
@@ -55,10 +56,12 @@ class CodeScorer:
         shares = self._options.gives_shares(functions=test.function is not None)
         counted = test.cases[: self._options.num_counted(len(test.cases), shares=shares)]
         work = _Work(attempt, self._backend.waits_for)
+        self._num_in_work += 1
         run = partial(self._run, work, program, test.function)
         try:
             results = await (_all(run, counted) if shares else _until_one_fails(run, counted))
         finally:
+            self._num_in_work -= 1
             work.settle()
         return _score(results, len(counted), shares=shares)
 
@@ -73,7 +76,7 @@ class CodeScorer:
 
     def room(self) -> int:
         """How many more samples could begin soon."""
-        return self._backend.room()
+        return max(0, self._backend.num_samples - self._num_in_work)
 
     async def close(self) -> None:
         """Ends processes and connections."""
