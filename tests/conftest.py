@@ -17,6 +17,8 @@ RUNS = Path(__file__).parent / "e2e"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Two processes share the tests: a file stays whole, and all whole runs stay with the one Ray they share."""
     for item in items:
+        if item.get_closest_marker("xdist_group"):
+            continue
         whole_run = item.path.is_relative_to(RUNS) or "ray_cluster" in getattr(item, "fixturenames", ())
         item.add_marker(pytest.mark.xdist_group("runs" if whole_run else item.nodeid.partition("::")[0]))
 
