@@ -41,6 +41,12 @@ def test_a_rule_fires_for_each_series_that_its_query_returns(rule: dict[str, Any
     assert "$value " not in rule["annotations"]["summary"]
 
 
+def test_only_recorded_series_make_a_difference_to_prometheus() -> None:
+    expressions = [rule["data"][0]["model"]["expr"] for rule in RULES]
+    for alert, expression in zip(ALERTS, expressions, strict=True):
+        assert (expression == alert.expression) == ("run:" not in alert.expression)
+
+
 def test_uids_are_unique() -> None:
     assert len({rule["uid"] for rule in RULES}) == len(RULES)
 
