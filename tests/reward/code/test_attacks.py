@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -253,19 +254,22 @@ LONG_S = 20
 
 
 @pytest.fixture
-def surroundings(worker: Worker, tmp_path: Path) -> Iterator[str]:
+def surroundings(worker: Worker) -> Iterator[str]:
     """What an attack is told: the worker's process id, a port, an address in the worker, a file that all may change."""
-    file = tmp_path / "file"
-    file.write_text(f"{worker.secret} in a file")
-    for folder in (tmp_path, *tmp_path.parents[:3]):
+    with (
+        tempfile.TemporaryDirectory(prefix="attacked-") as name,
+        socket.create_server(("127.0.0.1", 0)) as server,
+    ):
+        folder = Path(name)
         folder.chmod(0o777)
-    file.chmod(0o666)
-    (tmp_path / "file.outside").symlink_to("/etc/passwd")
-    (tmp_path / "file.folder").symlink_to("/etc")
-    with socket.create_server(("127.0.0.1", 0)) as server:
+        file = folder / "file"
+        file.write_text(f"{worker.secret} in a file")
+        file.chmod(0o666)
+        (folder / "file.outside").symlink_to("/etc/passwd")
+        (folder / "file.folder").symlink_to("/etc")
         yield f"{worker.pid} {server.getsockname()[1]} {worker.hello['address']} {file}"
-    assert file.read_text() == f"{worker.secret} in a file"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "file.folder", "file.outside"]
+        assert file.read_text() == f"{worker.secret} in a file"
+        assert sorted(path.name for path in folder.iterdir()) == ["file", "file.folder", "file.outside"]
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the attacks' system calls have x86_64's numbers")
@@ -303,8 +307,9 @@ def test_input_that_is_not_read_and_long_output_are_no_misfortune(worker: Worker
 
 
 def test_a_program_has_no_privilege_and_no_name_of_its_own(worker: Worker) -> None:
-    program = "import os\nprint(os.getuid(), os.getgid(), os.getgroups(), os.environ, sys.argv)"
-    assert worker.score(program, expected="65534 65534 [] environ({}) ['program.py']")["value"] == 1.0
+    user = worker.hello["uid"] or 65534
+    program = "import os\nprint(os.getresuid(), os.environ, sys.argv)"
+    assert worker.score(program, expected=f"({user}, {user}, {user}) environ({{}}) ['program.py']")["value"] == 1.0
 
 
 def assert_next_sample_is_scored_right(worker: Worker, **options: Any) -> None:
