@@ -1,4 +1,4 @@
-"""The benchmark of the statistics runs, agrees with itself, and finds arrays well ahead of a loop."""
+"""The benchmarks run, and the one of the statistics finds arrays well ahead of a loop."""
 
 from __future__ import annotations
 
@@ -6,16 +6,29 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "step_statistics.py"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.mark.bench
 def test_arrays_are_several_times_faster_than_a_loop_over_dictionaries(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
-    subprocess.run([sys.executable, str(BENCHMARK), "--quick", "--json", str(results)], check=True, capture_output=True)
-    (row,) = json.loads(results.read_text())["results"]
+    (row,) = run_quickly("step_statistics.py", results)["results"]
     assert row["samples"] == 8192
     assert row["ratio"] >= 5
+
+
+@pytest.mark.bench
+def test_the_cost_of_events_is_told_for_every_variant(tmp_path: Path) -> None:
+    figures = run_quickly("events_cost.py", tmp_path / "results.json")
+    assert set(figures) == {"without", "events", "events and service"}
+    assert all(told["samples_per_s"] > 0 for told in figures.values())
+
+
+def run_quickly(name: str, results: Path) -> Any:
+    command = [sys.executable, str(BENCHMARKS / name), "--quick", "--json", str(results)]
+    subprocess.run(command, check=True, capture_output=True)
+    return json.loads(results.read_text())
