@@ -215,7 +215,7 @@ def compare(ways: list[Way], rounds: int, count: int) -> None:
 
 def measure(quick: bool) -> dict[str, Any]:
     """Starts all, compares, ends all."""
-    rounds, count = (1, 64) if quick else (3, 400)
+    rounds, count = (1, 64) if quick else (3, 256)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "model")
         save_model(folder)

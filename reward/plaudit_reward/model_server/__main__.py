@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from plaudit_reward.errors import ConfigurationError
+from plaudit_reward.model_server.process import tune
 from plaudit_reward.model_server.settings import ModelSettings
 
 _REFUSED = 2
@@ -22,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Parses, loads, serves."""
     given = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    tune()
     settings = ModelSettings(
         given.model, given.revision, given.dtype, given.device, given.max_model_len, given.trust_remote_code
     )
