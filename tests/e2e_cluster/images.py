@@ -29,6 +29,7 @@ def main(folder: Path) -> None:
         _run(
             "buildah",
             "bud",
+            "--layers",
             "--isolation",
             "chroot",
             "--pull-never",
