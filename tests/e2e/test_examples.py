@@ -52,4 +52,4 @@ def test_trl_reward_functions_run_unchanged(example: Callable[[str], Path], plau
     for step in run.steps:
         assert step.statistics["reward_pipeline/outcome/scored"] == step.num_samples
         assert step.statistics["reward/mean"] == pytest.approx(0.0, abs=1e-3)  # normalised within each group
-        assert 0 < step.statistics["reward_pipeline/scorer/brevity/mean"] <= 1
+        assert 0 < step.statistics["reward_pipeline/scorer/brevity/value/mean"] <= 1
