@@ -27,6 +27,7 @@ _RENEW_EVERY_S = 4.0
 _SOON_S = 2.0
 _LEAST_LOOK_AHEAD = 16
 _LONGEST_PAUSE_S = 2.0
+_LONGEST_HOLD_S = 60.0
 
 
 @dataclass
@@ -36,13 +37,14 @@ class Passage:
     request: Request
     tokens: int
     """What it costs: as reserved until the answer says better. ``NEVER_SENT`` gives everything back."""
-    passed_s: float = field(default_factory=time.monotonic)
+    passed_s: float = 0.0
+    """When it was let through, at the earliest; monotonic seconds."""
 
 
 @dataclass
 class _Waiting:
     request: Request
-    passed: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    passed: asyncio.Future[float] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class Limiter:
@@ -97,12 +99,13 @@ class Limiter:
         if not self._refused:
             self._news.set()
         try:
-            await waiting.passed
+            passed_s = await waiting.passed
         except asyncio.CancelledError:
-            if waiting.passed.done() and not waiting.passed.cancelled():
+            passed = waiting.passed
+            if passed.done() and not passed.cancelled() and passed.exception() is None:
                 self.leave(Passage(waiting.request, NEVER_SENT))
             raise
-        return Passage(waiting.request, tokens)
+        return Passage(waiting.request, tokens, passed_s)
 
     def sent(self, passage: Passage) -> None:
         """The request has left this process: where that took a while, its window begins only now."""
@@ -119,8 +122,8 @@ class Limiter:
         self._news.set()
 
     def hold(self, seconds: float) -> None:
-        """Lets nothing more through for a while: the endpoint asked for it."""
-        self._held_until_s = max(self._held_until_s, time.monotonic() + seconds)
+        """Lets nothing more through for a while, a minute at most: the endpoint asked for it."""
+        self._held_until_s = max(self._held_until_s, time.monotonic() + min(seconds, _LONGEST_HOLD_S))
 
     def room(self) -> int:
         """How many more requests it could let through soon, judged by the last two seconds."""
@@ -145,8 +148,9 @@ class Limiter:
                 logger.warning("judge's limits cannot be asked; requests wait", extra={"fields": fields})
                 await asyncio.sleep(pause_s)
                 continue
-            except InfrastructureError as error:
-                self._fail(error)
+            except Exception as error:  # the boundary to those that wait: whatever it is, each of them raises it
+                logger.exception("judge's limits cannot be asked")
+                self._fail(InfrastructureError(f"the limits cannot be asked: {error}"))
                 again_s = _LONGEST_PAUSE_S
             await self._until_news(again_s)
 
@@ -168,21 +172,20 @@ class Limiter:
         except BaseException:
             self._settled, self._sent_late = settled + self._settled, late + self._sent_late
             raise
-        self._let_through(asked[: passed.number])
+        self._let_through(asked[: passed.number], now)
         self._forget_ended()
         self._refused = passed.number < len(asked)
         if self._refused:
             return passed.again_s
         return 0.0 if self._waiting else _RENEW_EVERY_S if self._in_flight else math.inf
 
-    def _let_through(self, passed: list[_Waiting]) -> None:
-        now = time.monotonic()
+    def _let_through(self, passed: list[_Waiting], now: float) -> None:
         for waiting in passed:
             self._in_flight += 1
             if waiting.passed.done():  # it was given up while the budget was asked
                 self.leave(Passage(waiting.request, NEVER_SENT))
             else:
-                waiting.passed.set_result(None)
+                waiting.passed.set_result(now)
                 self._passed_at.append(now)
         self._forget_old_passes()
 
