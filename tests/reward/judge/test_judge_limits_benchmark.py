@@ -1,4 +1,4 @@
-"""The short form of benchmarks/judge_limits.py: never over the budget at the judge's own door, and everybody is served."""
+"""The short form of benchmarks/judge_limits.py: never over the budget at the judge's door, and everybody is served."""
 
 from __future__ import annotations
 
