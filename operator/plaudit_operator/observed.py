@@ -83,7 +83,7 @@ def labels(item: Object) -> Mapping[str, str]:
     return item["metadata"].get("labels") or {}
 
 
-def annotations(item: Object) -> Mapping[str, str]:
+def annotations_of(item: Object) -> Mapping[str, str]:
     """Annotations of an object."""
     return item["metadata"].get("annotations") or {}
 

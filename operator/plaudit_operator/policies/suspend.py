@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from plaudit_operator import names
 from plaudit_operator.actions import Action, Patch, Scale
-from plaudit_operator.observed import Observed, annotations
+from plaudit_operator.observed import Observed, annotations_of
 from plaudit_workers.job.rljob import Spec
 
 
@@ -51,7 +51,7 @@ def unpause_actions(observed: Observed, *, suspended: bool) -> list[Action]:
     """Takes KEDA's annotation away at the resumption: what a manifest no longer holds is taken out by name."""
     if suspended:
         return []
-    paused = [item for item in observed.own("ScaledObject") if names.KEDA_PAUSE in annotations(item)]
+    paused = [item for item in observed.own("ScaledObject") if names.KEDA_PAUSE in annotations_of(item)]
     change = {"annotations": {names.KEDA_PAUSE: None}}
     return [
         Patch("ScaledObject", item["metadata"]["name"], {"metadata": {"uid": item["metadata"]["uid"], **change}})

@@ -70,7 +70,7 @@ class DeadLetters:
             return None
         kind: type[Prompt] | type[Sample] = Prompt if letter.stream == "prompts" else Sample
         try:
-            return cast(Prompt | Sample, decode(await self._transport.volume.load(record), kind))
+            return decode(await self._transport.volume.load(record), kind)
         except (RecordError, VolumeError) as error:
             return str(error)
 

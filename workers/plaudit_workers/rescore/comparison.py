@@ -117,7 +117,7 @@ def rank_correlation(pairs: NDArray[Any]) -> float | None:
     ranks = [_ranks(column) for column in pairs.T]
     if any(len(column) == 0 or column.min() == column.max() for column in ranks):
         return None
-    return float(np.corrcoef(*ranks)[0, 1])
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
 def _ranks(values: NDArray[Any]) -> NDArray[Any]:
