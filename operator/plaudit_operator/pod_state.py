@@ -32,7 +32,9 @@ def _waiting(status: Object, pod: Object, now: float) -> tuple[str, str] | None:
         return None
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
     if reason in _IMAGE_REASONS:
-        return Reason.IMAGE_PULL, f"image {status.get('image', '')}: {message or reason}"
+        # A kubelet says the same error in turns with and without "Back-off …: ErrImagePull: " before it.
+        why = message.partition("ErrImagePull: ")[2] or message
+        return Reason.IMAGE_PULL, f"image {status.get('image', '')}: {why or reason}"
     if reason == "CreateContainerConfigError":
         return Reason.CONFIG_MISSING, message
     created = seconds(pod["metadata"].get("creationTimestamp"))

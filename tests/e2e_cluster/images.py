@@ -1,7 +1,8 @@
 """Images for a cluster without a registry: ``python tests/e2e_cluster/images.py FOLDER`` writes archives for ``load``.
 
 The project's own Dockerfiles on a base of this machine's Debian, made once by debootstrap and committed under the name
-that their FROM uses. Redis comes with the base: the official image cannot be had everywhere.
+that their FROM uses. Redis comes with the base (the official image cannot be had everywhere), and so does libnuma,
+which vLLM for CPUs needs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 BASE = "docker.io/library/python:3.11-slim"
 OPERATOR, WORKER, REDIS = "localhost/plaudit-operator:e2e", "localhost/plaudit-worker:e2e", "localhost/redis:e2e"
-_PACKAGES = "python3,python3-venv,ca-certificates,redis-server"
+_PACKAGES = "python3,python3-venv,ca-certificates,libnuma1,redis-server"
 _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 
 
