@@ -14,6 +14,8 @@ import pytest
 from real_cluster import HARNESS, ROOT, Cluster
 from ruamel.yaml import YAML
 
+pytestmark = pytest.mark.timeout(1800)  # images are built, and a model learns
+
 NAMESPACE = "training"
 RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 UID = 1000
