@@ -79,9 +79,9 @@ def is_ready(pod: Object) -> bool:
 
 
 def is_running(pod: Object) -> bool:
-    """Whether the pod's main containers run."""
+    """Whether the pod's main containers run, or have ended well."""
     leaving = bool(pod["metadata"].get("deletionTimestamp"))
-    return not leaving and pod.get("status", {}).get("phase") == "Running"
+    return not leaving and pod.get("status", {}).get("phase") in ("Running", "Succeeded")
 
 
 def restarts_of(pod: Object) -> int:

@@ -41,7 +41,7 @@ def ended_status(observed: Observed, ending: Ending, now: float) -> Status:
     words = [
         said(ending.condition, True, ending.reason, ending.message),
         said(Condition.TRAINER_RUNNING, False, ending.reason, ending.message),
-        said(Condition.DEGRADED, False, Reason.HEALTHY, ""),
+        said(Condition.DEGRADED, False, Reason.HEALTHY, _HEALTHY),
     ]
     return _finished(observed, _progress(observed) | {"completionTime": timestamp(now)}, words, now)
 
@@ -70,6 +70,7 @@ def status(
 
 
 _NEEDED = (Condition.TRANSPORT_READY, Condition.ROLLOUT_READY, Condition.REWARD_READY, Condition.TRAINER_RUNNING)
+_HEALTHY = "nothing of it is missing"
 _COUNTERS = ("attempt", "restarts", "disruptions")
 
 
@@ -145,7 +146,7 @@ def _degraded(observed: Observed, roles: Mapping[str, RoleState], *, started: bo
     """Something that was there is not: before the job first ran, it is only starting."""
     missing = [role for role in roles.values() if not role.is_ready] if started else []
     if not missing:
-        return said(Condition.DEGRADED, False, Reason.HEALTHY, "")
+        return said(Condition.DEGRADED, False, Reason.HEALTHY, _HEALTHY)
     if any(role.name == "transport" for role in missing) and _node_lost(observed):
         words = "Redis's node is lost. Its pod is never forced away: the job waits until the node is back"
         return said(Condition.DEGRADED, True, Reason.NODE_LOST, words)
