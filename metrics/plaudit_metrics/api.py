@@ -23,8 +23,8 @@ from plaudit_metrics.answers import (
 )
 from plaudit_metrics.kept_steps import ClosedStep
 from plaudit_metrics.openapi import MOST_SAMPLES, MOST_STEPS, MOST_TRACED, document
-from plaudit_metrics.spans import traceparent
 from plaudit_metrics.surroundings import Surroundings
+from plaudit_metrics.trace_context import traceparent
 from plaudit_metrics.view import RunView
 
 

@@ -1,9 +1,7 @@
 """Samples as OpenTelemetry spans, sent to a collector (OTLP over HTTP): the slowest of each step and a share of all.
 
-One trace a sample: a root span from its admission to the trainer that took its group, and a child a stage. The ids
-follow from run, group and index alone, so whoever knows a sample can name its trace (``traceparent``), and a judge that
-got that header puts its own spans below ours. Built by the metrics service from the events, after the step is closed:
-nothing of it is in the way of a sample.
+One trace a sample (``trace_context``): a root span from its admission to the trainer that took its group, and a child a
+stage. Built by the metrics service from the events, after the step is closed: nothing of it is in the way of a sample.
 
 Needs the extra ``traces``. A collector that is slow or away costs spans, which are counted out by the SDK, and nothing
 else.
@@ -11,7 +9,6 @@ else.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +16,7 @@ from plaudit_metrics.kept_steps import StepSamples
 from plaudit_metrics.records import GroupRecord, SampleRecord, StepRecord
 from plaudit_metrics.stages import STAGES, stages_of
 from plaudit_metrics.steps import slowest_samples
+from plaudit_metrics.trace_context import drawn, sample_ids
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -33,24 +31,11 @@ class MissingPackageError(Exception):
     """The extra is not installed; the message says how to."""
 
 
-def sample_ids(run: str, group: str, index: int) -> tuple[int, int]:
-    """Trace id (128 bits) and id of the root span (64 bits) of a sample; never 0, which is no id."""
-    digest = hashlib.sha256(f"{run}/{group}/{index}".encode()).digest()
-    return int.from_bytes(digest[:16]) or 1, int.from_bytes(digest[16:24]) or 1
-
-
-def traceparent(run: str, group: str, index: int) -> str:
-    """The sample's root span as a W3C ``traceparent`` header."""
-    trace_id, span_id = sample_ids(run, group, index)
-    return f"00-{trace_id:032x}-{span_id:016x}-01"
-
-
 def chosen(samples: StepSamples, run: str, share: float) -> list[SampleRecord]:
     """The samples of a step to be sent: the slowest, and those whose trace id falls into the share (0 to 1)."""
     slowest = slowest_samples(samples.samples, 1)
-    limit = share * (1 << 64)
-    drawn = [each for each in samples.samples if sample_ids(run, each.group, each.index)[0] & (1 << 64) - 1 < limit]
-    return slowest + [sample for sample in drawn if sample not in slowest]
+    others = [each for each in samples.samples if drawn(run, each.group, each.index, share)]
+    return slowest + [sample for sample in others if sample not in slowest]
 
 
 class SpanSender:

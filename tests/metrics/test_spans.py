@@ -15,7 +15,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from plaudit_metrics.kept_steps import StepSamples
 from plaudit_metrics.records import StepRecord
 from plaudit_metrics.settings import ServiceSettings
-from plaudit_metrics.spans import SpanSender, chosen, traceparent
+from plaudit_metrics.spans import SpanSender, chosen
+from plaudit_metrics.trace_context import traceparent
 
 Build = Callable[..., Any]
 STEP = StepRecord(7, 1, 0.0, 60.0, 4, 2, {})

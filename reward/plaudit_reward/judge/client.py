@@ -83,13 +83,20 @@ class JudgeClient:
             limits=httpx.Limits(max_connections=max_connections, keepalive_expiry=_KEEP_ALIVE_S),
         )
 
-    async def ask(self, prompt: str, limit_s: float, sent: Callable[[], None] = lambda: None) -> Answer:
+    async def ask(
+        self,
+        prompt: str,
+        limit_s: float,
+        sent: Callable[[], None] = lambda: None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
         """Sends one prompt.
 
         Args:
             prompt: the user's message.
             limit_s: seconds within which the whole answer must have come.
             sent: called when the request has been written to its connection.
+            headers: of this request alone.
 
         Raises:
             CallTimeoutError: no whole answer within ``limit_s``.
@@ -100,7 +107,7 @@ class JudgeClient:
         try:
             async with asyncio.timeout(limit_s):
                 content = msgspec.json.encode({**self._body, "messages": messages})
-                status, headers, body = await self._post(content, sent)
+                status, answered, body = await self._post(content, sent, headers)
         except TimeoutError:
             self._usage.count_request("timeout")
             raise CallTimeoutError(f"no answer within {limit_s:g} s") from None
@@ -110,19 +117,24 @@ class JudgeClient:
             raise InfrastructureError(f"the endpoint cannot be reached: {type(error).__name__}: {words}") from error
         self._usage.count_request(str(status))
         if status != 200:
-            raise failure_of(status, headers, self._message(body))
+            raise failure_of(status, answered, self._message(body))
         return self._answer(body)
 
     async def close(self) -> None:
         """Closes the connections."""
         await self._http.aclose()
 
-    async def _post(self, content: bytes, sent: Callable[[], None]) -> tuple[int, Mapping[str, str], bytes]:
+    async def _post(
+        self, content: bytes, sent: Callable[[], None], headers: Mapping[str, str] | None
+    ) -> tuple[int, Mapping[str, str], bytes]:
         async def trace(event: str, _: Any) -> None:
             if event.endswith(".send_request_body.complete"):
                 sent()
 
-        async with self._http.stream("POST", self._path, content=content, extensions={"trace": trace}) as response:
+        extensions = {"trace": trace}
+        async with self._http.stream(
+            "POST", self._path, content=content, headers=headers, extensions=extensions
+        ) as response:
             body = bytearray()
             async for part in response.aiter_bytes():
                 body += part

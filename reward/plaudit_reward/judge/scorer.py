@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
@@ -35,6 +36,7 @@ class JudgeScorer:
         limiter: started and stopped here.
         estimate: of the tokens that a request takes.
         report: of what was used; started and stopped here. None outside of a run.
+        traceparent: of a sample, told to the endpoint (a group's is its first sample's). None where nothing is traced.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class JudgeScorer:
         limiter: Limiter,
         estimate: TokenEstimate,
         report: UsageReport | None = None,
+        traceparent: Callable[[Sample], str] | None = None,
     ) -> None:
         self.name = name
         self._template = template
@@ -54,6 +57,7 @@ class JudgeScorer:
         self._limiter = limiter
         self._estimate = estimate
         self._report = report
+        self._traceparent = traceparent
         self._circuit = Circuit(name)
 
     async def open(self) -> None:
@@ -76,7 +80,8 @@ class JudgeScorer:
     async def score_group(self, samples: Sequence[Sample], values: Sequence[float], attempt: Attempt) -> list[Score]:
         """Scores all samples of a group by one answer."""
         prompt = self._template.render(samples)
-        answer, spent_s = await self._ask(prompt, attempt)
+        headers = {"traceparent": self._traceparent(samples[0])} if self._traceparent else {}
+        answer, spent_s = await self._ask(prompt, attempt, headers)
         parsing = Attempt(max(_LEAST_PARSE_S, attempt.limit_s - spent_s))
         scores = await self._parser.scores(answer.text, samples, parsing)
         attempt.queued_s += parsing.queued_s
@@ -97,7 +102,7 @@ class JudgeScorer:
         if self._report is not None:
             await self._report.stop()
 
-    async def _ask(self, prompt: str, attempt: Attempt) -> tuple[Answer, float]:
+    async def _ask(self, prompt: str, attempt: Attempt, headers: Mapping[str, str]) -> tuple[Answer, float]:
         """The answer, and the seconds of the call."""
         self._circuit.check()
         began = time.monotonic()
@@ -108,7 +113,8 @@ class JudgeScorer:
         began = time.monotonic()
         try:
             with self._circuit.call():
-                answer = await self._client.ask(prompt, attempt.limit_s, lambda: self._limiter.sent(passage))
+                sent = partial(self._limiter.sent, passage)
+                answer = await self._client.ask(prompt, attempt.limit_s, sent, headers)
         except CircuitOpenError:
             passage.tokens = NEVER_SENT
             raise

@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import sys
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from plaudit_metrics.keys import Keys
 from plaudit_metrics.records import WorkerRecord
 from plaudit_metrics.surroundings import look
+from plaudit_metrics.trace_context import traceparent
 from plaudit_reward.sample import Sample
 from plaudit_workers.launch.redis_server import RedisServer
 from plaudit_workers.process import RefusedError
@@ -96,6 +98,22 @@ async def test_workers_of_a_run_share_a_budget_and_report_what_they_used(
     seen = await look(transport.commands, Keys(run_name))
     assert seen.judge_requests == {("big", "200"): 3}
     assert seen.judge_tokens == {("big", "prompt"): 21, ("big", "completion"): 9}
+
+
+async def test_a_judge_is_told_the_trace_of_its_sample(
+    make_reward: Make, judge: Make, server: Any, context: Make, run_name: str
+) -> None:
+    reward = make_reward([judge()])
+    for share, sampled in ((1.0, True), (0.0, False)):
+        pipeline = await build_pipeline(reward, "reward-0", replace(context(reward), traced_share=share))
+        assert (await pipeline.score(SAMPLE)).value == 4.0
+        await pipeline.close()
+        said = server.requests[-1].headers["traceparent"]
+        assert said == traceparent(run_name, SAMPLE.group, SAMPLE.index, sampled=sampled)
+    pipeline = await build_pipeline(reward, "reward-0", context(reward))
+    await pipeline.score(SAMPLE)
+    await pipeline.close()
+    assert "traceparent" not in server.requests[-1].headers
 
 
 async def test_jobs_share_a_budget_by_its_name(

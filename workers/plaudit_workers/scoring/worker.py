@@ -68,6 +68,7 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
             run=settings.run,
             redis=RedisAddress.from_settings(settings),
             model_servers=settings.model_servers,
+            traced_share=job.spec.metrics.traces.share if job.spec.metrics.traces.endpoint else None,
         )
         pipeline = await build_pipeline(job.spec.reward, settings.worker, context)
         options = ScoringOptions(max_concurrent_samples=job.spec.reward.workers.max_concurrent_samples)

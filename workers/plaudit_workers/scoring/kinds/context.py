@@ -26,6 +26,8 @@ class BuildContext:
     """The run's Redis; None outside of a run: what the workers would share is then this process's own."""
     model_servers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Base URLs of the servers of each scorer of kind ``model``, by the scorer's name."""
+    traced_share: float | None = None
+    """Share of the samples whose spans are kept (``metrics.traces``); None: nothing is traced."""
 
 
 AnyScorer = SampleScorer | GroupScorer

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Callable
 
+from plaudit_metrics.trace_context import drawn, traceparent
 from plaudit_reward.function_scorer import FunctionScorer
 from plaudit_reward.judge.client import JudgeClient
 from plaudit_reward.judge.estimate import TokenEstimate
@@ -16,6 +18,7 @@ from plaudit_reward.judge.prompt import PromptTemplate
 from plaudit_reward.judge.redis_budget import RedisBudget
 from plaudit_reward.judge.scorer import JudgeScorer
 from plaudit_reward.judge.usage import Usage, UsageReport
+from plaudit_reward.sample import Sample
 from plaudit_reward.target import Target
 from plaudit_workers.job.scorers import Judge, Scorer
 from plaudit_workers.job.secrets import secret_value
@@ -50,6 +53,7 @@ def judge_scorer(scorer: Scorer, context: BuildContext) -> JudgeScorer:
         Limiter(_budget(scorer, judge, context), scorer.name),
         TokenEstimate(judge.arguments),
         _report(scorer.name, usage, context),
+        _traceparent(context),
     )
 
 
@@ -89,3 +93,12 @@ def _report(name: str, usage: Usage, context: BuildContext) -> UsageReport | Non
     if context.redis is None:
         return None
     return UsageReport(name, usage, context.redis.client(timeout_s=_TIMEOUT_S, retries=0), context.run)
+
+
+def _traceparent(context: BuildContext) -> Callable[[Sample], str] | None:
+    run, share = context.run, context.traced_share
+    if share is None:
+        return None
+    return lambda sample: traceparent(
+        run, sample.group, sample.index, sampled=drawn(run, sample.group, sample.index, share)
+    )
