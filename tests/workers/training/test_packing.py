@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM
 
-from plaudit_workers.training.attention import (
+from plaudit_reward.packed_attention import (
     PACKED_ATTENTION,
     UnsupportedAttentionError,
     make_blocks,

@@ -16,9 +16,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
+from plaudit_reward.packed_attention import PACKED_ATTENTION, Block, UnsupportedAttentionError, make_blocks
 from plaudit_workers.job.model import Model
 from plaudit_workers.process import RefusedError
-from plaudit_workers.training.attention import PACKED_ATTENTION, Block, UnsupportedAttentionError, make_blocks
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 """``model.dtype`` → torch's."""

@@ -2,8 +2,8 @@
 
 Called by ``policy``. ``assign_bins`` is pure arithmetic over lengths; ``pack`` lays the sequences of one bin one behind
 another in a single row. Which sequence lies where changes nothing but rounding: positions begin anew with each
-sequence, attention stays within it (``attention``), and every token carries the aggregation weight that it has in the
-whole update.
+sequence, attention stays within it (``packed_attention``), and every token carries the aggregation weight that it has
+in the whole update.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plaudit_workers.training.attention import Block, make_blocks
+from plaudit_reward.packed_attention import Block, make_blocks
 from plaudit_workers.training.batch import TrainingSequence
 
 

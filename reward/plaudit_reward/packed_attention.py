@@ -1,6 +1,6 @@
 """Causal attention over sequences that lie one behind another in a single row, each seeing only itself.
 
-Registered with transformers under ``PACKED_ATTENTION``; ``packing`` lays the sequences out, ``forward`` runs the model.
+Registered with transformers under ``PACKED_ATTENTION``; the trainer and the reward model server compute with it.
 Everything but attention works token by token, so a packed row ``[1, T]`` needs no padding there. For attention the
 sequences are taken in *blocks* of about the same length: each block is one ordinary causal call of
 ``scaled_dot_product_attention`` without a mask. In a causal call a token sees only earlier ones, so the few padding
@@ -23,17 +23,20 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 PACKED_ATTENTION = "plaudit_packed"
-"""The ``attn_implementation`` of models that are trained."""
+"""The ``attn_implementation`` of models that are given packed rows."""
 
 SHORTEST_OF_LONGEST = 0.8
-"""A block ends before the first sequence shorter than this share of its longest: at most a fifth is padding."""
+"""By default a block ends before the first sequence shorter than this share of its longest: a fifth is padding at most.
+
+For a GPU, where every call costs a launch. On a CPU padding costs more than calls do: 1 makes blocks without any.
+"""
 
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias", "cache")
-"""Arguments with which a model asks for an attention that this is not; ignoring them would train another model."""
+"""Arguments with which a model asks for an attention that this is not; ignoring them would compute another model."""
 
 
 class UnsupportedAttentionError(Exception):
-    """The model asks for a kind of attention that packed training does not compute."""
+    """The model asks for a kind of attention that is not computed over packed rows."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +60,16 @@ class Block:
         return Block(*sizes, self.padded.to(device), self.packed.to(device))
 
 
-def make_blocks(lengths: Sequence[int]) -> tuple[Block, ...]:
+def make_blocks(lengths: Sequence[int], shortest_of_longest: float = SHORTEST_OF_LONGEST) -> tuple[Block, ...]:
     """Cuts a packed row into blocks.
 
     Args:
         lengths: tokens of each sequence in the order in which they lie, longest first.
+        shortest_of_longest: see ``SHORTEST_OF_LONGEST``.
     """
     starts = [0]
     for number, length in enumerate(lengths):
-        if length < SHORTEST_OF_LONGEST * lengths[starts[-1]]:
+        if length < shortest_of_longest * lengths[starts[-1]]:
             starts.append(number)
     blocks: list[Block] = []
     first_token = 0
@@ -111,7 +115,7 @@ def packed_attention(
         attention_mask: None; packed rows need none.
         packed_blocks: the row's layout.
         scaling: factor of the scores; None: 1 ÷ √D.
-        dropout: must be 0; a policy gradient needs the distribution that is sampled from.
+        dropout: must be 0: what is computed here is what the model says.
         sliding_window: how many tokens back a token sees, itself included; None: all.
         **further: what other models pass; see ``_UNSUPPORTED``.
 
