@@ -34,7 +34,7 @@ check: install ## format, lint, types, import order, generated files
 	$(BIN)/python -m plaudit_metrics.generate --check
 
 test: install promtool chromium ## all tests that need no cluster
-	$(BIN)/pytest -q --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/pytest -q --numprocesses 2 --no-loadscope-reorder
 
 cluster-up: cluster-packages ## a real Kubernetes on this machine, for tests (root; its first build takes minutes)
 	@tests/cluster/cluster up --nodes 2 --gpus-per-node 4

@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from plaudit_workers.launch.redis_server import RedisServer
 
-RUNS = Path(__file__).parent / "e2e"
+ROOMS = {
+    "tests/e2e/": "runs",
+    "tests/workers/launch/test_supervisor.py": "runs",
+    "tests/metrics/page/": "page",
+    "tests/metrics/test_top.py": "observed run",
+    "tests/metrics/alerting/test_dashboards.py": "observed run",
+    "tests/metrics/alerting/test_prometheus.py": "observed run",
+    "tests/reward/model_server/": "model servers",
+}
+"""Files that share something expensive (a Ray, a Chromium, a run, a vLLM) and so belong into one process."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two processes share the tests: a file stays whole, and all whole runs stay with the one Ray they share."""
-    for item in items:
-        if item.get_closest_marker("xdist_group"):
-            continue
-        whole_run = item.path.is_relative_to(RUNS) or "ray_cluster" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("runs" if whole_run else item.nodeid.partition("::")[0]))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hands whole files, and whole rooms, to the processes that share the tests (pytest-xdist)."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Rooms(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return next((room for start, room in ROOMS.items() if file.startswith(start)), file)
+
+    return Rooms(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -18,8 +18,6 @@ from plaudit_metrics.commands import top_arguments
 from plaudit_metrics.picture import Folder, Picture, Service
 from plaudit_metrics.top import top
 
-pytestmark = pytest.mark.xdist_group("observed run")
-
 
 def parsed(*texts: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()

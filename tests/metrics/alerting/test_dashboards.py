@@ -27,7 +27,6 @@ DASHBOARDS = {
     name: json.loads((REPOSITORY / "metrics" / "dashboards" / f"{name}.json").read_text())
     for name in ("job", "fleet", "operator")
 }
-pytestmark = pytest.mark.xdist_group("observed run")
 
 
 def panels(dashboard: dict[str, Any]) -> Iterator[dict[str, Any]]:

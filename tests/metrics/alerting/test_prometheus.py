@@ -14,11 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from plaudit_workers.launch.redis_server import RedisServer, free_port
-
-pytestmark = pytest.mark.xdist_group("observed run")
 
 SCORER = """
 import asyncio, pathlib

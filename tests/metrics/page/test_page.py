@@ -17,8 +17,6 @@ from PIL import Image
 
 from plaudit_metrics.page import FILES, FOLDER, library
 
-pytestmark = pytest.mark.xdist_group("page")
-
 Tab = Any
 Site = Any
 

@@ -18,8 +18,6 @@ from plaudit_reward.sample import Sample
 from plaudit_workers.stream.records import Body, Group, GroupSample, PolicyVersion, Prompt, Sampling
 from plaudit_workers.training.store import store_groups
 
-pytestmark = pytest.mark.xdist_group("page")
-
 Tab = Any
 RunBuilder = Any
 LEDGER = {"admitted": 100, "trained": 93, "evaluated": 2, "dropped": 3, "dropped:too_few_scored": 3, "open": 2}

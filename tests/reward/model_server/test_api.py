@@ -9,8 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-pytestmark = pytest.mark.xdist_group("vllm-pooling")
-
 BAD = [
     (b"{", "truncated"),
     (b"[]", "Expected `object`"),

@@ -16,7 +16,7 @@ from plaudit_reward.model_client.scorer import ModelScorer
 from plaudit_reward.sample import Sample
 from plaudit_reward.scorer import Attempt
 
-pytestmark = [pytest.mark.xdist_group("vllm-pooling"), pytest.mark.timeout(560)]
+pytestmark = pytest.mark.timeout(560)
 
 Plain = Callable[[str, list[str]], list[list[float]]]
 
