@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 
-from plaudit_reward.model_server.batching import choose
+from plaudit_reward.model_server.batching import choose_neighbours, choose_oldest
 from plaudit_reward.model_server.series import Series
 
 Logits = list[float]
@@ -38,8 +39,9 @@ class BatchLimits:
 
     max_batch_tokens: int = 16_384
     """Tokens of a forward pass, padding included."""
-    max_padding: int = 64
-    """Padding that one more sequence may bring: what a forward pass costs besides its tokens, in tokens."""
+    max_padding: int | None = 64
+    """Padding that one more sequence may bring: what a forward pass costs besides its tokens, in tokens. None: passes
+    are packed, there is no padding."""
     max_queue: int = 4096
     """Sequences that wait or are computed."""
 
@@ -136,15 +138,19 @@ class Batcher:
         return one
 
     def _take(self) -> list[_Waiting]:
-        oldest = bisect.bisect_left(self._by_length, next(iter(self._by_arrival.values())))
-        limits = self._limits
-        place = choose(_Lengths(self._by_length), oldest, limits.max_batch_tokens, limits.max_padding)
-        batch = self._by_length[place]
-        del self._by_length[place]
+        batch = self._oldest() if self._limits.max_padding is None else self._neighbours(self._limits.max_padding)
         for one in batch:
-            del self._by_arrival[one.number]
-        self._series.queued(len(self._by_length))
+            self._forget(one)
         return batch
+
+    def _oldest(self) -> list[_Waiting]:
+        lengths = (one.length for one in self._by_arrival.values())
+        return list(islice(self._by_arrival.values(), choose_oldest(lengths, self._limits.max_batch_tokens)))
+
+    def _neighbours(self, max_padding: int) -> list[_Waiting]:
+        oldest = bisect.bisect_left(self._by_length, next(iter(self._by_arrival.values())))
+        lengths = _Lengths(self._by_length)
+        return self._by_length[choose_neighbours(lengths, oldest, self._limits.max_batch_tokens, max_padding)]
 
     async def _compute(self, batch: list[_Waiting], thread: ThreadPoolExecutor) -> None:
         began_s = time.perf_counter()
@@ -159,13 +165,18 @@ class Batcher:
             raise
         finally:
             self._computed = 0
-        self._series.computed([one.length for one in batch], [began_s - one.since_s for one in batch], began_s)
+        self._measure(batch, began_s)
         for one, logits in zip(batch, results, strict=True):
             if not one.result.done():
                 one.result.set_result(logits)
 
+    def _measure(self, batch: list[_Waiting], began_s: float) -> None:
+        lengths = [one.length for one in batch]
+        padding = 0 if self._limits.max_padding is None else max(lengths) * len(lengths) - sum(lengths)
+        self._series.computed(lengths, padding, [began_s - one.since_s for one in batch], began_s)
+
     def _forget(self, one: _Waiting) -> None:
-        """Takes a sequence out of the queue whose request is gone."""
+        """Takes a sequence out of the queue, if it is still there."""
         if self._by_arrival.pop(one.number, None) is not None:
             del self._by_length[bisect.bisect_left(self._by_length, one)]
             self._series.queued(len(self._by_length))

@@ -1,17 +1,30 @@
 """Which of the waiting sequences go into the next forward pass: pure arithmetic over their lengths.
 
-A forward pass costs what its padded tokens cost, and a fixed part besides. So sequences of about the same length go
-together, around the one that has waited longest (nothing starves), and a sequence joins only while the padding that it
-brings costs less than a forward pass of its own would.
+Packed (``choose_oldest``) a pass costs what its tokens cost, whatever their lengths: first come, first served.
+
+Padded (``choose_neighbours``) it costs what its padded tokens cost, and a fixed part besides. So sequences of about the
+same length go together, around the one that has waited longest (nothing starves), and a sequence joins only while the
+padding that it brings costs less than a forward pass of its own would.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, takewhile
 
 
-def choose(lengths: Sequence[int], oldest: int, max_tokens: int, max_padding: int) -> slice:
+def choose_oldest(lengths: Iterable[int], max_tokens: int) -> int:
+    """How many of the sequences that have waited longest go together.
+
+    Args:
+        lengths: tokens of all waiting sequences, in order of arrival; at least one.
+        max_tokens: most tokens of a forward pass; a longer sequence goes alone.
+    """
+    return max(1, sum(1 for _ in takewhile(lambda tokens: tokens <= max_tokens, accumulate(lengths))))
+
+
+def choose_neighbours(lengths: Sequence[int], oldest: int, max_tokens: int, max_padding: int) -> slice:
     """Chooses neighbours of the oldest sequence.
 
     Args:

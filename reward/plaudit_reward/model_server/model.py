@@ -1,11 +1,9 @@
 """A sequence classifier of transformers: loads it, tokenises, computes logits of many sequences in one forward pass.
 
-The only module of the server that imports torch and transformers.
+With ``packed`` and ``onednn`` the only module of the server that imports torch and transformers.
 
-Sequences of a pass are padded on the right. The logits are those that ``model(**tokenizer(text))`` gives for each
-sequence alone. Most models are told by an attention mask what is padding. A causal decoder with a ``score`` head on its
-last token needs no mask, since no token sees what follows it; without one the fast attention kernels apply. Whether a
-model is of that kind is looked at when it is loaded, not guessed from its name.
+The logits are those that ``model(**tokenizer(text))`` gives for each sequence alone. Sequences of a pass are packed
+where the model allows it; else they are padded, and an attention mask tells the model what is padding.
 """
 
 from __future__ import annotations
@@ -17,17 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.utils.logging import disable_progress_bar
 
 from plaudit_reward.errors import ConfigurationError, DataError
+from plaudit_reward.model_server.onednn import use_onednn
+from plaudit_reward.model_server.packed import enable_packing, packed_logits
 from plaudit_reward.model_server.settings import ModelSettings
 
 logger = logging.getLogger(__name__)
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_SAME = 1e-2
-"""How far the probe's logits may move because of what follows, relative: rounding of any precision, no more."""
+_ENOUGH_ON_CPU = 2048
 _UNBOUNDED_TOKENS = 1_000_000
 """Tokenizers without a limit say 1e30."""
 
@@ -48,18 +46,25 @@ class Classifier:
         self._tokenizer = _load_tokenizer(settings)
         self._model = _load_model(settings)
         torch.nn.Module.to(self._model, self._device)  # transformers types its own for itself only
+        use_onednn(self._model)
         config = self._model.config
         self.labels = {int(number): label for number, label in (config.id2label or {}).items()}
         self.max_length = settings.max_model_length or _max_length(self._model, self._tokenizer)
         self._vocabulary = int(config.get_text_config().vocab_size)
         self._pad_id: int | None = config.get_text_config().pad_token_id
-        self._unmasked = isinstance(self._model, GenericForSequenceClassification) and self._is_causal()
-        logger.info("loaded on %s, %s", self._device, "causal: no mask" if self._unmasked else "with a mask")
+        self.packs = enable_packing(self._model)
+        """Whether sequences of a pass need no padding."""
+        logger.info("loaded on %s, %s", self._device, "packed" if self.packs else "padded")
+
+    @property
+    def enough_tokens(self) -> int:
+        """Tokens with which a packed pass is as fast, a token, as it gets: more would only make others wait longer."""
+        return _ENOUGH_ON_CPU if self._device.type == "cpu" else _UNBOUNDED_TOKENS
 
     @property
     def batches(self) -> bool:
-        """Whether sequences of different lengths can share a pass: a model with masks needs a padding token."""
-        return self._unmasked or self._pad_id is not None
+        """Whether sequences can share a pass: padding needs a padding token."""
+        return self.packs or self._pad_id is not None
 
     def tokenize(self, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:
         """Token ids of each text."""
@@ -117,55 +122,20 @@ class Classifier:
         """Logits of each sequence, in order: one forward pass.
 
         Args:
-            sequences: token ids, checked. Where ``batches`` is false: all of one length or just one.
+            sequences: token ids, checked. Where ``batches`` is false: just one.
         """
-        lengths = torch.tensor([len(tokens) for tokens in sequences])
-        longest = int(lengths.max())
-        # Under a causal mask any id pads; 0 is one that every vocabulary has.
-        pad_id = self._pad_id if self._pad_id is not None else 0
-        rows = [[*tokens, *[pad_id] * (longest - len(tokens))] for tokens in sequences]
-        ids = torch.tensor(rows, device=self._device)
-        values = self._causal(ids, lengths) if self._unmasked else self._masked(ids, lengths)
+        values = packed_logits(self._model, sequences) if self.packs else self._padded_logits(sequences)
         result: list[list[float]] = values.float().tolist()
         return result
 
-    def _masked(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        mask = torch.arange(ids.shape[1]) < lengths[:, None]
-        logits: Tensor = self._model(input_ids=ids, attention_mask=mask.long().to(self._device)).logits
+    def _padded_logits(self, sequences: Sequence[Sequence[int]]) -> Tensor:
+        """float[n, labels], padded on the right."""
+        longest = max(map(len, sequences))
+        rows = [[*tokens, *[self._pad_id or 0] * (longest - len(tokens))] for tokens in sequences]
+        lengths = torch.tensor([len(tokens) for tokens in sequences])
+        mask = (torch.arange(longest) < lengths[:, None]).long().to(self._device)
+        logits: Tensor = self._model(input_ids=torch.tensor(rows, device=self._device), attention_mask=mask).logits
         return logits
-
-    def _causal(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        """float[n, labels] from int64[n, L]: the head on each sequence's last token."""
-        body = getattr(self._model, self._model.base_model_prefix)
-        hidden = body(input_ids=ids, use_cache=False).last_hidden_state
-        last = self._last_tokens(ids, lengths).to(self._device)
-        head: Any = self._model.score
-        logits: Tensor = head(hidden[torch.arange(len(lengths), device=self._device), last])
-        return logits
-
-    def _last_tokens(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        """Where transformers reads a sequence: its last token that is not the padding token, wherever padding begins.
-
-        The two differ for texts that end with the padding token, which with some tokenizers is the end-of-text token.
-        """
-        if self._pad_id is None:
-            return lengths - 1
-        places = torch.arange(ids.shape[1])
-        return (places * (ids.cpu() != self._pad_id)).argmax(-1)
-
-    @torch.inference_mode()
-    def _is_causal(self) -> bool:
-        """Whether the head's value of a short sequence is the same with other tokens behind it."""
-        probe = (torch.arange(1, 17, device=self._device) * 7 % self._vocabulary)[None]
-        alone = self._causal_at(probe[:, :8], 7)
-        followed = self._causal_at(probe, 7)
-        scale = max(1.0, float(alone.abs().max()))
-        return bool((alone - followed).abs().max() <= _SAME * scale)
-
-    def _causal_at(self, ids: Tensor, place: int) -> Tensor:
-        body = getattr(self._model, self._model.base_model_prefix)
-        hidden: Tensor = body(input_ids=ids, use_cache=False).last_hidden_state
-        return hidden[:, place]
 
 
 def _load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:

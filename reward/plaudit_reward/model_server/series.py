@@ -36,11 +36,12 @@ class Series:
         """So many sequences wait now."""
         self._queue.set(sequences)
 
-    def computed(self, lengths: Sequence[int], waits_s: Sequence[float], began_s: float) -> None:
+    def computed(self, lengths: Sequence[int], padding: int, waits_s: Sequence[float], began_s: float) -> None:
         """A forward pass ended.
 
         Args:
             lengths: tokens of each of its sequences.
+            padding: tokens that were computed besides.
             waits_s: seconds that each had waited.
             began_s: when it began, by ``time.perf_counter``.
         """
@@ -49,7 +50,7 @@ class Series:
             self._wait.observe(wait_s)
         self._sequences.observe(len(lengths))
         self._tokens.observe(sum(lengths))
-        self._padding.inc(max(lengths) * len(lengths) - sum(lengths))
+        self._padding.inc(padding)
 
     def answered(self, code: int) -> None:
         """A request was answered."""

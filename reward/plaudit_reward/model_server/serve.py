@@ -45,10 +45,8 @@ async def serve(classifier: Classifier, address: Address, limits: BatchLimits, s
         OSError: the port is taken.
         Exception: whatever a forward pass raised.
     """
-    if not classifier.batches:
-        limits = replace(limits, max_batch_tokens=1)
     series = Series()
-    batcher = Batcher(classifier.logits, limits, series)
+    batcher = Batcher(classifier.logits, _limits(limits, classifier), series)
     api = Api(classifier, batcher, address.name, series)
     with socket.create_server((address.host, address.port)) as listener:
         server = _Server(
@@ -74,6 +72,13 @@ async def serve(classifier: Classifier, address: Address, limits: BatchLimits, s
             stopped.cancel()
             server.should_exit = True
             await answering
+
+
+def _limits(given: BatchLimits, classifier: Classifier) -> BatchLimits:
+    if classifier.packs:
+        tokens = min(given.max_batch_tokens, classifier.enough_tokens)
+        return replace(given, max_batch_tokens=tokens, max_padding=None)
+    return given if classifier.batches else replace(given, max_batch_tokens=1)
 
 
 class _Server(uvicorn.Server):

@@ -1,4 +1,4 @@
-"""Tiny classifiers of three kinds, what plain transformers says of texts, and a server as its own process."""
+"""Tiny classifiers of several kinds, what plain transformers says of texts, and a server as its own process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_LENGTH = 256
 
 
 def save_decoder(folder: Path) -> None:
-    """Qwen2: causal, so it is computed without a mask."""
+    """Qwen2: packed."""
     spec = importlib.util.spec_from_file_location("tiny_model", EXAMPLES / "tiny_model.py")
     assert spec is not None
     assert spec.loader is not None
@@ -35,6 +35,45 @@ def save_decoder(folder: Path) -> None:
     model.score.weight.data.mul_(30)  # logits of order 1, as a trained model's
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def save_like_decoder(folder: Path, config_class: Any, **further: Any) -> None:
+    """Another decoder of the same tokenizer, random."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    save_decoder(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    torch.manual_seed(4)
+    config = config_class(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=MAX_LENGTH,
+        pad_token_id=tokenizer.pad_token_id,
+        num_labels=1,
+        initializer_range=0.3,
+        **further,
+    )
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+
+
+def save_with_windows(folder: Path) -> None:
+    """Mistral, whose tokens see 16 tokens back: packed."""
+    from transformers import MistralConfig
+
+    save_like_decoder(folder, MistralConfig, sliding_window=16)
+
+
+def save_capped(folder: Path) -> None:
+    """Gemma 2, which bounds its attention's scores as packed attention cannot: padded."""
+    from transformers import Gemma2Config
+
+    save_like_decoder(folder, Gemma2Config, attn_logit_softcapping=5.0)
 
 
 def save_encoder(folder: Path) -> None:
@@ -81,7 +120,13 @@ def save_without_padding(folder: Path) -> None:
     GPT2ForSequenceClassification(config).save_pretrained(folder)
 
 
-SAVE = {"decoder": save_decoder, "encoder": save_encoder, "without_padding": save_without_padding}
+SAVE = {
+    "decoder": save_decoder,
+    "windows": save_with_windows,
+    "capped": save_capped,
+    "encoder": save_encoder,
+    "without_padding": save_without_padding,
+}
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ class Sums:
 
 
 @asynccontextmanager
-async def running(forward: Sums, **limits: int) -> AsyncIterator[Batcher]:
+async def running(forward: Sums, **limits: int | None) -> AsyncIterator[Batcher]:
     batcher = Batcher(forward, BatchLimits(**limits), Series())
     computing = asyncio.create_task(batcher.run())
     try:
@@ -52,6 +52,21 @@ async def test_what_waits_is_computed_together_by_length_and_answered_in_order()
         assert await rest == [[200.0], [6.0], [392.0], [5.0]]
         assert await first == [[1.0]]
     assert sums.passes == [[1], [98, 100], [1, 2]]
+
+
+async def test_packed_what_waits_is_computed_in_the_order_of_arrival() -> None:
+    sums = Sums()
+    async with running(sums, max_padding=None, max_batch_tokens=101) as batcher:
+        sums.gate.clear()
+        first = asyncio.create_task(batcher.logits([[1]]))
+        while not sums.passes:
+            await asyncio.sleep(0)
+        rest = asyncio.create_task(batcher.logits([[2] * 100, [3], [4] * 98, [5]]))
+        await asyncio.sleep(0.01)
+        sums.gate.set()
+        assert await rest == [[200.0], [3.0], [392.0], [5.0]]
+        assert await first == [[1.0]]
+    assert sums.passes == [[1], [100, 1], [98, 1]]
 
 
 async def test_beyond_the_bound_nothing_is_queued() -> None:

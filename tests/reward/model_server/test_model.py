@@ -23,13 +23,15 @@ DRAW = random.Random(1)
 TEXTS = ["".join(DRAW.choices(string.ascii_letters, k=k)) for k in (1, 2, 3, 17, 40, 41, 100, 200, 256)]
 
 
-@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+@pytest.mark.parametrize(
+    ("kind", "packs"), [("decoder", True), ("windows", True), ("capped", False), ("encoder", False)]
+)
 def test_a_mixed_pass_gives_each_sequence_what_it_has_alone(
-    model_folder: Folder, plain_logits: Plain, kind: str
+    model_folder: Folder, plain_logits: Plain, kind: str, packs: bool
 ) -> None:
     classifier = Classifier(ModelSettings(str(model_folder(kind)), dtype="float32"))
     sequences = classifier.tokenize(TEXTS, add_special_tokens=True)
-    assert classifier.batches
+    assert (classifier.packs, classifier.batches) == (packs, True)
     together = classifier.logits(sequences)
     for got, expected in zip(together, plain_logits(kind, TEXTS), strict=True):
         assert got == pytest.approx(expected, abs=1e-5)
