@@ -43,7 +43,6 @@ class UnsupportedAttentionError(Exception):
 class Block:
     """Consecutive sequences of about the same length."""
 
-    first_token: int
     num_tokens: int
     num_sequences: int
     longest: int
@@ -56,7 +55,7 @@ class Block:
         """The same block with its indices on a device."""
         if self.padded is None or self.packed is None:
             return self
-        sizes = (self.first_token, self.num_tokens, self.num_sequences, self.longest)
+        sizes = (self.num_tokens, self.num_sequences, self.longest)
         return Block(*sizes, self.padded.to(device), self.packed.to(device))
 
 
@@ -71,25 +70,20 @@ def make_blocks(lengths: Sequence[int], shortest_of_longest: float = SHORTEST_OF
     for number, length in enumerate(lengths):
         if length < shortest_of_longest * lengths[starts[-1]]:
             starts.append(number)
-    blocks: list[Block] = []
-    first_token = 0
-    for start, end in pairwise([*starts, len(lengths)]):
-        blocks.append(_block(first_token, lengths[start:end]))
-        first_token += blocks[-1].num_tokens
-    return tuple(blocks)
+    return tuple(_block(lengths[start:end]) for start, end in pairwise([*starts, len(lengths)]))
 
 
-def _block(first_token: int, lengths: Sequence[int]) -> Block:
+def _block(lengths: Sequence[int]) -> Block:
     longest, total = lengths[0], sum(lengths)
     if all(length == longest for length in lengths):
-        return Block(first_token, total, len(lengths), longest, None, None)
+        return Block(total, len(lengths), longest, None, None)
     ends = torch.tensor(lengths)
     starts = ends.cumsum(0) - ends
     place = torch.arange(longest).expand(len(lengths), longest)
     # Padding repeats a sequence's last token: any token would do, since no real one sees it.
     padded = starts[:, None] + torch.minimum(place, ends[:, None] - 1)
     packed = torch.nonzero((place < ends[:, None]).flatten()).squeeze(1)
-    return Block(first_token, total, len(lengths), longest, padded.flatten(), packed)
+    return Block(total, len(lengths), longest, padded.flatten(), packed)
 
 
 def packed_attention(
@@ -130,13 +124,13 @@ def packed_attention(
         raise UnsupportedAttentionError(
             f"{type(module).__name__} ({', '.join(asked) or 'mask, dropout or not causal'})"
         )
+    tokens = [block.num_tokens for block in packed_blocks]
     outputs = []
-    for block in packed_blocks:
+    # Split once, not block by block: with many short sequences every call counts.
+    for block, *parts in zip(packed_blocks, *(row.split(tokens, 2) for row in (query, key, value)), strict=True):
         mask = _window_mask(block.longest, sliding_window, query.device)
         output = scaled_dot_product_attention(
-            _padded(query, block),
-            _padded(key, block),
-            _padded(value, block),
+            *(_padded(part, block) for part in parts),
             attn_mask=mask,
             is_causal=mask is None,
             scale=scaling,
@@ -146,12 +140,13 @@ def packed_attention(
     return torch.cat(outputs).unsqueeze(0), None
 
 
-def _padded(row: Tensor, block: Block) -> Tensor:
-    """float[1, H, T, D] → the block's part as float[n, H, L, D]."""
-    part = row[0].narrow(1, block.first_token, block.num_tokens)
+def _padded(part: Tensor, block: Block) -> Tensor:
+    """float[1, H, tokens of the block, D] → float[n, H, L, D]."""
+    if block.num_sequences == 1:
+        return part
     if block.padded is not None:
-        part = part.index_select(1, block.padded)
-    return part.view(part.shape[0], block.num_sequences, block.longest, -1).transpose(0, 1)
+        part = part.index_select(2, block.padded)
+    return part.view(part.shape[1], block.num_sequences, block.longest, -1).transpose(0, 1)
 
 
 def _packed(output: Tensor, block: Block) -> Tensor:
