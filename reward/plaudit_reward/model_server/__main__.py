@@ -64,7 +64,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-model-len", type=_positive, help="tokens of one input; longer ones are refused")
     parser.add_argument("--max-batch-tokens", type=_positive, default=16_384, help="of one forward pass, with padding")
     parser.add_argument(
-        "--max-padding", type=_positive, default=64, help="tokens of padding that one more input may bring to a pass"
+        "--max-padding",
+        type=_positive,
+        default=64,
+        help="tokens of padding that one more input may bring to a padded pass",
     )
     parser.add_argument("--max-queue", type=_positive, default=4096, help="inputs that wait; beyond it: 429")
     parser.add_argument("--host", default="127.0.0.1")
