@@ -78,15 +78,16 @@ def nobody() -> int | None:
 
 @cache
 def python_for_nobody() -> str:
-    """An interpreter of this version that an unprivileged user may run."""
+    """An interpreter of this version that an unprivileged user may run, with this program."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     for path in (sys.executable, f"/usr/bin/{version}", f"/usr/local/bin/{version}"):
         try:
-            subprocess.run([path, "-c", ""], check=True, user=nobody(), capture_output=True)
+            reads = f"open({str(WORKER)!r}).close()"
+            subprocess.run([path, "-c", reads], check=True, user=nobody(), capture_output=True)
         except (OSError, subprocess.CalledProcessError):
             continue
         return path
-    pytest.skip(f"no {version} that an unprivileged user may run")
+    pytest.skip(f"no {version} that an unprivileged user may run, or this checkout is closed to others")
 
 
 @pytest.fixture(scope="session", params=["ROOT", "UNPRIVILEGED"])
