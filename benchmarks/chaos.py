@@ -32,6 +32,8 @@ from plaudit_metrics.history import read_steps
 
 VICTIMS = ("rollout", "reward", "trainer", "redis")
 EXAMPLE = Path(__file__).parent.parent / "examples" / "01-copy-digits"
+JOB = EXAMPLE / ".chaos.yaml"
+"""The example with two rollouts and two reward workers, so that somebody is there to take over."""
 PLAUDIT = [sys.executable, "-m", "plaudit_workers.cli"]
 _HOLDS_WITHIN_S = 90.0
 """A worker is killed while it holds work; after another's death the job may need so long to have some again."""
@@ -76,7 +78,7 @@ class Run:
 
 def run_job(folder: Path, steps: int, kills: Iterable[tuple[float, str]] = ()) -> Run:
     """Runs the job to its end; ``kills`` gives the seconds to wait and the victim, one after the other."""
-    command = [*PLAUDIT, "run", str(EXAMPLE / "job.yaml"), "--runs-folder", str(folder.parent), "--run", folder.name]
+    command = [*PLAUDIT, "run", str(JOB), "--runs-folder", str(folder.parent), "--run", folder.name]
     began = time.monotonic()
     run = Run(folder)
     with (folder.parent / f"{folder.name}.log").open("wb") as log:
@@ -191,6 +193,9 @@ def main() -> int:
     arguments = parser.parse_args()
     kills, steps = (1, 40) if arguments.quick else (arguments.kills, arguments.steps)
     subprocess.run([sys.executable, str(EXAMPLE / "prepare.py")], check=True)
+    job = yaml.safe_load((EXAMPLE / "job.yaml").read_text())
+    job["spec"]["rollout"]["replicas"] = job["spec"]["reward"]["workers"]["replicas"] = 2
+    JOB.write_text(yaml.safe_dump(job))
     with tempfile.TemporaryDirectory() as folder:
         undisturbed = None if arguments.quick else run_job(Path(folder) / "undisturbed", steps)
         disturbed = run_job(Path(folder) / "disturbed", steps, schedule(kills, random.Random(arguments.seed)))
@@ -198,6 +203,7 @@ def main() -> int:
         figures = report(disturbed, expected)
         if undisturbed:
             figures |= {"undisturbed": {"exit_code": undisturbed.exit_code, "seconds": round(undisturbed.seconds, 1)}}
+    JOB.unlink()
     print(json.dumps(figures, indent=2))
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=2))
