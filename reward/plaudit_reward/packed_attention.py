@@ -127,10 +127,13 @@ def packed_attention(
     tokens = [block.num_tokens for block in packed_blocks]
     outputs = []
     # Split once, not block by block: with many short sequences every call counts.
-    for block, *parts in zip(packed_blocks, *(row.split(tokens, 2) for row in (query, key, value)), strict=True):
+    rows = zip(packed_blocks, *(torch.split(row, tokens, 2) for row in (query, key, value)), strict=True)
+    for block, queries, keys, values in rows:
         mask = _window_mask(block.longest, sliding_window, query.device)
         output = scaled_dot_product_attention(
-            *(_padded(part, block) for part in parts),
+            _padded(queries, block),
+            _padded(keys, block),
+            _padded(values, block),
             attn_mask=mask,
             is_causal=mask is None,
             scale=scaling,
