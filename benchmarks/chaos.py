@@ -196,6 +196,14 @@ def main() -> int:
     job = yaml.safe_load((EXAMPLE / "job.yaml").read_text())
     job["spec"]["rollout"]["replicas"] = job["spec"]["reward"]["workers"]["replicas"] = 2
     JOB.write_text(yaml.safe_dump(job))
+    try:
+        return disturb(arguments, kills, steps)
+    finally:
+        JOB.unlink()
+
+
+def disturb(arguments: argparse.Namespace, kills: int, steps: int) -> int:
+    """Runs the job, undisturbed unless quick and under fire; prints what is left. Returns the exit code."""
     with tempfile.TemporaryDirectory() as folder:
         undisturbed = None if arguments.quick else run_job(Path(folder) / "undisturbed", steps)
         disturbed = run_job(Path(folder) / "disturbed", steps, schedule(kills, random.Random(arguments.seed)))
@@ -203,7 +211,6 @@ def main() -> int:
         figures = report(disturbed, expected)
         if undisturbed:
             figures |= {"undisturbed": {"exit_code": undisturbed.exit_code, "seconds": round(undisturbed.seconds, 1)}}
-    JOB.unlink()
     print(json.dumps(figures, indent=2))
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=2))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -58,3 +62,16 @@ def ray_cluster() -> Iterator[str]:
     placement.connect(None, num_cpus=16)
     yield ray.get_runtime_context().gcs_address
     placement.disconnect()
+
+
+@pytest.fixture(scope="session")
+def faults() -> ModuleType:
+    """``faulty_server``, a judge that misbehaves: tests are no package, so it is loaded by its path."""
+    file = Path(__file__).parent / "reward" / "judge" / "faulty_server.py"
+    specification = importlib.util.spec_from_file_location("faulty_server", file)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[module.__name__] = module  # dataclasses look their module up
+    specification.loader.exec_module(module)
+    return module

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from plaudit_metrics.redis_password import PasswordFileError, redis_password
+
 
 class SettingsError(ValueError):
     """An environment variable is missing or wrong. The message names it, its value and the remedy."""
@@ -71,13 +73,10 @@ class ServiceSettings:
 
 
 def _password(environment: Mapping[str, str]) -> str:
-    file = environment.get("PLAUDIT_REDIS_PASSWORD_FILE")
-    if not file:
-        return environment.get("PLAUDIT_REDIS_PASSWORD", "")
     try:
-        return Path(file).read_text(encoding="utf-8").rstrip("\n")
-    except OSError as error:
-        raise SettingsError(f"PLAUDIT_REDIS_PASSWORD_FILE {file} cannot be read: {error.strerror}") from error
+        return redis_password(environment)
+    except PasswordFileError as error:
+        raise SettingsError(str(error)) from error
 
 
 def _number(environment: Mapping[str, str], name: str, default: float) -> float:

@@ -70,7 +70,7 @@ def _mirror() -> str:
         for pattern in (r"^URIs: *(\S+/debian)/?$", r"^deb (?:\[.*?\] )?(\S+/debian)/? "):
             if found := re.search(pattern, text, re.MULTILINE):
                 return found[1]
-    return "http://deb.debian.org/debian"
+    sys.exit("no Debian mirror in /etc/apt/sources.list or sources.list.d: the images' base is made from it")
 
 
 def _write(name: str, folder: Path) -> None:

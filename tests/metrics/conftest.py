@@ -243,8 +243,6 @@ class ObservedRun:
     num_steps: int
     metrics: str
     """Address of the metrics service, which is still up."""
-    ended: float
-    """When it ended, in Prometheus's time."""
 
 
 @pytest.fixture(scope="session")
@@ -284,7 +282,6 @@ class _RunInThread:
         self._folder = folder
         self._settings = ServiceSettings("observed", server.url, server.password, port=free_port())
         self._over = threading.Event()
-        self._ended = 0.0
         self._error: BaseException | None = None
         self._stop: Callable[[], object] = lambda: None
         self._thread = threading.Thread(target=self._run)
@@ -295,7 +292,7 @@ class _RunInThread:
         if self._error is not None:
             raise self._error
         address = f"http://127.0.0.1:{self._settings.port}"
-        return ObservedRun(self._settings.run, self._folder, self.num_steps, address, self._ended)
+        return ObservedRun(self._settings.run, self._folder, self.num_steps, address)
 
     def stop(self) -> None:
         self._stop()
@@ -316,8 +313,6 @@ class _RunInThread:
         async with self._service(stop):
             await self._train()
             await self._scraped(f"plaudit_step == {self.num_steps}")
-            await asyncio.sleep(1.0)  # a few scrapes more: rates want two points of every series
-            self._ended = float((await self._query("time()"))[1])
             self._over.set()
             await stop.wait()
 
@@ -382,8 +377,3 @@ class _RunInThread:
         async with asyncio.timeout(60):
             while not await asyncio.to_thread(self._prometheus.query, f"{expression} and on(run) up{{run='observed'}}"):
                 await asyncio.sleep(0.1)
-
-    async def _query(self, expression: str) -> Any:
-        address = f"{self._prometheus.address}/api/v1/query"
-        async with httpx.AsyncClient() as client:
-            return (await client.get(address, params={"query": expression})).json()["data"]["result"]

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import msgspec
 
+from plaudit_metrics.redis_password import PasswordFileError, redis_password
 from plaudit_workers.logs import configure_logs
 
 EXIT_DONE = 0
@@ -109,13 +110,10 @@ def model_servers(environment: Mapping[str, str] = os.environ) -> dict[str, list
 
 
 def _password(environment: Mapping[str, str]) -> str:
-    file = environment.get("PLAUDIT_REDIS_PASSWORD_FILE")
-    if not file:
-        return environment.get("PLAUDIT_REDIS_PASSWORD", "")
     try:
-        return Path(file).read_text(encoding="utf-8").rstrip("\n")
-    except OSError as error:
-        raise RefusedError(f"PLAUDIT_REDIS_PASSWORD_FILE {file} cannot be read: {error.strerror}") from error
+        return redis_password(environment)
+    except PasswordFileError as error:
+        raise RefusedError(str(error)) from error
 
 
 Serve = Callable[[ProcessSettings, asyncio.Event], Awaitable[int]]

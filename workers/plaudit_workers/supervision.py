@@ -46,6 +46,16 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
+async def set_within(event: asyncio.Event, timeout_s: float) -> None:
+    """Returns when ``event`` is set from now on, or after ``timeout_s``."""
+    event.clear()
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return
+
+
 async def unless_stopped(stop: asyncio.Event, work: Awaitable[object]) -> bool:
     """Awaits ``work``, or cancels it when ``stop`` is set first.
 

@@ -8,6 +8,7 @@ from plaudit_metrics.alerting import thresholds as t
 from plaudit_metrics.dashboards.panels import (
     BYTES,
     COUNT,
+    OF_RUN,
     PER_SECOND,
     SECONDS,
     SHARE,
@@ -17,8 +18,6 @@ from plaudit_metrics.dashboards.panels import (
     run_variable,
     stat,
 )
-
-_RUN = 'run=~"$run"'
 
 
 def dashboard() -> Dashboard:
@@ -31,23 +30,23 @@ def dashboard() -> Dashboard:
 
 def _totals(board: Dashboard) -> Dashboard:
     exposed = (
-        f"sum(rate(plaudit_step_exposed_reward_seconds_sum{{{_RUN}}}[$__range]))"
-        f" / sum(rate(plaudit_step_seconds_sum{{{_RUN}}}[$__range]))"
+        f"sum(rate(plaudit_step_exposed_reward_seconds_sum{{{OF_RUN}}}[$__range]))"
+        f" / sum(rate(plaudit_step_seconds_sum{{{OF_RUN}}}[$__range]))"
     )
     failed = (
-        f'sum(increase(plaudit_samples_total{{{_RUN}, outcome!="scored"}}[$__range]))'
-        f" / sum(increase(plaudit_samples_total{{{_RUN}}}[$__range]))"
+        f'sum(increase(plaudit_samples_total{{{OF_RUN}, outcome!="scored"}}[$__range]))'
+        f" / sum(increase(plaudit_samples_total{{{OF_RUN}}}[$__range]))"
     )
     share = t.EXPOSED_REWARD_SHARE
     panels = (
-        stat("Runs", f"count(plaudit_step{{{_RUN}}})", COUNT),
-        stat("Processes", f"sum(plaudit_workers{{{_RUN}}})", COUNT),
-        stat("Samples a second", f"sum(rate(plaudit_samples_total{{{_RUN}}}[$__range]))", PER_SECOND),
+        stat("Runs", f"count(plaudit_step{{{OF_RUN}}})", COUNT),
+        stat("Processes", f"sum(plaudit_workers{{{OF_RUN}}})", COUNT),
+        stat("Samples a second", f"sum(rate(plaudit_samples_total{{{OF_RUN}}}[$__range]))", PER_SECOND),
         stat("Step time lost to rewards", exposed, SHARE, warn=share / 2, bad=share),
         stat("Samples without a score", failed, SHARE, warn=t.FAILED_SHARE / 2, bad=t.FAILED_SHARE),
         stat(
             "Longest without a step",
-            f"max(time() - plaudit_step_last_closed_timestamp_seconds{{{_RUN}}})",
+            f"max(time() - plaudit_step_last_closed_timestamp_seconds{{{OF_RUN}}})",
             SECONDS,
             bad=t.STALLED_AFTER_S,
         ),
@@ -59,14 +58,14 @@ def _totals(board: Dashboard) -> Dashboard:
 
 def _shares(board: Dashboard) -> Dashboard:
     exposed = (
-        f"sum by (run) (rate(plaudit_step_exposed_reward_seconds_sum{{{_RUN}}}[$__range]))"
-        f" / sum by (run) (rate(plaudit_step_seconds_sum{{{_RUN}}}[$__range]))"
+        f"sum by (run) (rate(plaudit_step_exposed_reward_seconds_sum{{{OF_RUN}}}[$__range]))"
+        f" / sum by (run) (rate(plaudit_step_seconds_sum{{{OF_RUN}}}[$__range]))"
     )
     failed = (
-        f'sum by (run) (rate(plaudit_samples_total{{{_RUN}, outcome!="scored"}}[$__range]))'
-        f" / sum by (run) (rate(plaudit_samples_total{{{_RUN}}}[$__range]))"
+        f'sum by (run) (rate(plaudit_samples_total{{{OF_RUN}, outcome!="scored"}}[$__range]))'
+        f" / sum by (run) (rate(plaudit_samples_total{{{OF_RUN}}}[$__range]))"
     )
-    memory = f"max by (run) (plaudit_redis_memory_bytes{{{_RUN}}})"
+    memory = f"max by (run) (plaudit_redis_memory_bytes{{{OF_RUN}}})"
     return (
         board.with_panel(bars("Step time lost to rewards", SHARE, (exposed, "{{run}}"), most=1))
         .with_panel(bars("Samples without a score", SHARE, (failed, "{{run}}"), most=1))
@@ -75,12 +74,12 @@ def _shares(board: Dashboard) -> Dashboard:
 
 
 def _rates(board: Dashboard) -> Dashboard:
-    oldest = f'max by (run) (plaudit_stream_oldest_undelivered_seconds{{{_RUN}, stream="samples"}})'
-    since = f"time() - max by (run) (plaudit_step_last_closed_timestamp_seconds{{{_RUN}}})"
-    samples = f"sum by (run) (rate(plaudit_samples_total{{{_RUN}}}[$__rate_interval]))"
-    steps = f"3600 * sum by (run) (rate(plaudit_step_seconds_count{{{_RUN}}}[$__rate_interval]))"
-    reward = f"max by (run) (plaudit_reward_mean{{{_RUN}}})"
-    busy = f'sum by (run) (plaudit_workers{{{_RUN}, role="reward", state="busy"}})'
+    oldest = f'max by (run) (plaudit_stream_oldest_undelivered_seconds{{{OF_RUN}, stream="samples"}})'
+    since = f"time() - max by (run) (plaudit_step_last_closed_timestamp_seconds{{{OF_RUN}}})"
+    samples = f"sum by (run) (rate(plaudit_samples_total{{{OF_RUN}}}[$__rate_interval]))"
+    steps = f"3600 * sum by (run) (rate(plaudit_step_seconds_count{{{OF_RUN}}}[$__rate_interval]))"
+    reward = f"max by (run) (plaudit_reward_mean{{{OF_RUN}}})"
+    busy = f'sum by (run) (plaudit_workers{{{OF_RUN}, role="reward", state="busy"}})'
     return (
         board.with_row(Row("Over time"))
         .with_panel(lines("Oldest unscored sample", SECONDS, (oldest, "{{run}}")))

@@ -8,6 +8,7 @@ from plaudit_metrics.alerting import thresholds as t
 from plaudit_metrics.dashboards.panels import (
     BYTES,
     COUNT,
+    OF_RUN,
     PER_SECOND,
     POINT_IN_TIME,
     SECONDS,
@@ -19,8 +20,7 @@ from plaudit_metrics.dashboards.panels import (
     stat,
 )
 
-_RUN = 'run=~"$run"'
-_STEP_RATE = f"sum(rate(plaudit_step_seconds_sum{{{_RUN}}}[$__range]))"
+_STEP_RATE = f"sum(rate(plaudit_step_seconds_sum{{{OF_RUN}}}[$__range]))"
 
 
 def dashboard() -> Dashboard:
@@ -34,40 +34,40 @@ def dashboard() -> Dashboard:
 
 
 def _first_screen(board: Dashboard) -> Dashboard:
-    exposed = f"sum(rate(plaudit_step_exposed_reward_seconds_sum{{{_RUN}}}[$__range])) / {_STEP_RATE}"
+    exposed = f"sum(rate(plaudit_step_exposed_reward_seconds_sum{{{OF_RUN}}}[$__range])) / {_STEP_RATE}"
     failed = (
-        f'sum(increase(plaudit_samples_total{{{_RUN}, outcome!="scored"}}[$__range]))'
-        f" / sum(increase(plaudit_samples_total{{{_RUN}}}[$__range]))"
+        f'sum(increase(plaudit_samples_total{{{OF_RUN}, outcome!="scored"}}[$__range]))'
+        f" / sum(increase(plaudit_samples_total{{{OF_RUN}}}[$__range]))"
     )
     share = t.EXPOSED_REWARD_SHARE
     stats = (
         stat("Step time lost to rewards", exposed, SHARE, warn=share / 2, bad=share),
         stat(
             "Oldest unscored sample",
-            f'max(plaudit_stream_oldest_undelivered_seconds{{{_RUN}, stream="samples"}})',
+            f'max(plaudit_stream_oldest_undelivered_seconds{{{OF_RUN}, stream="samples"}})',
             SECONDS,
             warn=t.QUEUE_AGE_S / 4,
             bad=t.QUEUE_AGE_S,
         ),
         stat("Samples without a score", failed, SHARE, warn=t.FAILED_SHARE / 2, bad=t.FAILED_SHARE),
-        stat("Newest step", f"max(plaudit_step{{{_RUN}}})", COUNT),
+        stat("Newest step", f"max(plaudit_step{{{OF_RUN}}})", COUNT),
         stat(
             "Closed",
-            f"1000 * max(plaudit_step_last_closed_timestamp_seconds{{{_RUN}}})",
+            f"1000 * max(plaudit_step_last_closed_timestamp_seconds{{{OF_RUN}}})",
             POINT_IN_TIME,
         ),
-        stat("Mean reward", f"avg(plaudit_reward_mean{{{_RUN}}})", COUNT),
+        stat("Mean reward", f"avg(plaudit_reward_mean{{{OF_RUN}}})", COUNT),
     )
     for panel in stats:
         board = board.with_panel(panel)
-    waits = f"sum by (cause) (rate(plaudit_step_wait_seconds_sum{{{_RUN}}}[$__range])) / on() group_left {_STEP_RATE}"
-    trainer = f"1 - sum(rate(plaudit_step_wait_seconds_sum{{{_RUN}}}[$__range])) / {_STEP_RATE}"
+    waits = f"sum by (cause) (rate(plaudit_step_wait_seconds_sum{{{OF_RUN}}}[$__range])) / on() group_left {_STEP_RATE}"
+    trainer = f"1 - sum(rate(plaudit_step_wait_seconds_sum{{{OF_RUN}}}[$__range])) / {_STEP_RATE}"
     calls = (
-        f"sum by (scorer) (rate(plaudit_score_seconds_sum{{{_RUN}}}[$__range]))"
-        f" / sum by (scorer) (rate(plaudit_score_seconds_count{{{_RUN}}}[$__range]))"
+        f"sum by (scorer) (rate(plaudit_score_seconds_sum{{{OF_RUN}}}[$__range]))"
+        f" / sum by (scorer) (rate(plaudit_score_seconds_count{{{OF_RUN}}}[$__range]))"
     )
     failures = (
-        f'sum by (scorer, outcome) (increase(plaudit_score_seconds_count{{{_RUN}, outcome!="scored"}}[$__range]))'
+        f'sum by (scorer, outcome) (increase(plaudit_score_seconds_count{{{OF_RUN}, outcome!="scored"}}[$__range]))'
     )
     return (
         board.with_panel(
@@ -84,22 +84,22 @@ def _first_screen(board: Dashboard) -> Dashboard:
             lines(
                 "How old is the queue?",
                 SECONDS,
-                (f"max by (stream) (plaudit_stream_oldest_undelivered_seconds{{{_RUN}}})", "{{stream}}"),
+                (f"max by (stream) (plaudit_stream_oldest_undelivered_seconds{{{OF_RUN}}})", "{{stream}}"),
             )
         )
         .with_panel(
             lines(
                 "How deep is the queue?",
                 COUNT,
-                (f"sum by (stream) (plaudit_stream_undelivered{{{_RUN}}})", "{{stream}}: waits"),
-                (f"sum by (stream) (plaudit_stream_in_flight{{{_RUN}}})", "{{stream}}: in work"),
+                (f"sum by (stream) (plaudit_stream_undelivered{{{OF_RUN}}})", "{{stream}}: waits"),
+                (f"sum by (stream) (plaudit_stream_in_flight{{{OF_RUN}}})", "{{stream}}: in work"),
             )
         )
         .with_panel(
             lines(
                 "Samples by outcome",
                 PER_SECOND,
-                (f"sum by (outcome) (rate(plaudit_samples_total{{{_RUN}}}[$__rate_interval])) > 0", "{{outcome}}"),
+                (f"sum by (outcome) (rate(plaudit_samples_total{{{OF_RUN}}}[$__rate_interval])) > 0", "{{outcome}}"),
                 stacked=True,
             )
         )
@@ -108,20 +108,20 @@ def _first_screen(board: Dashboard) -> Dashboard:
 
 def _stages(board: Dashboard) -> Dashboard:
     means = (
-        f"sum by (stage) (rate(plaudit_stage_seconds_sum{{{_RUN}}}[$__rate_interval]))"
-        f" / sum by (stage) (rate(plaudit_stage_seconds_count{{{_RUN}}}[$__rate_interval]) > 0)"
+        f"sum by (stage) (rate(plaudit_stage_seconds_sum{{{OF_RUN}}}[$__rate_interval]))"
+        f" / sum by (stage) (rate(plaudit_stage_seconds_count{{{OF_RUN}}}[$__rate_interval]) > 0)"
     )
     slow = (
         "histogram_quantile(0.95, sum by (stage, le)"
-        f" (rate(plaudit_stage_seconds_bucket{{{_RUN}}}[$__rate_interval])) > 0)"
+        f" (rate(plaudit_stage_seconds_bucket{{{OF_RUN}}}[$__rate_interval])) > 0)"
     )
     good = (
-        f"sum(rate(plaudit_reward_latency_good_total{{{_RUN}}}[$__rate_interval]))"
-        f" / sum(rate(plaudit_reward_latency_total{{{_RUN}}}[$__rate_interval]))"
+        f"sum(rate(plaudit_reward_latency_good_total{{{OF_RUN}}}[$__rate_interval]))"
+        f" / sum(rate(plaudit_reward_latency_total{{{OF_RUN}}}[$__rate_interval]))"
     )
     steps = (
-        f"sum(rate(plaudit_step_seconds_sum{{{_RUN}}}[$__rate_interval]))"
-        f" / sum(rate(plaudit_step_seconds_count{{{_RUN}}}[$__rate_interval]))"
+        f"sum(rate(plaudit_step_seconds_sum{{{OF_RUN}}}[$__rate_interval]))"
+        f" / sum(rate(plaudit_step_seconds_count{{{OF_RUN}}}[$__rate_interval]))"
     )
     return (
         board.with_row(Row("Stages"))
@@ -132,18 +132,18 @@ def _stages(board: Dashboard) -> Dashboard:
                 "Scored in time",
                 SHARE,
                 (good, "share"),
-                (f"max(plaudit_reward_latency_target{{{_RUN}}})", "promised"),
+                (f"max(plaudit_reward_latency_target{{{OF_RUN}}})", "promised"),
             )
         )
         .with_panel(lines("Seconds a step", SECONDS, (steps, "step")))
         .with_panel(
-            lines("Workers", COUNT, (f"sum by (role, state) (plaudit_workers{{{_RUN}}})", "{{role}}: {{state}}"))
+            lines("Workers", COUNT, (f"sum by (role, state) (plaudit_workers{{{OF_RUN}}})", "{{role}}: {{state}}"))
         )
         .with_panel(
             lines(
                 "Groups",
                 PER_SECOND,
-                (f"sum by (outcome) (rate(plaudit_groups_total{{{_RUN}}}[$__rate_interval]))", "{{outcome}}"),
+                (f"sum by (outcome) (rate(plaudit_groups_total{{{OF_RUN}}}[$__rate_interval]))", "{{outcome}}"),
             )
         )
     )
@@ -151,12 +151,12 @@ def _stages(board: Dashboard) -> Dashboard:
 
 def _judges(board: Dashboard) -> Dashboard:
     waits = (
-        f"sum by (judge) (rate(plaudit_limiter_wait_seconds_sum{{{_RUN}}}[$__rate_interval]))"
-        f" / sum by (judge) (rate(plaudit_limiter_wait_seconds_count{{{_RUN}}}[$__rate_interval]))"
+        f"sum by (judge) (rate(plaudit_limiter_wait_seconds_sum{{{OF_RUN}}}[$__rate_interval]))"
+        f" / sum by (judge) (rate(plaudit_limiter_wait_seconds_count{{{OF_RUN}}}[$__rate_interval]))"
     )
-    requests = f"sum by (judge, status) (rate(plaudit_judge_requests_total{{{_RUN}}}[$__rate_interval]))"
-    tokens = f"sum by (judge, kind) (rate(plaudit_judge_tokens_total{{{_RUN}}}[$__rate_interval]))"
-    circuits = f"max by (judge) (plaudit_judge_circuit_open{{{_RUN}}})"
+    requests = f"sum by (judge, status) (rate(plaudit_judge_requests_total{{{OF_RUN}}}[$__rate_interval]))"
+    tokens = f"sum by (judge, kind) (rate(plaudit_judge_tokens_total{{{OF_RUN}}}[$__rate_interval]))"
+    circuits = f"max by (judge) (plaudit_judge_circuit_open{{{OF_RUN}}})"
     return (
         board.with_row(Row("Judges and limits"))
         .with_panel(lines("Mean wait for a limit", SECONDS, (waits, "{{judge}}")))
@@ -171,20 +171,20 @@ def _judges(board: Dashboard) -> Dashboard:
 
 def _policy(board: Dashboard) -> Dashboard:
     differing = (
-        f'1 - sum(rate(plaudit_logprob_mismatch_bucket{{{_RUN}, le="{t.LOGPROB_DIFFERENCE}"}}[$__rate_interval]))'
-        f" / sum(rate(plaudit_logprob_mismatch_count{{{_RUN}}}[$__rate_interval]))"
+        f'1 - sum(rate(plaudit_logprob_mismatch_bucket{{{OF_RUN}, le="{t.LOGPROB_DIFFERENCE}"}}[$__rate_interval]))'
+        f" / sum(rate(plaudit_logprob_mismatch_count{{{OF_RUN}}}[$__rate_interval]))"
     )
     return (
         board.with_row(Row("Policy"))
         .with_panel(
-            lines("Staleness", COUNT, (f"max by (statistic) (plaudit_sample_staleness{{{_RUN}}})", "{{statistic}}"))
+            lines("Staleness", COUNT, (f"max by (statistic) (plaudit_sample_staleness{{{OF_RUN}}})", "{{statistic}}"))
         )
         .with_panel(
             lines(
                 "Policy version",
                 COUNT,
-                (f"max(plaudit_policy_version{{{_RUN}}})", "announced"),
-                (f"max(plaudit_policy_version_lag{{{_RUN}}})", "a rollout is behind by"),
+                (f"max(plaudit_policy_version{{{OF_RUN}}})", "announced"),
+                (f"max(plaudit_policy_version_lag{{{OF_RUN}}})", "a rollout is behind by"),
             )
         )
         .with_panel(lines("Samples of other weights than announced", SHARE, (differing, "share")))
@@ -193,7 +193,7 @@ def _policy(board: Dashboard) -> Dashboard:
 
 def _transport(board: Dashboard) -> Dashboard:
     def happened(name: str) -> str:
-        return f"sum by (stream) (increase(plaudit_{name}_total{{{_RUN}}}[$__rate_interval]))"
+        return f"sum by (stream) (increase(plaudit_{name}_total{{{OF_RUN}}}[$__rate_interval]))"
 
     return (
         board.with_row(Row("Transport"))
@@ -201,8 +201,8 @@ def _transport(board: Dashboard) -> Dashboard:
             lines(
                 "Redis",
                 BYTES,
-                (f"sum(plaudit_redis_memory_bytes{{{_RUN}}})", "used"),
-                (f"sum(plaudit_redis_memory_limit_bytes{{{_RUN}}})", "limit"),
+                (f"sum(plaudit_redis_memory_bytes{{{OF_RUN}}})", "used"),
+                (f"sum(plaudit_redis_memory_limit_bytes{{{OF_RUN}}})", "limit"),
             )
         )
         .with_panel(
@@ -218,9 +218,9 @@ def _transport(board: Dashboard) -> Dashboard:
             lines(
                 "Metrics themselves",
                 COUNT,
-                (f"sum(increase(plaudit_records_missing_total{{{_RUN}}}[$__rate_interval]))", "events lost"),
-                (f"sum(increase(plaudit_records_late_total{{{_RUN}}}[$__rate_interval]))", "events late"),
-                (f"min(plaudit_redis_aof_ok{{{_RUN}}})", "Redis persists"),
+                (f"sum(increase(plaudit_records_missing_total{{{OF_RUN}}}[$__rate_interval]))", "events lost"),
+                (f"sum(increase(plaudit_records_late_total{{{OF_RUN}}}[$__rate_interval]))", "events late"),
+                (f"min(plaudit_redis_aof_ok{{{OF_RUN}}})", "Redis persists"),
             )
         )
     )

@@ -37,6 +37,8 @@ from grafana_foundation_sdk.models.dashboard import (
 
 DATA_SOURCE = DataSourceRef("prometheus", "${datasource}")
 TAG = "plaudit"
+OF_RUN = 'run=~"$run"'
+"""Selects the runs chosen by ``run_variable``."""
 SHARE, SECONDS, BYTES, COUNT, PER_SECOND, POINT_IN_TIME = (
     "percentunit",
     "s",

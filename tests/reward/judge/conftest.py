@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import ModuleType
@@ -23,20 +22,6 @@ from plaudit_reward.judge.redis_budget import RedisBudget
 from plaudit_reward.judge.scorer import JudgeScorer
 from plaudit_reward.judge.usage import Usage
 from plaudit_workers.launch.redis_server import RedisServer
-
-
-@pytest.fixture(scope="session")
-def faults() -> ModuleType:
-    """``faulty_server``: tests are no package, so it is loaded by its path."""
-    specification = importlib.util.spec_from_file_location("faulty_server", Path(__file__).parent / "faulty_server.py")
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    import sys
-
-    sys.modules[module.__name__] = module
-    specification.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -29,18 +28,6 @@ from plaudit_workers.stream.consumer import ConsumerOptions
 
 Make = Callable[..., Any]
 SAMPLE = Sample("t-0-1.0", 0, "d", "2 + 2?", "4")
-
-
-@pytest.fixture(scope="session")
-def faults() -> ModuleType:
-    path = Path(__file__).parents[2] / "reward" / "judge" / "faulty_server.py"
-    specification = importlib.util.spec_from_file_location("faulty_server", path)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[module.__name__] = module
-    specification.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture

@@ -2,63 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import uuid
-from typing import Any
 
-from hypothesis import HealthCheck, Phase, reject, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from redis.exceptions import ResponseError
+from hypothesis.stateful import initialize, precondition, rule
+from stream_watched_machine import WatchedMachine  # conftest.py has loaded it
 
-from plaudit_workers.stream.connection import RedisAddress
 from plaudit_workers.stream.groups import StreamLimits
-from plaudit_workers.stream.scripts import Scripts
-
-SEARCH = settings(
-    deadline=None,
-    derandomize=True,
-    database=None,
-    phases=[Phase.generate],
-    stateful_step_count=30,
-    suppress_health_check=list(HealthCheck),
-)
 
 
-class Machine(RuleBasedStateMachine):
-    """One run; ``machine_of`` says in which Redis and with which texts of the transitions."""
-
-    world_type: Any
-    address: RedisAddress
-    scripts: Scripts
-    watched: str
-    """Which invariant: violations of all others are left aside; "" watches all."""
-    found: list[str]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.runner = asyncio.Runner()
-        self.world: Any = None
-
-    def do(self, work: Any) -> None:
-        with contextlib.closing(work):
-            self.run(self.world.everybody_works())
-            self.run(work)
-            self.check()
-
-    def run(self, work: Any) -> None:
-        try:
-            self.runner.run(work)
-        except ResponseError:  # a seeded bug may also break a script that comes after it
-            if not self.watched:
-                raise
-            reject()
-
-    def check(self) -> None:
-        broken = [violation for violation in self.world.violations if violation.startswith(self.watched)]
-        self.found += broken
-        assert not broken, "\n".join(broken)
+class Machine(WatchedMachine):
+    """One run."""
 
     @initialize(
         seed=st.integers(0, 1 << 30),
@@ -154,22 +108,3 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def redis_loses_everything(self) -> None:
         self.do(self.world.lose_everything())
-
-    def teardown(self) -> None:
-        if self.world is None:
-            return
-        try:
-            if not self.world.violations:
-                self.run(self.world.finish())
-                self.check()
-        finally:
-            self.runner.run(self.world.stop())
-            self.runner.close()
-
-
-def machine_of(
-    world_type: Any, address: RedisAddress, scripts: Scripts, watched: str = "", found: list[str] | None = None
-) -> type[Machine]:
-    """The machine against one Redis, with these texts of the transitions; ``found`` collects violations."""
-    about = {"world_type": world_type, "address": address, "scripts": scripts}
-    return type("Machine", (Machine,), {**about, "watched": watched, "found": [] if found is None else found})

@@ -2,52 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import uuid
-from typing import Any
 
-from hypothesis import reject
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from redis.exceptions import ResponseError
-
-from plaudit_workers.stream.connection import RedisAddress
-from plaudit_workers.stream.scripts import Scripts
+from hypothesis.stateful import initialize, precondition, rule
+from stream_watched_machine import WatchedMachine  # conftest.py has loaded it
 
 
-class SessionMachine(RuleBasedStateMachine):
-    """One service; ``machine_of`` says in which Redis and with which texts of the transitions."""
-
-    world_type: Any
-    address: RedisAddress
-    scripts: Scripts
-    watched: str
-    found: list[str]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.runner = asyncio.Runner()
-        self.world: Any = None
-
-    def do(self, work: Any) -> None:
-        with contextlib.closing(work):
-            self.run(self.world.everybody_works())
-            self.run(work)
-            self.check()
-
-    def run(self, work: Any) -> None:
-        try:
-            self.runner.run(work)
-        except ResponseError:  # a seeded bug may also break a script that comes after it
-            if not self.watched:
-                raise
-            reject()
-
-    def check(self) -> None:
-        broken = [violation for violation in self.world.violations if violation.startswith(self.watched)]
-        self.found += broken
-        assert not broken, "\n".join(broken)
+class SessionMachine(WatchedMachine):
+    """One service."""
 
     @initialize(seed=st.integers(0, 1 << 30), group_scorers=st.booleans(), deadline_s=st.sampled_from([0.0, 1000.0]))
     def start(self, seed: int, group_scorers: bool, deadline_s: float) -> None:
@@ -97,23 +60,3 @@ class SessionMachine(RuleBasedStateMachine):
     @rule()
     def redis_loses_everything(self) -> None:
         self.do(self.world.lose_everything())
-
-    def teardown(self) -> None:
-        if self.world is None:
-            return
-        try:
-            if not self.world.violations:
-                self.run(self.world.finish())
-                self.check()
-        finally:
-            self.runner.run(self.world.stop())
-            self.runner.close()
-
-
-def machine_of(
-    world_type: Any, address: RedisAddress, scripts: Scripts, watched: str = "", found: list[str] | None = None
-) -> type[SessionMachine]:
-    """The machine against one Redis, with these texts of the transitions; ``found`` collects violations."""
-    about = {"world_type": world_type, "address": address, "scripts": scripts}
-    found = [] if found is None else found
-    return type("SessionMachine", (SessionMachine,), {**about, "watched": watched, "found": found})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -30,11 +31,15 @@ SEEDED_BUGS = {
 }
 
 
+def machine(protocol_test: dict[str, ModuleType], *arguments: Any) -> Any:
+    world = protocol_test["world"].World
+    return protocol_test["watched_machine"].machine_of(protocol_test["machine"].Machine, world, *arguments)
+
+
 def test_every_invariant_holds_under_random_faults(address: RedisAddress, protocol_test: dict[str, ModuleType]) -> None:
-    machine = protocol_test["machine"]
     run_state_machine_as_test(
-        machine.machine_of(protocol_test["world"].World, address, Scripts()),
-        settings=settings(machine.SEARCH, max_examples=30),
+        machine(protocol_test, address, Scripts()),
+        settings=settings(protocol_test["watched_machine"].SEARCH, max_examples=30),
     )
 
 
@@ -45,12 +50,11 @@ def test_the_search_finds_a_seeded_bug(address: RedisAddress, protocol_test: dic
     for sound, broken in edits.items():
         assert text.count(sound) == 1, f"the seeded bug no longer fits lua/{file}.lua"
         text = text.replace(sound, broken)
-    machine = protocol_test["machine"]
     found: list[str] = []
     buggy = Scripts(overrides={file: text})
     with contextlib.suppress(AssertionError, Flaky):
         run_state_machine_as_test(
-            machine.machine_of(protocol_test["world"].World, address, buggy, bug.partition(" ")[0], found),
-            settings=settings(machine.SEARCH, max_examples=300),
+            machine(protocol_test, address, buggy, bug.partition(" ")[0], found),
+            settings=settings(protocol_test["watched_machine"].SEARCH, max_examples=300),
         )
     assert found

@@ -43,11 +43,12 @@ SEEDED_BUGS = {
 
 def machine(protocol_test: dict[str, ModuleType], *arguments: Any) -> Any:
     world = protocol_test["session_world"].SessionWorld
-    return protocol_test["session_machine"].machine_of(world, *arguments)
+    machine = protocol_test["session_machine"].SessionMachine
+    return protocol_test["watched_machine"].machine_of(machine, world, *arguments)
 
 
 def test_every_invariant_holds_under_random_faults(address: RedisAddress, protocol_test: dict[str, ModuleType]) -> None:
-    search = protocol_test["machine"].SEARCH
+    search = protocol_test["watched_machine"].SEARCH
     run_state_machine_as_test(machine(protocol_test, address, Scripts()), settings=settings(search, max_examples=15))
 
 
@@ -59,7 +60,7 @@ def test_the_search_finds_a_seeded_bug(address: RedisAddress, protocol_test: dic
         assert text.count(sound) == 1, f"the seeded bug no longer fits lua/{file}.lua"
         text = text.replace(sound, broken)
     found: list[str] = []
-    search, buggy = protocol_test["machine"].SEARCH, Scripts(overrides={file: text})
+    search, buggy = protocol_test["watched_machine"].SEARCH, Scripts(overrides={file: text})
     with contextlib.suppress(AssertionError, Flaky):
         run_state_machine_as_test(
             machine(protocol_test, address, buggy, bug.partition(":")[0], found),

@@ -29,6 +29,7 @@ from plaudit_workers.stream.sessions import (
     SessionTakenError,
     Submission,
 )
+from plaudit_workers.supervision import set_within
 
 logger = logging.getLogger(__name__)
 
@@ -315,12 +316,7 @@ class RewardClient:
                 raise self._taken_over(error) from error
             if error is not None:
                 raise error
-        self._changed.clear()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._changed.wait()
-        except TimeoutError:
-            return
+        await set_within(self._changed, timeout_s)
 
     def _wake(self) -> None:
         self._changed.set()

@@ -30,7 +30,7 @@ from plaudit_workers.stream.consumer import Consumer, ConsumerOptions
 from plaudit_workers.stream.lease import Delivery
 from plaudit_workers.stream.outage import outlasting
 from plaudit_workers.stream.records import Group, GroupDelivery
-from plaudit_workers.supervision import Supervised, unless_stopped
+from plaudit_workers.supervision import Supervised, set_within, unless_stopped
 
 logger = logging.getLogger(__name__)
 
@@ -196,12 +196,7 @@ class ScoringWorker:
         return self._options.max_concurrent_samples - self.busy
 
     async def _wait_for_room(self) -> None:
-        self._freed.clear()
-        try:
-            async with asyncio.timeout(_LOOK_FOR_ROOM_EVERY_S):
-                await self._freed.wait()
-        except TimeoutError:
-            return
+        await set_within(self._freed, _LOOK_FOR_ROOM_EVERY_S)
 
     async def _drop_lost(self) -> None:
         """Cancels the work on entries that another worker holds by now."""

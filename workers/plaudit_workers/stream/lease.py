@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.names import Stream
 from plaudit_workers.stream.scripts import OUTAGE
+from plaudit_workers.supervision import set_within
 
 logger = logging.getLogger(__name__)
 
@@ -89,12 +90,7 @@ class Leases(Generic[T]):
 
     async def wait_for_change(self, timeout_s: float) -> None:
         """Until work on an entry has ended."""
-        self._changed.clear()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._changed.wait()
-        except TimeoutError:
-            return
+        await set_within(self._changed, timeout_s)
 
     async def renew(self) -> None:
         """Extends every lease; sets ``lost`` of the entries that another consumer holds by now, or that have ended.

@@ -1,1 +1,0 @@
-"""A real Kubernetes on one Linux machine: programs built from source modules, every node in its own network."""
