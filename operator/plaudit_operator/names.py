@@ -84,7 +84,7 @@ class Condition:
 
 
 class Reason:
-    """Reasons of conditions and events; docs/operator.md says of each what to do."""
+    """Reasons of conditions and events; docs/kubernetes/conditions.md says of each what to do."""
 
     VALID: Final = "Valid"
     INVALID: Final = "Invalid"
