@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import select
 import sys
 import termios
@@ -84,7 +85,10 @@ def _single_keys() -> Iterator[None]:
 
 def _quit_within(seconds: float) -> bool:
     readable, _, _ = select.select([sys.stdin], [], [], seconds)
-    return bool(readable) and sys.stdin.read(1) in {"q", "Q", ""}
+    if not readable:
+        return False
+    keys = os.read(sys.stdin.fileno(), 64)  # past Python's buffer, which select does not see
+    return not keys or b"q" in keys.lower()
 
 
 def frame(picture: Picture, trouble: str = "") -> RenderableType:
