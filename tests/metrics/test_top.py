@@ -70,7 +70,7 @@ def test_what_cannot_be_shown_is_told(arguments: list[str], message: str, capsys
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("key", [b"q", b"\x03"], ids=["q", "Ctrl-C"])
+@pytest.mark.parametrize("key", [b"q", b"jkq", b"\x03"], ids=["q", "other keys and q", "Ctrl-C"])
 def test_on_a_terminal_it_goes_on_until_it_is_told_to_end(observed_run: Any, key: bytes) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "plaudit_workers.cli", "top", str(observed_run.folder), "--every", "0.2"]
