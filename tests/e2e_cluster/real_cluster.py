@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-HARNESS = ROOT / "tests" / "cluster" / "cluster"
+
+
+def harness(command: str, *arguments: str) -> list[str]:
+    """A command of the harness, on the cluster of ``PLAUDIT_E2E_STATE``."""
+    state = os.environ.get("PLAUDIT_E2E_STATE")
+    options = ["--state", state] if state else []
+    return [str(ROOT / "tests" / "cluster" / "cluster"), command, *options, *arguments]
 
 
 class Cluster:
