@@ -103,6 +103,8 @@ class Cluster:
             self._start_node(node)
         for place in (f"node{node}" for node in missing):
             self._wait(place, partial(self._is_ready, place, began), *(f"{place}/{part}" for part in ON_NODE))
+        if not nodes:
+            return
         count = f'{{"nvidia.com/gpu": "{gpus}"}}'
         patch = f'{{"status": {{"capacity": {count}, "allocatable": {count}}}}}'
         self._kubectl("patch", "nodes", *(f"node{node}" for node in nodes), "--subresource=status", f"--patch={patch}")
