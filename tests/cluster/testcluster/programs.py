@@ -60,41 +60,15 @@ class Programs:
         """Builds what is missing or older than its sources. A build that was cut short goes on where it was."""
         with locked(self.cache):
             if "kubernetes" in parts:
-                self._build("kubernetes", "tool")
+                self._build("kubernetes", ["tool"])
                 if (self.bin / "server").exists():  # so is etcd's main package named
                     (self.bin / "server").rename(self.bin / "etcd")
             if "addons" in parts:
-                self._build("addons", "tool", "./...")
-                write_image(self.pause_image, "localhost/pause:1", [self.bin / "pause"])
+                self._build("addons", ["tool", "./..."])
+                write_image(self.pause_image, "localhost/pause:1", {"pause": self.bin / "pause"})
 
-    def _build(self, name: str, *packages: str) -> None:
-        sources, stamp = HERE / "go" / name, self.cache / f"{name}.sha256"
-        digest = hashlib.sha256(self._ldflags().encode())
-        for path in sorted(path for path in sources.rglob("*") if path.is_file()):
-            digest.update(path.read_bytes())
-        if stamp.exists() and stamp.read_text() == digest.hexdigest():
-            return
-        if not shutil.which("go"):
-            raise FailureError(f"there is no `go` on PATH to build {sources}")
-        print(f"building {name}: minutes, when Go's own caches are cold", file=sys.stderr)
-        began = time.monotonic()
-        stamp.unlink(missing_ok=True)
-        command = [
-            "go",
-            "build",
-            "-trimpath",
-            "-buildvcs=false",
-            "-ldflags",
-            self._ldflags(),
-            "-o",
-            f"{self.bin}/",
-            *packages,
-        ]
-        environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off"}
-        if subprocess.run(command, cwd=sources, env=environment, check=False).returncode:
-            raise FailureError(f"the build of {name} failed")
-        stamp.write_text(digest.hexdigest())
-        print(f"built {name} in {time.monotonic() - began:.0f} s", file=sys.stderr)
+    def _build(self, name: str, packages: Sequence[str]) -> None:
+        build_module(HERE / "go" / name, self.bin, self.cache / f"{name}.sha256", packages, self._ldflags())
 
     def _ldflags(self) -> str:
         """Stamps the version, without which Helm cannot tell what it talks to."""
@@ -111,13 +85,42 @@ def _kubernetes_version() -> str:
     return found[1]
 
 
-def write_image(archive: Path, name: str, programs: Sequence[Path]) -> None:
-    """Writes an image archive of static programs and a /tmp; the first one is what runs, as an ordinary user."""
-    layer = _tar({program.name: program.read_bytes() for program in programs}, folders=["tmp"])
+def build_module(
+    sources: Path, folder: Path, stamp: Path, packages: Sequence[str], ldflags: str = "-s -w", tags: str = ""
+) -> None:
+    """Builds the static programs of a Go module, unless the stamp tells that these very sources were built."""
+    digest = hashlib.sha256((ldflags + tags).encode())
+    for path in sorted(path for path in sources.rglob("*") if path.is_file()):
+        digest.update(path.read_bytes())
+    if stamp.exists() and stamp.read_text() == digest.hexdigest():
+        return
+    if not shutil.which("go"):
+        raise FailureError(f"there is no `go` on PATH to build {sources}")
+    print(f"building {sources.name}: minutes, when Go's own caches are cold", file=sys.stderr)
+    began = time.monotonic()
+    stamp.unlink(missing_ok=True)
+    flags = ["-trimpath", "-buildvcs=false", "-tags", tags, "-ldflags", ldflags]
+    environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off"}
+    command = ["go", "build", *flags, "-o", f"{folder}/", *packages]
+    if subprocess.run(command, cwd=sources, env=environment, check=False).returncode:
+        raise FailureError(f"the build of {sources.name} failed")
+    stamp.write_text(digest.hexdigest())
+    print(f"built {sources.name} in {time.monotonic() - began:.0f} s", file=sys.stderr)
+
+
+def write_image(archive: Path, name: str, programs: Mapping[str, Path]) -> None:
+    """Writes an image archive of static programs and a /tmp.
+
+    Args:
+        archive: the file.
+        name: of the image, with its tag.
+        programs: by their paths in the image; the first one is what runs, as an ordinary user.
+    """
+    layer = _tar({path: program.read_bytes() for path, program in programs.items()}, folders=["tmp"])
     config = {
         "architecture": {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()],
         "os": "linux",
-        "config": {"Entrypoint": [f"/{programs[0].name}"], "User": "1000"},
+        "config": {"Entrypoint": [f"/{next(iter(programs))}"], "User": "1000"},
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
     }
     manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
