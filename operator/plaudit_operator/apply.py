@@ -12,7 +12,7 @@ from plaudit_operator.actions import Action, Apply, Create, Delete, Patch, Scale
 from plaudit_operator.errors import AlreadyExistsError, InvalidError, KubeError, NotFoundError
 from plaudit_operator.kinds import kind_of
 from plaudit_operator.kube import Kube
-from plaudit_operator.observed import Observed, owner_uid
+from plaudit_operator.observed import NO_SUCH_KIND, Observed, owner_uid
 
 Key = tuple[str, str]
 
@@ -60,7 +60,7 @@ def _note(outcome: Outcome, action: Action, error: KubeError | None) -> None:
 
 def _words(action: Action, error: KubeError) -> str:
     if isinstance(error, NotFoundError):
-        return f"this cluster has no {_key(action)[0]}: {error}"
+        return f"{NO_SUCH_KIND} {_key(action)[0]}: {error}"
     return str(error)
 
 

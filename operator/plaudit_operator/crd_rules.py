@@ -94,6 +94,12 @@ RULES: dict[str, list[Rule]] = {
             "minReplicas must not be more than maxReplicas",
         ),
     ],
+    "scheduling": [
+        _rule(
+            "self.?gang.orValue('none') == 'none' || self.?queueName.orValue('') == ''",
+            "gang cannot be had in a queue: leave out gang, a queue admits the pods together as well",
+        ),
+    ],
     "trainer": [
         _rule(
             "self.?strategy.orValue('single') != 'single' || self.?ranks.orValue(1) == 1",
@@ -133,7 +139,15 @@ def immutability_rules(sections: Mapping[str, Any]) -> list[Rule]:
     ]
     names = "self.reward.scorers.map(scorer, scorer.name) == oldSelf.reward.scorers.map(scorer, scorer.name)"
     rules.append(_rule(names, "spec.reward.scorers cannot be added, removed or moved while the job exists"))
+    rules.append(_rule(_GANGS_SIZE, "spec.rollout.replicas cannot change while the job exists: it is part of a gang"))
     return rules
+
+
+_GANGS_SIZE = (
+    "!has(self.scheduling) || "
+    "(self.scheduling.?gang.orValue('none') == 'none' && self.scheduling.?queueName.orValue('') == '') || "
+    "self.?rollout.?replicas.orValue(1) == oldSelf.?rollout.?replicas.orValue(1)"
+)
 
 
 def _unchanged(path: str) -> str:

@@ -33,6 +33,7 @@ JOB = Kind("batch/v1", "Job", "jobs")
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 PDB = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
+POD_GROUP = Kind("scheduling.k8s.io/v1alpha2", "PodGroup", "podgroups")
 HPA = Kind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
 SCALED_OBJECT = Kind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
 TRIGGER_AUTHENTICATION = Kind("keda.sh/v1alpha1", "TriggerAuthentication", "triggerauthentications")
@@ -49,8 +50,12 @@ CHILDREN = (
     HPA,
     SCALED_OBJECT,
     TRIGGER_AUTHENTICATION,
+    POD_GROUP,
 )
 """Kinds of children that are watched and deleted. Secrets are neither: the operator may only create them."""
+
+OPTIONAL = (SCALED_OBJECT, TRIGGER_AUTHENTICATION, POD_GROUP)
+"""Kinds that a cluster may lack: KEDA's, and the alpha of gang scheduling."""
 
 WATCHED = (RLJOB, POD, *CHILDREN)
 

@@ -23,7 +23,17 @@ def overlaid(admitted: Data, current: Data) -> dict[str, Any]:
         admitted: ``spec`` as it was when the job was admitted.
         current: ``spec`` as it is now.
     """
+    if _whole(admitted) and "rollout" in admitted:
+        fixed = {"replicas": admitted["rollout"]["replicas"]} if "replicas" in admitted["rollout"] else {}
+        rollout = {key: value for key, value in (current.get("rollout") or {}).items() if key != "replicas"}
+        current = {**current, "rollout": rollout | fixed}
     return _overlaid(admitted, current, Spec)
+
+
+def _whole(admitted: Data) -> bool:
+    """Whether rollouts are counted as a part of a gang, whose size is fixed."""
+    scheduling = admitted.get("scheduling") or {}
+    return bool(scheduling.get("queueName")) or scheduling.get("gang", "none") != "none"
 
 
 def frozen_changes(admitted: Data, current: Data) -> list[str]:

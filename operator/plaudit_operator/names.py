@@ -24,6 +24,14 @@ INPUTS: Final = f"{GROUP}/inputs"
 KEDA_PAUSE: Final = "autoscaling.keda.sh/paused-replicas"
 COMPLETION_INDEX: Final = "batch.kubernetes.io/job-completion-index"
 
+KUEUE_QUEUE: Final = "kueue.x-k8s.io/queue-name"
+KUEUE_MANAGED: Final = "kueue.x-k8s.io/managed"
+"""Label: with the annotation ``KUEUE_PARENT`` it puts pods of a Job, StatefulSet or Deployment under Kueue's hand."""
+KUEUE_PARENT: Final = "kueue.x-k8s.io/pod-suspending-parent"
+KUEUE_GROUP: Final = "kueue.x-k8s.io/pod-group-name"
+KUEUE_COUNT: Final = "kueue.x-k8s.io/pod-group-total-count"
+KUEUE_GATE: Final = "kueue.x-k8s.io/admission"
+
 METRICS_PORT: Final = 9090
 HEALTH_PORT: Final = 8080
 REDIS_PORT: Final = 6379
@@ -99,6 +107,9 @@ class Reason:
     RUNNING: Final = "Running"
     RESTARTING: Final = "Restarting"
     UNSCHEDULABLE: Final = "Unschedulable"
+    WAITING_FOR_ROOM: Final = "WaitingForRoom"
+    QUEUED: Final = "Queued"
+    GANG_UNAVAILABLE: Final = "GangUnavailable"
     IMAGE_PULL: Final = "ImagePullFailed"
     CONFIG_MISSING: Final = "SecretOrConfigMissing"
     OUT_OF_MEMORY: Final = "OutOfMemory"

@@ -11,6 +11,8 @@ from plaudit_operator import names
 
 Object = Mapping[str, Any]
 
+NO_SUCH_KIND = "this cluster has no"
+"""How a refusal begins when the cluster does not serve a child's kind."""
 _NO_PROGRESS: Mapping[str, Any] = {}
 
 

@@ -17,6 +17,7 @@ from plaudit_operator.drift import differs
 from plaudit_operator.kinds import CHILDREN
 from plaudit_operator.names import Condition, Reason
 from plaudit_operator.observed import Observed, attempt_of, owner_uid
+from plaudit_operator.pod_state import is_leaving, is_over
 from plaudit_operator.policies.cleanup import cleanup_actions
 from plaudit_operator.policies.deadlines import next_deadline
 from plaudit_operator.policies.failure import Attempt, present_attempt, too_many
@@ -70,7 +71,7 @@ def _alive(rendered: Rendering, observed: Observed, now: float) -> Plan:
     context, suspended = rendered.context, rendered.suspended
     spec = context.spec
     attempt = present_attempt(observed) if spec.trains else None
-    deadline = next_deadline(observed, spec.lifecycle, now, suspended=suspended)
+    deadline = next_deadline(observed, spec.lifecycle, now, suspended=suspended or rendered.waits == "queue")
     if deadline and deadline.left_s <= 0:
         ending: Ending | None = Ending(Condition.FAILED, deadline.reason, deadline.message)
     else:
@@ -78,13 +79,13 @@ def _alive(rendered: Rendering, observed: Observed, now: float) -> Plan:
     if ending:
         return Plan(ended_status(observed, ending, now), requeue_after_s=_AFTER_A_COUNT_S)
     if attempt and attempt.verdict in ("failed", "disrupted"):
-        return _next_attempt(context, observed, attempt, now)
+        return _next_attempt(rendered, observed, attempt, now)
     roles = role_states(context, observed, attempt, now)
     lost, next_lost = lost_pods(observed, now)
     actions = [*_children(rendered, observed), *lost]
     if attempt:
         actions += _trainer_actions(rendered, observed, attempt)
-    report = status(context, observed, roles, now, suspended=suspended)
+    report = status(context, observed, roles, now, suspended=suspended, waits=rendered.waits)
     waits = [next_lost, deadline.left_s if deadline else None]
     waits.append(PROGRESS_EVERY_S if report["phase"] in ("Running", "Degraded") else None)
     return Plan(report, actions, min((wait for wait in waits if wait is not None), default=None))
@@ -104,14 +105,15 @@ def _ending(context: JobContext, observed: Observed, attempt: Attempt | None) ->
     return None
 
 
-def _next_attempt(context: JobContext, observed: Observed, attempt: Attempt, now: float) -> Plan:
+def _next_attempt(rendered: Rendering, observed: Observed, attempt: Attempt, now: float) -> Plan:
     """Counts an attempt that ended. What follows from the count is done when it is written."""
+    context = rendered.context
     counter = "restarts" if attempt.verdict == "failed" else "disruptions"
     counted = {**observed.status, counter: int(observed.status.get(counter, 0)) + 1, "attempt": attempt.number + 1}
     after = replace(observed, job={**observed.job, "status": counted})
     roles = role_states(context, after, Attempt(attempt.number + 1, "absent"), now)
     roles["trainer"] = replace(roles["trainer"], reason=attempt.reason, problem=attempt.message)
-    report = status(context, after, roles, now, suspended=context.spec.scheduling.suspend)
+    report = status(context, after, roles, now, suspended=rendered.suspended, waits=rendered.waits)
     return Plan(report, requeue_after_s=_AFTER_A_COUNT_S)
 
 
@@ -122,14 +124,14 @@ def _children(rendered: Rendering, observed: Observed) -> Iterator[Action]:
     for manifest in rendered.manifests:
         yield from _child(rendered, observed, manifest)
     yield from _obsolete(observed, rendered.manifests)
-    yield from scale_actions(observed, rendered.replicas, context.spec, suspended=rendered.suspended)
-    yield from unpause_actions(observed, suspended=rendered.suspended)
+    yield from scale_actions(observed, rendered.replicas, context.spec, rendered.rests)
+    yield from unpause_actions(observed, resting=rendered.rests(names.role_object(context.name, "reward")))
 
 
 def _child(rendered: Rendering, observed: Observed, manifest: Manifest) -> Iterator[Action]:
     kind, name = manifest["kind"], manifest["metadata"]["name"]
     present = observed.children.get((kind, name))
-    first = kind in ("ConfigMap", "ServiceAccount")
+    first = kind in ("ConfigMap", "ServiceAccount", "PodGroup")
     if present is None or owner_uid(present) != observed.uid:
         replicas = None
         if kind == "Deployment":
@@ -142,10 +144,11 @@ def _child(rendered: Rendering, observed: Observed, manifest: Manifest) -> Itera
 
 def _first_replicas(rendered: Rendering, name: str) -> int:
     spec, count = rendered.context.spec, rendered.replicas[name]
-    if rendered.suspended and name != names.role_object(rendered.context.name, "metrics"):
+    if rendered.rests(name):
         return 0
     scaling = spec.reward.workers.autoscaling
-    return count if count is not None else scaling.min_replicas if scaling else 1
+    # One at least, even where an autoscaler may go to zero: it shows whether the scorers work, and offers the service.
+    return count if count is not None else max(1, scaling.min_replicas) if scaling else 1
 
 
 def _obsolete(observed: Observed, wanted: Sequence[Manifest]) -> Iterator[Delete]:
@@ -161,12 +164,15 @@ def _obsolete(observed: Observed, wanted: Sequence[Manifest]) -> Iterator[Delete
 
 
 def _trainer_actions(rendered: Rendering, observed: Observed, attempt: Attempt) -> Iterator[Action]:
-    """Earlier attempts go, with all their pods; then, and only then, comes the present one."""
+    """Earlier attempts go, with all their pods; then, and only then, comes the present one.
+
+    A deleted pod whose processes have ended is gone: Kueue may keep the object until there is another in its place.
+    """
     earlier = [job for job in observed.own("Job") if attempt_of(job) < attempt.number]
     for job in earlier:
         if not job["metadata"].get("deletionTimestamp"):
             yield Delete("Job", job["metadata"]["name"], job["metadata"]["uid"])
-    pods = observed.pods_of("trainer")
+    pods = [pod for pod in observed.pods_of("trainer") if not (is_over(pod) and is_leaving(pod))]
     for pod in pods:
         if attempt_of(pod) < attempt.number and not pod["metadata"].get("deletionTimestamp"):
             metadata = pod["metadata"]

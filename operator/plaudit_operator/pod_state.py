@@ -19,6 +19,8 @@ def problem_of(pod: Object, now: float) -> tuple[str, str] | None:
     for condition in _conditions(pod):
         if condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable":
             return Reason.UNSCHEDULABLE, f"{name}: {condition.get('message', '')}"
+    if is_gated(pod):
+        return Reason.QUEUED, f"{name} waits in its queue"
     for status in _containers(pod):
         found = _waiting(status, pod, now) or _ended(status)
         if found:
@@ -65,11 +67,35 @@ def exit_of(pod: Object, container: str) -> Iterator[tuple[int, str]]:
 
 
 def is_disrupted(pod: Object) -> bool:
-    """Whether the cluster ended the pod: drain, preemption, taint, lost node, a full disk."""
+    """Whether the cluster ended the pod: drain, preemption, taint, lost node, a full disk, its queue."""
     status = pod.get("status", {})
     if status.get("reason") in ("NodeLost", "Evicted", "NodeShutdown", "Shutdown", "Terminated"):
         return True
-    return any(c["type"] == "DisruptionTarget" and c["status"] == "True" for c in _conditions(pod))
+    return any(c["type"] in _ENDED_BY_CLUSTER and c["status"] == "True" for c in _conditions(pod))
+
+
+_ENDED_BY_CLUSTER = ("DisruptionTarget", "TerminationTarget")
+"""The second is Kueue's."""
+
+
+def is_scheduled(pod: Object) -> bool:
+    """Whether the pod is bound to a node."""
+    return any(c["type"] == "PodScheduled" and c["status"] == "True" for c in _conditions(pod))
+
+
+def is_gated(pod: Object) -> bool:
+    """Whether somebody keeps the pod from being scheduled: its queue."""
+    return any(c["type"] == "PodScheduled" and c.get("reason") == "SchedulingGated" for c in _conditions(pod))
+
+
+def is_leaving(pod: Object) -> bool:
+    """Whether the pod is being deleted."""
+    return bool(pod["metadata"].get("deletionTimestamp"))
+
+
+def is_over(pod: Object) -> bool:
+    """Whether all of the pod's processes have ended for good; a finalizer may keep the object."""
+    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
 
 
 def is_ready(pod: Object) -> bool:

@@ -15,6 +15,7 @@ from plaudit_operator.admission import Refused, admit, digest
 from plaudit_operator.children.all import Templates, fixed_replicas, frozen_templates, manifests
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.observed import Object, Observed
+from plaudit_operator.policies.place import Wait, awaited
 from plaudit_operator.settings import Settings
 
 _KEPT = 512
@@ -29,11 +30,20 @@ class Rendering:
     manifests: Sequence[Manifest]
     replicas: Mapping[str, int | None]
     """By Deployment, while the job runs; None: an autoscaler says."""
+    waits: Wait = ""
+    """For what the job waits before all of it may start."""
 
     @property
     def suspended(self) -> bool:
         """Whether the job is to rest."""
         return self.context.spec.scheduling.suspend
+
+    def rests(self, deployment: str) -> bool:
+        """Whether a Deployment is to have no pods now: metrics always has; rollouts are in the gang that waits."""
+        name = self.context.name
+        if deployment == names.role_object(name, "metrics"):
+            return False
+        return self.suspended or (bool(self.waits) and deployment != names.role_object(name, "rollout"))
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,7 @@ class _Key:
     config: str
     files: str
     settings: Settings
+    waits: Wait
     sources: tuple[Object, Object | None, Object | None] = field(compare=False)
 
 
@@ -56,7 +67,9 @@ def rendering(observed: Observed, settings: Settings) -> Rendering | Refused:
     sources = (observed.job, config, observed.files)
     digests = (_version(config) or _data(config), _data(observed.files))
     spec = digest(observed.job["spec"])
-    return _render(_Key(observed.name, observed.namespace, observed.uid, spec, *digests, settings, sources))
+    return _render(
+        _Key(observed.name, observed.namespace, observed.uid, spec, *digests, settings, awaited(observed), sources)
+    )
 
 
 def _version(item: Object | None) -> str:
@@ -74,5 +87,7 @@ def _render(key: _Key) -> Rendering | Refused:
         return admitted
     context = JobContext(key.name, key.namespace, key.uid, admitted, key.settings)
     templates = frozen_templates(context)
-    children = manifests(context, templates, suspended=context.spec.scheduling.suspend)
-    return Rendering(context, templates, children, fixed_replicas(context))
+    suspended = context.spec.scheduling.suspend
+    waits: Wait = "" if suspended else key.waits
+    children = manifests(context, templates, suspended=suspended, waits=bool(waits))
+    return Rendering(context, templates, children, fixed_replicas(context), waits)

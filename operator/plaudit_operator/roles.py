@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plaudit_operator import names
-from plaudit_operator.children import reward_model, trainer, transport
+from plaudit_operator.children import reward_model, transport
 from plaudit_operator.children.context import JobContext
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed, attempt_of, labels
@@ -80,7 +80,7 @@ def _of_workload(role: str, owner: Object | None, pods: list[Object], now: float
 
 
 def _trainer(context: JobContext, observed: Observed, attempt: Attempt | None, now: float) -> RoleState:
-    desired = trainer.pods(context)
+    desired = context.spec.trainer.pods
     number = attempt.number if attempt else 0
     pods = [pod for pod in observed.pods_of("trainer") if attempt_of(pod) == number]
     running = sum(map(is_running, pods))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from plaudit_operator.actions import Tell
 from plaudit_operator.admission import Refused
 from plaudit_operator.children import transport
 from plaudit_operator.children.context import JobContext
 from plaudit_operator.conditions import Said, merged, phase, said
+from plaudit_operator.kinds import POD_GROUP
 from plaudit_operator.names import Condition, Reason, run_id
-from plaudit_operator.observed import Observed, timestamp
+from plaudit_operator.observed import NO_SUCH_KIND, Observed, timestamp
+from plaudit_operator.policies.place import Wait
 from plaudit_operator.roles import RoleState
 
 Status = dict[str, Any]
@@ -47,28 +49,52 @@ def ended_status(observed: Observed, ending: Ending, now: float) -> Status:
 
 
 def status(
-    context: JobContext, observed: Observed, roles: Mapping[str, RoleState], now: float, *, suspended: bool
+    context: JobContext,
+    observed: Observed,
+    roles: Mapping[str, RoleState],
+    now: float,
+    *,
+    suspended: bool,
+    waits: Wait = "",
 ) -> Status:
-    """The status of a job that runs, or is on its way there."""
+    """The status of a job that runs, or is on its way there.
+
+    Args:
+        context: the job.
+        observed: what the cluster holds of it.
+        roles: as they stand.
+        now: seconds since the epoch.
+        suspended: whether it is to rest.
+        waits: for what it waits before all of it may start.
+    """
+    rest: _Rest = "suspended" if suspended else waits
     words = [
         said(Condition.SPEC_VALID, context.admitted.reason == Reason.VALID, context.admitted.reason,
              context.admitted.message),
         _admitted(observed),
-        *_ready(context, roles, suspended=suspended),
-        _suspended(roles, suspended=suspended),
+        *_ready(context, roles, rest),
+        _suspended(context, roles, rest),
     ]  # fmt: skip
     ready = all(words_.status == "True" for words_ in words if words_.type in _NEEDED)
     fields: Status = _progress(observed) | {
         "roles": [role.report() for role in roles.values()],
         "replicas": {name: roles[name].report()["replicas"] for name in ("rollout", "reward") if name in roles},
     }
-    if ready and not suspended:
+    if ready and not rest:
         fields.setdefault("startTime", observed.status.get("startTime") or timestamp(now))
     started = "startTime" in {**observed.status, **fields}
-    words.append(_degraded(observed, roles, started=started and not suspended))
+    words.append(_degraded(observed, roles, started=started and rest not in ("suspended", "queue")))
     return _finished(observed, fields, words, now)
 
 
+_Rest = Literal["", "suspended", "queue", "room"]
+"""Why roles have no pods although nothing is wrong with them."""
+
+_RESTS = {
+    "suspended": (Reason.SUSPENDED_BY_USER, "the job is suspended (scheduling.suspend)"),
+    "queue": (Reason.QUEUED, "the job waits in its queue (scheduling.queueName)"),
+    "room": (Reason.WAITING_FOR_ROOM, "starts when trainer, rollouts and Redis have their place"),
+}
 _NEEDED = (Condition.TRANSPORT_READY, Condition.ROLLOUT_READY, Condition.REWARD_READY, Condition.TRAINER_RUNNING)
 _HEALTHY = "nothing of it is missing"
 _COUNTERS = ("attempt", "restarts", "disruptions")
@@ -97,26 +123,39 @@ def _admitted(observed: Observed) -> Said:
     if not observed.refusals:
         return said(Condition.ADMITTED, True, Reason.ADMITTED, "everything that belongs to it is made")
     words = "; ".join(f"{kind} {name}: {why}" for (kind, name), why in sorted(observed.refusals.items()))
-    taken = any("is not this job's" in why for why in observed.refusals.values())
-    return said(Condition.ADMITTED, False, Reason.NAME_TAKEN if taken else Reason.REFUSED_BY_CLUSTER, words)
+    if any("is not this job's" in why for why in observed.refusals.values()):
+        return said(Condition.ADMITTED, False, Reason.NAME_TAKEN, words)
+    if any(kind == POD_GROUP.kind and NO_SUCH_KIND in why for (kind, _), why in observed.refusals.items()):
+        return said(Condition.ADMITTED, False, Reason.GANG_UNAVAILABLE, _NO_GANGS)
+    return said(Condition.ADMITTED, False, Reason.REFUSED_BY_CLUSTER, words)
 
 
-def _ready(context: JobContext, roles: Mapping[str, RoleState], *, suspended: bool) -> Iterator[Said]:
+_NO_GANGS = (
+    f"scheduling.gang is native, and this cluster has no PodGroup of {POD_GROUP.api_version}, so nothing was started. "
+    "Its administrator can turn on the feature gates GenericWorkload and GangScheduling (docs/operator.md); "
+    "gang: none does without"
+)
+
+
+def _ready(context: JobContext, roles: Mapping[str, RoleState], rest: _Rest) -> Iterator[Said]:
+    """Of the roles that wait for room together the scheduler says what is missing."""
+    together: _Rest = "" if rest == "room" else rest
     if transport.managed(context):
-        yield _role(Condition.TRANSPORT_READY, [roles["transport"]], suspended=False)
+        redis: _Rest = together if context.spec.scheduling.whole else ""
+        yield _role(Condition.TRANSPORT_READY, [roles["transport"]], redis)
     else:
         yield said(Condition.TRANSPORT_READY, True, Reason.EXTERNAL, f"Redis at {context.redis_url}")
     if context.spec.trains:
-        yield _role(Condition.ROLLOUT_READY, [roles["rollout"]], suspended=suspended)
+        yield _role(Condition.ROLLOUT_READY, [roles["rollout"]], together)
     scoring = [role for name, role in roles.items() if name == "reward" or name.startswith("model/")]
-    yield _role(Condition.REWARD_READY, scoring, suspended=suspended)
+    yield _role(Condition.REWARD_READY, scoring, rest)
     if context.spec.trains:
-        yield _role(Condition.TRAINER_RUNNING, [roles["trainer"]], suspended=suspended, ready=Reason.RUNNING)
+        yield _role(Condition.TRAINER_RUNNING, [roles["trainer"]], together, ready=Reason.RUNNING)
 
 
-def _role(kind: str, roles: list[RoleState], *, suspended: bool, ready: str = Reason.READY) -> Said:
-    if suspended:
-        return said(kind, False, Reason.SUSPENDED_BY_USER, "the job is suspended (scheduling.suspend)")
+def _role(kind: str, roles: list[RoleState], rest: _Rest, *, ready: str = Reason.READY) -> Said:
+    if rest:
+        return said(kind, False, *_RESTS[rest])
     missing = [role for role in roles if not role.is_ready]
     if not missing:
         return said(kind, True, ready, ", ".join(f"{role.name} {role.ready}/{role.desired}" for role in roles))
@@ -128,17 +167,24 @@ def _missing(role: RoleState) -> str:
     return f"{role.name} {role.ready}/{role.desired}" + (f": {role.problem}" if role.problem else "")
 
 
-def _suspended(roles: Mapping[str, RoleState], *, suspended: bool) -> Said:
-    if not suspended:
+def _suspended(context: JobContext, roles: Mapping[str, RoleState], rest: _Rest) -> Said:
+    if rest == "queue":
+        queue = context.spec.scheduling.queue_name
+        words = f"trainer, rollouts and Redis wait in queue {queue!r}: kubectl describe workload {context.run}"
+        return said(Condition.SUSPENDED, True, Reason.QUEUED, words)
+    if rest != "suspended":
         return said(Condition.SUSPENDED, False, Reason.NOT_SUSPENDED, "")
-    left = [role for name, role in roles.items() if name not in ("transport", "metrics") and _has_pods(role)]
+    left = [role for role in roles.values() if role.name != "metrics" and _has_pods(role)]
     if left:
         words = ", ".join(f"{role.name} {role.ready}/{role.desired}" for role in left)
         return said(Condition.SUSPENDED, False, Reason.SUSPENDING, f"pods are still ending: {words}")
-    return said(Condition.SUSPENDED, True, Reason.SUSPENDED_BY_USER, "Redis and volumes stay; it goes on when resumed")
+    stays = "Its volumes stay" if context.spec.scheduling.whole else "Redis and volumes stay"
+    return said(Condition.SUSPENDED, True, Reason.SUSPENDED_BY_USER, f"{stays}; it goes on when resumed")
 
 
 def _has_pods(role: RoleState) -> bool:
+    if role.name == "transport":
+        return role.ready > role.desired
     return role.ready > 0 or (role.name == "trainer" and role.updated > 0)
 
 

@@ -14,14 +14,11 @@ from collections.abc import Callable, Iterable
 
 from plaudit_operator.cache import Cache, Key
 from plaudit_operator.errors import GoneError, KubeError, NotFoundError
-from plaudit_operator.kinds import RLJOB, SCALED_OBJECT, TRIGGER_AUTHENTICATION, Kind
+from plaudit_operator.kinds import OPTIONAL, RLJOB, Kind
 from plaudit_operator.kube import Kube
 from plaudit_operator.names import SELECTOR
 
 logger = logging.getLogger(__name__)
-
-OPTIONAL = (SCALED_OBJECT, TRIGGER_AUTHENTICATION)
-"""Kinds that a cluster may lack."""
 
 _SERVER_ENDS_AFTER_S = 240
 _LOOK_FOR_KIND_EVERY_S = 60.0

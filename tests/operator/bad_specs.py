@@ -23,6 +23,9 @@ _JUDGE = {
 }
 
 
+_SCORING_ONLY = dict.fromkeys(("model", "data", "algorithm", "rollout", "trainer"), ABSENT)
+
+
 def _judge(**fields: Any) -> list[dict[str, Any]]:
     return [{**_JUDGE, "judge": {**_JUDGE["judge"], **fields}}]
 
@@ -119,6 +122,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"transport": {"passwordSecret": {"name": "a", "key": "b"}}}, "url"),
     ({"transport": {"url": "redis://user:secret@host:6379/0"}}, "passwordSecret"),
     ({"files": {"items": [{"key": "a", "path": "a.py"}]}}, "configMap"),
+    ({"scheduling": {"gang": "native", "queueName": "team"}}, "queue"),
+    ({"scheduling": {"queueName": "Team A"}}, "queueName"),
     # What only the models see: SpecValid.
     ({"reward.scorers": _scorers(_PYTHON, _PYTHON)}, "mine"),
     ({"reward.scorers": _scorers({**_PYTHON, "when": {"scorer": "other", "equals": 1}})}, "other"),
@@ -131,9 +136,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"transport": {"managed": {"memory": "1Mi"}}}, "memory"),
     ({"trainer.pod": {"resources": {"limits": {"nvidia.com/gpu": 3}}}}, "nvidia.com/gpu"),
     ({"model.sorce": "x"}, "sorce"),
+    ({**_SCORING_ONLY, "scheduling": {"gang": "native"}}, "gather trainer and rollouts"),
     # What the operator does not do yet.
-    ({"scheduling": {"gang": "native"}}, "gang"),
-    ({"scheduling": {"queueName": "team"}}, "queueName"),
     ({"transport": {"url": "rediss://host:6379/0", "tls": {}}}, "tls"),
 ]
 

@@ -9,6 +9,7 @@ from plaudit_operator import names
 from plaudit_operator.admission import digest
 from plaudit_operator.children import (
     autoscaling,
+    gang,
     job_config,
     metrics,
     network_policies,
@@ -56,8 +57,15 @@ def _templates(context: JobContext) -> Iterator[tuple[str, str, Callable[[], Man
         yield "trainer", digest(spec["trainer"]), lambda: trainer.template(context)
 
 
-def manifests(context: JobContext, templates: Templates, *, suspended: bool) -> list[Manifest]:
-    """All children but the trainer's Jobs and the Secret, which are made once and never changed."""
+def manifests(context: JobContext, templates: Templates, *, suspended: bool, waits: bool) -> list[Manifest]:
+    """All children but the trainer's Jobs and the Secret, which are made once and never changed.
+
+    Args:
+        context: the job.
+        templates: as frozen.
+        suspended: whether the job is to rest.
+        waits: whether it waits for its place, and what is outside its gang rests.
+    """
 
     def frozen(child: str) -> tuple[Manifest, str]:
         return templates[child]["template"], templates[child]["inputs"]
@@ -67,11 +75,12 @@ def manifests(context: JobContext, templates: Templates, *, suspended: bool) -> 
         job_config.service_account(context),
         *metrics.manifests(context, *frozen("metrics")),
         *reward.manifests(context, *frozen("reward")),
-        *autoscaling.manifests(context, suspended=suspended),
+        *gang.pod_groups(context),
+        *autoscaling.manifests(context, suspended=suspended or waits),
         *network_policies.manifests(context),
     ]
     if transport.managed(context):
-        children += transport.manifests(context, *frozen("redis"))
+        children += transport.manifests(context, *frozen("redis"), rests=suspended and context.spec.scheduling.whole)
     for scorer in reward_model.served(context):
         children += reward_model.manifests(context, scorer, *frozen(f"model/{scorer.name}"))
     if context.spec.trains:

@@ -7,6 +7,7 @@ from typing import Any
 
 from plaudit_operator import names
 from plaudit_operator.children.context import JobContext, Manifest
+from plaudit_operator.children.gang import joined
 from plaudit_operator.children.merge import strategic_merge
 from plaudit_workers.job.pod import GPU, Pod
 from plaudit_workers.job.section import SecretKey
@@ -101,7 +102,9 @@ def pod_template(context: JobContext, process: Process) -> Manifest:
         names.LABEL_RUN: context.run,
         **process.labels,
     }
-    template: Manifest = strategic_merge({"metadata": {"labels": labels}, "spec": spec}, pod.template)
+    template: Manifest = {"metadata": {"labels": labels}, "spec": spec}
+    for layer in (joined(context, process.role), pod.template):
+        template = strategic_merge(template, layer)
     return template
 
 

@@ -20,12 +20,6 @@ _LAST_UPDATE_WITHIN_S = 600
 """A trainer that is told to stop finishes its update and writes a checkpoint."""
 
 
-def pods(context: JobContext) -> int:
-    """Pods of one attempt."""
-    trainer = context.spec.trainer
-    return max(1, trainer.ranks // trainer.ranks_per_pod)
-
-
 def template(context: JobContext) -> Manifest:
     """Pod template of the trainer; what belongs to one attempt is added by ``job``."""
     trainer = context.spec.trainer
@@ -81,8 +75,8 @@ def job(context: JobContext, frozen_template: Manifest, attempt: int, *, suspend
         own["env"].append({"name": "MASTER_ADDR", "value": host})
     spec = {
         "completionMode": "Indexed",
-        "completions": pods(context),
-        "parallelism": pods(context),
+        "completions": context.spec.trainer.pods,
+        "parallelism": context.spec.trainer.pods,
         "backoffLimit": 0,
         "suspend": suspend,
         "template": template_,

@@ -61,16 +61,16 @@ def _configuration(context: JobContext) -> str:
     return "\n".join(lines)
 
 
-def manifests(context: JobContext, template_: Manifest, inputs: str) -> list[Manifest]:
-    """StatefulSet and Service."""
+def manifests(context: JobContext, template_: Manifest, inputs: str, *, rests: bool = False) -> list[Manifest]:
+    """StatefulSet and Service; one that rests has no pod, and keeps its volume."""
     name = names.role_object(context.name, ROLE)
     return [
-        _stateful_set(context, name, template_, inputs),
+        _stateful_set(context, name, template_, inputs, replicas=0 if rests else 1),
         service(context, name, ROLE, {"redis": names.REDIS_PORT}),
     ]
 
 
-def _stateful_set(context: JobContext, name: str, template_: Manifest, inputs: str) -> Manifest:
+def _stateful_set(context: JobContext, name: str, template_: Manifest, inputs: str, *, replicas: int) -> Manifest:
     transport = context.spec.transport.managed
     claim: Manifest = {
         "accessModes": ["ReadWriteOnce"],
@@ -82,7 +82,7 @@ def _stateful_set(context: JobContext, name: str, template_: Manifest, inputs: s
     metadata["annotations"] = {names.INPUTS: inputs}
     spec = {
         "serviceName": name,
-        "replicas": 1,
+        "replicas": replicas,
         "podManagementPolicy": "Parallel",
         "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete", "whenScaled": "Retain"},
         "selector": {"matchLabels": context.labels(ROLE)},

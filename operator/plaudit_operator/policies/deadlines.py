@@ -21,7 +21,7 @@ class Deadline:
 def next_deadline(observed: Observed, lifecycle: Lifecycle, now: float, *, suspended: bool) -> Deadline | None:
     """The deadline that counts now; ``left_s`` at or below 0 means that it is over. None: there is none.
 
-    Time in suspension does not count: both clocks begin anew when a job is resumed.
+    Time in suspension, and in a queue, does not count: both clocks begin anew when a job is resumed or admitted.
     """
     if suspended:
         return None
@@ -48,7 +48,13 @@ def _resumed(observed: Observed) -> float:
 
 def _missing(observed: Observed) -> str:
     """What was last said of the roles that were not ready."""
-    waited = (Condition.TRANSPORT_READY, Condition.ROLLOUT_READY, Condition.REWARD_READY, Condition.TRAINER_RUNNING)
+    waited = (
+        Condition.ADMITTED,
+        Condition.TRANSPORT_READY,
+        Condition.ROLLOUT_READY,
+        Condition.REWARD_READY,
+        Condition.TRAINER_RUNNING,
+    )
     said = [observed.condition(kind) for kind in waited]
     words = [f"{c['type']}: {c['message']}" for c in said if c.get("status") == "False" and c.get("message")]
     return "; ".join(words) or "some of its pods were not ready"

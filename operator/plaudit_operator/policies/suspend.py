@@ -5,7 +5,7 @@ Suspended: no trainer, rollouts, reward workers or reward models; Redis, metrics
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from plaudit_operator import names
 from plaudit_operator.actions import Action, Patch, Scale
@@ -13,14 +13,16 @@ from plaudit_operator.observed import Observed, annotations_of
 from plaudit_workers.job.rljob import Spec
 
 
-def scale_actions(observed: Observed, counts: Mapping[str, int | None], spec: Spec, *, suspended: bool) -> list[Action]:
+def scale_actions(
+    observed: Observed, counts: Mapping[str, int | None], spec: Spec, rests: Callable[[str], bool]
+) -> list[Action]:
     """Corrections of replica counts, of Deployments that exist.
 
     Args:
         observed: the job.
         counts: of each Deployment while the job runs, by name; None: an autoscaler says, and nobody else.
         spec: of the job.
-        suspended: whether it is to rest.
+        rests: whether a Deployment is to have no pods now.
     """
     actions: list[Action] = []
     for name, count in counts.items():
@@ -28,10 +30,9 @@ def scale_actions(observed: Observed, counts: Mapping[str, int | None], spec: Sp
         if deployment is None or deployment["metadata"].get("deletionTimestamp"):
             continue
         present = int(deployment["spec"].get("replicas", 1))
-        resting = suspended and name != names.role_object(observed.name, "metrics")
-        wanted = count if not resting else 0
+        wanted = 0 if rests(name) else count
         if count is None:
-            wanted = _of_autoscaler(spec, present, resting=resting)
+            wanted = _of_autoscaler(spec, present, resting=rests(name))
         if wanted is not None and wanted != present:
             actions.append(Scale("Deployment", name, wanted))
     return actions
@@ -47,9 +48,9 @@ def _of_autoscaler(spec: Spec, present: int, *, resting: bool) -> int | None:
     return max(1, scaling.min_replicas) if present == 0 else None
 
 
-def unpause_actions(observed: Observed, *, suspended: bool) -> list[Action]:
+def unpause_actions(observed: Observed, *, resting: bool) -> list[Action]:
     """Takes KEDA's annotation away at the resumption: what a manifest no longer holds is taken out by name."""
-    if suspended:
+    if resting:
         return []
     paused = [item for item in observed.own("ScaledObject") if names.KEDA_PAUSE in annotations_of(item)]
     change = {"annotations": {names.KEDA_PAUSE: None}}

@@ -74,7 +74,7 @@ class Rollout(Section):
     """Rollout workers: they take prompts and publish each sample the moment it is finished."""
 
     replicas: Annotated[int, MUTABLE] = Field(default=1, ge=1, le=10_000)
-    """Rollout workers. Default 1."""
+    """Rollout workers. Cannot change under ``scheduling.gang`` or ``queueName``. Default 1."""
     in_flight: Literal["continue", "recompute", "drain"] = "continue"
     """What happens to running samples when new weights come: ``continue`` goes on with the KV cache of the old weights
     (each token's version is recorded), ``recompute`` reads what was generated so far with the new weights, ``drain``

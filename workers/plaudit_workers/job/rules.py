@@ -250,8 +250,30 @@ def _files(spec: Spec) -> Iterator[Problem]:
 
 
 Rule = Callable[["Spec"], Iterator[Problem]]
+
+
+def _whole(spec: Spec) -> Iterator[Problem]:
+    scheduling = spec.scheduling
+    if scheduling.gang != "none" and scheduling.queue_name:
+        yield Problem(
+            "spec.scheduling.gang",
+            f"{scheduling.gang} cannot be had in a queue (queueName {scheduling.queue_name!r})",
+            "Leave out gang: a queue admits trainer, rollouts and Redis together as well",
+            also=("spec.scheduling.queueName",),
+        )
+
+
+def _nothing_to_gather(spec: Spec) -> Iterator[Problem]:
+    if spec.scheduling.whole:
+        yield Problem(
+            "spec.scheduling",
+            "gang and queueName gather trainer and rollouts, and this job has neither",
+            "Leave them out: reward workers start one by one",
+        )
+
+
 _ALWAYS: tuple[Rule, ...] = (scorer_problems, _transport, _autoscaling, _files)
-_SCORING_ONLY: tuple[Rule, ...] = (_no_orphans,)
+_SCORING_ONLY: tuple[Rule, ...] = (_no_orphans, _nothing_to_gather)
 _TRAINING: tuple[Rule, ...] = (
     _sections_together,
     _mini_batches,
@@ -263,4 +285,5 @@ _TRAINING: tuple[Rule, ...] = (
     _ranks,
     _gpus,
     _redis_memory,
+    _whole,
 )

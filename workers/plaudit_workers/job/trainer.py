@@ -41,3 +41,8 @@ class Trainer(Section):
     """Where the figures of each step go besides ``steps.jsonl``. Default none."""
     pod: Pod = Pod()
     """Pods of the trainer."""
+
+    @property
+    def pods(self) -> int:
+        """Pods of one attempt."""
+        return max(1, self.ranks // self.ranks_per_pod)

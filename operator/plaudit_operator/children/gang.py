@@ -1,0 +1,51 @@
+"""Trainer, rollouts and Redis as one group that gets its place whole: a PodGroup of Kubernetes, or a group of Kueue's.
+
+Both groups have the name of the run, so that pods of an earlier job of the same name never count. Reward workers,
+reward models and metrics belong to neither: they start when the group has its place (``policies/place.py``).
+"""
+
+from __future__ import annotations
+
+from plaudit_operator import names
+from plaudit_operator.children.context import JobContext, Manifest
+from plaudit_operator.kinds import POD_GROUP
+
+_ROLES = ("trainer", "rollout", "redis")
+
+
+def size(context: JobContext) -> int:
+    """Pods of the group."""
+    spec = context.spec
+    return spec.trainer.pods + spec.rollout.replicas + (0 if spec.transport.url else 1)
+
+
+def pod_groups(context: JobContext) -> list[Manifest]:
+    """The PodGroup of a gang (KEP-4671). Its count cannot change, and so ``rollout.replicas`` cannot.
+
+    A trainer's next attempt and a rollout's replacement join it again: pods that run count.
+    """
+    if context.spec.scheduling.gang == "none":
+        return []
+    spec = {"schedulingPolicy": {"gang": {"minCount": size(context)}}}
+    return [context.manifest(POD_GROUP, context.metadata(context.run, "gang"), spec)]
+
+
+def joined(context: JobContext, role: str) -> Manifest:
+    """What a pod template holds to belong to the job's group; empty for pods that belong to none."""
+    scheduling = context.spec.scheduling
+    if role not in _ROLES or not scheduling.whole:
+        return {}
+    if scheduling.gang == "native":
+        return {"spec": {"schedulingGroup": {"podGroupName": context.run}}}
+    # The gate is Kueue's own, which its webhook would set: a cluster without it must not run the job past its queue.
+    return {
+        "metadata": {
+            "labels": {
+                names.KUEUE_QUEUE: scheduling.queue_name,
+                names.KUEUE_MANAGED: "true",
+                names.KUEUE_GROUP: context.run,
+            },
+            "annotations": {names.KUEUE_COUNT: str(size(context)), names.KUEUE_PARENT: f"{names.GROUP}/rljob"},
+        },
+        "spec": {"schedulingGates": [{"name": names.KUEUE_GATE}]},
+    }
