@@ -13,7 +13,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test cluster-up cluster-down cluster-packages e2e images bench generate requirements redis promtool chromium clean
+.PHONY: help install demo check test cluster-up cluster-down cluster-packages e2e images images-gpu bench generate requirements redis promtool chromium clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ images: ## container images of operator and workers, by docker, podman or builda
 	$(BUILD) $(BUILD_ARGS) -f operator/Dockerfile -t $(IMAGE_PREFIX)plaudit-operator:$(TAG) .
 	$(BUILD) $(BUILD_ARGS) -f workers/Dockerfile -t $(IMAGE_PREFIX)plaudit-worker:$(TAG) .
 
+images-gpu: ## the image with vLLM and CUDA for rollouts and trainer (its base is 10 GB and more)
+	$(BUILD) $(BUILD_ARGS) -f workers/Dockerfile.gpu -t $(IMAGE_PREFIX)plaudit-gpu:$(TAG) .
+
 requirements: $(UV) ## compile requirements/*.txt anew from requirements/*.in and the parts' pyproject.toml
 	$(UV) pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url \
 	  --custom-compile-command 'make requirements' \
@@ -76,10 +79,20 @@ requirements: $(UV) ## compile requirements/*.txt anew from requirements/*.in an
 	$(COMPILE_IMAGE) requirements/operator.in -o requirements/operator.txt
 	$(COMPILE_IMAGE) --extra traces $(foreach part,metrics reward workers,--no-emit-package plaudit-$(part) $(part)/pyproject.toml) \
 	  -o requirements/workers.txt
+	$(COMPILE_GPU) --no-annotate requirements/vllm.in -o requirements/vllm.txt
+	@awk -F '==' 'NR == FNR {held[$$1]; next} /^[a-z].*==/ && !($$1 in held) {sub(/ .*/, "", $$2); print $$1 "==" $$2}' \
+	  requirements/vllm.txt requirements/all.txt > .uv/gpu-constraints.txt
+	$(COMPILE_GPU) --generate-hashes -c requirements/vllm.txt -c .uv/gpu-constraints.txt \
+	  $$(sed -n 's/^\([a-z0-9._-]*\)==.*/--no-emit-package \1/p' requirements/vllm.txt) \
+	  $(foreach extra,traces training tensorboard wandb,--extra $(extra)) \
+	  $(foreach part,metrics reward workers,--no-emit-package plaudit-$(part) $(part)/pyproject.toml) -o requirements/gpu.txt
 
 # What an image holds is a part of the environment, in the same versions.
 COMPILE_IMAGE = $(UV) pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url \
   --custom-compile-command 'make requirements' --overrides requirements/overrides.txt -c requirements/all.txt
+# The GPU image gets what vLLM's image does not hold, for its Python; what both have is the base's.
+COMPILE_GPU = $(UV) pip compile -q --python-version 3.12 --python-platform x86_64-manylinux_2_31 --no-emit-index-url \
+  --custom-compile-command 'make requirements'
 
 clean: ## remove the environment and what runs left
 	rm -rf .venv .uv runs benchmarks/results
