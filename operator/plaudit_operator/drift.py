@@ -7,7 +7,6 @@ is the same.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -29,15 +28,17 @@ def differs(wanted: Any, observed: Any, field: str = "") -> bool:
         observed: what the API server holds.
         field: name of the field that both are values of.
     """
-    if isinstance(wanted, Mapping):
+    if wanted == observed:
+        return False
+    if isinstance(wanted, dict):
         if observed is None:
             return any(value not in _EMPTY for value in wanted.values())
-        if not isinstance(observed, Mapping):
+        if not isinstance(observed, dict):
             return True
         return any(_value_differs(key, value, observed.get(key), field) for key, value in wanted.items())
     if isinstance(wanted, list):
         return _list_differs(wanted, observed or [], field)
-    return bool(wanted != observed) and not (wanted in _EMPTY and observed in _EMPTY)
+    return not (wanted in _EMPTY and observed in _EMPTY)
 
 
 def _value_differs(key: str, wanted: Any, observed: Any, parent: str) -> bool:
@@ -52,12 +53,12 @@ def _list_differs(wanted: list[Any], observed: Any, field: str) -> bool:
     key = _key(wanted)
     if key is None:
         return len(wanted) != len(observed) or any(differs(a, b, field) for a, b in zip(wanted, observed, strict=True))
-    by_key = {item.get(key): item for item in observed if isinstance(item, Mapping)}
+    by_key = {item.get(key): item for item in observed if isinstance(item, dict)}
     return any(item[key] not in by_key or differs(item, by_key[item[key]], field) for item in wanted)
 
 
 def _key(items: list[Any]) -> str | None:
-    if not items or not all(isinstance(item, Mapping) for item in items):
+    if not items or not all(isinstance(item, dict) for item in items):
         return None
     return next((key for key in _KEYS if all(key in item for item in items)), None)
 

@@ -5,11 +5,11 @@ The client's own models would drop fields that this version of them does not kno
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any, Protocol
 from urllib.parse import urlencode
 
+import msgspec
 import urllib3
 from kubernetes import client, config
 
@@ -99,7 +99,7 @@ class ApiServer:
         response = self._send("GET", kind.path(namespace), query, read_timeout_s=_SILENT_WATCH_S)
         try:
             for line in _lines(response):
-                event = json.loads(line)
+                event = msgspec.json.decode(line)
                 if event["type"] == "ERROR":
                     status = event["object"]
                     raise error_of(status.get("code", 500), status.get("message", ""), status.get("reason", ""))
@@ -156,7 +156,7 @@ class ApiServer:
     ) -> Object:
         response = self._send(method, path, query or {}, body, content_type)
         try:
-            answer: Object = json.loads(response.data or b"{}")
+            answer: Object = msgspec.json.decode(response.data or b"{}")
         except (ValueError, urllib3.exceptions.HTTPError, OSError) as error:
             raise UnavailableError(f"{method} {path}: the answer broke off: {error}") from error
         finally:
@@ -178,7 +178,7 @@ class ApiServer:
             response = self._pool.request(
                 method,
                 f"{self._host}{path}?{urlencode(query)}",
-                body=None if body is None else json.dumps(body, separators=(",", ":")),
+                body=None if body is None else msgspec.json.encode(body),
                 headers=headers,
                 timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=read_timeout_s),
                 retries=False,
@@ -201,7 +201,7 @@ def _lines(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
 def _refusal(method: str, path: str, response: urllib3.BaseHTTPResponse) -> KubeError:
     try:
         text = response.data
-        status = json.loads(text) if text else {}
+        status = msgspec.json.decode(text) if text else {}
     except (ValueError, urllib3.exceptions.HTTPError, OSError):
         status = {}
     finally:

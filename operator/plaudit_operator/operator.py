@@ -111,10 +111,11 @@ class Operator:
             self._turns.pop(number)
 
     def _turn(self, key: Key) -> None:
-        began, result = time.perf_counter(), "ok"
+        began = time.perf_counter()
         try:
-            again_after_s = self._reconciler.reconcile(key).again_after_s
-            self._queue.done(key, again_after_s)
+            found = self._reconciler.reconcile(key)
+            result = "ok" if found.writes else "unchanged"
+            self._queue.done(key, found.again_after_s)
         except ConflictError:
             result = "conflict"  # the cache was behind; the event is under way
             self._queue.failed(key)

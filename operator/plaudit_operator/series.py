@@ -72,11 +72,9 @@ class _State(Collector):
     def _jobs(self) -> Iterator[Metric]:
         info = GaugeMetricFamily("plaudit_rljob_info", "RLJobs", labels=["namespace", "name", "run", "phase"])
         counts: Counter[tuple[str, str]] = Counter()
-        for key in self._cache.keys():  # noqa: SIM118 - a method, no mapping
-            observed = self._cache.observed(key)
-            if observed is None:
-                continue
-            status = observed.status
+        for job in self._cache.jobs():
+            metadata, status = job["metadata"], job.get("status") or {}
+            key = [metadata["namespace"], metadata["name"]]
             info.add_metric([*key, str(status.get("run", "")), str(status.get("phase", ""))], 1)
             counts.update((c["type"], c["status"]) for c in status.get("conditions") or [])
         yield info
