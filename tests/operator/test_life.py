@@ -211,8 +211,9 @@ def test_an_autoscalers_replicas_are_left_alone():
 
 
 def test_an_hpas_workers_rest_and_come_back():
-    reward = rljob()["spec"]["reward"] | {"workers": {"autoscaling": {"provider": "hpa", "minReplicas": 2}}}
-    world = World(rljob(reward=reward))
+    autoscaling = {"provider": "hpa", "minReplicas": 2}
+    workers = {"autoscaling": autoscaling, "pod": {"resources": {"requests": {"cpu": "1"}}}}
+    world = World(rljob(reward=rljob()["spec"]["reward"] | {"workers": workers}))
     world.settle()
     world.cluster.edit("Deployment", "job-reward", lambda item: item["spec"].update(replicas=6))
     world.settle()

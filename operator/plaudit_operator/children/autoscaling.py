@@ -1,4 +1,9 @@
-"""Who scales the reward workers: KEDA by the queue, or an HPA by CPU. Then the operator leaves ``replicas`` alone."""
+"""Who scales the reward workers: KEDA by their work, or an HPA by CPU. Then the operator leaves ``replicas`` alone.
+
+An entry leaves its stream when its work is done, so a stream's length is what waits and what is in work together: while
+KEDA goes by it, no scale-down counts away what workers hold. (Lag and pending entries would be two triggers, and Redis
+gives no lag after some deletions, which KEDA reads as an empty queue.)
+"""
 
 from __future__ import annotations
 
@@ -9,14 +14,15 @@ from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.reward import ROLE
 from plaudit_operator.kinds import HPA, SCALED_OBJECT, TRIGGER_AUTHENTICATION
 from plaudit_workers.job.reward import Autoscaling
-from plaudit_workers.stream.names import CONSUMER_GROUPS, Names
+from plaudit_workers.stream.names import Names, Stream
 
 _CPU_PERCENT = 70
-_DOWN_WINDOW_S = 300
 _POLL_S = 5
-_BEHAVIOR: Manifest = {
-    "scaleUp": {"stabilizationWindowSeconds": 0, "policies": [{"type": "Percent", "value": 300, "periodSeconds": 15}]},
-    "scaleDown": {"stabilizationWindowSeconds": _DOWN_WINDOW_S},
+_FAILED_POLLS = 3
+_STREAMS: tuple[Stream, ...] = ("samples", "groups")
+_UP: Manifest = {
+    "stabilizationWindowSeconds": 0,
+    "policies": [{"type": "Percent", "value": 300, "periodSeconds": 15}],
 }
 
 
@@ -30,13 +36,17 @@ def manifests(context: JobContext, *, suspended: bool) -> list[Manifest]:
     return [_authentication(context), _scaled_object(context, scaling, suspended=suspended)]
 
 
+def _behavior(scaling: Autoscaling) -> Manifest:
+    return {"scaleUp": _UP, "scaleDown": {"stabilizationWindowSeconds": scaling.scale_down_after_seconds}}
+
+
 def _hpa(context: JobContext, scaling: Autoscaling) -> Manifest:
     name = names.role_object(context.name, ROLE)
     spec = {
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
         "minReplicas": max(1, scaling.min_replicas),
         "maxReplicas": scaling.max_replicas,
-        "behavior": _BEHAVIOR,
+        "behavior": _behavior(scaling),
         "metrics": [
             {
                 "type": "Resource",
@@ -59,27 +69,26 @@ def _authentication(context: JobContext) -> Manifest:
 
 
 def _scaled_object(context: JobContext, scaling: Autoscaling, *, suspended: bool) -> Manifest:
-    """Two triggers: one with both counts would silently ignore the second."""
     name = names.role_object(context.name, ROLE)
     metadata = context.metadata(name, ROLE)
     if suspended:
         metadata["annotations"] = {names.KEDA_PAUSE: "0"}
+    quiet_s = scaling.scale_down_after_seconds
     count = str(scaling.samples_per_replica)
     spec = {
         "scaleTargetRef": {"name": name},
         "minReplicaCount": scaling.min_replicas,
         "maxReplicaCount": scaling.max_replicas,
         "pollingInterval": _POLL_S,
-        "cooldownPeriod": _DOWN_WINDOW_S,
-        "fallback": {"failureThreshold": 3, "replicas": max(1, scaling.min_replicas), "behavior": _KEEP},
+        # From one worker to none. The first of all starts even without work, and shows whether the scorers do.
+        "initialCooldownPeriod": quiet_s,
+        "cooldownPeriod": quiet_s,
+        "fallback": {"failureThreshold": _FAILED_POLLS, "replicas": max(1, scaling.min_replicas), "behavior": _KEEP},
         "advanced": {
-            "scalingModifiers": {"formula": "lag + pending", "target": count, "metricType": "AverageValue"},
-            "horizontalPodAutoscalerConfig": {"behavior": _BEHAVIOR},
+            "scalingModifiers": {"formula": " + ".join(_STREAMS), "target": count, "metricType": "AverageValue"},
+            "horizontalPodAutoscalerConfig": {"behavior": _behavior(scaling)},
         },
-        "triggers": [
-            _trigger(context, "lag", "lagCount", count),
-            _trigger(context, "pending", "pendingEntriesCount", count),
-        ],
+        "triggers": [_trigger(context, stream, count) for stream in _STREAMS],
     }
     return context.manifest(SCALED_OBJECT, metadata, spec)
 
@@ -87,14 +96,14 @@ def _scaled_object(context: JobContext, scaling: Autoscaling, *, suspended: bool
 _KEEP = "currentReplicasIfHigher"
 
 
-def _trigger(context: JobContext, name: str, count_name: str, count: str) -> Manifest:
+def _trigger(context: JobContext, stream: Stream, count: str) -> Manifest:
     address = urlsplit(context.redis_url)
     metadata = {
         "address": f"{address.hostname}:{address.port or names.REDIS_PORT}",
-        "stream": Names(context.run).samples,
-        "consumerGroup": CONSUMER_GROUPS["samples"],
-        count_name: count,
+        "databaseIndex": address.path.strip("/") or "0",
+        "stream": Names(context.run).stream(stream),
+        "streamLength": count,
         "enableTLS": str(address.scheme == "rediss").lower(),
     }
     reference = {"name": names.role_object(context.name, ROLE)}
-    return {"type": "redis-streams", "name": name, "metadata": metadata, "authenticationRef": reference}
+    return {"type": "redis-streams", "name": stream, "metadata": metadata, "authenticationRef": reference}

@@ -22,7 +22,21 @@ def kubernetes_problems(job: RLJob) -> list[Problem]:
                 "Name a claim that many pods can mount (ReadWriteMany)",
             )
         )
-    return problems
+    return [*problems, *_cpu_of_scaled_workers(job)]
+
+
+def _cpu_of_scaled_workers(job: RLJob) -> Iterator[Problem]:
+    """An HPA goes by the share of what a pod requests; without a request it never scales, and says so only itself."""
+    workers = job.spec.reward.workers
+    if workers.autoscaling is None or workers.autoscaling.provider != "hpa" or "spec" in workers.pod.template:
+        return
+    if "cpu" not in {**workers.pod.resources.requests, **workers.pod.resources.limits}:
+        yield Problem(
+            "spec.reward.workers.pod.resources.requests",
+            "has no cpu, and autoscaling by provider hpa goes by the share of it that is used",
+            'Give what one worker needs, such as cpu: "1"',
+            also=("spec.reward.workers.autoscaling.provider",),
+        )
 
 
 def _paths(job: RLJob, name: str, kind: str) -> Iterator[Problem]:

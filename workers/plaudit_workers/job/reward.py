@@ -40,6 +40,9 @@ class Autoscaling(Section):
     """Never more. Default 32."""
     samples_per_replica: int = Field(default=128, ge=1, le=1_000_000)
     """Samples, waiting or in work, that one worker is to have. Default 128: half of ``maxConcurrentSamples``."""
+    scale_down_after_seconds: int = Field(default=300, ge=0, le=3600)
+    """Seconds for which fewer workers must have been enough before some end. Default 300: Kubernetes' own; the pause
+    between two steps' samples costs no worker."""
 
 
 class Workers(Section):

@@ -1,0 +1,84 @@
+"""What KEDA and an HPA are told. That they do it is seen in tests/e2e_controllers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from world import World, rljob
+
+
+def scaled(autoscaling: dict[str, Any], **spec: Any) -> World:
+    """A settled job whose reward workers an autoscaler counts."""
+    pod = {"resources": {"requests": {"cpu": "1"}}}
+    reward = rljob()["spec"]["reward"] | {"workers": {"autoscaling": autoscaling, "pod": pod}}
+    world = World(rljob(reward=reward, **spec))
+    world.settle()
+    return world
+
+
+def spec_of(world: World, kind: str) -> dict[str, Any]:
+    found = world.cluster.find(kind, "job-reward")
+    assert found
+    return found["spec"]
+
+
+def test_keda_counts_every_stream_that_reward_workers_read_and_what_they_hold_with_it():
+    world = scaled({"samplesPerReplica": 9})
+    run = world.status["run"]
+    spec = spec_of(world, "ScaledObject")
+    triggers = {trigger["name"]: trigger["metadata"] for trigger in spec["triggers"]}
+    assert {name: metadata["stream"] for name, metadata in triggers.items()} == {
+        "samples": f"plaudit:{{{run}}}:samples",
+        "groups": f"plaudit:{{{run}}}:groups",
+    }
+    # A group's name would make it pending or lag: the length of the stream is both together.
+    assert all("consumerGroup" not in metadata for metadata in triggers.values())
+    assert spec["advanced"]["scalingModifiers"] == {
+        "formula": "samples + groups",
+        "target": "9",
+        "metricType": "AverageValue",
+    }
+
+
+def test_keda_is_told_the_whole_address_of_an_external_redis():
+    secret = {"name": "redis", "key": "word"}
+    world = scaled({}, transport={"url": "rediss://redis.example:7000/3", "passwordSecret": secret})
+    metadata = spec_of(world, "ScaledObject")["triggers"][0]["metadata"]
+    assert metadata["address"] == "redis.example:7000"
+    assert metadata["databaseIndex"] == "3"
+    assert metadata["enableTLS"] == "true"
+    (reference,) = spec_of(world, "TriggerAuthentication")["secretTargetRef"]
+    assert reference == {"parameter": "password", "name": "redis", "key": "word"}
+
+
+@pytest.mark.parametrize(
+    ("provider", "kind", "way"),
+    [
+        ("keda", "ScaledObject", ("advanced", "horizontalPodAutoscalerConfig", "behavior")),
+        ("hpa", "HorizontalPodAutoscaler", ("behavior",)),
+    ],
+)
+def test_the_quiet_time_before_a_worker_ends_is_the_jobs(provider: str, kind: str, way: tuple[str, ...]):
+    spec = spec_of(scaled({"provider": provider, "scaleDownAfterSeconds": 40}), kind)
+    for name in way:
+        spec = spec[name]
+    assert spec["scaleDown"] == {"stabilizationWindowSeconds": 40}
+
+
+def test_a_job_that_may_scale_to_zero_begins_with_one_worker_that_is_left_its_time():
+    world = scaled({"minReplicas": 0})
+    assert world.status["replicas"]["reward"] == "1/1"
+    spec = spec_of(world, "ScaledObject")
+    assert (spec["minReplicaCount"], spec["initialCooldownPeriod"]) == (0, 300)
+
+
+def test_a_change_of_the_autoscaler_leaves_one_of_them():
+    world = scaled({"provider": "keda"})
+    world.cluster.edit(
+        "RLJob", "job", lambda job: job["spec"]["reward"]["workers"]["autoscaling"].update(provider="hpa")
+    )
+    world.settle()
+    assert {kind for kind, name in world.children() if name == "job-reward"} >= {"HorizontalPodAutoscaler"}
+    assert world.cluster.find("ScaledObject", "job-reward") is None
+    assert world.cluster.find("TriggerAuthentication", "job-reward") is None
