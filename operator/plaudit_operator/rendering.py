@@ -18,7 +18,8 @@ from plaudit_operator.observed import Object, Observed
 from plaudit_operator.policies.place import Wait, awaited
 from plaudit_operator.settings import Settings
 
-_KEPT = 512
+_KEPT = 64
+"""A quarter of a megabyte each. Jobs that start or change are looked at again and again; one at rest is not."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from plaudit_operator.children import (
 )
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.deployment import disruption_budget
-from plaudit_workers.job.dump import job_data
 
 Templates = Mapping[str, Any]
 
@@ -41,7 +40,7 @@ def frozen_templates(context: JobContext) -> Templates:
 
 
 def _templates(context: JobContext) -> Iterator[tuple[str, str, Callable[[], Manifest]]]:
-    spec = job_data(context.job)["spec"]
+    spec = context.written_spec
     workers = {k: v for k, v in spec["reward"].get("workers", {}).items() if k not in ("replicas", "autoscaling")}
     reward_inputs = {**spec["reward"], "workers": workers}
     yield "reward", digest(reward_inputs), lambda: reward.template(context)

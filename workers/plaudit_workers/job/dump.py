@@ -39,7 +39,8 @@ def _section_data(section: Section) -> dict[str, Any]:
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         written = _plain(value)
-        empty_by_default = written in ("", [], {}) and value == field.get_default(call_default_factory=True)
+        default = field.default_factory() if field.default_factory else field.default  # type: ignore[call-arg]
+        empty_by_default = written in ("", [], {}) and value == default
         if value is not None and not empty_by_default:
             data[field.alias or name] = written
     return data

@@ -13,7 +13,8 @@ from plaudit_workers.job.rljob import RLJob
 
 def kubernetes_problems(job: RLJob) -> list[Problem]:
     """What keeps a job, with its paths as written (``read_job``), from running on Kubernetes."""
-    problems = [problem for name, mark in path_fields(RLJob) for problem in _paths(job, name, mark.kind)]
+    data = job_data(job)
+    problems = [problem for name, mark in path_fields(RLJob) for problem in _paths(job, data, name, mark.kind)]
     if job.spec.trains and not job.spec.storage.claim_name:
         problems.append(
             Problem(
@@ -39,10 +40,10 @@ def _cpu_of_scaled_workers(job: RLJob) -> Iterator[Problem]:
         )
 
 
-def _paths(job: RLJob, name: str, kind: str) -> Iterator[Problem]:
+def _paths(job: RLJob, data: Mapping[str, Any], name: str, kind: str) -> Iterator[Problem]:
     provided = {item.path for item in job.spec.files.items}
     everything = bool(job.spec.files.config_map) and not provided
-    for field, path in _values(job_data(job), name.split(".")):
+    for field, path in _values(data, name.split(".")):
         if path.startswith("/") or (kind == "source" and not path.startswith(".")):
             continue
         if path.startswith((".", "~")) or "data" in field.split(".") or not (everything or path in provided):
