@@ -1,28 +1,119 @@
-"""``kubectl plaudit``: each command as the kubectl command that it becomes."""
+"""``kubectl plaudit``: what it says of a job, and what it refuses. On a real cluster: tests/e2e_cluster."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from plaudit_operator.plugin import command
+from plaudit_operator.names import Reason
+from plaudit_operator.plugin import main
+from plaudit_operator.plugin_job import ended, is_ready, missing_pods, summary, unknown_job
+
+NOW = 1_767_225_600.0  # 2026-01-01T00:00:00Z
+EARLIER = "2025-12-31T22:00:00Z"
 
 
-def test_logs_of_a_role_are_selected_by_labels():
-    line = " ".join(command(["-n", "team", "logs", "gsm", "reward", "--follow"]))
-    assert line.startswith("kubectl --namespace team logs --selector plaudit.dev/job=gsm,plaudit.dev/role=reward")
-    assert line.endswith("--follow")
+def condition(kind: str, status: str, reason: str, message: str = "") -> dict[str, str]:
+    words = {"type": kind, "status": status, "reason": reason, "message": message}
+    return {**words, "lastTransitionTime": EARLIER}
 
 
-def test_suspend_and_resume_change_one_field():
-    assert command(["suspend", "gsm"])[-1] == '{"spec":{"scheduling":{"suspend":true}}}'
-    assert command(["resume", "gsm"])[-1] == '{"spec":{"scheduling":{"suspend":false}}}'
+def job(phase: str, *conditions: dict[str, str], **status: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "gsm8k", "uid": "1", "creationTimestamp": EARLIER},
+        "spec": {"algorithm": {"steps": 200}},
+        "status": {"phase": phase, "conditions": list(conditions), **status},
+    }
 
 
-def test_open_forwards_to_the_metrics_page():
-    assert command(["open", "gsm", "--port", "8000"])[1:] == ["port-forward", "service/gsm-metrics", "8000:9090"]
+NO_GPU = condition("RolloutReady", "False", Reason.UNSCHEDULABLE, "rollout 0/2: gsm8k-rollout-x: 0/3 nodes")
+FINE = condition("RewardReady", "True", Reason.READY, "reward 4/4")
 
 
-def test_a_role_that_there_is_not_is_refused(capsys: pytest.CaptureFixture[str]):
+def test_the_summary_tells_progress_roles_trouble_and_events():
+    progress = {"step": 42, "rewardMean": 0.61234, "verdict": "reward", "backlog": 117}
+    roles = [{"name": "rollout", "replicas": "0/2", "restarts": 3, "lastFailure": "out of memory"}]
+    events = [
+        {"metadata": {}, "lastTimestamp": EARLIER, "type": "Warning", "reason": "Degraded", "message": "so it is"}
+    ]
+    said = summary(job("Running", NO_GPU, FINE, progress=progress, roles=roles, run="gsm8k-1"), events, NOW)
+    head, run, _, _, rollout, _, trouble, *_ = said.splitlines()
+    assert head == "gsm8k   Running   step 42 of 200   reward 0.612   waits for reward   117 samples unscored   2h old"
+    assert run == "run gsm8k-1"
+    assert rollout.split(maxsplit=3) == ["rollout", "0/2", "3", "out of memory"]
+    assert trouble == "RolloutReady Unschedulable (2h): rollout 0/2: gsm8k-rollout-x: 0/3 nodes"
+    assert said.splitlines()[-1] == "2h          Warning   Degraded   so it is"
+    assert "RewardReady" not in said
+
+
+def test_a_job_that_no_operator_has_seen_says_so():
+    new = {"metadata": {"name": "gsm8k", "creationTimestamp": EARLIER}, "spec": {}}
+    assert summary(new, [], NOW) == "gsm8k   not seen by an operator yet   2h old\n"
+
+
+def test_a_suspended_job_says_it_once():
+    roles = [condition(kind, "False", Reason.SUSPENDED_BY_USER) for kind in ("RolloutReady", "RewardReady")]
+    suspended = condition("Suspended", "True", Reason.SUSPENDED_BY_USER, "Redis and volumes stay")
+    said = summary(job("Suspended", *roles, suspended), [], NOW).splitlines()
+    assert said[-1] == "Suspended SuspendedByUser (2h): Redis and volumes stay"
+    assert len(said) == 3
+
+
+def test_of_a_job_that_ended_only_the_end_is_told():
+    over = job("Failed", NO_GPU, condition("Failed", "True", Reason.TOO_MANY_RESTARTS, "exit code 1"))
+    assert ended(over) == "Failed"
+    said = summary(over, [], NOW)
+    assert "Failed TooManyRestarts (2h): exit code 1" in said
+    assert "Unschedulable" not in said
+
+
+def test_why_a_role_cannot_be_asked_is_the_reason_of_its_condition():
+    assert "rollout 0/2: gsm8k-rollout-x: 0/3 nodes" in missing_pods(job("Starting", NO_GPU), "rollout")
+    gone = missing_pods(job("Complete", condition("Complete", "True", Reason.TRAINER_DONE)), "metrics")
+    assert "is Complete" in gone
+    assert "lifecycle.cleanup" in gone
+
+
+def test_an_unknown_job_is_told_with_those_that_there_are():
+    assert unknown_job("gsm", "team-a", [job("Running")]).endswith("There are: gsm8k (Running)")
+    assert "-n NAMESPACE" in unknown_job("gsm", "team-a", [])
+
+
+@pytest.mark.parametrize(("status", "ready"), [("True", True), ("False", False)])
+def test_a_pod_is_ready_when_its_condition_says_so(status: str, ready: bool):
+    assert is_ready({"status": {"conditions": [{"type": "Ready", "status": status}]}}) is ready
+
+
+def test_without_kubectl_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit) as refused:
+        main(["status", "gsm8k"])
+    assert "no kubectl on PATH" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        (["logs", "gsm8k", "driver"], "rollout"),
+        (["logs"], "job"),
+        (["restart", "gsm8k"], "suspend"),
+        (["open", "gsm8k", "--port", "http"], "--port"),
+    ],
+)
+def test_a_wrong_command_line_is_refused(line: list[str], word: str, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
-        command(["logs", "gsm", "driver"])
-    assert "rollout" in capsys.readouterr().err
+        main(line)
+    assert word in capsys.readouterr().err
+
+
+def test_help_loads_nothing_heavy():
+    command = [sys.executable, "-X", "importtime", "-m", "plaudit_operator.plugin", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert "plaudit_operator" in loaded
+    assert not loaded & {"kubernetes", "pydantic", "numpy", "redis", "rich", "urllib3"}
+    assert "suspend" in done.stdout

@@ -1,0 +1,112 @@
+"""kubectl as a program: asked, become, or kept beside while something is forwarded."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+_WITHIN = "--request-timeout=20s"
+_NO_SUCH_KIND = "the server doesn't have a resource type"
+
+
+class KubectlError(Exception):
+    """kubectl is missing or said no; the message is what a person needs to know.
+
+    Attributes:
+        not_found: whether the object is not there.
+    """
+
+    def __init__(self, message: str, *, not_found: bool = False) -> None:
+        super().__init__(message)
+        self.not_found = not_found
+
+
+class Kubectl:
+    """kubectl with a namespace and a context.
+
+    Args:
+        argv: program and options that come before every command.
+    """
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        self._argv = list(argv)
+
+    @classmethod
+    def found(cls, namespace: str = "", context: str = "", kubeconfig: str = "") -> Kubectl:
+        """The one on PATH; empty arguments leave the choice to it.
+
+        Raises:
+            KubectlError: there is none.
+        """
+        program = shutil.which("kubectl")
+        if program is None:
+            raise KubectlError("there is no kubectl on PATH; https://kubernetes.io/docs/tasks/tools says how to get it")
+        given = {"--namespace": namespace, "--context": context, "--kubeconfig": kubeconfig}
+        return cls([program, *(word for name, value in given.items() if value for word in (name, value))])
+
+    def read(self, *arguments: str) -> str:
+        """What a command prints.
+
+        Raises:
+            KubectlError: it failed.
+        """
+        done = subprocess.run([*self._argv, *arguments, _WITHIN], capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return done.stdout
+        words = done.stderr.strip() or f"kubectl {arguments[0]} ended with {done.returncode}"
+        if _NO_SUCH_KIND in words:
+            raise KubectlError(f"{words}. Is Plaudit installed there? helm install plaudit charts/plaudit")
+        raise KubectlError(words, not_found="(NotFound)" in words)
+
+    def json(self, *arguments: str) -> Mapping[str, Any]:
+        """An object.
+
+        Raises:
+            KubectlError: it failed.
+        """
+        found: dict[str, Any] = json.loads(self.read(*arguments, "--output", "json"))
+        return found
+
+    def items(self, kind: str, *arguments: str) -> list[Mapping[str, Any]]:
+        """The objects of a kind.
+
+        Raises:
+            KubectlError: it failed.
+        """
+        return list(self.json("get", kind, *arguments)["items"])
+
+    def namespace(self) -> str:
+        """The namespace that counts."""
+        if "--namespace" in self._argv:
+            return self._argv[self._argv.index("--namespace") + 1]
+        return self.read("config", "view", "--minify", "--output", "jsonpath={..namespace}") or "default"
+
+    def become(self, *arguments: str) -> int:
+        """Ends this process and is kubectl from here on; its exit code becomes ours."""
+        os.execv(self._argv[0], [*self._argv, *arguments])  # noqa: S606
+
+    @contextlib.contextmanager
+    def forwarded(self, target: str, port: int) -> Iterator[int]:
+        """Forwards a free port of this machine for as long as the context is open, and tells which.
+
+        Raises:
+            KubectlError: it cannot be forwarded.
+        """
+        command = [*self._argv, "port-forward", "--address", "127.0.0.1", target, f":{port}"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            found = re.search(r":(\d+) ->", process.stdout.readline())
+            if found is None:
+                raise KubectlError(process.stderr.read().strip())
+            yield int(found[1])
+        finally:
+            process.terminate()
+            process.communicate()
