@@ -8,6 +8,8 @@ from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, seconds
 
 _IMAGE_REASONS = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
+_GANG_DOES_NOT_FIT = "pod group is unschedulable"
+"""The scheduler's words for a pod that has room itself."""
 _STARTS_WITHIN_S = 90.0
 _MESSAGE_END = 500
 """Characters of a container's last words that are shown: their end, where the error stands."""
@@ -18,7 +20,10 @@ def problem_of(pod: Object, now: float) -> tuple[str, str] | None:
     name = pod["metadata"]["name"]
     for condition in _conditions(pod):
         if condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable":
-            return Reason.UNSCHEDULABLE, f"{name}: {condition.get('message', '')}"
+            message = condition.get("message", "")
+            if _GANG_DOES_NOT_FIT in message:
+                return Reason.WAITING_FOR_ROOM, f"{name} would fit, and others of its gang do not"
+            return Reason.UNSCHEDULABLE, f"{name}: {message}"
     if is_gated(pod):
         return Reason.QUEUED, f"{name} waits in its queue"
     for status in _containers(pod):

@@ -104,4 +104,5 @@ def _refused(status: Object) -> tuple[str, str] | None:
 
 def _problem(pods: list[Object], now: float) -> tuple[str, str]:
     found = (problem_of(pod, now) for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["name"])))
-    return next((problem for problem in found if problem), ("", ""))
+    problems = [problem for problem in found if problem]
+    return min(problems, key=lambda problem: problem[0] == Reason.WAITING_FOR_ROOM, default=("", ""))

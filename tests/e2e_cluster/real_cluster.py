@@ -34,13 +34,22 @@ class Cluster:
 
     def run(self, *argv: str, text: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Runs a program with this cluster's kubeconfig."""
-        program = shutil.which(argv[0], path=self.environment["PATH"])
-        assert program, f"{argv[0]} is not installed"
         done = subprocess.run(
-            [program, *argv[1:]], input=text, env=self.environment, capture_output=True, text=True, check=False
+            [self.program(argv[0]), *argv[1:]],
+            input=text,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert not check or done.returncode == 0, f"{' '.join(argv)}: {done.stderr or done.stdout}"
         return done
+
+    def program(self, name: str) -> str:
+        """Path of a program: the harness's own, or one that is installed."""
+        found = shutil.which(name, path=self.environment["PATH"])
+        assert found, f"{name} is not installed"
+        return found
 
     def kubectl(self, *argv: str, text: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Runs kubectl."""

@@ -146,12 +146,20 @@ class ClusterModel:
     def run_controllers(self) -> None:
         """Brings pods to what Deployments, StatefulSets and Jobs say; all of them become ready at once."""
         for owner in self.of_kind("Deployment") + self.of_kind("StatefulSet"):
-            self._run_pods(owner, int(owner["spec"]["replicas"]))
-            count = owner["spec"]["replicas"]
-            status = {"replicas": count, "readyReplicas": count, "updatedReplicas": count}
+            count = int(owner["spec"]["replicas"])
+            ready = self._run_pods(owner, count)
+            status = {"replicas": count, "readyReplicas": ready, "updatedReplicas": count}
             self._set_status(owner, {k: v for k, v in status.items() if v})
         for job in self.of_kind("Job"):
             self._run_job(job)
+
+    def schedules(self, pod: Object) -> Object | None:
+        """Why the scheduler leaves a pod waiting: its condition; None binds it. For models that say otherwise."""
+        return None
+
+    def roles(self) -> set[str]:
+        """Roles that have pods."""
+        return {labels(pod)[names.LABEL_ROLE] for pod in self.of_kind("Pod")}
 
     def end_trainer(self, code: int, message: str = "", *, disrupted: bool = False) -> None:
         """The running pods of the trainer end."""
@@ -189,7 +197,8 @@ class ClusterModel:
             self._run_pods(job, job["spec"]["completions"])
             self._set_status(job, {"active": job["spec"]["completions"]})
 
-    def _run_pods(self, owner: Object, count: int) -> None:
+    def _run_pods(self, owner: Object, count: int) -> int:
+        """As many pods as there should be; how many of them run."""
         pods = [pod for pod in self.of_kind("Pod") if owner_uid(pod) == owner["metadata"]["uid"]]
         for pod in pods[count:]:
             self.remove("Pod", pod["metadata"]["name"])
@@ -198,8 +207,19 @@ class ClusterModel:
             metadata |= {"name": f"{owner['metadata']['name']}-{next(self._uids)}"}
             metadata |= {"namespace": owner["metadata"]["namespace"]}
             metadata["ownerReferences"] = [{"uid": owner["metadata"]["uid"], "controller": True}]
-            status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
-            self.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status})
+            spec = copy.deepcopy(owner["spec"]["template"]["spec"])
+            self.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": {}})
+        return sum(self._start(pod) for pod in self.of_kind("Pod") if owner_uid(pod) == owner["metadata"]["uid"])
+
+    def _start(self, pod: Object) -> bool:
+        """Binds and starts a pod, unless the scheduler leaves it waiting; whether it runs."""
+        if pod["status"].get("phase") in (None, "Pending"):
+            waits = self.schedules(pod)
+            bound = [{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": "True"}]
+            status = {"phase": "Pending", "conditions": [waits]} if waits else {"phase": "Running", "conditions": bound}
+            self._set_status(pod, status)
+            return not waits
+        return bool(pod["status"]["phase"] == "Running")
 
     def _set_status(self, item: Object, status: Object) -> None:
         if (item.get("status") or {}) != status:

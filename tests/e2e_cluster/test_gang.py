@@ -1,0 +1,268 @@
+"""Gangs on the real scheduler, and a queue's gates on the real API server: a job starts whole, or holds nothing.
+
+The pods do nothing but start; their GPUs are those that the scheduler believes in: eight of them, on two nodes.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from operator_process import OperatorProcess, kubeconfig_of_the_chart
+from real_cluster import Cluster, harness
+from world import rljob
+
+NAMESPACE = "gangs"
+IMAGE = "localhost/idle:1"
+ENDS = ["/etcd", "--version"]
+GPU = "nvidia.com/gpu"
+GATE = "kueue.x-k8s.io/admission"
+
+
+def idle(container: str) -> dict[str, Any]:
+    """A pod that only starts: one program that stays, one that ends well at once, and the kubelet's own answer."""
+    well = {"httpGet": {"host": "127.0.0.1", "port": 10248, "path": "/healthz"}}
+    stays = {"name": container, "command": ["/pause"]}
+    if container == "redis":
+        stays["readinessProbe"] = {"exec": {"command": ENDS}}
+    else:
+        stays |= {"readinessProbe": well} | ({"livenessProbe": well} if container == "reward" else {})
+    waits = [] if container == "redis" else [{"name": "prepare", "command": ENDS}]
+    return {"image": IMAGE, "template": {"spec": {"initContainers": waits, "containers": [stays]}}}
+
+
+def gang_job(name: str, rollouts: int = 2, **sections: Any) -> dict[str, Any]:
+    """A trainer of two pods with a GPU each, rollouts with two GPUs each, Redis; outside: rewards and metrics."""
+    spec = {
+        "rollout": {"replicas": rollouts, "engine": {"tensorParallelSize": 2}, "pod": idle("rollout")},
+        "trainer": {"ranks": 2, "ranksPerPod": 1, "strategy": "fsdp2", "pod": idle("trainer")},
+        "transport": {"managed": {"pod": idle("redis"), "storage": "1Gi"}},
+        "metrics": {"pod": idle("metrics")},
+        "scheduling": {"gang": "native"},
+    }
+    job = rljob(**{**spec, **sections})
+    job["spec"]["reward"]["workers"] = {"replicas": 1, "pod": idle("reward")}
+    job["metadata"] = {"name": name, "namespace": NAMESPACE}
+    return job
+
+
+class Jobs:
+    """RLJobs of one namespace, as a test sees them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def make(self, *jobs: dict[str, Any]) -> None:
+        """Creates jobs, all at once."""
+        done = self.cluster.apply(*jobs)
+        assert done.returncode == 0, done.stderr
+
+    def status(self, name: str) -> dict[str, Any]:
+        """Status of a job."""
+        found: dict[str, Any] = self.cluster.get("rlj", name, NAMESPACE).get("status", {})
+        return found
+
+    def condition(self, name: str, kind: str) -> dict[str, Any]:
+        """A condition of a job."""
+        return next((c for c in self.status(name).get("conditions", []) if c["type"] == kind), {})
+
+    def pods(self, name: str, *roles: str) -> list[dict[str, Any]]:
+        """Pods of a job, of its gang by default."""
+        among = f"plaudit.dev/job={name},plaudit.dev/role in ({','.join(roles or ('trainer', 'rollout', 'redis'))})"
+        done = self.cluster.kubectl("--namespace", NAMESPACE, "get", "pods", "-l", among, "-o", "json")
+        items: list[dict[str, Any]] = json.loads(done.stdout)["items"]
+        return items
+
+    def bound(self, name: str, *roles: str) -> int:
+        """Pods that hold a place on a node."""
+        return sum(bool(pod["spec"].get("nodeName")) for pod in self.pods(name, *roles))
+
+    def until_running(self, name: str, seconds: float = 120) -> float:
+        """Waits until all of a job runs; seconds waited."""
+        began = time.monotonic()
+        self.cluster.until(f"{name} runs", lambda: self.status(name).get("phase") == "Running", seconds)
+        return time.monotonic() - began
+
+    def until_waiting(self, name: str) -> None:
+        """Waits until the scheduler has refused a whole gang."""
+
+        def refused() -> bool:
+            roles = ("RolloutReady", "TrainerRunning", "TransportReady")
+            return any(self.condition(name, role).get("reason") == "Unschedulable" for role in roles)
+
+        self.cluster.until(f"{name} waits", refused, 60)
+
+    def edit(self, name: str, spec: str) -> None:
+        """Changes a job as its user would."""
+        self.cluster.kubectl(
+            "--namespace", NAMESPACE, "patch", "rlj", name, "--type=merge", "-p", f'{{"spec": {spec}}}'
+        )
+
+    def delete(self, *names: str) -> None:
+        """Deletes jobs and waits until their pods are gone."""
+        for name in names:
+            self.cluster.kubectl("--namespace", NAMESPACE, "delete", "rlj", name, "--ignore-not-found")
+            self.cluster.until(f"{name} gone", partial(self.gone, name), 120)
+
+    def gone(self, name: str) -> bool:
+        """Whether no pod of a job is left, of whatever role."""
+        return not self.pods(name, "trainer", "rollout", "redis", "reward", "metrics")
+
+
+@pytest.fixture(scope="module")
+def jobs(definition: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+    """A namespace with an operator of its own and a volume."""
+    if not definition.own:
+        pytest.skip("needs a cluster with PodGroups and eight GPUs that nobody else uses")
+    folder = tmp_path_factory.mktemp("gangs")
+    programs = [definition.program(name) for name in ("pause", "etcd")]
+    subprocess.run(harness("image", f"{folder}/idle.tar", IMAGE, *programs), check=True)
+    subprocess.run(harness("load", f"{folder}/idle.tar"), check=True)
+    definition.kubectl("create", "namespace", NAMESPACE, check=False)
+    claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    metadata = {"name": "shared", "namespace": NAMESPACE}
+    definition.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": claim})
+    operator = OperatorProcess(kubeconfig_of_the_chart(definition, folder), "gangs", NAMESPACE, folder / "log")
+    definition.until("a leader", lambda: operator.leads, 60)
+    yield Jobs(definition)
+    definition.kubectl("--namespace", NAMESPACE, "delete", "rlj", "--all", check=False)
+    operator.stop()
+
+
+@pytest.fixture
+def tenant(jobs: Jobs) -> Iterator[None]:
+    """Somebody else's pod on half of the GPUs."""
+    container = {"name": "pause", "image": IMAGE, "resources": {"limits": {GPU: 4}}}
+    metadata = {"name": "tenant", "namespace": NAMESPACE}
+    spec = {"containers": [container], "terminationGracePeriodSeconds": 0}
+    jobs.cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+    jobs.cluster.kubectl("--namespace", NAMESPACE, "wait", "--for=condition=Ready", "pod/tenant", "--timeout=60s")
+    yield
+    leave(jobs)
+
+
+def leave(jobs: Jobs) -> None:
+    """The tenant's GPUs are free."""
+    jobs.cluster.kubectl("--namespace", NAMESPACE, "delete", "pod/tenant", "--ignore-not-found")
+
+
+def test_a_gang_that_does_not_fit_holds_nothing_and_starts_when_there_is_room(jobs: Jobs, tenant: None):
+    jobs.make(gang_job("whole"))
+    jobs.until_waiting("whole")
+    assert len(jobs.pods("whole")) == 5
+    assert jobs.bound("whole") == 0
+    assert not jobs.pods("whole", "reward")  # what is outside the gang takes nobody's place meanwhile
+    assert jobs.condition("whole", "RewardReady")["reason"] == "WaitingForRoom"
+    words = [jobs.condition("whole", role)["message"] for role in ("RolloutReady", "TrainerRunning")]
+    assert any(f"Insufficient {GPU}" in message for message in words)
+    leave(jobs)
+    print(f"whole gang running {jobs.until_running('whole'):.1f} s after there was room")
+    assert jobs.bound("whole") == 5
+
+
+def test_a_trainers_attempt_and_a_rollout_come_back_into_a_running_gang(jobs: Jobs):
+    before = {pod["metadata"]["uid"] for pod in jobs.pods("whole", "rollout", "redis")}
+    pod = jobs.pods("whole", "trainer")[0]["metadata"]["name"]
+    # By force, as from a lost node: what runs here would call an orderly end a success.
+    jobs.cluster.kubectl("--namespace", NAMESPACE, "delete", "pod", pod, "--grace-period=0", "--force")
+    jobs.cluster.until("counted", lambda: jobs.status("whole").get("attempt") == 1, 60)
+    print(f"next attempt running after {jobs.until_running('whole'):.1f} s")
+    assert {pod["metadata"]["uid"] for pod in jobs.pods("whole", "rollout", "redis")} == before
+    assert (jobs.status("whole")["restarts"], jobs.status("whole")["disruptions"]) == (0, 1)
+    attempt = jobs.cluster.get("job", "whole-trainer-1", NAMESPACE)["metadata"]["uid"]
+    pod = jobs.pods("whole", "rollout")[0]["metadata"]["name"]
+    jobs.cluster.kubectl("--namespace", NAMESPACE, "delete", "pod", pod)
+    jobs.cluster.until("replaced", lambda: pod not in {p["metadata"]["name"] for p in jobs.pods("whole")}, 60)
+    jobs.until_running("whole")
+    assert jobs.cluster.get("job", "whole-trainer-1", NAMESPACE)["metadata"]["uid"] == attempt
+
+
+def test_a_suspended_gang_gives_everything_back_and_is_whole_again(jobs: Jobs, request: pytest.FixtureRequest):
+    jobs.edit("whole", '{"scheduling": {"suspend": true}}')
+    jobs.cluster.until("suspended", lambda: jobs.status("whole").get("phase") == "Suspended", 90)
+    jobs.cluster.until("pods gone", lambda: not jobs.pods("whole"), 90)
+    request.getfixturevalue("tenant")
+    jobs.edit("whole", '{"scheduling": {"suspend": false}}')
+    jobs.until_waiting("whole")
+    assert jobs.bound("whole") == 0
+    leave(jobs)
+    jobs.until_running("whole")
+    refused = jobs.cluster.kubectl(
+        *f"--namespace {NAMESPACE} patch rlj whole --type=merge -p".split(), '{"spec": {"rollout": {"replicas": 3}}}',
+        check=False,
+    )  # fmt: skip
+    assert "it is part of a gang" in refused.stderr
+    jobs.delete("whole")
+    jobs.cluster.until("no PodGroup", lambda: not jobs.cluster.get("podgroup", "", NAMESPACE)["items"], 60)
+
+
+def test_of_two_jobs_that_fit_only_alone_one_runs_and_the_other_waits_whole(jobs: Jobs):
+    names = {"left", "right"}
+    jobs.make(*(gang_job(name) for name in sorted(names)))
+    jobs.cluster.until("one runs", lambda: {n for n in names if jobs.status(n).get("phase") == "Running"}, 120)
+    (first,) = (name for name in names if jobs.status(name)["phase"] == "Running")
+    (second,) = names - {first}
+    jobs.until_waiting(second)
+    assert (jobs.bound(first), jobs.bound(second)) == (5, 0)
+    jobs.delete(first)
+    print(f"the second runs {jobs.until_running(second):.1f} s after the first was gone")
+    jobs.delete(second)
+
+
+def test_a_gang_that_never_fits_gives_up_at_its_deadline_and_leaves_nothing(jobs: Jobs):
+    jobs.make(gang_job("never", rollouts=5, lifecycle={"preRunningDeadlineSeconds": 12}))
+    jobs.until_waiting("never")
+    assert jobs.bound("never") == 0
+    jobs.cluster.until("failed", lambda: jobs.status("never").get("phase") == "Failed", 60)
+    failed = jobs.condition("never", "Failed")
+    assert failed["reason"] == "PreRunningDeadlineExceeded"
+    assert "rollout 0/5" in failed["message"]
+    assert f"Insufficient {GPU}" in failed["message"]
+    everything = ("deployment,statefulset,job,podgroup", "pods")
+    for kinds in everything:
+        jobs.cluster.until(f"no {kinds}", lambda kinds=kinds: not jobs.cluster.get(kinds, "", NAMESPACE)["items"], 60)
+
+
+def admit(jobs: Jobs, name: str) -> None:
+    """What Kueue does with a group that is whole and has its quota."""
+    for pod in jobs.pods(name):
+        gates = [{"op": "remove", "path": "/spec/schedulingGates"}]
+        jobs.cluster.kubectl(
+            "--namespace", NAMESPACE, "patch", "pod", pod["metadata"]["name"], "--type=json", "-p", json.dumps(gates)
+        )
+
+
+def gated(jobs: Jobs, name: str) -> list[dict[str, Any]]:
+    """Pods of a group that wait at Kueue's gate."""
+    return [pod for pod in jobs.pods(name) if {"name": GATE} in pod["spec"].get("schedulingGates", [])]
+
+
+def test_a_job_waits_behind_its_queues_gates_and_again_after_it_was_preempted(jobs: Jobs):
+    jobs.make(gang_job("queued", scheduling={"queueName": "team"}, lifecycle={"preRunningDeadlineSeconds": 60}))
+    jobs.cluster.until("all gated", lambda: len(gated(jobs, "queued")) == 5, 60)
+    counts = {pod["metadata"]["annotations"]["kueue.x-k8s.io/pod-group-total-count"] for pod in jobs.pods("queued")}
+    assert counts == {"5"}
+    jobs.cluster.until("told", lambda: jobs.condition("queued", "Suspended").get("reason") == "Queued", 60)
+    admit(jobs, "queued")
+    jobs.until_running("queued")
+    kubectl = jobs.cluster.kubectl
+    for pod in jobs.pods("queued"):
+        preempted = {"type": "TerminationTarget", "status": "True", "reason": "Preempted"}
+        patch = json.dumps({"status": {"conditions": [preempted]}})
+        where = ("--namespace", NAMESPACE)
+        kubectl(
+            *where, "patch", "pod", pod["metadata"]["name"], "--subresource=status", "--type=strategic", "-p", patch
+        )
+        kubectl(*where, "delete", "pod", pod["metadata"]["name"], "--wait=false")
+    jobs.cluster.until("back in its queue", lambda: len(gated(jobs, "queued")) == 5, 90)
+    jobs.cluster.until("told", lambda: jobs.status("queued").get("phase") == "Suspended", 60)
+    assert not jobs.pods("queued", "reward")
+    admit(jobs, "queued")
+    jobs.until_running("queued")
+    assert (jobs.status("queued")["restarts"], jobs.status("queued")["attempt"]) == (0, 1)
+    jobs.delete("queued")
