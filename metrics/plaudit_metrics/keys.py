@@ -42,8 +42,13 @@ class Keys:
 
     @property
     def state(self) -> str:
-        """Hash: incarnation, step, announced policy, counters."""
+        """Hash: incarnation, step, announced policy."""
         return self.prefix + "state"
+
+    @property
+    def counters(self) -> str:
+        """Hash: how often what happened: redelivered:<stream>, duplicates:<stream>, dead:<stream>, ..."""
+        return self.prefix + "counters"
 
     @property
     def workers(self) -> str:

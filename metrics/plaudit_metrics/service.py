@@ -16,15 +16,12 @@ from collections.abc import Iterator
 import uvicorn
 from prometheus_client import disable_created_metrics
 from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from plaudit_metrics.api import Api
 from plaudit_metrics.history import FILE_NAME, read_steps
 from plaudit_metrics.kept_steps import KeptSteps
 from plaudit_metrics.keys import Keys
-from plaudit_metrics.redis_connection import redis_client
 from plaudit_metrics.series import Series
 from plaudit_metrics.settings import ServiceSettings, SettingsError
 from plaudit_metrics.spans import MissingPackageError, SpanSender
@@ -50,7 +47,8 @@ async def serve(settings: ServiceSettings, stop: asyncio.Event) -> int:
         0 when stopped; 2 when it cannot serve (port taken, wrong password, no Redis), after one logged message.
     """
     disable_created_metrics()  # type: ignore[no-untyped-call]  # of each counter, when it was made: series that nobody asks for
-    client = _connect(settings)
+    # One client for all: a blocking read takes a connection of its own from the pool; nothing is sent twice.
+    client = settings.redis.client(timeout_s=5.0, retries=0)
     sender: SpanSender | None = None
     try:
         if settings.traces_endpoint:
@@ -133,7 +131,7 @@ def _problem(reader: EventReader, lookout: _Lookout) -> str:
 
 
 async def _wait_for_redis(client: Redis, settings: ServiceSettings, stop: asyncio.Event) -> None:
-    """Waits for the first answer; a refusal (wrong password) ends the wait at once."""
+    """Waits for the first answer; a refusal (wrong password or certificate) ends the wait at once."""
     deadline = time.monotonic() + _REDIS_WITHIN_S
     while not stop.is_set():
         try:
@@ -141,31 +139,21 @@ async def _wait_for_redis(client: Redis, settings: ServiceSettings, stop: asynci
             return
         except (AuthenticationError, ResponseError):
             raise
-        except (RedisError, OSError):
-            if time.monotonic() > deadline:
+        except (RedisError, OSError) as error:
+            if time.monotonic() > deadline or settings.redis.tls_problem(error):
                 raise
             await asyncio.sleep(0.5)
-
-
-def _connect(settings: ServiceSettings) -> Redis:
-    """One client for all: a blocking read takes a connection of its own from the pool; nothing is sent twice."""
-    return redis_client(
-        settings.redis_url,
-        password=settings.redis_password or None,
-        protocol=2,
-        socket_timeout=5.0,
-        socket_connect_timeout=5.0,
-        retry=Retry(NoBackoff(), 0),
-    )
 
 
 def _words(error: Exception, settings: ServiceSettings) -> str:
     if isinstance(error, MissingPackageError):
         return str(error)
     if isinstance(error, AuthenticationError | ResponseError):
-        return f"Redis at {settings.redis_url} refused: {error}. Check PLAUDIT_REDIS_PASSWORD"
+        return f"Redis at {settings.redis.url} refused: {error}. Check PLAUDIT_REDIS_PASSWORD"
+    if problem := settings.redis.tls_problem(error):
+        return problem
     if isinstance(error, RedisError):
-        return f"Redis at {settings.redis_url} cannot be reached: {error}. Check PLAUDIT_REDIS_URL"
+        return f"Redis at {settings.redis.url} cannot be reached: {error}. Check PLAUDIT_REDIS_URL"
     return f"cannot listen on {settings.host}:{settings.port}: {error}. Choose another PLAUDIT_METRICS_PORT"
 
 

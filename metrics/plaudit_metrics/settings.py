@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from plaudit_metrics.redis_password import PasswordFileError, redis_password
+from plaudit_metrics.redis_address import PasswordFileError, RedisAddress
 
 
 class SettingsError(ValueError):
@@ -20,10 +20,9 @@ class ServiceSettings:
 
     run: str
     """``PLAUDIT_RUN``: id of the run."""
-    redis_url: str
-    """``PLAUDIT_REDIS_URL``: ``redis://host:port/0`` or ``rediss://…``, without a password."""
-    redis_password: str = field(default="", repr=False)
-    """``PLAUDIT_REDIS_PASSWORD``, or what the file ``PLAUDIT_REDIS_PASSWORD_FILE`` holds; empty for none."""
+    redis: RedisAddress
+    """``PLAUDIT_REDIS_URL``, ``PLAUDIT_REDIS_USERNAME``, ``PLAUDIT_REDIS_PASSWORD`` or ``PLAUDIT_REDIS_PASSWORD_FILE``,
+    ``PLAUDIT_REDIS_TLS_…``: see ``RedisAddress``."""
     host: str = "127.0.0.1"
     """``PLAUDIT_METRICS_HOST``: the address to listen on; the loopback unless told otherwise."""
     port: int = 0
@@ -59,8 +58,7 @@ class ServiceSettings:
         port = "PLAUDIT_METRICS_PORT" if environment.get("PLAUDIT_METRICS_PORT") else "PLAUDIT_HEALTH_PORT"
         return cls(
             run=environment["PLAUDIT_RUN"],
-            redis_url=environment["PLAUDIT_REDIS_URL"],
-            redis_password=_password(environment),
+            redis=_redis(environment),
             host=environment.get("PLAUDIT_METRICS_HOST") or cls.host,
             port=int(_number(environment, port, cls.port)),
             run_folder=Path(folder) if folder else None,
@@ -72,9 +70,9 @@ class ServiceSettings:
         )
 
 
-def _password(environment: Mapping[str, str]) -> str:
+def _redis(environment: Mapping[str, str]) -> RedisAddress:
     try:
-        return redis_password(environment)
+        return RedisAddress.from_environment(environment)
     except PasswordFileError as error:
         raise SettingsError(str(error)) from error
 

@@ -73,17 +73,17 @@ async def look(client: Redis, keys: Keys) -> Surroundings:
         redis.RedisError: Redis cannot be reached.
     """
     now = await _server_time(client)
-    fields: Any = await client.hgetall(keys.state)
-    state = _texts(fields)
+    counted: Any = await client.hgetall(keys.counters)
+    counters = _texts(counted)
     workers = await _live_workers(client, keys, now)
     info: dict[str, Any] = await client.info()
-    version = _announced_number(fields)
+    version = _announced_number(await client.hget(keys.state, "announced"))
     return Surroundings(
         time=now,
         streams={name: await _depth(client, keys.stream(name), group, now) for name, group in WATCHED_GROUPS.items()},
-        redeliveries=_counters(state, "redelivered"),
-        duplicates=_counters(state, "duplicates"),
-        dead_letters=_counters(state, "dead"),
+        redeliveries=_counters(counters, "redelivered"),
+        duplicates=_counters(counters, "duplicates"),
+        dead_letters=_counters(counters, "dead"),
         workers=dict(Counter((worker.role, _state_of(worker)) for worker in workers)),
         worker_records=tuple(workers),
         judge_requests=await _of_judges(client, keys.judges),
@@ -165,19 +165,19 @@ def _lag(workers: list[WorkerRecord], announced: int | None) -> int:
     return max(announced - min(held), 0) if held and announced is not None else 0
 
 
-def _announced_number(fields: Mapping[bytes, bytes]) -> int | None:
+def _announced_number(stored: Any) -> int | None:
     """Number of the announced policy version: a byte of schema version, then a record whose ``version`` is a pair."""
     try:
-        announced = msgspec.msgpack.decode(memoryview(fields[b"announced"])[1:], type=_Announced)
-    except (KeyError, msgspec.MsgspecError):
+        announced = msgspec.msgpack.decode(memoryview(stored or b" ")[1:], type=_Announced)
+    except msgspec.MsgspecError:
         return None
     return announced.version[1]
 
 
-def _counters(state: Mapping[str, str], name: str) -> dict[str, int]:
+def _counters(counted: Mapping[str, str], name: str) -> dict[str, int]:
     """Counters of the ledger named ``<name>:<stream>``."""
     prefix = f"{name}:"
-    return {key.removeprefix(prefix): int(value) for key, value in state.items() if key.startswith(prefix)}
+    return {key.removeprefix(prefix): int(value) for key, value in counted.items() if key.startswith(prefix)}
 
 
 def _aof_ok(info: Mapping[str, Any]) -> bool:

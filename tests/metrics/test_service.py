@@ -22,6 +22,7 @@ from plaudit_metrics.events import EventRecord, encode_event
 from plaudit_metrics.history import append_step
 from plaudit_metrics.keys import Keys
 from plaudit_metrics.records import StepRecord, WorkerRecord
+from plaudit_metrics.redis_address import RedisAddress
 from plaudit_metrics.service import ServiceSettings, serve
 from plaudit_workers.launch.redis_server import RedisServer, free_port
 
@@ -30,9 +31,7 @@ Build = Callable[..., Any]
 
 @pytest.fixture
 def settings(redis_server: RedisServer, run_name: str) -> ServiceSettings:
-    return ServiceSettings(
-        run=run_name, redis_url=redis_server.url, redis_password=redis_server.password, port=free_port()
-    )
+    return ServiceSettings(run=run_name, redis=RedisAddress(redis_server.url, redis_server.password), port=free_port())
 
 
 @pytest.fixture
@@ -286,7 +285,7 @@ async def test_redis_may_die_and_come_back(tmp_path: Path, run_name: str, record
 async def test_a_wrong_password_is_refused_with_one_message(
     settings: ServiceSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wrong = replace(settings, redis_password="not this")
+    wrong = replace(settings, redis=replace(settings.redis, password="not this"))
     assert await asyncio.wait_for(serve(wrong, asyncio.Event()), 10) == 2
     assert "PLAUDIT_REDIS_PASSWORD" in str(caplog.records[-1].__dict__["fields"])
 
@@ -306,8 +305,7 @@ async def test_as_a_process_it_ends_with_its_signal_and_leaves_nothing_unread(
     environment = {
         "PATH": os.environ["PATH"],
         "PLAUDIT_RUN": settings.run,
-        "PLAUDIT_REDIS_URL": settings.redis_url,
-        "PLAUDIT_REDIS_PASSWORD": settings.redis_password,
+        **settings.redis.environment(),
         "PLAUDIT_METRICS_PORT": str(settings.port),
         "PLAUDIT_LOG_FILE": str(tmp_path / "logs" / "metrics.log"),
     }

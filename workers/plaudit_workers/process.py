@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from plaudit_metrics.redis_password import PasswordFileError, redis_password
+from plaudit_metrics.redis_address import PasswordFileError, RedisAddress
 from plaudit_workers.logs import configure_logs
 
 EXIT_DONE = 0
@@ -51,10 +51,9 @@ class ProcessSettings:
     """``PLAUDIT_RUN``: id of the run, part of every key in Redis."""
     run_folder: Path
     """``PLAUDIT_RUN_FOLDER``: where checkpoints, weights, samples and logs lie."""
-    redis_url: str
-    """``PLAUDIT_REDIS_URL``: ``redis://host:port/0`` or ``rediss://…``, without a password."""
-    redis_password: str = field(repr=False)
-    """``PLAUDIT_REDIS_PASSWORD``, or what the file ``PLAUDIT_REDIS_PASSWORD_FILE`` holds; empty for none."""
+    redis: RedisAddress
+    """``PLAUDIT_REDIS_URL``, ``PLAUDIT_REDIS_USERNAME``, ``PLAUDIT_REDIS_PASSWORD`` or ``PLAUDIT_REDIS_PASSWORD_FILE``,
+    ``PLAUDIT_REDIS_TLS_…``: see ``RedisAddress``."""
     worker: str
     """``PLAUDIT_WORKER``: name of this process, one of its own a start: default host name, process id (1 in every
     container) and six random digits."""
@@ -89,8 +88,7 @@ class ProcessSettings:
             job_path=Path(environment["PLAUDIT_JOB"]),
             run=environment["PLAUDIT_RUN"],
             run_folder=Path(environment["PLAUDIT_RUN_FOLDER"]),
-            redis_url=environment["PLAUDIT_REDIS_URL"],
-            redis_password=_password(environment),
+            redis=redis_from(environment),
             worker=environment.get("PLAUDIT_WORKER") or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
             health_port=int(port),
             log_file=Path(log_file) if log_file else None,
@@ -109,9 +107,10 @@ def model_servers(environment: Mapping[str, str] = os.environ) -> dict[str, list
         ) from error
 
 
-def _password(environment: Mapping[str, str]) -> str:
+def redis_from(environment: Mapping[str, str], url: str = "") -> RedisAddress:
+    """``RedisAddress.from_environment``. Raises ``RefusedError``."""
     try:
-        return redis_password(environment)
+        return RedisAddress.from_environment(environment, url)
     except PasswordFileError as error:
         raise RefusedError(str(error)) from error
 

@@ -21,7 +21,7 @@ import msgspec
 
 from plaudit_workers.client import Result, RewardClient, SampleInput, ServiceError
 from plaudit_workers.launch.service import ADDRESS_FILE
-from plaudit_workers.process import EXIT_DONE, RefusedError
+from plaudit_workers.process import EXIT_DONE, RefusedError, redis_from
 from plaudit_workers.scoring.lines import SampleOutput, read_samples
 from plaudit_workers.stream.connection import RedisAddress
 
@@ -54,9 +54,7 @@ async def _score(
         msgspec.structs.replace(sample, id=f"{number}.{_digest(msgspec.json.encode(sample))}")
         for number, sample in enumerate(samples)
     ]
-    async with RewardClient(
-        address.url, run=run, job=arguments.job, password=address.password, session=session, wait_s=arguments.wait
-    ) as client:
+    async with RewardClient(address, run=run, job=arguments.job, session=session, wait_s=arguments.wait) as client:
         submitting = asyncio.create_task(client.submit(named[output.written :]))
         await asyncio.sleep(0)  # it has begun: ``results`` lasts as long as it does
         try:
@@ -155,7 +153,7 @@ def _digest(data: bytes) -> str:
 def _service(arguments: argparse.Namespace) -> tuple[RedisAddress, str]:
     """Where the service is: ``--redis``, or what ``plaudit run`` has left in the run's folder."""
     if arguments.redis:
-        return RedisAddress(arguments.redis, os.environ.get("PLAUDIT_REDIS_PASSWORD", "")), arguments.run or ""
+        return redis_from(os.environ, arguments.redis), arguments.run or ""
     runs = Path(arguments.runs_folder)
     files = list(runs.glob(f"{arguments.run or '*'}/{ADDRESS_FILE}"))
     if not files:
@@ -165,4 +163,5 @@ def _service(arguments: argparse.Namespace) -> tuple[RedisAddress, str]:
         )
     newest = max(files, key=lambda file: file.stat().st_mtime)
     left = json.loads(newest.read_text())
-    return RedisAddress(left["url"], left["password"]), left["run"]
+    run = left.pop("run")
+    return msgspec.convert(left, RedisAddress), run

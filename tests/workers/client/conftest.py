@@ -91,7 +91,7 @@ def start_service(redis_server: RedisServer, run_name: str, tmp_path: Path) -> S
             await stack.enter_async_context(offering(running.job, transport))
             for number in range(workers):
                 await stack.enter_async_context(running.worker(f"reward-{number}"))
-            while not await transport.commands.hexists(transport.names.state, "service"):
+            while not await transport.commands.exists(transport.names.service):
                 await asyncio.sleep(0.01)
             yield running
         keys = [key async for key in transport.commands.scan_iter(transport.names.prefix + "*")]

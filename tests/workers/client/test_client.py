@@ -122,7 +122,7 @@ async def test_samples_that_redis_has_lost_are_submitted_again(start_service: An
         await client.submit(samples(6))
         transport = await Transport.open(RedisAddress(service.server.url, service.server.password), service.run)
         await transport.commands.unlink(
-            *[key async for key in transport.commands.scan_iter(transport.names.prefix + "*") if b"state" not in key]
+            *[key async for key in transport.commands.scan_iter(transport.names.prefix + "*") if b"service" not in key]
         )
         await transport.close()
         async with service.worker():
@@ -159,7 +159,7 @@ async def test_an_abandoned_session_expires_and_leaves_nothing(start_service: An
         while await transport.commands.exists(transport.names.session("gone", "groups")):
             await asyncio.sleep(0.05)
         assert await transport.commands.zcard(transport.names.open) == 0
-        assert await transport.commands.hget(transport.names.state, "abandoned") == b"3"
+        assert await transport.commands.hget(transport.names.counters, "abandoned") == b"3"
         await transport.close()
         assert other.outstanding == 0
 
@@ -208,7 +208,6 @@ async def test_each_way_not_to_reach_a_service_has_its_message(
     good = {"password": redis_server.password}
     async with start_service(workers=0) as service:
         trains = await Transport.open(RedisAddress(redis_server.url, redis_server.password), run_name + "-trains")
-        await trains.commands.hset(trains.names.state, "step", "1")
         cases: list[tuple[str, dict[str, Any], str]] = [
             ("redis://127.0.0.1:1/0", {"run": "x"}, "cannot be reached"),
             (
@@ -227,5 +226,5 @@ async def test_each_way_not_to_reach_a_service_has_its_message(
                     pass
         async with RewardClient(redis_server.url, job="scores", **good) as client:
             assert client.service.scorers == ["right"]
-        await trains.commands.unlink(trains.names.state)
+        await trains.commands.unlink(*[key async for key in trains.commands.scan_iter(trains.names.prefix + "*")])
         await trains.close()

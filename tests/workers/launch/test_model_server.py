@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from plaudit_metrics.redis_address import RedisAddress
 from plaudit_workers.launch.model_server import Place, serve
 from plaudit_workers.process import ProcessSettings, RefusedError
 
@@ -33,8 +34,7 @@ async def test_a_model_that_cannot_be_served_is_refused_with_the_servers_last_wo
         job_path=tmp_path / "job.yaml",
         run="run",
         run_folder=tmp_path,
-        redis_url="redis://127.0.0.1:1/0",
-        redis_password="",
+        redis=RedisAddress("redis://127.0.0.1:1/0"),
         worker="model-helpful-0",
         health_port=0,
         log_file=tmp_path / "log",

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from plaudit_metrics.redis_address import RedisAddress
 from plaudit_workers.launch.redis_server import free_port
 from plaudit_workers.process import ProcessSettings, RefusedError
 from plaudit_workers.rollout.worker import serve
@@ -36,8 +37,7 @@ def settings(tmp_path, redis_server, run_name):
             "job_path": job,
             "run": run_name,
             "run_folder": tmp_path,
-            "redis_url": redis_server.url,
-            "redis_password": redis_server.password,
+            "redis": RedisAddress(redis_server.url, redis_server.password),
             "worker": "rollout-0",
             "health_port": 0,
             "log_file": None,
@@ -86,7 +86,7 @@ async def test_it_gets_ready_with_the_announcement_works_and_drains(settings, ru
 )
 async def test_what_cannot_work_is_refused_before_anything_is_opened(settings, engine, agent, message) -> None:
     with pytest.raises(RefusedError, match=message):
-        await serve(settings(engine, agent, redis_url="redis://127.0.0.1:1/0"), asyncio.Event())
+        await serve(settings(engine, agent, redis=RedisAddress("redis://127.0.0.1:1/0")), asyncio.Event())
 
 
 async def test_a_job_file_that_is_not_there_is_refused(settings) -> None:
@@ -96,4 +96,4 @@ async def test_a_job_file_that_is_not_there_is_refused(settings) -> None:
 
 async def test_an_unreachable_transport_is_refused(settings) -> None:
     with pytest.raises(RefusedError, match="cannot be reached"):
-        await serve(settings(redis_url="redis://127.0.0.1:1/0"), asyncio.Event())
+        await serve(settings(redis=RedisAddress("redis://127.0.0.1:1/0")), asyncio.Event())

@@ -140,7 +140,7 @@ async def run(transport: Transport, quick: ConsumerOptions, make: Makers) -> Run
 def protocol_test() -> dict[str, ModuleType]:
     """The miniature run and the machine that drives it, for the tests that need both."""
     modules = {}
-    for name in ("watched_machine", "world", "machine", "session_world", "session_machine"):
+    for name in ("own_redis", "watched_machine", "world", "machine", "session_world", "session_machine"):
         spec = importlib.util.spec_from_file_location(f"stream_{name}", Path(__file__).with_name(f"{name}.py"))
         assert spec is not None
         assert spec.loader is not None

@@ -11,11 +11,10 @@ import random
 from collections import Counter
 from typing import Any
 
-from stream_world import Repeater, Worker, World, score_of  # conftest.py has loaded it
+from stream_world import Worker, World, score_of  # conftest.py has loaded it
 
 from plaudit_reward.sample import Sample
-from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.group_hash import read_group
+from plaudit_workers.stream.connection import RedisAddress
 from plaudit_workers.stream.records import Service, encode
 from plaudit_workers.stream.scripts import Scripts
 from plaudit_workers.stream.sessions import Session, SessionGoneError, SessionTakenError, Submission
@@ -35,7 +34,7 @@ class Client:
         self.session: Session
 
     async def start(self) -> None:
-        self.session = Session(self.world.transport, self.name, self.world.service, keep_s=1000.0)
+        self.session = Session(self.world.of("client"), self.name, self.world.service, keep_s=1000.0)
         await self.session.open()
 
     async def submit(self, group: str) -> None:
@@ -102,9 +101,7 @@ class SessionWorld(World):
         self.random = random.Random(seed)
 
     async def start(self, address: RedisAddress, run: str, scripts: Scripts) -> None:
-        self.transport = await Transport.open(address, run, scripts=scripts)
-        self.transport.scripts = Repeater(self.transport.scripts, self)
-        self.transport.reads = Repeater(self.transport.reads, self)
+        await self.connect(address, run, scripts)
         self.workers = [Worker(self, stream) for stream in ("samples", "samples", "groups")]
         self.clients = [Client(self, "a"), Client(self, "b")]
         for client in self.clients:
@@ -124,10 +121,6 @@ class SessionWorld(World):
             await client.read()
             if self.random.random() < 0.5:
                 await client.acknowledge()
-
-    async def commit_group(self, worker: Any, outcome: str) -> None:
-        self.trainer = _Reader(self.transport)
-        await super().commit_group(worker, outcome)
 
     async def after_loss(self) -> None:
         self.sent.clear()
@@ -236,14 +229,3 @@ class SessionWorld(World):
 
 def _digest(sample: Sample) -> str:
     return hashlib.blake2b(encode(sample), digest_size=16).hexdigest()
-
-
-class _Reader:
-    """What ``World.commit_group`` asks of a trainer."""
-
-    def __init__(self, transport: Transport) -> None:
-        self.streams = self
-        self._transport = transport
-
-    async def read(self, group: str) -> Any:
-        return await read_group(self._transport, group)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import random
 import struct
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plaudit_metrics.records import GenerationRecord, ScoringRecord
 from plaudit_reward.sample import Sample
 from plaudit_workers.deadletters.letters import DeadLetters
-from plaudit_workers.stream.commits import commit, commit_group, discard
+from plaudit_workers.stream.commits import commit, commit_group, discard, read_group
 from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.consumer import Consumer, ConsumerOptions
 from plaudit_workers.stream.groups import Admission, StaleIncarnationError, StreamLimits, TrainerStreams
@@ -28,6 +28,7 @@ from plaudit_workers.stream.scripts import Call, Scripts
 
 # Nothing lapses by itself: the machine decides whose lease has lapsed.
 PATIENT = ConsumerOptions(lease_s=1e6, renew_every_s=1e6, block_s=0.0, reclaim_every_s=0.0)
+ROLES = {"prompts": "rollout", "samples": "reward", "groups": "reward"}
 OF_A_GROUP = ("admit", "publish", "commit", "commit_group", "release", "close", "bury", "retry_dead")
 
 
@@ -65,7 +66,8 @@ class Worker:
         world.names += 1
         self.stream = stream
         self.name = f"{stream}-{world.names}"
-        self.consumer: Consumer[Any] = Consumer(world.transport, stream, self.name, PATIENT)
+        self.transport = world.of(ROLES[stream])
+        self.consumer: Consumer[Any] = Consumer(self.transport, stream, self.name, PATIENT)
         self.held: list[Delivery[Any]] = []
 
     def drop(self, delivery: Delivery[Any]) -> None:
@@ -77,7 +79,7 @@ class Trainer:
     """A trainer: what it knows is what a checkpoint would hold, and the groups that are open."""
 
     def __init__(self, world: World, line: list[int], ledger: Ledger) -> None:
-        self.streams = TrainerStreams(world.transport, world.limits)
+        self.streams = TrainerStreams(world.of("trainer"), world.limits)
         self.line = line  # positions trained, in the surviving line of checkpoints
         self.ledger = ledger
         self.open: dict[str, int] = {}
@@ -100,7 +102,9 @@ def score_of(digest: str) -> float:
 
 
 class World:
-    """All processes of one run."""
+    """All processes of one run; ``addresses`` gives roles an address (a user of Redis) of their own."""
+
+    addresses: Mapping[str, RedisAddress] = {}
 
     def __init__(self, limits: StreamLimits, seed: int) -> None:
         self.limits = limits
@@ -115,17 +119,27 @@ class World:
         self.sizes: dict[str, int] = {}
         self.zombies: list[Trainer] = []
         self.transport: Transport
+        self.transports: dict[str, Transport] = {}
         self.workers: list[Worker] = []
         self.trainer: Trainer
         self.checkpoint: tuple[list[int], Ledger] = ([], Ledger())
 
     async def start(self, address: RedisAddress, run: str, scripts: Scripts) -> None:
-        self.transport = await Transport.open(address, run, scripts=scripts)
-        self.transport.scripts = Repeater(self.transport.scripts, self)  # type: ignore[assignment]
-        self.transport.reads = Repeater(self.transport.reads, self)  # type: ignore[assignment]
+        await self.connect(address, run, scripts)
         self.workers = [Worker(self, stream) for stream in ("prompts", "prompts", "samples", "samples", "groups")]
         self.trainer = Trainer(self, [], Ledger())
         await self.trainer.streams.take_over()
+
+    async def connect(self, address: RedisAddress, run: str, scripts: Scripts) -> None:
+        self.transport = await Transport.open(address, run, scripts=scripts)
+        for role, own in self.addresses.items():
+            self.transports[role] = Transport(own, run, None, scripts)
+        for transport in (self.transport, *self.transports.values()):
+            transport.scripts = Repeater(transport.scripts, self)  # type: ignore[assignment]
+            transport.reads = Repeater(transport.reads, self)  # type: ignore[assignment]
+
+    def of(self, role: str) -> Transport:
+        return self.transports.get(role, self.transport)
 
     async def keys(self) -> list[bytes]:
         return [key async for key in self.transport.commands.scan_iter(self.transport.names.prefix + "*", count=10000)]
@@ -295,11 +309,11 @@ class World:
 
     async def publish_one(self, worker: Worker) -> None:
         delivery = self.random.choice(worker.held)
-        lacking = await unpublished(self.transport, delivery.payload)
+        lacking = await unpublished(worker.transport, delivery.payload)
         again = not lacking or self.random.random() < 0.2
         index = self.random.randrange(delivery.payload.n) if again else self.random.choice(lacking)
-        await publish(self.transport, delivery, index, self.body(delivery.payload, index))
-        if not await unpublished(self.transport, delivery.payload):
+        await publish(worker.transport, delivery, index, self.body(delivery.payload, index))
+        if not await unpublished(worker.transport, delivery.payload):
             worker.drop(delivery)
 
     def body(self, prompt: Prompt, index: int) -> Body:
@@ -318,14 +332,14 @@ class World:
         value = score_of(delivery.digest) if outcome == "scored" else None
         delivery.taken -= self.random.choice([0.0, 0.0, 30.0])  # a clock that runs fast, a process that was frozen
         scoring = ScoringRecord(outcome, value, drop_group=drop, worker=worker.name)  # type: ignore[arg-type]
-        await commit(self.transport, delivery, scoring)
+        await commit(worker.transport, delivery, scoring)
         worker.drop(delivery)
 
     async def commit_group(self, worker: Worker, outcome: str) -> None:
         delivery = self.random.choice(worker.held)
-        group = await self.trainer.streams.read(delivery.group)
+        group = await read_group(worker.transport, delivery.group)
         if group is None or group.phase != "group_scoring":
-            await discard(self.transport, delivery)
+            await discard(worker.transport, delivery)
             worker.drop(delivery)
             return
         scorings = [
@@ -334,7 +348,7 @@ class World:
             else s.scoring or ScoringRecord("given_up")
             for s in group.samples
         ]
-        await commit_group(self.transport, delivery, group, scorings)
+        await commit_group(worker.transport, delivery, group, scorings)
         worker.drop(delivery)
 
     async def everybody_works(self) -> None:
@@ -484,4 +498,5 @@ class World:
         keys = await self.keys()
         if keys:
             await self.transport.commands.unlink(*keys)
-        await self.transport.close()
+        for transport in (self.transport, *self.transports.values()):
+            await transport.close()

@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 
 from plaudit_workers.client.client import Input, RewardClient
 from plaudit_workers.client.result import Result
+from plaudit_workers.stream.connection import RedisAddress
 from plaudit_workers.stream.records import Service
 
 T = TypeVar("T")
@@ -18,7 +19,7 @@ T = TypeVar("T")
 class SyncRewardClient:
     """Use it as a context, from one thread; arguments and methods are those of ``RewardClient``."""
 
-    def __init__(self, url: str, **arguments: Any) -> None:
+    def __init__(self, url: str | RedisAddress, **arguments: Any) -> None:
         self._client = RewardClient(url, **arguments)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="reward-client", daemon=True)

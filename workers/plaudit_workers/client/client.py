@@ -70,7 +70,7 @@ class RewardClient:
 
     def __init__(
         self,
-        url: str,
+        url: str | RedisAddress,
         *,
         run: str = "",
         job: str = "",
@@ -82,7 +82,7 @@ class RewardClient:
         if session and not _NAME.fullmatch(session):
             raise ServiceError(f"session {session!r}: give at most 100 letters, digits, '.', '_' and '-'")
         self._where = {"run": run, "job": job}
-        self._address = RedisAddress(url, password)
+        self._address = RedisAddress(url, password) if isinstance(url, str) else url
         self._named = bool(session)
         self.session = session or uuid.uuid4().hex
         self._keep_s = keep_s

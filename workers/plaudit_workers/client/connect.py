@@ -51,7 +51,7 @@ async def _connect(address: RedisAddress, run: str, job: str) -> tuple[Transport
     client = address.client(timeout_s=5.0, retries=0)
     try:
         run = run or await _only_service(client, address, job)
-        stored: Any = await client.hget(Names(run).state, "service")
+        stored: Any = await client.get(Names(run).service)
         if stored is None:
             raise await _no_service(client, address, run)
         return Transport(address, run, None, Scripts()), decode(stored, Service)
@@ -60,6 +60,8 @@ async def _connect(address: RedisAddress, run: str, job: str) -> tuple[Transport
             f"Redis at {address.url} refuses the password: {error}. Give password=, or set PLAUDIT_REDIS_PASSWORD"
         ) from error
     except OUTAGE as error:
+        if problem := address.tls_problem(error):
+            raise ServiceError(problem) from error
         raise _NotThereError(
             f"Redis at {address.url} cannot be reached: {error}. Is the service running, and is the address right?"
         ) from error
@@ -70,7 +72,7 @@ async def _connect(address: RedisAddress, run: str, job: str) -> tuple[Transport
 
 
 async def _no_service(client: Any, address: RedisAddress, run: str) -> ServiceError:
-    if await client.exists(Names(run).state):
+    if await client.exists(Names(run).samples):  # which whoever comes first creates
         return _NotThereError(
             f"run {run} at {address.url} is no scoring service, or none of its reward workers has started yet. A job "
             "without rollout and trainer is one: docs/reward-service.md"
@@ -94,8 +96,8 @@ async def _only_service(client: Any, address: RedisAddress, job: str) -> str:
 async def _services(client: Any) -> dict[str, Service]:
     """All scoring services in this Redis, by run."""
     found: dict[str, Service] = {}
-    async for key in client.scan_iter("plaudit:{*}:state", count=1000):
-        stored = await client.hget(key, "service")
+    async for key in client.scan_iter("plaudit:{*}:service", count=1000):
+        stored = await client.get(key)
         if stored is not None:
             found[key.decode().split("{", 1)[1].rsplit("}", 1)[0]] = decode(stored, Service)
     return found

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
 
-from plaudit_workers.process import RefusedError
+from plaudit_workers.process import RefusedError, redis_from
 from plaudit_workers.stream.connection import RedisAddress
 
 _FILE = "redis.json"
-
-
-class _Stored(msgspec.Struct):
-    url: str
-    password: str
 
 
 def write_redis_address(folder: Path, redis: RedisAddress) -> None:
     """Leaves the address in the run's folder, for this user only: the password is in it."""
     file = folder / _FILE
     file.touch(mode=0o600)
-    file.write_bytes(msgspec.json.encode(_Stored(redis.url, redis.password)))
+    file.write_bytes(msgspec.json.encode(asdict(redis)))
 
 
 def redis_address(folder: Path, url: str | None) -> RedisAddress:
@@ -30,15 +26,15 @@ def redis_address(folder: Path, url: str | None) -> RedisAddress:
 
     Args:
         folder: of the run.
-        url: given by hand instead; its password is in ``PLAUDIT_REDIS_PASSWORD``.
+        url: given by hand instead; the rest is in ``PLAUDIT_REDIS_…``.
 
     Raises:
         RefusedError: there is no such run, or its folder does not say.
     """
     if url is not None:
-        return RedisAddress(url, os.environ.get("PLAUDIT_REDIS_PASSWORD", ""))
+        return redis_from(os.environ, url)
     try:
-        stored = msgspec.json.decode((folder / _FILE).read_bytes(), type=_Stored)
+        return msgspec.json.decode((folder / _FILE).read_bytes(), type=RedisAddress)
     except OSError as error:
         raise RefusedError(
             f"{folder / _FILE} cannot be read: {error.strerror}. Is {folder.name} a run in that folder "
@@ -46,4 +42,3 @@ def redis_address(folder: Path, url: str | None) -> RedisAddress:
         ) from error
     except msgspec.DecodeError as error:
         raise RefusedError(f"{folder / _FILE} is damaged: {error}. Give --redis URL") from error
-    return RedisAddress(stored.url, stored.password)

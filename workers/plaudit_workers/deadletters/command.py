@@ -59,14 +59,15 @@ async def _check_run(transport: Transport, run: str) -> None:
     """
     url = transport.address.url
     try:
-        there = await transport.commands.exists(transport.names.state)
+        there = await transport.commands.exists(transport.names.samples)
     except (AuthenticationError, ResponseError) as error:
         raise RefusedError(
             f"Redis at {url} refuses the password: {error}. Give it in PLAUDIT_REDIS_PASSWORD"
         ) from error
     except OUTAGE as error:
         raise RefusedError(
-            f"Redis at {url} cannot be reached: {error}. Dead letters are those of a live run: is run {run} running?"
+            transport.address.tls_problem(error)
+            or f"Redis at {url} cannot be reached: {error}. Dead letters are those of a live run: is run {run} running?"
         ) from error
     if not there:
         raise RefusedError(f"there is no run {run} at {url}: 'plaudit run' prints the run's name")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -22,7 +23,7 @@ def write_address(folder: Path, redis: RedisAddress) -> None:
     """Leaves address and password of the run's Redis in its folder."""
     file = folder / ADDRESS_FILE
     file.touch(mode=0o600)
-    file.write_text(json.dumps({"run": folder.name, "url": redis.url, "password": redis.password}))
+    file.write_text(json.dumps({"run": folder.name, **asdict(redis)}))
 
 
 async def tell_when_ready(folder: Path, redis: RedisAddress, console: Console) -> None:

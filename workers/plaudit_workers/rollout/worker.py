@@ -23,7 +23,7 @@ from plaudit_workers.rollout.prompt_work import PromptWork
 from plaudit_workers.rollout.publisher import Publisher
 from plaudit_workers.rollout.slots import Claim, Slots
 from plaudit_workers.rollout.weights import PolicyWeights
-from plaudit_workers.stream.connection import RedisAddress, Transport
+from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.consumer import Consumer, ConsumerOptions
 from plaudit_workers.stream.lease import Delivery
 from plaudit_workers.stream.outage import outlasting
@@ -63,9 +63,7 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     job = _read_job(settings)
     agent = build_agent(job)
     engine = build_engine(job)
-    transport = await Transport.open(
-        RedisAddress.from_settings(settings), settings.run, spill=settings.run_folder / "spill"
-    )
+    transport = await Transport.open(settings.redis, settings.run, spill=settings.run_folder / "spill")
     try:
         worker = RolloutWorker(settings.worker, transport, engine, agent, _options(job))
         async with HealthServer(settings.health_port, ready=lambda: worker.ready):

@@ -55,7 +55,7 @@ async def offering(job: RLJob, transport: Transport) -> AsyncIterator[None]:
 async def _tell(transport: Transport, service: bytes) -> None:
     while True:
         try:
-            await transport.commands.hset(transport.names.state, "service", service)
+            await transport.commands.set(transport.names.service, service)
         except OUTAGE as error:
             logger.warning("redis is away", extra={"fields": {"error": str(error)}})
         await asyncio.sleep(_TELL_EVERY_S)

@@ -25,7 +25,7 @@ from plaudit_workers.scoring.committer import Committer
 from plaudit_workers.scoring.kinds.context import BuildContext
 from plaudit_workers.scoring.offer import offering
 from plaudit_workers.stream.commits import commit_group, read_group
-from plaudit_workers.stream.connection import RedisAddress, Transport
+from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.consumer import Consumer, ConsumerOptions
 from plaudit_workers.stream.lease import Delivery
 from plaudit_workers.stream.outage import outlasting
@@ -58,15 +58,13 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
         RefusedError: the job, the transport or a scorer cannot work.
     """
     job = _read_job(settings)
-    transport = await Transport.open(
-        RedisAddress.from_settings(settings), settings.run, spill=settings.run_folder / "spill"
-    )
+    transport = await Transport.open(settings.redis, settings.run, spill=settings.run_folder / "spill")
     try:
         context = BuildContext(
             job.spec.reward,
             settings.worker,
             run=settings.run,
-            redis=RedisAddress.from_settings(settings),
+            redis=settings.redis,
             model_servers=settings.model_servers,
             traced_share=job.spec.metrics.traces.share if job.spec.metrics.traces.endpoint else None,
         )

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import msgspec
 from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.exceptions import AuthenticationError, ResponseError
 
 from plaudit_metrics.records import WorkerRecord
-from plaudit_metrics.redis_connection import redis_client
-from plaudit_workers.process import ProcessSettings, RefusedError
+from plaudit_metrics.redis_address import RedisAddress
+from plaudit_workers.process import RefusedError
 from plaudit_workers.stream.names import CONSUMER_GROUPS, Names
 from plaudit_workers.stream.records import Announcement, decode, decoder
 from plaudit_workers.stream.runner import ScriptRunner
 from plaudit_workers.stream.scripts import OUTAGE, Scripts
 from plaudit_workers.stream.volume import SpillFolder
+
+__all__ = ["HEARD_WITHIN_S", "RedisAddress", "Transport"]
 
 HEARD_WITHIN_S = 20.0
 """A process whose last heartbeat is older is not listed as alive."""
@@ -29,36 +28,6 @@ HEARD_WITHIN_S = 20.0
 _COMMAND_TIMEOUT_S = 5.0
 _BLOCKING_TIMEOUT_S = 10.0
 _MEMORY_ASKED_EVERY_S = 1.0
-
-
-@dataclass(frozen=True)
-class RedisAddress:
-    """Where Redis is: ``redis://host:port/db`` or ``rediss://…``, and the password apart from it."""
-
-    url: str
-    password: str = ""
-
-    @classmethod
-    def from_settings(cls, settings: ProcessSettings) -> Self:
-        """The address that a process was started with."""
-        return cls(settings.redis_url, settings.redis_password)
-
-    def client(self, *, timeout_s: float | None, retries: int) -> Redis:
-        """A client of its own.
-
-        Args:
-            timeout_s: for each answer, seconds; above any BLOCK that it is used with. None: the caller sees to it.
-            retries: how often a lost command is sent again; 0 wherever that would repeat a read.
-        """
-        backoff = ExponentialBackoff(cap=1.0, base=0.02) if retries else NoBackoff()
-        return redis_client(
-            self.url,
-            password=self.password or None,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=_COMMAND_TIMEOUT_S,
-            retry=Retry(backoff, retries),
-            protocol=2,
-        )
 
 
 class Transport:
@@ -113,12 +82,13 @@ class Transport:
             about: dict[str, Any] = {**await self.commands.info("server"), **await self.commands.info("memory")}
         except (AuthenticationError, ResponseError) as error:
             raise RefusedError(
-                f"Redis at {self.address.url} refuses the password: {error}. "
-                "Give it in spec.transport.passwordSecret (to a process started by hand: PLAUDIT_REDIS_PASSWORD)"
+                f"Redis at {self.address.url} refuses the password: {error}. Give it in "
+                "spec.transport.passwordSecret (to a process started by hand: PLAUDIT_REDIS_PASSWORD)"
             ) from error
         except OUTAGE as error:
             raise RefusedError(
-                f"Redis at {self.address.url} cannot be reached: {error}. Is it running, and is "
+                self.address.tls_problem(error)
+                or f"Redis at {self.address.url} cannot be reached: {error}. Is it running, and is "
                 "spec.transport.url right?"
             ) from error
         policy = about.get("maxmemory_policy", "noeviction")
@@ -146,7 +116,7 @@ class Transport:
     async def recreate_groups(self) -> None:
         """After Redis has lost them (FLUSHALL, failover): creates them, and counts it for an alert."""
         if await self.create_groups():
-            await self.commands.hincrby(self.names.state, "groups_recreated", 1)
+            await self.commands.hincrby(self.names.counters, "groups_recreated", 1)
 
     def blocking_client(self) -> Redis:
         """A client for one blocking read; ``close`` of the transport closes it.

@@ -25,7 +25,6 @@ logger = logging.getLogger(__name__)
 _GIVEN_UP = msgspec.msgpack.encode(ScoringRecord(outcome="given_up", reason="its group was ended before it was scored"))
 _CALLS_PER_INCARNATION = 1_000_000_000
 _ENDED_REMEMBERED = 10_000
-_NO_COUNTERS = frozenset({b"incarnation", b"takeover", b"step", b"announced", b"recorded", b"service"})
 
 
 class TrainerStreams:
@@ -189,8 +188,8 @@ class TrainerStreams:
         ``duplicates:<stream>``, ``redelivered:<stream>``, ``dead:<stream>``, ``poison``, ``groups_recreated``,
         ``open:<split>``.
         """
-        state: Any = await self._transport.commands.hgetall(self._transport.names.state)
-        counted = {name.decode(): int(value) for name, value in state.items() if name not in _NO_COUNTERS}
+        stored: Any = await self._transport.commands.hgetall(self._transport.names.counters)
+        counted = {name.decode(): int(value) for name, value in stored.items()}
         duplicates = sum(value for name, value in counted.items() if name.startswith("duplicates:"))
         return {**counted, "duplicates": duplicates}
 

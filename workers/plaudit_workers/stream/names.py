@@ -32,7 +32,9 @@ class Names:
         closed: sorted set of the 1,024 groups closed last, by call: a repeated close repeats its answer.
         events: stream of records for the metrics.
         dead: stream of dead letters.
-        state: hash: incarnation, step, announced policy, counters of the ledger.
+        state: hash: incarnation, step, announced policy. Only the trainer writes it.
+        counters: hash: how often what happened, the ledger's counters among it.
+        service: what a run without a trainer offers to clients.
         sessions: sorted set of the clients' sessions, by when they expire (server's clock, seconds).
         workers: sorted set of process names by their last heartbeat (server's clock, seconds).
         worker_records: hash of their ``WorkerRecord``.
@@ -50,6 +52,8 @@ class Names:
         self.events = self.prefix + "events"
         self.dead = self.prefix + "dead"
         self.state = self.prefix + "state"
+        self.counters = self.prefix + "counters"
+        self.service = self.prefix + "service"
         self.sessions = self.prefix + "sessions"
         self.workers = self.prefix + "workers"
         self.worker_records = self.prefix + "workers:records"

@@ -12,7 +12,7 @@ from plaudit_workers.job.load import JobError, load_job
 from plaudit_workers.job.rljob import RLJob
 from plaudit_workers.process import EXIT_DONE, ProcessSettings, RefusedError
 from plaudit_workers.scoring.group_scope import has_group_scorers
-from plaudit_workers.stream.connection import RedisAddress, Transport
+from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.groups import StaleIncarnationError, StreamLimits, TrainerStreams
 from plaudit_workers.training.run_plan import RunPlan
 
@@ -33,9 +33,7 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     rank, world_size = ranks(os.environ, job.spec.trainer.ranks)
     if rank > 0:
         return await _follow(job, rank, world_size)
-    transport = await Transport.open(
-        RedisAddress.from_settings(settings), settings.run, spill=settings.run_folder / "spill"
-    )
+    transport = await Transport.open(settings.redis, settings.run, spill=settings.run_folder / "spill")
     try:
         async with HealthServer(settings.health_port, ready=lambda: True):
             done = await _conduct(job, settings, transport, world_size, stop)

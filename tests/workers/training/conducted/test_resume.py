@@ -60,7 +60,7 @@ async def test_a_trainer_that_is_killed_again_and_again_trains_what_an_undisturb
     assert [step.step for step in steps] == list(range(1, 9))
     assert all(step.statistics["reward_pipeline/staleness/max"] <= staleness for step in steps)
     transport = await simulation.open()
-    counters = await transport.commands.hgetall(transport.names.state)
+    counters = await transport.commands.hgetall(transport.names.counters)
     await transport.close()
     assert {name: int(counters[name.encode()]) for name in ("admitted", "trained", "dropped")} == {
         name: ledger[name] for name in ("admitted", "trained", "dropped")

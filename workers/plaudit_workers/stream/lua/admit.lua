@@ -11,7 +11,7 @@ if stale(incarnation) then return 'stale' end
 local known = redis.call('HGET', group, 'admission')
 if known == call then return 'admitted' end
 if known or redis.call('ZSCORE', prefix .. 'closed', id) then return 'duplicate' end
-if tonumber(redis.call('HGET', state, 'open:' .. split) or 0) >= tonumber(ARGV[5]) then return 'full' end
+if tonumber(redis.call('HGET', counters, 'open:' .. split) or 0) >= tonumber(ARGV[5]) then return 'full' end
 local memory = redis.call('INFO', 'memory')
 local limit = tonumber(string.match(memory, 'maxmemory:(%d+)'))
 if limit > 0 and tonumber(string.match(memory, 'used_memory:(%d+)')) > limit * tonumber(ARGV[6]) then return 'memory' end

@@ -4,11 +4,11 @@
 -- Checks: no later trainer. Changes: admitted, trained, evaluated, dropped, dropped:<reason>, step; nothing else.
 -- Returns: restored | stale.
 if stale(ARGV[2]) then return 'stale' end
-for _, name in ipairs(redis.call('HKEYS', state)) do
+for _, name in ipairs(redis.call('HKEYS', counters)) do
   if name == 'admitted' or name == 'trained' or name == 'evaluated' or string.match(name, '^dropped') then
-    redis.call('HDEL', state, name)
+    redis.call('HDEL', counters, name)
   end
 end
 redis.call('HSET', state, 'step', ARGV[3])
-for i = 4, #ARGV, 2 do redis.call('HSET', state, ARGV[i], ARGV[i + 1]) end
+for i = 4, #ARGV, 2 do redis.call('HSET', counters, ARGV[i], ARGV[i + 1]) end
 return 'restored'

@@ -1,10 +1,11 @@
 -- Put before every transition: the run's keys, the server's clock, and how an entry of a stream ends.
 --
 -- KEYS[1] is the prefix of the run's keys; they share one hash tag, so that it routes the script on a cluster.
--- state (hash): incarnation, takeover, step, announced, open:<split>, and the counters: admitted, trained, evaluated,
---   dropped, dropped:<reason>, duplicates:<stream>, redelivered:<stream>, dead:<stream>, poison, groups_recreated.
+-- state (hash): incarnation, takeover, step, recorded, announced. Nobody but the trainer writes it.
+-- counters (hash): open:<split>, admitted, trained, evaluated, dropped, dropped:<reason>, duplicates:<stream>,
+--   redelivered:<stream>, dead:<stream>, poison, groups_recreated, … Everybody counts here.
 local prefix = KEYS[1]
-local state, open_groups = prefix .. 'state', prefix .. 'open'
+local state, counters, open_groups = prefix .. 'state', prefix .. 'counters', prefix .. 'open'
 local readers = {prompts = 'rollout', samples = 'reward', groups = 'reward', ready = 'trainer'}
 local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1000000
@@ -20,7 +21,7 @@ local function words(text)
 end
 
 local function count(name, by)
-  redis.call('HINCRBY', state, name, by or 1)
+  redis.call('HINCRBY', counters, name, by or 1)
 end
 
 -- Acks and deletes an entry that somebody has read. An unread one stays for whoever reads it: deleting it would turn

@@ -1,0 +1,217 @@
+"""The users of a run's own Redis: each role's real work is allowed it, and what is not its work is denied."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+from redis.exceptions import AuthenticationError, ResponseError
+
+from plaudit_metrics.redis_address import RedisAddress
+from plaudit_metrics.service import ServiceSettings
+from plaudit_metrics.service import serve as serve_metrics
+from plaudit_reward.judge.limits import NEVER_SENT, Limits, Report, Request, Settled
+from plaudit_reward.judge.redis_budget import RedisBudget
+from plaudit_reward.judge.usage import Usage, UsageReport
+from plaudit_workers.client import RewardClient
+from plaudit_workers.launch.redis_server import free_port
+from plaudit_workers.process import ProcessSettings, RefusedError
+from plaudit_workers.scoring.worker import serve as serve_reward
+from plaudit_workers.stream.access import ADMIN, GRANTS, PROBE, acl_file, users
+from plaudit_workers.stream.connection import Transport
+from plaudit_workers.stream.scripts import Scripts
+
+RUN = "guarded-1"
+EVERYBODY = (*GRANTS, ADMIN)
+
+
+@pytest.fixture(scope="module")
+def guarded(
+    tmp_path_factory: pytest.TempPathFactory, protocol_test: dict[str, ModuleType]
+) -> Iterator[dict[str, RedisAddress]]:
+    """A Redis with the users of a run, and the address of each."""
+    folder = tmp_path_factory.mktemp("guarded")
+    (folder / "users.acl").write_text(acl_file(RUN, {user: f"password-of-{user}" for user in EVERYBODY}))
+    with protocol_test["own_redis"].OwnRedis(folder, "port {port}", f'aclfile "{folder / "users.acl"}"') as redis:
+        url = f"redis://127.0.0.1:{redis.port}/0"
+        yield {user: RedisAddress(url, f"password-of-{user}", user) for user in EVERYBODY}
+
+
+def machine(protocol_test: dict[str, ModuleType], kind: str, guarded: dict[str, RedisAddress]) -> Any:
+    """The protocol's state machine in this run, each role under its own user."""
+    prefix = "session_" if kind == "sessions" else ""
+    world = getattr(protocol_test[f"{prefix}world"], "SessionWorld" if prefix else "World")
+    rules = getattr(protocol_test[f"{prefix}machine"], "SessionMachine" if prefix else "Machine")
+    roles = ("client", "reward") if prefix else ("trainer", "rollout", "reward")
+
+    class Guarded(world):  # type: ignore[misc]
+        async def start(self, address: RedisAddress, run: str, scripts: Scripts) -> None:
+            await super().start(address, RUN, scripts)
+
+    Guarded.addresses = {role: guarded[role] for role in roles}
+    return protocol_test["watched_machine"].machine_of(rules, Guarded, guarded[ADMIN], Scripts())
+
+
+@pytest.mark.parametrize("kind", ["training", "sessions"])
+def test_no_transition_needs_more_than_its_role_is_granted(
+    guarded: dict[str, RedisAddress], protocol_test: dict[str, ModuleType], kind: str
+) -> None:
+    search = settings(protocol_test["watched_machine"].SEARCH, max_examples=8)
+    run_state_machine_as_test(machine(protocol_test, kind, guarded), settings=search)
+
+
+async def test_processes_open_the_transport_as_their_own_user(guarded: dict[str, RedisAddress]) -> None:
+    for role in ("trainer", "rollout", "reward"):
+        transport = await Transport.open(guarded[role], RUN)
+        await transport.recreate_groups()
+        await transport.announced() if role != "reward" else None
+        await transport.close()
+
+
+SCORES = """\
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return 1.0
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(SCORES)
+    (tmp_path / "job.yaml").write_text(
+        "apiVersion: plaudit.dev/v1alpha1\nkind: RLJob\nmetadata: {name: scores}\n"
+        "spec: {reward: {scorers: [{name: mine, kind: python, python: {path: mine.py}, isolation: inline}]}}\n"
+    )
+    return tmp_path / "job.yaml"
+
+
+async def test_a_scoring_service_with_its_client_and_metrics(
+    guarded: dict[str, RedisAddress], job: Path, tmp_path: Path
+) -> None:
+    stop, port = asyncio.Event(), free_port()
+    own = {"PLAUDIT_JOB": str(job), "PLAUDIT_RUN": RUN, "PLAUDIT_RUN_FOLDER": str(tmp_path)}
+    reward = ProcessSettings.from_environment(own | guarded["reward"].environment())
+    running = [
+        asyncio.create_task(serve_metrics(ServiceSettings(RUN, guarded["metrics"], port=port), stop)),
+        asyncio.create_task(serve_reward(reward, stop)),
+    ]
+    async with RewardClient(guarded["client"], wait_s=10.0) as client:
+        await client.submit([{"response": "a"}, {"response": "b"}])
+        await client.submit_group([{"response": "c"}, {"response": "d"}])
+        assert [result.score async for result in client.results()] == [1.0] * 4
+    body = ""
+    async with asyncio.timeout(10):
+        while 'outcome="scored"' not in body or 'role="reward"' not in body:
+            body = await get(port, "/metrics")
+            await asyncio.sleep(0.05)
+    stop.set()
+    assert await asyncio.gather(*running) == [0, 0]
+
+
+async def get(port: int, path: str) -> str:
+    with contextlib.suppress(OSError):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+        text = (await reader.read()).decode()
+        writer.close()
+        return text
+    return ""
+
+
+async def test_reward_workers_keep_the_limits_of_judges(guarded: dict[str, RedisAddress]) -> None:
+    client = guarded["reward"].client(timeout_s=5.0, retries=0)
+    budget = RedisBudget(client, f"plaudit:{{{RUN}}}:limits:judge", "reward-0", Limits(requests=2, concurrency=9))
+    waiting = (Request("a", 10), Request("b", 10), Request("c", 10))
+    assert (await budget.exchange(Report(0, waiting=waiting, num_waiting=3))).number == 2
+    assert (await budget.exchange(Report(0, settled=(Settled("a", NEVER_SENT),), waiting=waiting[2:]))).number == 1
+    await budget.close()
+    usage = Usage()
+    usage.count_request("200")
+    usage.count_tokens(5, 7)
+    report = UsageReport("big", usage, guarded["reward"].client(timeout_s=5.0, retries=0), RUN)
+    await report.stop()
+    assert not usage.requests
+
+
+# Who may not do what: commands with their keys, {} is the run's prefix.
+DENIED = {
+    "announce weights": (("HSET", "{}state", "announced", "x"), {"rollout", "reward", "metrics", "client", "keda"}),
+    "fence the trainer out": (("HINCRBY", "{}state", "incarnation", "9"), {"rollout", "reward", "metrics", "client"}),
+    "close a step": (("HSET", "{}state", "step", "9"), {"rollout", "reward", "metrics", "client", "keda"}),
+    "close a group": (("ZADD", "{}closed", "1", "t-0-1.0"), {"rollout", "reward", "metrics", "client", "keda"}),
+    "take what is ready": (
+        ("XREADGROUP", "GROUP", "trainer", "x", "STREAMS", "{}ready", ">"),
+        {"rollout", "reward", "metrics", "client", "keda"},
+    ),
+    "offer a prompt": (("XADD", "{}prompts", "*", "group", "g"), {"rollout", "reward", "metrics", "client", "keda"}),
+    "offer a sample": (("XADD", "{}samples", "*", "sample", "s"), {"reward", "metrics", "keda"}),
+    "take a prompt": (
+        ("XREADGROUP", "GROUP", "rollout", "x", "STREAMS", "{}prompts", ">"),
+        {"trainer", "reward", "metrics", "client", "keda"},
+    ),
+    "take a sample": (
+        ("XREADGROUP", "GROUP", "reward", "x", "STREAMS", "{}samples", ">"),
+        {"trainer", "rollout", "metrics", "client", "keda"},
+    ),
+    "write a score": (("HSET", "{}group:g", "ended:0", "x"), {"metrics", "keda"}),
+    "read a body": (("HGET", "{}group:g", "tensors:0"), {"metrics", "keda"}),
+    "read results of a client": (("XREAD", "STREAMS", "{}session:s:results", "0"), set(EVERYBODY) - {"client", ADMIN}),
+    "read another run": (("HGET", "plaudit:{{other}}:state", "step"), set(GRANTS)),
+    "FLUSHALL": (("FLUSHALL",), set(GRANTS)),
+    "CONFIG": (("CONFIG", "GET", "*"), set(GRANTS)),
+    "KEYS": (("KEYS", "*"), set(GRANTS)),
+    "DEBUG": (("DEBUG", "OBJECT", "{}state"), set(GRANTS)),
+    "ACL": (("ACL", "LIST"), set(GRANTS)),
+    "EVAL": (("EVAL", "return 1", "0"), set(GRANTS)),
+    "MONITOR": (("MONITOR",), set(GRANTS)),
+    "DEL": (("DEL", "{}state"), set(GRANTS)),
+    "trim a stream": (("XTRIM", "{}samples", "MAXLEN", "0"), set(GRANTS)),
+    "destroy a consumer group": (("XGROUP", "DESTROY", "{}samples", "reward"), set(GRANTS)),
+}
+
+
+@pytest.mark.parametrize(
+    ("user", "what"), [(user, what) for what, (_, denied) in DENIED.items() for user in sorted(denied)]
+)
+async def test_what_a_role_is_denied(guarded: dict[str, RedisAddress], user: str, what: str) -> None:
+    prefix = f"plaudit:{{{RUN}}}:"
+    command = [part.format(prefix) for part in DENIED[what][0]]
+    client = guarded[user].client(timeout_s=5.0, retries=0)
+    with pytest.raises(ResponseError, match="no permissions|DEBUG command not allowed"):
+        await client.execute_command(*command)
+    # Nor by a script of its own making: its commands run with the caller's rights.
+    if "evalsha" in GRANTS[user][0].commands and what != "MONITOR":
+        sha = await client.script_load("return redis.call(unpack(ARGV))")
+        with pytest.raises(Exception, match=r"[Nn]o permission|not allowed from script|can't"):
+            await client.evalsha(sha, 1, prefix, *command)
+    await client.aclose()
+
+
+async def test_the_default_user_is_off(guarded: dict[str, RedisAddress]) -> None:
+    for password in ("", "password-of-admin"):
+        with pytest.raises(RefusedError, match="refuses the password"):
+            await Transport.open(RedisAddress(guarded[ADMIN].url, password), RUN)
+
+
+async def test_a_wrong_password_and_a_wrong_user_are_told(guarded: dict[str, RedisAddress]) -> None:
+    client = RedisAddress(guarded["reward"].url, "password-of-reward", "trainer").client(timeout_s=5.0, retries=0)
+    with pytest.raises(AuthenticationError):
+        await client.ping()
+    await client.aclose()
+
+
+def test_passwords_are_not_in_the_file_of_users() -> None:
+    text = acl_file(RUN, {"reward": "secret-of-reward", ADMIN: "secret-of-admin"})
+    assert "secret-of" not in text
+    assert text.splitlines()[0] == "user default reset"
+
+
+def test_a_run_has_the_users_that_it_needs() -> None:
+    assert set(users(trains=True)) == {"trainer", "rollout", "reward", "metrics", "keda", PROBE, ADMIN}
+    assert set(users(trains=False)) == {"client", "reward", "metrics", "keda", PROBE, ADMIN}

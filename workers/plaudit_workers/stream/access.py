@@ -1,0 +1,128 @@
+"""What each role may do in the run's Redis: the rules of its ACL user.
+
+Commands inside a script run with the rights of whoever calls it, so a role is given what its transitions do, key by
+key, and another script gets it no further. What matters most: nobody but the trainer writes ``state`` (incarnation,
+step, announced policy), offers prompts or closes groups; nobody but ``admin`` has FLUSHALL, CONFIG, KEYS or DEBUG.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from plaudit_workers.stream.names import Names
+
+ADMIN: Final = "admin"
+"""For a person; no process of a job has its password."""
+PROBE: Final = "probe"
+"""Asks whether Redis answers, and nothing else."""
+
+
+class Grant(NamedTuple):
+    """These commands on these keys: names without the run's prefix, ``*`` for any end, words with blanks between."""
+
+    keys: str
+    commands: str
+
+
+_CALL = "evalsha script|load time info ping"
+"""Transitions; their one declared key is the prefix itself."""
+_CONSUME = "xreadgroup xack xdel xclaim xpending xrange xinfo|consumers xgroup|create xgroup|delconsumer"
+_GROUP = "hget hmget hset hsetnx exists"
+_COUNT = Grant("counters", "hincrby")
+_BEAT = (Grant("workers", "zadd zrem zrangebyscore"), Grant("workers:records", "hset hdel hmget"))
+
+GRANTS: Final[Mapping[str, tuple[Grant, ...]]] = {
+    "trainer": (
+        Grant("", _CALL),
+        Grant("prompts samples groups ready", "xadd xack xdel xgroup|create"),
+        Grant("ready", "xreadgroup xpending xrange"),
+        Grant("group:*", f"{_GROUP} unlink"),
+        Grant("open closed", "zadd zrem zscore zrange zrangebyscore zremrangebyrank"),
+        Grant("state", "hget hset"),
+        Grant("counters", "hget hset hdel hkeys hgetall hincrby"),
+        Grant("events", "xadd xtrim"),
+        *_BEAT,
+    ),
+    "rollout": (
+        Grant("", _CALL),
+        Grant("prompts", _CONSUME),
+        Grant("samples groups ready", "xadd xgroup|create"),
+        Grant("group:*", _GROUP),
+        Grant("open", "zadd zscore"),
+        Grant("state", "hget"),
+        Grant("events dead", "xadd"),
+        _COUNT,
+        *_BEAT,
+    ),
+    "reward": (
+        Grant(" limits:*", f"{_CALL} multi exec"),  # the prefix, and budgets of judges
+        Grant("samples groups", _CONSUME),
+        Grant("groups ready events dead session:*:results", "xadd"),
+        Grant("prompts ready", "xgroup|create"),
+        Grant("group:*", f"{_GROUP} unlink"),
+        Grant("open", "zadd zrem"),
+        Grant("session:*:groups", "hset"),
+        Grant("session:*", "hincrby"),
+        Grant("service", "set"),
+        Grant("limits:*", "hget hset hdel hgetall zadd zrem zscore zcard zrange zrangebyscore pexpire"),
+        Grant("judges judges:tokens", "hincrby"),
+        _COUNT,
+        *_BEAT,
+    ),
+    "metrics": (
+        Grant("", "time info ping"),
+        Grant("events", "xreadgroup xack xpending xgroup|create"),
+        Grant("events prompts samples groups ready", "xlen xrange xinfo|groups"),
+        Grant("state", "hget"),
+        Grant("counters judges judges:tokens", "hgetall"),
+        Grant("workers", "zrangebyscore"),
+        Grant("workers:records", "hmget"),
+    ),
+    "client": (
+        Grant("", f"{_CALL} scan"),
+        Grant("service", "get"),
+        Grant("samples", "exists xadd xack xdel"),
+        Grant("groups", "xadd xack xdel"),
+        Grant("events", "xadd"),
+        Grant("group:*", f"{_GROUP} unlink"),
+        Grant("open sessions", "zadd zrem zscore zrangebyscore"),
+        Grant("session:*", "hget hset hsetnx hincrby hdel hlen hkeys hrandfield unlink"),
+        Grant("session:*", "xadd xdel xread zadd zscore zremrangebyrank"),
+        Grant("state", "hget"),
+        _COUNT,
+    ),
+    "keda": (Grant("", "info ping"), Grant("samples", "xinfo|groups xpending xlen")),
+    PROBE: (Grant("", "ping"),),
+}
+"""By user. ``client`` submits samples to a run that only scores."""
+
+
+def users(*, trains: bool) -> tuple[str, ...]:
+    """The users of a run: with a trainer nobody else admits groups."""
+    absent = {"client"} if trains else {"trainer", "rollout"}
+    return (*(role for role in GRANTS if role not in absent), ADMIN)
+
+
+def acl_file(run: str, passwords: Mapping[str, str]) -> str:
+    """The file that ``aclfile`` of a Redis names, with digests in the place of passwords.
+
+    Args:
+        run: id of the run.
+        passwords: by user; ``default`` is off.
+    """
+    lines = [_line(run, user, password) for user, password in passwords.items()]
+    return "\n".join(["user default reset", *lines, ""])
+
+
+def _line(run: str, user: str, password: str) -> str:
+    digest = hashlib.sha256(password.encode()).hexdigest()
+    rules = "~* &* +@all" if user == ADMIN else " ".join(_selector(run, grant) for grant in GRANTS[user])
+    return f"user {user} reset on #{digest} {rules}"
+
+
+def _selector(run: str, grant: Grant) -> str:
+    """Each grant is a selector of its own: a command counts as allowed where one of them allows it with its keys."""
+    keys = " ".join(f"~{Names(run).prefix}{key}" for key in grant.keys.split(" "))
+    return f"({keys} {' '.join(f'+{command}' for command in grant.commands.split())})"
