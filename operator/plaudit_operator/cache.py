@@ -47,16 +47,18 @@ class Cache:
 
     def replace(self, kind: Kind, items: Iterable[Object]) -> set[Key]:
         """Takes a whole list in place of what was known of a kind; the jobs that are touched."""
+        kept = [_kept(kind, item) for item in items]  # one by one: as dictionaries the list would be large
         with self._lock:
             touched = self._forget(kind)
-            for item in items:
-                touched |= self._put(kind, item)
+            for entry in kept:
+                touched |= self._put(kind, *entry)
             return touched
 
     def update(self, kind: Kind, event: str, item: Object) -> set[Key]:
         """Takes one event of a watch; the jobs that are touched."""
+        entry = _kept(kind, item)
         with self._lock:
-            return self._drop(kind, item) if event == "DELETED" else self._put(kind, item)
+            return self._drop(kind, *entry[:2]) if event == "DELETED" else self._put(kind, *entry)
 
     def keys(self) -> list[Key]:
         """All jobs."""
@@ -84,24 +86,22 @@ class Cache:
         others = {name: item for name, item in children.items() if name[0] != "Pod"}
         return Observed(job, others, own)
 
-    def _put(self, kind: Kind, item: Object) -> set[Key]:
-        key, name = _job_key(kind, item), item["metadata"]["name"]
+    def _put(self, kind: Kind, key: Key | None, name: str, kept: bytes) -> set[Key]:
         if key is None:
             return set()
         if kind.kind == "RLJob":
-            self._jobs[key] = msgspec.json.encode(trimmed(kind, item))
+            self._jobs[key] = kept
         else:
-            self._children[key][kind.kind, name] = msgspec.json.encode(trimmed(kind, item))
+            self._children[key][kind.kind, name] = kept
         return {key}
 
-    def _drop(self, kind: Kind, item: Object) -> set[Key]:
-        key = _job_key(kind, item)
+    def _drop(self, kind: Kind, key: Key | None, name: str) -> set[Key]:
         if key is None:
             return set()
         if kind.kind == "RLJob":
             self._jobs.pop(key, None)
         else:
-            self._children[key].pop((kind.kind, item["metadata"]["name"]), None)
+            self._children[key].pop((kind.kind, name), None)
         if key not in self._jobs and not self._children.get(key):
             self._children.pop(key, None)
         return {key}
@@ -119,6 +119,11 @@ class Cache:
             if gone:
                 touched.add(key)
         return touched
+
+
+def _kept(kind: Kind, item: Object) -> tuple[Key | None, str, bytes]:
+    """Whose an object is, its name, and what is kept of it."""
+    return _job_key(kind, item), item["metadata"]["name"], msgspec.json.encode(trimmed(kind, item))
 
 
 def _job_key(kind: Kind, item: Object) -> Key | None:

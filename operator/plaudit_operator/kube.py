@@ -5,7 +5,7 @@ The client's own models would drop fields that this version of them does not kno
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 from urllib.parse import urlencode
 
@@ -23,14 +23,14 @@ _CONNECT_TIMEOUT_S = 5.0
 _READ_TIMEOUT_S = 30.0
 _SILENT_WATCH_S = 120.0
 """A watch that says nothing, not even a bookmark (one a minute), for so long is broken."""
-_PAGE = 500
+_PAGE = 200
 
 
 class Kube(Protocol):
     """What the operator asks of an API server. Every method raises ``KubeError``."""
 
-    def list(self, kind: Kind, namespace: str, selector: str) -> tuple[list[Object], str]:
-        """All objects of a kind, and the resourceVersion from which to watch."""
+    def list(self, kind: Kind, namespace: str, selector: str) -> tuple[Iterable[Object], str]:
+        """All objects of a kind, fetched while they are gone through, and the resourceVersion from which to watch."""
 
     def watch(self, kind: Kind, namespace: str, selector: str, version: str, timeout_s: int) -> Iterator[Object]:
         """Events (``type``, ``object``) after ``version``, until the server ends the watch."""
@@ -75,17 +75,20 @@ class ApiServer:
         self._host = api.configuration.host
         self._pool: urllib3.PoolManager = api.rest_client.pool_manager
 
-    def list(self, kind: Kind, namespace: str, selector: str) -> tuple[list[Object], str]:
+    def list(self, kind: Kind, namespace: str, selector: str) -> tuple[Iterable[Object], str]:
         """See ``Kube``."""
-        items: list[Object] = []
         query = {"limit": str(_PAGE), "labelSelector": selector}
+        first = self._request("GET", kind.path(namespace), query)
+        return self._items(kind, namespace, query, first), first["metadata"]["resourceVersion"]
+
+    def _items(self, kind: Kind, namespace: str, query: dict[str, str], page: Object) -> Iterator[Object]:
+        """All of a list after its first page; the pages are of one resourceVersion."""
         while True:
-            page = self._request("GET", kind.path(namespace), query)
-            items += page["items"]
+            yield from page["items"]
             token = page["metadata"].get("continue")
             if not token:
-                return items, page["metadata"]["resourceVersion"]
-            query["continue"] = token
+                return
+            page = self._request("GET", kind.path(namespace), {**query, "continue": token})
 
     def watch(self, kind: Kind, namespace: str, selector: str, version: str, timeout_s: int) -> Iterator[Object]:
         """See ``Kube``."""
