@@ -17,7 +17,6 @@ from plaudit_operator.drift import differs
 from plaudit_operator.kinds import CHILDREN
 from plaudit_operator.names import Condition, Reason
 from plaudit_operator.observed import Observed, attempt_of, owner_uid
-from plaudit_operator.pod_state import is_leaving, is_over
 from plaudit_operator.policies.cleanup import cleanup_actions
 from plaudit_operator.policies.deadlines import next_deadline
 from plaudit_operator.policies.failure import Attempt, present_attempt, too_many
@@ -164,15 +163,12 @@ def _obsolete(observed: Observed, wanted: Sequence[Manifest]) -> Iterator[Delete
 
 
 def _trainer_actions(rendered: Rendering, observed: Observed, attempt: Attempt) -> Iterator[Action]:
-    """Earlier attempts go, with all their pods; then, and only then, comes the present one.
-
-    A deleted pod whose processes have ended is gone: Kueue may keep the object until there is another in its place.
-    """
+    """Earlier attempts go, with all their pods; then, and only then, comes the present one."""
     earlier = [job for job in observed.own("Job") if attempt_of(job) < attempt.number]
     for job in earlier:
         if not job["metadata"].get("deletionTimestamp"):
             yield Delete("Job", job["metadata"]["name"], job["metadata"]["uid"])
-    pods = [pod for pod in observed.pods_of("trainer") if not (is_over(pod) and is_leaving(pod))]
+    pods = observed.pods_of("trainer")
     for pod in pods:
         if attempt_of(pod) < attempt.number and not pod["metadata"].get("deletionTimestamp"):
             metadata = pod["metadata"]

@@ -99,7 +99,7 @@ def is_leaving(pod: Object) -> bool:
 
 
 def is_over(pod: Object) -> bool:
-    """Whether all of the pod's processes have ended for good; a finalizer may keep the object."""
+    """Whether all of the pod's processes have ended for good."""
     return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
 
 

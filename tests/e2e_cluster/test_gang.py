@@ -19,7 +19,8 @@ from world import rljob
 
 NAMESPACE = "gangs"
 IMAGE = "localhost/idle:1"
-ENDS = ["/etcd", "--version"]
+ENDS = ["/kubectl", "version", "--client"]
+ENDS_BADLY_WHEN_STOPPED = ["/kubectl", "proxy"]
 GPU = "nvidia.com/gpu"
 GATE = "kueue.x-k8s.io/admission"
 
@@ -27,11 +28,13 @@ GATE = "kueue.x-k8s.io/admission"
 def idle(container: str) -> dict[str, Any]:
     """A pod that only starts: one program that stays, one that ends well at once, and the kubelet's own answer."""
     well = {"httpGet": {"host": "127.0.0.1", "port": 10248, "path": "/healthz"}}
-    stays = {"name": container, "command": ["/pause"]}
+    stays: dict[str, Any] = {"name": container, "command": ["/pause"]}
+    if container == "trainer":
+        stays["command"] = ENDS_BADLY_WHEN_STOPPED
     if container == "redis":
         stays["readinessProbe"] = {"exec": {"command": ENDS}}
     else:
-        stays |= {"readinessProbe": well} | ({"livenessProbe": well} if container == "reward" else {})
+        stays |= {"readinessProbe": well} | ({"livenessProbe": well} if container in ("reward", "metrics") else {})
     waits = [] if container == "redis" else [{"name": "prepare", "command": ENDS}]
     return {"image": IMAGE, "template": {"spec": {"initContainers": waits, "containers": [stays]}}}
 
@@ -120,7 +123,7 @@ def jobs(definition: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
     if not definition.own:
         pytest.skip("needs a cluster with PodGroups and eight GPUs that nobody else uses")
     folder = tmp_path_factory.mktemp("gangs")
-    programs = [definition.program(name) for name in ("pause", "etcd")]
+    programs = [definition.program(name) for name in ("pause", "kubectl")]
     subprocess.run(harness("image", f"{folder}/idle.tar", IMAGE, *programs), check=True)
     subprocess.run(harness("load", f"{folder}/idle.tar"), check=True)
     definition.kubectl("create", "namespace", NAMESPACE, check=False)
@@ -168,12 +171,11 @@ def test_a_gang_that_does_not_fit_holds_nothing_and_starts_when_there_is_room(jo
 def test_a_trainers_attempt_and_a_rollout_come_back_into_a_running_gang(jobs: Jobs):
     before = {pod["metadata"]["uid"] for pod in jobs.pods("whole", "rollout", "redis")}
     pod = jobs.pods("whole", "trainer")[0]["metadata"]["name"]
-    # By force, as from a lost node: what runs here would call an orderly end a success.
-    jobs.cluster.kubectl("--namespace", NAMESPACE, "delete", "pod", pod, "--grace-period=0", "--force")
+    jobs.cluster.kubectl("--namespace", NAMESPACE, "delete", "pod", pod)
     jobs.cluster.until("counted", lambda: jobs.status("whole").get("attempt") == 1, 60)
     print(f"next attempt running after {jobs.until_running('whole'):.1f} s")
     assert {pod["metadata"]["uid"] for pod in jobs.pods("whole", "rollout", "redis")} == before
-    assert (jobs.status("whole")["restarts"], jobs.status("whole")["disruptions"]) == (0, 1)
+    assert (jobs.status("whole")["restarts"], jobs.status("whole")["disruptions"]) == (1, 0)
     attempt = jobs.cluster.get("job", "whole-trainer-1", NAMESPACE)["metadata"]["uid"]
     pod = jobs.pods("whole", "rollout")[0]["metadata"]["name"]
     jobs.cluster.kubectl("--namespace", NAMESPACE, "delete", "pod", pod)

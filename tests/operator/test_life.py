@@ -176,6 +176,16 @@ def test_suspend_gives_back_everything_but_redis_and_metrics_and_resume_takes_it
     assert world.status["restarts"] == 0
 
 
+def test_time_in_suspension_counts_for_no_deadline():
+    world = World(rljob(lifecycle={"activeDeadlineSeconds": 100}))
+    world.settle()
+    for suspend in (True, False):
+        world.cluster.now += 90
+        world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(scheduling={"suspend": suspend}))  # noqa: B023
+        world.settle()
+    assert world.status["phase"] == "Running"
+
+
 def test_a_job_that_is_made_suspended_holds_nothing():
     world = World(rljob(scheduling={"suspend": True}))
     world.settle()

@@ -25,7 +25,7 @@ def next_deadline(observed: Observed, lifecycle: Lifecycle, now: float, *, suspe
     """
     if suspended:
         return None
-    resumed = _resumed(observed)
+    resumed = _resumed(observed, now)
     started = seconds(observed.status.get("startTime"))
     if started is None:
         limit = lifecycle.pre_running_deadline_seconds
@@ -39,10 +39,11 @@ def next_deadline(observed: Observed, lifecycle: Lifecycle, now: float, *, suspe
     return Deadline(Reason.ACTIVE_DEADLINE, message, max(started, resumed) + limit - now)
 
 
-def _resumed(observed: Observed) -> float:
+def _resumed(observed: Observed, now: float) -> float:
+    """When the last suspension ended: now, when that is not reported yet."""
     condition = observed.condition(Condition.SUSPENDED)
-    if condition.get("status") != "False":
-        return 0.0
+    if condition.get("status") == "True":
+        return now
     return seconds(condition.get("lastTransitionTime")) or 0.0
 
 

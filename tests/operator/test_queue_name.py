@@ -1,0 +1,198 @@
+"""A job in a queue of Kueue's, by Kueue's documented contract for plain pod groups: Kueue itself does not run here."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from cluster_model import ClusterModel
+from world import World, rljob
+
+from plaudit_operator.names import Condition
+from plaudit_operator.observed import labels, timestamp
+
+QUEUE, GROUP = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/pod-group-name"
+COUNT, PARENT = "kueue.x-k8s.io/pod-group-total-count", "kueue.x-k8s.io/pod-suspending-parent"
+MANAGED, GATE = "kueue.x-k8s.io/managed", "kueue.x-k8s.io/admission"
+ENDED = ("Succeeded", "Failed")
+
+
+class Kueue(ClusterModel):
+    """A cluster with Kueue: pods wait at its gate until their group is whole and has its quota; preempted, all of the
+    group is told (TerminationTarget) and deleted, and whoever made the pods makes others.
+
+    Args:
+        keeps: deleted pods stay, ended, until others take their place (the finalizer of versions before 0.13).
+    """
+
+    def __init__(self, *, keeps: bool = False) -> None:
+        super().__init__()
+        self.keeps = keeps
+        self.quota = False
+        self._admitted: set[str] = set()
+
+    def group(self) -> list[dict[str, Any]]:
+        """Pods of the group whose processes have not ended."""
+        return [p for p in self.of_kind("Pod") if GROUP in labels(p) and p["status"].get("phase") not in ENDED]
+
+    def schedules(self, pod: dict[str, Any]) -> dict[str, Any] | None:
+        """Gated until admitted."""
+        gated = {"name": GATE} in pod["spec"].get("schedulingGates", [])
+        if not gated or pod["metadata"]["uid"] in self._admitted:
+            return None
+        return {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
+
+    def run_controllers(self) -> None:
+        """The cluster's own, then Kueue's."""
+        super().run_controllers()
+        group = self.group()
+        counts = {int(pod["metadata"]["annotations"][COUNT]) for pod in group}
+        assert len(counts) <= 1, "a group says one count"
+        assert not counts or len(group) <= min(counts), "Kueue would delete the excess"
+        if self.quota and counts and len(group) == min(counts):
+            self._admitted |= {pod["metadata"]["uid"] for pod in group}
+            super().run_controllers()
+
+    def preempt(self) -> None:
+        """Takes the quota from the group and ends its pods."""
+        self.quota = False
+        told = {"type": "TerminationTarget", "status": "True", "reason": "Preempted"}
+        for pod in self.group():
+            container = labels(pod)["plaudit.dev/role"]
+            ended = {"name": container, "restartCount": 0, "state": {"terminated": {"exitCode": 137}}}
+            status = {"phase": "Failed", "conditions": [told], "containerStatuses": [ended]}
+            gone = copy.deepcopy(pod) | {"status": status}
+            gone["metadata"]["deletionTimestamp"] = timestamp(self.now)
+            self.put(gone)
+            if container != "trainer":  # a Job's own finalizer holds its pods until they are counted
+                self.remove("Pod", pod["metadata"]["name"])
+
+
+def queued(**spec: Any) -> tuple[World, Kueue]:
+    """A job of one pod of the trainer, two rollouts and Redis that waits in queue ``team``."""
+    kueue = Kueue()
+    kueue.put(rljob(**{"scheduling": {"queueName": "team"}, **spec}))
+    world = World(cluster=kueue)
+    world.settle()
+    return world, kueue
+
+
+def test_trainer_rollouts_and_redis_are_one_group_in_the_queue_and_nobody_else():
+    world, kueue = queued()
+    assert [labels(pod)["plaudit.dev/role"] for pod in kueue.group()] == ["redis", "rollout", "rollout", "trainer"]
+    for pod in kueue.group():
+        marks, annotations = labels(pod), pod["metadata"]["annotations"]
+        assert (marks[QUEUE], marks[MANAGED], marks[GROUP]) == ("team", "true", world.status["run"])
+        assert (annotations[COUNT], annotations[PARENT]) == ("4", "plaudit.dev/rljob")
+        assert pod["spec"]["schedulingGates"] == [{"name": GATE}]
+    for kind in ("Deployment", "StatefulSet", "Job"):
+        # The objects themselves are not Kueue's: it would make a group of its own of each.
+        assert not any(QUEUE in labels(item) for item in kueue.of_kind(kind))
+    assert not kueue.of_kind("PodGroup")
+
+
+def test_a_job_in_its_queue_is_suspended_and_starts_when_it_is_admitted():
+    world, kueue = queued()
+    assert kueue.roles() == {"trainer", "rollout", "redis", "metrics"}
+    suspended = world.condition(Condition.SUSPENDED)
+    assert (world.status["phase"], suspended["reason"]) == ("Suspended", "Queued")
+    assert f"workload {world.status['run']}" in suspended["message"]
+    kueue.quota = True
+    world.settle()
+    assert world.status["phase"] == "Running"
+    assert kueue.roles() == {"trainer", "rollout", "redis", "metrics", "reward"}
+
+
+def test_time_in_the_queue_counts_for_no_deadline():
+    world, kueue = queued(lifecycle={"preRunningDeadlineSeconds": 60, "activeDeadlineSeconds": 100})
+    kueue.now += 100_000
+    world.settle()
+    assert world.status["phase"] == "Suspended"
+    kueue.quota = True
+    world.settle()
+    kueue.now += 90
+    kueue.preempt()
+    world.settle()
+    kueue.now += 100_000
+    kueue.quota = True
+    world.settle()
+    kueue.now += 90
+    world.settle()
+    assert world.status["phase"] == "Running"
+    kueue.now += 20
+    world.settle()
+    assert world.condition(Condition.FAILED)["reason"] == "ActiveDeadlineExceeded"
+
+
+def test_a_preempted_job_waits_anew_and_goes_on_and_that_costs_no_restart():
+    world, kueue = queued(lifecycle={"failurePolicy": {"maxRestarts": 0}})
+    for attempt in (1, 2):
+        kueue.quota = True
+        world.settle()
+        assert world.status["phase"] == "Running"
+        kueue.preempt()
+        world.settle()
+        assert (world.status["phase"], world.condition(Condition.SUSPENDED)["reason"]) == ("Suspended", "Queued")
+        assert not any(labels(pod)["plaudit.dev/role"] == "reward" for pod in kueue.of_kind("Pod"))
+        assert len(kueue.group()) == 4
+        assert (world.status["restarts"], world.status["disruptions"]) == (0, attempt)
+    kueue.quota = True
+    world.settle()
+    assert world.status["phase"] == "Running"
+    assert [job["metadata"]["name"] for job in kueue.of_kind("Job")] == ["job-trainer-2"]
+
+
+def test_a_failed_attempt_stays_within_the_admitted_group():
+    world, kueue = queued()
+    kueue.quota = True
+    world.settle()
+    rollouts = [pod["metadata"]["uid"] for pod in kueue.group() if "rollout" in pod["metadata"]["name"]]
+    kueue.end_trainer(1, "boom")
+    world.settle()
+    assert (world.status["phase"], world.status["restarts"]) == ("Running", 1)
+    assert [pod["metadata"]["uid"] for pod in kueue.group() if "rollout" in pod["metadata"]["name"]] == rollouts
+
+
+def test_suspension_gives_the_whole_quota_back():
+    world, kueue = queued()
+    kueue.quota = True
+    world.settle()
+    change(world, scheduling={"queueName": "team", "suspend": True})
+    assert not kueue.group()
+    assert world.condition(Condition.SUSPENDED)["reason"] == "SuspendedByUser"
+    kueue.quota = False
+    change(world, scheduling={"queueName": "team", "suspend": False})
+    assert world.condition(Condition.SUSPENDED)["reason"] == "Queued"
+    kueue.quota = True
+    world.settle()
+    assert world.status["phase"] == "Running"
+
+
+def change(world: World, **sections: Any) -> None:
+    """Changes the job as its user would, and lets everything follow."""
+    update: Callable[[dict[str, Any]], None] = lambda job: job["spec"].update(sections)  # noqa: E731
+    world.cluster.edit("RLJob", "job", update)
+    world.settle()
+
+
+def test_the_size_of_a_group_is_fixed():
+    world, kueue = queued()
+    change(world, rollout={"replicas": 5})
+    assert len(kueue.group()) == 4
+    assert "spec.rollout.replicas" in world.condition(Condition.SPEC_VALID)["message"]
+
+
+def test_admitted_without_room_its_deadline_counts_again():
+    world, kueue = queued(lifecycle={"preRunningDeadlineSeconds": 60})
+    kueue.quota = True
+    full = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes"}
+    gate = kueue.schedules
+    kueue.schedules = lambda pod: gate(pod) or (full if GROUP in labels(pod) else None)  # type: ignore[method-assign]
+    world.settle()
+    assert world.condition(Condition.ROLLOUT_READY)["reason"] == "Unschedulable"
+    assert world.status["phase"] == "Starting"
+    kueue.now += 61
+    world.settle()
+    assert world.condition(Condition.FAILED)["reason"] == "PreRunningDeadlineExceeded"
+    assert not kueue.group()
