@@ -13,10 +13,10 @@ export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test cluster-up cluster-down cluster-packages e2e images images-gpu bench generate requirements redis promtool chromium clean
+.PHONY: help install demo check test cluster-up cluster-down cluster-packages e2e e2e-controllers controllers-build images images-gpu bench generate requirements redis promtool chromium clean
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(INSTALLED) redis ## the environment (.venv, by uv) and redis-server
 
@@ -64,6 +64,14 @@ generate: install ## write the generated files anew
 
 e2e: install cluster-packages ## tests on a real Kubernetes (root), or on that of PLAUDIT_E2E_KUBECONFIG
 	PLAUDIT_E2E=1 $(BIN)/pytest -q tests/e2e_cluster
+
+controllers-build: install cluster-packages ## what e2e-controllers needs: KEDA, metrics-server, Prometheus
+	@tests/cluster/controllers/controllers build
+
+# On a cluster of its own, whose folder is here, so that it runs beside another one.
+e2e-controllers: controllers-build ## tests with real KEDA, HPA and Prometheus on a real Kubernetes (root)
+	PLAUDIT_E2E=1 PLAUDIT_E2E_STATE=$${PLAUDIT_E2E_STATE:-/tmp/plaudit-controllers} \
+	  $(BIN)/pytest -q tests/e2e_controllers
 
 images: ## container images of operator and workers, by docker, podman or buildah (BUILD, TAG, BUILD_ARGS)
 	$(BUILD) $(BUILD_ARGS) -f operator/Dockerfile -t $(IMAGE_PREFIX)plaudit-operator:$(TAG) .

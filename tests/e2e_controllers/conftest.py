@@ -1,0 +1,77 @@
+"""Tests with real controllers: ``make e2e-controllers``. ``make test`` does without them (they need PLAUDIT_E2E).
+
+The cluster and the installed chart are those of tests/e2e_cluster; KEDA, metrics-server and Prometheus come from
+tests/cluster/controllers. On a cluster that is given (``PLAUDIT_E2E_KUBECONFIG``) they have to be there already.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+collect_ignore_glob = [] if os.environ.get("PLAUDIT_E2E") else ["test_*.py"]
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+
+def _fixtures_of_e2e() -> object:
+    path = HERE.parent / "e2e_cluster" / "conftest.py"
+    spec = importlib.util.spec_from_file_location("e2e_cluster_fixtures", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_e2e = _fixtures_of_e2e()
+cluster, definition, installed = _e2e.cluster, _e2e.definition, _e2e.installed  # type: ignore[attr-defined]
+
+import scoring_job  # noqa: E402
+from real_cluster import ROOT, Cluster  # noqa: E402
+
+CHART = str(ROOT / "charts" / "plaudit")
+
+
+def with_controllers(cluster: Cluster, *names: str) -> Cluster:
+    """The cluster with these controllers, built and installed unless it is somebody else's."""
+    if cluster.own:
+        state = os.environ.get("PLAUDIT_E2E_STATE")
+        command = [str(ROOT / "tests" / "cluster" / "controllers" / "controllers"), "install", *names]
+        subprocess.run([*command, *(["--state", state] if state else [])], check=True)
+    return cluster
+
+
+@pytest.fixture(scope="session")
+def scoring(installed: Cluster) -> Cluster:
+    """The installed chart, and a judge."""
+    scoring_job.start_judge(installed)
+    return installed
+
+
+@pytest.fixture(scope="session")
+def keda(scoring: Cluster) -> Cluster:
+    """KEDA, which comes after the operator: that has to notice."""
+    return with_controllers(scoring, "keda")
+
+
+@pytest.fixture(scope="session")
+def metrics_server(scoring: Cluster) -> Cluster:
+    """What an HPA by CPU needs."""
+    return with_controllers(scoring, "metrics-server")
+
+
+@pytest.fixture(scope="session")
+def monitored(scoring: Cluster) -> Cluster:
+    """prometheus-operator and a Prometheus, and the chart with everything for them."""
+    with_controllers(scoring, "prometheus-operator", "prometheus")
+    switches = ",".join(f"monitoring.{name}=true" for name in ("monitors", "rules", "grafanaAlerts", "dashboards"))
+    options = ["--namespace", "plaudit", "--reuse-values", "--set", switches, "--wait"]
+    scoring.run("helm", "upgrade", "plaudit", CHART, *options)
+    return scoring

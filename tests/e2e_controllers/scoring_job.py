@@ -1,0 +1,315 @@
+"""A job that only scores, on a cluster: made, watched, given work and taken away."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import math
+import re
+import subprocess
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import images
+import redis
+from judge import PORT
+from kubernetes import client, config
+from real_cluster import Cluster
+
+from plaudit_metrics.redis_address import RedisAddress
+from plaudit_operator.kinds import DEPLOYMENT
+from plaudit_operator.kube import ApiServer
+from plaudit_operator.names import redis_secret
+from plaudit_workers.client import Result, RewardClient
+from plaudit_workers.stream.names import CONSUMER_GROUPS, Names
+
+NAMESPACE = "training"
+SLOTS = 8
+JUDGED = {
+    "name": "judged",
+    "kind": "judge",
+    "judge": {
+        "baseUrl": f"http://judge.{NAMESPACE}.svc:{PORT}/v1",
+        "model": "slow",
+        "promptTemplate": {"path": "judge.j2"},
+        "parse": {"regex": "score: ([0-9.]+)"},
+    },
+    "timeoutSeconds": 120,
+}
+_RESTRICTED = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+
+
+def start_judge(cluster: Cluster) -> None:
+    """A fresh judge, with its prompt in a ConfigMap."""
+    labels = {"app": "judge"}
+    container = {
+        "name": "judge",
+        "image": images.WORKER,
+        "command": ["python3", "-c", Path(__file__).with_name("judge.py").read_text()],
+        "securityContext": _RESTRICTED,
+        "readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1},
+    }
+    user = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
+    pod = {"containers": [container], "securityContext": user, "terminationGracePeriodSeconds": 0}
+    namespaced = {"namespace": NAMESPACE}
+    done = cluster.apply(
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "judge", "labels": labels, **namespaced}, "spec": pod},
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "judge", **namespaced},
+            "spec": {"selector": labels, "ports": [{"port": PORT}]},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "judge", **namespaced},
+            "data": {"judge.j2": "{{ response }}"},
+        },
+    )
+    assert done.returncode == 0, done.stderr
+    cluster.kubectl("--namespace", NAMESPACE, "wait", "--for=condition=Ready", "pod/judge", "--timeout=120s")
+
+
+def asked(cluster: Cluster) -> Counter[str]:
+    """How often the judge was asked about each sample."""
+    path = f"/api/v1/namespaces/{NAMESPACE}/services/judge:{PORT}/proxy/"
+    return Counter(json.loads(cluster.kubectl("get", "--raw", path).stdout))
+
+
+def judged(prefix: str, count: int, seconds: float) -> list[dict[str, Any]]:
+    """Samples that the judge takes so long for."""
+    return [{"id": f"{prefix}-{i}", "response": f"{seconds} {prefix}-{i}"} for i in range(count)]
+
+
+class ScoringJob:
+    """One RLJob without a trainer. Use it as a context: it is deleted at the end.
+
+    Args:
+        cluster: with the chart installed.
+        name: of the job.
+        autoscaling: of its reward workers.
+        **spec: sections of the specification; ``reward`` is merged.
+    """
+
+    def __init__(self, cluster: Cluster, name: str, autoscaling: dict[str, Any] | None = None, **spec: Any) -> None:
+        self.cluster = cluster
+        self.name = name
+        reward = {"scorers": [JUDGED], "timeoutSeconds": 150, **spec.pop("reward", {})}
+        pod = {"resources": {"requests": {"cpu": "100m", "memory": "64Mi"}}}
+        scaled = {"autoscaling": autoscaling} if autoscaling else {}
+        reward["workers"] = {"maxConcurrentSamples": SLOTS, "processes": 1, "pod": pod, **scaled}
+        sections = {
+            "reward": reward,
+            "files": {"configMap": "judge"},
+            "transport": {"managed": {"memory": "256Mi", "storage": "1Gi"}},
+        }
+        head = {"apiVersion": "plaudit.dev/v1alpha1", "kind": "RLJob"}
+        self._manifest = {**head, "metadata": {"name": name, "namespace": NAMESPACE}, "spec": sections | spec}
+        self._kube = ApiServer(api=config.new_client_from_config(cluster.kubeconfig, client_configuration=_quiet()))
+
+    def __enter__(self) -> Self:
+        done = self.cluster.apply(self._manifest)
+        assert done.returncode == 0, done.stderr
+        self.cluster.until(f"{self.name} ready", self._ready, 180)
+        job = self.cluster.get("rlj", self.name, NAMESPACE)
+        self.run: str = job["status"]["run"]
+        secret = self.cluster.get("secret", redis_secret(self.name, job["metadata"]["uid"]), NAMESPACE)
+        self._passwords = {user: base64.b64decode(word).decode() for user, word in secret["data"].items()}
+        self._forward = PortForward(self.cluster, NAMESPACE, f"service/{self.name}-redis", 6379)
+        keda = self._as("keda")
+        self._redis = redis.Redis(port=self._forward.port, username=keda.username, password=keda.password)
+        return self
+
+    def _as(self, user: str) -> RedisAddress:
+        """The run's Redis, as one of its users."""
+        url = f"redis://127.0.0.1:{self._forward.port}/0"
+        if user not in self._passwords:
+            return RedisAddress(url, self._passwords["password"])
+        return RedisAddress(url, self._passwords[user], user)
+
+    def __exit__(self, *_: object) -> None:
+        self._forward.close()
+        self.cluster.kubectl("--namespace", NAMESPACE, "delete", "rlj", self.name, "--wait=false", check=False)
+
+    def _ready(self) -> bool:
+        status = self.cluster.get("rlj", self.name, NAMESPACE).get("status", {})
+        return any(c["type"] == "RewardReady" and c["status"] == "True" for c in status.get("conditions", []))
+
+    def patch(self, **spec: Any) -> None:
+        """Changes the specification."""
+        change = json.dumps({"spec": spec})
+        self.cluster.kubectl("--namespace", NAMESPACE, "patch", "rlj", self.name, "--type=merge", "--patch", change)
+
+    @property
+    def workers(self) -> dict[str, Any]:
+        """The Deployment of the reward workers."""
+        return self._kube.get(DEPLOYMENT, NAMESPACE, f"{self.name}-reward")
+
+    @property
+    def replicas(self) -> int:
+        """Reward workers that are wanted."""
+        wanted: int = self.workers["spec"]["replicas"]
+        return wanted
+
+    @property
+    def ready(self) -> int:
+        """Reward workers that are ready."""
+        count: int = self.workers["status"].get("readyReplicas", 0)
+        return count
+
+    @property
+    def writers_of_replicas(self) -> set[str]:
+        """Who set the number of reward workers last, of those that say so."""
+        entries = self.workers["metadata"]["managedFields"]
+        return {entry["manager"] for entry in entries if "f:replicas" in entry["fieldsV1"].get("f:spec", {})}
+
+    @property
+    def in_work(self) -> int:
+        """Samples that wait or are in work."""
+        length: Any = self._redis.xlen(Names(self.run).samples)
+        return int(length)
+
+    @property
+    def held(self) -> int:
+        """Samples that workers have read and not finished."""
+        found: Any = self._redis.xpending(Names(self.run).samples, CONSUMER_GROUPS["samples"])
+        return int(found["pending"])
+
+    def figure(self, name: str) -> float:
+        """A series of the metrics service, summed over labels."""
+        path = f"/api/v1/namespaces/{NAMESPACE}/services/{self.name}-metrics:9090/proxy/metrics"
+        lines = self.cluster.kubectl("get", "--raw", path).stdout.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if re.match(rf"{name}[ {{]", line))
+
+    def load(self, samples: list[dict[str, Any]]) -> Load:
+        """Submits samples; ends when all have their results, or when it is told to."""
+        return Load(self._as("client"), self.run, samples)
+
+
+def _quiet() -> client.Configuration:
+    return client.Configuration()
+
+
+class Load(threading.Thread):
+    """A client of a scoring service. Use it as a context.
+
+    Attributes:
+        results: what has come.
+    """
+
+    def __init__(self, address: RedisAddress, run: str, samples: list[dict[str, Any]]) -> None:
+        super().__init__(daemon=True)
+        self._client = RewardClient(address, run=run, wait_s=30)
+        self._samples = samples
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+        self.results: list[Result] = []
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self.join()
+
+    def run(self) -> None:
+        """Submits and takes."""
+        try:
+            asyncio.run(self._score())
+        except BaseException as error:  # told by ``finish``
+            self._error = error
+
+    async def _score(self) -> None:
+        async with self._client as service:
+            submitting = asyncio.create_task(service.submit(self._samples))
+            await asyncio.sleep(0)
+            taking = asyncio.create_task(self._take(service))
+            while not taking.done() and not self._stop.is_set():
+                await asyncio.wait([taking], timeout=0.2)
+            for task in (submitting, taking):
+                task.cancel()
+            await asyncio.gather(submitting, taking, return_exceptions=True)
+
+    async def _take(self, service: RewardClient) -> None:
+        async for result in service.results():
+            self.results.append(result)
+
+    def finish(self, within_s: float) -> list[Result]:
+        """Waits for all results: one of each sample, each scored."""
+        self.join(within_s)
+        if self._error:
+            raise self._error
+        assert not self.is_alive(), f"{len(self.results)} of {len(self._samples)} results after {within_s:.0f} s"
+        assert Counter(result.id for result in self.results) == Counter(sample["id"] for sample in self._samples)
+        assert {result.outcome for result in self.results} == {"scored"}
+        return self.results
+
+
+@dataclass(frozen=True)
+class Look:
+    """One look at a job."""
+
+    at_s: float
+    replicas: int
+    in_work: int
+
+
+class Watch:
+    """Looks at a job, twice a second, while the context lasts."""
+
+    def __init__(self, job: ScoringJob) -> None:
+        self._job = job
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._began = time.monotonic()
+        self.looks: list[Look] = []
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._stop.wait(0.5):
+            in_work = self._job.in_work  # before the replicas: what has ended since is no reproach
+            self.looks.append(Look(time.monotonic() - self._began, self._job.replicas, in_work))
+
+    def too_few(self, samples_per_replica: int, since: int) -> list[Look]:
+        """Looks, after ``since`` workers were there, at fewer than what was in work asked for."""
+        first = next(i for i, look in enumerate(self.looks) if look.replicas >= since)
+        return [
+            look
+            for look in self.looks[first:]
+            if look.replicas < min(since, math.ceil(look.in_work / samples_per_replica))
+        ]
+
+
+class PortForward:
+    """``kubectl port-forward`` to one port.
+
+    Attributes:
+        port: here.
+    """
+
+    def __init__(self, cluster: Cluster, namespace: str, target: str, port: int) -> None:
+        command = ["kubectl", "--namespace", namespace, "port-forward", target, f":{port}"]
+        self._process = subprocess.Popen(command, env=cluster.environment, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout
+        found = re.search(r"127\.0\.0\.1:(\d+)", self._process.stdout.readline())
+        assert found, f"no way to {target}"
+        self.port = int(found[1])
+
+    def close(self) -> None:
+        """Ends it."""
+        self._process.terminate()
+        self._process.wait()

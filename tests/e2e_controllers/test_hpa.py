@@ -1,0 +1,55 @@
+"""A HorizontalPodAutoscaler scales reward workers by CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from real_cluster import Cluster
+from scoring_job import NAMESPACE, ScoringJob
+
+pytestmark = pytest.mark.timeout(1200)
+
+MOST = 3
+BUSY = """
+import time
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    end = time.process_time() + 0.1
+    while time.process_time() < end:
+        pass
+    return 1.0
+"""
+
+
+@pytest.fixture(scope="module")
+def job(metrics_server: Cluster) -> Iterator[ScoringJob]:
+    code = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "busy", "namespace": NAMESPACE}}
+    assert metrics_server.apply({**code, "data": {"busy.py": BUSY}}).returncode == 0
+    autoscaling = {"provider": "hpa", "minReplicas": 1, "maxReplicas": MOST, "scaleDownAfterSeconds": 10}
+    scorer = {"name": "busy", "kind": "python", "python": {"path": "busy.py"}}
+    sections = {"reward": {"scorers": [scorer]}, "files": {"configMap": "busy"}}
+    with ScoringJob(metrics_server, "computed", autoscaling, **sections) as job:
+        yield job
+
+
+def _scaling_active(job: ScoringJob) -> dict[str, Any]:
+    status = job.cluster.get("hpa", f"{job.name}-reward", NAMESPACE).get("status", {})
+    return next((c for c in status.get("conditions", []) if c["type"] == "ScalingActive"), {})
+
+
+def test_workers_come_with_the_load_and_go_after_it(job: ScoringJob):
+    with job.load([{"id": f"s{i}", "response": "x"} for i in range(100_000)]):
+        job.cluster.until("more workers", lambda: job.replicas == MOST, 240)
+    job.cluster.until("one worker", lambda: job.replicas == 1, 240)
+    assert not [name for name in job.writers_of_replicas if name.startswith("plaudit-operator")]
+
+
+def test_a_suspended_jobs_workers_stay_away(job: ScoringJob):
+    job.patch(scheduling={"suspend": True})
+    job.cluster.until("no workers", lambda: job.replicas == 0, 60)
+    job.cluster.until("the HPA's rest", lambda: _scaling_active(job).get("reason") == "ScalingDisabled", 60)
+    assert job.replicas == 0
+    job.patch(scheduling={"suspend": False})
+    job.cluster.until("a worker", lambda: job.ready == 1, 120)
