@@ -113,8 +113,8 @@ RULES: dict[str, list[Rule]] = {
     ],
     "transport": [
         _rule(
-            "self.?url.orValue('') != '' || !(has(self.passwordSecret) || has(self.tls))",
-            "passwordSecret and tls belong to an external Redis: give url, or leave them out",
+            "self.?url.orValue('') != '' || !(has(self.username) || has(self.passwordSecret) || has(self.tls))",
+            "username, passwordSecret and tls belong to an external Redis: give url, or leave them out",
         ),
         _rule(
             "!has(self.url) || !self.url.contains('@')",

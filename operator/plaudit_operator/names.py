@@ -14,6 +14,8 @@ LABEL_JOB: Final = f"{GROUP}/job"
 LABEL_RUN: Final = f"{GROUP}/run"
 """On pods: tells those of this run from those of an earlier job of the same name."""
 LABEL_ROLE: Final = f"{GROUP}/role"
+LABEL_CLIENT: Final = f"{GROUP}/client"
+"""Given by a user to pods that submit samples to the scoring service of this name: Redis's policy lets them in."""
 LABEL_SCORER: Final = f"{GROUP}/scorer"
 LABEL_ATTEMPT: Final = f"{GROUP}/attempt"
 SELECTOR: Final = f"{MANAGED_BY}={FIELD_MANAGER}"
@@ -57,7 +59,7 @@ def job_config(name: str) -> str:
 
 
 def redis_secret(name: str, uid: str) -> str:
-    """Secret with Redis's password: named by uid, so that it can be created without being read."""
+    """Secret with the passwords of Redis's users: named by uid, so that it can be created without being read."""
     return f"{name}-redis-{uid[:8]}"
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from world import rljob
 
+_TLS = "rediss://host:6379/0"
 ABSENT = object()
 """In place of a value: the field is taken out."""
 
@@ -138,7 +139,17 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"model.sorce": "x"}, "sorce"),
     ({**_SCORING_ONLY, "scheduling": {"gang": "native"}}, "gather trainer and rollouts"),
     # What the operator does not do yet.
-    ({"transport": {"url": "rediss://host:6379/0", "tls": {}}}, "tls"),
+    ({"transport": {"url": "redis://host:6379/0", "tls": {"caFile": "/ca.pem"}}}, "rediss"),
+    ({"transport": {"tls": {"caFile": "/ca.pem"}}}, "url"),
+    ({"transport": {"username": "me"}}, "url"),
+    ({"transport": {"url": "redis://host:6379/0", "username": "me"}}, "passwordSecret"),
+    ({"transport": {"url": "redis://host:6379/0", "username": "two words"}}, "username"),
+    ({"transport": {"url": _TLS, "tls": {"caFile": "/ca.pem", "caSecret": {"name": "r", "key": "ca"}}}}, "caFile"),
+    ({"transport": {"url": _TLS, "tls": {"certificateFile": "/c.pem"}}}, "keyFile"),
+    ({"transport": {"url": _TLS, "tls": {"keySecret": {"name": "r", "key": "k"}}}}, "certificateSecret"),
+    ({"transport": {"url": _TLS, "tls": {"caFile": "ca.pem"}}}, "relative"),
+    ({"transport": {"url": _TLS, "tls": {"caFile": "/ca.pem"}}, "reward.workers": {"autoscaling": {}}}, "caSecret"),
+    ({"transport": {"url": _TLS, "tls": {"checkServerName": False}}, "reward.workers": {"autoscaling": {}}}, "KEDA"),
 ]
 
 

@@ -10,6 +10,7 @@ from world import SETTINGS, World, rljob
 
 from plaudit_operator.children.merge import strategic_merge
 from plaudit_workers.job.load import load_job
+from plaudit_workers.stream.access import users
 
 MODEL = {"name": "helpful", "kind": "model", "model": {"source": "/plaudit/rm", "replicas": 2}}
 JUDGE = {
@@ -63,10 +64,13 @@ def test_every_pod_meets_pod_security_restricted(world: World):
 
 
 def test_no_password_stands_in_an_object_but_the_secret(world: World):
-    secret = world.cluster.of_kind("Secret")[0]["stringData"]["password"]
+    data = world.cluster.of_kind("Secret")[0]["stringData"]
+    passwords = [data[user] for user in users(trains=True)]
+    assert len(set(passwords)) == 7
+    assert all(len(password) >= 40 for password in passwords)
     for item in world.cluster.objects.values():
         if item["kind"] != "Secret":
-            assert secret not in str(item), item["metadata"]["name"]
+            assert not any(password in str(item) for password in passwords), item["metadata"]["name"]
 
 
 def test_processes_are_told_where_everything_is(world: World):

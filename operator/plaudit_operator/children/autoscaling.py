@@ -7,13 +7,17 @@ gives no lag after some deletions, which KEDA reads as an empty queue.)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from plaudit_operator import names
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.reward import ROLE
+from plaudit_operator.children.transport import KEDA_USERNAME
 from plaudit_operator.kinds import HPA, SCALED_OBJECT, TRIGGER_AUTHENTICATION
 from plaudit_workers.job.reward import Autoscaling
+from plaudit_workers.job.section import SecretKey
+from plaudit_workers.job.transport import ConfigMapKey, Tls
 from plaudit_workers.stream.names import Names, Stream
 
 _CPU_PERCENT = 70
@@ -58,14 +62,33 @@ def _hpa(context: JobContext, scaling: Autoscaling) -> Manifest:
 
 
 def _authentication(context: JobContext) -> Manifest:
-    transport = context.spec.transport
     name = names.role_object(context.name, ROLE)
-    reference = {"parameter": "password", "name": names.redis_secret(context.name, context.uid), "key": "password"}
-    if transport.url:
-        secret = transport.password_secret
-        reference = {"parameter": "password", "name": secret.name, "key": secret.key} if secret else {}
-    spec = {"secretTargetRef": [reference]} if reference else {}
+    spec = {key: list(found) for key, found in _references(context).items() if found}
     return context.manifest(TRIGGER_AUTHENTICATION, context.metadata(name, ROLE), spec)
+
+
+def _references(context: JobContext) -> dict[str, Sequence[Manifest]]:
+    """Which keys of Secrets and ConfigMaps are KEDA's password, user and certificates."""
+    transport = context.spec.transport
+    if not transport.url:
+        own = names.redis_secret(context.name, context.uid)
+        keys = {"username": SecretKey(name=own, key=KEDA_USERNAME), "password": SecretKey(name=own, key="keda")}
+        return {"secretTargetRef": [_reference(parameter, key) for parameter, key in keys.items()]}
+    tls = transport.tls or Tls()
+    given = {
+        "password": transport.password_secret,
+        "ca": tls.ca_secret,
+        "cert": tls.certificate_secret,
+        "key": tls.key_secret,
+    }
+    return {
+        "secretTargetRef": [_reference(parameter, key) for parameter, key in given.items() if key],
+        "configMapTargetRef": [_reference("ca", tls.ca_config_map)] if tls.ca_config_map else [],
+    }
+
+
+def _reference(parameter: str, key: SecretKey | ConfigMapKey) -> Manifest:
+    return {"parameter": parameter, "name": key.name, "key": key.key}
 
 
 def _scaled_object(context: JobContext, scaling: Autoscaling, *, suspended: bool) -> Manifest:
@@ -105,5 +128,7 @@ def _trigger(context: JobContext, stream: Stream, count: str) -> Manifest:
         "streamLength": count,
         "enableTLS": str(address.scheme == "rediss").lower(),
     }
+    if context.spec.transport.username:
+        metadata["usernameFromEnv"] = "PLAUDIT_REDIS_USERNAME"
     reference = {"name": names.role_object(context.name, ROLE)}
     return {"type": "redis-streams", "name": stream, "metadata": metadata, "authenticationRef": reference}

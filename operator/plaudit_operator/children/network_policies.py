@@ -1,4 +1,4 @@
-"""Who may speak to whom: reward workers to little, Redis from the job's pods and KEDA, metrics from who looks at it.
+"""Who may speak to whom: reward workers to little, Redis from who uses it and KEDA, metrics from who looks at it.
 
 A policy knows no host names: a judge outside the cluster opens its port to all public addresses.
 """
@@ -12,8 +12,15 @@ from plaudit_operator.children import reward_model, transport
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.kinds import NETWORK_POLICY
 from plaudit_workers.job.reward import EgressRule
+from plaudit_workers.stream.access import users
 
 _PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "100.64.0.0/10")
+_PRIVATE_6 = ("fc00::/7", "fe80::/10")
+_PUBLIC: list[Manifest] = [
+    {"ipBlock": {"cidr": "0.0.0.0/0", "except": list(_PRIVATE)}},
+    {"ipBlock": {"cidr": "::/0", "except": list(_PRIVATE_6)}},
+]
+_ROLES_WITH_PODS = ("trainer", "rollout", "reward", "metrics")
 _DNS: Manifest = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}
 
 
@@ -43,7 +50,10 @@ def _reward(context: JobContext) -> Manifest:
 def _to_redis(context: JobContext) -> Manifest:
     if transport.managed(context):
         return _to_role(context, transport.ROLE, names.REDIS_PORT)
-    return {"ports": [_tcp(urlsplit(context.redis_url).port or names.REDIS_PORT)]}
+    address = urlsplit(context.redis_url)
+    if namespace := _service_namespace(address.hostname or "", context.namespace):
+        return {"to": [_namespace(namespace)]}
+    return {"ports": [_tcp(address.port or names.REDIS_PORT)]}  # at home or far away: its network is not ours to know
 
 
 def _to_role(context: JobContext, role: str, port: int) -> Manifest:
@@ -65,9 +75,8 @@ def _to_judge(context: JobContext, url: str) -> Manifest:
     namespace = _service_namespace(parts.hostname or "", context.namespace)
     if namespace:
         # The pods' port may be another than the Service's, which policies do not see.
-        return {"to": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}]}
-    public = {"ipBlock": {"cidr": "0.0.0.0/0", "except": list(_PRIVATE)}}
-    return {"to": [public], "ports": [_tcp(port)]}
+        return {"to": [_namespace(namespace)]}
+    return {"to": _PUBLIC, "ports": [_tcp(port)]}
 
 
 def _service_namespace(host: str, own: str) -> str:
@@ -96,10 +105,16 @@ def _metrics(context: JobContext) -> Manifest:
 
 
 def _redis(context: JobContext) -> Manifest:
-    peers = [
-        {"podSelector": {"matchLabels": {names.LABEL_JOB: context.name}}},
-        _namespace(context.settings.keda_namespace),
-    ]
+    roles = [role for role in users(trains=context.spec.trains) if role in _ROLES_WITH_PODS]
+    of_job = {
+        "matchLabels": {names.LABEL_JOB: context.name},
+        "matchExpressions": [{"key": names.LABEL_ROLE, "operator": "In", "values": roles}],
+    }
+    peers: list[Manifest] = [{"podSelector": of_job}]
+    if not context.spec.trains:
+        peers.append({"namespaceSelector": {}, "podSelector": {"matchLabels": {names.LABEL_CLIENT: context.name}}})
+    if context.spec.reward.workers.autoscaling:
+        peers.append(_namespace(context.settings.keda_namespace))
     allowed = {"from": peers, "ports": [_tcp(names.REDIS_PORT)]}
     return _policy(context, transport.ROLE, {"policyTypes": ["Ingress"], "ingress": [allowed]})
 

@@ -6,17 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plaudit_operator import names
+from plaudit_operator.children import redis_access
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.gang import joined
 from plaudit_operator.children.merge import strategic_merge
 from plaudit_workers.job.pod import GPU, Pod
 from plaudit_workers.job.section import SecretKey
 
-JOB_FOLDER = "/etc/plaudit"
 HOME = "/home/plaudit"
 SECRETS_FOLDER = "/run/plaudit/secrets"
-REDIS_FOLDER = "/run/plaudit/redis"
-PASSWORD_FILE = f"{REDIS_FOLDER}/password"
 
 _LOST_NODE_TOLERATED_S = 30
 _READ_ONLY = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
@@ -158,14 +156,12 @@ def _environment(context: JobContext, process: Process) -> list[Manifest]:
     }
     if process.joins_run:
         values |= {
-            "PLAUDIT_JOB": f"{JOB_FOLDER}/job.yaml",
+            "PLAUDIT_JOB": f"{redis_access.JOB_FOLDER}/job.yaml",
             "PLAUDIT_RUN": context.run,
             "PLAUDIT_RUN_FOLDER": context.run_folder,
-            "PLAUDIT_REDIS_URL": context.redis_url,
             "PLAUDIT_SECRETS_FOLDER": SECRETS_FOLDER,
+            **redis_access.environment(context, process.role),
         }
-        if _redis_secret(context):
-            values["PLAUDIT_REDIS_PASSWORD_FILE"] = PASSWORD_FILE
     values |= process.environment
     for variable in process.pod.env:
         values[variable.name] = variable.value
@@ -176,14 +172,6 @@ def _environment(context: JobContext, process: Process) -> list[Manifest]:
         {"name": name, "valueFrom": value} if isinstance(value, dict) else {"name": name, "value": value}
         for name, value in values.items()
     ]
-
-
-def _redis_secret(context: JobContext) -> tuple[str, str] | None:
-    """Name and key of the Secret with Redis's password."""
-    transport = context.spec.transport
-    if not transport.url:
-        return names.redis_secret(context.name, context.uid), "password"
-    return (transport.password_secret.name, transport.password_secret.key) if transport.password_secret else None
 
 
 def _resources(process: Process) -> Manifest:
@@ -206,12 +194,13 @@ def _mounts(context: JobContext, process: Process) -> list[Manifest]:
     ]
     if process.joins_run:
         mounts += [
-            {"name": "job", "mountPath": JOB_FOLDER, "readOnly": True},
+            {"name": "job", "mountPath": redis_access.JOB_FOLDER, "readOnly": True},
             {"name": "run", "mountPath": context.spec.storage.mount_path},
+            *redis_access.mounts(context, process.role),
         ]
     mounts += [
         {"name": _secret_volume(i), "mountPath": folder, "readOnly": True}
-        for i, (folder, _, _) in enumerate(_secret_files(context, process))
+        for i, (folder, _, _) in enumerate(_secret_files(process))
     ]
     for mount in process.pod.volume_mounts:
         written: Manifest = {"name": mount.name, "mountPath": mount.mount_path, "readOnly": mount.read_only}
@@ -234,9 +223,11 @@ def _volumes(context: JobContext, process: Process) -> list[Manifest]:
         volumes.append({"name": "job", "configMap": {"name": names.job_config(context.name), "items": items}})
         claim = context.spec.storage.claim_name
         volumes.append({"name": "run", **({"persistentVolumeClaim": {"claimName": claim}} if claim else _EMPTY)})
-    for i, (_, secret, keys) in enumerate(_secret_files(context, process)):
+    for i, (_, secret, keys) in enumerate(_secret_files(process)):
         source = {"secretName": secret, "items": keys, "defaultMode": 0o440}
         volumes.append({"name": _secret_volume(i), "secret": source})
+    if process.joins_run:
+        volumes += redis_access.volumes(context, process.role)
     return [*volumes, *process.pod.volumes]
 
 
@@ -247,7 +238,7 @@ def _secret_volume(index: int) -> str:
     return f"secret-{index}"
 
 
-def _secret_files(context: JobContext, process: Process) -> list[tuple[str, str, list[Manifest]]]:
+def _secret_files(process: Process) -> list[tuple[str, str, list[Manifest]]]:
     """Folder, Secret and items of every Secret that the process reads."""
     found: dict[str, list[Manifest]] = {}
     for secret in process.secrets:
@@ -255,11 +246,7 @@ def _secret_files(context: JobContext, process: Process) -> list[tuple[str, str,
         item = {"key": secret.key, "path": secret.key}
         if item not in items:
             items.append(item)
-    files = [(f"{SECRETS_FOLDER}/{name}", name, items) for name, items in found.items()]
-    redis = _redis_secret(context) if process.joins_run or process.role == "redis" else None
-    if redis:
-        files.insert(0, (REDIS_FOLDER, redis[0], [{"key": redis[1], "path": "password"}]))
-    return files
+    return [(f"{SECRETS_FOLDER}/{name}", name, items) for name, items in found.items()]
 
 
 def _security(context: JobContext) -> Manifest:

@@ -7,18 +7,25 @@ import secrets
 from plaudit_operator import names
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.deployment import service
-from plaudit_operator.children.pod import PASSWORD_FILE, Process, pod_template
+from plaudit_operator.children.pod import Process, pod_template
+from plaudit_operator.children.redis_access import REDIS_FOLDER, mount, secret_source, volume
 from plaudit_operator.kinds import SECRET, STATEFUL_SET
+from plaudit_workers.stream.access import PROBE, acl_file, users
 
 ROLE = "redis"
 
-_START = f"""\
+USERS_FILE = "users.acl"
+"""Key of the Secret: the users, with digests in the place of passwords. Redis's own pod reads nothing else but the
+password of ``probe``."""
+KEDA_USERNAME = "keda-username"
+"""Key of the Secret with the name of KEDA's user, which a TriggerAuthentication takes from nowhere else."""
+
+_START = """\
 set -eu
-umask 077
-{{ printf '%s\\n' "$REDIS_CONFIGURATION"; printf 'requirepass %s\\n' "$(cat {PASSWORD_FILE})"; }} > /tmp/redis.conf
+printf '%s\\n' "$REDIS_CONFIGURATION" > /tmp/redis.conf
 exec redis-server /tmp/redis.conf
 """
-_PING = f'REDISCLI_AUTH="$(cat {PASSWORD_FILE})" redis-cli ping | grep -q PONG'
+_PING = f'REDISCLI_AUTH="$(cat {REDIS_FOLDER}/{PROBE})" redis-cli --user {PROBE} ping | grep -q PONG'
 
 
 def managed(context: JobContext) -> bool:
@@ -41,7 +48,8 @@ def template(context: JobContext) -> Manifest:
         probe={"exec": {"command": ["sh", "-c", _PING]}},
         grace_s=30,
         joins_run=False,
-        extra_mounts=({"name": "data", "mountPath": "/data"},),
+        extra_mounts=({"name": "data", "mountPath": "/data"}, mount()),
+        extra_volumes=(volume([secret_source(names.redis_secret(context.name, context.uid), USERS_FILE, PROBE)]),),
     )
     return pod_template(context, process)
 
@@ -57,6 +65,7 @@ def _configuration(context: JobContext) -> str:
         f"appendfsync {transport.persistence}",
         "maxmemory-policy noeviction",
         f"maxmemory {transport.max_memory_bytes}",
+        f"aclfile {REDIS_FOLDER}/{USERS_FILE}",
     ]
     return "\n".join(lines)
 
@@ -93,6 +102,11 @@ def _stateful_set(context: JobContext, name: str, template_: Manifest, inputs: s
 
 
 def secret(context: JobContext) -> Manifest:
-    """Redis's password. Made once: the operator can create Secrets, and neither read nor change them."""
+    """A password for each user of the run's Redis, and the file that Redis knows them by.
+
+    Made once: the operator can create Secrets, and neither read nor change them.
+    """
     metadata = context.metadata(names.redis_secret(context.name, context.uid), ROLE)
-    return context.manifest(SECRET, metadata, type="Opaque", stringData={"password": secrets.token_urlsafe(32)})
+    passwords = {user: secrets.token_urlsafe(32) for user in users(trains=context.spec.trains)}
+    data = passwords | {USERS_FILE: acl_file(context.run, passwords), KEDA_USERNAME: "keda"}
+    return context.manifest(SECRET, metadata, type="Opaque", stringData=data)

@@ -23,7 +23,10 @@ Change = Callable[[dict[str, Any]], dict[str, Any]]
         ),
         ({"rollout.sampling": {"topP": 0.9}}, "spec.rollout.sampling: topP 0.9, topK -1 cut the distribution"),
         ({"rollout.sampling": {"topK": 5}}, "spec.rollout.sampling: topP 1.0, topK 5 cut the distribution"),
-        ({"transport": {"url": "rediss://r:1/0", "tls": {}}}, "spec.transport.tls: is not run by plaudit run yet"),
+        (
+            {"transport": {"url": "rediss://r:1/0", "tls": {"caConfigMap": {"name": "ca", "key": "ca.crt"}}}},
+            "spec.transport.tls.caConfigMap: is nothing that plaudit run knows",
+        ),
     ],
 )
 def test_what_has_no_machinery_yet_is_refused_plainly(changed: Change, fields: dict[str, Any], words: str) -> None:

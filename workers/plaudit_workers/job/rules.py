@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from plaudit_workers.job.pod import GPU, Pod
 from plaudit_workers.job.problem import Problem
 from plaudit_workers.job.scorer_rules import scorer_problems
-from plaudit_workers.job.transport import USABLE_SHARE
+from plaudit_workers.job.transport import USABLE_SHARE, Tls
 
 if TYPE_CHECKING:
     from plaudit_workers.job.rljob import Spec
@@ -219,14 +219,47 @@ def _transport(spec: Spec) -> Iterator[Problem]:
             "holds a user or password, which would be written to the run's folder and to logs",
             "Name the password's Secret in passwordSecret instead",
         )
-    for name, given in (("passwordSecret", transport.password_secret), ("tls", transport.tls)):
-        if given is not None and not transport.url:
+    for name, given, own in (
+        ("username", transport.username, "has users and passwords already"),
+        ("passwordSecret", transport.password_secret, "has users and passwords already"),
+        ("tls", transport.tls, "does not speak TLS (docs/kubernetes/security.md)"),
+    ):
+        if given and not transport.url:
             yield Problem(
                 f"spec.transport.{name}",
                 "belongs to an external Redis, but url is empty",
-                "Give url, or leave this out: the job's own Redis has a password already",
+                f"Give url, or leave this out: the job's own Redis {own}",
                 also=("spec.transport.url",),
             )
+    if transport.username and not transport.password_secret:
+        yield Problem(
+            "spec.transport.username",
+            f"{transport.username!r} has no password",
+            "Name the Secret of its password in passwordSecret",
+            also=("spec.transport.passwordSecret",),
+        )
+    if transport.tls and transport.url:
+        yield from _tls(transport.tls, transport.url)
+
+
+def _tls(tls: Tls, url: str) -> Iterator[Problem]:
+    field = "spec.transport.tls"
+    if not url.startswith("rediss://"):
+        yield Problem(field, f"is for rediss://, but url is {url!r}", "Write rediss:// there, or leave tls out")
+    authorities = {"caSecret": tls.ca_secret, "caConfigMap": tls.ca_config_map, "caFile": tls.ca_file}
+    given = [name for name, value in authorities.items() if value]
+    if len(given) > 1:
+        yield Problem(f"{field}.{given[1]}", f"is given as well as {given[0]}", "Keep one of them")
+    pairs = (
+        ("certificateSecret", tls.certificate_secret, "keySecret", tls.key_secret),
+        ("certificateFile", tls.certificate_file, "keyFile", tls.key_file),
+    )
+    for certificate_name, certificate, key_name, key in pairs:
+        if bool(certificate) != bool(key):
+            missing, there = (key_name, certificate_name) if certificate else (certificate_name, key_name)
+            yield Problem(f"{field}.{missing}", f"is missing, and {there} is given", "A certificate needs its key")
+    if tls.certificate_secret and tls.certificate_file:
+        yield Problem(f"{field}.certificateFile", "is given as well as certificateSecret", "Keep one of them")
 
 
 def _autoscaling(spec: Spec) -> Iterator[Problem]:

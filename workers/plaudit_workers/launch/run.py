@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -20,6 +19,7 @@ from plaudit_workers.job.secrets import reward_secrets, secret_value
 from plaudit_workers.job.support import ignored
 from plaudit_workers.launch import placement
 from plaudit_workers.launch.console import StepLines, print_summary
+from plaudit_workers.launch.external_redis import external_redis
 from plaudit_workers.launch.plan import RunContext, plan_processes, share_gpus
 from plaudit_workers.launch.prepare import prepare
 from plaudit_workers.launch.redis_server import RedisServer, free_port
@@ -146,7 +146,7 @@ async def _redis(job: RLJob, folder: Path, *, on_cluster: bool) -> AsyncIterator
     """The run's Redis: the one that ``spec.transport.url`` names, or a private one that lives as long as the run."""
     transport = job.spec.transport
     if transport.url:
-        address = RedisAddress(transport.url, _password(job))
+        address = external_redis(job, folder)
         await (await Transport.open(address, folder.name)).close()
         yield address
         return
@@ -172,17 +172,6 @@ async def _keep_running(server: RedisServer) -> None:
             logger.warning("redis died; starting it again")
             await asyncio.to_thread(server.start)
         await asyncio.sleep(_POLL_S)
-
-
-def _password(job: RLJob) -> str:
-    """The external Redis's password: from ``PLAUDIT_SECRET_<NAME>_<KEY>``, as every secret under ``plaudit run``."""
-    reference = job.spec.transport.password_secret
-    if reference is None:
-        return ""
-    variable = reference.variable
-    if variable not in os.environ:
-        raise RefusedError(f"spec.transport.passwordSecret: the environment has no {variable}; set it to the password")
-    return os.environ[variable]
 
 
 def _own_address() -> str:

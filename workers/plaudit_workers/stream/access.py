@@ -93,7 +93,7 @@ GRANTS: Final[Mapping[str, tuple[Grant, ...]]] = {
         Grant("state", "hget"),
         _COUNT,
     ),
-    "keda": (Grant("", "info ping"), Grant("samples", "xinfo|groups xpending xlen")),
+    "keda": (Grant("", "info ping"), Grant("samples groups", "xinfo|groups xpending xlen")),
     PROBE: (Grant("", "ping"),),
 }
 """By user. ``client`` submits samples to a run that only scores."""

@@ -1,0 +1,97 @@
+"""How a pod gets to Redis: variables, and the files that they name, from Secrets and ConfigMaps in one volume."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from plaudit_operator import names
+from plaudit_operator.children.context import JobContext, Manifest
+from plaudit_workers.job.section import SecretKey
+from plaudit_workers.job.transport import ConfigMapKey
+
+JOB_FOLDER = "/etc/plaudit"
+REDIS_FOLDER = "/run/plaudit/redis"
+VOLUME = "redis"
+
+_PASSWORD, _CA, _CERTIFICATE, _KEY = "password", "ca.pem", "certificate.pem", "key.pem"
+
+
+def environment(context: JobContext, role: str) -> dict[str, str]:
+    """What ``RedisAddress.from_environment`` reads in the pods of a role."""
+    transport = context.spec.transport
+    tls = transport.tls
+    values = {"PLAUDIT_REDIS_URL": context.redis_url}
+    given = {path for path, _ in _files(context, role)}
+    found = {
+        "PLAUDIT_REDIS_USERNAME": transport.username if transport.url else role,
+        "PLAUDIT_REDIS_PASSWORD_FILE": _in_volume(_PASSWORD, given),
+        "PLAUDIT_REDIS_TLS_CA": _in_volume(_CA, given) or (_absolute(tls.ca_file) if tls else ""),
+        "PLAUDIT_REDIS_TLS_CERTIFICATE": _in_volume(_CERTIFICATE, given)
+        or (_absolute(tls.certificate_file) if tls else ""),
+        "PLAUDIT_REDIS_TLS_KEY": _in_volume(_KEY, given) or (_absolute(tls.key_file) if tls else ""),
+        "PLAUDIT_REDIS_TLS_CHECK_SERVER_NAME": "false" if tls and not tls.check_server_name else "",
+    }
+    return values | {name: value for name, value in found.items() if value}
+
+
+def mounts(context: JobContext, role: str) -> list[Manifest]:
+    """Where the files lie."""
+    return [mount()] if _files(context, role) else []
+
+
+def volumes(context: JobContext, role: str) -> list[Manifest]:
+    """The volume that holds them."""
+    found = _files(context, role)
+    return [volume([_source(reference, path) for path, reference in found])] if found else []
+
+
+def mount() -> Manifest:
+    """The volume's place."""
+    return {"name": VOLUME, "mountPath": REDIS_FOLDER, "readOnly": True}
+
+
+def volume(sources: Sequence[Manifest]) -> Manifest:
+    """A volume of keys of Secrets and ConfigMaps."""
+    return {"name": VOLUME, "projected": {"sources": list(sources), "defaultMode": 0o440}}
+
+
+def secret_source(name: str, *keys: str) -> Manifest:
+    """Keys of a Secret, as files of the same names."""
+    return {"secret": {"name": name, "items": [{"key": key, "path": key} for key in keys]}}
+
+
+def _files(context: JobContext, role: str) -> list[tuple[str, SecretKey | ConfigMapKey]]:
+    transport = context.spec.transport
+    if not transport.url:
+        secret = names.redis_secret(context.name, context.uid)
+        return [(_PASSWORD, SecretKey(name=secret, key=role))]
+    return list(_external(context))
+
+
+def _external(context: JobContext) -> Iterator[tuple[str, SecretKey | ConfigMapKey]]:
+    transport = context.spec.transport
+    if transport.password_secret:
+        yield _PASSWORD, transport.password_secret
+    tls = transport.tls
+    if tls is None:
+        return
+    authority = tls.ca_secret or tls.ca_config_map
+    if authority:
+        yield _CA, authority
+    if tls.certificate_secret and tls.key_secret:
+        yield _CERTIFICATE, tls.certificate_secret
+        yield _KEY, tls.key_secret
+
+
+def _source(reference: SecretKey | ConfigMapKey, path: str) -> Manifest:
+    kind = "secret" if isinstance(reference, SecretKey) else "configMap"
+    return {kind: {"name": reference.name, "items": [{"key": reference.key, "path": path}]}}
+
+
+def _in_volume(path: str, given: set[str]) -> str:
+    return f"{REDIS_FOLDER}/{path}" if path in given else ""
+
+
+def _absolute(file: str) -> str:
+    """A relative path is that of a file that travels with the job."""
+    return f"{JOB_FOLDER}/{file}" if file and not file.startswith("/") else file

@@ -1,0 +1,278 @@
+"""Who gets to Redis as whom: users, files and variables of each pod, policies; the managed Redis runs for real."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from world import World, rljob
+
+from plaudit_operator import names
+from plaudit_workers.launch.redis_server import free_port
+from plaudit_workers.stream.access import ADMIN, PROBE, users
+
+ROLES = {"trainer": "job-trainer-0", "rollout": "job-rollout", "reward": "job-reward", "metrics": "job-metrics"}
+URL = "rediss://redis.example:7000/0"
+KEDA = {"workers": {"autoscaling": {}, "pod": {"resources": {"requests": {"cpu": "1"}}}}}
+
+
+def settled(job: dict[str, Any]) -> World:
+    world = World(job)
+    world.settle()
+    return world
+
+
+def scoring_job(**spec: Any) -> dict[str, Any]:
+    absent = dict.fromkeys(("model", "data", "algorithm", "rollout", "trainer"))
+    return rljob(**absent, **spec)
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return settled(rljob())
+
+
+def pod(world: World, name: str) -> dict[str, Any]:
+    found = next(
+        item
+        for kind in ("Deployment", "StatefulSet", "Job")
+        for item in world.cluster.of_kind(kind)
+        if item["metadata"]["name"] == name
+    )
+    spec: dict[str, Any] = found["spec"]["template"]["spec"]
+    return spec
+
+
+def told(spec: dict[str, Any]) -> dict[str, Any]:
+    return {entry["name"]: entry.get("value") for entry in spec["containers"][0]["env"]}
+
+
+def redis_files(spec: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """What lies in the folder of Redis's files: path -> object and key."""
+    [volume] = [volume for volume in spec["volumes"] if volume["name"] == "redis"]
+    assert volume["projected"]["defaultMode"] == 0o440
+    return {
+        item["path"]: (source["name"], item["key"])
+        for each in volume["projected"]["sources"]
+        for source in each.values()
+        for item in source["items"]
+    }
+
+
+def test_each_role_has_a_user_and_its_own_password_alone(world: World) -> None:
+    secret = world.cluster.of_kind("Secret")[0]["metadata"]["name"]
+    for role, name in ROLES.items():
+        spec = pod(world, name)
+        assert redis_files(spec) == {"password": (secret, role)}, role
+        environment = told(spec)
+        assert environment["PLAUDIT_REDIS_USERNAME"] == role
+        assert environment["PLAUDIT_REDIS_PASSWORD_FILE"] == "/run/plaudit/redis/password"
+        assert "PLAUDIT_REDIS_PASSWORD" not in environment
+        [prepare] = spec["initContainers"]
+        assert {"name": "redis", "mountPath": "/run/plaudit/redis", "readOnly": True} in prepare["volumeMounts"]
+
+
+def test_no_pod_has_the_password_of_the_admin_or_of_another_role(world: World) -> None:
+    assert set(redis_files(pod(world, "job-redis"))) == {"users.acl", PROBE}
+    for kind in ("Deployment", "StatefulSet", "Job"):
+        for item in world.cluster.of_kind(kind):
+            volumes = item["spec"]["template"]["spec"]["volumes"]
+            assert f"'key': '{ADMIN}'" not in str(volumes), item["metadata"]["name"]
+
+
+def test_only_a_scoring_service_has_a_user_for_clients() -> None:
+    data = settled(scoring_job()).cluster.of_kind("Secret")[0]["stringData"]
+    assert "client" in data
+    assert not {"trainer", "rollout"} & set(data)
+
+
+@pytest.fixture(scope="module")
+def managed_redis(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, dict[str, str], str]]:
+    """The container of the StatefulSet, run here: port, Secret, and the command of its probe."""
+    folder = tmp_path_factory.mktemp("managed")
+    port = free_port()
+    data = world.cluster.of_kind("Secret")[0]["stringData"]
+    for name in ("data", "secret"):
+        (folder / name).mkdir()
+    for path in redis_files(pod(world, "job-redis")):
+        (folder / "secret" / path).write_text(data[path])
+    [container] = pod(world, "job-redis")["containers"]
+
+    def here(text: str) -> str:
+        places = {
+            "/run/plaudit/redis": folder / "secret",
+            "/tmp/redis.conf": folder / "redis.conf",
+            "dir /data": f"dir {folder}/data",
+        }
+        for place, own in places.items():
+            text = text.replace(place, str(own))
+        return text.replace(f"port {names.REDIS_PORT}", f"port {port}")
+
+    environment = {name: here(value) for name, value in told(pod(world, "job-redis")).items() if value}
+    process = subprocess.Popen(
+        [here(word) for word in container["command"]], env=os.environ | environment, stdout=subprocess.DEVNULL
+    )
+    probe = here(container["readinessProbe"]["exec"]["command"][-1]).replace("redis-cli", f"redis-cli -p {port}")
+    for _ in range(200):
+        if subprocess.run(["sh", "-c", probe], capture_output=True, check=False).returncode == 0:
+            break
+    yield port, data, probe
+    process.terminate()
+    process.wait()
+
+
+def test_the_managed_redis_knows_its_users_and_nobody_else(managed_redis: tuple[int, dict[str, str], str]) -> None:
+    port, data, probe = managed_redis
+    assert subprocess.run(["sh", "-c", probe], check=False).returncode == 0
+    for user in users(trains=True):
+        with redis.Redis(port=port, username=user, password=data[user]) as client:
+            assert client.ping()
+            if user != ADMIN:
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    client.flushall()
+    with redis.Redis(port=port) as nobody, pytest.raises(redis.exceptions.AuthenticationError):
+        nobody.ping()
+    with redis.Redis(port=port, username=ADMIN, password=data[ADMIN]) as client:
+        assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+
+
+TLS = {
+    "caConfigMap": {"name": "authority", "key": "ca.crt"},
+    "certificateSecret": {"name": "mine", "key": "tls.crt"},
+    "keySecret": {"name": "mine", "key": "tls.key"},
+}
+TRANSPORT = {"url": URL, "username": "me", "passwordSecret": {"name": "word", "key": "p"}, "tls": TLS}
+
+
+def test_certificates_of_an_external_redis_are_files_in_every_pod() -> None:
+    world = settled(rljob(transport=TRANSPORT))
+    for name in ROLES.values():
+        spec = pod(world, name)
+        assert redis_files(spec) == {
+            "password": ("word", "p"),
+            "ca.pem": ("authority", "ca.crt"),
+            "certificate.pem": ("mine", "tls.crt"),
+            "key.pem": ("mine", "tls.key"),
+        }
+        environment = {key: value for key, value in told(spec).items() if key.startswith("PLAUDIT_REDIS")}
+        assert environment == {
+            "PLAUDIT_REDIS_URL": URL,
+            "PLAUDIT_REDIS_USERNAME": "me",
+            "PLAUDIT_REDIS_PASSWORD_FILE": "/run/plaudit/redis/password",
+            "PLAUDIT_REDIS_TLS_CA": "/run/plaudit/redis/ca.pem",
+            "PLAUDIT_REDIS_TLS_CERTIFICATE": "/run/plaudit/redis/certificate.pem",
+            "PLAUDIT_REDIS_TLS_KEY": "/run/plaudit/redis/key.pem",
+        }
+    assert world.cluster.of_kind("Secret") == []
+
+
+def test_certificates_may_be_files_of_the_volume() -> None:
+    files = {"caFile": "/plaudit/ca.pem", "checkServerName": False}
+    environment = told(pod(settled(rljob(transport={"url": URL, "tls": files})), "job-reward"))
+    assert environment["PLAUDIT_REDIS_TLS_CA"] == "/plaudit/ca.pem"
+    assert environment["PLAUDIT_REDIS_TLS_CHECK_SERVER_NAME"] == "false"
+    assert "PLAUDIT_REDIS_PASSWORD_FILE" not in environment
+
+
+def test_keda_shows_the_same_certificates() -> None:
+    world = settled(rljob(transport=TRANSPORT, reward={**rljob()["spec"]["reward"], **KEDA}))
+    authentication = world.cluster.find("TriggerAuthentication", "job-reward")
+    scaled = world.cluster.find("ScaledObject", "job-reward")
+    assert authentication
+    assert scaled
+    secrets = {each["parameter"]: (each["name"], each["key"]) for each in authentication["spec"]["secretTargetRef"]}
+    assert secrets == {"password": ("word", "p"), "cert": ("mine", "tls.crt"), "key": ("mine", "tls.key")}
+    assert authentication["spec"]["configMapTargetRef"] == [{"parameter": "ca", "name": "authority", "key": "ca.crt"}]
+    for trigger in scaled["spec"]["triggers"]:
+        assert trigger["metadata"]["enableTLS"] == "true"
+        assert trigger["metadata"]["usernameFromEnv"] == "PLAUDIT_REDIS_USERNAME"
+
+
+def test_keda_is_a_user_of_its_own_in_the_managed_redis() -> None:
+    world = settled(rljob(reward={**rljob()["spec"]["reward"], **KEDA}))
+    authentication = world.cluster.find("TriggerAuthentication", "job-reward")
+    assert authentication
+    data = world.cluster.of_kind("Secret")[0]["stringData"]
+    given = {each["parameter"]: data[each["key"]] for each in authentication["spec"]["secretTargetRef"]}
+    assert given == {"username": "keda", "password": data["keda"]}
+
+
+def policy(world: World, role: str) -> dict[str, Any]:
+    found = world.cluster.find("NetworkPolicy", f"job-{role}")
+    assert found
+    assert found["spec"]["podSelector"] == {"matchLabels": {names.LABEL_JOB: "job", names.LABEL_ROLE: role}}
+    spec: dict[str, Any] = found["spec"]
+    return spec
+
+
+def test_redis_lets_in_the_pods_that_use_it(world: World) -> None:
+    spec = policy(world, "redis")
+    assert spec["policyTypes"] == ["Ingress"]
+    [rule] = spec["ingress"]
+    assert rule["ports"] == [{"protocol": "TCP", "port": 6379}]
+    [peer] = rule["from"]  # in the job's own namespace
+    assert peer["podSelector"]["matchLabels"] == {names.LABEL_JOB: "job"}
+    [expression] = peer["podSelector"]["matchExpressions"]
+    assert set(expression["values"]) == set(ROLES)
+    assert "namespaceSelector" not in peer
+
+
+def test_redis_lets_in_keda_when_it_scales_and_clients_of_a_scoring_service() -> None:
+    world = settled(scoring_job(reward={**rljob()["spec"]["reward"], **KEDA}))
+    [rule] = policy(world, "redis")["ingress"]
+    job, clients, keda = rule["from"]
+    assert set(job["podSelector"]["matchExpressions"][0]["values"]) == {"reward", "metrics"}
+    assert clients == {"namespaceSelector": {}, "podSelector": {"matchLabels": {"plaudit.dev/client": "job"}}}
+    assert keda == {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "keda"}}}
+
+
+def test_metrics_are_open_on_their_port_alone(world: World) -> None:
+    spec = policy(world, "metrics")
+    assert spec["policyTypes"] == ["Ingress"]
+    assert spec["ingress"] == [{"ports": [{"protocol": "TCP", "port": 9090}]}]
+
+
+def test_reward_workers_reach_dns_and_redis_and_nothing_else(world: World) -> None:
+    spec = policy(world, "reward")
+    assert "ingress" not in spec
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    dns, to_redis = spec["egress"]
+    assert {(port["protocol"], port["port"]) for port in dns["ports"]} == {("UDP", 53), ("TCP", 53)}
+    assert to_redis == {
+        "to": [{"podSelector": {"matchLabels": {names.LABEL_JOB: "job", names.LABEL_ROLE: "redis"}}}],
+        "ports": [{"protocol": "TCP", "port": 6379}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("url", "rule"),
+    [
+        (URL, {"ports": [{"protocol": "TCP", "port": 7000}]}),
+        (
+            "redis://redis.stores.svc:6379/0",
+            {"to": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "stores"}}}]},
+        ),
+    ],
+)
+def test_reward_workers_reach_an_external_redis(url: str, rule: dict[str, Any]) -> None:
+    world = settled(rljob(transport={"url": url}))
+    assert policy(world, "reward")["egress"][1] == rule
+    assert world.cluster.find("NetworkPolicy", "job-redis") is None
+
+
+def test_declared_egress_is_added() -> None:
+    rules = [{"cidr": "10.1.0.0/16", "ports": [8443]}, {"podSelector": {"matchLabels": {"app": "sandbox"}}}]
+    job = rljob(reward={**rljob()["spec"]["reward"], "networkPolicy": {"egress": rules}})
+    *_, cidr, pods = policy(settled(job), "reward")["egress"]
+    assert cidr == {"to": [{"ipBlock": {"cidr": "10.1.0.0/16"}}], "ports": [{"protocol": "TCP", "port": 8443}]}
+    assert pods == {"to": [{"podSelector": {"matchLabels": {"app": "sandbox"}}}]}
+
+
+def test_the_file_of_users_is_written_for_this_run(world: World) -> None:
+    text = world.cluster.of_kind("Secret")[0]["stringData"]["users.acl"]
+    run = world.status["run"]
+    assert all(f"plaudit:{{{run}}}:" in line or "+@all" in line for line in text.splitlines()[1:])

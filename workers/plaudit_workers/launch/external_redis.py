@@ -1,0 +1,48 @@
+"""The Redis that a job names in ``spec.transport.url``, as ``plaudit run`` reaches it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from plaudit_metrics.redis_address import RedisAddress, RedisTls
+from plaudit_workers.job.rljob import RLJob
+from plaudit_workers.job.secrets import secret_value
+from plaudit_workers.job.section import SecretKey
+from plaudit_workers.job.transport import Tls
+
+
+def external_redis(job: RLJob, folder: Path) -> RedisAddress:
+    """Address, user, password and certificates.
+
+    Args:
+        job: with ``spec.transport.url``.
+        folder: of the run; values of Secrets that must be files are written there, for this user only.
+
+    Raises:
+        RefusedError: a Secret's variable is not set.
+    """
+    transport = job.spec.transport
+    secret = transport.password_secret
+    password = secret_value(secret, "spec.transport.passwordSecret") if secret else ""
+    tls = _files(transport.tls, folder / "redis-tls") if transport.tls else RedisTls()
+    return RedisAddress(transport.url, password, transport.username, tls)
+
+
+def _files(tls: Tls, folder: Path) -> RedisTls:
+    return RedisTls(
+        ca_file=tls.ca_file or _written("caSecret", tls.ca_secret, folder / "ca.pem"),
+        certificate_file=tls.certificate_file
+        or _written("certificateSecret", tls.certificate_secret, folder / "certificate.pem"),
+        key_file=tls.key_file or _written("keySecret", tls.key_secret, folder / "key.pem"),
+        check_server_name=tls.check_server_name,
+    )
+
+
+def _written(field: str, secret: SecretKey | None, file: Path) -> str:
+    if secret is None:
+        return ""
+    value = secret_value(secret, f"spec.transport.tls.{field}")
+    file.parent.mkdir(mode=0o700, exist_ok=True)
+    file.touch(mode=0o600)
+    file.write_text(value + "\n")
+    return str(file)
