@@ -36,6 +36,8 @@ _LIST_KEYS = {
 }
 """Lists whose items have an identity, by the end of their path: server-side apply then merges them item by item."""
 
+_MAY_CHANGE = "May change while the job runs."
+"""Said of such fields by ``kubectl explain``; all others are fixed."""
 _QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 _COPIED = ("description", "type", "enum", "pattern", "minLength", "maxLength", "minItems", "maxItems", "format")
 _OPAQUE = "x-kubernetes-preserve-unknown-fields"
@@ -108,6 +110,8 @@ def _structural(node: Mapping[str, Any], sections: Mapping[str, Any], path: str)
     """
     if "$ref" in node:
         node = {**sections[node["$ref"].removeprefix("#/$defs/")], **{k: v for k, v in node.items() if k != "$ref"}}
+    if node.get("x-plaudit-mutable") and "description" in node:
+        node = {**node, "description": f"{node['description']} {_MAY_CHANGE}"}
     if node.get(_OPAQUE):
         return {**_described(node), "type": "object", _OPAQUE: True}
     if node.get(_INT_OR_STRING):

@@ -57,6 +57,7 @@ STATUS: dict[str, Any] = {
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["type"],
             "items": _CONDITION,
+            "description": "What holds of the job and what does not; docs/kubernetes/conditions.md says what to do.",
         },
         "roles": {
             "type": "array",

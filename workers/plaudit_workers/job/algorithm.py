@@ -38,7 +38,8 @@ class Optimizer(Section):
     """AdamW with a linear warm-up and then a constant rate."""
 
     learning_rate: float = Field(default=1e-6, gt=0, le=10)
-    """Default 1e-6: usual for RL on a pretrained model; a model from scratch takes about 1e-3."""
+    """The rate after the warm-up. Default 1e-6: usual for RL on a pretrained model; a model from scratch takes about
+    1e-3."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """The gradient's norm is clipped to this. Default 1."""
     warmup_steps: int = Field(default=0, ge=0)

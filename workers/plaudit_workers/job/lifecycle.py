@@ -20,11 +20,12 @@ class Lifecycle(Section):
     """Deadlines and cleaning up. ``plaudit run`` ignores all but ``failurePolicy``."""
 
     pre_running_deadline_seconds: int = Field(default=1800, ge=1)
-    """The job fails, and gives back what it holds, when it does not run by then. Default 1,800."""
+    """Seconds from its creation or resumption: a job that does not run by then fails and gives back what it holds.
+    Default 1,800."""
     active_deadline_seconds: int | None = Field(default=None, ge=1)
-    """The job fails when it runs longer. Default: no limit."""
+    """Seconds from its start or resumption: a job that runs longer fails. Default: no limit."""
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0)
-    """The object is deleted this long after its end. Default: never."""
+    """Seconds after its end until the object is deleted. Default: never."""
     cleanup: Literal["All", "KeepTransport", "None"] = "All"
     """What is deleted at the end: everything but the object and the shared volume, all but Redis, or nothing. Default
     All."""

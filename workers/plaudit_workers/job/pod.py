@@ -13,10 +13,11 @@ class Resources(Section):
     """What a container asks for and may use."""
 
     requests: dict[str, Quantity] = Field(default={})
-    """What the scheduler sets aside: ``cpu``, ``memory``, … Default empty: the limits, else the cluster's default."""
+    """What the scheduler sets aside, such as ``{cpu: 4, memory: 16Gi}``. Default empty: the limits, else the cluster's
+    default."""
     limits: dict[str, Quantity] = Field(default={})
-    """What the container may use at most; GPUs are counted here. Default empty: GPUs follow from the engine
-    (``tensorParallelSize``, ``ranksPerPod``), the rest is unbounded."""
+    """What the container may use at most, such as ``{memory: 32Gi, nvidia.com/gpu: 2}``. Default empty: GPUs follow
+    from the engine (``tensorParallelSize``, ``ranksPerPod``), the rest is unbounded."""
 
 
 class EnvironmentVariable(Section):
@@ -49,7 +50,7 @@ class Pod(Section):
     image: str = ""
     """Container image. Default empty: the operator's image for the role."""
     resources: Resources = Resources()
-    """CPU, memory and GPUs; under ``plaudit run`` they size Ray's placement group."""
+    """CPU, memory and GPUs of one pod; under ``plaudit run`` they size Ray's placement group."""
     env: list[EnvironmentVariable] = Field(default=[])
     """Further environment variables."""
     env_from: list[Opaque] = Field(default=[])
@@ -63,11 +64,12 @@ class Pod(Section):
     service_account_name: str = ""
     """Service account of the pods. Default empty: one of the job's own, without a token."""
     volumes: list[Opaque] = Field(default=[])
-    """Further volumes, in Kubernetes' own form."""
+    """Further volumes, in Kubernetes' own form; the shared one (``spec.storage``) is there already."""
     volume_mounts: list[VolumeMount] = Field(default=[])
     """Where they appear in the main container."""
     shm_size: Quantity = ""
-    """Size of ``/dev/shm``. Default empty: half of the pod's memory; tensor parallelism needs some."""
+    """Most that ``/dev/shm`` may hold, such as ``8Gi``; it counts as the pod's memory, and tensor parallelism needs
+    some. Default empty: what the pod's memory limit leaves."""
     affinity: Opaque = Field(default={})
     """Affinity, in Kubernetes' own form."""
     template: Opaque = Field(default={})

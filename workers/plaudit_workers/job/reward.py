@@ -22,7 +22,8 @@ class Combine(Section):
     so that a scorer counts by its weight and not by the spread of its values. With ``advantage`` reinforcePlusPlus
     (GDPO's own: then over the batch) or drGrpo, which do not divide by the group's spread once more. Default none."""
     path: FilePath = ""
-    """Python file, for ``python``."""
+    """Python file, for ``python``: relative to the job file; on Kubernetes a file of ``spec.files``, or an absolute
+    path on the volume or in the image."""
     function: str = ""
     """The function in it, for ``python``: ``(values) -> float``, or ``(values, sample)``; ``values`` are the scorers'
     values by name."""

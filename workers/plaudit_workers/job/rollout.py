@@ -47,11 +47,12 @@ class Tool(Section):
     """A function that the model may call."""
 
     path: FilePath = Field(min_length=1)
-    """Python file, relative to the job file."""
+    """Python file: relative to the job file; on Kubernetes a file of ``spec.files``, or an absolute path on the volume
+    or in the image."""
     function: str = Field(min_length=1, pattern=PYTHON_NAME)
     """The function's name in it; its docstring and type hints describe it to the model."""
     timeout_seconds: float = Field(default=30.0, gt=0)
-    """A call is ended after this and the model told so. Default 30."""
+    """Seconds after which a call is ended and the model told so. Default 30."""
 
 
 class Agent(Section):
@@ -65,7 +66,8 @@ class Agent(Section):
     tools: list[Tool] = Field(default=[])
     """What the model may call, for ``tools``."""
     path: FilePath = ""
-    """Python file of the agent, for ``custom``."""
+    """Python file of the agent, for ``custom``: relative to the job file; on Kubernetes a file of ``spec.files``, or an
+    absolute path on the volume or in the image."""
     class_name: str = Field(default="", alias="class")
     """The class in it, with ``async def run(prompt, generate) -> Trajectory``, for ``custom``."""
 
@@ -74,7 +76,8 @@ class Rollout(Section):
     """Rollout workers: they take prompts and publish each sample the moment it is finished."""
 
     replicas: Annotated[int, MUTABLE] = Field(default=1, ge=1, le=10_000)
-    """Rollout workers. Cannot change under ``scheduling.gang`` or ``queueName``. Default 1."""
+    """Rollout workers, each with ``engine.tensorParallelSize`` GPUs. Cannot change under ``scheduling.gang`` or
+    ``queueName``. Default 1."""
     in_flight: Literal["continue", "recompute", "drain"] = "continue"
     """What happens to running samples when new weights come: ``continue`` goes on with the KV cache of the old weights
     (each token's version is recorded), ``recompute`` reads what was generated so far with the new weights, ``drain``

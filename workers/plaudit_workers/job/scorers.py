@@ -23,7 +23,8 @@ class PythonFunction(Section):
     """A function or class in a file, called by the signature it has: verl's, TRL's or Plaudit's."""
 
     path: FilePath = Field(min_length=1)
-    """Python file, relative to the job file."""
+    """Python file: relative to the job file; on Kubernetes a file of ``spec.files``, or an absolute path on the volume
+    or in the image."""
     function: str = Field(default="compute_score", min_length=1, pattern=PYTHON_NAME)
     """Function or class in it. Default ``compute_score``: verl's name."""
     arguments: Opaque = Field(default={})
@@ -117,7 +118,7 @@ class RewardModel(Section):
     """Further arguments of the server by their own names, such as vLLM's ``tensor_parallel_size``. Unknown ones are
     refused when it starts."""
     replicas: int = Field(default=1, ge=1, le=1000)
-    """Servers. Default 1."""
+    """Servers, one GPU each; reward workers spread their calls over them. Default 1."""
     pod: Pod = Pod()
     """Pods of the servers. A server has one GPU where there are any, unless the limits say otherwise."""
 

@@ -11,16 +11,18 @@ class Storage(Section):
     """The volume that all processes share. Under ``plaudit run`` it is the run's folder."""
 
     claim_name: str = ""
-    """An existing claim that can be mounted by many pods. A job that trains needs one on Kubernetes."""
+    """Name of an existing PersistentVolumeClaim of the job's namespace that many pods can mount (ReadWriteMany).
+    Default empty: none, which suits a job that only scores."""
     mount_path: str = Field(default="/plaudit", pattern=r"^/")
-    """Where it is mounted; a run's folder is ``<mountPath>/runs/<namespace>/<run>/``. Default ``/plaudit``."""
+    """Where it is mounted in every pod; a run's folder is ``<mountPath>/runs/<namespace>/<run>/``. Default
+    ``/plaudit``."""
 
 
 class FileItem(Section):
     """One file out of the ConfigMap."""
 
     key: str = Field(min_length=1)
-    """Key in the ConfigMap."""
+    """Key in the ConfigMap that ``configMap`` names."""
     path: str = Field(min_length=1, pattern=r"^[^/]")
     """Name under which ``path`` fields of the job mean it; relative."""
 
@@ -29,6 +31,6 @@ class Files(Section):
     """Reward functions and templates for Kubernetes: a ConfigMap that is copied, with its digest, at admission."""
 
     config_map: str = ""
-    """Name of the ConfigMap. Default empty: files come from the image or the volume."""
+    """Name of a ConfigMap in the job's namespace. Default empty: files come from the image or the volume."""
     items: list[FileItem] = Field(default=[])
     """Which of its keys. Default empty: all, under their own names."""
