@@ -12,6 +12,8 @@ class Kind:
     api_version: str
     kind: str
     plural: str
+    newer: tuple[str, ...] = ()
+    """Later versions that are the same to us, the latest first. ``ApiServer`` uses the first that its cluster has."""
 
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
         """Path of the collection, of an object, or of a subresource; all namespaces when none is given."""
@@ -33,7 +35,12 @@ JOB = Kind("batch/v1", "Job", "jobs")
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 PDB = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
-POD_GROUP = Kind("scheduling.k8s.io/v1alpha2", "PodGroup", "podgroups")
+POD_GROUP = Kind(
+    "scheduling.k8s.io/v1alpha2",  # Kubernetes 1.36; the others are of 1.37
+    "PodGroup",
+    "podgroups",
+    newer=("scheduling.k8s.io/v1beta1", "scheduling.k8s.io/v1alpha3"),
+)
 HPA = Kind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
 SCALED_OBJECT = Kind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
 TRIGGER_AUTHENTICATION = Kind("keda.sh/v1alpha1", "TriggerAuthentication", "triggerauthentications")

@@ -6,6 +6,7 @@ The client's own models would drop fields that this version of them does not kno
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any, Protocol
 from urllib.parse import urlencode
 
@@ -77,7 +78,7 @@ class ApiServer:
 
     def list(self, kind: Kind, namespace: str, selector: str) -> tuple[Iterable[Object], str]:
         """See ``Kube``."""
-        query = {"limit": str(_PAGE), "labelSelector": selector}
+        kind, query = self._served(kind), {"limit": str(_PAGE), "labelSelector": selector}
         first = self._request("GET", kind.path(namespace), query)
         return self._items(kind, namespace, query, first), first["metadata"]["resourceVersion"]
 
@@ -99,7 +100,8 @@ class ApiServer:
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(timeout_s),
         }
-        response = self._send("GET", kind.path(namespace), query, read_timeout_s=_SILENT_WATCH_S)
+        path = self._served(kind).path(namespace)
+        response = self._send("GET", path, query, read_timeout_s=_SILENT_WATCH_S)
         try:
             for line in _lines(response):
                 event = msgspec.json.decode(line)
@@ -114,23 +116,25 @@ class ApiServer:
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object:
         """See ``Kube``."""
-        return self._request("GET", kind.path(namespace, name))
+        return self._request("GET", self._served(kind).path(namespace, name))
 
     def create(self, manifest: Object) -> Object:
         """See ``Kube``."""
-        kind, namespace = kind_of(manifest["kind"]), manifest["metadata"]["namespace"]
-        return self._request("POST", kind.path(namespace), {"fieldManager": FIELD_MANAGER}, manifest)
+        kind, namespace = self._served(kind_of(manifest["kind"])), manifest["metadata"]["namespace"]
+        body = {**manifest, "apiVersion": kind.api_version}
+        return self._request("POST", kind.path(namespace), {"fieldManager": FIELD_MANAGER}, body)
 
     def apply(self, manifest: Object) -> Object:
         """See ``Kube``."""
-        kind, metadata = kind_of(manifest["kind"]), manifest["metadata"]
+        kind, metadata = self._served(kind_of(manifest["kind"])), manifest["metadata"]
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
         path = kind.path(metadata["namespace"], metadata["name"])
-        return self._request("PATCH", path, query, manifest, "application/apply-patch+yaml")
+        body = {**manifest, "apiVersion": kind.api_version}
+        return self._request("PATCH", path, query, body, "application/apply-patch+yaml")
 
     def patch(self, kind: Kind, namespace: str, name: str, body: Object, subresource: str = "") -> Object:
         """See ``Kube``."""
-        path = kind.path(namespace, name, subresource)
+        path = self._served(kind).path(namespace, name, subresource)
         return self._request("PATCH", path, {"fieldManager": FIELD_MANAGER}, body, "application/merge-patch+json")
 
     def scale(self, kind: Kind, namespace: str, name: str, replicas: int) -> None:
@@ -144,10 +148,18 @@ class ApiServer:
         if grace_s is not None:
             body["gracePeriodSeconds"] = grace_s
         try:
-            self._request("DELETE", kind.path(namespace, name), {}, body)
+            self._request("DELETE", self._served(kind).path(namespace, name), {}, body)
         except KubeError as error:
             if error.status not in (404, 409):
                 raise
+
+    def _served(self, kind: Kind) -> Kind:
+        """A kind in the version that this cluster has; asked anew each time, since clusters are upgraded."""
+        if not kind.newer:
+            return kind
+        group = self._request("GET", f"/apis/{kind.api_version.partition('/')[0]}")
+        versions = {version["groupVersion"] for version in group["versions"]}
+        return replace(kind, api_version=next((v for v in kind.newer if v in versions), kind.api_version))
 
     def _request(
         self,

@@ -131,7 +131,7 @@ def _admitted(observed: Observed) -> Said:
 
 
 _NO_GANGS = (
-    f"scheduling.gang is native, and this cluster has no PodGroup of {POD_GROUP.api_version}, so nothing was started. "
+    "scheduling.gang is native, and this cluster has no PodGroup of scheduling.k8s.io, so nothing was started. "
     "Its administrator can turn on the feature gates GenericWorkload and GangScheduling (docs/operator.md); "
     "gang: none does without"
 )

@@ -166,6 +166,8 @@ def test_a_gang_that_does_not_fit_holds_nothing_and_starts_when_there_is_room(jo
     leave(jobs)
     print(f"whole gang running {jobs.until_running('whole'):.1f} s after there was room")
     assert jobs.bound("whole") == 5
+    groups = jobs.cluster.get("podgroup", "", NAMESPACE)["items"]
+    assert [group["metadata"]["name"] for group in groups] == [jobs.status("whole")["run"]]  # none of the Job's own
 
 
 def test_a_trainers_attempt_and_a_rollout_come_back_into_a_running_gang(jobs: Jobs):

@@ -1,0 +1,86 @@
+"""Kinds that clusters have in different versions: the operator's client speaks the one that it finds."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from plaudit_operator.errors import NotFoundError
+from plaudit_operator.kinds import POD_GROUP
+from plaudit_operator.kube import ApiServer
+
+GROUP = "scheduling.k8s.io"
+MANIFEST = {
+    "apiVersion": POD_GROUP.api_version,
+    "kind": "PodGroup",
+    "metadata": {"name": "g", "namespace": "team"},
+    "spec": {"schedulingPolicy": {"gang": {"minCount": 3}}},
+}
+
+
+class Served(ThreadingHTTPServer):
+    """An API server that has a group in some versions, and remembers what was sent to it."""
+
+    def __init__(self, versions: list[str]) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.versions = versions
+        self.sent: list[tuple[str, str, str]] = []
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Discovery, and an echo of objects in the versions that are served."""
+
+    server: Served
+
+    def do_GET(self) -> None:
+        versions = [{"groupVersion": f"{GROUP}/{version}"} for version in self.server.versions]
+        self.answer({"versions": versions} if versions else None)
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        path = self.path.partition("?")[0]
+        self.server.sent.append((self.command, path, body["apiVersion"]))
+        self.answer(body if path.split("/")[3] in self.server.versions else None)
+
+    def do_PATCH(self) -> None:
+        self.do_POST()
+
+    def answer(self, body: Any) -> None:
+        data = json.dumps(body).encode() if body else b"404 page not found"
+        self.send_response(200 if body else 404)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    server = Served([])
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("versions", "used"),
+    [(["v1", "v1alpha2"], "v1alpha2"), (["v1", "v1beta1", "v1alpha3"], "v1beta1"), (["v1", "v1alpha3"], "v1alpha3")],
+)
+def test_a_pod_group_is_written_in_the_version_that_the_cluster_has(served: Served, versions: list[str], used: str):
+    kube = ApiServer(api=client.ApiClient(client.Configuration(host=f"http://127.0.0.1:{served.server_port}")))
+    with pytest.raises(NotFoundError):
+        kube.create(MANIFEST)
+    served.versions = versions  # the cluster was upgraded
+    assert kube.create(MANIFEST)["spec"] == MANIFEST["spec"]
+    kube.apply(MANIFEST)
+    path = f"/apis/{GROUP}/{used}/namespaces/team/podgroups"
+    assert served.sent == [("POST", path, f"{GROUP}/{used}"), ("PATCH", f"{path}/g", f"{GROUP}/{used}")]
