@@ -89,7 +89,7 @@ class Transport:
             raise RefusedError(
                 self.address.tls_problem(error)
                 or f"Redis at {self.address.url} cannot be reached: {error}. Is it running, and is "
-                "spec.transport.url right?"
+                "spec.transport.url right (rediss:// where it speaks TLS)?"
             ) from error
         policy = about.get("maxmemory_policy", "noeviction")
         if policy != "noeviction":

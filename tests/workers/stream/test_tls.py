@@ -1,0 +1,253 @@
+"""An external Redis over TLS, with a throw-away authority: who is let in, and what each mistake is called."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from plaudit_metrics.redis_address import RedisAddress, RedisTls
+from plaudit_metrics.service import ServiceSettings
+from plaudit_metrics.service import serve as serve_metrics
+from plaudit_workers.client import RewardClient, ServiceError
+from plaudit_workers.job.load import load_job
+from plaudit_workers.launch.external_redis import external_redis
+from plaudit_workers.process import EXIT_REFUSED, ProcessSettings, RefusedError
+from plaudit_workers.scoring.worker import serve as serve_reward
+from plaudit_workers.stream.connection import Transport
+
+RUN = "secure-1"
+
+
+@dataclass(frozen=True)
+class Authority:
+    """Signs certificates, as files in one folder."""
+
+    folder: Path
+
+    def start(self) -> Authority:
+        self.folder.mkdir()
+        _openssl(
+            "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout ca.key -out ca.pem -days 2 "
+            "-subj /CN=authority",
+            self.folder,
+        )
+        return self
+
+    @property
+    def ca(self) -> str:
+        return str(self.folder / "ca.pem")
+
+    def sign(self, name: str, host: str, *, days: int = 1) -> tuple[str, str]:
+        """Certificate and key for a host; with negative days one that has expired."""
+        subject = f"DNS:{host}" if host[0].isalpha() else f"IP:{host}"
+        (self.folder / f"{name}.ext").write_text(f"subjectAltName={subject}\n")
+        _openssl(
+            f"req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout {name}.key -out {name}.csr "
+            f"-subj /CN={name}",
+            self.folder,
+        )
+        _openssl(
+            f"x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out {name}.pem -days {days} "
+            f"-extfile {name}.ext",
+            self.folder,
+        )
+        return str(self.folder / f"{name}.pem"), str(self.folder / f"{name}.key")
+
+
+def _openssl(arguments: str, folder: Path) -> None:
+    subprocess.run(["openssl", *arguments.split()], cwd=folder, check=True, capture_output=True)
+
+
+StartRedis = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("tls") / "ours").start()
+
+
+@pytest.fixture(scope="module")
+def start_redis(
+    authority: Authority, tmp_path_factory: pytest.TempPathFactory, protocol_test: dict[str, ModuleType]
+) -> Iterator[StartRedis]:
+    """Starts a Redis that shows the certificate of that name; gives its address. Each is started once."""
+    running: dict[tuple[str, str], Any] = {}
+
+    def start(certificate: str, asks: str = "no", **signed: Any) -> str:
+        if (certificate, asks) not in running:
+            file, key = authority.sign(certificate, **{"host": "localhost", **signed})
+            running[certificate, asks] = protocol_test["own_redis"].OwnRedis(
+                tmp_path_factory.mktemp(certificate),
+                "port 0",
+                "tls-port {port}",
+                f"tls-cert-file {file}",
+                f"tls-key-file {key}",
+                f"tls-ca-cert-file {authority.ca}",
+                f"tls-auth-clients {asks}",
+                "requirepass word",
+            )
+            running[certificate, asks].__enter__()
+        return f"rediss://localhost:{running[certificate, asks].port}/0"
+
+    yield start
+    for redis in running.values():
+        redis.__exit__()
+
+
+@pytest.fixture(scope="module")
+def mutual(start_redis: StartRedis, authority: Authority) -> RedisAddress:
+    """A Redis that asks for a certificate, and one to show it."""
+    certificate, key = authority.sign("client", "client")
+    url = start_redis("mutual", asks="yes")
+    return RedisAddress(url, "word", tls=RedisTls(authority.ca, certificate, key))
+
+
+JOB: dict[str, Any] = {
+    "apiVersion": "plaudit.dev/v1alpha1",
+    "kind": "RLJob",
+    "metadata": {"name": "secure"},
+    "spec": {
+        "reward": {"scorers": [{"name": "right", "kind": "rule", "rule": "gsm8k"}], "workers": {"processes": 1}},
+    },
+}
+SAMPLES = [{"response": "#### 4", "ground_truth": "4"}, {"response": "#### 5", "ground_truth": "4"}]
+
+
+def written(folder: Path, transport: dict[str, Any]) -> Path:
+    file = folder / "job.yaml"
+    file.write_text(yaml.safe_dump({**JOB, "spec": {**JOB["spec"], "transport": transport}}))
+    return file
+
+
+async def test_a_service_scores_over_tls_with_certificates_on_both_sides(mutual: RedisAddress, tmp_path: Path) -> None:
+    stop = asyncio.Event()
+    environment = {
+        "PLAUDIT_JOB": str(written(tmp_path, {})),
+        "PLAUDIT_RUN": RUN,
+        "PLAUDIT_RUN_FOLDER": str(tmp_path),
+        **mutual.environment(),
+    }
+    reward = ProcessSettings.from_environment(environment)
+    metrics = ServiceSettings.from_environment(environment)
+    running = [asyncio.create_task(serve_reward(reward, stop)), asyncio.create_task(serve_metrics(metrics, stop))]
+    async with RewardClient(mutual, run=RUN, wait_s=10.0) as client:
+        ids = await client.submit(SAMPLES)
+        scores = {result.id: result.score async for result in client.results()}
+    assert [scores[id_] for id_ in ids] == [1.0, 0.0]
+    stop.set()
+    assert await asyncio.gather(*running) == [0, 0]
+
+
+@pytest.mark.parametrize("way", ["files", "secrets"])
+async def test_the_job_names_certificates_as_files_or_as_secrets(
+    mutual: RedisAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    ca, certificate, key = mutual.tls.ca_file, mutual.tls.certificate_file, mutual.tls.key_file
+    tls: dict[str, Any] = {"caFile": ca, "certificateFile": certificate, "keyFile": key}
+    if way == "secrets":
+        tls = {
+            "caSecret": {"name": "redis", "key": "ca.crt"},
+            "certificateSecret": {"name": "redis", "key": "tls.crt"},
+            "keySecret": {"name": "redis", "key": "tls.key"},
+        }
+        for name, file in (("CA_CRT", ca), ("TLS_CRT", certificate), ("TLS_KEY", key)):
+            monkeypatch.setenv(f"PLAUDIT_SECRET_REDIS_{name}", Path(file).read_text())
+    monkeypatch.setenv("PLAUDIT_SECRET_REDIS_WORD", "word")
+    password = {"passwordSecret": {"name": "redis", "key": "word"}}
+    job = load_job(written(tmp_path, {"url": mutual.url, **password, "tls": tls}))
+    address = external_redis(job, tmp_path)
+    assert "word" not in repr(address)
+    if way == "secrets":
+        assert Path(address.tls.key_file).stat().st_mode & 0o777 == 0o600
+    transport = await Transport.open(address, RUN)
+    await transport.close()
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("tls") / "others").start()
+
+
+@pytest.fixture(params=["authority", "system", "expired", "name", "no certificate", "other certificate", "file"])
+def mistake(
+    request: pytest.FixtureRequest, start_redis: StartRedis, authority: Authority, others: Authority, tmp_path: Path
+) -> tuple[RedisAddress, str]:
+    """An address with one thing wrong, and what is to be said of it."""
+    ours = RedisTls(authority.ca)
+    if request.param == "authority":
+        return RedisAddress(start_redis("good"), "word", tls=RedisTls(others.ca)), "not of a trusted authority.*caFile"
+    if request.param == "system":
+        return RedisAddress(start_redis("good"), "word"), "not of a trusted authority.*PLAUDIT_REDIS_TLS_CA"
+    if request.param == "expired":
+        return RedisAddress(start_redis("expired", days=-1), "word", tls=ours), "has expired"
+    if request.param == "name":
+        url = start_redis("named", host="redis.example")
+        return RedisAddress(url, "word", tls=ours), "for another name than localhost.*checkServerName"
+    if request.param == "no certificate":
+        url = start_redis("mutual", asks="yes")
+        return RedisAddress(url, "word", tls=ours), "asks for a client's certificate.*certificateSecret"
+    if request.param == "other certificate":
+        certificate, key = others.sign("stranger", "stranger")
+        url = start_redis("mutual", asks="yes")
+        return RedisAddress(url, "word", tls=RedisTls(authority.ca, certificate, key)), "refuses the client's cert"
+    missing = str(tmp_path / "nowhere.pem")
+    return RedisAddress(start_redis("good"), "word", tls=RedisTls(missing)), r"nowhere\.pem holds no certificate"
+
+
+async def test_each_mistake_has_one_clear_message(mistake: tuple[RedisAddress, str]) -> None:
+    address, words = mistake
+    with pytest.raises(RefusedError, match=words) as refused:
+        await Transport.open(address, RUN)
+    assert "word" not in str(refused.value)
+    with pytest.raises(ServiceError, match=words):  # at once, though a service that is not there would be waited for
+        async with asyncio.timeout(10), RewardClient(address, run=RUN, wait_s=60.0):
+            pass
+
+
+async def test_a_name_that_is_not_checked_is_let_through(start_redis: StartRedis, authority: Authority) -> None:
+    url = start_redis("named", host="redis.example")
+    address = RedisAddress(url, "word", tls=RedisTls(authority.ca, check_server_name=False))
+    await (await Transport.open(address, RUN)).close()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["-m", "plaudit_workers.scoring"],
+        ["-m", "plaudit_metrics"],
+        ["-m", "plaudit_workers.cli", "submit", "samples.jsonl", "--run", RUN],
+        ["-m", "plaudit_workers.cli", "dead", "list", RUN],
+    ],
+    ids=["reward worker", "metrics", "submit", "dead"],
+)
+def test_a_process_ends_with_code_2(
+    start_redis: StartRedis, others: Authority, tmp_path: Path, command: list[str]
+) -> None:
+    address = RedisAddress(start_redis("good"), "word", tls=RedisTls(others.ca))
+    (tmp_path / "samples.jsonl").write_text('{"response": "a"}\n')
+    environment = {
+        "PLAUDIT_JOB": str(written(tmp_path, {})),
+        "PLAUDIT_RUN": RUN,
+        "PLAUDIT_RUN_FOLDER": str(tmp_path),
+        **address.environment(),
+    }
+    given = ["--redis", address.url] if "plaudit_workers.cli" in command else []
+    done = subprocess.run(
+        [sys.executable, *command, *given], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == EXIT_REFUSED
+    assert (done.stdout + done.stderr).count("is not of a trusted authority") == 1
+
+
+async def test_the_address_goes_through_the_environment(mutual: RedisAddress) -> None:
+    for address in (mutual, replace(mutual, username="me", tls=RedisTls(check_server_name=False))):
+        assert RedisAddress.from_environment(address.environment()) == address
