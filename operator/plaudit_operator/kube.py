@@ -5,6 +5,7 @@ The client's own models would drop fields that this version of them does not kno
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Protocol
@@ -25,6 +26,8 @@ _READ_TIMEOUT_S = 30.0
 _SILENT_WATCH_S = 120.0
 """A watch that says nothing, not even a bookmark (one a minute), for so long is broken."""
 _PAGE = 200
+_CREDENTIALS_FOR_S = 60.0
+"""Tokens live for an hour, and are renewed when a fifth of it is left."""
 
 
 class Kube(Protocol):
@@ -75,6 +78,8 @@ class ApiServer:
         self._api = api
         self._host = api.configuration.host
         self._pool: urllib3.PoolManager = api.rest_client.pool_manager
+        self._credentials: dict[str, str] = {}
+        self._credentials_asked_at = -_CREDENTIALS_FOR_S
 
     def list(self, kind: Kind, namespace: str, selector: str) -> tuple[Iterable[Object], str]:
         """See ``Kube``."""
@@ -161,6 +166,15 @@ class ApiServer:
         versions = {version["groupVersion"] for version in group["versions"]}
         return replace(kind, api_version=next((v for v in kind.newer if v in versions), kind.api_version))
 
+    def _authorization(self) -> dict[str, str]:
+        """The header that says who this is; the client takes longer to tell than to send a request."""
+        now = time.monotonic()
+        if now - self._credentials_asked_at >= _CREDENTIALS_FOR_S:
+            headers: dict[str, str] = {}
+            self._api.update_params_for_auth(headers, [], ["BearerToken"], "", "GET", None)
+            self._credentials, self._credentials_asked_at = headers, now
+        return self._credentials
+
     def _request(
         self,
         method: str,
@@ -187,8 +201,7 @@ class ApiServer:
         content_type: str = "application/json",
         read_timeout_s: float = _READ_TIMEOUT_S,
     ) -> urllib3.BaseHTTPResponse:
-        headers = {"Accept": "application/json", "Content-Type": content_type}
-        self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
+        headers = {"Accept": "application/json", "Content-Type": content_type, **self._authorization()}
         try:
             response = self._pool.request(
                 method,

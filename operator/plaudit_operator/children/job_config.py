@@ -9,7 +9,7 @@ from typing import Any
 from plaudit_operator import names
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.kinds import CONFIG_MAP, SERVICE_ACCOUNT
-from plaudit_workers.job.dump import dump_job
+from plaudit_workers.job.dump import dump_json
 
 
 def config_map(context: JobContext, templates: Mapping[str, Any]) -> Manifest:
@@ -22,7 +22,7 @@ def config_map(context: JobContext, templates: Mapping[str, Any]) -> Manifest:
     current, written = _json(context.written_spec), context.admitted.written
     data = {
         # As another version of the operator wrote it, unless the user changed something.
-        "job.yaml": written["job.yaml"] if written.get("current.json") == current else dump_job(context.job),
+        "job.yaml": written["job.yaml"] if written.get("current.json") == current else dump_json(context.job),
         "spec.json": _json(context.admitted.spec),
         "current.json": current,
         "templates.json": _json(templates),

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from plaudit_workers.job.load import dump_job, load_job, parse_job
+from plaudit_workers.job.dump import dump_json
+from plaudit_workers.job.load import dump_job, load_job, parse_job, read_job
 
 text = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=20)
 json_like = st.recursive(
@@ -76,7 +77,6 @@ def a_job(spec: dict[str, Any]) -> dict[str, Any]:
     return {"apiVersion": "plaudit.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "a"}, "spec": spec}
 
 
-@settings(deadline=None, max_examples=50)
 @given(specs)
 def test_a_written_job_reads_as_the_same_job(spec: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -90,7 +90,14 @@ def test_a_written_job_reads_as_the_same_job(spec: dict[str, Any]) -> None:
         assert resolved.spec.rollout == parse_job(a_job(spec)).spec.rollout
 
 
-@settings(deadline=None, max_examples=50)
+@given(specs, st.text(st.characters(exclude_categories=["Cs"])))
+def test_json_is_read_like_yaml(spec: dict[str, Any], said: str) -> None:
+    job = parse_job(a_job(spec | {"metrics": {"pod": {"template": {"metadata": {"annotations": {"says": said}}}}}}))
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "job.yaml").write_text(dump_json(job), encoding="utf-8")
+        assert read_job(Path(folder) / "job.yaml") == job
+
+
 @given(specs)
 def test_no_null_is_written_but_in_opaque_parts_and_other_readers_read_the_same(spec: dict[str, Any]) -> None:
     job = parse_job(a_job(spec))

