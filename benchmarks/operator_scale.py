@@ -115,7 +115,7 @@ class Scale:
         cluster = Cluster(os.environ["KUBECONFIG"], own=True)
         crd = cluster.run("helm", "template", "plaudit", str(ROOT / "charts" / "plaudit"), "-s", "templates/crd.yaml")
         cluster.kubectl("apply", "--server-side", "-f", "-", text=crd.stdout)
-        cluster.kubectl("wait", "--for=condition=Established", "crd/rljobs.plaudit.dev")
+        until("RLJobs are known", lambda: cluster.kubectl("get", "rlj", check=False).returncode == 0, 60)
         cluster.kubectl("create", "namespace", NAMESPACE)
         self._kubeconfig = kubeconfig_of_the_chart(cluster, self._folder)
         with self._operator("first") as operator:
