@@ -23,6 +23,8 @@ from pathlib import Path
 import msgspec
 
 from plaudit_metrics.redis_address import PasswordFileError, RedisAddress
+from plaudit_workers.errors import JobFailedError as JobFailedError
+from plaudit_workers.errors import RefusedError as RefusedError
 from plaudit_workers.logs import configure_logs
 
 EXIT_DONE = 0
@@ -31,14 +33,6 @@ EXIT_REFUSED = 2
 EXIT_FAILED = 3
 
 _REQUIRED = ("PLAUDIT_JOB", "PLAUDIT_RUN", "PLAUDIT_RUN_FOLDER", "PLAUDIT_REDIS_URL")
-
-
-class RefusedError(Exception):
-    """The job or its surroundings are wrong; starting again would not help. The message says what to mend."""
-
-
-class JobFailedError(Exception):
-    """The job ran and failed for good (too many failed scores, restarts used up)."""
 
 
 @dataclass(frozen=True)
