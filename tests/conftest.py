@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import uuid
 from collections.abc import Iterator
@@ -11,19 +12,40 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from plaudit_workers.launch.redis_server import RedisServer
+
+EXAMPLES = int(os.environ.get("PLAUDIT_EXAMPLES", "40"))
+"""How many examples a property is tried on; a long search, once in a while: ``PLAUDIT_EXAMPLES=1000 make test``."""
+settings.register_profile("plaudit", max_examples=EXAMPLES, deadline=None)
+settings.load_profile("plaudit")
 
 ROOMS = {
     "tests/e2e/": "runs",
     "tests/workers/launch/test_supervisor.py": "runs",
-    "tests/metrics/page/": "page",
-    "tests/metrics/test_top.py": "observed run",
-    "tests/metrics/alerting/test_dashboards.py": "observed run",
-    "tests/metrics/alerting/test_prometheus.py": "observed run",
+    "tests/workers/job/test_examples.py": "runs",
     "tests/reward/model_server/": "model servers",
+    "tests/reward/judge/test_vllm.py": "judge behind vLLM",
+    "tests/workers/rollout/test_rollout_overhead_benchmark.py": "rollout benchmark",
+    "tests/workers/rollout/test_vllm": "vLLM",
+    "tests/workers/training/test_ranks.py": "ranks",
+    "tests/metrics/page/": "page",
+    "tests/metrics/alerting/": "observed run",
+    "tests/metrics/test_top.py": "observed run",
 }
-"""Files that share something expensive (a Ray, a Chromium, a run, a vLLM) and so belong into one process."""
+"""Files that share something expensive (a Ray, a Chromium, a run, a vLLM) and so belong into one process; the longest
+rooms first."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begins with the rooms in their order, so that the processes end at about the same time."""
+    starts = list(ROOMS)
+
+    def place(item: pytest.Item) -> int:
+        return next((number for number, start in enumerate(starts) if item.nodeid.startswith(start)), len(starts))
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(optionalhook=True)

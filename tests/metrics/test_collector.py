@@ -80,7 +80,7 @@ def test_the_trainers_own_figures_stand(run: Build) -> None:
     assert kept.newest(1)[0].record.statistics["reward/mean"] == 0.5  # the events alone would say 1.0
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_replays_and_reorderings_before_the_step_change_nothing(run: Build, data: st.DataObject) -> None:
     in_order, disturbed = KeptSteps(), KeptSteps()

@@ -42,7 +42,7 @@ def any_sample(draw: st.DrawFn) -> SampleRecord:
     )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(any_sample())
 def test_the_stages_add_up_to_the_wall_time_within_5_ms(record: SampleRecord) -> None:
     seconds = sample_stage_seconds(SampleColumns.from_records([record]))
@@ -53,7 +53,7 @@ def test_the_stages_add_up_to_the_wall_time_within_5_ms(record: SampleRecord) ->
     assert sum(float(of_stage[0]) for of_stage in seconds.values()) == pytest.approx(wall_s, abs=0.005)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.fixed_dictionaries({stage: st.floats(0, 100) for stage in SAMPLE_STAGES}))
 def test_each_stage_is_told_to_within_5_ms(sample: Callable[..., SampleRecord], truth: dict[str, float]) -> None:
     seconds = sample_stage_seconds(SampleColumns.from_records([sample(**truth)]))

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plaudit_metrics.records import StepRecord, WaitRecord
@@ -136,7 +136,6 @@ def test_the_rules_of_the_format_are_kept(trace: dict[str, Any]) -> None:
     assert problems_of(trace) == []
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_the_rules_of_the_format_are_kept_whatever_happened(data: st.DataObject, sample: Build, group: Build) -> None:
     seconds = st.floats(0, 1e4, allow_subnormal=False) | st.just(0.0) | st.floats(0, 1e-8)

@@ -86,7 +86,7 @@ def _cause_of_sample(sample: SampleRecord, moment: float) -> str:
     return "score" if moment < stamps.committed else "ready_queue"
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(samples_of_groups(), MOMENTS, st.floats(0, 200), st.data())
 def test_the_split_equals_the_rule_applied_to_every_instant(
     drawn: tuple[list[SampleRecord], list[GroupRecord]], start: float, length: float, data: st.DataObject

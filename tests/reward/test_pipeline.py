@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plaudit_metrics.records import ScoringRecord
@@ -202,7 +202,6 @@ answers = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.lists(st.tuples(answers, st.sampled_from([0.5, 1.0])), min_size=1, max_size=4))
 async def test_no_zero_is_ever_invented(script: list[tuple[Answer, float]]) -> None:
     """Every value given is 1 or more in size: a sample has a value only when all scorers gave one."""

@@ -32,15 +32,17 @@ def job(tmp_path: Path) -> Path:
     return tmp_path / "job.yaml"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in COMMANDS), ["--version"]])
-def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+def test_help_imports_nothing_heavy() -> None:
+    asked = [["--help"], *([name, "--help"] for name in COMMANDS), ["--version"]]
     program = (
-        "import sys; from plaudit_workers.cli import main; code = main(sys.argv[1:]); "
-        f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr); sys.exit(code)"
+        "import sys\nfrom plaudit_workers.cli import main\n"
+        f"for arguments in {asked!r}:\n"
+        f"    code, heavy = main(arguments), [name for name in {HEAVY!r} if name in sys.modules]\n"
+        "    assert (code, heavy) == (0, []), (arguments, code, heavy)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
-    assert done.stderr.strip() == "[]"
-    assert "plaudit" in done.stdout
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("plaudit") >= len(asked)
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:

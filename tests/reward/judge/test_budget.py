@@ -205,7 +205,7 @@ async def test_a_budget_leaves_nothing_in_redis(make_budget: Make, redis: Redis,
     assert await redis.exists(*keys) == 0
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     limits=st.builds(
         Limits,

@@ -1,4 +1,4 @@
-"""The process of a reward model server: a model that cannot be served ends the run in words. The rest: tests/e2e."""
+"""The process of a reward model server: one that cannot serve ends the run in words. The rest: tests/e2e."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ metadata: {name: j}
 spec:
   reward:
     scorers:
-      - {name: helpful, kind: model, model: {source: ./rm, engine: plaudit}}
+      - {name: helpful, kind: model, model: {source: ./rm, engine: plaudit, arguments: {max_queue: 0}}}
 """
 
 
-async def test_a_model_that_cannot_be_served_is_refused_with_the_servers_last_words(
+async def test_what_a_server_refuses_is_told_with_its_last_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
@@ -39,6 +39,6 @@ async def test_a_model_that_cannot_be_served_is_refused_with_the_servers_last_wo
         health_port=0,
         log_file=tmp_path / "log",
     )
-    with pytest.raises(RefusedError, match=rf"(?s)last words:.*--model {tmp_path}/rm: no tokenizer could be loaded"):
+    with pytest.raises(RefusedError, match=r"(?s)last words:.*argument --max-queue: 0 is below 1"):
         await serve(settings, asyncio.Event())
     assert not Place("helpful", 0, "").file(tmp_path).exists()

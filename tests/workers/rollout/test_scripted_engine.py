@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plaudit_workers.process import RefusedError
@@ -62,7 +62,6 @@ async def test_nothing_is_generated_before_weights_are_loaded() -> None:
     assert sample.engine_queue_s >= 0.05
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     num_tokens=st.integers(1, 200), max_tokens=st.integers(1, 200), switches=st.lists(st.floats(0, 0.02), max_size=3)
 )
@@ -109,9 +108,9 @@ async def test_no_more_run_at_once_than_there_are_places() -> None:
     for number in range(6):
         engine.submit(request(str(number)))
     found = await outcomes(engine, 6)
-    assert time.monotonic() - started >= 0.3
+    assert time.monotonic() - started > 0.29  # a timer may ring a little early
     queued = sorted(sample.engine_queue_s for sample in found.values())
-    assert queued[1] < 0.1 <= queued[2]
+    assert queued[1] < 0.09 < queued[2]
 
 
 async def test_cancelled_samples_are_forgotten_and_their_places_given_on() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plaudit_workers.training.ledger import Positions, TrainerLedger
@@ -109,7 +109,6 @@ class Run:
             self.ready = [group for group in self.ready if group not in chosen]
 
 
-@settings(max_examples=200, deadline=None)
 @given(schedule=schedules(), data=st.data())
 def test_every_prompt_is_accounted_for_exactly_once_and_no_sample_is_too_stale(
     schedule: Schedule, data: st.DataObject
@@ -122,7 +121,6 @@ def test_every_prompt_is_accounted_for_exactly_once_and_no_sample_is_too_stale(
     assert all(0 <= staleness <= schedule.max_staleness for of_step in run.trained.values() for staleness in of_step)
 
 
-@settings(max_examples=100, deadline=None)
 @given(schedule=schedules(), data=st.data())
 def test_order_step_trains_each_step_on_its_own_prompts(schedule: Schedule, data: st.DataObject) -> None:
     run = Run(replace(schedule, order="step"), data)
