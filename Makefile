@@ -13,7 +13,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test cluster-up cluster-down cluster-packages e2e e2e-controllers controllers-build images images-gpu bench generate requirements redis promtool chromium clean
+.PHONY: help install demo check test cluster-up cluster-down cluster-packages e2e e2e-controllers controllers-build images images-gpu bench bench-operator generate requirements redis promtool chromium clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,11 +51,15 @@ cluster-packages:
 
 bench: install ## the figures of the README: tables, and JSON in benchmarks/results/
 	@mkdir -p benchmarks/results
-	@for benchmark in benchmarks/*.py; do \
+	@for benchmark in $(filter-out benchmarks/operator_scale.py, $(wildcard benchmarks/*.py)); do \
 	  name=$$(basename $$benchmark .py); \
 	  grep -q '__main__' $$benchmark || continue; \
 	  echo "== $$name"; $(BIN)/python $$benchmark --json benchmarks/results/$$name.json || exit 1; \
 	done
+
+bench-operator: install cluster-packages ## the operator with 1,000 jobs on a real API server (root, 5 minutes)
+	@mkdir -p benchmarks/results
+	$(BIN)/python benchmarks/operator_scale.py --json benchmarks/results/operator_scale.json
 
 generate: install ## write the generated files anew
 	$(BIN)/python -m plaudit_workers.job.reference
