@@ -37,4 +37,13 @@ def drop_privileges() -> None:
     if _libc.capset(header, bytes(24)) != 0:
         raise OSError(ctypes.get_errno(), "capset")
     no_new_privileges()
+    forbid_inspection()
+
+
+def forbid_inspection() -> None:
+    """No other process of this user may read this one's memory or environment, trace it, or leave a dump of it.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
     prctl(_PR_SET_DUMPABLE, 0)

@@ -17,8 +17,8 @@ from plaudit_reward.isolation.output import Output
 _EXIT_WITHIN_S = 1.0
 """A child that closed its connection has so long to end by itself, so that its exit code can be told."""
 _LOOK_EVERY_S = 0.005
-_WORKERS_OWN = ("PLAUDIT_SECRET", "PLAUDIT_REDIS_PASSWORD")
-"""Passwords and keys of the job."""
+_WORKERS_OWN = ("PLAUDIT_SECRET", "PLAUDIT_REDIS")
+"""Passwords and keys of the job, and where they lie."""
 
 OnMessages = Callable[[list[FromChild]], None]
 OnExit = Callable[[str], None]

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from plaudit_metrics.records import ScoringRecord, WorkerRecord
+from plaudit_reward.code.privileges import forbid_inspection
 from plaudit_reward.pipeline import Pipeline
 from plaudit_reward.sample import Sample
 from plaudit_workers.health import HealthServer
@@ -57,6 +58,7 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     Raises:
         RefusedError: the job, the transport or a scorer cannot work.
     """
+    forbid_inspection()  # by the users' functions, which run in processes of the same user
     job = _read_job(settings)
     transport = await Transport.open(settings.redis, settings.run, spill=settings.run_folder / "spill")
     try:
