@@ -1,7 +1,9 @@
 """Tests on a real cluster: ``make e2e``. ``make test`` does without them (they need PLAUDIT_E2E to be set).
 
-``PLAUDIT_E2E_KUBECONFIG`` names a cluster that is there; else one of tests/cluster is started and ended:
-``PLAUDIT_E2E_STATE`` is its folder, so that several can run side by side, and ``PLAUDIT_E2E_KEEP`` leaves it running.
+A cluster of tests/cluster is started and ended. ``PLAUDIT_E2E_STATE`` is its folder, so that several can run side by
+side; ``PLAUDIT_E2E_KEEP=1`` leaves it running for the next time. ``PLAUDIT_E2E_KUBECONFIG`` names another cluster:
+``PLAUDIT_E2E_VALUES`` is then a file of the chart's values with images that it can pull, ``images.gpu`` with torch and
+vLLM, and ``PLAUDIT_E2E_STORAGE_CLASS`` a class of volumes that many pods can write to (default: the cluster's).
 """
 
 from __future__ import annotations
@@ -20,16 +22,35 @@ HERE = Path(__file__).parent
 # Modules beside the tests, and the jobs and bad specifications of the fast ones.
 sys.path[:0] = [str(HERE), str(HERE.parent / "operator")]
 
-import images  # noqa: E402
+import chart  # noqa: E402
 import training  # noqa: E402
-from real_cluster import ROOT, Cluster, harness  # noqa: E402
+from real_cluster import Cluster, harness  # noqa: E402
 
 RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start operators of their own come before the chart's is there, which looks after every namespace."""
-    items.sort(key=lambda item: "installed" in getattr(item, "fixturenames", ()))
+    """The chart's operator looks after every namespace: tests with one of their own come before, its end comes last."""
+
+    def turn(item: pytest.Item) -> int:
+        return (item.path.stem == "test_uninstall") + ("installed" in getattr(item, "fixturenames", ()))
+
+    items.sort(key=turn)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def images_under_way(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[subprocess.Popen[str] | None]:
+    """Images are built while the first tests wait for a cluster; the folder of archives is the last argument."""
+    wanted = any("installed" in getattr(item, "fixturenames", ()) for item in request.session.items)
+    if not wanted or os.environ.get("PLAUDIT_E2E_KUBECONFIG"):
+        yield None
+        return
+    command = [sys.executable, str(HERE / "images.py"), str(tmp_path_factory.mktemp("images"))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as building:
+        yield building
+        building.terminate()
 
 
 @pytest.fixture(scope="session")
@@ -51,38 +72,31 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def definition(cluster: Cluster) -> Cluster:
     """A cluster that knows RLJobs."""
-    chart = cluster.run("helm", "template", "plaudit", str(ROOT / "charts" / "plaudit"), "-s", "templates/crd.yaml")
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", text=chart.stdout)
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", text=chart.template(cluster, "crd"))
     cluster.kubectl("wait", "--for=condition=Established", "crd/rljobs.plaudit.dev")
     cluster.until("discovery", lambda: cluster.kubectl("get", "rlj", check=False).returncode == 0, 30)
     return cluster
 
 
 @pytest.fixture(scope="session")
-def installed(definition: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def installed(definition: Cluster, images_under_way: subprocess.Popen[str] | None) -> Iterator[Cluster]:
     """The chart, installed with images built from the repository's Dockerfiles."""
     cluster = definition
-    if cluster.own:
-        archives = tmp_path_factory.mktemp("images")
-        images.main(archives)
-        subprocess.run(harness("load", *map(str, sorted(archives.glob("*.tar")))), check=True)
+    if images_under_way:
+        said, _ = images_under_way.communicate()
+        assert images_under_way.returncode == 0, said
+        subprocess.run(harness("load", *said.split()), check=True)
     for namespace in ("plaudit", training.NAMESPACE):
         cluster.kubectl("create", "namespace", namespace, check=False)
         cluster.kubectl("label", "namespace", namespace, RESTRICTED, "--overwrite")
-    settings = {"operator": images.OPERATOR, "worker": images.WORKER, "gpu": images.WORKER, "redis": images.REDIS}
-    options = [word for name, image in settings.items() for word in ("--set", f"images.{name}={image}")]
-    chart = str(ROOT / "charts" / "plaudit")
-    command = ["upgrade", "--install", "plaudit", chart, "--namespace", "plaudit", *options, "--wait"]
-    cluster.run("helm", *command, "--take-ownership")
+    chart.install(cluster)
     yield cluster
     cluster.kubectl("--namespace", training.NAMESPACE, "delete", "rlj", "--all", check=False)
     cluster.run("helm", "uninstall", "plaudit", "--namespace", "plaudit", check=False)
 
 
 @pytest.fixture(scope="session")
-def shared(installed: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+def shared(installed: Cluster) -> Cluster:
     """The installed cluster with what ``training.copy_digits`` needs."""
-    if not installed.own:
-        pytest.skip("needs volumes that this machine can write to")
-    training.prepare(installed, tmp_path_factory.mktemp("training"))
+    training.prepare(installed, chart.values()["images"]["gpu"])
     return installed

@@ -1,91 +1,181 @@
-"""The jobs of the tests and what they need of a cluster: a volume with model and data, and one with torch and vLLM."""
+"""The jobs of the tests, and what they need of a cluster: a volume with models and data, and torch and vLLM.
+
+torch and vLLM are 5 GB that no image of these tests holds. On the cluster of this machine the checkout's own
+environment is a read-only volume; on another one ``images.gpu`` has them.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-import subprocess
-import sys
-from pathlib import Path
+import sysconfig
 from typing import Any
 
 from real_cluster import ROOT, Cluster
 from ruamel.yaml import YAML
 
 NAMESPACE = "training"
+CLASS = os.environ.get("PLAUDIT_E2E_STORAGE_CLASS", "")
 EXAMPLE = ROOT / "examples" / "01-copy-digits"
-UID = 1000
+_MODELS = ROOT / "examples" / "05-reward-model"
+_PREPARE = """\
+import runpy, sys
+for example, folder in (("copy-digits", "/plaudit"), ("reward-model", "/plaudit/reward-model")):
+    sys.argv = ["prepare.py", "--folder", folder]
+    runpy.run_path(f"/examples/{example}/prepare.py", run_name="__main__")
+import vllm.v1.engine.llm_engine  # its modules are compiled here once, not by every pod
+"""
 
 
-def prepare(cluster: Cluster, folder: Path) -> None:
-    """Writes model and data into the folder and makes it, and an environment for pods, claims of the cluster."""
-    venv = Path(os.environ.get("PLAUDIT_E2E_VENV") or folder / "venv")
-    if not (venv / "bin" / "python").exists():
-        _make_venv(venv)
-    shared = folder / "shared"
-    subprocess.run([sys.executable, EXAMPLE / "prepare.py", "--folder", shared], check=True)
-    for path in [shared, *shared.rglob("*")]:
-        os.chown(path, UID, UID)
-    for name, place, mode in (("shared", shared, "ReadWriteMany"), ("venv", venv, "ReadOnlyMany")):
-        done = cluster.apply(*_volume(name, place, mode))
-        assert done.returncode == 0, done.stderr
-    reward = f"--from-file={EXAMPLE / 'reward.py'}"
-    cluster.kubectl("--namespace", NAMESPACE, "create", "configmap", "copy-digits", reward, check=False)
+def prepare(cluster: Cluster, image: str) -> None:
+    """Makes the volume and, in a pod of ``image``, what lies on it; and the ConfigMap with the reward function."""
+    manifests = [_claim("shared", {"storageClassName": CLASS} if CLASS else {}), _examples(), _reward(), _pod(image)]
+    if cluster.own:
+        manifests = [*_packages(), *manifests]
+    done = cluster.apply(*manifests)
+    assert done.returncode == 0, done.stderr
+
+    def phase() -> str:
+        return str(cluster.get("pod", "prepare", NAMESPACE).get("status", {}).get("phase", ""))
+
+    cluster.until("prepared volume", lambda: phase() in ("Succeeded", "Failed"), 600)
+    said = cluster.kubectl("--namespace", NAMESPACE, "logs", "prepare", check=False).stdout
+    assert phase() == "Succeeded", said
+    cluster.kubectl("--namespace", NAMESPACE, "delete", "pod/prepare", "--wait=false")
 
 
-def _make_venv(venv: Path) -> None:
-    """On the interpreter that the image has, so that a pod can run it."""
-    uv = str(ROOT / ".uv" / "bin" / "uv")
-    subprocess.run([uv, "venv", "-q", "--clear", "--python", "/usr/bin/python3.11", venv], check=True)
-    environment = {**os.environ, "VIRTUAL_ENV": str(venv)}
-    pins = ["-q", "--no-deps", "--require-hashes", "-r", str(ROOT / "requirements" / "all.txt")]
-    subprocess.run([uv, "pip", "install", *pins], env=environment, check=True)
-
-
-def _volume(name: str, place: Path, mode: str) -> list[dict[str, Any]]:
-    spec = {"accessModes": [mode], "storageClassName": ""}
-    volume = {
-        **spec,
-        "capacity": {"storage": "10Gi"},
-        "hostPath": {"path": str(place)},
-        "claimRef": {"name": name, "namespace": NAMESPACE},
-        "persistentVolumeReclaimPolicy": "Retain",
+def heavy(own: bool = "PLAUDIT_E2E_KUBECONFIG" not in os.environ) -> dict[str, Any]:
+    """``pod`` of what needs torch."""
+    if not own:
+        return {}
+    variables = {
+        "PYTHONPATH": "/packages",
+        "PYTHONPYCACHEPREFIX": "/plaudit/pycache",
+        "PYTHONDONTWRITEBYTECODE": "",
+        "HF_HUB_OFFLINE": "1",
+        "TORCHDYNAMO_DISABLE": "1",
     }
-    claim = {**spec, "volumeName": f"{NAMESPACE}-{name}", "resources": {"requests": {"storage": "10Gi"}}}
-    return [
-        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": f"{NAMESPACE}-{name}"}, "spec": volume},
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": {"name": name, "namespace": NAMESPACE},
-            "spec": claim,
-        },
-    ]
+    return {
+        "resources": {"limits": {"nvidia.com/gpu": 0}},
+        "env": [{"name": name, "value": value} for name, value in variables.items()],
+        "volumes": [{"name": "packages", "persistentVolumeClaim": {"claimName": "packages", "readOnly": True}}],
+        "volumeMounts": [{"name": "packages", "mountPath": "/packages", "readOnly": True}],
+    }
 
 
 def copy_digits(steps: int, name: str = "copy-digits", **spec: Any) -> dict[str, Any]:
     """The first example as a cluster's user would write it; ``spec`` replaces whole sections."""
     job: dict[str, Any] = YAML(typ="safe").load(EXAMPLE / "job.yaml")
-    heavy = {
-        "resources": {"limits": {"nvidia.com/gpu": 0}},
-        "env": [
-            {"name": "PATH", "value": "/venv/bin:/usr/bin:/bin"},
-            {"name": "PYTHONPATH", "value": "/opt/plaudit/lib/python3.11/site-packages"},
-            {"name": "HF_HUB_OFFLINE", "value": "1"},
-            {"name": "TORCHDYNAMO_DISABLE", "value": "1"},
-        ],
-        "volumes": [{"name": "venv", "persistentVolumeClaim": {"claimName": "venv", "readOnly": True}}],
-        "volumeMounts": [{"name": "venv", "mountPath": "/venv", "readOnly": True}],
-    }
     sections = job["spec"]
     job["metadata"] = {"name": name, "namespace": NAMESPACE}
     sections["model"]["source"] = "/plaudit/model"
     sections["data"]["train"]["path"] = "/plaudit/data/train.parquet"
     sections["data"].pop("validation")
     sections["algorithm"]["steps"] = steps
-    sections["rollout"]["pod"] = heavy
-    sections["trainer"]["pod"] = heavy
+    sections["rollout"]["pod"] = heavy()
+    sections["trainer"]["pod"] = heavy()
     sections["storage"] = {"claimName": "shared"}
     sections["files"] = {"configMap": "copy-digits"}
     sections["transport"] = {"managed": {"memory": "512Mi", "storage": "1Gi"}}
     sections |= spec
     return job
+
+
+def reward_model() -> dict[str, Any]:
+    """A scorer that is computed and recorded, and leaves the reward to the others."""
+    model = {"source": "/plaudit/reward-model/model/reward", "engine": "plaudit", "dtype": "float32", "pod": heavy()}
+    return {"name": "preference", "kind": "model", "weight": 0, "model": model}
+
+
+def file_of(cluster: Cluster, job: dict[str, Any], path: str) -> str:
+    """A file of the run's folder, as the pod of the metrics service sees it."""
+    metadata = job["metadata"]
+    folder = f"/plaudit/runs/{metadata['namespace']}/{job['status']['run']}"
+    pod = f"deployment/{metadata['name']}-metrics"
+    return cluster.kubectl("--namespace", metadata["namespace"], "exec", pod, "--", "cat", f"{folder}/{path}").stdout
+
+
+def ledger(cluster: Cluster, job: dict[str, Any]) -> dict[str, Any]:
+    """What became of every group of the run."""
+    found: dict[str, Any] = json.loads(file_of(cluster, job, "ledger.json"))
+    return found
+
+
+def rewards(cluster: Cluster, job: dict[str, Any]) -> list[float]:
+    """Mean reward, step by step."""
+    rows = map(json.loads, file_of(cluster, job, "steps.jsonl").splitlines())
+    return [row["reward/mean"] for row in rows if "reward/mean" in row]
+
+
+def _claim(name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "10Gi"}}} | spec
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": _metadata(name), "spec": spec}
+
+
+def _packages() -> list[dict[str, Any]]:
+    """A claim of the packages beside the interpreter that runs these tests, whose minor version the images have."""
+    volume = {
+        "accessModes": ["ReadOnlyMany"],
+        "storageClassName": "",
+        "capacity": {"storage": "10Gi"},
+        "hostPath": {"path": sysconfig.get_path("purelib")},
+        "claimRef": {"name": "packages", "namespace": NAMESPACE},
+        "persistentVolumeReclaimPolicy": "Retain",
+    }
+    name = f"{NAMESPACE}-packages"
+    claim = _claim("packages", {"accessModes": ["ReadOnlyMany"], "storageClassName": "", "volumeName": name})
+    return [{"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": volume}, claim]
+
+
+def _reward() -> dict[str, Any]:
+    return _config_map("copy-digits", {"reward.py": (EXAMPLE / "reward.py").read_text()})
+
+
+def _examples() -> dict[str, Any]:
+    files = {
+        "tiny_model.py": ROOT / "examples" / "tiny_model.py",
+        "copy-digits": EXAMPLE / "prepare.py",
+        "reward-model": _MODELS / "prepare.py",
+    }
+    return _config_map("examples", {key: path.read_text() for key, path in files.items()})
+
+
+def _pod(image: str) -> dict[str, Any]:
+    """Writes the models and the data; meets Pod Security restricted."""
+    extra = heavy()
+    paths = {"tiny_model.py": "tiny_model.py"}
+    paths |= {example: f"{example}/prepare.py" for example in ("copy-digits", "reward-model")}
+    items = [{"key": key, "path": path} for key, path in paths.items()]
+    container = {
+        "name": "prepare",
+        "image": image,
+        "command": ["python3", "-c", _PREPARE],
+        "env": [{"name": "HOME", "value": "/tmp"}, {"name": "OMP_NUM_THREADS", "value": "1"}, *extra.get("env", [])],
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": [
+            {"name": "examples", "mountPath": "/examples", "readOnly": True},
+            {"name": "shared", "mountPath": "/plaudit"},
+            *extra.get("volumeMounts", []),
+        ],
+    }
+    user = dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), 1000)
+    spec = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}, **user},
+        "containers": [container],
+        "volumes": [
+            {"name": "examples", "configMap": {"name": "examples", "items": items}},
+            {"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}},
+            *extra.get("volumes", []),
+        ],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata("prepare"), "spec": spec}
+
+
+def _config_map(name: str, data: dict[str, str]) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(name), "data": data}
+
+
+def _metadata(name: str) -> dict[str, str]:
+    return {"name": name, "namespace": NAMESPACE}

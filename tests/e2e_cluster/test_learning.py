@@ -1,0 +1,60 @@
+"""The first example in pods: rollouts, reward workers, a reward model and a trainer, and it learns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import training
+from real_cluster import Cluster
+
+pytestmark = pytest.mark.timeout(1200)
+
+STEPS = 110
+JOB = "copy-digits"
+CHILDREN = "deployment,statefulset,job,pod,service,serviceaccount,configmap,secret,networkpolicy,pdb,pvc"
+
+
+def test_a_job_learns_completes_and_leaves_nothing_behind(shared: Cluster):
+    before = names(shared)
+    job = training.copy_digits(STEPS, JOB, lifecycle={"cleanup": "None"})
+    job["spec"]["rollout"]["replicas"] = 2
+    job["spec"]["reward"]["workers"]["replicas"] = 2
+    job["spec"]["reward"]["scorers"].append(training.reward_model())
+    done = shared.apply(job)
+    assert done.returncode == 0, done.stderr
+    ready: dict[str, str] = {}
+
+    def ended() -> dict[str, Any]:
+        found = shared.get("rlj", JOB, training.NAMESPACE)
+        status = found.get("status", {})
+        ready.update({role: said for role, said in status.get("replicas", {}).items() if said == "2/2"})
+        return found if status.get("phase") in ("Complete", "Failed", "Invalid") else {}
+
+    job = shared.until("the end of the job", ended, 900)
+    status = job["status"]
+    assert status["phase"] == "Complete", status["conditions"]
+    assert set(ready) >= {"rollout", "reward"}
+    assert status["progress"]["step"] == STEPS
+    assert not status.get("restarts")
+    rewards = training.rewards(shared, job)
+    assert rewards[0] <= 0.3
+    assert sum(rewards[-10:]) / 10 >= 0.75
+    ledger = training.ledger(shared, job)
+    assert ledger["trained"] == STEPS * job["spec"]["algorithm"]["promptsPerStep"]
+    assert ledger["admitted"] == ledger["trained"] + ledger["dropped"] + ledger["evaluated"] + ledger["open"]
+    assert not ledger["problems"]
+    assert "preference" in training.file_of(shared, job, "steps.jsonl")
+    shared.kubectl("--namespace", training.NAMESPACE, "delete", "rlj", JOB)
+    shared.until("nothing left behind", lambda: not left(shared, before), 120)
+
+
+def names(cluster: Cluster) -> set[tuple[str, str]]:
+    """Every object of the namespace, and every volume."""
+    found = cluster.get(CHILDREN, namespace=training.NAMESPACE)["items"] + cluster.get("pv")["items"]
+    return {(item["kind"], item["metadata"]["name"]) for item in found}
+
+
+def left(cluster: Cluster, before: set[tuple[str, str]]) -> set[tuple[str, str]]:
+    """What is there that was not."""
+    return names(cluster) - before
