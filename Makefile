@@ -13,7 +13,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test cluster-up cluster-down cluster-packages e2e e2e-controllers controllers-build images images-gpu bench bench-operator generate requirements redis promtool chromium clean
+.PHONY: help install demo check test cluster-up cluster-build cluster-down cluster-packages e2e e2e-controllers controllers-build images images-gpu bench bench-operator generate requirements redis promtool chromium clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,10 @@ test: install promtool chromium ## all tests that need no cluster
 
 cluster-up: cluster-packages ## a real Kubernetes on this machine, for tests (root; its first build takes minutes)
 	@tests/cluster/cluster up --nodes 2 --gpus-per-node 4
+
+cluster-build: cluster-packages ## its programs and the images of the tests, which cluster-up and e2e else make first (root; minutes)
+	@tests/cluster/cluster build
+	@$(PYTHON) tests/e2e_cluster/images.py
 
 cluster-down: ## end it
 	@tests/cluster/cluster down

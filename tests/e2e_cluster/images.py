@@ -1,8 +1,8 @@
-"""Images for a cluster without a registry: ``python tests/e2e_cluster/images.py FOLDER`` writes archives for ``load``.
+"""Images for a cluster without a registry: ``python3 tests/e2e_cluster/images.py [FOLDER]``.
 
-The project's own Dockerfiles on a base of this machine's Debian, made once by debootstrap and committed under the name
-that their FROM uses. Redis comes with the base (the official image cannot be had everywhere), and so does libnuma,
-which vLLM for CPUs needs.
+Builds them, and writes archives for ``cluster load`` into the folder. They are the project's own Dockerfiles on a base
+of this machine's Debian, made once by debootstrap and committed under the name that their FROM uses. Redis comes with
+the base (the official image cannot be had everywhere), and so does libnuma, which vLLM for CPUs needs.
 """
 
 from __future__ import annotations
@@ -21,30 +21,17 @@ _PACKAGES = "python3,python3-venv,ca-certificates,libnuma1,redis-server"
 _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 
 
-def main(folder: Path) -> None:
-    """Builds what is missing and writes the archives."""
-    folder.mkdir(parents=True, exist_ok=True)
+def main(folder: Path | None) -> None:
+    """Builds what is missing and writes the archives, when a folder is given."""
     if subprocess.run(["buildah", "inspect", BASE], capture_output=True, check=False).returncode:
         _make_base()
+    options = ["--layers", "--isolation", "chroot", "--pull-never", "-q", *_trust()]
     for name, dockerfile in ((OPERATOR, "operator/Dockerfile"), (WORKER, "workers/Dockerfile")):
-        _run(
-            "buildah",
-            "bud",
-            "--layers",
-            "--isolation",
-            "chroot",
-            "--pull-never",
-            "-q",
-            *_trust(),
-            "-f",
-            dockerfile,
-            "-t",
-            name,
-            ".",
-        )
-        _write(name, folder)
+        _run("buildah", "bud", *options, "-f", dockerfile, "-t", name, ".")
     _run("buildah", "tag", BASE, REDIS)
-    _write(REDIS, folder)
+    if folder:
+        for name in (OPERATOR, WORKER, REDIS):
+            _write(name, folder)
 
 
 def _make_base() -> None:
@@ -74,6 +61,7 @@ def _mirror() -> str:
 
 
 def _write(name: str, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     archive = folder / (name.rpartition("/")[2].partition(":")[0] + ".tar")
     archive.unlink(missing_ok=True)
     _run("buildah", "push", "-q", name, f"oci-archive:{archive}:{name}")
@@ -88,4 +76,4 @@ def _run(*argv: str) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
