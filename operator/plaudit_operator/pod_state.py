@@ -10,6 +10,7 @@ from plaudit_operator.observed import Object, seconds
 _IMAGE_REASONS = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
 _GANG_DOES_NOT_FIT = "pod group is unschedulable"
 """The scheduler's words for a pod that has room itself."""
+_TAKEN_AWAY = "DeletionByTaintManager"
 _STARTS_WITHIN_S = 90.0
 _MESSAGE_END = 500
 """Characters of a container's last words that are shown: their end, where the error stands."""
@@ -91,6 +92,20 @@ def is_scheduled(pod: Object) -> bool:
 def is_gated(pod: Object) -> bool:
     """Whether somebody keeps the pod from being scheduled: its queue."""
     return any(c["type"] == "PodScheduled" and c.get("reason") == "SchedulingGated" for c in _conditions(pod))
+
+
+def taken_away_since(pod: Object) -> float | None:
+    """When the pod was told to leave because its node is unreachable or not ready; None when it was not."""
+    if not is_leaving(pod):
+        return None
+    taken = (c for c in _conditions(pod) if c["type"] == "DisruptionTarget" and c["status"] == "True")
+    return next((seconds(c.get("lastTransitionTime")) for c in taken if c.get("reason") == _TAKEN_AWAY), None)
+
+
+def is_unheard(pod: Object) -> bool:
+    """Whether the control plane says that the pod is not ready, and no kubelet says so of its containers."""
+    holds = {c["type"]: c["status"] == "True" for c in _conditions(pod)}
+    return holds.get("ContainersReady", False) and not holds.get("Ready", False)
 
 
 def is_leaving(pod: Object) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from plaudit_operator import names
@@ -12,6 +12,7 @@ from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed, attempt_of, labels
 from plaudit_operator.pod_state import is_running, problem_of, restarts_of
 from plaudit_operator.policies.failure import Attempt
+from plaudit_operator.remedies import remedy
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class RoleState:
     reason: str = ""
     """Why pods are missing, in a word of ``names.Reason``; empty when that is not known."""
     problem: str = ""
+    remedy: str = ""
+    """What to do about it."""
 
     @property
     def is_ready(self) -> bool:
@@ -61,7 +64,7 @@ def role_states(context: JobContext, observed: Observed, attempt: Attempt | None
         pods = [pod for pod in observed.pods_of("model") if labels(pod).get(names.LABEL_SCORER) == scorer.name]
         states[f"model/{scorer.name}"] = _of_workload(f"model/{scorer.name}", owner, pods, now)
     states["metrics"] = _of_deployment(context, observed, "metrics", now)
-    return states
+    return {name: replace(role, remedy=remedy(role.reason, name, context.name)) for name, role in states.items()}
 
 
 def _of_deployment(context: JobContext, observed: Observed, role: str, now: float) -> RoleState:

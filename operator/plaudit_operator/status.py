@@ -14,6 +14,7 @@ from plaudit_operator.conditions import Said, merged, phase, said
 from plaudit_operator.kinds import POD_GROUP
 from plaudit_operator.names import Condition, Reason, run_id
 from plaudit_operator.observed import NO_SUCH_KIND, Observed, timestamp
+from plaudit_operator.pod_state import taken_away_since
 from plaudit_operator.policies.place import Wait
 from plaudit_operator.roles import RoleState
 
@@ -164,7 +165,8 @@ def _role(kind: str, roles: list[RoleState], rest: _Rest, *, ready: str = Reason
 
 
 def _missing(role: RoleState) -> str:
-    return f"{role.name} {role.ready}/{role.desired}" + (f": {role.problem}" if role.problem else "")
+    said_of_it = [words for words in (role.problem, role.remedy) if words]
+    return f"{role.name} {role.ready}/{role.desired}" + (f": {'. '.join(said_of_it)}" if said_of_it else "")
 
 
 def _suspended(context: JobContext, roles: Mapping[str, RoleState], rest: _Rest) -> Said:
@@ -201,18 +203,24 @@ def _degraded(observed: Observed, roles: Mapping[str, RoleState], *, started: bo
 
 
 def _node_lost(observed: Observed) -> bool:
-    return any(pod["metadata"].get("deletionTimestamp") for pod in observed.pods_of("redis"))
+    return any(taken_away_since(pod) is not None for pod in observed.pods_of("redis"))
 
 
 def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Tell]:
-    """Events for conditions whose status changed and attempts that ended: what a person would want to know."""
-    known = {condition["type"]: condition["status"] for condition in before.get("conditions") or []}
+    """Events, of what a person would want to know: conditions that turned, new troubles, attempts that ended."""
+    known = {c["type"]: (c["status"], c["reason"]) for c in before.get("conditions") or []}
+    told: set[str] = set()
     for condition in after.get("conditions") or []:
-        kind, status_ = condition["type"], condition["status"]
-        event = _TOLD.get((kind, status_))
-        if event is None or known.get(kind) == status_ or (kind not in known and (kind, status_) in _SILENT_AT_FIRST):
+        kind, status_, reason = condition["type"], condition["status"], condition["reason"]
+        was, why = known.get(kind, ("", ""))
+        event = _TOLD.get((kind, status_)) if was != status_ else None
+        if kind in _NEEDED and status_ == "False" and reason in _TROUBLES and reason != why:
+            event = "Warning"
+        silent = kind not in known and (kind, status_) in _SILENT_AT_FIRST
+        if event is None or silent or (kind == Condition.DEGRADED and reason in told):
             continue
-        yield Tell(event, condition["reason"], condition["message"] or f"{kind} is {status_}")
+        told.add(reason)
+        yield Tell(event, reason, condition["message"] or f"{kind} is {status_}")
     for counter, reason in (("restarts", Reason.ATTEMPT_FAILED), ("disruptions", Reason.DISRUPTED)):
         if int(after.get(counter, 0)) > int(before.get(counter, 0)):
             yield Tell("Warning", reason, _last_failure_of_trainer(after))
@@ -234,4 +242,13 @@ _TOLD = {
     (Condition.COMPLETE, "True"): "Normal",
     (Condition.FAILED, "True"): "Warning",
 }
+_TROUBLES = {
+    Reason.UNSCHEDULABLE,
+    Reason.IMAGE_PULL,
+    Reason.CONFIG_MISSING,
+    Reason.OUT_OF_MEMORY,
+    Reason.CRASHING,
+    Reason.REFUSED_BY_CLUSTER,
+}
+"""Reasons of a role that is not ready which a person has to know of."""
 _SILENT_AT_FIRST = {(Condition.SPEC_VALID, "True"), (Condition.DEGRADED, "False")}

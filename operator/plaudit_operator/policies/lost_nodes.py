@@ -1,16 +1,20 @@
 """A lost node keeps its pods: StatefulSet and Job pods stay Terminating until it is back.
 
-A trainer's or rollout's pod there is deleted by force when its grace is over: the run's incarnation fences a zombie.
+A trainer's or rollout's pod there is deleted by force: the run's incarnation fences a zombie. Nobody waits for the
+minutes of grace that a trainer has for its last update, since nobody there hears of them. A pod that leaves a node that
+is still heard of has its grace.
 Redis's never is: two of them on one volume would be worse than waiting.
 """
 
 from __future__ import annotations
 
 from plaudit_operator.actions import Delete
-from plaudit_operator.observed import Observed, seconds
-from plaudit_operator.pod_state import is_disrupted
+from plaudit_operator.observed import Object, Observed, seconds
+from plaudit_operator.pod_state import is_disrupted, is_unheard, taken_away_since
 
 _AFTER_GRACE_S = 30.0
+_AFTER_LOSS_S = 15.0
+"""A node that comes back within it ends its pods itself."""
 _ROLES = ("trainer", "rollout")
 
 
@@ -19,13 +23,22 @@ def lost_pods(observed: Observed, now: float) -> tuple[list[Delete], float | Non
     due, waits = [], []
     for role in _ROLES:
         for pod in observed.pods_of(role):
-            # deletionTimestamp is the end of the grace period already.
-            leaving = seconds(pod["metadata"].get("deletionTimestamp"))
-            if leaving is None or not is_disrupted(pod):
+            end = _forced_at(pod)
+            if end is None:
                 continue
-            left = leaving + _AFTER_GRACE_S - now
-            if left > 0:
-                waits.append(left)
+            if end > now:
+                waits.append(end - now)
             else:
                 due.append(Delete("Pod", pod["metadata"]["name"], pod["metadata"]["uid"], grace_s=0))
     return due, min(waits, default=None)
+
+
+def _forced_at(pod: Object) -> float | None:
+    # deletionTimestamp is the end of the grace period already.
+    leaving = seconds(pod["metadata"].get("deletionTimestamp"))
+    if leaving is None or not is_disrupted(pod):
+        return None
+    taken = taken_away_since(pod)
+    if taken is not None and is_unheard(pod):
+        return min(leaving + _AFTER_GRACE_S, taken + _AFTER_LOSS_S)
+    return leaving + _AFTER_GRACE_S

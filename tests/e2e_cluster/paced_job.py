@@ -1,0 +1,154 @@
+"""A job that trains in pods for as long as a test wants, for tests of what befalls it.
+
+The rollouts' engine is scripted, so that they start in a second; all else is real, the trainer too. While the file
+``slow-<job>`` lies on the shared volume each score takes seconds; without it the remaining steps take as many moments.
+So a job ends soon after the last thing that happened to it, however long that took.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as parquet
+import training
+from real_cluster import Cluster
+
+from plaudit_metrics.history import read_steps
+
+NAMESPACE = training.NAMESPACE
+PROMPTS, SAMPLES = 4, 4
+_ROLES = {"rollout": 2, "reward": 2, "trainer": 1, "transport": 1, "metrics": 1}
+_REWARD = """\
+import asyncio, pathlib
+
+async def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    if pathlib.Path("/plaudit/slow-{name}").exists():
+        await asyncio.sleep(3.0)
+    return sum(int(token) < 8 for token in solution_str.split()) / 6
+"""
+
+
+class PacedJob:
+    """One such job.
+
+    Args:
+        cluster: with the chart and ``training.prepare``'s volumes; of this machine.
+        name: of the job.
+        steps: of the run.
+    """
+
+    def __init__(self, cluster: Cluster, name: str, steps: int) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.steps = steps
+        claim = cluster.get("pvc", "shared", NAMESPACE)
+        volume = cluster.get("pv", claim["spec"]["volumeName"])
+        self._shared = Path(volume["spec"]["local"]["path"])
+
+    def start(self) -> None:
+        """Applies the job, slow, and waits until it trains."""
+        (self._shared / f"slow-{self.name}").touch()
+        files = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": self.name, "namespace": NAMESPACE}}
+        done = self.cluster.apply({**files, "data": {"reward.py": _REWARD.format(name=self.name)}}, self._manifest())
+        assert done.returncode == 0, done.stderr
+        self.cluster.until("the run's id", lambda: self.status.get("run"), 60)
+        self.goes_on()
+
+    def _manifest(self) -> dict[str, Any]:
+        job = training.copy_digits(self.steps, self.name)
+        spec = job["spec"]
+        spec["algorithm"] |= {"promptsPerStep": PROMPTS, "samplesPerPrompt": SAMPLES}
+        spec["algorithm"] |= {"maxStaleness": 1, "miniBatchesPerStep": 2}
+        latency = {"kind": "uniform", "low": 0.02, "high": 0.1}
+        script = {"latencySeconds": latency, "responseTokens": {"kind": "constant", "value": 6}, "vocabularySize": 16}
+        spec["rollout"] |= {"replicas": 2, "engine": {"kind": "scripted", "arguments": script}, "pod": {}}
+        spec["reward"]["workers"]["replicas"] = 2
+        spec["reward"]["timeoutSeconds"] = 60
+        spec["trainer"]["checkpoint"]["everySteps"] = 3
+        spec["trainer"]["pod"] |= {"affinity": {"podAntiAffinity": _away_from("redis")}}
+        spec["files"] = {"configMap": self.name}
+        spec["lifecycle"] = {"failurePolicy": {"maxRestarts": 20}}
+        return job
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """Of the RLJob."""
+        found: dict[str, Any] = self.cluster.get("rlj", self.name, NAMESPACE).get("status", {})
+        return found
+
+    @property
+    def phase(self) -> str:
+        """In one word."""
+        return str(self.status.get("phase", ""))
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        """One condition; empty when it was not told."""
+        return next((c for c in self.status.get("conditions", []) if c["type"] == kind), {})
+
+    def pods(self, *roles: str) -> list[dict[str, Any]]:
+        """Its pods, of these roles or of all."""
+        labels = f"plaudit.dev/job={self.name}" + (f",plaudit.dev/role in ({','.join(roles)})" if roles else "")
+        done = self.cluster.kubectl("--namespace", NAMESPACE, "get", "pods", "-l", labels, "-o", "json")
+        items: list[dict[str, Any]] = json.loads(done.stdout)["items"]
+        return items
+
+    @cached_property
+    def folder(self) -> Path:
+        """The run's, as this machine sees it."""
+        return self._shared / "runs" / NAMESPACE / str(self.status["run"])
+
+    @property
+    def lines(self) -> int:
+        """Steps closed so far, those that were done again counted again."""
+        file = self.folder / "steps.jsonl"
+        return len(file.read_text().splitlines()) if file.exists() else 0
+
+    def goes_on(self, seconds: float = 180) -> float:
+        """Waits until all of it runs and one more step is closed; seconds waited."""
+        began = time.monotonic()
+        self.cluster.until(f"all of {self.name} runs", self._all_there, seconds)
+        lines = self.lines
+        self.cluster.until("another step", lambda: self.lines > lines, seconds)
+        return time.monotonic() - began
+
+    def _all_there(self) -> bool:
+        status = self.status
+        assert status.get("phase") not in ("Complete", "Failed"), status["conditions"]
+        roles = {role["name"]: role for role in status.get("roles", [])}
+        there = all(roles.get(name, {}).get("ready") == count for name, count in _ROLES.items())
+        return bool(there and status["phase"] == "Running")
+
+    def finish(self, seconds: float = 300) -> dict[str, Any]:
+        """Lets it go fast and waits for its end; its status then."""
+        (self._shared / f"slow-{self.name}").unlink(missing_ok=True)
+        self.cluster.until("the end", lambda: self.phase in ("Complete", "Failed"), seconds)
+        return self.status
+
+    def ledger(self) -> dict[str, Any]:
+        """What became of every group."""
+        found: dict[str, Any] = json.loads((self.folder / "ledger.json").read_text())
+        return found
+
+    def trained_samples(self) -> list[tuple[int, int]]:
+        """Data position and index of every sample trained on in the surviving line of checkpoints, sorted."""
+        found = []
+        for record in read_steps(self.folder / "steps.jsonl"):
+            file = self.folder / "samples" / f"step-{record.step:06d}-i{record.incarnation}.parquet"
+            rows = parquet.read_table(file, columns=["group", "index", "end"]).to_pylist()
+            found += [(int(row["group"].split("-")[1]), row["index"]) for row in rows if row["end"] == "trained"]
+        return sorted(found)
+
+    def delete(self) -> None:
+        """Deletes it and what it read."""
+        where = ("--namespace", NAMESPACE)
+        self.cluster.kubectl(*where, "delete", f"rlj/{self.name}", f"configmap/{self.name}", check=False)
+
+
+def _away_from(role: str) -> dict[str, Any]:
+    """On another node than that role, where there is one."""
+    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"plaudit.dev/role": role}}}
+    return {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}

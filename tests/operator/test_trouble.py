@@ -1,0 +1,132 @@
+"""What befalls a job's pods, on the model of a cluster: what is told of it, and what is done about a lost node."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from cluster_model import START
+from world import World
+
+from plaudit_operator.names import Condition
+from plaudit_operator.observed import timestamp
+
+
+def change_pods(world: World, role: str, status: dict[str, Any], **metadata: Any) -> None:
+    """The kubelet, or whoever stands in for it, says something of all pods of a role."""
+    for pod in world.cluster.of_kind("Pod"):
+        if pod["metadata"]["labels"]["plaudit.dev/role"] == role:
+            changed = copy.deepcopy(pod)
+            changed["metadata"] |= metadata
+            changed["status"] |= status
+            world.cluster.put(changed)
+
+
+def lose_node_of(world: World, role: str, grace_s: int) -> None:
+    """As node controller and taint manager leave a pod whose kubelet is silent (seen on Kubernetes 1.36)."""
+    conditions = [
+        {"type": "ContainersReady", "status": "True"},
+        {"type": "Ready", "status": "False"},
+        {
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": "DeletionByTaintManager",
+            "lastTransitionTime": timestamp(world.cluster.now),
+        },
+    ]
+    end = timestamp(world.cluster.now + grace_s)
+    change_pods(world, role, {"conditions": conditions}, deletionTimestamp=end)
+
+
+def turns(world: World, count: int = 4) -> None:
+    """The operator works; no controller does."""
+    for _ in range(count):
+        world.deliver()
+        world.reconcile()
+
+
+def pods_of(world: World, role: str) -> list[dict[str, Any]]:
+    return [pod for pod in world.cluster.of_kind("Pod") if pod["metadata"]["labels"]["plaudit.dev/role"] == role]
+
+
+def test_a_trainer_on_a_lost_node_does_not_wait_for_its_ten_minutes_of_grace():
+    world = World()
+    world.settle()
+    lose_node_of(world, "trainer", grace_s=600)
+    turns(world)
+    assert len(pods_of(world, "trainer")) == 1  # the node may come back
+    world.cluster.now += 16
+    turns(world)
+    assert not pods_of(world, "trainer")
+    world.settle()
+    assert (world.status["disruptions"], world.status["restarts"], world.status["phase"]) == (1, 0, "Running")
+
+
+def test_a_trainer_that_is_drained_keeps_its_grace():
+    world = World()
+    world.settle()
+    drained = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+    conditions = [{"type": "ContainersReady", "status": "True"}, {"type": "Ready", "status": "True"}, drained]
+    change_pods(world, "trainer", {"conditions": conditions}, deletionTimestamp=timestamp(START + 600))
+    world.cluster.now += 590
+    turns(world)
+    assert len(pods_of(world, "trainer")) == 1
+    assert not any("delete Pod" in call for call in world.cluster.calls)
+
+
+def test_redis_on_a_lost_node_is_told_and_never_forced():
+    world = World()
+    world.settle()
+    lose_node_of(world, "redis", grace_s=30)
+    world.cluster.edit("StatefulSet", "job-redis", lambda item: item["status"].update(readyReplicas=0))
+    world.cluster.now += 3600
+    turns(world)
+    assert len(pods_of(world, "redis")) == 1
+    assert world.condition(Condition.DEGRADED)["reason"] == "NodeLost"
+    assert world.status["phase"] == "Degraded"
+
+
+def test_redis_that_is_deleted_by_hand_has_not_lost_its_node():
+    world = World()
+    world.settle()
+    change_pods(world, "redis", {}, deletionTimestamp=timestamp(START + 30))
+    world.cluster.edit("StatefulSet", "job-redis", lambda item: item["status"].update(readyReplicas=0))
+    turns(world)
+    assert world.condition(Condition.DEGRADED)["reason"] == "Starting"
+
+
+WAITING = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}, "image": "gpu:1"}
+KILLED = {"state": {}, "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}
+UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes"}
+
+
+def container(**status: Any) -> dict[str, Any]:
+    return {"containerStatuses": [{"name": "c", "restartCount": 1, **status}], "conditions": []}
+
+
+@pytest.mark.parametrize(
+    ("role", "kind", "pods", "reason", "words"),
+    [
+        ("rollout", "RolloutReady", container(**WAITING), "ImagePullFailed", "spec.rollout.pod.image"),
+        (
+            "reward",
+            "RewardReady",
+            container(**KILLED),
+            "OutOfMemory",
+            "spec.reward.workers.pod.resources.limits.memory",
+        ),
+        ("rollout", "RolloutReady", {"conditions": [UNSCHEDULABLE]}, "Unschedulable", "ask for less"),
+    ],
+)
+def test_trouble_is_told_once_with_what_to_do(role: str, kind: str, pods: dict[str, Any], reason: str, words: str):
+    world = World()
+    world.settle()
+    change_pods(world, role, pods)
+    world.cluster.edit("Deployment", f"job-{role}", lambda item: item["status"].update(readyReplicas=0))
+    turns(world, 8)
+    assert world.condition(kind)["reason"] == reason
+    assert words in world.condition(kind)["message"]
+    told = [event for event in world.cluster.of_kind("Event") if event["reason"] == reason]
+    assert [event["type"] for event in told] == ["Warning"]
+    assert words in told[0]["message"]
