@@ -226,8 +226,9 @@ async def test_a_name_that_is_not_checked_is_let_through(start_redis: StartRedis
         ["-m", "plaudit_metrics"],
         ["-m", "plaudit_workers.cli", "submit", "samples.jsonl", "--run", RUN],
         ["-m", "plaudit_workers.cli", "dead", "list", RUN],
+        ["-m", "plaudit_workers.cli", "run", "job.yaml"],
     ],
-    ids=["reward worker", "metrics", "submit", "dead"],
+    ids=["reward worker", "metrics", "submit", "dead", "run"],
 )
 def test_a_process_ends_with_code_2(
     start_redis: StartRedis, others: Authority, tmp_path: Path, command: list[str]
@@ -235,12 +236,12 @@ def test_a_process_ends_with_code_2(
     address = RedisAddress(start_redis("good"), "word", tls=RedisTls(others.ca))
     (tmp_path / "samples.jsonl").write_text('{"response": "a"}\n')
     environment = {
-        "PLAUDIT_JOB": str(written(tmp_path, {})),
+        "PLAUDIT_JOB": str(written(tmp_path, {"url": address.url, "tls": {"caFile": others.ca}})),
         "PLAUDIT_RUN": RUN,
         "PLAUDIT_RUN_FOLDER": str(tmp_path),
         **address.environment(),
     }
-    given = ["--redis", address.url] if "plaudit_workers.cli" in command else []
+    given = ["--redis", address.url] if RUN in command else []
     done = subprocess.run(
         [sys.executable, *command, *given], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
     )

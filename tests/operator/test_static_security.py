@@ -1,0 +1,74 @@
+"""What must be true of the sources whatever they do: no pickle, no default password, restricted pods everywhere."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from world import World, rljob
+
+from plaudit_metrics.redis_address import RedisAddress
+
+ROOT = Path(__file__).parents[2]
+PARTS = ("metrics", "operator", "reward", "workers")
+SOURCES = [file for part in PARTS for file in sorted((ROOT / part / f"plaudit_{part}").rglob("*.py"))]
+TEMPLATES = sorted((ROOT / "charts" / "plaudit" / "templates").rglob("*.yaml"))
+
+
+def calls(tree: ast.AST, name: str) -> Iterator[ast.Call]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == name:
+            yield node
+
+
+def test_all_parts_are_looked_at():
+    assert len(SOURCES) > 200
+    assert len(TEMPLATES) >= 5
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_nothing_is_pickled(part: str):
+    for file in (each for each in SOURCES if each.is_relative_to(ROOT / part)):
+        tree = ast.parse(file.read_text())
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {"pickle", "cPickle", "cloudpickle", "dill", "shelve", "marshal"} & set(names), file
+        for load in calls(tree, "torch.load"):
+            assert any(k.arg == "weights_only" and ast.unparse(k.value) == "True" for k in load.keywords), file
+
+
+def test_there_is_no_default_password():
+    assert RedisAddress("redis://host:6379/0").password == ""
+    values = (ROOT / "charts" / "plaudit" / "values.yaml").read_text()
+    assert "password" not in values.lower()
+    found = []
+    for _ in range(2):
+        world = World(rljob())
+        world.settle()
+        found.append(world.cluster.of_kind("Secret")[0]["stringData"])
+    before, after = found
+    assert all(before[user] != after[user] for user in before if user not in ("users.acl", "keda-username"))
+
+
+def test_no_object_of_the_chart_is_a_secret():
+    assert not any(re.search(r"^kind: Secret$", file.read_text(), re.MULTILINE) for file in TEMPLATES)
+
+
+def test_every_container_of_the_chart_is_restricted():
+    for file in TEMPLATES:
+        text = file.read_text()
+        containers = len(re.findall(r"^\s+image: ", text, re.MULTILINE))
+        if "crd" in file.name or not containers:
+            continue
+        for needed in (
+            "allowPrivilegeEscalation: false",
+            "readOnlyRootFilesystem: true",
+            "capabilities: {drop: [ALL]}",
+            "runAsNonRoot: true",
+            "seccompProfile: {type: RuntimeDefault}",
+        ):
+            assert text.count(needed) == containers, (file, needed)
