@@ -116,6 +116,7 @@ class RedisAddress:
             socket_connect_timeout=_CONNECT_TIMEOUT_S,
             retry=Retry(backoff, retries),
             protocol=2,
+            driver_info=None,  # no CLIENT SETINFO, which the users of a run's own Redis may not
             **(self._tls_options() if self.url.startswith("rediss://") else {}),
         )
 
