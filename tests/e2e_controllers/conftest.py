@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -20,7 +21,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 
-def _fixtures_of_e2e() -> object:
+def _fixtures_of_e2e() -> ModuleType:
     path = HERE.parent / "e2e_cluster" / "conftest.py"
     spec = importlib.util.spec_from_file_location("e2e_cluster_fixtures", path)
     assert spec
@@ -31,12 +32,12 @@ def _fixtures_of_e2e() -> object:
 
 
 _e2e = _fixtures_of_e2e()
-cluster, definition, installed = _e2e.cluster, _e2e.definition, _e2e.installed  # type: ignore[attr-defined]
+images_under_way, cluster = _e2e.images_under_way, _e2e.cluster
+definition, installed = _e2e.definition, _e2e.installed
 
+import chart  # noqa: E402
 import scoring_job  # noqa: E402
 from real_cluster import ROOT, Cluster  # noqa: E402
-
-CHART = str(ROOT / "charts" / "plaudit")
 
 
 def with_controllers(cluster: Cluster, *names: str) -> Cluster:
@@ -71,7 +72,5 @@ def metrics_server(scoring: Cluster) -> Cluster:
 def monitored(scoring: Cluster) -> Cluster:
     """prometheus-operator and a Prometheus, and the chart with everything for them."""
     with_controllers(scoring, "prometheus-operator", "prometheus")
-    switches = ",".join(f"monitoring.{name}=true" for name in ("monitors", "rules", "grafanaAlerts", "dashboards"))
-    options = ["--namespace", "plaudit", "--reuse-values", "--set", switches, "--wait"]
-    scoring.run("helm", "upgrade", "plaudit", CHART, *options)
+    chart.install(scoring, monitoring=dict.fromkeys(("monitors", "rules", "grafanaAlerts", "dashboards"), True))
     return scoring

@@ -128,10 +128,7 @@ class ScoringJob:
 
     def _as(self, user: str) -> RedisAddress:
         """The run's Redis, as one of its users."""
-        url = f"redis://127.0.0.1:{self._forward.port}/0"
-        if user not in self._passwords:
-            return RedisAddress(url, self._passwords["password"])
-        return RedisAddress(url, self._passwords[user], user)
+        return RedisAddress(f"redis://127.0.0.1:{self._forward.port}/0", self._passwords[user], user)
 
     def __exit__(self, *_: object) -> None:
         self._forward.close()
@@ -207,7 +204,7 @@ class Load(threading.Thread):
         super().__init__(daemon=True)
         self._client = RewardClient(address, run=run, wait_s=30)
         self._samples = samples
-        self._stop = threading.Event()
+        self._ended = threading.Event()
         self._error: BaseException | None = None
         self.results: list[Result] = []
 
@@ -216,14 +213,16 @@ class Load(threading.Thread):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
+        self._ended.set()
         self.join()
+        if self._error:
+            raise self._error
 
     def run(self) -> None:
         """Submits and takes."""
         try:
             asyncio.run(self._score())
-        except BaseException as error:  # told by ``finish``
+        except BaseException as error:  # told at the end of the context
             self._error = error
 
     async def _score(self) -> None:
@@ -231,7 +230,7 @@ class Load(threading.Thread):
             submitting = asyncio.create_task(service.submit(self._samples))
             await asyncio.sleep(0)
             taking = asyncio.create_task(self._take(service))
-            while not taking.done() and not self._stop.is_set():
+            while not taking.done() and not self._ended.is_set():
                 await asyncio.wait([taking], timeout=0.2)
             for task in (submitting, taking):
                 task.cancel()
@@ -244,8 +243,7 @@ class Load(threading.Thread):
     def finish(self, within_s: float) -> list[Result]:
         """Waits for all results: one of each sample, each scored."""
         self.join(within_s)
-        if self._error:
-            raise self._error
+        assert not self._error, self._error
         assert not self.is_alive(), f"{len(self.results)} of {len(self._samples)} results after {within_s:.0f} s"
         assert Counter(result.id for result in self.results) == Counter(sample["id"] for sample in self._samples)
         assert {result.outcome for result in self.results} == {"scored"}
