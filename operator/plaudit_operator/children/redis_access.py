@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from plaudit_operator import names
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_workers.job.section import SecretKey
-from plaudit_workers.job.transport import ConfigMapKey
+from plaudit_workers.job.transport import ConfigMapKey, Tls
 
 JOB_FOLDER = "/etc/plaudit"
 REDIS_FOLDER = "/run/plaudit/redis"
@@ -19,17 +19,16 @@ _PASSWORD, _CA, _CERTIFICATE, _KEY = "password", "ca.pem", "certificate.pem", "k
 def environment(context: JobContext, role: str) -> dict[str, str]:
     """What ``RedisAddress.from_environment`` reads in the pods of a role."""
     transport = context.spec.transport
-    tls = transport.tls
+    tls = transport.tls or Tls()
     values = {"PLAUDIT_REDIS_URL": context.redis_url}
     given = {path for path, _ in _files(context, role)}
     found = {
         "PLAUDIT_REDIS_USERNAME": transport.username if transport.url else role,
         "PLAUDIT_REDIS_PASSWORD_FILE": _in_volume(_PASSWORD, given),
-        "PLAUDIT_REDIS_TLS_CA": _in_volume(_CA, given) or (_absolute(tls.ca_file) if tls else ""),
-        "PLAUDIT_REDIS_TLS_CERTIFICATE": _in_volume(_CERTIFICATE, given)
-        or (_absolute(tls.certificate_file) if tls else ""),
-        "PLAUDIT_REDIS_TLS_KEY": _in_volume(_KEY, given) or (_absolute(tls.key_file) if tls else ""),
-        "PLAUDIT_REDIS_TLS_CHECK_SERVER_NAME": "false" if tls and not tls.check_server_name else "",
+        "PLAUDIT_REDIS_TLS_CA": _in_volume(_CA, given) or _absolute(tls.ca_file),
+        "PLAUDIT_REDIS_TLS_CERTIFICATE": _in_volume(_CERTIFICATE, given) or _absolute(tls.certificate_file),
+        "PLAUDIT_REDIS_TLS_KEY": _in_volume(_KEY, given) or _absolute(tls.key_file),
+        "PLAUDIT_REDIS_TLS_CHECK_SERVER_NAME": "" if tls.check_server_name else "false",
     }
     return values | {name: value for name, value in found.items() if value}
 
