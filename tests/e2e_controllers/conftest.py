@@ -74,3 +74,18 @@ def monitored(scoring: Cluster) -> Cluster:
     with_controllers(scoring, "prometheus-operator", "prometheus")
     chart.install(scoring, monitoring=dict.fromkeys(("monitors", "rules", "grafanaAlerts", "dashboards"), True))
     return scoring
+
+
+_MEASURED: list[str] = []
+
+
+@pytest.fixture(scope="session")
+def measured() -> scoring_job.Measured:
+    """``measured(what, seconds)``: told at the end of the tests."""
+    return lambda what, seconds: _MEASURED.append(f"{what}: {seconds:.0f} s")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What took how long."""
+    for line in _MEASURED:
+        terminalreporter.write_line(line)

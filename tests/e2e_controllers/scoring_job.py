@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -28,6 +29,7 @@ from plaudit_operator.names import redis_secret
 from plaudit_workers.client import Result, RewardClient
 from plaudit_workers.stream.names import CONSUMER_GROUPS, Names
 
+Measured = Callable[[str, float], None]
 NAMESPACE = "training"
 SLOTS = 8
 JUDGED = {
@@ -277,10 +279,15 @@ class Watch:
         self._stop.set()
         self._thread.join()
 
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self._began
+
     def _look(self) -> None:
         while not self._stop.wait(0.5):
             in_work = self._job.in_work  # before the replicas: what has ended since is no reproach
-            self.looks.append(Look(time.monotonic() - self._began, self._job.replicas, in_work))
+            self.looks.append(Look(self.seconds, self._job.replicas, in_work))
 
     def too_few(self, samples_per_replica: int, since: int) -> list[Look]:
         """Looks, after ``since`` workers were there, at fewer than what was in work asked for."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from real_cluster import Cluster
-from scoring_job import NAMESPACE, ScoringJob
+from scoring_job import NAMESPACE, Measured, ScoringJob
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -39,10 +40,14 @@ def _scaling_active(job: ScoringJob) -> dict[str, Any]:
     return next((c for c in status.get("conditions", []) if c["type"] == "ScalingActive"), {})
 
 
-def test_workers_come_with_the_load_and_go_after_it(job: ScoringJob):
+def test_workers_come_with_the_load_and_go_after_it(job: ScoringJob, measured: Measured):
+    began = time.monotonic()
     with job.load([{"id": f"s{i}", "response": "x"} for i in range(100_000)]):
         job.cluster.until("more workers", lambda: job.replicas == MOST, 240)
+    measured(f"HPA: 1 to {MOST} workers", time.monotonic() - began)
+    began = time.monotonic()
     job.cluster.until("one worker", lambda: job.replicas == 1, 240)
+    measured(f"HPA: {MOST} to 1", time.monotonic() - began)
     assert not [name for name in job.writers_of_replicas if name.startswith("plaudit-operator")]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from real_cluster import Cluster
-from scoring_job import NAMESPACE, SLOTS, ScoringJob, Watch, asked, judged
+from scoring_job import NAMESPACE, SLOTS, Measured, ScoringJob, Watch, asked, judged
 
 pytestmark = pytest.mark.timeout(1200)  # programs are built, and workers drain
 
@@ -27,15 +27,21 @@ def job(keda: Cluster) -> Iterator[ScoringJob]:
         yield job
 
 
-def test_workers_come_with_the_work_and_go_after_it(job: ScoringJob, record_property):
+def test_keda_asks_redis_with_the_password_of_its_user(job: ScoringJob):
+    job.cluster.until("ready", lambda: _condition(job, "Ready") == "True", 120)
+    authentication = job.cluster.get("triggerauthentication", f"{job.name}-reward", NAMESPACE)
+    assert {item["key"] for item in authentication["spec"]["secretTargetRef"]} >= {"keda"}
+
+
+def test_workers_come_with_the_work_and_go_after_it(job: ScoringJob, measured: Measured):
     samples = judged("many", 240, 4)
     with Watch(job) as watch, job.load(samples) as load:
         job.cluster.until("the most workers", lambda: job.replicas == MOST, 120)
-        record_property("scale_up_s", watch.looks[-1].at_s)
+        measured(f"KEDA: 1 to {MOST} workers", watch.seconds)
         load.finish(300)
-        finished_s = watch.looks[-1].at_s
+        finished_s = watch.seconds
         job.cluster.until("one worker", lambda: job.replicas == 1, 180)
-        record_property("scale_down_s", watch.looks[-1].at_s - finished_s)
+        measured(f"KEDA: {MOST} to 1 after {QUIET_S} s of quiet", watch.seconds - finished_s)
     assert watch.too_few(SLOTS, since=MOST) == []
     counts = asked(job.cluster)
     assert {counts[sample["id"]] for sample in samples} == {1}
@@ -89,11 +95,23 @@ def test_a_suspended_job_has_no_workers_and_keeps_its_work(job: ScoringJob):
     assert not [name for name in job.writers_of_replicas if name.startswith("plaudit-operator")]
 
 
+def test_workers_stay_while_redis_is_away(job: ScoringJob):
+    job.patch(reward={"workers": {"autoscaling": {"minReplicas": 3}}})
+    job.cluster.until("three workers", lambda: job.ready == 3, 120)
+    nodes = [node["metadata"]["name"] for node in job.cluster.get("nodes")["items"]]
+    try:
+        job.cluster.kubectl("cordon", *nodes)  # so that it does not come back
+        job.cluster.kubectl("--namespace", NAMESPACE, "delete", "pod", f"{job.name}-redis-0")
+        job.patch(reward={"workers": {"autoscaling": {"minReplicas": 1}}})
+        job.cluster.until("KEDA notices", lambda: _condition(job, "Fallback") == "True", 120)
+        assert job.replicas == 3
+    finally:
+        job.cluster.kubectl("uncordon", *nodes)
+    job.cluster.until("KEDA asks again", lambda: _condition(job, "Fallback") == "False", 120)
+    job.cluster.until("one worker", lambda: job.replicas == 1, 120)
+
+
 def _condition(job: ScoringJob, kind: str) -> str:
+    """Of the ScaledObject, as its status has it."""
     status = job.cluster.get("scaledobject", f"{job.name}-reward", NAMESPACE).get("status", {})
     return next((c["status"] for c in status.get("conditions", []) if c["type"] == kind), "")
-
-
-def test_keda_is_ready_with_the_password_of_its_secret(job: ScoringJob):
-    job.cluster.until("ready", lambda: _condition(job, "Ready") == "True", 60)
-    assert _condition(job, "Fallback") != "True"

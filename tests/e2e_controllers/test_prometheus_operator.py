@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 from real_cluster import ROOT, Cluster
 from ruamel.yaml import YAML
-from scoring_job import NAMESPACE, ScoringJob, judged
+from scoring_job import NAMESPACE, Measured, ScoringJob, judged
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -47,14 +48,16 @@ def test_operators_are_scraped(monitored: Cluster):
     monitored.until("both operators", lambda: up(monitored).get("plaudit-operator") == 2, 120)
 
 
-def test_an_alert_fires_for_a_job_whose_judge_is_slow(monitored: Cluster):
+def test_an_alert_fires_for_a_job_whose_judge_is_slow(monitored: Cluster, measured: Measured):
     objective = {"rewardLatency": {"thresholdSeconds": 0.2, "target": 0.99}}
     with ScoringJob(monitored, "slow", metrics=objective) as job:
         query = f'plaudit_workers{{job_name="slow",namespace="{NAMESPACE}",run="{job.run}"}}'
         monitored.until("its metrics", lambda: ask(monitored, f"query?query={quote(query)}").get("result"), 120)
         firing = f'ALERTS{{alertname="RewardLatencyBurn",alertstate="firing",severity="page",run="{job.run}"}}'
+        began = time.monotonic()
         with job.load(judged("late", 100_000, 0.5)):
             monitored.until("the alert", lambda: ask(monitored, f"query?query={quote(firing)}").get("result"), 300)
+        measured("Prometheus: RewardLatencyBurn after the first late sample", time.monotonic() - began)
 
 
 def test_grafana_would_find_the_same_alerts(monitored: Cluster):
