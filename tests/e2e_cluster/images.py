@@ -64,7 +64,7 @@ def _write(name: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     archive = folder / (name.rpartition("/")[2].partition(":")[0] + ".tar")
     archive.unlink(missing_ok=True)
-    _run("buildah", "push", "-q", name, f"oci-archive:{archive}:{name}")
+    _run("buildah", "push", "-q", name, f"docker-archive:{archive}:{name}")
     sys.stdout.write(f"{archive}\n")
 
 

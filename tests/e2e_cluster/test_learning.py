@@ -37,14 +37,15 @@ def test_a_job_learns_completes_and_leaves_nothing_behind(shared: Cluster):
     assert set(ready) >= {"rollout", "reward"}
     assert status["progress"]["step"] == STEPS
     assert not status.get("restarts")
-    rewards = training.rewards(shared, job)
+    rows = training.steps(shared, job)
+    rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
     assert rewards[0] <= 0.3
     assert sum(rewards[-10:]) / 10 >= 0.75
     ledger = training.ledger(shared, job)
     assert ledger["trained"] == STEPS * job["spec"]["algorithm"]["promptsPerStep"]
     assert ledger["admitted"] == ledger["trained"] + ledger["dropped"] + ledger["evaluated"] + ledger["open"]
     assert not ledger["problems"]
-    assert "preference" in training.file_of(shared, job, "steps.jsonl")
+    assert "reward_pipeline/scorer/preference/value/mean" in rows[-1]
     shared.kubectl("--namespace", training.NAMESPACE, "delete", "rlj", JOB)
     shared.until("nothing left behind", lambda: not left(shared, before), 120)
 

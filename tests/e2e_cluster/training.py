@@ -82,9 +82,10 @@ def copy_digits(steps: int, name: str = "copy-digits", **spec: Any) -> dict[str,
 
 
 def reward_model() -> dict[str, Any]:
-    """A scorer that is computed and recorded, and leaves the reward to the others."""
+    """A scorer of right answers that is recorded and leaves the reward to the others, also while its server starts."""
     model = {"source": "/plaudit/reward-model/model/reward", "engine": "plaudit", "dtype": "float32", "pod": heavy()}
-    return {"name": "preference", "kind": "model", "weight": 0, "model": model}
+    effect = {"weight": 0, "onFailure": "ignore", "when": {"scorer": "digits", "equals": 1}}
+    return {"name": "preference", "kind": "model", "model": model, **effect}
 
 
 def file_of(cluster: Cluster, job: dict[str, Any], path: str) -> str:
@@ -101,10 +102,9 @@ def ledger(cluster: Cluster, job: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def rewards(cluster: Cluster, job: dict[str, Any]) -> list[float]:
-    """Mean reward, step by step."""
-    rows = map(json.loads, file_of(cluster, job, "steps.jsonl").splitlines())
-    return [row["reward/mean"] for row in rows if "reward/mean" in row]
+def steps(cluster: Cluster, job: dict[str, Any]) -> list[dict[str, Any]]:
+    """The figures of each step."""
+    return [json.loads(line) for line in file_of(cluster, job, "steps.jsonl").splitlines()]
 
 
 def _claim(name: str, spec: dict[str, Any]) -> dict[str, Any]:
