@@ -44,12 +44,16 @@ def the_end(world: World) -> dict[str, Any]:
     }
 
 
+def suspend(world: World, value: bool) -> None:
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"].setdefault("scheduling", {}).update(suspend=value))
+
+
 SCRIPT: list[Callable[[World], None]] = [
     lambda world: None,
     lambda world: world.cluster.end_trainer(1, "boom"),
     lambda world: world.cluster.edit("RLJob", "job", lambda job: job["spec"]["rollout"].update(replicas=3)),
-    lambda world: world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(scheduling={"suspend": True})),
-    lambda world: world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(scheduling={"suspend": False})),
+    lambda world: suspend(world, True),
+    lambda world: suspend(world, False),
     lambda world: world.cluster.end_trainer(137, disrupted=True),
 ]
 """What happens to a job; the operator has time to follow after each."""
@@ -62,11 +66,18 @@ def live(world: World, each: Callable[[World], None]) -> None:
         each(world)
 
 
+PLACES: list[dict[str, Any]] = [{}, {"gang": "native"}, {"queueName": "team"}]
+"""How a job gets its place in the cluster."""
+
+
 @pytest.fixture(scope="module")
-def undisturbed() -> dict[str, Any]:
-    world = World()
-    live(world, World.settle)
-    return the_end(world)
+def undisturbed() -> list[dict[str, Any]]:
+    ends = []
+    for place in PLACES:
+        world = World(rljob(scheduling=place))
+        live(world, World.settle)
+        ends.append(the_end(world))
+    return ends
 
 
 FAULTS = [
@@ -84,10 +95,12 @@ FAULTS = [
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-@given(seed=st.integers(0, 2**32), rate=st.sampled_from([0.05, 0.3, 0.6]))
-def test_any_faults_and_any_order_of_events_end_in_the_same_state(undisturbed: dict[str, Any], seed: int, rate: float):
+@given(seed=st.integers(0, 2**32), rate=st.sampled_from([0.05, 0.3, 0.6]), place=st.sampled_from(range(len(PLACES))))
+def test_any_faults_and_any_order_of_events_end_in_the_same_state(
+    undisturbed: list[dict[str, Any]], seed: int, rate: float, place: int
+):
     draw = random.Random(seed)
-    world = World()
+    world = World(rljob(scheduling=PLACES[place]))
     disturbed = True
 
     def fault(_: str) -> None:
@@ -114,7 +127,7 @@ def test_any_faults_and_any_order_of_events_end_in_the_same_state(undisturbed: d
         world.settle()
 
     live(world, work)
-    assert the_end(world) == undisturbed
+    assert the_end(world) == undisturbed[place]
 
 
 @pytest.mark.parametrize("step", range(len(SCRIPT)))
