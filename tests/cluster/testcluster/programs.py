@@ -89,10 +89,7 @@ def build_module(
     sources: Path, folder: Path, stamp: Path, packages: Sequence[str], ldflags: str = "-s -w", tags: str = ""
 ) -> None:
     """Builds the static programs of a Go module, unless the stamp tells that these very sources were built."""
-    digest = hashlib.sha256((ldflags + tags).encode())
-    for path in sorted(path for path in sources.rglob("*") if path.is_file()):
-        digest.update(path.read_bytes())
-    if stamp.exists() and stamp.read_text() == digest.hexdigest():
+    if is_built(sources, stamp, ldflags, tags):
         return
     if not shutil.which("go"):
         raise FailureError(f"there is no `go` on PATH to build {sources}")
@@ -104,8 +101,20 @@ def build_module(
     command = ["go", "build", *flags, "-o", f"{folder}/", *packages]
     if subprocess.run(command, cwd=sources, env=environment, check=False).returncode:
         raise FailureError(f"the build of {sources.name} failed")
-    stamp.write_text(digest.hexdigest())
+    stamp.write_text(_digest(sources, ldflags, tags))
     print(f"built {sources.name} in {time.monotonic() - began:.0f} s", file=sys.stderr)
+
+
+def is_built(sources: Path, stamp: Path, ldflags: str = "-s -w", tags: str = "") -> bool:
+    """Whether these very sources were built."""
+    return stamp.exists() and stamp.read_text() == _digest(sources, ldflags, tags)
+
+
+def _digest(sources: Path, ldflags: str, tags: str) -> str:
+    digest = hashlib.sha256((ldflags + tags).encode())
+    for path in sorted(path for path in sources.rglob("*") if path.is_file()):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def write_image(archive: Path, name: str, programs: Mapping[str, Path]) -> None:
