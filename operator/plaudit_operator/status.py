@@ -133,8 +133,8 @@ def _admitted(observed: Observed) -> Said:
 
 _NO_GANGS = (
     "scheduling.gang is native, and this cluster has no PodGroup of scheduling.k8s.io, so nothing was started. "
-    "Its administrator can turn on the feature gates GenericWorkload and GangScheduling (docs/operator.md); "
-    "gang: none does without"
+    "Its administrator can turn on the feature gates GenericWorkload and GangScheduling "
+    "(docs/kubernetes/scheduling.md); gang: none does without"
 )
 
 
