@@ -33,8 +33,9 @@ check: install ## format, lint, types, import order, generated files
 	$(BIN)/python -m plaudit_operator.crd --check
 	$(BIN)/python -m plaudit_metrics.generate --check
 
+# The tests start hundreds of interpreters: each would compile every module anew where no bytecode may be written.
 test: install promtool chromium ## all tests that need no cluster
-	$(BIN)/pytest -q --numprocesses 2 --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q --numprocesses 2 --no-loadscope-reorder
 
 cluster-up: cluster-packages ## a real Kubernetes on this machine, for tests (root; its first build takes minutes)
 	@tests/cluster/cluster up --nodes 2 --gpus-per-node 4
@@ -121,7 +122,7 @@ $(UV): requirements/uv.txt
 $(INSTALLED): $(UV) requirements/all.txt $(PARTS:%=%/pyproject.toml)
 	@echo "installing the environment into .venv (5.5 GB)"
 	@test -x $(BIN)/python || $(UV) venv -q --python 3.11 .venv
-	@VIRTUAL_ENV=$(CURDIR)/.venv $(UV) pip install -q --no-deps --require-hashes -r requirements/all.txt
+	@VIRTUAL_ENV=$(CURDIR)/.venv $(UV) pip install -q --compile-bytecode --no-deps --require-hashes -r requirements/all.txt
 	@VIRTUAL_ENV=$(CURDIR)/.venv $(UV) pip install -q --no-deps --no-build-isolation $(PARTS:%=-e %)
 	@touch $@
 
