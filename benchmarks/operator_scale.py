@@ -118,8 +118,11 @@ class Scale:
         until("RLJobs are known", lambda: cluster.kubectl("get", "rlj", check=False).returncode == 0, 60)
         cluster.kubectl("create", "namespace", NAMESPACE)
         self._kubeconfig = kubeconfig_of_the_chart(cluster, self._folder)
+        found: dict[str, Any] = {}
         with self._operator("first") as operator:
-            found = {"create": self._create(operator), "rest": self._rest(operator), "touch": self._touch(operator)}
+            for phase in (self._create, self._rest, self._touch):
+                found[phase.__name__.lstrip("_")] = phase(operator)
+                print(f"{phase.__name__.lstrip('_')} done", flush=True)
             operator.kill()
         self._damage()
         with self._operator("second") as operator:
@@ -336,6 +339,7 @@ def main() -> None:
     if options.inside:
         inside(options)
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the cluster is ended then, too
     with tempfile.TemporaryDirectory() as folder:
         state = ["--state", folder]
         try:
