@@ -82,6 +82,15 @@ STATUS: dict[str, Any] = {
                 "exposedRewardSeconds": {"type": "number", "description": "Of the last step."},
                 "verdict": _text("What the last steps waited for.", 64),
                 "backlog": _count("Samples that wait for a reward worker."),
+                "troubles": {
+                    "type": "array",
+                    "maxItems": 64,
+                    "items": {
+                        "type": "object",
+                        "properties": {"reason": _text("In one word.", 128), "message": _text("In words.")},
+                    },
+                    "description": "What is wrong that no pod shows; told as Degraded.",
+                },
             },
         },
         "attempt": _count("Number of the trainer's present attempt, from 0."),

@@ -116,6 +116,8 @@ class Reason:
     OUT_OF_MEMORY: Final = "OutOfMemory"
     CRASHING: Final = "Crashing"
     NODE_LOST: Final = "NodeLost"
+    JUDGE_FAILING: Final = "JudgeFailing"
+    REDIS_FULL: Final = "RedisFull"
     HEALTHY: Final = "Healthy"
     SUSPENDED_BY_USER: Final = "SuspendedByUser"
     SUSPENDING: Final = "Suspending"

@@ -193,6 +193,9 @@ def _has_pods(role: RoleState) -> bool:
 def _degraded(observed: Observed, roles: Mapping[str, RoleState], *, started: bool) -> Said:
     """Something that was there is not: before the job first ran, it is only starting."""
     missing = [role for role in roles.values() if not role.is_ready] if started else []
+    troubles = {**observed.status.get("progress", {}), **observed.progress}.get("troubles") if started else []
+    if not missing and troubles:
+        return said(Condition.DEGRADED, True, troubles[0]["reason"], "; ".join(t["message"] for t in troubles))
     if not missing:
         return said(Condition.DEGRADED, False, Reason.HEALTHY, _HEALTHY)
     if any(role.name == "transport" for role in missing) and _node_lost(observed):

@@ -27,7 +27,7 @@ import asyncio, pathlib
 
 async def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     if pathlib.Path("/plaudit/slow-{name}").exists():
-        await asyncio.sleep(3.0)
+        await asyncio.sleep(5.0)
     return sum(int(token) < 8 for token in solution_str.split()) / 6
 """
 

@@ -37,7 +37,7 @@ GRANTS: Final[Mapping[str, tuple[Grant, ...]]] = {
     "trainer": (
         Grant("", _CALL),
         Grant("prompts samples groups ready", "xadd xack xdel xgroup|create"),
-        Grant("ready", "xreadgroup xpending xrange"),
+        Grant("ready", "xread xreadgroup xpending xrange"),
         Grant("group:*", f"{_GROUP} unlink"),
         Grant("open closed", "zadd zrem zscore zrange zrangebyscore zremrangebyrank"),
         Grant("state", "hget hset"),
