@@ -1,0 +1,93 @@
+"""Every command line that a page shows can be typed: the program knows its command and its options.
+
+kubectl and helm are asked themselves, where they are installed or built by tests/cluster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pages
+import pytest
+
+from plaudit_operator import plugin
+from plaudit_workers import cli
+
+COMMANDS = sorted({command for page in pages.PAGES for command in pages.commands(page)}, key=str)
+_BUILT = sorted((Path.home() / ".cache" / "plaudit-cluster").glob("*/bin"))
+_PATH = os.pathsep.join([*map(str, _BUILT[-1:]), os.environ["PATH"]])
+_OPTION = re.compile(r"(?<![\w-])(--?[a-z][a-z-]*)")
+_PLACEHOLDER = {"N": "1", "1,2": "1"}
+
+
+def of(program: str) -> list[pages.Command]:
+    return [command for command in COMMANDS if command.words[0] == program and len(command.words) > 1]
+
+
+@pytest.mark.parametrize("command", of("plaudit"), ids=str)
+def test_plaudit_knows_the_command(command: pages.Command, capsys: pytest.CaptureFixture[str]):
+    words = [_PLACEHOLDER.get(word, word) for word in command.words[1:] if word != "…"]
+    parses, said = _parses(cli._parser(), words), capsys.readouterr().err
+    assert parses or (not command.whole and "arguments are required" in said), said
+
+
+@pytest.mark.parametrize("command", [c for c in of("kubectl") if c.words[1] == "plaudit"], ids=str)
+def test_the_plugin_knows_the_command(command: pages.Command, capsys: pytest.CaptureFixture[str]):
+    words = command.words[2:]
+    parses, said = _parses(plugin._parser(), words), capsys.readouterr().err
+    assert parses or (not command.whole and "arguments are required" in said), said
+
+
+def _parses(parser: argparse.ArgumentParser, words: Sequence[str]) -> bool:
+    try:
+        parser.parse_args(words)
+    except SystemExit as ended:
+        return ended.code == 0
+    return True
+
+
+@pytest.mark.parametrize("command", of("make"), ids=str)
+def test_the_makefile_has_the_target(command: pages.Command):
+    targets = re.findall(r"^([a-z0-9-]+):", (pages.ROOT / "Makefile").read_text(), re.MULTILINE)
+    for word in command.words[1:]:
+        assert word in targets or "=" in word, word
+
+
+@pytest.mark.parametrize("command", [c for p in ("kubectl", "helm") for c in of(p) if c.words[1] != "plaudit"], ids=str)
+def test_kubectl_and_helm_know_the_options(command: pages.Command):
+    program = shutil.which(command.words[0], path=_PATH)
+    if program is None:
+        pytest.skip(f"{command.words[0]} is not installed")
+    verbs = _verbs(program, command.words[1:])
+    known = _options(program, verbs)
+    for word in command.words[1:]:
+        if word.startswith("-") and word not in ("-", "--"):
+            assert word.partition("=")[0] in known, f"{' '.join(verbs)} has no {word}"
+
+
+def _verbs(program: str, words: tuple[str, ...]) -> tuple[str, ...]:
+    """The command and, where it has commands of its own, that one too; a namespace may stand before it."""
+    plain = [word for before, word in zip(("", *words), words, strict=False) if not {word[0], before} & {"-", "-n"}]
+    first = plain[0]
+    assert _help(program, first), f"{program} has no {first}"
+    nested = first in ("create", "rollout", "set", "config") and _help(program, *plain[:3])
+    return tuple(plain[:3]) if nested else (first,)
+
+
+def _options(program: str, verbs: tuple[str, ...]) -> set[str]:
+    general = _help(program, "options") if program.endswith("kubectl") else ""
+    return set(_OPTION.findall(_help(program, *verbs) + general))
+
+
+@functools.cache
+def _help(program: str, *verbs: str) -> str:
+    words = [program, *verbs] if verbs == ("options",) else [program, *verbs, "--help"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=30)
+    return done.stdout if done.returncode == 0 else ""
