@@ -6,11 +6,13 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from cluster_model import ClusterModel
 from world import World, rljob
 
 from plaudit_operator.names import Condition
-from plaudit_operator.observed import labels, timestamp
+from plaudit_operator.observed import Observed, labels, timestamp
+from plaudit_operator.policies.place import awaited
 
 QUEUE, GROUP = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/pod-group-name"
 COUNT, PARENT = "kueue.x-k8s.io/pod-group-total-count", "kueue.x-k8s.io/pod-suspending-parent"
@@ -152,6 +154,38 @@ def test_a_failed_attempt_stays_within_the_admitted_group():
     world.settle()
     assert (world.status["phase"], world.status["restarts"]) == ("Running", 1)
     assert [pod["metadata"]["uid"] for pod in kueue.group() if "rollout" in pod["metadata"]["name"]] == rollouts
+
+
+BOUND = {"type": "PodScheduled", "status": "True"}
+GATED = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
+FULL = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+
+
+@pytest.mark.parametrize(
+    ("scheduling", "pods", "waits"),
+    [
+        ({}, [("rollout", GATED, "Pending")], ""),
+        ({"queueName": "team"}, [], "queue"),
+        ({"gang": "native"}, [], "room"),
+        ({"queueName": "team"}, [("rollout", GATED, "Pending"), ("trainer", FULL, "Pending")], "queue"),
+        ({"queueName": "team"}, [("rollout", FULL, "Pending"), ("trainer", FULL, "Pending")], "room"),
+        ({"queueName": "team"}, [("rollout", BOUND, "Running"), ("trainer", GATED, "Pending")], ""),
+        ({"gang": "native"}, [("rollout", FULL, "Pending"), ("redis", BOUND, "Running")], "room"),
+        # Preempted: what was bound ends, and what takes its place waits.
+        ({"queueName": "team"}, [("rollout", BOUND, "leaving"), ("rollout", GATED, "Pending")], "queue"),
+        ({"queueName": "team"}, [("trainer", BOUND, "Failed"), ("rollout", GATED, "Pending")], "queue"),
+        ({"gang": "native"}, [("trainer", BOUND, "Failed")], "room"),
+    ],
+)
+def test_a_job_has_its_place_while_a_pod_of_its_gang_stays_on_a_node(
+    scheduling: dict[str, str], pods: list[tuple[str, dict[str, str], str]], waits: str
+):
+    found = []
+    for role, condition, phase in pods:
+        leaves = {"deletionTimestamp": timestamp(0)} if phase == "leaving" else {}
+        metadata = {"name": role, "labels": {"plaudit.dev/role": role}, **leaves}
+        found.append({"metadata": metadata, "status": {"phase": phase, "conditions": [condition]}})
+    assert awaited(Observed({"spec": {"scheduling": scheduling}}, pods=tuple(found))) == waits
 
 
 def test_suspension_gives_the_whole_quota_back():
