@@ -102,6 +102,16 @@ def test_ranks_find_each_other(world: World):
     assert service["spec"]["publishNotReadyAddresses"] is True
 
 
+def test_a_model_is_downloaded_to_a_volume_with_and_without_a_claim(world: World):
+    scores = dict.fromkeys(("model", "data", "algorithm", "rollout", "trainer", "storage"))
+    alone = World(rljob(**scores, reward={"scorers": [MODEL]}))
+    alone.settle()
+    for a_world, folder in ((world, "/plaudit"), (alone, "/home/plaudit")):
+        container = dict(templates(a_world))["job-m-helpful"]["spec"]["containers"][0]
+        assert environment(container)["HF_HOME"] == f"{folder}/huggingface"
+        assert folder in [mount["mountPath"] for mount in container["volumeMounts"]]
+
+
 def test_gpus_follow_from_the_engine(world: World):
     told = dict(templates(world))
     for name in ("job-rollout", "job-trainer-0", "job-m-helpful"):

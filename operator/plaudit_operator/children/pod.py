@@ -148,7 +148,7 @@ def _environment(context: JobContext, process: Process) -> list[Manifest]:
         "VLLM_CACHE_ROOT": f"{HOME}/.cache/vllm",
         "TORCHINDUCTOR_CACHE_DIR": f"{HOME}/.cache/torchinductor",
         "TRITON_CACHE_DIR": f"{HOME}/.cache/triton",
-        "HF_HOME": f"{context.spec.storage.mount_path.rstrip('/')}/huggingface",
+        "HF_HOME": _hub_folder(context),
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "VLLM_NO_USAGE_STATS": "1",
@@ -172,6 +172,12 @@ def _environment(context: JobContext, process: Process) -> list[Manifest]:
         {"name": name, "valueFrom": value} if isinstance(value, dict) else {"name": name, "value": value}
         for name, value in values.items()
     ]
+
+
+def _hub_folder(context: JobContext) -> str:
+    """Where downloaded models lie: for all jobs on the shared volume, else in the pod, whose root is read-only."""
+    storage = context.spec.storage
+    return f"{storage.mount_path.rstrip('/') if storage.claim_name else HOME}/huggingface"
 
 
 def _resources(process: Process) -> Manifest:
