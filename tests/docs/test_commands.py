@@ -20,7 +20,10 @@ import pytest
 from plaudit_operator import plugin
 from plaudit_workers import cli
 
-COMMANDS = sorted({command for page in pages.PAGES for command in pages.commands(page)}, key=str)
+COMMANDS = sorted(
+    {command for page in pages.PAGES for command in pages.commands(page)},
+    key=lambda command: (str(command), command.whole),
+)
 _BUILT = sorted((Path.home() / ".cache" / "plaudit-cluster").glob("*/bin"))
 _PATH = os.pathsep.join([*map(str, _BUILT[-1:]), os.environ["PATH"]])
 _OPTION = re.compile(r"(?<![\w-])(--?[a-z][a-z-]*)")
