@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator
@@ -112,8 +113,11 @@ def test_fields_that_a_page_names_are_in_a_job(page: Path):
             assert _field(way), words
 
 
+_schema = functools.cache(job_schema)
+
+
 def _field(way: list[str]) -> bool:
-    schema = job_schema()
+    schema = _schema()
     node: dict[str, Any] = schema["$defs"]["Spec"]
     for part in way:
         reference = node.get("$ref") or node.get("items", {}).get("$ref", "")
