@@ -23,7 +23,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     time.sleep(0.08)
     return 1.0
 """
-"""A fifth of a CPU a worker: twice what its pod requests, and little of the machine."""
+"""A fifth of a CPU a worker: several times what its pod requests, and little of the machine."""
 
 
 @pytest.fixture(scope="module")
