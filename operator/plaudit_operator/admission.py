@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,8 @@ from plaudit_operator.names import Reason
 from plaudit_operator.support import unsupported
 from plaudit_workers.job.kubernetes import kubernetes_problems
 from plaudit_workers.job.load import parse_job
-from plaudit_workers.job.problem import JobError
+from plaudit_workers.job.problem import JobError, Problem
+from plaudit_workers.job.python_files import source_problem
 from plaudit_workers.job.rljob import RLJob
 
 Object = Mapping[str, Any]
@@ -82,7 +83,11 @@ def admit(job_object: Object, config: Object | None, files: Object | None) -> Ad
     if problems:
         return Refused(Reason.INVALID, _words(JobError(problems)))
     found = _files(parsed, files)
-    return found if isinstance(found, Refused) else Admitted(parsed, dict(job_object["spec"]), found, {})
+    if isinstance(found, Refused):
+        return found
+    if problems := list(_code_problems(parsed, found)):
+        return Refused(Reason.FILES_INVALID, _words(JobError(problems)))
+    return Admitted(parsed, dict(job_object["spec"]), found, {})
 
 
 def _frozen(job_object: Object, data: Mapping[str, str]) -> Admitted | Refused:
@@ -129,6 +134,21 @@ def _files(job: RLJob, source: Object | None) -> tuple[JobFile, ...] | Refused:
     if missing:
         return Refused(Reason.FILES_MISSING, f"ConfigMap {wanted.config_map!r} has no key {', '.join(missing)}")
     return tuple(JobFile(f"file-{i}", path, data[key]) for i, (key, path) in enumerate(items))
+
+
+def _code_problems(job: RLJob, files: tuple[JobFile, ...]) -> Iterator[Problem]:
+    """What is wrong with reward code that travels with the job: told before any pod starts."""
+    sources = {file.path: file.content.encode() for file in files}
+    reward = job.spec.reward
+    named = [
+        (f"spec.reward.scorers[{index}].python", scorer.python.path, scorer.python.function)
+        for index, scorer in enumerate(reward.scorers)
+        if scorer.python is not None
+    ]
+    named.append(("spec.reward.combine", reward.combine.path, reward.combine.function))
+    for field_, path, function in named:
+        if path in sources and (problem := source_problem(field_, path, sources[path], function, "function")):
+            yield problem
 
 
 def digest(data: Any) -> str:

@@ -100,6 +100,7 @@ class Reason:
     INVALID: Final = "Invalid"
     IMMUTABLE_CHANGED: Final = "ImmutableFieldChanged"
     FILES_MISSING: Final = "FilesMissing"
+    FILES_INVALID: Final = "FilesInvalid"
     ADMITTED: Final = "Admitted"
     NAME_TAKEN: Final = "NameTaken"
     REFUSED_BY_CLUSTER: Final = "RefusedByCluster"

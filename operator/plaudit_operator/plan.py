@@ -50,7 +50,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
         return _after_the_end(observed, now)
     rendered = rendering(observed, settings)
     if isinstance(rendered, Refused):
-        wait = _LOOK_FOR_FILES_EVERY_S if rendered.reason == Reason.FILES_MISSING else None
+        wait = _LOOK_FOR_FILES_EVERY_S if rendered.reason in (Reason.FILES_MISSING, Reason.FILES_INVALID) else None
         return Plan(refused_status(observed, rendered, now), requeue_after_s=wait)
     return _alive(rendered, observed, now)
 

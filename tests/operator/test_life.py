@@ -356,6 +356,26 @@ def test_a_job_deleted_and_made_again_under_its_name_waits_for_the_old_ones_chil
     assert world.status["phase"] == "Running"
 
 
+def test_reward_code_that_cannot_work_is_told_before_any_pod_starts_and_looked_at_again():
+    job = rljob(files={"configMap": "code"})
+    job["spec"]["reward"]["scorers"][0]["python"]["path"] = "reward.py"
+    world = World(job)
+    code = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "code", "namespace": "default"}}
+    for source, words in (("def compute_score(:\n", "line 1 of reward.py"), ("def other(): ...\n", "has no")):
+        world.cluster.put({**code, "data": {"reward.py": source}})
+        world.deliver()
+        again = world.reconcile()
+        world.deliver()
+        assert again
+        assert again.again_after_s == 15
+        assert world.condition(Condition.SPEC_VALID)["reason"] == "FilesInvalid"
+        assert words in world.condition(Condition.SPEC_VALID)["message"]
+        assert not world.children() - {("ConfigMap", "code")}
+    world.cluster.put({**code, "data": {"reward.py": "def compute_score(): ..."}})
+    world.settle()
+    assert world.status["phase"] == "Running"
+
+
 def test_files_are_copied_once_with_their_digests():
     job = rljob(files={"configMap": "code"})
     job["spec"]["reward"]["scorers"][0]["python"]["path"] = "reward.py"
@@ -364,13 +384,13 @@ def test_files_are_copied_once_with_their_digests():
     world.reconcile()
     assert world.condition(Condition.SPEC_VALID)["reason"] == "FilesMissing"
     code = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "code", "namespace": "default"}}
-    world.cluster.put({**code, "data": {"reward.py": "first"}})
+    world.cluster.put({**code, "data": {"reward.py": "compute_score = 1"}})
     world.settle()
-    world.cluster.put({**code, "data": {"reward.py": "second"}})
+    world.cluster.put({**code, "data": {"reward.py": "compute_score = 2"}})
     world.settle()
     config = world.cluster.find("ConfigMap", "job-job")
     assert config
-    assert config["data"]["file-0"] == "first"
+    assert config["data"]["file-0"] == "compute_score = 1"
 
 
 def test_a_job_that_only_scores_runs_without_trainer_and_rollouts():

@@ -18,11 +18,18 @@ def python_problem(field: str, path: str, name: str, name_field: str) -> Problem
         name_field: how the field that holds the name is called.
     """
     try:
-        tree = ast.parse(Path(path).read_bytes(), filename=path)
+        source = Path(path).read_bytes()
     except FileNotFoundError:
         return Problem(f"{field}.path", f"there is no file {path}", "Paths are relative to the job file; mend it there")
     except OSError as error:
         return Problem(f"{field}.path", f"{path} cannot be read: {error.strerror}", "Name a Python file")
+    return source_problem(field, path, source, name, name_field)
+
+
+def source_problem(field: str, path: str, source: bytes, name: str, name_field: str) -> Problem | None:
+    """The same, of a file that was read already."""
+    try:
+        tree = ast.parse(source, filename=path)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         place = f"line {line} of {path}" if line else path
