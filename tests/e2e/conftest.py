@@ -1,6 +1,7 @@
 """Whole runs: ``plaudit run`` as its user starts it, on one Ray for the session."""
 
 import json
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -48,16 +49,25 @@ class FinishedRun:
 
 @pytest.fixture(scope="session")
 def example() -> Callable[[str], Path]:
-    """Prepares an example once; returns its folder."""
-    prepared: dict[str, Path] = {}
+    """Prepares an example once; returns its folder. In this process, which then imports torch once for all of them."""
+    prepared: set[str] = set()
 
     def prepare(name: str) -> Path:
         if name not in prepared:
-            subprocess.run([sys.executable, str(EXAMPLES / name / "prepare.py")], check=True, capture_output=True)
-            prepared[name] = EXAMPLES / name
-        return prepared[name]
+            script = str(EXAMPLES / name / "prepare.py")
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(sys, "argv", [script])
+                runpy.run_path(script, run_name="__main__")
+            prepared.add(name)
+        return EXAMPLES / name
 
     return prepare
+
+
+@pytest.fixture(scope="session")
+def scripted() -> dict[str, Any]:
+    """A rollout engine that starts at once, for what is not about vLLM; every response follows from the job's seed."""
+    return {"kind": "scripted", "arguments": {"latencySeconds": {"kind": "constant", "value": 0.05}}}
 
 
 @pytest.fixture
@@ -85,14 +95,23 @@ def change_job(tmp_path: Path) -> Iterator[Callable[..., Path]]:
 
 
 @pytest.fixture
-def plaudit_run(tmp_path: Path, ray_cluster: str) -> Callable[..., FinishedRun]:
+def plaudit_command(tmp_path: Path, ray_cluster: str) -> Callable[..., list[str]]:
+    """The command that runs a job in this test's folder, on the session's Ray."""
+
+    def command(job: Path, *arguments: str, name: str = "run") -> list[str]:
+        about = ["--runs-folder", str(tmp_path), "--run", name, "--address", ray_cluster]
+        return [*PLAUDIT, "run", str(job), *about, *arguments]
+
+    return command
+
+
+@pytest.fixture
+def plaudit_run(tmp_path: Path, plaudit_command: Callable[..., list[str]]) -> Callable[..., FinishedRun]:
     """Runs a job to its end."""
 
     def run(job: Path, *arguments: str, name: str = "run", timeout_s: float = 420) -> FinishedRun:
-        command = [*PLAUDIT, "run", str(job), "--runs-folder", str(tmp_path), "--run", name, "--address", ray_cluster]
-        done = subprocess.run(
-            [*command, *arguments], capture_output=True, text=True, timeout=timeout_s, check=False, cwd=tmp_path
-        )
+        command = plaudit_command(job, *arguments, name=name)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False, cwd=tmp_path)
         return FinishedRun(tmp_path / name, done.returncode, done.stdout + done.stderr)
 
     return run

@@ -28,6 +28,7 @@ def test_raising_hanging_and_none_cost_their_own_sample_and_are_counted(
     example: Callable[[str], Path],
     change_job: Callable[..., Path],
     plaudit_run: Callable[..., Any],
+    scripted: dict[str, Any],
     tmp_path: Path,
 ) -> None:
     reward = tmp_path / "bad_reward.py"
@@ -36,10 +37,15 @@ def test_raising_hanging_and_none_cost_their_own_sample_and_are_counted(
         "name": "bad",
         "kind": "python",
         "python": {"path": str(reward), "function": "compute_score"},
-        "timeoutSeconds": 2,
+        "timeoutSeconds": 1,
     }
-    job = change_job(example("01-copy-digits") / "job.yaml", reward__scorers=[scorer])
-    run = plaudit_run(job, "--steps", "8")
+    job = change_job(
+        example("01-copy-digits") / "job.yaml",
+        reward__scorers=[scorer],
+        rollout__engine=scripted,
+        data__validation=None,
+    )
+    run = plaudit_run(job, "--steps", "3")
     assert run.exit_code == 0, run.output
     counts: dict[str, float] = {}
     for step in run.steps:

@@ -1,4 +1,4 @@
-"""Every example, shortened, as its reader would run it."""
+"""Examples, shortened: the second as its reader would run it, the others, whose point is the reward, without vLLM."""
 
 import json
 from collections.abc import Callable
@@ -10,24 +10,6 @@ import pytest
 pytestmark = pytest.mark.timeout(900)
 
 
-def test_copy_digits_learns_and_goes_on_after_a_stop(
-    example: Callable[[str], Path], plaudit_run: Callable[..., Any]
-) -> None:
-    job = example("01-copy-digits") / "job.yaml"
-    first = plaudit_run(job, "--steps", "20", name="digits")
-    assert first.exit_code == 0, first.output
-    assert first.trained_steps == list(range(1, 21))
-    first_incarnation = first.steps[-1].incarnation  # the same folder holds the resumed run's steps later
-    resumed = plaudit_run(job, "--steps", "40", "--resume", name="digits")
-    assert resumed.exit_code == 0, resumed.output
-    assert resumed.trained_steps == list(range(1, 41))
-    assert resumed.steps[-1].incarnation > first_incarnation
-    assert resumed.mean_reward(last=5) > resumed.steps[0].statistics["reward/mean"] + 0.1
-    ledger = resumed.ledger
-    assert ledger["admitted"] == ledger["trained"] + ledger["evaluated"] + ledger["dropped"]
-    assert len(list((resumed.folder / "samples").glob("*.parquet"))) >= 40
-
-
 def test_a_verl_reward_file_runs_unchanged(example: Callable[[str], Path], plaudit_run: Callable[..., Any]) -> None:
     run = plaudit_run(example("02-verl-reward") / "job.yaml", "--steps", "3")
     assert run.exit_code == 0, run.output
@@ -36,8 +18,14 @@ def test_a_verl_reward_file_runs_unchanged(example: Callable[[str], Path], plaud
         assert step.statistics["reward_pipeline/outcome/scored"] == step.num_samples
 
 
-def test_slow_rewards_are_seen_in_the_verdict(example: Callable[[str], Path], plaudit_run: Callable[..., Any]) -> None:
-    run = plaudit_run(example("03-slow-rewards") / "job.yaml", "--steps", "4")
+def test_slow_rewards_are_seen_in_the_verdict(
+    example: Callable[[str], Path],
+    change_job: Callable[..., Path],
+    plaudit_run: Callable[..., Any],
+    scripted: dict[str, Any],
+) -> None:
+    job = change_job(example("03-slow-rewards") / "job.yaml", rollout__engine=scripted)
+    run = plaudit_run(job, "--steps", "4")
     assert run.exit_code == 0, run.output
     assert {step.verdict for step in run.steps} & {"reward", "straggler"}
     lines = [json.loads(line) for line in run.output.splitlines() if line.startswith('{"step"')]
@@ -45,8 +33,14 @@ def test_slow_rewards_are_seen_in_the_verdict(example: Callable[[str], Path], pl
     assert all(line["exposed reward s"] > 0 for line in lines)
 
 
-def test_trl_reward_functions_run_unchanged(example: Callable[[str], Path], plaudit_run: Callable[..., Any]) -> None:
-    run = plaudit_run(example("06-trl-reward") / "job.yaml", "--steps", "2")
+def test_trl_reward_functions_run_unchanged(
+    example: Callable[[str], Path],
+    change_job: Callable[..., Path],
+    plaudit_run: Callable[..., Any],
+    scripted: dict[str, Any],
+) -> None:
+    job = change_job(example("06-trl-reward") / "job.yaml", rollout__engine=scripted)
+    run = plaudit_run(job, "--steps", "2")
     assert run.exit_code == 0, run.output
     assert run.trained_steps == [1, 2]
     for step in run.steps:

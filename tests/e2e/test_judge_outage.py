@@ -67,6 +67,7 @@ def test_an_outage_masks_samples_and_the_run_ends(
     change_job: Callable[..., Path],
     plaudit_run: Callable[..., Any],
     judge: JudgeProcess,
+    scripted: dict[str, Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -90,7 +91,7 @@ def test_an_outage_masks_samples_and_the_run_ends(
         reward__scorers=[scorer],
         reward__workers={"replicas": 2},
         reward__maxFailedShare=0.9,
-        rollout__engine={"kind": "scripted", "arguments": {"latencySeconds": {"kind": "constant", "value": 0.05}}},
+        rollout__engine=scripted,
     )
     breaking = threading.Thread(
         target=break_after_steps, args=(judge, tmp_path / "run" / "steps.jsonl", 3), daemon=True

@@ -30,11 +30,16 @@ def kill_engine(folder: Path) -> None:
 
 
 def test_a_killed_server_costs_no_sample_its_score(
-    example: Callable[[str], Path], plaudit_run: Callable[..., Any], tmp_path: Path
+    example: Callable[[str], Path],
+    change_job: Callable[..., Path],
+    plaudit_run: Callable[..., Any],
+    scripted: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
+    job = change_job(example("05-reward-model") / "job.yaml", rollout__engine=scripted)
     killer = threading.Thread(target=kill_engine, args=(tmp_path / "run",), daemon=True)
     killer.start()
-    run = plaudit_run(example("05-reward-model") / "job.yaml", "--steps", "6")
+    run = plaudit_run(job, "--steps", "6")
     assert run.exit_code == 0, run.output
     assert run.trained_steps == list(range(1, 7))
     assert "model-preference-0 1x" in run.output  # it died, and was started again

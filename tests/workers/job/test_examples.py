@@ -4,7 +4,6 @@ import asyncio
 import random
 import runpy
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -40,10 +39,13 @@ def test_the_demo_has_the_measured_hyperparameters() -> None:
     assert (algorithm.loss.entropy_coefficient, optimizer.max_grad_norm) == (0.03, 1)
 
 
-def test_prepare_writes_all_that_the_job_needs_wherever_it_is_told(tmp_path: Path) -> None:
+def test_prepare_writes_all_that_the_job_needs_wherever_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = "03-slow-rewards"  # runs the script of 01-copy-digits
-    prepare = [sys.executable, str(EXAMPLES / name / "prepare.py"), "--folder", str(tmp_path)]
-    subprocess.run(prepare, check=True, capture_output=True, timeout=110)
+    script = str(EXAMPLES / name / "prepare.py")
+    monkeypatch.setattr(sys, "argv", [script, "--folder", str(tmp_path)])
+    runpy.run_path(script, run_name="__main__")
     for file in ("job.yaml", "reward.py"):
         shutil.copy(EXAMPLES / name / file, tmp_path)
     assert check_files(load_job(tmp_path / "job.yaml")) == []

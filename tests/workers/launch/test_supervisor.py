@@ -19,13 +19,9 @@ def plan(folder: Path, role: Role, function: str) -> ProcessPlan:
     return ProcessPlan(f"{role}-0", role, 0.5, 0, serve=f"roles_for_tests:{function}", environment=environment)
 
 
-async def supervise(
-    folder: Path, trainer: str, reward: str = "lasts", max_restarts: int = 2
-) -> tuple[Ending, Supervisor]:
-    plans: dict[Role, list[ProcessPlan]] = {
-        "reward": [plan(folder, "reward", reward)],
-        "trainer": [plan(folder, "trainer", trainer)],
-    }
+async def supervise(folder: Path, max_restarts: int = 2, **functions: str) -> tuple[Ending, Supervisor]:
+    """Runs the roles, each a process with the function of that name, until the run ends."""
+    plans: dict[Role, list[ProcessPlan]] = {role: [plan(folder, role, name)] for role, name in functions.items()}
     supervisor = Supervisor(plans, max_restarts=max_restarts, steps_closed=lambda: 0)
     try:
         await supervisor.start()
@@ -36,34 +32,34 @@ async def supervise(
 
 
 async def test_the_run_ends_with_its_trainer_and_the_others_are_asked_to_stop(tmp_path: Path) -> None:
-    ending, supervisor = await supervise(tmp_path, "trains")
+    ending, supervisor = await supervise(tmp_path, reward="lasts", trainer="trains")
     assert ending == Ending(EXIT_DONE)
     assert (tmp_path / "lasts.stopped").exists()
     assert supervisor.restarts == {}
 
 
 async def test_a_killed_process_is_started_again(tmp_path: Path) -> None:
-    ending, supervisor = await supervise(tmp_path, "dies_twice")
+    ending, supervisor = await supervise(tmp_path, trainer="dies_twice")
     assert ending.code == EXIT_DONE
     assert supervisor.restarts == {"trainer": 2}
     assert len((tmp_path / "dies_twice.starts").read_text().splitlines()) == 3
 
 
 async def test_a_process_that_always_crashes_fails_the_run_and_names_itself(tmp_path: Path) -> None:
-    ending, _ = await supervise(tmp_path, "lasts", reward="crashes", max_restarts=1)
+    ending, _ = await supervise(tmp_path, max_restarts=1, reward="crashes", trainer="lasts")
     assert ending.code == EXIT_FAILED
     assert "reward-0 died 2 times" in ending.message
     assert "broken on purpose" in (tmp_path / "logs" / "reward.log").read_text()
 
 
 async def test_a_refusal_ends_the_run_with_its_message_and_no_restart(tmp_path: Path) -> None:
-    ending, supervisor = await supervise(tmp_path, "lasts", reward="refuses")
+    ending, supervisor = await supervise(tmp_path, reward="refuses", trainer="lasts")
     assert ending == Ending(EXIT_REFUSED, "reward-0: spec.example: 'x' is wrong; write 'y'")
     assert supervisor.restarts == {}
 
 
 async def test_a_failed_job_is_not_started_again(tmp_path: Path) -> None:
-    ending, _ = await supervise(tmp_path, "fails")
+    ending, _ = await supervise(tmp_path, trainer="fails")
     assert ending == Ending(EXIT_FAILED, "trainer: too many failed scores")
 
 

@@ -39,7 +39,7 @@ def machine(protocol_test: dict[str, ModuleType], *arguments: Any) -> Any:
 def test_every_invariant_holds_under_random_faults(address: RedisAddress, protocol_test: dict[str, ModuleType]) -> None:
     run_state_machine_as_test(
         machine(protocol_test, address, Scripts()),
-        settings=settings(protocol_test["watched_machine"].SEARCH, max_examples=30),
+        settings=settings(protocol_test["watched_machine"].SEARCH, max_examples=settings().max_examples // 2),
     )
 
 

@@ -49,7 +49,9 @@ def machine(protocol_test: dict[str, ModuleType], *arguments: Any) -> Any:
 
 def test_every_invariant_holds_under_random_faults(address: RedisAddress, protocol_test: dict[str, ModuleType]) -> None:
     search = protocol_test["watched_machine"].SEARCH
-    run_state_machine_as_test(machine(protocol_test, address, Scripts()), settings=settings(search, max_examples=15))
+    run_state_machine_as_test(
+        machine(protocol_test, address, Scripts()), settings=settings(search, max_examples=settings().max_examples // 4)
+    )
 
 
 @pytest.mark.parametrize("bug", SEEDED_BUGS)
