@@ -1,0 +1,108 @@
+"""RLJobs whose pods do nothing but start: for tests of where and when they are placed."""
+
+from __future__ import annotations
+
+import json
+import time
+from functools import partial
+from typing import Any
+
+from real_cluster import Cluster
+from world import rljob
+
+NAMESPACE = "gangs"
+IMAGE = "localhost/idle:1"
+ENDS = ["/kubectl", "version", "--client"]
+ENDS_BADLY_WHEN_STOPPED = ["/kubectl", "proxy"]
+
+
+def idle(container: str) -> dict[str, Any]:
+    """A pod that only starts: one program that stays, one that ends well at once, and the kubelet's own answer."""
+    well = {"httpGet": {"host": "127.0.0.1", "port": 10248, "path": "/healthz"}}
+    stays: dict[str, Any] = {"name": container, "command": ["/pause"]}
+    if container == "trainer":
+        stays["command"] = ENDS_BADLY_WHEN_STOPPED
+    if container == "redis":
+        stays["readinessProbe"] = {"exec": {"command": ENDS}}
+    else:
+        stays |= {"readinessProbe": well} | ({"livenessProbe": well} if container in ("reward", "metrics") else {})
+    waits = [] if container == "redis" else [{"name": "prepare", "command": ENDS}]
+    return {"image": IMAGE, "template": {"spec": {"initContainers": waits, "containers": [stays]}}}
+
+
+def gang_job(name: str, rollouts: int = 2, **sections: Any) -> dict[str, Any]:
+    """A trainer of two pods with a GPU each, rollouts with two GPUs each, Redis; outside: rewards and metrics."""
+    spec = {
+        "rollout": {"replicas": rollouts, "engine": {"tensorParallelSize": 2}, "pod": idle("rollout")},
+        "trainer": {"ranks": 2, "ranksPerPod": 1, "strategy": "fsdp2", "pod": idle("trainer")},
+        "transport": {"managed": {"pod": idle("redis"), "storage": "1Gi"}},
+        "metrics": {"pod": idle("metrics")},
+        "scheduling": {"gang": "native"},
+    }
+    job = rljob(**{**spec, **sections})
+    job["spec"]["reward"]["workers"] = {"replicas": 1, "pod": idle("reward")}
+    job["metadata"] = {"name": name, "namespace": NAMESPACE}
+    return job
+
+
+class Jobs:
+    """RLJobs of one namespace, as a test sees them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def make(self, *jobs: dict[str, Any]) -> None:
+        """Creates jobs, all at once."""
+        done = self.cluster.apply(*jobs)
+        assert done.returncode == 0, done.stderr
+
+    def status(self, name: str) -> dict[str, Any]:
+        """Status of a job."""
+        found: dict[str, Any] = self.cluster.get("rlj", name, NAMESPACE).get("status", {})
+        return found
+
+    def condition(self, name: str, kind: str) -> dict[str, Any]:
+        """A condition of a job."""
+        return next((c for c in self.status(name).get("conditions", []) if c["type"] == kind), {})
+
+    def pods(self, name: str, *roles: str) -> list[dict[str, Any]]:
+        """Pods of a job, of its gang by default."""
+        among = f"plaudit.dev/job={name},plaudit.dev/role in ({','.join(roles or ('trainer', 'rollout', 'redis'))})"
+        done = self.cluster.kubectl("--namespace", NAMESPACE, "get", "pods", "-l", among, "-o", "json")
+        items: list[dict[str, Any]] = json.loads(done.stdout)["items"]
+        return items
+
+    def bound(self, name: str, *roles: str) -> int:
+        """Pods that hold a place on a node."""
+        return sum(bool(pod["spec"].get("nodeName")) for pod in self.pods(name, *roles))
+
+    def until_running(self, name: str, seconds: float = 120) -> float:
+        """Waits until all of a job runs; seconds waited."""
+        began = time.monotonic()
+        self.cluster.until(f"{name} runs", lambda: self.status(name).get("phase") == "Running", seconds)
+        return time.monotonic() - began
+
+    def until_waiting(self, name: str) -> None:
+        """Waits until the scheduler has refused a whole gang."""
+
+        def refused() -> bool:
+            roles = ("RolloutReady", "TrainerRunning", "TransportReady")
+            return any(self.condition(name, role).get("reason") == "Unschedulable" for role in roles)
+
+        self.cluster.until(f"{name} waits", refused, 60)
+
+    def edit(self, name: str, spec: str) -> None:
+        """Changes a job as its user would."""
+        self.cluster.kubectl(
+            "--namespace", NAMESPACE, "patch", "rlj", name, "--type=merge", "-p", f'{{"spec": {spec}}}'
+        )
+
+    def delete(self, *names: str) -> None:
+        """Deletes jobs and waits until their pods are gone."""
+        for name in names:
+            self.cluster.kubectl("--namespace", NAMESPACE, "delete", "rlj", name, "--ignore-not-found")
+            self.cluster.until(f"{name} gone", partial(self.gone, name), 120)
+
+    def gone(self, name: str) -> bool:
+        """Whether no pod of a job is left, of whatever role."""
+        return not self.pods(name, "trainer", "rollout", "redis", "reward", "metrics")
