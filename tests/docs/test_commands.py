@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import os
 import re
 import shutil
@@ -70,8 +71,8 @@ def test_kubectl_and_helm_know_the_options(command: pages.Command):
         pytest.skip(f"{command.words[0]} is not installed")
     verbs = _verbs(program, command.words[1:])
     known = _options(program, verbs)
-    for word in command.words[1:]:
-        if word.startswith("-") and word not in ("-", "--"):
+    for word in itertools.takewhile(lambda word: word != "--", command.words[1:]):
+        if word.startswith("-") and word != "-":
             assert word.partition("=")[0] in known, f"{' '.join(verbs)} has no {word}"
 
 
