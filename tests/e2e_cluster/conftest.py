@@ -72,7 +72,8 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def definition(cluster: Cluster) -> Cluster:
     """A cluster that knows RLJobs."""
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", text=chart.template(cluster, "crd"))
+    apply = ["apply", "--server-side", "--force-conflicts", "--field-manager=helm"]  # which installs it later
+    cluster.kubectl(*apply, "-f", "-", text=chart.template(cluster, "crd"))
     established = ("wait", "--for=condition=Established", "crd/rljobs.plaudit.dev")  # fails while there is no status
     cluster.until("definition", lambda: cluster.kubectl(*established, check=False).returncode == 0, 30)
     cluster.until("discovery", lambda: cluster.kubectl("get", "rlj", check=False).returncode == 0, 30)
