@@ -44,7 +44,7 @@ async def compute_async(sample):
 
 async def result(scorer: Any, sample: Sample) -> Any:
     try:
-        score = await scorer.score(sample, Attempt(1.0))
+        score = await scorer.score(sample, Attempt(2.0))
     except (ScoreTimeoutError, InfrastructureError) as error:
         return type(error)
     return score.value if score.value is not None else score.reason

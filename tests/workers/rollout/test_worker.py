@@ -84,14 +84,14 @@ async def test_a_prompt_waits_for_the_version_that_may_generate_it(run, start_wo
 async def test_a_switch_in_the_middle_of_a_sample_shows_in_its_spans(run, start_worker, eventually) -> None:
     await run.announce(0)
     await run.admit("t-0-1.0", n=1, sampling=LONG)
-    async with start_worker(engine(latency_s=1.0, tokens=100)) as (worker, _):
+    async with start_worker(engine(latency_s=2.0, tokens=100)) as (worker, _):
         await eventually(lambda: busy(worker, 1))
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.1)  # some tokens, and time enough for the others on a busy machine
         await run.announce(1)
         group = await run.published("t-0-1.0", 1)
     (first, second) = group.samples[0].body.version_spans
     assert first == (0, run.trainer.incarnation, 0)
-    assert 10 < second[0] < 95
+    assert 0 < second[0] < 99
     assert second[1:] == (run.trainer.incarnation, 1)
     assert (group.samples[0].body.generation.version_min, group.samples[0].body.generation.version_max) == (0, 1)
 
@@ -139,7 +139,7 @@ async def test_a_stopped_worker_finishes_what_it_can_and_hands_the_rest_back(run
     await run.announce(0)
     await run.admit("t-0-1.0", n=1)
     await run.admit("t-1-1.0", n=1)
-    async with start_worker(engine(0.4), agent=HangsOnSecond(), drain_grace_s=1.0) as (worker, stop):
+    async with start_worker(engine(0.4), agent=HangsOnSecond(), drain_grace_s=2.0) as (worker, stop):
         await eventually(lambda: busy(worker, 2))
         stop.set()
         assert (await run.trainer.read("t-0-1.0")).samples[0].body is None
