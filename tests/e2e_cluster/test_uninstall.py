@@ -19,7 +19,7 @@ def pods(cluster: Cluster) -> dict[str, tuple[str, int]]:
     return {
         pod["metadata"]["name"]: (pod["metadata"]["uid"], pod["status"]["containerStatuses"][0]["restartCount"])
         for pod in cluster.get("pod", namespace=training.NAMESPACE).get("items", [])
-        if pod["metadata"]["labels"].get("plaudit.dev/job") == JOB
+        if pod["metadata"].get("labels", {}).get("plaudit.dev/job") == JOB
         and all(status["ready"] for status in pod["status"].get("containerStatuses", [{"ready": False}]))
     }
 
