@@ -103,7 +103,7 @@ class ScoringJob:
         self.cluster = cluster
         self.name = name
         reward = {"scorers": [JUDGED], "timeoutSeconds": 150, **spec.pop("reward", {})}
-        pod = {"resources": {"requests": {"cpu": "50m", "memory": "64Mi"}}}
+        pod = {"resources": {"requests": {"cpu": "20m", "memory": "64Mi"}}}
         scaled = {"autoscaling": autoscaling} if autoscaling else {}
         reward["workers"] = {"maxConcurrentSamples": SLOTS, "processes": 1, "pod": pod, **scaled}
         sections = {
