@@ -32,6 +32,7 @@ from plaudit_metrics.records import (
     Split,
     Stamps,
 )
+from plaudit_metrics.redis_address import RedisAddress
 from plaudit_metrics.service import ServiceSettings, serve
 from plaudit_workers.job.reward import Reward
 from plaudit_workers.launch.redis_server import RedisServer, free_port
@@ -280,7 +281,7 @@ class _RunInThread:
         self._server = server
         self._prometheus = prometheus
         self._folder = folder
-        self._settings = ServiceSettings("observed", server.url, server.password, port=free_port())
+        self._settings = ServiceSettings("observed", RedisAddress(server.url, server.password), port=free_port())
         self._over = threading.Event()
         self._error: BaseException | None = None
         self._stop: Callable[[], object] = lambda: None

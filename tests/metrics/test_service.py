@@ -268,7 +268,7 @@ async def test_what_is_scraped_is_the_format_of_prometheus(
 
 async def test_redis_may_die_and_come_back(tmp_path: Path, run_name: str, records_of_step: Build) -> None:
     with RedisServer(tmp_path / "redis", persistence="always") as server:
-        settings = ServiceSettings(run_name, server.url, server.password, port=free_port())
+        settings = ServiceSettings(run_name, RedisAddress(server.url, server.password), port=free_port())
         async with running(settings) as client:
             redis = Redis.from_url(server.url, password=server.password, protocol=2)
             await publish(redis, run_name, records_of_step(1))

@@ -14,6 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from plaudit_metrics.kept_steps import StepSamples
 from plaudit_metrics.records import StepRecord
+from plaudit_metrics.redis_address import RedisAddress
 from plaudit_metrics.settings import ServiceSettings
 from plaudit_metrics.spans import SpanSender, chosen
 from plaudit_metrics.trace_context import traceparent
@@ -128,7 +129,7 @@ def test_the_service_is_told_by_its_environment() -> None:
         "PLAUDIT_TRACES_ENDPOINT": "http://collector:4318",
         "PLAUDIT_TRACES_SHARE": "0.25",
     }
-    expected = ServiceSettings("demo-1", "redis://r:1/0")
+    expected = ServiceSettings("demo-1", RedisAddress("redis://r:1/0"))
     assert ServiceSettings.from_environment(given) == replace(
         expected, traces_endpoint="http://collector:4318", traces_share=0.25
     )

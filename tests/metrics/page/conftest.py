@@ -32,6 +32,7 @@ from websockets.sync.client import ClientConnection, connect
 from plaudit_metrics.events import EventRecord, encode_event
 from plaudit_metrics.keys import WATCHED_GROUPS, Keys
 from plaudit_metrics.records import GroupRecord, SampleRecord, ScorerRecord, StepRecord, WaitRecord, WorkerRecord
+from plaudit_metrics.redis_address import RedisAddress
 from plaudit_metrics.service import ServiceSettings, serve
 from plaudit_metrics.steps import step_record
 from plaudit_workers.launch.redis_server import RedisServer, free_port
@@ -198,7 +199,7 @@ def open_site(redis_server: RedisServer, run: str, builder: RunBuilder) -> Site:
         redis.hset(keys.worker_records, worker.worker, msgspec.msgpack.encode(worker))
         redis.zadd(keys.workers, {worker.worker: heard})
     port = free_port()
-    settings = ServiceSettings(run, redis_server.url, redis_server.password, port=port)
+    settings = ServiceSettings(run, RedisAddress(redis_server.url, redis_server.password), port=port)
     loop, stopping = asyncio.new_event_loop(), asyncio.Event()
 
     def run_service() -> None:
