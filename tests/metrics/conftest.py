@@ -32,7 +32,6 @@ from plaudit_metrics.records import (
     Split,
     Stamps,
 )
-from plaudit_metrics.redis_address import RedisAddress
 from plaudit_metrics.service import ServiceSettings, serve
 from plaudit_workers.job.reward import Reward
 from plaudit_workers.launch.redis_server import RedisServer, free_port
