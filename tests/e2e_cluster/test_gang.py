@@ -125,9 +125,10 @@ def test_of_two_jobs_that_fit_only_alone_one_runs_and_the_other_waits_whole(jobs
 
 
 def test_a_gang_that_never_fits_gives_up_at_its_deadline_and_leaves_nothing(jobs: Jobs):
-    jobs.make(gang_job("never", rollouts=5, lifecycle={"preRunningDeadlineSeconds": 12}))
+    jobs.make(gang_job("never", rollouts=5))
     jobs.until_waiting("never")
     assert jobs.bound("never") == 0
+    jobs.edit("never", '{"lifecycle": {"preRunningDeadlineSeconds": 1}}')
     jobs.cluster.until("failed", lambda: jobs.status("never").get("phase") == "Failed", 60)
     failed = jobs.condition("never", "Failed")
     assert failed["reason"] == "PreRunningDeadlineExceeded"
