@@ -133,6 +133,7 @@ class ScoringJob:
         return RedisAddress(f"redis://127.0.0.1:{self._forward.port}/0", self._passwords[user], user)
 
     def __exit__(self, *_: object) -> None:
+        self._redis.close()
         self._forward.close()
         self.cluster.kubectl("--namespace", NAMESPACE, "delete", "rlj", self.name, "--wait=false", check=False)
 
@@ -317,4 +318,4 @@ class PortForward:
     def close(self) -> None:
         """Ends it."""
         self._process.terminate()
-        self._process.wait()
+        self._process.communicate()
