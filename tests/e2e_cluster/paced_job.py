@@ -53,12 +53,13 @@ class PacedJob:
         """Applies the job, slow, and waits until it trains."""
         (self._shared / f"slow-{self.name}").touch()
         files = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": self.name, "namespace": NAMESPACE}}
-        done = self.cluster.apply({**files, "data": {"reward.py": _REWARD.format(name=self.name)}}, self._manifest())
+        done = self.cluster.apply({**files, "data": {"reward.py": _REWARD.format(name=self.name)}}, self.manifest())
         assert done.returncode == 0, done.stderr
         self.cluster.until("the run's id", lambda: self.status.get("run"), 60)
         self.goes_on()
 
-    def _manifest(self) -> dict[str, Any]:
+    def manifest(self) -> dict[str, Any]:
+        """The RLJob."""
         job = training.copy_digits(self.steps, self.name)
         spec = job["spec"]
         spec["algorithm"] |= {"promptsPerStep": PROMPTS, "samplesPerPrompt": SAMPLES}

@@ -17,6 +17,8 @@ HOME = "/home/plaudit"
 SECRETS_FOLDER = "/run/plaudit/secrets"
 
 _LOST_NODE_TOLERATED_S = 30
+_STARTS_WITHIN_S = 300
+"""Nothing is killed for not answering before it has answered once: on a busy node imports alone take a minute."""
 _READ_ONLY = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 
 _PREPARE = """\
@@ -128,12 +130,14 @@ def _container(context: JobContext, process: Process) -> Manifest:
     if process.liveness:
         container["livenessProbe"] = {**process.liveness, "periodSeconds": 10, "timeoutSeconds": 5}
         container["livenessProbe"]["failureThreshold"] = 6
+        container["startupProbe"] = {**process.liveness, "periodSeconds": 2, "timeoutSeconds": 5}
+        container["startupProbe"]["failureThreshold"] = _STARTS_WITHIN_S // 2
     return container
 
 
 def _prepare(context: JobContext, process: Process) -> Manifest:
     container = _container(context, process)
-    for name in ("ports", "readinessProbe", "livenessProbe", "envFrom"):
+    for name in ("ports", "readinessProbe", "livenessProbe", "startupProbe", "envFrom"):
         container.pop(name, None)
     small = {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "128Mi"}}
     return container | {"name": "prepare", "command": ["python3", "-c", _PREPARE], "resources": small}

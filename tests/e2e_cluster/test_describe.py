@@ -1,0 +1,151 @@
+"""What ``kubectl get`` and ``kubectl describe`` say of a job in trouble: what is wrong, and what to do about it."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from paced_job import PacedJob
+from real_cluster import Cluster
+from training import NAMESPACE
+
+pytestmark = pytest.mark.timeout(600)
+
+NOWHERE = {"url": "redis://redis.nowhere.svc:6379/0"}
+"""For troubles that come before Redis is asked: no pod of a Redis has to start."""
+Job = dict[str, Any]
+
+
+def scoring(name: str, **reward: Any) -> Job:
+    """A job that only scores: the smallest there is."""
+    sections = {"scorers": [{"name": "gsm8k", "kind": "rule", "rule": "gsm8k"}], **reward}
+    metadata = {"name": name, "namespace": NAMESPACE}
+    spec = {"reward": sections, "transport": {"managed": {"memory": "256Mi", "storage": "1Gi"}}}
+    return {"apiVersion": "plaudit.dev/v1alpha1", "kind": "RLJob", "metadata": metadata, "spec": spec}
+
+
+def workers(**pod: Any) -> dict[str, Any]:
+    """``reward`` with something in the pods of its workers."""
+    return {"workers": {"pod": pod}}
+
+
+@pytest.fixture
+def told(installed: Cluster) -> Iterator[Callable[..., str]]:
+    """Applies a job, waits for a reason, and checks that describe has it with all the words and an event."""
+    made: list[str] = []
+
+    def told(job: Job, kind: str, reason: str, *words: str, event: bool = True) -> str:
+        name = job["metadata"]["name"]
+        if name not in made:
+            made.append(name)
+            done = installed.apply(job)
+            assert done.returncode == 0, done.stderr
+
+        def has_reason() -> bool:
+            conditions = installed.get("rlj", name, NAMESPACE).get("status", {}).get("conditions", [])
+            return any((c["type"], c["reason"]) == (kind, reason) for c in conditions)
+
+        installed.until(f"{kind} says {reason}", has_reason, 240)
+
+        def describe() -> str:
+            return " ".join(installed.kubectl("--namespace", NAMESPACE, "describe", "rlj", name).stdout.split())
+
+        if event:
+            installed.until("the event", lambda: f"Warning {reason}" in describe(), 30)
+        said = describe()
+        missing = [text for text in words if text not in said]
+        assert not missing, said
+        return said
+
+    yield told
+    for name in made:
+        installed.kubectl("--namespace", NAMESPACE, "delete", "rlj", name, "--wait=false")
+
+
+def test_gpus_that_no_node_has(shared: Cluster, told: Callable[..., str]):
+    job = PacedJob(shared, "too-large", 10).manifest()
+    job["spec"]["rollout"] |= {"engine": {"tensorParallelSize": 64}}
+    job["spec"]["trainer"]["pod"] = {}
+    job["spec"] |= {"files": {"configMap": "copy-digits"}, "transport": NOWHERE}
+    said = told(job, "RolloutReady", "Unschedulable", "Insufficient nvidia.com/gpu", "spec.rollout.pod.resources")
+    assert "Make room, add nodes, or ask for less" in said
+
+
+def test_an_image_that_cannot_be_pulled(told: Callable[..., str]):
+    job = scoring("no-image", **workers(image="localhost/missing:1"))
+    job["spec"]["transport"] = NOWHERE
+    told(job, "RewardReady", "ImagePullFailed", "localhost/missing:1", "set spec.reward.workers.pod.image")
+
+
+def test_a_reward_worker_that_needs_more_memory_than_it_may_have(told: Callable[..., str]):
+    job = scoring("no-memory", **workers(resources={"limits": {"memory": "24Mi"}}))
+    told(job, "RewardReady", "OutOfMemory", "Raise spec.reward.workers.pod.resources.limits.memory")
+
+
+def test_a_secret_that_is_not_there(told: Callable[..., str], installed: Cluster):
+    key = {"name": "KEY", "secret": {"name": "not-there", "key": "token"}}
+    job = scoring("no-secret", **workers(env=[key]))
+    told(job, "RewardReady", "SecretOrConfigMissing", 'secret "not-there" not found', "Create what is missing")
+    where = ("--namespace", NAMESPACE)
+    installed.kubectl(*where, "create", "secret", "generic", "not-there", "--from-literal=token=x")
+    try:
+
+        def runs() -> bool:
+            return bool(installed.get("rlj", "no-secret", NAMESPACE)["status"]["phase"] == "Running")
+
+        installed.until("the pods start by themselves", runs, 240)
+    finally:
+        installed.kubectl(*where, "delete", "secret", "not-there")
+
+
+def test_reward_code_that_is_missing_and_then_broken_and_then_right(told: Callable[..., str], installed: Cluster):
+    scorer = {"name": "mine", "kind": "python", "python": {"path": "reward.py", "function": "compute_score"}}
+    job = scoring("bad-code", scorers=[scorer])
+    job["spec"] |= {"files": {"configMap": "bad-code"}, "transport": NOWHERE}
+    told(job, "SpecValid", "FilesMissing", "there is no ConfigMap 'bad-code' here (spec.files.configMap)")
+    code = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "bad-code", "namespace": NAMESPACE}}
+    try:
+        installed.apply({**code, "data": {"reward.py": "import math\ndef compute_score(:\n"}})
+        told(job, "SpecValid", "FilesInvalid", "syntax error in line 2 of reward.py", "Mend the file", event=False)
+        installed.apply({**code, "data": {"reward.py": "def compute_score(*_, **__):\n    return 1.0\n"}})
+        told(job, "SpecValid", "Valid", "everything that belongs to it is made", event=False)
+    finally:
+        installed.kubectl("--namespace", NAMESPACE, "delete", "configmap", "bad-code")
+
+
+def test_a_judge_that_cannot_be_reached(shared: Cluster, told: Callable[..., str]):
+    judge = {
+        "baseUrl": f"http://judge.{NAMESPACE}.svc:8000/v1",
+        "model": "none",
+        "promptTemplate": {"path": "judge.j2"},
+        "parse": {"jsonPath": "$.score"},
+    }
+    job = PacedJob(shared, "no-judge", 10).manifest()
+    scorer = {"name": "quality", "kind": "judge", "judge": judge, "timeoutSeconds": 5}
+    job["spec"]["reward"] |= {"scorers": [scorer], "maxFailedShare": 1.0}
+    template = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "no-judge", "namespace": NAMESPACE}}
+    done = shared.apply({**template, "data": {"judge.j2": "{{ response }}"}})
+    assert done.returncode == 0, done.stderr
+    try:
+        told(job, "Degraded", "JudgeFailing", "scorer 'quality'", "Look at the judge, its baseUrl, key")
+    finally:
+        shared.kubectl("--namespace", NAMESPACE, "delete", "configmap", "no-judge")
+
+
+def test_a_redis_that_is_full_and_the_columns_of_kubectl_get(installed: Cluster, told: Callable[..., str]):
+    job = scoring("full")
+    job["spec"]["transport"] = {"managed": {"memory": "32Mi", "storage": "1Gi"}}
+    told(job, "RewardReady", "Ready", event=False)
+    header, row = installed.kubectl("--namespace", NAMESPACE, "get", "rlj", "full").stdout.splitlines()
+    assert header.split() == ["NAME", "PHASE", "STEP", "ROLLOUT", "REWARD", "VERDICT", "BACKLOG", "AGE"]
+    assert row.split()[:3] == ["full", "Running", "1/1"]
+    uid = installed.get("rlj", "full", NAMESPACE)["metadata"]["uid"][:8]
+    passwords = installed.get("secret", f"full-redis-{uid}", NAMESPACE)["data"]
+    admin = base64.b64decode(passwords["admin"]).decode()
+    redis = ["exec", "full-redis-0", "--", "redis-cli", "--user", "admin", "--pass", admin]
+    installed.kubectl("--namespace", NAMESPACE, *redis, "setrange", "ballast", str(15 * 2**20), "x")
+    told(job, "Degraded", "RedisFull", "no prompt is admitted", "Raise spec.transport.managed.memory")
+    installed.kubectl("--namespace", NAMESPACE, *redis, "unlink", "ballast")
+    told(job, "Degraded", "Healthy", event=False)
