@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 from plaudit_operator.names import Reason
@@ -145,5 +146,16 @@ def _conditions(pod: Object) -> list[Object]:
 
 
 def _last_words(ended: Object) -> str:
-    words = str(ended.get("message") or ended.get("reason") or "").strip()
+    words = _of_a_record(str(ended.get("message") or ended.get("reason") or "").strip())
     return words if len(words) <= _MESSAGE_END else f"…{words[-_MESSAGE_END:]}"
+
+
+def _of_a_record(words: str) -> str:
+    """The message and the error of a JSON line, where the last line of a log is one; else the log as it is."""
+    try:
+        record = json.loads(words.rpartition("\n")[2])
+    except ValueError:
+        return words
+    if not isinstance(record, dict):
+        return words
+    return ": ".join(str(record[key]) for key in ("message", "error", "traceback") if record.get(key)) or words

@@ -70,6 +70,12 @@ def test_a_pod_that_runs_or_ended_well_has_no_problem():
     assert problem_of(ended(0, "Completed"), NOW) is None
 
 
+def test_of_a_line_of_json_only_what_a_person_reads_is_told():
+    log = 'first line\n{"time": "2026", "level": "error", "worker": "w", "message": "refused", "error": "no such file"}'
+    assert problem_of(ended(2, message=log), NOW) == ("Crashing", "p: rollout ended with 2: refused: no such file")
+    assert problem_of(ended(2, message='{"cut": '), NOW) == ("Crashing", 'p: rollout ended with 2: {"cut":')
+
+
 def test_only_the_end_of_long_last_words_is_told():
     assert next(iter(exit_of(ended(1, message="x" * 5000 + "the error"), "rollout")))[1].endswith("the error")
 
