@@ -108,7 +108,7 @@ class PacedJob:
         file = self.folder / "steps.jsonl"
         return len(file.read_text().splitlines()) if file.exists() else 0
 
-    def goes_on(self, seconds: float = 180) -> float:
+    def goes_on(self, seconds: float = 300) -> float:
         """Waits until all of it runs and one more step is closed; seconds waited."""
         began = time.monotonic()
         self.cluster.until(f"all of {self.name} runs", self._all_there, seconds)
@@ -123,7 +123,7 @@ class PacedJob:
         there = all(roles.get(name, {}).get("ready") == count for name, count in _ROLES.items())
         return bool(there and status["phase"] == "Running")
 
-    def finish(self, seconds: float = 300) -> dict[str, Any]:
+    def finish(self, seconds: float = 600) -> dict[str, Any]:
         """Lets it go fast and waits for its end; its status then."""
         (self._shared / f"slow-{self.name}").unlink(missing_ok=True)
         self.cluster.until("the end", lambda: self.phase in ("Complete", "Failed"), seconds)

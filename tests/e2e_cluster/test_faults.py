@@ -23,7 +23,7 @@ from real_cluster import Cluster, harness
 
 pytestmark = pytest.mark.timeout(900)
 
-STEPS = 400
+STEPS = 300
 ROLES = ("rollout", "reward", "metrics", "trainer", "redis")
 SEED = int(os.environ.get("PLAUDIT_E2E_SEED", "0"))
 Tell = Callable[[str, float], None]
