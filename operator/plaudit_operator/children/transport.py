@@ -73,10 +73,10 @@ def _configuration(context: JobContext) -> str:
 def manifests(context: JobContext, template_: Manifest, inputs: str, *, rests: bool = False) -> list[Manifest]:
     """StatefulSet and Service; one that rests has no pod, and keeps its volume."""
     name = names.role_object(context.name, ROLE)
-    return [
-        _stateful_set(context, name, template_, inputs, replicas=0 if rests else 1),
-        service(context, name, ROLE, {"redis": names.REDIS_PORT}),
-    ]
+    reached = service(context, name, ROLE, {"redis": names.REDIS_PORT})
+    # A probe that times out on a busy node must not cut off every process of the job: there is no other Redis.
+    reached["spec"]["publishNotReadyAddresses"] = True
+    return [_stateful_set(context, name, template_, inputs, replicas=0 if rests else 1), reached]
 
 
 def _stateful_set(context: JobContext, name: str, template_: Manifest, inputs: str, *, replicas: int) -> Manifest:
