@@ -21,6 +21,11 @@ _EXPIRED = 10
 _OTHER_NAME = (62, 64)  # of a host, of an IP address (OpenSSL's X509_V_ERR_*)
 _NO_CERTIFICATE = ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE")
 _REFUSED_CERTIFICATE = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_EXPIRED", "CERTIFICATE_UNKNOWN")
+_ASKS = (
+    "asks for a client's certificate",
+    "Give spec.transport.tls.certificateSecret and keySecret, or the two as files (to a process started by hand: "
+    "PLAUDIT_REDIS_TLS_CERTIFICATE and PLAUDIT_REDIS_TLS_KEY)",
+)
 
 
 class PasswordFileError(Exception):
@@ -129,17 +134,29 @@ class RedisAddress:
             "ssl_min_version": ssl.TLSVersion.TLSv1_2,
         }
 
-    def tls_problem(self, error: BaseException) -> str:
-        """What of TLS made a connection fail, with its remedy; empty where it was something else."""
+    def tls_problem(self, error: BaseException, *, or_likely: bool = False) -> str:
+        """What of TLS made a connection fail, with its remedy; empty where it was something else.
+
+        Args:
+            error: of the connection.
+            or_likely: also what it may be, for whoever gives up now; a server that restarts looks the same.
+        """
         if not self.url.startswith("rediss://"):
             return ""
         if problem := self.tls.file_problem():
             return f"{problem}. Mend what spec.transport.tls names"
         cause = next((each for each in _causes(error) if isinstance(each, ssl.SSLError)), None)
         if cause is None:
-            return ""
+            return self._cut_off(error) if or_likely else ""
         what, remedy = self._words(cause)
         return f"Redis at {self.url} {what} ({cause.reason or cause}). {remedy}"
+
+    def _cut_off(self, error: BaseException) -> str:
+        """In TLS 1.3 a server checks the client's certificate after the handshake; its alert can be overtaken."""
+        cut_off = any(isinstance(each, ConnectionResetError | BrokenPipeError) for each in _causes(error))
+        if not cut_off or self.tls.certificate_file:
+            return ""
+        return f"Redis at {self.url} cuts the connection off; perhaps it {_ASKS[0]}. {_ASKS[1]}"
 
     def _words(self, cause: ssl.SSLError) -> tuple[str, str]:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -161,11 +178,7 @@ class RedisAddress:
         if any(word in reason for word in _REFUSED_CERTIFICATE):
             return "refuses the client's certificate", "Give one that it trusts in spec.transport.tls"
         if any(word in reason for word in _NO_CERTIFICATE):
-            return (
-                "asks for a client's certificate",
-                "Give spec.transport.tls.certificateSecret and keySecret, or the two as files (to a process started "
-                "by hand: PLAUDIT_REDIS_TLS_CERTIFICATE and PLAUDIT_REDIS_TLS_KEY)",
-            )
+            return _ASKS
         return "cannot be spoken to by TLS", "Is rediss:// right for this port?"
 
 

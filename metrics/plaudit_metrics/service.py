@@ -150,7 +150,7 @@ def _words(error: Exception, settings: ServiceSettings) -> str:
         return str(error)
     if isinstance(error, AuthenticationError | ResponseError):
         return f"Redis at {settings.redis.url} refused: {error}. Check PLAUDIT_REDIS_PASSWORD"
-    if problem := settings.redis.tls_problem(error):
+    if problem := settings.redis.tls_problem(error, or_likely=True):
         return problem
     if isinstance(error, RedisError):
         return f"Redis at {settings.redis.url} cannot be reached: {error}. Check PLAUDIT_REDIS_URL"

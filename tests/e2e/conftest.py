@@ -72,7 +72,7 @@ def scripted() -> dict[str, Any]:
 
 @pytest.fixture
 def change_job(tmp_path: Path) -> Iterator[Callable[..., Path]]:
-    """Writes a job file with some fields changed (``a__b`` is spec.a.b) beside the original."""
+    """Writes a job file with some fields changed (``a__b`` is spec.a.b; None takes it out) beside the original."""
     written: list[Path] = []
 
     def change(job: Path, **fields: Any) -> Path:
@@ -82,7 +82,10 @@ def change_job(tmp_path: Path) -> Iterator[Callable[..., Path]]:
             section = data["spec"]
             for parent in parents:
                 section = section.setdefault(parent, {})
-            section[last] = value
+            if value is None:
+                section.pop(last, None)
+            else:
+                section[last] = value
         # Beside the original, since paths in a job are relative to it.
         changed = job.parent / f".{tmp_path.name}-{len(written)}.yaml"
         changed.write_text(yaml.safe_dump(data))

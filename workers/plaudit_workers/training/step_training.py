@@ -46,6 +46,8 @@ class StepTraining:
         """
         while True:
             decision = await self._wait(step, report)
+            if isinstance(decision, Update) and self.stop.is_set():
+                return False
             if isinstance(decision, Update):
                 await self._update(step, decision.groups, report)
             elif isinstance(decision, Retry):

@@ -47,7 +47,7 @@ class WeightsAndBiases:
     def write(self, record: StepRecord) -> None:
         """See ``Sink.write``."""
         if record.step > self._newest:
-            self._run.log(record.statistics, step=record.step)
+            self._run.log(record.statistics, step=record.step, commit=True)  # else it waits for the next step
 
     def close(self) -> None:
         """See ``Sink.close``: waits for what is still to be sent."""
