@@ -35,7 +35,7 @@ check: install ## format, lint, types, import order, generated files
 
 # The tests start hundreds of interpreters: each would compile every module anew where no bytecode may be written.
 test: install promtool chromium ## all tests that need no cluster
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q --numprocesses 2 --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q --numprocesses 3 --no-loadscope-reorder
 
 cluster-up: cluster-packages ## a real Kubernetes on this machine, for tests (root; its first build takes minutes)
 	@tests/cluster/cluster up --nodes 2 --gpus-per-node 4
