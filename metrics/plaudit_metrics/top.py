@@ -78,6 +78,9 @@ def _single_keys() -> Iterator[None]:
     before = termios.tcgetattr(sys.stdin)
     try:
         tty.setcbreak(sys.stdin)
+        mode = termios.tcgetattr(sys.stdin)
+        mode[6][termios.VINTR] = b"\0"  # Ctrl-C is a key too: an interrupt can get lost in somebody's callback
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, mode)
         yield
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
@@ -88,7 +91,7 @@ def _quit_within(seconds: float) -> bool:
     if not readable:
         return False
     keys = os.read(sys.stdin.fileno(), 64)  # past Python's buffer, which select does not see
-    return not keys or b"q" in keys.lower()
+    return not keys or any(key in keys for key in b"qQ\x03")
 
 
 def frame(picture: Picture, trouble: str = "") -> RenderableType:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import sys
+import time
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -115,7 +116,11 @@ def test_weights_and_biases_gets_every_figure_once_in_the_same_run(tmp_path, mon
         sinks.close()
     files = sorted((tmp_path / "demo-1" / "wandb").glob("offline-run-*/run-*.wandb"))
     assert [file.name for file in files] == ["run-demo-1.wandb"] * 2  # one run of wandb, continued
-    points = [point for file in files for point in logged(file)]
+    for _ in range(100):  # its process may still be writing
+        points = [point for file in files for point in logged(file)]
+        if len(points) == 3:
+            break
+        time.sleep(0.1)
     assert [(point["_step"], point["reward/mean"], point["actor/lr"]) for point in points] == [
         (1, 0.25, 0.001),
         (2, 0.5, 0.001),
