@@ -22,6 +22,7 @@ settings.register_profile("plaudit", max_examples=EXAMPLES, deadline=None)
 settings.load_profile("plaudit")
 
 ROOMS = {
+    "tests/e2e/test_chaos.py": "chaos",
     "tests/e2e/": "runs",
     "tests/workers/launch/test_supervisor.py": "runs",
     "tests/workers/job/test_examples.py": "runs",
@@ -29,6 +30,9 @@ ROOMS = {
     "tests/reward/judge/test_vllm.py": "judge behind vLLM",
     "tests/workers/rollout/test_rollout_overhead_benchmark.py": "rollout benchmark",
     "tests/workers/rollout/test_vllm": "vLLM",
+    "tests/workers/stream/test_session_invariants.py": "search in sessions",
+    "tests/workers/stream/test_acl.py": "search with rights",
+    "tests/workers/stream/test_invariants.py": "search",
     "tests/workers/training/test_ranks.py": "ranks",
     "tests/metrics/page/": "page",
     "tests/metrics/alerting/": "observed run",
