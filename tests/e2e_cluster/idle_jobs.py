@@ -25,7 +25,9 @@ def idle(container: str) -> dict[str, Any]:
     if container == "redis":
         stays["readinessProbe"] = {"exec": {"command": ENDS}}
     else:
-        stays |= {"readinessProbe": well} | ({"livenessProbe": well} if container in ("reward", "metrics") else {})
+        stays |= {"readinessProbe": well} | (
+            {"livenessProbe": well, "startupProbe": well} if container in ("reward", "metrics") else {}
+        )
     waits = [] if container == "redis" else [{"name": "prepare", "command": ENDS}]
     return {"image": IMAGE, "template": {"spec": {"initContainers": waits, "containers": [stays]}}}
 
