@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ from plaudit_workers.launch.service import ADDRESS_FILE
 from plaudit_workers.process import EXIT_DONE, RefusedError, redis_from
 from plaudit_workers.scoring.lines import SampleOutput, read_samples
 from plaudit_workers.stream.connection import RedisAddress
+
+_LOOK_EVERY_S = 0.2
 
 
 def submit(arguments: argparse.Namespace) -> int:
@@ -151,11 +154,13 @@ def _digest(data: bytes) -> str:
 
 
 def _service(arguments: argparse.Namespace) -> tuple[RedisAddress, str]:
-    """Where the service is: ``--redis``, or what ``plaudit run`` has left in the run's folder."""
+    """Where the service is: ``--redis``, or what ``plaudit run`` leaves in the run's folder once it is there."""
     if arguments.redis:
         return redis_from(os.environ, arguments.redis), arguments.run or ""
     runs = Path(arguments.runs_folder)
-    files = list(runs.glob(f"{arguments.run or '*'}/{ADDRESS_FILE}"))
+    pattern, deadline = f"{arguments.run or '*'}/{ADDRESS_FILE}", time.monotonic() + arguments.wait
+    while not (files := list(runs.glob(pattern))) and time.monotonic() < deadline:
+        time.sleep(_LOOK_EVERY_S)
     if not files:
         what = f"no scoring service of the name {arguments.run}" if arguments.run else "no scoring service"
         raise ServiceError(
