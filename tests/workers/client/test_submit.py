@@ -54,14 +54,15 @@ async def test_it_waits_for_a_run_that_is_still_starting(start_service: Any, tmp
     samples, output = write_samples(tmp_path / "samples.jsonl", 3), tmp_path / "scores.jsonl"
     async with start_service(SLOW) as service:
         arguments = [str(samples), "-o", str(output), "--runs-folder", str(tmp_path), "--run", "later", "--wait", "60"]
-        submitting = asyncio.create_task(asyncio.to_thread(main, ["submit", *arguments]))
-        await asyncio.sleep(0.5)
-        assert not submitting.done()
+        command = [sys.executable, "-m", "plaudit_workers.cli", "submit", *arguments]
+        submitting = await asyncio.create_subprocess_exec(*command)
+        await asyncio.sleep(1.0)
+        assert submitting.returncode is None
         left = {"url": service.server.url, "password": service.server.password, "run": service.run}
         (tmp_path / "later").mkdir()
         (tmp_path / "service.json").write_text(json.dumps(left))
         (tmp_path / "service.json").rename(tmp_path / "later" / "service.json")
-        assert await submitting == 0
+        assert await submitting.wait() == 0
     assert len(output.read_text().splitlines()) == 3
 
 
