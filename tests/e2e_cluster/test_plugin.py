@@ -103,8 +103,12 @@ def test_suspend_and_resume(plaudit: Cluster):
     said = plaudit.kubectl("plaudit", "suspend", "scores", "-n", NAMESPACE).stdout
     assert said.startswith("scores is suspended")
     plaudit.until("suspended", lambda: phase(plaudit) == "Suspended", 120)
-    done = plaudit.kubectl("plaudit", "logs", "scores", "reward", "-n", NAMESPACE, check=False)
-    assert "is Suspended and has no reward pods" in done.stderr
+
+    def said_to_have_none() -> bool:  # pods that are ending have logs still
+        done = plaudit.kubectl("plaudit", "logs", "scores", "reward", "-n", NAMESPACE, check=False)
+        return "is Suspended and has no reward pods" in done.stderr
+
+    plaudit.until("no reward pods", said_to_have_none, 120)
     assert plaudit.kubectl("plaudit", "resume", "scores", "-n", NAMESPACE).stdout.startswith("scores is resumed")
     plaudit.until("running", lambda: phase(plaudit) == "Running", 120)
 
