@@ -6,7 +6,7 @@ import importlib.util
 import os
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -91,13 +91,22 @@ def ray_cluster() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def faults() -> ModuleType:
-    """``faulty_server``, a judge that misbehaves: tests are no package, so it is loaded by its path."""
-    file = Path(__file__).parent / "reward" / "judge" / "faulty_server.py"
-    specification = importlib.util.spec_from_file_location("faulty_server", file)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[module.__name__] = module  # dataclasses look their module up
-    specification.loader.exec_module(module)
+def module_at() -> Callable[..., ModuleType]:
+    """Loads a module of some part's tests by a name and its path under tests/: tests are no package."""
+    return _module_at
+
+
+def _module_at(name: str, *path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent.joinpath(*path))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def faults() -> ModuleType:
+    """``faulty_server``, a judge that misbehaves."""
+    return _module_at("faulty_server", "reward", "judge", "faulty_server.py")

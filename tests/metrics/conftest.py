@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import json
 import shutil
 import subprocess
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx
@@ -217,21 +216,10 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     server.close()
 
 
-def _module_at(*path: str) -> Any:
-    """A module of another part's tests."""
-    spec = importlib.util.spec_from_file_location("_".join(path), Path(__file__).parents[1].joinpath(*path))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
-def whole_runs() -> Any:
+def whole_runs(module_at: Callable[..., ModuleType]) -> Any:
     """The module of whole runs in one process: ``Simulation``, ``make_plan``."""
-    return _module_at("workers", "training", "conducted", "conftest.py")
+    return module_at("whole_runs", "workers", "training", "conducted", "conftest.py")
 
 
 @dataclass(frozen=True)
@@ -247,10 +235,17 @@ class ObservedRun:
 
 @pytest.fixture(scope="session")
 def observed_run(
-    redis_server: RedisServer, prometheus: Prometheus, tmp_path_factory: pytest.TempPathFactory
+    redis_server: RedisServer,
+    prometheus: Prometheus,
+    tmp_path_factory: pytest.TempPathFactory,
+    module_at: Callable[..., ModuleType],
+    faults: ModuleType,
 ) -> Iterator[ObservedRun]:
     """A run of a few steps, some of whose samples cannot be scored, scraped by Prometheus from its beginning."""
-    running = _RunInThread(redis_server, prometheus, tmp_path_factory.mktemp("observed") / "run")
+    # Its own copy of the module: two of its names are changed in it.
+    runs = module_at("observed_runs", "workers", "training", "conducted", "conftest.py")
+    folder = tmp_path_factory.mktemp("observed") / "run"
+    running = _RunInThread(redis_server, prometheus, folder, runs, faults)
     yield running.start()
     running.stop()
 
@@ -276,7 +271,11 @@ class _RunInThread:
 
     num_steps = 5
 
-    def __init__(self, server: RedisServer, prometheus: Prometheus, folder: Path) -> None:
+    def __init__(
+        self, server: RedisServer, prometheus: Prometheus, folder: Path, runs: Any, faults: ModuleType
+    ) -> None:
+        self._runs = runs
+        self._faults = faults
         self._server = server
         self._prometheus = prometheus
         self._folder = folder
@@ -328,7 +327,7 @@ class _RunInThread:
             await serving
 
     async def _train(self) -> None:
-        module = _module_at("workers", "training", "conducted", "conftest.py")
+        module = self._runs
         module.ScriptedEngine, module.ScriptedPolicy = _ComputingEngine, _ProbingPolicy
         simulation = module.Simulation(self._server, self._settings.run, self._folder)
         simulation.broken = {2, 9}
@@ -339,7 +338,7 @@ class _RunInThread:
     @contextlib.asynccontextmanager
     async def _judging(self) -> AsyncIterator[None]:
         """A reward worker that runs a function and asks a judge, until the context ends."""
-        judge = _module_at("reward", "judge", "faulty_server.py").FaultyServer()
+        judge = self._faults.FaultyServer()
         await judge.start()
         address = RedisAddress(self._server.url, self._server.password)
         transport = await Transport.open(address, self._settings.run)
