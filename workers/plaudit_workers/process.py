@@ -144,6 +144,7 @@ def main(serve: Serve) -> int:
         print(error, file=sys.stderr)
         return EXIT_REFUSED
     configure_logs(settings.log_file, worker=settings.worker)
+    logging.getLogger("plaudit").info("started", extra={"fields": {"run": settings.run}})
     return asyncio.run(_with_signals(serve, settings)).code
 
 
