@@ -71,6 +71,13 @@ class Cluster:
         """Waits until something holds, and returns it."""
         end = time.monotonic() + seconds
         while not (found := holds()):
-            assert time.monotonic() < end, f"{what}: not within {seconds:.0f} s"
+            assert time.monotonic() < end, f"{what}: not within {seconds:.0f} s\n{self._picture()}"
             time.sleep(0.5)
         return found
+
+    def _picture(self) -> str:
+        """What there is, and what was said last."""
+        jobs = self.kubectl("get", "rlj", "-A", check=False).stdout
+        pods = self.kubectl("get", "pods", "-A", "-o", "wide", check=False).stdout
+        events = self.kubectl("get", "events", "-A", "--sort-by=.lastTimestamp", check=False).stdout
+        return "\n".join([jobs, pods, *events.splitlines()[-25:]])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,6 +65,18 @@ def test_every_pod_meets_pod_security_restricted(world: World):
             assert security["capabilities"] == {"drop": ["ALL"]}, name
             assert security["readOnlyRootFilesystem"] is True, name
         assert not any("hostPath" in volume for volume in pod["volumes"]), name
+
+
+def test_a_pod_that_waits_for_redis_leaves_when_it_is_told_to(world: World, tmp_path: Path):
+    """As process 1 it would else hold its GPUs for its whole grace period: nothing ends what handles no signal."""
+    [waiting] = dict(templates(world))["job-rollout"]["spec"]["initContainers"]
+    told = {"PLAUDIT_RUN_FOLDER": str(tmp_path), "PLAUDIT_REDIS_URL": "redis://127.0.0.1:1/0"}
+    command = [sys.executable, *waiting["command"][1:]]
+    with subprocess.Popen(command, env=told, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        assert process.stdout.readline().startswith("waiting for Redis at 127.0.0.1:1")
+        process.terminate()
+        assert process.wait(10) == 128 + signal.SIGTERM
 
 
 def test_no_password_stands_in_an_object_but_the_secret(world: World):

@@ -22,8 +22,9 @@ _STARTS_WITHIN_S = 300
 _READ_ONLY = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 
 _PREPARE = """\
-import os, socket, sys, time
+import os, signal, socket, sys, time
 from urllib.parse import urlsplit
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 for part in ("samples", "checkpoints", "weights", "logs"):
     os.makedirs(os.path.join(os.environ["PLAUDIT_RUN_FOLDER"], part), exist_ok=True)
 redis = urlsplit(os.environ["PLAUDIT_REDIS_URL"])
@@ -38,7 +39,10 @@ while True:
             print(f"waiting for Redis at {redis.hostname}:{redis.port or 6379}: {said}", flush=True)
         time.sleep(0.5)
 """
-"""Makes the run's folder and waits for Redis: a process that finds none would end, and a trainer's end counts."""
+"""Makes the run's folder and waits for Redis: a process that finds none would end, and a trainer's end counts.
+
+Process 1 of a container is not ended by a SIGTERM that it does not handle: a pod that is deleted while it waits would
+hold its GPUs for the whole grace period."""
 
 
 @dataclass(frozen=True)
