@@ -10,7 +10,7 @@ from plaudit_operator.children import reward_model, transport
 from plaudit_operator.children.context import JobContext
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed, attempt_of, labels
-from plaudit_operator.pod_state import is_running, problem_of, restarts_of
+from plaudit_operator.pod_state import is_alive, is_running, problem_of, restarts_of
 from plaudit_operator.policies.failure import Attempt
 from plaudit_operator.remedies import remedy
 
@@ -24,6 +24,8 @@ class RoleState:
     ready: int
     updated: int
     restarts: int
+    held: int = 0
+    """Pods that hold what they run on: those that are ending do until they have ended."""
     reason: str = ""
     """Why pods are missing, in a word of ``names.Reason``; empty when that is not known."""
     problem: str = ""
@@ -78,19 +80,20 @@ def _of_workload(role: str, owner: Object | None, pods: list[Object], now: float
     status = owner.get("status") or {}
     desired, ready = int(owner["spec"].get("replicas", 1)), int(status.get("readyReplicas", 0))
     reason, problem = _refused(status) or _problem(pods, now)
-    restarts = sum(map(restarts_of, pods))
-    return RoleState(role, desired, ready, int(status.get("updatedReplicas", 0)), restarts, reason, problem)
+    restarts, held = sum(map(restarts_of, pods)), sum(map(is_alive, pods))
+    return RoleState(role, desired, ready, int(status.get("updatedReplicas", 0)), restarts, held, reason, problem)
 
 
 def _trainer(context: JobContext, observed: Observed, attempt: Attempt | None, now: float) -> RoleState:
     desired = context.spec.trainer.pods
     number = attempt.number if attempt else 0
+    held = sum(map(is_alive, observed.pods_of("trainer")))
     pods = [pod for pod in observed.pods_of("trainer") if attempt_of(pod) == number]
     running = sum(map(is_running, pods))
     reason, problem = _problem(pods, now)
     problem = problem or _last_failure(observed, "trainer")  # of the attempt before: its pods are gone
     restarts = int(observed.status.get("restarts", 0))
-    return RoleState("trainer", desired, running, len(pods), restarts, reason, problem)
+    return RoleState("trainer", desired, running, len(pods), restarts, held, reason, problem)
 
 
 def _last_failure(observed: Observed, role: str) -> str:

@@ -178,16 +178,14 @@ def _suspended(context: JobContext, roles: Mapping[str, RoleState], rest: _Rest)
         return said(Condition.SUSPENDED, False, Reason.NOT_SUSPENDED, "")
     left = [role for role in roles.values() if role.name != "metrics" and _has_pods(role)]
     if left:
-        words = ", ".join(f"{role.name} {role.ready}/{role.desired}" for role in left)
+        words = ", ".join(f"{role.name} {role.held}" for role in left)
         return said(Condition.SUSPENDED, False, Reason.SUSPENDING, f"pods are still ending: {words}")
     stays = "Its volumes stay" if context.spec.scheduling.whole else "Redis and volumes stay"
     return said(Condition.SUSPENDED, True, Reason.SUSPENDED_BY_USER, f"{stays}; it goes on when resumed")
 
 
 def _has_pods(role: RoleState) -> bool:
-    if role.name == "transport":
-        return role.ready > role.desired
-    return role.ready > 0 or (role.name == "trainer" and role.updated > 0)
+    return role.held > (role.desired if role.name == "transport" else 0)
 
 
 def _degraded(observed: Observed, roles: Mapping[str, RoleState], *, started: bool) -> Said:

@@ -176,6 +176,21 @@ def test_suspend_gives_back_everything_but_redis_and_metrics_and_resume_takes_it
     assert world.status["restarts"] == 0
 
 
+def test_a_job_is_suspended_when_its_last_pod_has_ended():
+    world = World()
+    world.settle()
+    [ending, *_] = [pod for pod in world.cluster.of_kind("Pod") if "rollout" in pod["metadata"]["name"]]
+    ending["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "ownerReferences": []}
+    ending["status"]["conditions"] = [{"type": "Ready", "status": "False"}]  # it holds its GPU still
+    world.cluster.put(ending)
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(scheduling={"suspend": True}))
+    world.settle()
+    assert world.condition(Condition.SUSPENDED)["message"] == "pods are still ending: rollout 1"
+    world.cluster.remove("Pod", ending["metadata"]["name"])
+    world.settle()
+    assert world.status["phase"] == "Suspended"
+
+
 def test_time_in_suspension_counts_for_no_deadline():
     world = World(rljob(lifecycle={"activeDeadlineSeconds": 100}))
     world.settle()
