@@ -7,10 +7,11 @@ admitted), ``templates.json`` (pod templates as rendered by the operator that ad
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from plaudit_operator.mutable import frozen_changes, overlaid
 from plaudit_operator.names import Reason
@@ -91,14 +92,14 @@ def admit(job_object: Object, config: Object | None, files: Object | None) -> Ad
 
 
 def _frozen(job_object: Object, data: Mapping[str, str]) -> Admitted | Refused:
-    admitted = json.loads(data["spec.json"])
-    templates = json.loads(data["templates.json"])
-    files = tuple(JobFile(f["key"], f["path"], data.get(f["key"], "")) for f in json.loads(data["files.json"]))
+    admitted = msgspec.json.decode(data["spec.json"])
+    templates = msgspec.json.decode(data["templates.json"])
+    files = tuple(JobFile(f["key"], f["path"], data.get(f["key"], "")) for f in msgspec.json.decode(data["files.json"]))
     current = job_object["spec"]
     parsed = _parsed(job_object, overlaid(admitted, current))
     if isinstance(parsed, Refused):
         # The change is bad: what is in the ConfigMap goes on.
-        before = _parsed(job_object, overlaid(admitted, json.loads(data["current.json"])))
+        before = _parsed(job_object, overlaid(admitted, msgspec.json.decode(data["current.json"])))
         if isinstance(before, Refused):
             return before
         return Admitted(before, admitted, files, templates, data, parsed.reason, f"not changed: {parsed.message}")
@@ -153,5 +154,4 @@ def _code_problems(job: RLJob, files: tuple[JobFile, ...]) -> Iterator[Problem]:
 
 def digest(data: Any) -> str:
     """A short digest of plain data."""
-    text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(msgspec.json.encode(data, order="sorted")).hexdigest()[:16]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
+
+import msgspec
 
 from plaudit_operator import names
 from plaudit_operator.children.context import JobContext, Manifest
@@ -39,4 +40,4 @@ def service_account(context: JobContext) -> Manifest:
 
 
 def _json(data: Any) -> str:
-    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return msgspec.json.encode(data, order="sorted").decode()
