@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -97,9 +98,9 @@ async def test_what_is_wrong_is_said_once_and_the_exit_code_is_2(
     process = await start_process(source, **environment)
     _, errors = await process.communicate()
     assert process.returncode == 2
-    lines = errors.decode().splitlines()
-    assert len(lines) == 1, lines
-    assert words in lines[0]
+    started, wrong = map(json.loads, errors.decode().splitlines())
+    assert started["message"] == "started"
+    assert words in wrong["error"]
 
 
 async def test_sigterm_ends_it_gracefully_and_it_answers_probes(start_process: Make) -> None:

@@ -97,9 +97,10 @@ async def test_a_step_whose_scores_failed_is_tried_again_and_trained_once_the_sc
     plan = make_plan(steps=2, mini_batches=2, staleness=1, retry_pauses_s=(0.4, 0.4, 0.4))
     async with simulation.workers():
         training = asyncio.create_task(simulation.train(plan))
-        while not (simulation.folder / "checkpoints").exists():
-            await asyncio.sleep(0.05)
-        await asyncio.sleep(0.6)
+        transport = await simulation.open()
+        while not await transport.commands.hexists(transport.names.counters, "dropped:too_many_failed"):
+            await asyncio.sleep(0.02)
+        await transport.close()
         simulation.broken_file.unlink()
         done, policy = await training
     assert done
