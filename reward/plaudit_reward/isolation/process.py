@@ -17,6 +17,7 @@ from plaudit_reward.isolation.output import Output
 _EXIT_WITHIN_S = 1.0
 """A child that closed its connection has so long to end by itself, so that its exit code can be told."""
 _LOOK_EVERY_S = 0.005
+_READ_BYTES = 1 << 16
 _WORKERS_OWN = ("PLAUDIT_SECRET", "PLAUDIT_REDIS")
 """Passwords and keys of the job, and where they lie."""
 
@@ -41,6 +42,7 @@ class ChildProcess(asyncio.Protocol):
         self._on_exit = on_exit
         self._frames = Frames()
         self._output = Output(name)
+        self._connection: socket.socket | None = None
         self._transport: asyncio.Transport | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._reaper: asyncio.Task[None] | None = None
@@ -58,6 +60,7 @@ class ChildProcess(asyncio.Protocol):
         """
         loop = asyncio.get_running_loop()
         ours, output = self._open()
+        self._connection = ours
         await loop.connect_read_pipe(lambda: self._output, os.fdopen(output, "rb"))
         self._transport, _ = await loop.create_connection(lambda: self, sock=ours)
         self.send([self._load])
@@ -110,8 +113,18 @@ class ChildProcess(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The child ended, or closed its connection: either way it is of no more use."""
+        if exc is not None and self._connection is not None:
+            self._read_what_is_left(self._connection)
         if self._reaper is None and self._process is not None:
             self._reaper = asyncio.get_running_loop().create_task(self._bury(self._process))
+
+    def _read_what_is_left(self, connection: socket.socket) -> None:
+        """A write to a child that has just died ends the connection with its last words unread: who ran when it did."""
+        try:
+            while data := connection.recv(_READ_BYTES, socket.MSG_DONTWAIT):
+                self.data_received(data)
+        except OSError:
+            return
 
     async def _bury(self, process: subprocess.Popen[bytes]) -> None:
         waited_s = 0.0

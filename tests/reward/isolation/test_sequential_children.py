@@ -246,3 +246,27 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+async def test_a_child_that_dies_while_it_is_written_to_costs_only_the_work_that_it_ran(
+    open_scorer: Open, make_sample: MakeSample, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = """
+import os, time
+def compute_score(solution_str, ground_truth):
+    if solution_str == "exit":
+        os._exit(7)
+    time.sleep(float(solution_str))
+    return 1.0
+"""
+    scorer = await open_scorer(source, processes=1)
+    works = [asyncio.create_task(outcome(scorer, make_sample(text), 5.0)) for text in ("0.3", "exit")]
+    await asyncio.sleep(0.1)  # the first runs, the second waits in the same child
+    works.append(asyncio.create_task(outcome(scorer, make_sample("0"), 5.0)))
+    await asyncio.sleep(0)
+    time.sleep(0.5)  # noqa: ASYNC251 - it is dead, and its last words unread, when the third is written to it
+    score, killed, other = await asyncio.gather(*works)
+    assert isinstance(score, Score)
+    assert killed is WorkerKilledError
+    assert isinstance(other, Score)
+    assert caplog.text.count("scorer process ended") == 1
