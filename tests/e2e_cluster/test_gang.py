@@ -174,7 +174,7 @@ def test_a_job_waits_behind_its_queues_gates_and_again_after_it_was_preempted(jo
     preempt(jobs, "queued")
     jobs.cluster.until("back in its queue", lambda: len(gated(jobs, "queued")) == 5, 90)
     jobs.cluster.until("told", lambda: jobs.status("queued").get("phase") == "Suspended", 60)
-    assert not jobs.pods("queued", "reward")
+    jobs.cluster.until("no reward workers", lambda: not jobs.pods("queued", "reward"), 90)
     admit(jobs, "queued")
     jobs.until_running("queued")
     assert (jobs.status("queued")["restarts"], jobs.status("queued")["attempt"]) == (0, 1)
