@@ -131,11 +131,6 @@ def is_running(pod: Object) -> bool:
     return not leaving and pod.get("status", {}).get("phase") in ("Running", "Succeeded")
 
 
-def is_alive(pod: Object) -> bool:
-    """Whether it has not ended: it may wait, run, or be told to leave."""
-    return pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
-
-
 def restarts_of(pod: Object) -> int:
     """Restarts of its containers."""
     return sum(int(status.get("restartCount", 0)) for status in _containers(pod))

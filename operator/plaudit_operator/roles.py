@@ -10,7 +10,7 @@ from plaudit_operator.children import reward_model, transport
 from plaudit_operator.children.context import JobContext
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed, attempt_of, labels
-from plaudit_operator.pod_state import is_alive, is_running, problem_of, restarts_of
+from plaudit_operator.pod_state import is_over, is_running, problem_of, restarts_of
 from plaudit_operator.policies.failure import Attempt
 from plaudit_operator.remedies import remedy
 
@@ -80,14 +80,14 @@ def _of_workload(role: str, owner: Object | None, pods: list[Object], now: float
     status = owner.get("status") or {}
     desired, ready = int(owner["spec"].get("replicas", 1)), int(status.get("readyReplicas", 0))
     reason, problem = _refused(status) or _problem(pods, now)
-    restarts, held = sum(map(restarts_of, pods)), sum(map(is_alive, pods))
+    restarts, held = sum(map(restarts_of, pods)), sum(not is_over(pod) for pod in pods)
     return RoleState(role, desired, ready, int(status.get("updatedReplicas", 0)), restarts, held, reason, problem)
 
 
 def _trainer(context: JobContext, observed: Observed, attempt: Attempt | None, now: float) -> RoleState:
     desired = context.spec.trainer.pods
     number = attempt.number if attempt else 0
-    held = sum(map(is_alive, observed.pods_of("trainer")))
+    held = sum(not is_over(pod) for pod in observed.pods_of("trainer"))
     pods = [pod for pod in observed.pods_of("trainer") if attempt_of(pod) == number]
     running = sum(map(is_running, pods))
     reason, problem = _problem(pods, now)

@@ -107,7 +107,7 @@ def test_workers_stay_while_redis_is_away(job: ScoringJob):
         assert job.replicas == 3
     finally:
         job.cluster.kubectl("uncordon", *nodes)
-    job.cluster.until("KEDA asks again", lambda: not _is_blind(job), 180)
+    job.cluster.until("KEDA asks again", lambda: not _is_blind(job), 120)
     job.cluster.until("one worker", lambda: job.replicas == 1, 120)
 
 

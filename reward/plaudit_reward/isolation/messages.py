@@ -28,7 +28,7 @@ from plaudit_reward.score import Score
 from plaudit_reward.target import Description, Target
 
 _LENGTH = struct.Struct("<I")
-_READ_BYTES = 1 << 20
+READ_BYTES = 1 << 20
 
 
 class Load(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -167,7 +167,7 @@ class Channel:
         flags = 0 if wait else socket.MSG_DONTWAIT
         while True:
             try:
-                data = self.connection.recv(_READ_BYTES, flags)
+                data = self.connection.recv(READ_BYTES, flags)
             except BlockingIOError:
                 return []
             if not data:

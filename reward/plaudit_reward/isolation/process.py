@@ -11,13 +11,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from plaudit_reward.isolation.messages import Frames, FromChild, Load, frame, messages_from_child
+from plaudit_reward.isolation.messages import READ_BYTES, Frames, FromChild, Load, frame, messages_from_child
 from plaudit_reward.isolation.output import Output
 
 _EXIT_WITHIN_S = 1.0
 """A child that closed its connection has so long to end by itself, so that its exit code can be told."""
 _LOOK_EVERY_S = 0.005
-_READ_BYTES = 1 << 16
 _WORKERS_OWN = ("PLAUDIT_SECRET", "PLAUDIT_REDIS")
 """Passwords and keys of the job, and where they lie."""
 
@@ -121,7 +120,7 @@ class ChildProcess(asyncio.Protocol):
     def _read_what_is_left(self, connection: socket.socket) -> None:
         """A write to a child that has just died ends the connection with its last words unread: who ran when it did."""
         try:
-            while data := connection.recv(_READ_BYTES, socket.MSG_DONTWAIT):
+            while data := connection.recv(READ_BYTES, socket.MSG_DONTWAIT):
                 self.data_received(data)
         except OSError:
             return

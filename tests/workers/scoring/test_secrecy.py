@@ -54,6 +54,7 @@ async def test_children_have_no_secret_and_the_worker_cannot_be_looked_into(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # another test may have served in this process before
+    assert libc.prctl(PR_GET_DUMPABLE, 0, 0, 0, 0) == 1
     stop = asyncio.Event()
     working = asyncio.create_task(serve(ProcessSettings.from_environment(), stop))
     client = RewardClient(redis_server.url, password=redis_server.password, run=run_name, wait_s=20.0)
