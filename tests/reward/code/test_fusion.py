@@ -122,8 +122,9 @@ async def test_programs_functions_and_asserts_are_scored_by_their_cases(score: C
 
 
 async def test_trouble_that_passes_changes_no_score(server: Server, score: Callable[..., Awaitable[Score]]) -> None:
-    server.first = [TROUBLE, None, (200, {}, b"<html>"), (429, {"Retry-After": "0"}, {})]
-    assert (await score(ADD)).value == 1.0
+    one = {"inputs": ["1 2"], "outputs": ["3"]}
+    for server.first in ([TROUBLE, None], [(200, {}, b"<html>"), (429, {"Retry-After": "0"}, {})]):
+        assert (await score(ADD, one)).value == 1.0
     assert len(server.requests) == 6
 
 

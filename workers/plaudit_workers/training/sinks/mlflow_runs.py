@@ -1,8 +1,9 @@
 """``mlflow``: a run of MLflow that carries our run's id as a tag, by which a resume finds it again.
 
 Set up by MLflow's own environment variables: ``MLFLOW_TRACKING_URI`` (a server; or a folder, with
-``MLFLOW_ALLOW_FILE_STORE=true``) and ``MLFLOW_EXPERIMENT_NAME`` (default ``plaudit``). Steps are sent by a thread of
-its client: a server that is slow or away holds up no step. A point that is there cannot be replaced, so a step that is
+``MLFLOW_ALLOW_FILE_STORE=true``) and ``MLFLOW_EXPERIMENT_NAME`` (default ``plaudit``). A thread sends the steps one
+after another: a server that is slow or away holds up no step. (MLflow's own queue has ten threads, which lose points of
+a file store that they write at once, and keep no order.) A point that is there cannot be replaced, so a step that is
 done again keeps its first figures there.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ logger = logging.getLogger(__name__)
 _TAG = "plaudit.run"
 _MOST_AT_ONCE = 1000
 """Metrics of one request: the server's limit."""
-_MOST_AWAITED = 100
-"""The newest requests, whose end is awaited at the run's end."""
+_LAST_SENDING_S = 120.0
+"""How long the run's end waits for what is still to be sent."""
 
 
 class MLflow:
@@ -46,7 +47,8 @@ class MLflow:
             )
         self._metric: Any = mlflow.entities.Metric
         self._error: Any = mlflow.exceptions.MlflowException
-        self._sending: deque[Any] = deque(maxlen=_MOST_AWAITED)
+        self._sender = ThreadPoolExecutor(1, "mlflow")
+        self._sending: set[Future[None]] = set()
         try:
             self._client = mlflow.MlflowClient()
             self._run_id = self._run_of(run_folder.name)
@@ -77,13 +79,23 @@ class MLflow:
         metrics = [self._metric(name, value, milliseconds, record.step) for name, value in record.statistics.items()]
         for start in range(0, len(metrics), _MOST_AT_ONCE):
             batch = metrics[start : start + _MOST_AT_ONCE]
-            self._sending.append(self._client.log_batch(self._run_id, metrics=batch, synchronous=False))
+            self._sending.add(self._sender.submit(self._client.log_batch, self._run_id, batch))
+        self._tell_failed()
 
     def close(self) -> None:
         """See ``Sink.close``: waits for what is still to be sent; what cannot be is told and given up."""
+        wait(self._sending, _LAST_SENDING_S)
+        self._sender.shutdown(wait=False, cancel_futures=True)
+        self._tell_failed()
+        if self._sending:
+            logger.warning("mlflow lacks some steps", extra={"fields": {"requests": len(self._sending)}})
         try:
-            for sent in self._sending:
-                sent.wait()
             self._client.set_terminated(self._run_id)
         except self._error as error:
-            logger.warning("mlflow lacks some steps", extra={"fields": {"error": str(error)}})
+            logger.warning("mlflow is not told that the run ended", extra={"fields": {"error": str(error)}})
+
+    def _tell_failed(self) -> None:
+        for done in [sending for sending in self._sending if sending.done() and not sending.cancelled()]:
+            self._sending.remove(done)
+            if error := done.exception():
+                logger.warning("mlflow lacks some steps", extra={"fields": {"error": str(error)}})
