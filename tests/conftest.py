@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
@@ -88,6 +89,14 @@ def ray_cluster() -> Iterator[str]:
     placement.connect(None, num_cpus=16)
     yield ray.get_runtime_context().gcs_address
     placement.disconnect()
+
+
+@pytest.fixture(scope="session")
+def path_with_cluster() -> str:
+    """``PATH`` with the programs of the test cluster (kubectl, helm) before all others, where they are built."""
+    harness = Path(__file__).parent / "cluster" / "cluster"
+    built = subprocess.run([harness, "programs"], capture_output=True, text=True, check=True).stdout.strip()
+    return os.pathsep.join([built, os.environ["PATH"]])
 
 
 @pytest.fixture(scope="session")

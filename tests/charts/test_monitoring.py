@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -26,9 +25,8 @@ def metrics_file(name: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def helm() -> str:
-    built = sorted((Path.home() / ".cache" / "plaudit-cluster").glob("*/bin"))
-    program = shutil.which("helm", path=":".join([os.environ["PATH"], *map(str, built)]))
+def helm(path_with_cluster: str) -> str:
+    program = shutil.which("helm", path=path_with_cluster)
     if program is None:
         pytest.skip("helm is not installed, nor built for the test cluster (make cluster-up)")
     return program

@@ -8,12 +8,10 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
-import os
 import re
 import shutil
 import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 
 import pages
 import pytest
@@ -25,8 +23,6 @@ COMMANDS = sorted(
     {command for page in pages.PAGES for command in pages.commands(page)},
     key=lambda command: (str(command), command.whole),
 )
-_BUILT = sorted((Path.home() / ".cache" / "plaudit-cluster").glob("*/bin"))
-_PATH = os.pathsep.join([*map(str, _BUILT[-1:]), os.environ["PATH"]])
 _OPTION = re.compile(r"(?<![\w-])(--?[a-z][a-z-]*)")
 _PLACEHOLDER = {"N": "1", "1,2": "1"}
 
@@ -65,8 +61,8 @@ def test_the_makefile_has_the_target(command: pages.Command):
 
 
 @pytest.mark.parametrize("command", [c for p in ("kubectl", "helm") for c in of(p) if c.words[1] != "plaudit"], ids=str)
-def test_kubectl_and_helm_know_the_options(command: pages.Command):
-    program = shutil.which(command.words[0], path=_PATH)
+def test_kubectl_and_helm_know_the_options(command: pages.Command, path_with_cluster: str):
+    program = shutil.which(command.words[0], path=path_with_cluster)
     if program is None:
         pytest.skip(f"{command.words[0]} is not installed")
     verbs = _verbs(program, command.words[1:])

@@ -28,9 +28,8 @@ class Cluster:
         self.kubeconfig = kubeconfig
         self.own = own
         self.environment = {**os.environ, "KUBECONFIG": kubeconfig}
-        built = sorted((Path.home() / ".cache" / "plaudit-cluster").glob("*/bin"))
-        if built:
-            self.environment["PATH"] = f"{built[-1]}:{os.environ['PATH']}"
+        built = subprocess.run(harness("programs"), capture_output=True, text=True, check=True).stdout.strip()
+        self.environment["PATH"] = f"{built}:{os.environ['PATH']}"
 
     def run(self, *argv: str, text: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Runs a program with this cluster's kubeconfig."""
