@@ -16,6 +16,8 @@ _VLLM_ON_CPU = {
     # GiB. Without a bound vLLM takes most of the machine's memory for a cache that pooling hardly uses.
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # The engine's only worker lives in the engine's own process: one import of vLLM less, ten seconds of a core.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     # Compiling costs a small model more than it ever gains.
     "TORCHDYNAMO_DISABLE": "1",
 }
