@@ -13,7 +13,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test cluster-up cluster-build cluster-down cluster-packages e2e e2e-controllers controllers-build images images-gpu bench bench-operator generate requirements redis promtool chromium clean
+.PHONY: help install demo check test e2e-local cluster-up cluster-build cluster-down cluster-packages e2e e2e-controllers controllers-build images images-gpu bench bench-operator generate requirements redis promtool chromium clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,8 +34,11 @@ check: install ## format, lint, types, import order, generated files
 	$(BIN)/python -m plaudit_metrics.generate --check
 
 # The tests start hundreds of interpreters: each would compile every module anew where no bytecode may be written.
-test: install promtool chromium ## all tests that need no cluster
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q --numprocesses 3 --no-loadscope-reorder
+test: install promtool chromium ## the tests of every part, against real Redis, vLLM, Ray, Prometheus, Chromium (minutes)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q --numprocesses 3 --no-loadscope-reorder --ignore tests/e2e
+
+e2e-local: install ## whole runs on this machine: kills, outages, the examples, a model that learns (minutes)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q --numprocesses 3 --no-loadscope-reorder tests/e2e
 
 cluster-up: cluster-packages ## a real Kubernetes on this machine, for tests (root; its first build takes minutes)
 	@tests/cluster/cluster up --nodes 2 --gpus-per-node 4

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "rollout_overhead.py"
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "rollout_overhead.py"
 
 
 @pytest.mark.bench
