@@ -98,7 +98,7 @@ async def test_a_redis_that_forgets_everything_costs_only_time(
     async with simulation.workers():
         training = asyncio.create_task(simulation.train(plan))
         await simulation.until_steps(2)
-        await simulation.rewind({})
+        await simulation.rewind([])
         done, policy = await training
     assert done
     assert_whole(simulation, policy, positions, 20, 5)
@@ -115,7 +115,7 @@ async def test_a_redis_that_forgets_everything_while_no_trainer_lives_costs_only
         await simulation.until_steps(2)
         training.cancel()
         await asyncio.wait([training])
-        await simulation.rewind({})
+        await simulation.rewind([])
         done, policy = await simulation.train(plan)
     assert done
     trained = [group for update in policy.trained for group in update]
@@ -185,7 +185,7 @@ async def test_a_run_goes_on_from_another_runs_checkpoint(
     plan = make_plan(steps=4, resume_from=str(simulation.folder / "checkpoints" / "step-000002"))
     async with other.workers():
         done, policy = await other.train(plan)
-    await other.rewind({})
+    await other.rewind([])
     assert done
     assert sorted(position for update in positions(policy) for position in update) == list(range(16))
     assert other.ledger()["trained"] == 8
