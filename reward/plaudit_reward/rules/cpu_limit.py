@@ -8,6 +8,10 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
+_AGAIN_AFTER_S = 0.1
+"""Raised where Python ignores exceptions (a finaliser, a callback of the garbage collector) it has to be raised again;
+not so soon that a block which it ends has not been left by then."""
+
 
 class OutOfTimeError(BaseException):
     """The computation used up its CPU seconds. No ``Exception``: libraries of mathematics catch those."""
@@ -30,7 +34,7 @@ def cpu_limit(limit_s: float) -> Iterator[None]:
     cannot be ended like this: the scorer's time limit does that, by killing the process.
     """
     before = signal.signal(signal.SIGPROF, _out_of_time)
-    signal.setitimer(signal.ITIMER_PROF, limit_s)
+    signal.setitimer(signal.ITIMER_PROF, limit_s, _AGAIN_AFTER_S)
     try:
         yield
     finally:

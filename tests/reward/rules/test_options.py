@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import signal
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -66,8 +68,29 @@ def test_work_is_ended_after_its_cpu_seconds_although_it_catches_everything() ->
     assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
 
 
+def test_work_whose_first_end_was_ignored_is_ended_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+
+    class Finalised:
+        def __del__(self) -> None:  # Python ignores what is raised here
+            while True:
+                sum(range(1000))
+
+    def finalise() -> None:
+        Finalised()
+        while True:
+            sum(range(1000))
+
+    with pytest.raises(OutOfTimeError), cpu_limit(0.02):
+        finalise()
+
+
 def test_what_math_verify_has_not_shown_within_its_limit_is_not_so(make_sample: MakeSample) -> None:
     assert verified(r"\boxed{1}", "1")  # imports SymPy
     sample = make_sample(r"\boxed{(x+1)^3 (x+2)^2}", ground_truth="x^5 + 7x^4 + 19x^3 + 25x^2 + 16x + 4")
-    assert math_verify(sample, limit_seconds=0.001) == 0.0
+    gc.disable()  # Hypothesis has a callback there, where Python would ignore the end
+    try:
+        assert math_verify(sample, limit_seconds=0.001) == 0.0
+    finally:
+        gc.enable()
     assert math_verify(sample) == 1.0

@@ -22,7 +22,7 @@ from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.consumer import ConsumerOptions
 
 REWARD = """
-import time
+import pathlib, time
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     if solution_str == "broken":
@@ -30,8 +30,10 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     return float(solution_str == ground_truth)
 
 def slow(sample):
+    while sample.response == "held" and not pathlib.Path(__file__).with_name("let-go").exists():
+        time.sleep(0.01)
     time.sleep(0.05 if sample.index else 0.2)
-    return float(sample.response)
+    return float(sample.ground_truth)
 
 def share(completions, **columns):
     return [len(c) / sum(map(len, completions)) for c in completions]

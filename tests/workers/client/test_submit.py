@@ -25,7 +25,9 @@ def write_samples(path: Path, count: int) -> Path:
 
 
 async def test_killed_it_goes_on_and_no_sample_is_scored_or_written_twice(start_service: Any, tmp_path: Path) -> None:
-    samples, output = write_samples(tmp_path / "samples.jsonl", 40), tmp_path / "scores.jsonl"
+    samples, output = write_samples(tmp_path / "samples.jsonl", 39), tmp_path / "scores.jsonl"
+    with samples.open("a") as file:
+        file.write(json.dumps({"response": "held", "ground_truth": "39"}) + "\n")
     async with start_service(SLOW) as service:
         arguments = ["submit", str(samples), "-o", str(output), "--redis", service.server.url, "--run", service.run]
         environment = {**os.environ, "PLAUDIT_REDIS_PASSWORD": service.server.password}
@@ -36,6 +38,7 @@ async def test_killed_it_goes_on_and_no_sample_is_scored_or_written_twice(start_
         first.kill()
         await first.wait()
         assert output.read_bytes().count(b"\n") < 40
+        (tmp_path / "let-go").touch()
         with output.open("ab") as file:
             file.write(b'{"score": 0.')  # what a kill may leave of a line
         second = await asyncio.create_subprocess_exec(*command, env=environment)

@@ -229,7 +229,8 @@ class Simulation:
 
     async def state(self) -> list[bytes]:
         """Everything that Redis holds of the run, as of one moment, to be put back later: keys and their dumps."""
-        return await self._at_once(_DUMP)
+        state: list[bytes] = await self._at_once(_DUMP)
+        return state
 
     async def rewind(self, state: list[bytes]) -> None:
         """Redis comes back with an older state; an empty one is what FLUSHALL leaves."""
@@ -238,7 +239,8 @@ class Simulation:
     async def _at_once(self, script: str, *arguments: bytes) -> Any:
         transport = await self.open()
         try:
-            return await transport.commands.eval(script, 0, f"plaudit:{{{self.name}}}:*", *arguments)
+            answer: Any = await transport.commands.eval(script, 0, f"plaudit:{{{self.name}}}:*", *arguments)
+            return answer
         finally:
             await transport.close()
 
