@@ -12,8 +12,10 @@ import signal
 import sys
 from collections.abc import Sequence
 
+import uvloop
+
 from plaudit_reward.errors import ConfigurationError
-from plaudit_reward.model_server.process import tune
+from plaudit_reward.model_server.process import spare_collector, tune
 from plaudit_reward.model_server.settings import ModelSettings
 
 _REFUSED = 2
@@ -28,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given.model, given.revision, given.dtype, given.device, given.max_model_len, given.trust_remote_code
     )
     try:
-        return asyncio.run(_serve(given, settings))
+        return uvloop.run(_serve(given, settings))
     except (ConfigurationError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return _REFUSED
@@ -41,6 +43,7 @@ async def _serve(given: argparse.Namespace, settings: ModelSettings) -> int:
     from plaudit_reward.model_server.serve import Address, serve
 
     classifier = await asyncio.to_thread(Classifier, settings)
+    spare_collector()
     stop = asyncio.Event()
     # Not earlier: while a model is loaded there is nothing to drain, and a signal ends the process at once.
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -36,6 +36,9 @@ T = TypeVar("T")
 RETRY_AFTER_S = 1
 """A queue of the default size is worked off in about this."""
 
+_SHORT_BYTES = 16_384
+"""A request of at most so many is tokenised where it is read: handing it to a thread would cost more."""
+
 _CLIENT_CLOSED_REQUEST = 499
 _TYPES = {400: "BadRequestError", 429: "RateLimitError", 500: "InternalServerError", 503: "ServiceUnavailableError"}
 
@@ -55,8 +58,8 @@ class Api:
         self._batcher = batcher
         self._name = name
         self._series = series
-        # Tokenizers are not safe in several threads at a time; one keeps them off the event loop.
         self._tokenizing = ThreadPoolExecutor(1, "tokenize")
+        """Keeps long requests off the event loop."""
         self.draining = False
         """Set when the server is told to end: it is then no longer ready."""
 
@@ -79,7 +82,8 @@ class Api:
     async def _answer(self, body: bytes, request: Request) -> Response:
         try:
             asked = msgspec.json.decode(body, type=ClassifyRequest)
-            sequences = await self._in_thread(lambda: self._sequences(asked))
+            short = len(body) <= _SHORT_BYTES
+            sequences = self._sequences(asked) if short else await self._in_thread(lambda: self._sequences(asked))
             logits = await _unless_gone(request, self._batcher.logits(sequences))
         except (msgspec.DecodeError, DataError) as error:  # a ValidationError is a DecodeError
             return _refusal(400, str(error))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from threading import Lock
 from typing import Any
 
 import torch
@@ -44,6 +45,8 @@ class Classifier:
         disable_progress_bar()  # type: ignore[no-untyped-call]
         self._device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._tokenizer = _load_tokenizer(settings)
+        self._tokenizing = Lock()
+        """Tokenizers are not safe in several threads at a time."""
         self._model = _load_model(settings)
         torch.nn.Module.to(self._model, self._device)  # transformers types its own for itself only
         use_onednn(self._model)
@@ -68,9 +71,10 @@ class Classifier:
 
     def tokenize(self, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:
         """Token ids of each text."""
-        ids: list[list[int]] = self._tokenizer(
-            texts, add_special_tokens=add_special_tokens, return_attention_mask=False, return_token_type_ids=False
-        )["input_ids"]
+        with self._tokenizing:
+            ids: list[list[int]] = self._tokenizer(
+                texts, add_special_tokens=add_special_tokens, return_attention_mask=False, return_token_type_ids=False
+            )["input_ids"]
         return ids
 
     def render(self, messages: list[dict[str, Any]], **options: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
@@ -24,3 +25,12 @@ def tune() -> None:
         libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD_BYTES)
         libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
         libc.mallopt(_M_ARENA_MAX, 1)
+
+
+def spare_collector() -> None:
+    """To be called once the model is loaded: what exists by then stays, and is never looked at for garbage again.
+
+    Else each full collection would hold everything up for the tenth of a second that torch's modules take.
+    """
+    gc.collect()
+    gc.freeze()
