@@ -11,7 +11,6 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Iterator
 
 import uvicorn
 from prometheus_client import disable_created_metrics
@@ -20,6 +19,7 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from plaudit_metrics.api import Api
 from plaudit_metrics.history import FILE_NAME, read_steps
+from plaudit_metrics.http_server import HttpServer
 from plaudit_metrics.kept_steps import KeptSteps
 from plaudit_metrics.keys import Keys
 from plaudit_metrics.series import Series
@@ -80,7 +80,7 @@ async def _serve_on(
     keys = Keys(settings.run)
     reader = EventReader(client, keys, view.handle)
     lookout = _Lookout(client, keys, view)
-    server = _Server(
+    server = HttpServer(
         uvicorn.Config(
             Api(settings.run, view, lambda: _problem(reader, lookout)).application(),
             lifespan="off",
@@ -155,12 +155,3 @@ def _words(error: Exception, settings: ServiceSettings) -> str:
     if isinstance(error, RedisError):
         return f"Redis at {settings.redis.url} cannot be reached: {error}. Check PLAUDIT_REDIS_URL"
     return f"cannot listen on {settings.host}:{settings.port}: {error}. Choose another PLAUDIT_METRICS_PORT"
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without signal handlers: whoever runs the event loop decides when it ends."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Captures none."""
-        yield

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from redis.asyncio import Redis
 
@@ -92,6 +93,11 @@ async def answers(client: httpx.AsyncClient, path: str) -> bool:
         return (await client.get(path)).status_code == 200
     except httpx.TransportError:
         return False
+
+
+def connections_of(port: int) -> list[Any]:
+    """The server's ends of connections, in this process."""
+    return [each for each in psutil.Process().net_connections("tcp") if each.laddr.port == port and each.raddr]
 
 
 async def until(condition: Callable[[], Any], within_s: float = 20.0) -> None:
@@ -225,6 +231,16 @@ async def test_lost_keys_and_damaged_entries_do_not_stop_it(
         await redis.xadd(Keys(settings.run).events, {"kind": "weather", "record": "sunny"})
         await publish(redis, settings.run, records_of_step(2))
         await until(lambda: knows_steps(client, [1, 2]))
+
+
+async def test_a_client_that_reads_nothing_keeps_no_connection_after_the_end(settings: ServiceSettings) -> None:
+    async with running(settings):
+        _, writer = await asyncio.open_connection("127.0.0.1", settings.port, limit=1024)
+        writer.write(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n" * 5000)  # more than the kernel's buffers hold
+        await asyncio.sleep(0.5)
+        assert connections_of(settings.port)
+    assert not connections_of(settings.port)
+    writer.transport.abort()
 
 
 async def test_streams_workers_and_memory_are_shown(settings: ServiceSettings, redis: Redis) -> None:

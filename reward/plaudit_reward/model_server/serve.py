@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import uvicorn
 
+from plaudit_metrics.http_server import HttpServer
 from plaudit_reward.model_server.api import Api
 from plaudit_reward.model_server.batcher import Batcher, BatchLimits
 from plaudit_reward.model_server.series import Series
@@ -49,7 +48,7 @@ async def serve(classifier: Classifier, address: Address, limits: BatchLimits, s
     batcher = Batcher(classifier.logits, _limits(limits, classifier), series)
     api = Api(classifier, batcher, address.name, series)
     with socket.create_server((address.host, address.port)) as listener:
-        server = _Server(
+        server = HttpServer(
             uvicorn.Config(
                 api.application(),
                 lifespan="off",
@@ -79,12 +78,3 @@ def _limits(given: BatchLimits, classifier: Classifier) -> BatchLimits:
         tokens = min(given.max_batch_tokens, classifier.enough_tokens)
         return replace(given, max_batch_tokens=tokens, max_padding=None)
     return given if classifier.batches else replace(given, max_batch_tokens=1)
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without signal handlers: whoever runs the event loop decides when it ends."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Captures none."""
-        yield

@@ -1,0 +1,27 @@
+"""uvicorn inside an event loop that others run: how our services answer HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without signal handlers: whoever runs the event loop decides when it ends (``should_exit``)."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Captures none."""
+        yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Ends as uvicorn does, and leaves no connection: one whose client reads nothing would stay open."""
+        await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+        await asyncio.sleep(0)  # a transport is closed in the loop's next round
