@@ -87,19 +87,27 @@ async def test_the_limit_of_a_call_is_the_smaller_of_its_own_and_what_is_left() 
 
 @pytest.mark.usefixtures("quick_pauses")
 async def test_waits_retries_and_the_call_are_timed_apart() -> None:
-    began = asyncio.get_running_loop().time()
-    ended = await attempt_until_answered(failing(InfrastructureError(""), None, takes_s=0.05, waits_s=0.1), GENEROUS)
-    wall_s = asyncio.get_running_loop().time() - began
-    assert ended.limiter_s == pytest.approx(0.2)
-    assert 0.05 <= ended.call_s < 0.1
-    assert ended.retry_s >= 0.05
-    assert ended.limiter_s + ended.retry_s + ended.call_s == pytest.approx(wall_s, abs=0.01)
+    calls_s, unaccounted_s = [], []
+    for _ in range(5):  # the machine may pause; it will not do so five times
+        began = asyncio.get_running_loop().time()
+        ended = await attempt_until_answered(
+            failing(InfrastructureError(""), None, takes_s=0.05, waits_s=0.1), GENEROUS
+        )
+        wall_s = asyncio.get_running_loop().time() - began
+        assert ended.limiter_s == pytest.approx(0.2)
+        assert ended.call_s >= 0.05
+        assert ended.retry_s >= 0.05
+        calls_s.append(ended.call_s)
+        unaccounted_s.append(abs(wall_s - ended.limiter_s - ended.retry_s - ended.call_s))
+    assert min(calls_s) < 0.1
+    assert min(unaccounted_s) < 0.01
 
 
 async def test_queueing_for_a_process_is_part_of_the_call_but_not_of_the_budget() -> None:
     async def call(attempt: Attempt) -> float:
+        began = asyncio.get_running_loop().time()
         await asyncio.sleep(0.2)
-        attempt.queued_s += 0.2
+        attempt.queued_s += asyncio.get_running_loop().time() - began
         return 1.0
 
     ended = await attempt_until_answered(call, Allowance(budget_s=0.1, call_s=math.inf, retries=0))

@@ -123,13 +123,13 @@ async def test_no_window_of_several_processes_holds_more_than_the_budget(
 
 
 async def test_what_a_killed_worker_had_in_flight_comes_back(hungry: Any, make_budget: Make) -> None:
-    process = await hungry("killed", concurrency=3, takes_s=60.0, seconds=60.0, lease_s=1.0, window_s=0.2)
+    process = await hungry("killed", concurrency=3, takes_s=60.0, seconds=60.0, lease_s=2.0, window_s=0.2)
     process.stdin.write(b"go\n")
     assert [await process.stdout.readline() for _ in range(2)] == [b"ready\n", b"first\n"]
-    other = make_budget(Limits(concurrency=3, window_s=0.2), "reward-1", lease_s=1.0)
+    other = make_budget(Limits(concurrency=3, window_s=0.2), "reward-1", lease_s=2.0)
     while (await other.exchange(asking("a"))).number:  # the first of the three is told before the others passed
         await asyncio.sleep(0.01)
-    for _ in range(8):  # as long as it lives its leases are renewed
+    for _ in range(15):  # as long as it lives its leases are renewed
         assert (await other.exchange(asking("a"))).number == 0
         await asyncio.sleep(0.2)
     process.send_signal(signal.SIGKILL)
@@ -160,21 +160,21 @@ async def test_tokens_are_corrected_and_what_was_never_sent_is_given_back(make_b
 
 
 async def test_the_window_of_a_request_that_was_sent_late_begins_late(make_budget: Make) -> None:
-    for budget in (make_budget(Limits(requests=1, window_s=0.6)), LocalBudget(Limits(requests=1, window_s=0.6))):
+    for budget in (make_budget(Limits(requests=1, window_s=1.2)), LocalBudget(Limits(requests=1, window_s=1.2))):
         assert (await budget.exchange(asking("1"))).number == 1
-        await asyncio.sleep(0.4)
-        assert (await budget.exchange(Report(1, [Settled("1", sent_ago_s=0.05)]))).number == 0
-        await asyncio.sleep(0.3)  # 0.7 s after it was let through, 0.35 s after it was sent
+        await asyncio.sleep(0.8)
+        assert (await budget.exchange(Report(1, [Settled("1", sent_ago_s=0.1)]))).number == 0
+        await asyncio.sleep(0.5)  # 1.3 s after it was let through, 0.6 s after it was sent
         assert (await budget.exchange(asking("2"))).number == 0
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(0.8)
         assert (await budget.exchange(asking("2"))).number == 1
 
 
 async def test_a_request_larger_than_the_budget_passes_when_it_is_alone(make_budget: Make) -> None:
-    budget = make_budget(Limits(tokens=100, window_s=0.2))
+    budget = make_budget(Limits(tokens=100, window_s=0.8))
     assert (await budget.exchange(asking("small", tokens=1))).number == 1
     assert (await budget.exchange(asking("large", tokens=1000, in_flight=1))).number == 0
-    await asyncio.sleep(0.25)
+    await asyncio.sleep(0.9)
     assert (await budget.exchange(asking("large", tokens=1000))).number == 1
 
 
@@ -197,12 +197,13 @@ async def test_a_budget_that_is_one_budget_for_two_jobs_counts_both(make_budget:
 
 
 async def test_a_budget_leaves_nothing_in_redis(make_budget: Make, redis: Redis, run_name: str) -> None:
-    budget = make_budget(Limits(requests=3, tokens=9, concurrency=3, window_s=0.2), lease_s=0.2)
+    budget = make_budget(Limits(requests=3, tokens=9, concurrency=3, window_s=0.5), lease_s=0.5)
     await budget.exchange(asking("1", "2", tokens=1))
     keys = [key async for key in redis.scan_iter(f"plaudit:{{{run_name}}}:*")]
     assert len(keys) == 3
-    await asyncio.sleep(0.6)
-    assert await redis.exists(*keys) == 0
+    async with asyncio.timeout(10):
+        while await redis.exists(*keys):
+            await asyncio.sleep(0.05)
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -293,6 +294,8 @@ async def test_a_worker_takes_no_more_than_its_limits_let_through_soon() -> None
     limiter = await started(LocalBudget(Limits(requests=5, window_s=600)))
     room = limiter.room()
     waiting = [asyncio.create_task(limiter.enter(0)) for _ in range(5 + room)]
+    while sum(task.done() for task in waiting) < 5:
+        await asyncio.sleep(0.01)
     await asyncio.sleep(0.05)
     assert sum(task.done() for task in waiting) == 5
     assert 0 <= limiter.room() <= 5  # what has just passed is what may pass soon
