@@ -192,9 +192,12 @@ class Prometheus:
         """What an instant query returns; nothing while Prometheus is not up yet."""
         given = {"query": expression} | ({} if time is None else {"time": str(time)})
         try:
-            answer = httpx.get(f"{self.address}/api/v1/query", params=given, timeout=30).json()
+            response = httpx.get(f"{self.address}/api/v1/query", params=given, timeout=30)
         except httpx.TransportError:
             return []
+        if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:  # it listens, and is not ready
+            return []
+        answer = response.json()
         assert answer["status"] == "success", answer
         result: list[dict[str, Any]] = answer["data"]["result"]
         return result
