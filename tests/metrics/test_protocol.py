@@ -95,7 +95,7 @@ async def carry(transport: Transport, trainer: TrainerStreams, prompt: Prompt) -
             await asyncio.sleep(0.02)
             await commit(transport, sample, SCORING)
             samples.finished(sample)
-    (group,) = await trainer.take_ready(1, 1.0)
+    (group,) = await trainer.take_ready(1, 8.0)
     return group
 
 

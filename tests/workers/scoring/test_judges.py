@@ -74,7 +74,10 @@ async def test_workers_of_a_run_share_a_budget_and_report_what_they_used(
     reward = make_reward([judge(limits={"requestsPerMinute": 3})])
     pipelines = [await build_pipeline(reward, name, context(reward, name)) for name in ("reward-0", "reward-1")]
     asked = [asyncio.create_task(pipelines[i % 2].score(SAMPLE)) for i in range(5)]
-    done, waiting = await asyncio.wait(asked, timeout=3)
+    async with asyncio.timeout(60):
+        while sum(task.done() for task in asked) < 3:
+            await asyncio.sleep(0.01)
+    done, waiting = await asyncio.wait(asked, timeout=1)
     assert [task.result().value for task in done] == [4.0] * 3
     assert len(server.requests) == 3
     for task in waiting:

@@ -55,7 +55,7 @@ async def test_redis_is_killed_and_the_run_goes_on_where_it_was(
     [second] = await _first(samples)
     assert second.deliveries == 1
     assert await commit(transport, second, make.score(1.0)) is Commitment.committed
-    [group] = await trainer.take_ready(1, 1.0)
+    [group] = await trainer.take_ready(1, 8.0)
     assert await trainer.close(group.id, "trained")
     await transport.close()
 
@@ -139,11 +139,11 @@ async def test_a_full_redis_delays_publication_and_never_refuses_what_frees_it(
         publishing = asyncio.create_task(publish(transport, second, 0, make.body(second.payload, 0)))
         [delivery] = await samples.take(1)
         assert await commit(transport, delivery, make.score(1.0)) is Commitment.committed
-        [group] = await trainer.take_ready(1, 1.0)
+        [group] = await trainer.take_ready(1, 8.0)
         assert await trainer.close(group.id, "trained")
         assert not publishing.done()
         await transport.commands.delete("filler")
-        assert await asyncio.wait_for(publishing, 5) is Publication.published
+        assert await asyncio.wait_for(publishing, 30) is Publication.published
         await transport.close()
 
 
@@ -168,7 +168,7 @@ async def test_large_bodies_lie_on_the_volume_until_the_group_is_closed(
         assert delivery.payload == bodies[delivery.payload.index].sample
         await commit(transport, delivery, make.score(1.0))
     next(spill.rglob("tensors-2-*")).write_bytes(b"torn")
-    [group] = await trainer.take_ready(1, 1.0)
+    [group] = await trainer.take_ready(1, 8.0)
     assert [sample.body for sample in group.samples] == [*bodies[:2], None]
     assert group.samples[2].scoring.outcome == "infra_error"
     await trainer.close(group.id, "trained")

@@ -84,8 +84,8 @@ async def test_ready_groups_of_a_trainer_that_died_are_handed_to_the_next(run: A
 
 async def test_waiting_for_a_ready_group_ends_when_one_is(run: Any, make: Any, transport: Transport) -> None:
     deliveries = await run.published(n=1)
-    waiting = asyncio.create_task(run.trainer.take_ready(4, 5.0))
+    waiting = asyncio.create_task(run.trainer.take_ready(4, 9.0))
     await asyncio.sleep(0.02)
     await commit(transport, deliveries[0], make.score(1.0))
-    [group] = await asyncio.wait_for(waiting, 2.0)
+    [group] = await asyncio.wait_for(waiting, 7.0)
     assert group.ready <= group.taken
