@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import redis
 from hypothesis import settings
 
 from plaudit_workers.launch.redis_server import RedisServer
@@ -72,6 +73,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """A real Redis for the whole session; tests keep apart by their run names."""
     with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        with redis.Redis.from_url(server.url, password=server.password) as client:
+            client.config_set("hz", 200)  # by default a read that waits 1 ms for an entry takes up to 100 ms
         yield server
 
 

@@ -53,7 +53,7 @@ class Client:
         return Sample(group, index, "made-up", "p", f"response {self.world.random.randrange(1 << 30)}")
 
     async def read(self, count: int = 3) -> None:
-        for result in await self.session.read(count, 0.001):
+        for result in await self.session.read(count, 0.0):
             self.world.check_result(self, result)
             if result.group in self.written and not self.world.redis_lost and not self.killed_since_write(result.group):
                 self.world.violations.append(f"S1: {result.group} came twice")

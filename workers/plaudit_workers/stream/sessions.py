@@ -143,7 +143,7 @@ class Session:
         ]
 
     async def read(self, count: int, block_s: float) -> list[GroupResult]:
-        """The next groups that have ended, at most ``count``; [] when none did within ``block_s``.
+        """The next groups that have ended, at most ``count``; [] when none did within ``block_s`` (0: at once).
 
         Each is read once by this object, and again after ``read_again``, until it is acknowledged.
 
@@ -151,7 +151,7 @@ class Session:
             redis.RedisError: Redis is away.
         """
         key = self._transport.names.session(self.name, "results")
-        reply: Any = await self._reader.xread({key: self._seen}, count=count, block=max(round(block_s * 1000), 1))
+        reply: Any = await self._reader.xread({key: self._seen}, count=count, block=round(block_s * 1000) or None)
         entries = reply[0][1] if reply else []
         if entries:
             self._seen = entries[-1][0].decode()
