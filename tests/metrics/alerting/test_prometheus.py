@@ -48,6 +48,16 @@ class Service:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "plaudit_metrics", env=self._environment
         )
+        async with asyncio.timeout(60):
+            while not await self._answers():
+                await asyncio.sleep(0.05)
+
+    async def _answers(self) -> bool:
+        try:
+            await self.get("steps")
+        except httpx.TransportError:
+            return False
+        return True
 
     async def kill(self) -> None:
         if self._process is not None:

@@ -25,7 +25,7 @@ async def supervise(folder: Path, max_restarts: int = 2, **functions: str) -> tu
     supervisor = Supervisor(plans, max_restarts=max_restarts, steps_closed=lambda: 0)
     try:
         await supervisor.start()
-        ending = await asyncio.wait_for(supervisor.until_done(asyncio.Event()), 60)
+        ending = await asyncio.wait_for(supervisor.until_done(asyncio.Event()), 200)
     finally:
         await supervisor.stop()
     return ending, supervisor
