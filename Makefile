@@ -2,6 +2,8 @@
 PYTHON ?= python3
 UV := .uv/bin/uv
 BIN := .venv/bin
+# The tests start hundreds of interpreters: each would compile every module anew where no bytecode may be written.
+TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q --numprocesses 3 --no-loadscope-reorder
 PARTS := metrics reward workers operator
 INSTALLED := .venv/installed
 BUILD ?= $(if $(shell command -v docker),docker build,$(if $(shell command -v podman),podman build,buildah bud))
@@ -33,12 +35,11 @@ check: install ## format, lint, types, import order, generated files
 	$(BIN)/python -m plaudit_operator.crd --check
 	$(BIN)/python -m plaudit_metrics.generate --check
 
-# The tests start hundreds of interpreters: each would compile every module anew where no bytecode may be written.
 test: install promtool chromium ## the tests of every part, against real Redis, vLLM, Ray, Prometheus, Chromium (minutes)
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q --numprocesses 3 --no-loadscope-reorder --ignore tests/e2e
+	$(TESTS) --ignore tests/e2e
 
 e2e-local: install ## whole runs on this machine: kills, outages, the examples, a model that learns (minutes)
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q --numprocesses 3 --no-loadscope-reorder tests/e2e
+	$(TESTS) tests/e2e
 
 cluster-up: cluster-packages ## a real Kubernetes on this machine, for tests (root; its first build takes minutes)
 	@tests/cluster/cluster up --nodes 2 --gpus-per-node 4

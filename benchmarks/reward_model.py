@@ -272,18 +272,16 @@ def main() -> int:
         loop_process(arguments.loop)
         return 0
     found = measure(arguments.quick)
-    tokens = found["tokens"]
+    tokens, times = found["tokens"], found["times"]
     print(f"tokens of a text: median {tokens['median']}, mean {tokens['mean']:.0f}, longest {tokens['longest']}")
     print(f"{'':<18}{'sequences/s':>12}{'model_server is':>18}{'logits apart':>14}")
     for name, rate in found["sequences_per_s"].items():
-        times = found["times"][name]
-        print(f"{name:<18}{rate:>12.0f}{times:>16.2f} x{found['logits_apart'][name]:>14.1e}")
+        print(f"{name:<18}{rate:>12.0f}{times[name]:>16.2f} x{found['logits_apart'][name]:>14.1e}")
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=1))
     if max(found["logits_apart"].values()) > SAME:
         print(f"logits differ by more than {SAME}")
         return 1
-    times = found["times"]
     if not arguments.quick and (times["loop, batches"] < LOOP_GOAL or times["vllm"] < VLLM_GOAL):
         print(f"goal missed: {LOOP_GOAL} x the loop of batches, {VLLM_GOAL} x vLLM")
     return 0

@@ -25,13 +25,10 @@ settings.load_profile("plaudit")
 
 ROOMS = {
     "tests/e2e/test_chaos.py": "chaos",
-    "tests/e2e/test_copy_digits.py": "examples",
-    "tests/e2e/test_examples.py": "examples",
     "tests/e2e/test_rollout_overhead_benchmark.py": "rollout benchmark",
     "tests/e2e/": "runs",
     "tests/reward/model_server/": "model servers",
     "tests/workers/launch/test_supervisor.py": "Ray",
-    "tests/workers/job/test_examples.py": "Ray",
     "tests/reward/judge/test_vllm.py": "judge behind vLLM",
     "tests/workers/rollout/test_vllm": "vLLM",
     "tests/workers/stream/test_session_invariants.py": "search in sessions",

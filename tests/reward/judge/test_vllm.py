@@ -27,6 +27,8 @@ from plaudit_reward.judge.prompt import PromptTemplate
 from plaudit_reward.judge.scorer import JudgeScorer
 from plaudit_reward.judge.usage import Usage
 from plaudit_reward.scorer import Attempt
+from plaudit_workers.job.scorers import RewardModel
+from plaudit_workers.launch.model_command import server_environment
 
 PREPARE = Path(__file__).parents[3] / "examples" / "01-copy-digits" / "prepare.py"
 pytestmark = pytest.mark.timeout(600)
@@ -45,11 +47,10 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     command += ["--served-model-name", "digits", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
     command += ["--max-model-len", "128", "--kv-cache-memory-bytes", str(64 << 20), "--enforce-eager"]
     command += ["--api-key", "hush"]
-    quiet = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    # The engine's only worker in the engine's own process: one import of vLLM less.
-    quiet |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    # What a reward model's vLLM is started with on a CPU suits a judge's too.
+    quiet = server_environment(RewardModel(source=str(folder / "model"), engine="vllm"), with_gpu=False)
     with (folder / "server.log").open("w") as log:
-        server = subprocess.Popen(command, env={**os.environ, **quiet}, stdout=log, stderr=log)
+        server = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1", **quiet}, stdout=log, stderr=log)
     try:
         _await_health(f"http://127.0.0.1:{port}/health", server, folder / "server.log")
         yield f"http://127.0.0.1:{port}/v1"
