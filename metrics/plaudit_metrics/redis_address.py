@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import ssl
 from collections.abc import Iterator, Mapping
@@ -17,6 +19,9 @@ from redis.backoff import ExponentialBackoff, NoBackoff
 from plaudit_metrics.redis_connection import redis_client
 
 _CONNECT_TIMEOUT_S = 5.0
+_ALERT_WITHIN_S = 1.0
+_REDIS_PORT = 6379
+_MINIMUM_TLS = ssl.TLSVersion.TLSv1_2
 _EXPIRED = 10
 _OTHER_NAME = (62, 64)  # of a host, of an IP address (OpenSSL's X509_V_ERR_*)
 _NO_CERTIFICATE = ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE")
@@ -44,6 +49,15 @@ class RedisTls:
     """``PLAUDIT_REDIS_TLS_KEY``: its key, without a passphrase."""
     check_server_name: bool = True
     """``PLAUDIT_REDIS_TLS_CHECK_SERVER_NAME``: ``false`` takes any certificate of the authorities."""
+
+    def context(self) -> ssl.SSLContext:
+        """The same for asyncio. Raises ``OSError`` where ``file_problem`` has words."""
+        context = ssl.create_default_context(cafile=self.ca_file or None)
+        context.minimum_version = _MINIMUM_TLS
+        context.check_hostname = self.check_server_name
+        if self.certificate_file:
+            context.load_cert_chain(self.certificate_file, self.key_file or None)
+        return context
 
     def file_problem(self) -> str:
         """What is wrong with the files, in words; empty when they can be used."""
@@ -131,32 +145,42 @@ class RedisAddress:
             "ssl_certfile": self.tls.certificate_file or None,
             "ssl_keyfile": self.tls.key_file or None,
             "ssl_check_hostname": self.tls.check_server_name,
-            "ssl_min_version": ssl.TLSVersion.TLSv1_2,
+            "ssl_min_version": _MINIMUM_TLS,
         }
 
-    def tls_problem(self, error: BaseException, *, or_likely: bool = False) -> str:
+    async def tls_problem(self, error: BaseException) -> str:
         """What of TLS made a connection fail, with its remedy; empty where it was something else.
 
         Args:
-            error: of the connection.
-            or_likely: also what it may be, for whoever gives up now; a server that restarts looks the same.
+            error: of the connection. Where it does not tell, the server is asked once more.
         """
         if not self.url.startswith("rediss://"):
             return ""
         if problem := self.tls.file_problem():
             return f"{problem}. Mend what spec.transport.tls names"
-        cause = next((each for each in _causes(error) if isinstance(each, ssl.SSLError)), None)
+        cause = _tls_error(error) or await self._alert()
         if cause is None:
-            return self._cut_off(error) if or_likely else ""
+            return ""
         what, remedy = self._words(cause)
         return f"Redis at {self.url} {what} ({cause.reason or cause}). {remedy}"
 
-    def _cut_off(self, error: BaseException) -> str:
-        """In TLS 1.3 a server checks the client's certificate after the handshake; its alert can be overtaken."""
-        cut_off = any(isinstance(each, ConnectionResetError | BrokenPipeError) for each in _causes(error))
-        if not cut_off or self.tls.certificate_file:
-            return ""
-        return f"Redis at {self.url} cuts the connection off; perhaps it {_ASKS[0]}. {_ASKS[1]}"
+    async def _alert(self) -> ssl.SSLError | None:
+        """What the server holds against a connection on which nothing is sent.
+
+        In TLS 1.3 it looks at the client's certificate after the client's part of the handshake. Whoever sends a
+        command at once may find the connection closed before its alert is read.
+        """
+        server = urlsplit(self.url)
+        try:
+            async with asyncio.timeout(_ALERT_WITHIN_S):
+                reader, writer = await asyncio.open_connection(
+                    server.hostname, server.port or _REDIS_PORT, ssl=self.tls.context()
+                )
+                with contextlib.closing(writer):
+                    await reader.read(1)
+        except OSError as error:  # a TimeoutError is one too: the server is content
+            return _tls_error(error)
+        return None
 
     def _words(self, cause: ssl.SSLError) -> tuple[str, str]:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -180,6 +204,10 @@ class RedisAddress:
         if any(word in reason for word in _NO_CERTIFICATE):
             return _ASKS
         return "cannot be spoken to by TLS", "Is rediss:// right for this port?"
+
+
+def _tls_error(error: BaseException) -> ssl.SSLError | None:
+    return next((each for each in _causes(error) if isinstance(each, ssl.SSLError)), None)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

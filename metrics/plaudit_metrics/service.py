@@ -57,7 +57,7 @@ async def serve(settings: ServiceSettings, stop: asyncio.Event) -> int:
         with socket.create_server((settings.host, settings.port)) as listener:
             await _serve_on(listener, client, settings, stop, sender)
     except (MissingPackageError, RedisError, OSError) as error:
-        logger.error("refused", extra={"fields": {"error": _words(error, settings)}})
+        logger.error("refused", extra={"fields": {"error": await _words(error, settings)}})
         return 2
     finally:
         await client.aclose()
@@ -140,17 +140,17 @@ async def _wait_for_redis(client: Redis, settings: ServiceSettings, stop: asynci
         except (AuthenticationError, ResponseError):
             raise
         except (RedisError, OSError) as error:
-            if time.monotonic() > deadline or settings.redis.tls_problem(error):
+            if time.monotonic() > deadline or await settings.redis.tls_problem(error):
                 raise
             await asyncio.sleep(0.5)
 
 
-def _words(error: Exception, settings: ServiceSettings) -> str:
+async def _words(error: Exception, settings: ServiceSettings) -> str:
     if isinstance(error, MissingPackageError):
         return str(error)
     if isinstance(error, AuthenticationError | ResponseError):
         return f"Redis at {settings.redis.url} refused: {error}. Check PLAUDIT_REDIS_PASSWORD"
-    if problem := settings.redis.tls_problem(error, or_likely=True):
+    if problem := await settings.redis.tls_problem(error):
         return problem
     if isinstance(error, RedisError):
         return f"Redis at {settings.redis.url} cannot be reached: {error}. Check PLAUDIT_REDIS_URL"

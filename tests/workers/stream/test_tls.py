@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -211,6 +212,16 @@ async def test_each_mistake_has_one_clear_message(mistake: tuple[RedisAddress, s
     with pytest.raises(ServiceError, match=words):  # at once, though a service that is not there would be waited for
         async with asyncio.timeout(10), RewardClient(address, run=RUN, wait_s=60.0):
             pass
+
+
+async def test_a_connection_that_was_cut_off_is_explained(mistake: tuple[RedisAddress, str]) -> None:
+    """A server's alert can be lost when a command is sent at once."""
+    address, words = mistake
+    assert re.search(words, await address.tls_problem(ConnectionResetError()))
+
+
+async def test_a_server_that_is_content_has_no_problem_of_tls(mutual: RedisAddress) -> None:
+    assert await mutual.tls_problem(ConnectionResetError()) == ""
 
 
 async def test_a_name_that_is_not_checked_is_let_through(start_redis: StartRedis, authority: Authority) -> None:

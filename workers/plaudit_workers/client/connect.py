@@ -60,7 +60,7 @@ async def _connect(address: RedisAddress, run: str, job: str) -> tuple[Transport
             f"Redis at {address.url} refuses the password: {error}. Give password=, or set PLAUDIT_REDIS_PASSWORD"
         ) from error
     except OUTAGE as error:
-        if problem := address.tls_problem(error):
+        if problem := await address.tls_problem(error):
             raise ServiceError(problem) from error
         raise _NotThereError(
             f"Redis at {address.url} cannot be reached: {error}. Is the service running, and is the address right?"

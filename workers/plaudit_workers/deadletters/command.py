@@ -66,7 +66,7 @@ async def _check_run(transport: Transport, run: str) -> None:
         ) from error
     except OUTAGE as error:
         raise RefusedError(
-            transport.address.tls_problem(error, or_likely=True)
+            await transport.address.tls_problem(error)
             or f"Redis at {url} cannot be reached: {error}. Dead letters are those of a live run: is run {run} running?"
         ) from error
     if not there:

@@ -87,7 +87,7 @@ class Transport:
             ) from error
         except OUTAGE as error:
             raise RefusedError(
-                self.address.tls_problem(error, or_likely=True)
+                await self.address.tls_problem(error)
                 or f"Redis at {self.address.url} cannot be reached: {error}. Is it running, and is "
                 "spec.transport.url right (rediss:// where it speaks TLS)?"
             ) from error
