@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -48,18 +49,24 @@ class FinishedRun:
 
 
 @pytest.fixture(scope="session")
-def example() -> Callable[[str], Path]:
-    """Prepares an example once; returns its folder. In this process, which then imports torch once for all of them."""
+def example(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Prepares a copy of an example once; returns its folder.
+
+    A copy, since test processes side by side would write the same files while the other's run reads them. In this
+    process, which then imports torch once for all of them.
+    """
+    examples = tmp_path_factory.mktemp("copy") / "examples"
+    shutil.copytree(EXAMPLES, examples, ignore=shutil.ignore_patterns("data", "model", "runs", "__pycache__"))
     prepared: set[str] = set()
 
     def prepare(name: str) -> Path:
         if name not in prepared:
-            script = str(EXAMPLES / name / "prepare.py")
+            script = str(examples / name / "prepare.py")
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(sys, "argv", [script])
                 runpy.run_path(script, run_name="__main__")
             prepared.add(name)
-        return EXAMPLES / name
+        return examples / name
 
     return prepare
 
