@@ -55,10 +55,13 @@ class ReadyGroups:
         # A group that is held already became ready once more in an older state of Redis: it is not handed out again.
         wanted = [(group, n) for _, group, n in rows if group not in self._held]
         groups = await read_groups(self._transport, wanted, taken=True) if wanted else []
-        for entry, group, _ in rows:
-            self._held[group] = entry
+        # Between the two looks Redis may have come back with an older state: in that a group is not ready, but will be.
+        found = [group for group in groups if group is not None and group.phase in ("ready", "dropped")]
+        taken = {group.id for group in found}
+        for entry, group_id, _ in rows:
+            if group_id in taken or group_id in self._held:
+                self._held[group_id] = entry
             self._last_seen = max(self._last_seen, entry, key=_entry_order)
-        found = [group for group in groups if group is not None]
         self._trainable.update(group.id for group in found if group.phase == "ready")
         return found
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.stream import ready
+from plaudit_workers.stream.connection import Transport
+from plaudit_workers.stream.group_hash import read_groups
 from plaudit_workers.stream.groups import StaleIncarnationError
+from plaudit_workers.stream.records import Group
 
 MakePlan = Callable[..., Any]
 
@@ -139,6 +143,32 @@ async def test_groups_that_reappear_with_an_old_state_of_redis_are_not_trained_a
         await simulation.rewind(old)
         done, policy = await training
     assert done
+    assert_whole(simulation, policy, positions, 24, 6)
+
+
+async def test_a_group_that_is_not_ready_any_more_when_it_is_read_is_trained_when_it_is_again(
+    simulation: Any, make_plan: MakePlan, positions: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis comes back with an older state between the two looks with which a group is taken."""
+    old: list[bytes] = []
+
+    async def read_after_rewind(
+        transport: Transport, groups: Sequence[tuple[str, int]], *, taken: bool
+    ) -> list[Group | None]:
+        if any(transport.names.group(group).encode() in old for group, _ in groups):
+            await simulation.rewind(old)
+            old.clear()
+        return await read_groups(transport, groups, taken=taken)
+
+    monkeypatch.setattr(ready, "read_groups", read_after_rewind)
+    simulation.slow_s = 0.3
+    async with simulation.workers():
+        training = asyncio.create_task(simulation.train(make_plan(steps=6, staleness=1)))
+        await simulation.until_steps(2)
+        old += await simulation.state()
+        done, policy = await training
+    assert done
+    assert not old  # it did
     assert_whole(simulation, policy, positions, 24, 6)
 
 
