@@ -1,14 +1,15 @@
-"""The entries of the ``events`` stream: how a record is told from its fields.
+"""The entries of the ``events`` stream: how records are told from their fields.
 
-Fields: ``kind`` = ``sample`` | ``group`` | ``step``. A group's or step's ``record`` is its msgpack. A sample comes in
-parts, since a script joins them: ``group``, ``index``, ``split``, ``step``, ``data_source``, ``deliveries`` as text;
-``generation`` and ``scoring`` as msgpack (``generation`` may be absent); its stamps as msgpack in ``stamps`` or, one
-text field each, under their names. Unknown fields are ignored, so that newer writers do not stop an older reader.
+Fields: ``kind`` = ``samples`` | ``group`` | ``step``. A group's or step's ``record`` is its msgpack. The samples of a
+group come together, since a script reports them as its hash holds them: ``group``, ``split``, ``step``,
+``data_source``, ``admitted`` as text; then of each index ``ended:<index>`` and, where it was published,
+``published:<index>``: words, a line end, and the msgpack of its scoring or generation (which may be absent). Unknown fields are ignored, so
+that newer writers do not stop an older reader.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -26,72 +27,97 @@ EventRecord = SampleRecord | GroupRecord | StepRecord
 
 _GENERATION = msgspec.msgpack.Decoder(GenerationRecord)
 _SCORING = msgspec.msgpack.Decoder(ScoringRecord)
-_STAMPS = msgspec.msgpack.Decoder(Stamps)
 _GROUP = msgspec.msgpack.Decoder(GroupRecord)
 _STEP = msgspec.msgpack.Decoder(StepRecord)
 _MOST_SAMPLES = 1 << 16
 """No group has so many."""
-_STAMP_FIELDS = tuple((name, name.encode()) for name in Stamps.__struct_fields__)
+_ENDED = b"ended:"
 
 
-def decode_event(fields: Mapping[bytes, bytes]) -> EventRecord | None:
-    """Reads one entry; None when it is of an unknown kind or damaged (a figure is lost, never a sample)."""
+def decode_event(fields: Mapping[bytes, bytes]) -> Sequence[EventRecord]:
+    """Reads one entry; empty when it is of an unknown kind or damaged (figures are lost, never a sample)."""
     try:
         match fields.get(b"kind"):
-            case b"sample":
-                return _sample(fields)
+            case b"samples":
+                return list(_samples(fields))
             case b"group":
-                return _GROUP.decode(fields[b"record"])
+                return [_GROUP.decode(fields[b"record"])]
             case b"step":
-                return _STEP.decode(fields[b"record"])
+                return [_STEP.decode(fields[b"record"])]
             case _:
-                return None
+                return []
     except (msgspec.MsgspecError, KeyError, ValueError):
-        return None
+        return []
 
 
 def encode_event(record: EventRecord) -> dict[str, bytes]:
-    """The fields of a record's entry, as ``decode_event`` reads them."""
-    if isinstance(record, SampleRecord):
-        fields = {
-            "kind": b"sample",
-            "group": record.group.encode(),
-            "index": b"%d" % record.index,
-            "split": record.split.encode(),
-            "step": b"%d" % record.step,
-            "data_source": record.data_source.encode(),
-            "deliveries": b"%d" % record.deliveries,
-            "stamps": msgspec.msgpack.encode(record.stamps),
-            "scoring": msgspec.msgpack.encode(record.scoring),
-        }
-        if record.generation is not None:
-            fields["generation"] = msgspec.msgpack.encode(record.generation)
-        return fields
-    kind = b"group" if isinstance(record, GroupRecord) else b"step"
-    return {"kind": kind, "record": msgspec.msgpack.encode(record)}
+    """The fields of a record's entry, as ``decode_event`` reads them.
 
-
-def _sample(fields: Mapping[bytes, bytes]) -> SampleRecord:
-    index = int(fields[b"index"])
-    if not 0 <= index < _MOST_SAMPLES:
-        raise ValueError(f"index {index} is none of a group's")
-    generation = fields.get(b"generation")
-    split: Any = fields.get(b"split", b"train").decode()
-    return SampleRecord(
-        group=fields[b"group"].decode(),
-        index=index,
-        split=split,
-        step=int(fields.get(b"step", b"0")),
-        data_source=fields.get(b"data_source", b"").decode(),
-        stamps=_stamps(fields),
-        scoring=_SCORING.decode(fields[b"scoring"]),
-        generation=_GENERATION.decode(generation) if generation else None,
-        deliveries=int(fields.get(b"deliveries", b"1")),
+    Those of samples of one group, put together, are the entry of all of them.
+    """
+    if not isinstance(record, SampleRecord):
+        kind = b"group" if isinstance(record, GroupRecord) else b"step"
+        return {"kind": kind, "record": msgspec.msgpack.encode(record)}
+    stamps = record.stamps
+    ended = _words(
+        "-", record.scoring.outcome, stamps.score_taken, stamps.committed, record.deliveries, stamps.score_first_taken
     )
+    fields = {
+        "kind": b"samples",
+        "group": record.group.encode(),
+        "split": record.split.encode(),
+        "step": b"%d" % record.step,
+        "data_source": record.data_source.encode(),
+        "admitted": repr(stamps.admitted).encode(),
+        f"ended:{record.index}": ended + msgspec.msgpack.encode(record.scoring),
+    }
+    if stamps.published is not None:
+        published = _words("-", "-", stamps.taken, stamps.published, "-")
+        generation = b"" if record.generation is None else msgspec.msgpack.encode(record.generation)
+        fields[f"published:{record.index}"] = published + generation
+    return fields
 
 
-def _stamps(fields: Mapping[bytes, bytes]) -> Stamps:
-    encoded = fields.get(b"stamps")
-    if encoded:
-        return _STAMPS.decode(encoded)
-    return Stamps(**{name: float(text) for name, key in _STAMP_FIELDS if (text := fields.get(key))})
+def _words(*words: str | float | None) -> bytes:
+    return " ".join("-" if word is None else str(word) for word in words).encode() + b"\n"
+
+
+def _samples(fields: Mapping[bytes, bytes]) -> Iterator[SampleRecord]:
+    group, admitted = fields[b"group"].decode(), float(fields[b"admitted"])
+    split: Any = fields[b"split"].decode()
+    step, data_source = int(fields[b"step"]), fields[b"data_source"].decode()
+    for name, ended in fields.items():
+        if not name.startswith(_ENDED):
+            continue
+        index = int(name[len(_ENDED) :])
+        if not 0 <= index < _MOST_SAMPLES:
+            raise ValueError(f"index {index} is none of a group's")
+        head, _, scoring = ended.partition(b"\n")
+        _, _, score_taken, committed, deliveries, score_first_taken = head.split()
+        taken = published = b"-"
+        generation = b""
+        if generated := fields.get(b"published:%d" % index):
+            head, _, generation = generated.partition(b"\n")
+            _, _, taken, published, _ = head.split()
+        yield SampleRecord(
+            group=group,
+            index=index,
+            split=split,
+            step=step,
+            data_source=data_source,
+            stamps=Stamps(
+                admitted=admitted,
+                taken=_time(taken),
+                published=_time(published),
+                score_first_taken=_time(score_first_taken),
+                score_taken=_time(score_taken),
+                committed=_time(committed),
+            ),
+            scoring=_SCORING.decode(scoring),
+            generation=_GENERATION.decode(generation) if generation else None,
+            deliveries=int(deliveries),
+        )
+
+
+def _time(word: bytes) -> float | None:
+    return None if word == b"-" else float(word)

@@ -20,7 +20,8 @@ from plaudit_metrics.keys import EVENTS_GROUP, Keys
 
 logger = logging.getLogger(__name__)
 
-_BATCH = 500
+_BATCH = 100
+"""Entries; each may hold 256 samples, and requests are answered between batches."""
 _BLOCK_MS = 500
 _RETRY_AFTER_S = 1.0
 
@@ -109,11 +110,10 @@ class EventReader:
 
     def _deliver(self, entries: list[Entry], *, count: bool) -> None:
         """An entry that was trimmed while it was pending comes without fields."""
-        records = [decode_event(fields) for _, fields in entries if fields]
-        known = [record for record in records if record is not None]
-        self.undecodable += len(records) - len(known)
-        if known:
-            self._handle(known, count)
+        decoded = [decode_event(fields) for _, fields in entries if fields]
+        self.undecodable += sum(not records for records in decoded)
+        if records := [record for of_entry in decoded for record in of_entry]:
+            self._handle(records, count)
 
 
 async def _sleep(seconds: float, stop: asyncio.Event) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 from stream_world import Worker, World, score_of  # conftest.py has loaded it
 
+from plaudit_metrics.events import decode_event
+from plaudit_metrics.records import SampleRecord
 from plaudit_reward.sample import Sample
 from plaudit_workers.stream.connection import RedisAddress
 from plaudit_workers.stream.records import Service, encode
@@ -176,7 +178,8 @@ class SessionWorld(World):
     async def check_terminal_once(self) -> None:
         """S1: every sample was reported terminal once, however often it was submitted."""
         entries = await self.transport.commands.xrange(self.transport.names.events)
-        told = Counter((e[b"group"].decode(), int(e[b"index"])) for _, e in entries)
+        records = [record for _, fields in entries for record in decode_event(fields)]
+        told = Counter((each.group, each.index) for each in records if isinstance(each, SampleRecord))
         wanted = {(g, s.index) for client in self.clients for g, ss in client.wanted.items() for s in ss}
         odd = {key: count for key, count in told.items() if count != 1 or key not in wanted}
         if (odd or set(told) != wanted) and not self.redis_lost:

@@ -2,43 +2,48 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
-from plaudit_metrics.records import GenerationRecord, ScoringRecord, StepRecord, WorkerRecord
-from plaudit_workers.stream.commits import commit_group, read_group
+from plaudit_metrics.events import EventRecord, decode_event
+from plaudit_metrics.records import SampleRecord, StepRecord, WorkerRecord
+from plaudit_workers.stream.commits import commit, commit_group, read_group
 from plaudit_workers.stream.connection import Transport
 
 
-async def events(transport: Transport) -> list[dict[str, bytes]]:
+async def events(transport: Transport) -> list[EventRecord]:
     found = await transport.commands.xrange(transport.names.events)
-    return [{name.decode(): value for name, value in fields.items()} for _, fields in found]
+    return [record for _, fields in found for record in decode_event(fields)]
 
 
-async def test_a_terminal_sample_is_told_with_its_stamps(run: Any, make: Any, transport: Transport) -> None:
-    await run.scored(n=1, data_source="gsm8k", step=3)
+async def test_the_samples_of_a_group_are_told_as_the_trainer_has_them(run: Any, transport: Transport) -> None:
+    await run.scored(n=3, data_source="gsm8k", step=3)
+    told = await events(transport)
+    assert await transport.commands.xlen(transport.names.events) == 1
     [group] = await run.trainer.take_ready(1, 0.0)
-    [event] = await events(transport)
-    told = {name: event[name] for name in ("kind", "group", "index", "split", "step", "data_source", "deliveries")}
-    assert told == {
-        "kind": b"sample",
-        "group": group.id.encode(),
-        "index": b"0",
-        "split": b"train",
-        "step": b"3",
-        "data_source": b"gsm8k",
-        "deliveries": b"1",
-    }
-    stamps = group.samples[0].stamps
-    assert float(event["admitted"]) == stamps.admitted
-    for name in ("taken", "published", "score_taken", "committed"):
-        assert float(event[name]) == getattr(stamps, name)
-    assert "score_first_taken" not in event
-    assert msgspec.msgpack.decode(event["scoring"], type=ScoringRecord) == make.score(1.0)
-    generation = msgspec.msgpack.decode(event["generation"], type=GenerationRecord)
-    assert generation == group.samples[0].body.generation
+    assert told == [
+        SampleRecord(
+            group=group.id,
+            index=index,
+            split="train",
+            step=3,
+            data_source="gsm8k",
+            stamps=sample.stamps,
+            scoring=sample.scoring,
+            generation=sample.body.generation,
+        )
+        for index, sample in enumerate(group.samples)
+    ]
 
 
-async def test_with_group_scorers_a_sample_is_told_when_its_score_is_final(
+async def test_samples_are_told_when_the_last_score_of_their_group_is_final(
+    run: Any, make: Any, transport: Transport
+) -> None:
+    first, second = await run.published(n=2)
+    await commit(transport, first, make.score(1.0))
+    assert await events(transport) == []
+    await commit(transport, second, make.score(2.0))
+    assert values(await events(transport)) == [1.0, 2.0]
+
+
+async def test_with_group_scorers_samples_are_told_when_those_have_spoken(
     run: Any, make: Any, transport: Transport
 ) -> None:
     await run.start(has_group_scorers=True)
@@ -48,15 +53,25 @@ async def test_with_group_scorers_a_sample_is_told_when_its_score_is_final(
     group = await read_group(transport, delivery.group)
     assert group is not None
     await commit_group(transport, delivery, group, [make.score(5.0), make.score(6.0)])
-    values = [msgspec.msgpack.decode(event["scoring"], type=ScoringRecord).value for event in await events(transport)]
-    assert values == [5.0, 6.0]
+    assert values(await events(transport)) == [5.0, 6.0]
+
+
+async def test_a_large_group_is_told_in_parts(run: Any, make: Any, transport: Transport) -> None:
+    group = await run.admitted(n=600)
+    await run.trainer.close(group.group, "dropped", "run_ended")
+    assert await transport.commands.xlen(transport.names.events) == 3
+    told = await events(transport)
+    assert [record.index for record in told if isinstance(record, SampleRecord)] == list(range(600))
+
+
+def values(records: list[EventRecord]) -> list[float | None]:
+    return [record.scoring.value for record in records if isinstance(record, SampleRecord)]
 
 
 async def test_a_step_is_told_once(run: Any, transport: Transport) -> None:
     record = StepRecord(4, 1, 0.0, 1.0, 8, 1, {"reward/mean": 0.5})
     await run.trainer.record_step(record)
-    [event] = await events(transport)
-    assert msgspec.msgpack.decode(event["record"], type=StepRecord) == record
+    assert await events(transport) == [record]
     assert await transport.commands.hget(transport.names.state, "step") == b"4"
 
 

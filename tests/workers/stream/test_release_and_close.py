@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from plaudit_metrics.records import GroupRecord
+from plaudit_metrics.events import decode_event
+from plaudit_metrics.records import GroupRecord, SampleRecord
 from plaudit_workers.stream.commits import Commitment, commit
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.producer import publish
@@ -71,7 +72,11 @@ async def test_closing_an_open_group_ends_what_workers_hold_of_it(run: Any, make
     left = [key async for key in transport.commands.scan_iter(transport.names.group("*"))]
     assert left == []
     events = await transport.commands.xrange(transport.names.events)
-    assert [fields[b"kind"] for _, fields in events] == [b"sample", b"sample", b"group"]
+    assert [type(told) for _, fields in events for told in decode_event(fields)] == [
+        SampleRecord,
+        SampleRecord,
+        GroupRecord,
+    ]
 
 
 async def test_ready_groups_of_a_trainer_that_died_are_handed_to_the_next(run: Any) -> None:

@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from plaudit_metrics.records import GenerationRecord, ScoringRecord
+from plaudit_metrics.events import decode_event
+from plaudit_metrics.records import GenerationRecord, SampleRecord, ScoringRecord
 from plaudit_reward.sample import Sample
 from plaudit_workers.deadletters.letters import DeadLetters
 from plaudit_workers.stream.commits import commit, commit_group, discard, read_group
@@ -441,10 +442,8 @@ class World:
     async def check_ended(self, group: str) -> None:
         """I1: every sample of a group that has ended was reported terminal exactly once."""
         entries = await self.transport.commands.xrange(self.transport.names.events)
-        told: Counter[int] = Counter()
-        for _, entry in entries:
-            if entry[b"kind"] in (b"sample", b"retried") and entry[b"group"] == group.encode():
-                told[int(entry[b"index"])] += 1 if entry[b"kind"] == b"sample" else -1
+        records = [record for _, fields in entries for record in decode_event(fields)]
+        told = Counter(each.index for each in records if isinstance(each, SampleRecord) and each.group == group)
         if told != Counter(range(self.sizes[group])):
             self.violations.append(f"I1: the samples of {group} became terminal so often: {dict(told)}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -72,8 +73,8 @@ async def feed(simulation: Any, collector: Collector) -> None:
     transport = await simulation.open()
     entries = await transport.commands.xrange(Keys(simulation.name).events)
     await transport.close()
-    for _, fields in entries:
-        match decode_event(fields):
+    for record in chain.from_iterable(decode_event(fields) for _, fields in entries):
+        match record:
             case SampleRecord() as sample:
                 collector.add_sample(sample)
             case GroupRecord() as group:

@@ -16,10 +16,10 @@ end
 if ending ~= 'dropped' and g.phase ~= 'ready' and ARGV[8] ~= '1' then return 'not_ready' end
 if g.phase == 'open' then
   finish_missing(g, 'close', 'given_up', ARGV[6])
-  report_graded(g)
+  report(g)
 elseif g.phase == 'group_scoring' then
   retire('groups', redis.call('HGET', group, 'entry'))
-  report_graded(g)
+  report(g)
 else
   retire('ready', redis.call('HGET', group, 'entry'))
 end
@@ -27,7 +27,7 @@ count(ending)
 if ending == 'dropped' then count('dropped:' .. ARGV[5]) end
 count('open:' .. g.split, -1)
 if ARGV[7] ~= '' then
-  redis.call('XADD', prefix .. 'events', 'MAXLEN', '~', 100000, '*', 'kind', 'group', 'group', id, 'record', ARGV[7])
+  redis.call('XADD', prefix .. 'events', '*', 'kind', 'group', 'group', id, 'record', ARGV[7])
 end
 redis.call('UNLINK', group)
 redis.call('ZREM', open_groups, id)

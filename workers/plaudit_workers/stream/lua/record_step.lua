@@ -6,7 +6,7 @@
 if stale(ARGV[3]) then return 'stale' end
 if redis.call('HGET', state, 'recorded') ~= ARGV[2] then
   redis.call('HSET', state, 'step', ARGV[4], 'recorded', ARGV[2])
-  redis.call('XADD', prefix .. 'events', 'MAXLEN', '~', 100000, '*', 'kind', 'step', 'step', ARGV[4], 'record', ARGV[5])
+  redis.call('XADD', prefix .. 'events', '*', 'kind', 'step', 'step', ARGV[4], 'record', ARGV[5])
   redis.call('XTRIM', prefix .. 'events', 'MINID', '~', math.floor((now - 86400) * 1000))
 end
 return 'recorded'

@@ -4,7 +4,7 @@
 -- Checks: the letter is there, and of this group; the group's phase is open; what ended with the letter's burial is still
 --   as the burial left it.
 -- Changes: takes back the poison of its sample, or of each index of its prompt; adds the entry to its stream anew, so that
---   it has all its deliveries again; deletes the letter; a sample that was reported as ended is reported as taken back.
+--   it has all its deliveries again; deletes the letter.
 -- Returns: retried | unknown | ended (the group has); for the same call the same while the group lives.
 local call, letter = ARGV[2], ARGV[3]
 if redis.call('HGET', group, 'retried:' .. letter) == call then return 'retried' end
@@ -33,9 +33,6 @@ for _, one in ipairs(back) do
   else
     redis.call('HINCRBY', group, 'unpublished', 1)
     redis.call('HSET', group, 'prompt_entry', again)
-  end
-  if not g.scorers then
-    redis.call('XADD', prefix .. 'events', 'MAXLEN', '~', 100000, '*', 'kind', 'retried', 'group', id, 'index', i)
   end
 end
 count('poison', -#back)

@@ -36,22 +36,23 @@ local function look(i)
     first = f[18] and words(f[18]), session = f[19]}
 end
 
--- One event a sample, once its score is final.
-local function report(g, i, published, ended)
-  local event = {'XADD', prefix .. 'events', 'MAXLEN', '~', 100000, '*', 'kind', 'sample', 'group', id, 'index', i,
-    'split', g.split, 'step', g.step, 'data_source', g.source, 'admitted', g.admitted, 'committed', ended[4],
-    'deliveries', ended[5], 'scoring', ended.record}
-  local function add(name, value)
-    if value and value ~= '-' then event[#event + 1], event[#event + 2] = name, value end
+-- Tells the metrics of a group's samples, once all scores are final, as its hash tells of them. One event for up to 256:
+-- one for each sample would cost ten times as much. About 100,000 samples are kept for a reader that is away.
+local function report(g)
+  local most = 256
+  local kept = math.min(100000, math.floor(200000 / math.min(g.n, most)))
+  for first = 0, g.n - 1, most do
+    local names = {}
+    for i = first, math.min(first + most, g.n) - 1 do
+      names[#names + 1], names[#names + 2] = 'ended:' .. i, 'published:' .. i
+    end
+    local event = {'XADD', prefix .. 'events', 'MAXLEN', '~', kept, '*', 'kind', 'samples', 'group', id, 'split', g.split,
+      'step', g.step, 'data_source', g.source, 'admitted', g.admitted}
+    for i, value in ipairs(redis.call('HMGET', group, unpack(names))) do
+      if value then event[#event + 1], event[#event + 2] = names[i], value end
+    end
+    redis.call(unpack(event))
   end
-  if published then
-    add('taken', published[3])
-    add('published', published[4])
-    add('generation', published.record)
-  end
-  add('score_taken', ended[3])
-  add('score_first_taken', ended[6])
-  redis.call(unpack(event))
 end
 
 -- Makes sample i terminal. The caller has seen that it is not, and calls `complete` when none is left.
@@ -62,7 +63,6 @@ local function finish(g, i, published, ended, scoring)
   ended.record = scoring
   redis.call('HSET', group, 'ended:' .. i, packed(ended, scoring), 'open', g.open, 'scored', g.scored,
     'unpublished', g.unpublished)
-  if not g.scorers then report(g, i, published, ended) end
 end
 
 -- Ends every sample that is not terminal with one outcome, and with it what streams hold of them.
@@ -95,18 +95,10 @@ local function deliver(g)
   redis.call('ZREM', open_groups, id)
 end
 
--- Where group-scope scorers may change the scores, the samples are reported when the last of those has spoken.
-local function report_graded(g)
-  for i = 0, g.scorers and g.n - 1 or -1 do
-    local f = redis.call('HMGET', group, 'published:' .. i, 'ended:' .. i)
-    report(g, i, unpacked(f[1]), unpacked(f[2]))
-  end
-end
-
 -- Hands the group to whoever admitted it. The trainer's: phase `ready` to be trained, `dropped` to be closed with that
 -- reason. A session's: its scores become an entry of the session's results, and the group is gone.
 local function settle(g, phase, reason)
-  report_graded(g)
+  report(g)
   if g.session then return deliver(g) end
   local entry = redis.call('XADD', prefix .. 'ready', '*', 'group', id)
   redis.call('HSET', group, 'phase', phase, 'ready', stamp(now), 'entry', entry, 'reason', reason)
