@@ -3,8 +3,8 @@
 Three real processes and a private Redis, as in ``transport.py`` (a trainer, a rollout, a reward worker whose score
 costs nothing: nothing hides what an event costs). Rounds without events, with events, and with events and a metrics
 service that reads them take turns in one run, in changing order, in the same warm processes. "Without" runs the same
-scripts, less the line that tells of a group's samples. Told is the median of each round's ratio to its round without: of many
-short rounds, since one may be off by a tenth on a busy machine.
+scripts, less the line that tells of a group's samples. Told is the median of each round's ratio to its round without:
+of many short rounds, since one may be off by a tenth on a busy machine.
 
     python benchmarks/events_cost.py [--rounds 61] [--groups 160] [--json FILE] [--quick]
 """

@@ -3,8 +3,8 @@
 Fields: ``kind`` = ``samples`` | ``group`` | ``step``. A group's or step's ``record`` is its msgpack. The samples of a
 group come together, since a script reports them as its hash holds them: ``group``, ``split``, ``step``,
 ``data_source``, ``admitted`` as text; then of each index ``ended:<index>`` and, where it was published,
-``published:<index>``: words, a line end, and the msgpack of its scoring or generation (which may be absent). Unknown fields are ignored, so
-that newer writers do not stop an older reader.
+``published:<index>``: words, a line end, and the msgpack of its scoring or generation (which may be absent). Unknown
+fields are ignored, so that newer writers do not stop an older reader.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -59,8 +60,11 @@ class _Waiting:
 class Batcher:
     """Computes sequences of many requests together.
 
+    Requests come and go on the event loop. A thread of its own takes each pass from what waits, as soon as the one
+    before is done: it does not wait for a loop that is busy with requests.
+
     Args:
-        forward: from token ids to logits, sequences in the same order; runs in a thread of its own.
+        forward: from token ids to logits, sequences in the same order; runs in that thread.
         limits: sizes.
         series: what is measured.
     """
@@ -69,12 +73,14 @@ class Batcher:
         self._forward = forward
         self._limits = limits
         self._series = series
+        self._changed = threading.Condition()
+        """Whoever holds it may look at what follows and change it."""
         self._by_length: list[_Waiting] = []
         self._by_arrival: dict[int, _Waiting] = {}
         self._computed = 0
         self._arrivals = 0
-        self._changed = asyncio.Event()
         self._stopping = False
+        series.count_queue(lambda: len(self._by_length))
 
     @property
     def max_queue(self) -> int:
@@ -91,16 +97,18 @@ class Batcher:
             StoppedError: the server takes nothing more.
             ForwardError: their pass failed.
         """
-        if self._stopping:
-            raise StoppedError
-        if len(self._by_length) + self._computed + len(sequences) > self._limits.max_queue:
-            raise QueueFullError
-        waiting = [self._enqueue(tokens) for tokens in sequences]
+        loop = asyncio.get_running_loop()
+        with self._changed:
+            if self._stopping:
+                raise StoppedError
+            if len(self._by_length) + self._computed + len(sequences) > self._limits.max_queue:
+                raise QueueFullError
+            waiting = [self._enqueue(tokens, loop.create_future()) for tokens in sequences]
+            self._changed.notify()
         try:
-            return await asyncio.gather(*(one.result for one in waiting))
+            return [await one.result for one in waiting]
         finally:
-            for one in waiting:
-                self._forget(one)
+            self._leave(waiting)
 
     async def run(self) -> None:
         """Computes until ``stop`` was called and nothing waits any more.
@@ -108,40 +116,68 @@ class Batcher:
         Whatever ``forward`` raises ends the server: requests are checked before they are queued, so it is the device
         or its memory that failed, and a fresh process is the only cure.
         """
-        try:
-            with ThreadPoolExecutor(1, "forward") as thread:
-                while self._by_length or not self._stopping:
-                    if self._by_length:
-                        await self._compute(self._take(), thread)
-                    else:
-                        self._changed.clear()
-                        await self._changed.wait()
-        finally:
-            self._stopping = True
-            for one in self._by_length:
-                if not one.result.done():
-                    one.result.set_exception(StoppedError())
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(1, "forward") as thread:
+            try:
+                await loop.run_in_executor(thread, self._compute_all, loop)
+            finally:
+                self.stop()
+                self._refuse_rest()
 
     def stop(self) -> None:
         """Takes nothing more; ``run`` ends when what was taken is done."""
-        self._stopping = True
-        self._changed.set()
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
 
-    def _enqueue(self, tokens: Sequence[int]) -> _Waiting:
+    def _enqueue(self, tokens: Sequence[int], result: asyncio.Future[Logits]) -> _Waiting:
         self._arrivals += 1
-        result: asyncio.Future[Logits] = asyncio.get_running_loop().create_future()
         one = _Waiting(len(tokens), self._arrivals, tokens, result, time.perf_counter())
         bisect.insort(self._by_length, one)
         self._by_arrival[one.number] = one
-        self._series.queued(len(self._by_length))
-        self._changed.set()
         return one
 
+    def _leave(self, waiting: list[_Waiting]) -> None:
+        """Of a request that ends before its time."""
+        with self._changed:
+            for one in waiting:
+                self._forget(one)
+        for one in waiting:
+            one.result.cancel()
+
+    def _refuse_rest(self) -> None:
+        with self._changed:
+            rest = list(self._by_arrival.values())
+            for one in rest:
+                self._forget(one)
+        for one in rest:
+            if not one.result.done():
+                one.result.set_exception(StoppedError())
+
+    def _compute_all(self, loop: asyncio.AbstractEventLoop) -> None:
+        """What the thread does."""
+        while batch := self._take():
+            began_s = time.perf_counter()
+            try:
+                results = self._forward([one.tokens for one in batch])
+            except Exception as error:
+                loop.call_soon_threadsafe(_fail, batch, ForwardError(f"{type(error).__name__}: {error}"))
+                raise
+            loop.call_soon_threadsafe(_answer, batch, results)
+            self._measure(batch, began_s)
+
     def _take(self) -> list[_Waiting]:
-        batch = self._oldest() if self._limits.max_padding is None else self._neighbours(self._limits.max_padding)
-        for one in batch:
-            self._forget(one)
-        return batch
+        """The next pass; waits until there is something to compute, empty at the end."""
+        with self._changed:
+            self._computed = 0
+            self._changed.wait_for(lambda: self._by_length or self._stopping)
+            if not self._by_length:
+                return []
+            batch = self._oldest() if self._limits.max_padding is None else self._neighbours(self._limits.max_padding)
+            for one in batch:
+                self._forget(one)
+            self._computed = len(batch)
+            return batch
 
     def _oldest(self) -> list[_Waiting]:
         lengths = (one.length for one in self._by_arrival.values())
@@ -152,24 +188,6 @@ class Batcher:
         lengths = _Lengths(self._by_length)
         return self._by_length[choose_neighbours(lengths, oldest, self._limits.max_batch_tokens, max_padding)]
 
-    async def _compute(self, batch: list[_Waiting], thread: ThreadPoolExecutor) -> None:
-        began_s = time.perf_counter()
-        self._computed = len(batch)
-        loop = asyncio.get_running_loop()
-        try:
-            results = await loop.run_in_executor(thread, self._forward, [one.tokens for one in batch])
-        except Exception as error:
-            for one in batch:
-                if not one.result.done():
-                    one.result.set_exception(ForwardError(f"{type(error).__name__}: {error}"))
-            raise
-        finally:
-            self._computed = 0
-        self._measure(batch, began_s)
-        for one, logits in zip(batch, results, strict=True):
-            if not one.result.done():
-                one.result.set_result(logits)
-
     def _measure(self, batch: list[_Waiting], began_s: float) -> None:
         lengths = [one.length for one in batch]
         padding = 0 if self._limits.max_padding is None else max(lengths) * len(lengths) - sum(lengths)
@@ -179,7 +197,18 @@ class Batcher:
         """Takes a sequence out of the queue, if it is still there."""
         if self._by_arrival.pop(one.number, None) is not None:
             del self._by_length[bisect.bisect_left(self._by_length, one)]
-            self._series.queued(len(self._by_length))
+
+
+def _answer(batch: list[_Waiting], results: list[Logits]) -> None:
+    for one, logits in zip(batch, results, strict=True):
+        if not one.result.done():
+            one.result.set_result(logits)
+
+
+def _fail(batch: list[_Waiting], error: ForwardError) -> None:
+    for one in batch:
+        if not one.result.done():
+            one.result.set_exception(error)
 
 
 class _Lengths(Sequence[int]):

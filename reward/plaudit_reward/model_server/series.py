@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -32,9 +32,9 @@ class Series:
         self._inference = Histogram(name("inference_seconds"), "A forward pass", registry=own, buckets=_SECONDS)
         self._requests = Counter(name("requests"), "Requests to /classify by HTTP status", ["code"], registry=own)
 
-    def queued(self, sequences: int) -> None:
-        """So many sequences wait now."""
-        self._queue.set(sequences)
+    def count_queue(self, sequences: Callable[[], int]) -> None:
+        """How many sequences wait is looked up when somebody asks."""
+        self._queue.set_function(sequences)
 
     def computed(self, lengths: Sequence[int], padding: int, waits_s: Sequence[float], began_s: float) -> None:
         """A forward pass ended.
