@@ -11,12 +11,18 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import uvloop
 
 from plaudit_reward.errors import ConfigurationError
+from plaudit_reward.model_server.batcher import BatchLimits, Forward
+from plaudit_reward.model_server.front_process import with_front
 from plaudit_reward.model_server.process import spare_collector, tune
 from plaudit_reward.model_server.settings import ModelSettings
+
+if TYPE_CHECKING:
+    from plaudit_reward.model_server.model import Classifier
 
 _REFUSED = 2
 
@@ -29,28 +35,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = ModelSettings(
         given.model, given.revision, given.dtype, given.device, given.max_model_len, given.trust_remote_code
     )
-    try:
-        return uvloop.run(_serve(given, settings))
-    except (ConfigurationError, OSError) as error:
-        sys.stderr.write(f"{error}\n")
-        return _REFUSED
-
-
-async def _serve(given: argparse.Namespace, settings: ModelSettings) -> int:
     # Here, not above: --help and a wrong argument need no torch.
-    from plaudit_reward.model_server.batcher import BatchLimits
     from plaudit_reward.model_server.model import Classifier
+
+    try:
+        classifier = Classifier(settings)
+    except (ConfigurationError, OSError) as error:
+        return _refuse(error)
+    spare_collector()
+
+    def front(forward: Forward, computing: int | None) -> int:
+        try:
+            uvloop.run(_serve(given, classifier, forward, computing))
+        except OSError as error:
+            return _refuse(error)
+        return 0
+
+    return with_front(front, classifier.logits)
+
+
+def _refuse(error: Exception) -> int:
+    sys.stderr.write(f"{error}\n")
+    return _REFUSED
+
+
+async def _serve(given: argparse.Namespace, classifier: Classifier, forward: Forward, computing: int | None) -> None:
     from plaudit_reward.model_server.serve import Address, serve
 
-    classifier = await asyncio.to_thread(Classifier, settings)
-    spare_collector()
-    stop = asyncio.Event()
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
     # Not earlier: while a model is loaded there is nothing to drain, and a signal ends the process at once.
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, stop.set)
+    if computing is not None:
+        loop.add_reader(computing, _gone, loop, computing, stop)
     limits = BatchLimits(given.max_batch_tokens, given.max_padding, given.max_queue)
-    await serve(classifier, Address(given.host, given.port, given.served_model_name or given.model), limits, stop)
-    return 0
+    address = Address(given.host, given.port, given.served_model_name or given.model)
+    await serve(classifier, address, limits, stop, forward)
+
+
+def _gone(loop: asyncio.AbstractEventLoop, computing: int, stop: asyncio.Event) -> None:
+    loop.remove_reader(computing)
+    stop.set()
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -161,15 +161,17 @@ class Batcher:
             try:
                 results = self._forward([one.tokens for one in batch])
             except Exception as error:
-                loop.call_soon_threadsafe(_fail, batch, ForwardError(f"{type(error).__name__}: {error}"))
+                told = error if isinstance(error, ForwardError) else ForwardError(f"{type(error).__name__}: {error}")
+                loop.call_soon_threadsafe(_fail, batch, told)
                 raise
+            with self._changed:
+                self._computed = 0  # before anybody learns of it: there is room again
             loop.call_soon_threadsafe(_answer, batch, results)
             self._measure(batch, began_s)
 
     def _take(self) -> list[_Waiting]:
         """The next pass; waits until there is something to compute, empty at the end."""
         with self._changed:
-            self._computed = 0
             self._changed.wait_for(lambda: self._by_length or self._stopping)
             if not self._by_length:
                 return []

@@ -12,7 +12,7 @@ import uvicorn
 
 from plaudit_metrics.http_server import HttpServer
 from plaudit_reward.model_server.api import Api
-from plaudit_reward.model_server.batcher import Batcher, BatchLimits
+from plaudit_reward.model_server.batcher import Batcher, BatchLimits, Forward
 from plaudit_reward.model_server.series import Series
 
 if TYPE_CHECKING:
@@ -35,17 +35,26 @@ class Address:
     """The model's, in ``/v1/models`` and in answers."""
 
 
-async def serve(classifier: Classifier, address: Address, limits: BatchLimits, stop: asyncio.Event) -> None:
+async def serve(
+    classifier: Classifier, address: Address, limits: BatchLimits, stop: asyncio.Event, forward: Forward | None = None
+) -> None:
     """Serves a loaded model until ``stop`` is set and all that was taken is answered.
 
     Nothing listens before the model is loaded: who can connect finds a server that is ready.
+
+    Args:
+        classifier: tokenises; its model computes, unless ``forward`` is given.
+        address: where to listen.
+        limits: of queue and batches.
+        stop: ends it.
+        forward: computes the logits in the classifier's place.
 
     Raises:
         OSError: the port is taken.
         Exception: whatever a forward pass raised.
     """
     series = Series()
-    batcher = Batcher(classifier.logits, _limits(limits, classifier), series)
+    batcher = Batcher(forward or classifier.logits, _limits(limits, classifier), series)
     api = Api(classifier, batcher, address.name, series)
     with socket.create_server((address.host, address.port)) as listener:
         server = HttpServer(

@@ -1,0 +1,128 @@
+"""Two processes, one server: what passes between them, and that neither outlives the other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from plaudit_reward.model_server.__main__ import main
+from plaudit_workers.launch.redis_server import free_port
+
+PREAMBLE = """
+import os, select, signal, sys, time
+from plaudit_reward.model_server.batcher import ForwardError
+from plaudit_reward.model_server.front_process import with_front
+
+def forward(sequences):
+    if not sequences:
+        raise RuntimeError("out of memory")
+    return [[float(sum(tokens)), float(os.getpid() == main)] for tokens in sequences]
+
+main = os.getpid()
+"""
+
+
+@contextmanager
+def started(front: str) -> Iterator[subprocess.Popen[str]]:
+    """A process with a front of these lines, which has printed its first line."""
+    body = "".join(f"    {line}\n" for line in front.strip().splitlines())
+    code = f"{PREAMBLE}\ndef front(forward, computing):\n{body}\nsys.exit(with_front(front, forward))"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_passes_are_computed_in_the_process_that_has_the_model() -> None:
+    with started("print(os.getpid() == main, forward([[1, 2], [3]]))\nreturn 7") as process:
+        assert line_of(process) == "False [[3.0, 1.0], [3.0, 1.0]]"
+        assert process.wait() == 7
+
+
+def test_a_pass_that_fails_is_told_and_ends_both() -> None:
+    lines = "try:\n    forward([])\nexcept ForwardError as error:\n    print(error)\nforward([[1]])"
+    with started(lines) as process:
+        assert line_of(process) == "RuntimeError: out of memory"
+        assert process.wait() == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_passed_on_and_the_end_awaited(number: signal.Signals) -> None:
+    lines = """
+signal.signal(signal.SIGTERM, lambda *_: print("stopping", flush=True))
+print("ready", flush=True)
+signal.pause()
+print(forward([[4]]), flush=True)
+return 0
+"""
+    with started(lines) as process:
+        assert line_of(process) == "ready"
+        process.send_signal(number)
+        assert [line_of(process), line_of(process)] == ["stopping", "[[4.0, 1.0]]"]
+        assert process.wait() == 0
+
+
+def test_a_front_whose_other_process_is_killed_learns_of_it() -> None:
+    lines = """
+print(os.getpid(), flush=True)
+select.select([computing], [], [])
+try:
+    forward([[1]])
+except ForwardError as error:
+    print(error, flush=True)
+return 0
+"""
+    with started(lines) as process:
+        front = int(line_of(process))
+        process.kill()
+        assert line_of(process) == "the process that computes is gone"
+        until(lambda: gone(front))
+
+
+def test_a_front_that_is_killed_ends_the_other_process() -> None:
+    with started("print(os.getpid(), flush=True)\ntime.sleep(60)") as process:
+        os.kill(int(line_of(process)), signal.SIGKILL)
+        assert process.wait() == 128 + signal.SIGKILL
+
+
+def test_the_server_ends_when_the_process_with_its_model_is_killed(model_folder: Callable[[str], Path]) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        main.__module__,
+        "--model",
+        str(model_folder("decoder")),
+        "--port",
+        str(free_port()),
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while "serving on" not in (line := process.stderr.readline()):
+            assert line, "it ended"
+        [front] = psutil.Process(process.pid).children()
+        process.kill()
+        until(lambda: gone(front.pid))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
