@@ -106,9 +106,11 @@ class Batcher:
             waiting = [self._enqueue(tokens, loop.create_future()) for tokens in sequences]
             self._changed.notify()
         try:
-            return [await one.result for one in waiting]
+            return await asyncio.gather(*(one.result for one in waiting))
         finally:
-            self._leave(waiting)
+            with self._changed:
+                for one in waiting:
+                    self._forget(one)
 
     async def run(self) -> None:
         """Computes until ``stop`` was called and nothing waits any more.
@@ -136,14 +138,6 @@ class Batcher:
         bisect.insort(self._by_length, one)
         self._by_arrival[one.number] = one
         return one
-
-    def _leave(self, waiting: list[_Waiting]) -> None:
-        """Of a request that ends before its time."""
-        with self._changed:
-            for one in waiting:
-                self._forget(one)
-        for one in waiting:
-            one.result.cancel()
 
     def _refuse_rest(self) -> None:
         with self._changed:

@@ -7,6 +7,7 @@ used OpenMP and the GPU stays where it was, and memory is shared. Both end when 
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -49,13 +50,18 @@ def with_front(front: Front, forward: Forward) -> int:
     there.close()
     os.close(alive)
     for number in _SIGNALS:
-        signal.signal(number, lambda *_: os.kill(child, signal.SIGTERM))
+        signal.signal(number, lambda *_: _stop(child))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     failed = _compute(here, forward)
     here.close()  # a front that asks once more learns that nobody computes
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     return 1 if failed else code if code >= 0 else 128 - code
+
+
+def _stop(front: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has just ended
+        os.kill(front, signal.SIGTERM)
 
 
 def _end_with(work: Callable[[], int]) -> None:
@@ -76,7 +82,7 @@ def _compute(front: Connection, forward: Forward) -> bool:
     while True:
         try:
             sequences = front.recv()
-        except (EOFError, ConnectionError):
+        except (EOFError, OSError):
             return False
         try:
             answer: Any = forward(sequences)
@@ -85,7 +91,7 @@ def _compute(front: Connection, forward: Forward) -> bool:
             answer = f"{type(error).__name__}: {error}"
         try:
             front.send(answer)
-        except ConnectionError:
+        except OSError:
             return False
         if isinstance(answer, str):
             return True
@@ -101,7 +107,7 @@ class _Remote:
         try:
             self._computing.send(sequences)
             answer: list[Logits] | str = self._computing.recv()
-        except (EOFError, ConnectionError) as error:
+        except (EOFError, OSError) as error:
             raise ForwardError("the process that computes is gone") from error
         if isinstance(answer, str):
             raise ForwardError(answer)
