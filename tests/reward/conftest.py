@@ -9,9 +9,32 @@ from typing import Any
 
 import pytest
 
+from plaudit_reward import attempts
 from plaudit_reward.function_scorer import FunctionScorer
 from plaudit_reward.sample import Sample
 from plaudit_reward.target import Target
+
+
+class Clock:
+    """Stands still but for what is slept: in the place of ``time`` and ``asyncio`` in ``attempts``."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    async def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """By it the seconds of attempts are exact, whatever the machine does."""
+    clock = Clock()
+    monkeypatch.setattr(attempts, "time", clock)
+    monkeypatch.setattr(attempts, "asyncio", clock)
+    return clock
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -88,29 +89,8 @@ async def test_the_limit_of_a_call_is_the_smaller_of_its_own_and_what_is_left() 
     assert limits == [3.0, 10.0]
 
 
-class Clock:
-    """Stands still but for what is slept: in the place of ``time`` and ``asyncio`` in ``attempts``."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    async def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(attempts, "time", clock)
-    monkeypatch.setattr(attempts, "asyncio", clock)
-    return clock
-
-
 @pytest.mark.usefixtures("quick_pauses")
-async def test_waits_retries_and_the_call_are_timed_apart(clock: Clock) -> None:
+async def test_waits_retries_and_the_call_are_timed_apart(clock: Any) -> None:
     call = failing(InfrastructureError(""), None, takes_s=0.05, waits_s=0.1, sleep=clock.sleep)
     ended = await attempt_until_answered(call, GENEROUS)
     assert ended.limiter_s == pytest.approx(0.2)
@@ -119,7 +99,7 @@ async def test_waits_retries_and_the_call_are_timed_apart(clock: Clock) -> None:
     assert ended.limiter_s + ended.retry_s + ended.call_s == pytest.approx(clock.now_s)
 
 
-async def test_queueing_for_a_process_is_part_of_the_call_but_not_of_the_budget(clock: Clock) -> None:
+async def test_queueing_for_a_process_is_part_of_the_call_but_not_of_the_budget(clock: Any) -> None:
     async def call(attempt: Attempt) -> float:
         await clock.sleep(0.2)
         attempt.queued_s += 0.2
