@@ -111,14 +111,27 @@ async def test_a_failure_in_the_middle_of_a_chain_is_the_samples(make_sample: Ma
     assert (scoring.outcome, scoring.reason, last.num_calls) == ("infra_error", "b: away", 0)
 
 
-async def test_a_chain_shares_the_samples_time(make_sample: MakeSample) -> None:
+class Working(ScriptedScorer):
+    """Takes half a second of that clock, and says that it waited in some of it."""
+
+    def __init__(self, name: str, clock: Any, waits_s: float = 0.0) -> None:
+        super().__init__(name, lambda sample: 1.0, waits_s=waits_s)
+        self._clock = clock
+
+    async def score(self, sample: Sample, attempt: Attempt) -> Score:
+        await self._clock.sleep(0.5)
+        attempt.waited_s += self._waits_s
+        return Score.scored(1.0)
+
+
+async def test_a_chain_shares_the_samples_time(make_sample: MakeSample, clock: Any) -> None:
     slow = Pipeline(
         [
-            Stage(scripted("a", 1.0, takes_s=0.2)),
-            Stage(scripted("b", 1.0, takes_s=0.2), Rules(when=When("a", 1.0))),
+            Stage(Working("a", clock)),
+            Stage(Working("b", clock), Rules(when=When("a", 1.0))),
             Stage(scripted("c", 1.0), Rules(when=When("b", 1.0))),
         ],
-        timeout_s=0.3,
+        timeout_s=0.8,
     )
     scoring = await slow.score(make_sample())
     assert scoring.scorers["c"].outcome == "timeout"
@@ -155,19 +168,13 @@ async def test_seconds_are_those_along_the_scorer_that_ended_last_and_add_up(mak
 async def test_the_budget_runs_along_the_chain_and_waits_do_not_count(make_sample: MakeSample, clock: Any) -> None:
     limits: list[float] = []
 
-    class Working(ScriptedScorer):
-        async def score(self, sample: Sample, attempt: Attempt) -> Score:
-            await clock.sleep(0.5)
-            attempt.waited_s += 0.3
-            return Score.scored(1.0)
-
     class Looking(ScriptedScorer):
         async def score(self, sample: Sample, attempt: object) -> Score:
             limits.append(attempt.limit_s)  # type: ignore[attr-defined]
             return Score.scored(1.0)
 
     stages = [
-        Stage(Working("a", lambda s: 1.0)),
+        Stage(Working("a", clock, waits_s=0.3)),
         Stage(Looking("b", lambda s: 1.0), Rules(when=When("a", 1.0))),
     ]
     await Pipeline(stages, timeout_s=1.0).score(make_sample())

@@ -77,14 +77,14 @@ async def test_a_full_server_is_left_for_another_and_its_pause_is_not_the_sample
 ) -> None:
     full, free = await servers(2)
     scorer = await open_scorer([full.url])
-    full.reply = (429, {"Retry-After": "1"}, b"")
-    attempt = Attempt(0.5)
+    full.reply = (429, {"Retry-After": "2"}, b"")
+    attempt = Attempt(1.5)
     asking = asyncio.create_task(scorer.score(SAMPLE, attempt))
     while not full.bodies:
         await asyncio.sleep(0.01)
     full.reply = (200, {}, b'{"data": [{"probs": [3.0]}]}')
     assert (await asking).value == 3.0
-    assert 0.5 < attempt.waited_s < 3  # it waited for longer than its limit of work
+    assert 1.5 < attempt.waited_s < 4  # it waited for longer than its limit of work
     both = await open_scorer([full.url, free.url])
     full.reply = (429, {"Retry-After": "60"}, b"")
     scores = await asyncio.gather(*(both.score(SAMPLE, Attempt(10)) for _ in range(10)))

@@ -48,7 +48,7 @@ async def test_samples_are_scored_and_their_groups_become_ready(
 async def test_failures_reach_the_group_as_their_own_outcome_and_never_as_a_number(
     make_reward: Make, make_feed: Make, run_worker: Make
 ) -> None:
-    scorer = {"name": "mine", "function": "compute_score", "timeoutSeconds": 0.5, "retries": 1}
+    scorer = {"name": "mine", "function": "compute_score", "timeoutSeconds": 2, "retries": 1}
     reward = make_reward([scorer], FAILS_BY_RESPONSE)
     feed = make_feed(reward)
     await feed.publish([["good", "raise", "none", "nan", "hang", "exit", "good"]])

@@ -75,14 +75,14 @@ async def test_after_an_outage_nothing_is_claimed_from_others_for_one_lease(
     trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
     await trainer.take_over()
     await trainer.admit(make.prompt())
-    options = ConsumerOptions(lease_s=0.3, renew_every_s=0.0, block_s=0.05, reclaim_every_s=0.0)
+    options = ConsumerOptions(lease_s=1.0, renew_every_s=0.0, block_s=0.05, reclaim_every_s=0.0)
     owner: Consumer[Prompt] = Consumer(transport, "prompts", "rollout-0", options)
     other: Consumer[Prompt] = Consumer(transport, "prompts", "rollout-1", options)
     assert len(await _first(owner)) == 1
     assert await other.take(1) == []
     own_redis.kill()
     assert await other.take(1) == []
-    await asyncio.sleep(0.4)
+    await asyncio.sleep(1.2)
     own_redis.start()
     assert await other.take(1) == []
     await owner.renew()
