@@ -223,9 +223,15 @@ async def test_what_a_function_prints_is_logged_up_to_a_bound(
         scorer = await open_scorer(source, processes=1)
         await scorer.score(make_sample(), Attempt(5.0))
         await scorer.score(make_sample(), Attempt(5.0))
+        async with asyncio.timeout(10):
+            while len(printed(caplog)) < 50:
+                await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
-    lines = [r.fields["line"] for r in caplog.records if r.message == "reward function printed"]  # type: ignore[attr-defined]
-    assert lines == [f"line {i}" for i in range(50)]
+    assert printed(caplog) == [f"line {i}" for i in range(50)]
+
+
+def printed(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.fields["line"] for r in caplog.records if r.message == "reward function printed"]  # type: ignore[attr-defined]
 
 
 async def test_the_end_of_its_output_is_told_when_a_child_dies(open_scorer: Open, make_sample: MakeSample) -> None:

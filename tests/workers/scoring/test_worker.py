@@ -129,7 +129,7 @@ async def test_a_stopped_worker_finishes_what_ends_soon_and_hands_the_rest_back(
     reward = make_reward([scorer], FAILS_BY_RESPONSE)
     feed = make_feed(reward)
     ids = await feed.publish([["sleep 0.4"], ["sleep 1000"]])
-    async with run_worker(reward, drain_grace_s=1.0) as worker:
+    async with run_worker(reward, drain_grace_s=3.0) as worker:
         while worker.busy < 2:
             await asyncio.sleep(0.01)
     (group,) = (await feed.ready(1)).values()
