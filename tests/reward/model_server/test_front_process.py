@@ -53,22 +53,24 @@ def gone(pid: int) -> bool:
 def test_passes_are_computed_in_the_process_that_has_the_model() -> None:
     with started("print(os.getpid() == main, forward([[1, 2], [3]]))\nreturn 7") as process:
         assert line_of(process) == "False [[3.0, 1.0], [3.0, 1.0]]"
-        assert process.wait() == 7
+        assert process.wait(60) == 7
 
 
 def test_a_pass_that_fails_is_told_and_ends_both() -> None:
     lines = "try:\n    forward([])\nexcept ForwardError as error:\n    print(error)\nforward([[1]])"
     with started(lines) as process:
         assert line_of(process) == "RuntimeError: out of memory"
-        assert process.wait() == 1
+        assert process.wait(60) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_is_passed_on_and_the_end_awaited(number: signal.Signals) -> None:
     lines = """
-signal.signal(signal.SIGTERM, lambda *_: print("stopping", flush=True))
+stopped = []
+signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
 print("ready", flush=True)
-signal.pause()
+while not stopped: time.sleep(0.01)
+print("stopping", flush=True)
 print(forward([[4]]), flush=True)
 return 0
 """
@@ -76,7 +78,7 @@ return 0
         assert line_of(process) == "ready"
         process.send_signal(number)
         assert [line_of(process), line_of(process)] == ["stopping", "[[4.0, 1.0]]"]
-        assert process.wait() == 0
+        assert process.wait(60) == 0
 
 
 def test_a_front_whose_other_process_is_killed_learns_of_it() -> None:
@@ -99,7 +101,7 @@ return 0
 def test_a_front_that_is_killed_ends_the_other_process() -> None:
     with started("print(os.getpid(), flush=True)\ntime.sleep(60)") as process:
         os.kill(int(line_of(process)), signal.SIGKILL)
-        assert process.wait() == 128 + signal.SIGKILL
+        assert process.wait(60) == 128 + signal.SIGKILL
 
 
 def test_the_server_ends_when_the_process_with_its_model_is_killed(model_folder: Callable[[str], Path]) -> None:
