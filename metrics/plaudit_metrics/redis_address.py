@@ -33,6 +33,10 @@ _ASKS = (
 )
 
 
+class TlsFileError(Exception):
+    """A file of certificates cannot be used; the message names it."""
+
+
 class PasswordFileError(Exception):
     """The file cannot be read; the message names the variable and the file."""
 
@@ -51,28 +55,25 @@ class RedisTls:
     """``PLAUDIT_REDIS_TLS_CHECK_SERVER_NAME``: ``false`` takes any certificate of the authorities."""
 
     def context(self) -> ssl.SSLContext:
-        """The same for asyncio. Raises ``OSError`` where ``file_problem`` has words."""
-        context = ssl.create_default_context(cafile=self.ca_file or None)
+        """The same for asyncio.
+
+        Raises:
+            TlsFileError: a file cannot be used.
+        """
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file or None)
+        except OSError as error:
+            raise TlsFileError(f"{self.ca_file} holds no certificate of an authority in PEM: {error}") from error
         context.minimum_version = _MINIMUM_TLS
         context.check_hostname = self.check_server_name
-        if self.certificate_file:
-            context.load_cert_chain(self.certificate_file, self.key_file or None)
-        return context
-
-    def file_problem(self) -> str:
-        """What is wrong with the files, in words; empty when they can be used."""
-        context = ssl.create_default_context()
-        try:
-            if self.ca_file:
-                context.load_verify_locations(cafile=self.ca_file)
-        except OSError as error:
-            return f"{self.ca_file} holds no certificate of an authority in PEM: {error}"
         try:
             if self.certificate_file:
                 context.load_cert_chain(self.certificate_file, self.key_file or None)
         except OSError as error:
-            return f"{self.certificate_file} and {self.key_file} are no certificate and its key in PEM: {error}"
-        return ""
+            raise TlsFileError(
+                f"{self.certificate_file} and {self.key_file} are no certificate and its key in PEM: {error}"
+            ) from error
+        return context
 
 
 @dataclass(frozen=True)
@@ -156,15 +157,17 @@ class RedisAddress:
         """
         if not self.url.startswith("rediss://"):
             return ""
-        if problem := self.tls.file_problem():
+        try:
+            context = self.tls.context()
+        except TlsFileError as problem:
             return f"{problem}. Mend what spec.transport.tls names"
-        cause = _tls_error(error) or await self._alert()
+        cause = _tls_error(error) or await self._alert(context)
         if cause is None:
             return ""
         what, remedy = self._words(cause)
         return f"Redis at {self.url} {what} ({cause.reason or cause}). {remedy}"
 
-    async def _alert(self) -> ssl.SSLError | None:
+    async def _alert(self, context: ssl.SSLContext) -> ssl.SSLError | None:
         """What the server holds against a connection on which nothing is sent.
 
         In TLS 1.3 it looks at the client's certificate after the client's part of the handshake. Whoever sends a
@@ -173,9 +176,7 @@ class RedisAddress:
         server = urlsplit(self.url)
         try:
             async with asyncio.timeout(_ALERT_WITHIN_S):
-                reader, writer = await asyncio.open_connection(
-                    server.hostname, server.port or _REDIS_PORT, ssl=self.tls.context()
-                )
+                reader, writer = await asyncio.open_connection(server.hostname, server.port or _REDIS_PORT, ssl=context)
                 with contextlib.closing(writer):
                     await reader.read(1)
         except OSError as error:  # a TimeoutError is one too: the server is content

@@ -56,8 +56,8 @@ async def serve(settings: ServiceSettings, stop: asyncio.Event) -> int:
         await _wait_for_redis(client, settings, stop)
         with socket.create_server((settings.host, settings.port)) as listener:
             await _serve_on(listener, client, settings, stop, sender)
-    except (MissingPackageError, RedisError, OSError) as error:
-        logger.error("refused", extra={"fields": {"error": await _words(error, settings)}})
+    except (MissingPackageError, _TlsRefusedError, RedisError, OSError) as error:
+        logger.error("refused", extra={"fields": {"error": _words(error, settings)}})
         return 2
     finally:
         await client.aclose()
@@ -140,18 +140,22 @@ async def _wait_for_redis(client: Redis, settings: ServiceSettings, stop: asynci
         except (AuthenticationError, ResponseError):
             raise
         except (RedisError, OSError) as error:
-            if time.monotonic() > deadline or await settings.redis.tls_problem(error):
+            if problem := await settings.redis.tls_problem(error):
+                raise _TlsRefusedError(problem) from error
+            if time.monotonic() > deadline:
                 raise
             await asyncio.sleep(0.5)
 
 
-async def _words(error: Exception, settings: ServiceSettings) -> str:
-    if isinstance(error, MissingPackageError):
+class _TlsRefusedError(Exception):
+    """What of TLS is wrong, in words."""
+
+
+def _words(error: Exception, settings: ServiceSettings) -> str:
+    if isinstance(error, MissingPackageError | _TlsRefusedError):
         return str(error)
     if isinstance(error, AuthenticationError | ResponseError):
         return f"Redis at {settings.redis.url} refused: {error}. Check PLAUDIT_REDIS_PASSWORD"
-    if problem := await settings.redis.tls_problem(error):
-        return problem
     if isinstance(error, RedisError):
         return f"Redis at {settings.redis.url} cannot be reached: {error}. Check PLAUDIT_REDIS_URL"
     return f"cannot listen on {settings.host}:{settings.port}: {error}. Choose another PLAUDIT_METRICS_PORT"

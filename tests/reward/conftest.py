@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from plaudit_reward import attempts
+from plaudit_reward import attempts, scripted_scorer
 from plaudit_reward.function_scorer import FunctionScorer
 from plaudit_reward.sample import Sample
 from plaudit_reward.target import Target
 
 
 class Clock:
-    """Stands still but for what is slept: in the place of ``time`` and ``asyncio`` in ``attempts``."""
+    """Stands still but for what is slept: in the place of ``time`` and ``asyncio`` where attempts are timed."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -30,10 +30,11 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """By it the seconds of attempts are exact, whatever the machine does."""
+    """By it the seconds of attempts and of scripted scorers are exact, whatever the machine does."""
     clock = Clock()
     monkeypatch.setattr(attempts, "time", clock)
     monkeypatch.setattr(attempts, "asyncio", clock)
+    monkeypatch.setattr(scripted_scorer, "asyncio", clock)
     return clock
 
 

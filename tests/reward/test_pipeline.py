@@ -6,7 +6,6 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,7 +17,6 @@ from plaudit_reward.errors import DataError, InfrastructureError, RewardError, S
 from plaudit_reward.pipeline import Pipeline
 from plaudit_reward.sample import Sample
 from plaudit_reward.score import Score
-from plaudit_reward.scorer import Attempt
 from plaudit_reward.scripted_scorer import Answer, ScriptedScorer
 from plaudit_reward.stage import Rules, Stage, When
 
@@ -111,27 +109,15 @@ async def test_a_failure_in_the_middle_of_a_chain_is_the_samples(make_sample: Ma
     assert (scoring.outcome, scoring.reason, last.num_calls) == ("infra_error", "b: away", 0)
 
 
-class Working(ScriptedScorer):
-    """Takes half a second of that clock, and says that it waited in some of it."""
-
-    def __init__(self, name: str, clock: Any, waits_s: float = 0.0) -> None:
-        super().__init__(name, lambda sample: 1.0, waits_s=waits_s)
-        self._clock = clock
-
-    async def score(self, sample: Sample, attempt: Attempt) -> Score:
-        await self._clock.sleep(0.5)
-        attempt.waited_s += self._waits_s
-        return Score.scored(1.0)
-
-
-async def test_a_chain_shares_the_samples_time(make_sample: MakeSample, clock: Any) -> None:
+@pytest.mark.usefixtures("clock")
+async def test_a_chain_shares_the_samples_time(make_sample: MakeSample) -> None:
     slow = Pipeline(
         [
-            Stage(Working("a", clock)),
-            Stage(Working("b", clock), Rules(when=When("a", 1.0))),
+            Stage(scripted("a", 1.0, takes_s=0.2)),
+            Stage(scripted("b", 1.0, takes_s=0.2), Rules(when=When("a", 1.0))),
             Stage(scripted("c", 1.0), Rules(when=When("b", 1.0))),
         ],
-        timeout_s=0.8,
+        timeout_s=0.3,
     )
     scoring = await slow.score(make_sample())
     assert scoring.scorers["c"].outcome == "timeout"
@@ -165,7 +151,8 @@ async def test_seconds_are_those_along_the_scorer_that_ended_last_and_add_up(mak
     assert min(unaccounted_s) < 0.005
 
 
-async def test_the_budget_runs_along_the_chain_and_waits_do_not_count(make_sample: MakeSample, clock: Any) -> None:
+@pytest.mark.usefixtures("clock")
+async def test_the_budget_runs_along_the_chain_and_waits_do_not_count(make_sample: MakeSample) -> None:
     limits: list[float] = []
 
     class Looking(ScriptedScorer):
@@ -174,7 +161,7 @@ async def test_the_budget_runs_along_the_chain_and_waits_do_not_count(make_sampl
             return Score.scored(1.0)
 
     stages = [
-        Stage(Working("a", clock, waits_s=0.3)),
+        Stage(scripted("a", 1.0, takes_s=0.2, waits_s=0.3)),
         Stage(Looking("b", lambda s: 1.0), Rules(when=When("a", 1.0))),
     ]
     await Pipeline(stages, timeout_s=1.0).score(make_sample())

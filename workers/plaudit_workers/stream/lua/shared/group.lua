@@ -60,7 +60,6 @@ local function finish(g, i, published, ended, scoring)
   g.open = g.open - 1
   if ended[2] == 'scored' then g.scored = g.scored + 1 end
   if not published then g.unpublished = g.unpublished - 1 end
-  ended.record = scoring
   redis.call('HSET', group, 'ended:' .. i, packed(ended, scoring), 'open', g.open, 'scored', g.scored,
     'unpublished', g.unpublished)
 end
