@@ -3,8 +3,8 @@
 Fields: ``kind`` = ``samples`` | ``group`` | ``step``. A group's or step's ``record`` is its msgpack. The samples of a
 group come together, since a script reports them as its hash holds them: ``group``, ``split``, ``step``,
 ``data_source``, ``admitted`` as text; then of each index ``ended:<index>`` and, where it was published,
-``published:<index>``: words, a line end, and the msgpack of its scoring or generation (which may be absent). Unknown
-fields are ignored, so that newer writers do not stop an older reader.
+``published:<index>`` (see ``sample_fields``). Unknown fields are ignored, so that newer writers do not stop an older
+reader.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from plaudit_metrics.records import (
     GroupRecord,
     SampleRecord,
     ScoringRecord,
-    Stamps,
     StepRecord,
 )
+from plaudit_metrics.sample_fields import read_fields, write_fields
 
 EventRecord = SampleRecord | GroupRecord | StepRecord
 
@@ -58,28 +58,19 @@ def encode_event(record: EventRecord) -> dict[str, bytes]:
     if not isinstance(record, SampleRecord):
         kind = b"group" if isinstance(record, GroupRecord) else b"step"
         return {"kind": kind, "record": msgspec.msgpack.encode(record)}
-    stamps = record.stamps
-    ended = _words(
-        "-", record.scoring.outcome, stamps.score_taken, stamps.committed, record.deliveries, stamps.score_first_taken
-    )
+    published, ended = write_fields(record)
     fields = {
         "kind": b"samples",
         "group": record.group.encode(),
         "split": record.split.encode(),
         "step": b"%d" % record.step,
         "data_source": record.data_source.encode(),
-        "admitted": repr(stamps.admitted).encode(),
-        f"ended:{record.index}": ended + msgspec.msgpack.encode(record.scoring),
+        "admitted": repr(record.stamps.admitted).encode(),
+        f"ended:{record.index}": ended,
     }
-    if stamps.published is not None:
-        published = _words("-", "-", stamps.taken, stamps.published, "-")
-        generation = b"" if record.generation is None else msgspec.msgpack.encode(record.generation)
-        fields[f"published:{record.index}"] = published + generation
+    if published is not None:
+        fields[f"published:{record.index}"] = published
     return fields
-
-
-def _words(*words: str | float | None) -> bytes:
-    return " ".join("-" if word is None else str(word) for word in words).encode() + b"\n"
 
 
 def _samples(fields: Mapping[bytes, bytes]) -> Iterator[SampleRecord]:
@@ -92,32 +83,15 @@ def _samples(fields: Mapping[bytes, bytes]) -> Iterator[SampleRecord]:
         index = int(name[len(_ENDED) :])
         if not 0 <= index < _MOST_SAMPLES:
             raise ValueError(f"index {index} is none of a group's")
-        head, _, scoring = ended.partition(b"\n")
-        _, _, score_taken, committed, deliveries, score_first_taken = head.split()
-        taken = published = b"-"
-        generation = b""
-        if generated := fields.get(b"published:%d" % index):
-            head, _, generation = generated.partition(b"\n")
-            _, _, taken, published, _ = head.split()
+        sample = read_fields(admitted, fields.get(b"published:%d" % index), ended)
         yield SampleRecord(
             group=group,
             index=index,
             split=split,
             step=step,
             data_source=data_source,
-            stamps=Stamps(
-                admitted=admitted,
-                taken=_time(taken),
-                published=_time(published),
-                score_first_taken=_time(score_first_taken),
-                score_taken=_time(score_taken),
-                committed=_time(committed),
-            ),
-            scoring=_SCORING.decode(scoring),
-            generation=_GENERATION.decode(generation) if generation else None,
-            deliveries=int(deliveries),
+            stamps=sample.stamps,
+            scoring=_SCORING.decode(sample.scoring or b""),
+            generation=_GENERATION.decode(sample.generation) if sample.generation else None,
+            deliveries=sample.deliveries,
         )
-
-
-def _time(word: bytes) -> float | None:
-    return None if word == b"-" else float(word)

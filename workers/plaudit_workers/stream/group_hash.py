@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import msgspec
 
-from plaudit_metrics.records import Outcome, ScoringRecord, Stamps
+from plaudit_metrics.records import Outcome, ScoringRecord
+from plaudit_metrics.sample_fields import read_fields
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.records import (
     Group,
@@ -79,31 +80,21 @@ async def _parse(group_id: str, values: Values, volume: SpillFolder, taken: floa
 
 async def _sample(i: int, values: Values, volume: SpillFolder, admitted: float) -> GroupSample:
     tensors, sample, published, ended = values
-    head, _, generation = (published or b"").partition(b"\n")
-    _, digest, taken, published_at, _ = head.split() if published else (None, b"", None, None, None)
-    head, _, score = (ended or b"").partition(b"\n")
-    _, _, score_taken, committed, deliveries, first = head.split() if ended else (None, None, None, None, b"1", None)
-    scoring = decoder(ScoringRecord).decode(score) if ended else None
+    fields = read_fields(admitted, published, ended)
+    scoring = decoder(ScoringRecord).decode(fields.scoring) if fields.scoring is not None else None
     body = None
     if tensors is not None and sample is not None:
         try:
-            body = decode_body(await volume.load(tensors), await volume.load(sample), generation)
+            body = decode_body(await volume.load(tensors), await volume.load(sample), fields.generation)
         except RecordError as error:
             scoring = _lost_body(scoring, str(error))
     return GroupSample(
         index=i,
-        stamps=Stamps(
-            admitted=admitted,
-            taken=_seconds(taken),
-            published=_seconds(published_at),
-            score_first_taken=_seconds(first),
-            score_taken=_seconds(score_taken),
-            committed=_seconds(committed),
-        ),
+        stamps=fields.stamps,
         body=body,
-        digest=digest.decode(),
+        digest=fields.digest,
         scoring=scoring,
-        deliveries=max(int(deliveries), 1),
+        deliveries=max(fields.deliveries, 1),
     )
 
 
@@ -130,4 +121,4 @@ def _without(scoring: ScoringRecord, outcome: Outcome, reason: str) -> ScoringRe
 
 
 def _seconds(text: bytes | None) -> float | None:
-    return None if text is None or text == b"-" else float(text)
+    return None if text is None else float(text)
