@@ -102,6 +102,19 @@ def path_with_cluster() -> str:
 
 
 @pytest.fixture(scope="session")
+def runs() -> Callable[[int], bool]:
+    """Whether there is a process of this pid, and not only what its parent has yet to reap."""
+    return _runs
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):  # the latter: it ended between opening and reading
+        return False
+
+
+@pytest.fixture(scope="session")
 def module_at() -> Callable[..., ModuleType]:
     """Loads a module of some part's tests by a name and its path under tests/: tests are no package."""
     return _module_at

@@ -12,15 +12,7 @@ import pytest
 pytestmark = pytest.mark.timeout(900)
 
 
-def alive(pid: int) -> bool:
-    """Whether a process runs (a zombie does not)."""
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return False
-
-
-def interrupted(command: list[str], run: Path, after_steps: int) -> None:
+def interrupted(command: list[str], run: Path, after_steps: int, runs: Callable[[int], bool]) -> None:
     """Starts the run and sends Ctrl-C after so many steps: it ends with a checkpoint and leaves no process behind."""
     output = run.with_suffix(".output")
     with output.open("wb") as file:
@@ -34,9 +26,9 @@ def interrupted(command: list[str], run: Path, after_steps: int) -> None:
     assert "--resume" in output.read_text()
     assert len(pids) == 5
     deadline = time.monotonic() + 30
-    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+    while any(runs(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not [pid for pid in pids if alive(pid)]
+    assert not [pid for pid in pids if runs(pid)]
     assert list((run / "checkpoints").glob("step-*"))
 
 
@@ -45,9 +37,10 @@ def test_copy_digits_stops_at_ctrl_c_goes_on_and_learns(
     plaudit_run: Callable[..., Any],
     plaudit_command: Callable[..., list[str]],
     tmp_path: Path,
+    runs: Callable[[int], bool],
 ) -> None:
     job = example("01-copy-digits") / "job.yaml"
-    interrupted(plaudit_command(job, "--steps", "40", name="digits"), tmp_path / "digits", after_steps=10)
+    interrupted(plaudit_command(job, "--steps", "40", name="digits"), tmp_path / "digits", after_steps=10, runs=runs)
     run = plaudit_run(job, "--steps", "40", "--resume", name="digits")
     assert run.exit_code == 0, run.output
     assert run.trained_steps == list(range(1, 41))

@@ -124,7 +124,9 @@ async def test_a_child_that_is_killed_from_outside_is_replaced(open_scorer: Open
     assert second.value not in (None, first.value)
 
 
-async def test_what_a_function_started_ends_with_it(open_scorer: Open, make_sample: MakeSample, tmp_path: Path) -> None:
+async def test_what_a_function_started_ends_with_it(
+    open_scorer: Open, make_sample: MakeSample, tmp_path: Path, runs: Callable[[int], bool]
+) -> None:
     note = tmp_path / "pid"
     source = f"""
     import subprocess, time
@@ -137,16 +139,18 @@ async def test_what_a_function_started_ends_with_it(open_scorer: Open, make_samp
     assert await outcome(scorer, make_sample()) is ScoreTimeoutError
     pid = int(note.read_text())
     deadline = time.monotonic() + 5
-    while _runs(pid) and time.monotonic() < deadline:
+    while runs(pid) and time.monotonic() < deadline:
         await asyncio.sleep(0.01)
-    assert not _runs(pid)
+    assert not runs(pid)
 
 
-async def test_children_end_when_their_pool_is_closed(open_scorer: Open, make_sample: MakeSample) -> None:
+async def test_children_end_when_their_pool_is_closed(
+    open_scorer: Open, make_sample: MakeSample, runs: Callable[[int], bool]
+) -> None:
     scorer = await open_scorer("import os\ndef compute_score(sample): return os.getpid()", processes=1)
     score = await scorer.score(make_sample(), Attempt(5.0))
     await scorer.close()
-    assert not _runs(int(score.value or 0))
+    assert not runs(int(score.value or 0))
 
 
 async def test_waiting_for_a_child_is_queueing_no_limiter_and_not_against_the_limit(
@@ -244,14 +248,6 @@ async def test_the_end_of_its_output_is_told_when_a_child_dies(open_scorer: Open
     scorer = await open_scorer(source)
     with pytest.raises(WorkerKilledError, match=r"(?s)ended with exit code 9; it last printed: I am about to leave"):
         await scorer.score(make_sample(), Attempt(5.0))
-
-
-def _runs(pid: int) -> bool:
-    """Whether the process exists and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 async def test_a_child_that_dies_while_it_is_written_to_costs_only_the_work_that_it_ran(

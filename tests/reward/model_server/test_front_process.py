@@ -46,10 +46,6 @@ def line_of(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-
-
 def test_passes_are_computed_in_the_process_that_has_the_model() -> None:
     with started("print(os.getpid() == main, forward([[1, 2], [3]]))\nreturn 7") as process:
         assert line_of(process) == "False [[3.0, 1.0], [3.0, 1.0]]"
@@ -81,7 +77,7 @@ return 0
         assert process.wait(60) == 0
 
 
-def test_a_front_whose_other_process_is_killed_learns_of_it() -> None:
+def test_a_front_whose_other_process_is_killed_learns_of_it(runs: Callable[[int], bool]) -> None:
     lines = """
 print(os.getpid(), flush=True)
 select.select([computing], [], [])
@@ -95,7 +91,7 @@ return 0
         front = int(line_of(process))
         process.kill()
         assert line_of(process) == "the process that computes is gone"
-        until(lambda: gone(front))
+        until(lambda: not runs(front))
 
 
 def test_a_front_that_is_killed_ends_the_other_process() -> None:
@@ -104,7 +100,9 @@ def test_a_front_that_is_killed_ends_the_other_process() -> None:
         assert process.wait(60) == 128 + signal.SIGKILL
 
 
-def test_the_server_ends_when_the_process_with_its_model_is_killed(model_folder: Callable[[str], Path]) -> None:
+def test_the_server_ends_when_the_process_with_its_model_is_killed(
+    model_folder: Callable[[str], Path], runs: Callable[[int], bool]
+) -> None:
     command = [
         sys.executable,
         "-m",
@@ -120,7 +118,7 @@ def test_the_server_ends_when_the_process_with_its_model_is_killed(model_folder:
             assert line, "it ended"
         [front] = psutil.Process(process.pid).children()
         process.kill()
-        until(lambda: gone(front.pid))
+        until(lambda: not runs(front.pid))
 
 
 def until(condition: Callable[[], bool]) -> None:

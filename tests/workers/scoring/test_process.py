@@ -113,7 +113,9 @@ async def test_sigterm_ends_it_gracefully_and_it_answers_probes(start_process: M
     assert process.returncode == 0
 
 
-async def test_children_die_with_a_killed_worker_even_when_they_hang(start_process: Make, tmp_path: Path) -> None:
+async def test_children_die_with_a_killed_worker_even_when_they_hang(
+    start_process: Make, tmp_path: Path, runs: Callable[[int], bool]
+) -> None:
     note = tmp_path / "pid"
     source = f"""
     import os, threading, time
@@ -126,11 +128,4 @@ async def test_children_die_with_a_killed_worker_even_when_they_hang(start_proce
     pids = [int(line) for line in note.read_text().splitlines()]
     assert set(children_of(process.pid)) == set(pids)
     process.send_signal(signal.SIGKILL)
-    await until(lambda: not any(_runs(pid) for pid in pids))
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    await until(lambda: not any(runs(pid) for pid in pids))
