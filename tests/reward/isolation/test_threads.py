@@ -42,7 +42,7 @@ async def test_calls_run_at_the_same_time(open_scorer: Open, make_sample: MakeSa
         at_once.wait(20)
         return 1
     """
-    scorer = await open_scorer(source, isolation="thread", processes=2, max_concurrent=100)
+    scorer = await open_scorer(source, isolation="thread", processes=1, max_concurrent=50)
     results = await asyncio.gather(*(result(scorer, make_sample(), 20.0) for _ in range(100)))
     assert results == [1.0] * 100
 
