@@ -119,6 +119,7 @@ class Reason:
     NODE_LOST: Final = "NodeLost"
     JUDGE_FAILING: Final = "JudgeFailing"
     REDIS_FULL: Final = "RedisFull"
+    AUTOSCALER_FAILING: Final = "AutoscalerFailing"
     HEALTHY: Final = "Healthy"
     SUSPENDED_BY_USER: Final = "SuspendedByUser"
     SUSPENDING: Final = "Suspending"

@@ -8,12 +8,13 @@ from typing import Any, Literal
 
 from plaudit_operator.actions import Tell
 from plaudit_operator.admission import Refused
+from plaudit_operator.autoscaler_state import autoscaler_troubles
 from plaudit_operator.children import transport
 from plaudit_operator.children.context import JobContext
 from plaudit_operator.conditions import Said, merged, phase, said
 from plaudit_operator.kinds import POD_GROUP
 from plaudit_operator.names import Condition, Reason, run_id
-from plaudit_operator.observed import NO_SUCH_KIND, Observed, timestamp
+from plaudit_operator.observed import NO_SUCH_KIND, Observed, seconds, timestamp
 from plaudit_operator.pod_state import taken_away_since
 from plaudit_operator.policies.place import Wait
 from plaudit_operator.roles import RoleState
@@ -84,7 +85,7 @@ def status(
     if ready and not rest:
         fields.setdefault("startTime", observed.status.get("startTime") or timestamp(now))
     started = "startTime" in {**observed.status, **fields}
-    words.append(_degraded(observed, roles, started=started and rest not in ("suspended", "queue")))
+    words.append(_degraded(observed, roles, now, started=started and rest not in ("suspended", "queue")))
     return _finished(observed, fields, words, now)
 
 
@@ -98,6 +99,8 @@ _RESTS = {
 }
 _NEEDED = (Condition.TRANSPORT_READY, Condition.ROLLOUT_READY, Condition.REWARD_READY, Condition.TRAINER_RUNNING)
 _HEALTHY = "nothing of it is missing"
+_AUTOSCALER_KNOWS_AFTER_S = 120.0
+"""So long after the last pod is ready: before that, nobody has figures of it, or Redis was away."""
 _COUNTERS = ("attempt", "restarts", "disruptions")
 
 
@@ -188,10 +191,10 @@ def _has_pods(role: RoleState) -> bool:
     return role.held > (role.desired if role.name == "transport" else 0)
 
 
-def _degraded(observed: Observed, roles: Mapping[str, RoleState], *, started: bool) -> Said:
+def _degraded(observed: Observed, roles: Mapping[str, RoleState], now: float, *, started: bool) -> Said:
     """Something that was there is not: before the job first ran, it is only starting."""
     missing = [role for role in roles.values() if not role.is_ready] if started else []
-    troubles = {**observed.status.get("progress", {}), **observed.progress}.get("troubles") if started else []
+    troubles = _troubles(observed, now) if started else []
     if not missing and troubles:
         return said(Condition.DEGRADED, True, troubles[0]["reason"], "; ".join(t["message"] for t in troubles))
     if not missing:
@@ -201,6 +204,20 @@ def _degraded(observed: Observed, roles: Mapping[str, RoleState], *, started: bo
         return said(Condition.DEGRADED, True, Reason.NODE_LOST, words)
     reason = next((role.reason for role in missing if role.reason), Reason.STARTING)
     return said(Condition.DEGRADED, True, reason, "; ".join(map(_missing, missing)))
+
+
+def _troubles(observed: Observed, now: float) -> list[dict[str, str]]:
+    """What no pod shows."""
+    known = {**observed.status.get("progress", {}), **observed.progress}.get("troubles") or []
+    settled = now - _all_ready_since(observed, now) >= _AUTOSCALER_KNOWS_AFTER_S
+    return [*known, *(autoscaler_troubles(observed) if settled else [])]
+
+
+def _all_ready_since(observed: Observed, now: float) -> float:
+    needed = [condition for kind in _NEEDED if (condition := observed.condition(kind))]
+    if any(condition["status"] != "True" for condition in needed):
+        return now
+    return max((seconds(condition["lastTransitionTime"]) or now for condition in needed), default=now)
 
 
 def _node_lost(observed: Observed) -> bool:

@@ -138,8 +138,12 @@ class ScoringJob:
         self.cluster.kubectl("--namespace", NAMESPACE, "delete", "rlj", self.name, "--wait=false", check=False)
 
     def _ready(self) -> bool:
-        status = self.cluster.get("rlj", self.name, NAMESPACE).get("status", {})
-        return any(c["type"] == "RewardReady" and c["status"] == "True" for c in status.get("conditions", []))
+        return self.condition("RewardReady").get("status") == "True"
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        """A condition of the job; empty when it has none of that type."""
+        conditions = self.cluster.get("rlj", self.name, NAMESPACE).get("status", {}).get("conditions", [])
+        return next((condition for condition in conditions if condition["type"] == kind), {})
 
     def patch(self, **spec: Any) -> None:
         """Changes the specification."""

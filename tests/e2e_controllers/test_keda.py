@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -109,6 +110,19 @@ def test_workers_stay_while_redis_is_away(job: ScoringJob):
         job.cluster.kubectl("uncordon", *nodes)
     job.cluster.until("KEDA asks again", lambda: not _is_blind(job), 120)
     job.cluster.until("one worker", lambda: job.replicas == 1, 120)
+
+
+def test_a_keda_that_cannot_tell_the_work_is_told(job: ScoringJob, measured: Measured):
+    adapter = ("--namespace", "keda", "scale", "deployment/keda-metrics-apiserver")
+    job.cluster.kubectl(*adapter, "--replicas=0")
+    try:
+        began = time.monotonic()
+        job.cluster.until("told", lambda: job.condition("Degraded")["reason"] == "AutoscalerFailing", 360)
+        measured("a KEDA without its adapter is told in the conditions", time.monotonic() - began)
+        assert f"ScaledObject {job.name}-reward cannot follow the load" in job.condition("Degraded")["message"]
+    finally:
+        job.cluster.kubectl(*adapter, "--replicas=1")
+    job.cluster.until("right again", lambda: job.condition("Degraded")["status"] == "False", 240)
 
 
 def _is_blind(job: ScoringJob) -> bool:

@@ -82,3 +82,62 @@ def test_a_change_of_the_autoscaler_leaves_one_of_them():
     assert {kind for kind, name in world.children() if name == "job-reward"} >= {"HorizontalPodAutoscaler"}
     assert world.cluster.find("ScaledObject", "job-reward") is None
     assert world.cluster.find("TriggerAuthentication", "job-reward") is None
+
+
+@pytest.mark.parametrize(
+    ("provider", "kind", "condition"),
+    [
+        ("keda", "ScaledObject", {"type": "Ready", "status": "False", "reason": "TriggerError", "message": "why"}),
+        ("keda", "ScaledObject", {"type": "Fallback", "status": "True", "reason": "FallbackExists", "message": "why"}),
+        (
+            "hpa",
+            "HorizontalPodAutoscaler",
+            {"type": "ScalingActive", "status": "False", "reason": "FailedGetResourceMetric", "message": "why"},
+        ),
+    ],
+)
+def test_an_autoscaler_that_cannot_follow_the_load_is_told_after_two_minutes(
+    provider: str, kind: str, condition: dict[str, Any]
+):
+    world = scaled({"provider": provider})
+    say(world, kind, condition)
+    world.cluster.now += 110
+    world.settle()
+    assert world.status["phase"] == "Running"
+    world.cluster.now += 20
+    world.settle()
+    degraded = world.condition("Degraded")
+    assert (world.status["phase"], degraded["reason"]) == ("Degraded", "AutoscalerFailing")
+    assert f"{kind} job-reward" in degraded["message"]
+    assert f"{condition['reason']}: why" in degraded["message"]
+    say(world, kind, {**condition, "status": {"True": "False", "False": "True"}[condition["status"]]})
+    assert world.status["phase"] == "Running"
+
+
+@pytest.mark.parametrize(
+    ("provider", "kind", "condition"),
+    [
+        ("hpa", "HorizontalPodAutoscaler", {"type": "ScalingActive", "status": "False", "reason": "ScalingDisabled"}),
+        (
+            "hpa",
+            "HorizontalPodAutoscaler",
+            {"type": "ScalingLimited", "status": "False", "reason": "DesiredWithinRange"},
+        ),
+        ("keda", "ScaledObject", {"type": "Active", "status": "False", "reason": "ScalerNotActive"}),
+        ("keda", "ScaledObject", {"type": "Ready", "status": "Unknown"}),
+    ],
+)
+def test_an_autoscaler_that_rests_or_has_not_looked_yet_degrades_nothing(
+    provider: str, kind: str, condition: dict[str, Any]
+):
+    world = scaled({"provider": provider})
+    say(world, kind, condition)
+    world.cluster.now += 1000
+    world.settle()
+    assert world.status["phase"] == "Running"
+
+
+def say(world: World, kind: str, condition: dict[str, Any]) -> None:
+    """The autoscaler's controller writes a condition."""
+    world.cluster.edit(kind, "job-reward", lambda item: item.update(status={"conditions": [condition]}))
+    world.settle()
