@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import struct
-import sys
-from collections.abc import AsyncIterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable
 from types import ModuleType
 from typing import Any
 
@@ -137,14 +134,7 @@ async def run(transport: Transport, quick: ConsumerOptions, make: Makers) -> Run
 
 
 @pytest.fixture(scope="session")
-def protocol_test() -> dict[str, ModuleType]:
-    """The miniature run and the machine that drives it, for the tests that need both."""
-    modules = {}
-    for name in ("own_redis", "watched_machine", "world", "machine", "session_world", "session_machine"):
-        spec = importlib.util.spec_from_file_location(f"stream_{name}", Path(__file__).with_name(f"{name}.py"))
-        assert spec is not None
-        assert spec.loader is not None
-        modules[name] = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = modules[name]
-        spec.loader.exec_module(modules[name])
-    return modules
+def protocol_test(module_at: Callable[..., ModuleType]) -> dict[str, ModuleType]:
+    """The miniature run, the machine that drives it, and Redis servers of a test's own, for whoever needs them."""
+    names = ("own_redis", "secure_redis", "watched_machine", "world", "machine", "session_world", "session_machine")
+    return {name: module_at(f"stream_{name}", "workers", "stream", f"{name}.py") for name in names}

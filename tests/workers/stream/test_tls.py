@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,73 +28,31 @@ from plaudit_workers.stream.connection import Transport
 RUN = "secure-1"
 
 
-@dataclass(frozen=True)
-class Authority:
-    """Signs certificates, as files in one folder."""
-
-    folder: Path
-
-    def start(self) -> Authority:
-        self.folder.mkdir()
-        _openssl(
-            "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout ca.key -out ca.pem -days 2 "
-            "-subj /CN=authority",
-            self.folder,
-        )
-        return self
-
-    @property
-    def ca(self) -> str:
-        return str(self.folder / "ca.pem")
-
-    def sign(self, name: str, host: str, *, days: int = 1) -> tuple[str, str]:
-        """Certificate and key for a host; with negative days one that has expired."""
-        subject = f"DNS:{host}" if host[0].isalpha() else f"IP:{host}"
-        (self.folder / f"{name}.ext").write_text(f"subjectAltName={subject}\n")
-        _openssl(
-            f"req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout {name}.key -out {name}.csr "
-            f"-subj /CN={name}",
-            self.folder,
-        )
-        _openssl(
-            f"x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out {name}.pem -days {days} "
-            f"-extfile {name}.ext",
-            self.folder,
-        )
-        return str(self.folder / f"{name}.pem"), str(self.folder / f"{name}.key")
-
-
-def _openssl(arguments: str, folder: Path) -> None:
-    subprocess.run(["openssl", *arguments.split()], cwd=folder, check=True, capture_output=True)
-
-
 StartRedis = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("tls") / "ours").start()
+def secure(protocol_test: dict[str, ModuleType]) -> ModuleType:
+    return protocol_test["secure_redis"]
 
 
 @pytest.fixture(scope="module")
-def start_redis(
-    authority: Authority, tmp_path_factory: pytest.TempPathFactory, protocol_test: dict[str, ModuleType]
-) -> Iterator[StartRedis]:
+def authority(tmp_path_factory: pytest.TempPathFactory, secure: ModuleType) -> Any:
+    return secure.Authority(tmp_path_factory.mktemp("tls") / "ours").start()
+
+
+@pytest.fixture(scope="module")
+def start_redis(authority: Any, tmp_path_factory: pytest.TempPathFactory, secure: ModuleType) -> Iterator[StartRedis]:
     """Starts a Redis that shows the certificate of that name; gives its address. Each is started once."""
     running: dict[tuple[str, str], Any] = {}
 
     def start(certificate: str, asks: str = "no", **signed: Any) -> str:
         if (certificate, asks) not in running:
-            file, key = authority.sign(certificate, **{"host": "localhost", **signed})
-            running[certificate, asks] = protocol_test["own_redis"].OwnRedis(
+            running[certificate, asks] = secure.secure_redis(
                 tmp_path_factory.mktemp(certificate),
-                "port 0",
-                "tls-port {port}",
-                f"tls-cert-file {file}",
-                f"tls-key-file {key}",
-                f"tls-ca-cert-file {authority.ca}",
-                f"tls-auth-clients {asks}",
-                "requirepass word",
+                authority,
+                authority.sign(certificate, **{"host": "localhost", **signed}),
+                asks=asks,
             )
             running[certificate, asks].__enter__()
         return f"rediss://localhost:{running[certificate, asks].port}/0"
@@ -105,7 +63,7 @@ def start_redis(
 
 
 @pytest.fixture(scope="module")
-def mutual(start_redis: StartRedis, authority: Authority) -> RedisAddress:
+def mutual(start_redis: StartRedis, authority: Any) -> RedisAddress:
     """A Redis that asks for a certificate, and one to show it."""
     certificate, key = authority.sign("client", "client")
     url = start_redis("mutual", asks="yes")
@@ -174,13 +132,13 @@ async def test_the_job_names_certificates_as_files_or_as_secrets(
 
 
 @pytest.fixture(scope="module")
-def others(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("tls") / "others").start()
+def others(tmp_path_factory: pytest.TempPathFactory, secure: ModuleType) -> Any:
+    return secure.Authority(tmp_path_factory.mktemp("tls") / "others").start()
 
 
 @pytest.fixture(params=["authority", "system", "expired", "name", "no certificate", "other certificate", "file"])
 def mistake(
-    request: pytest.FixtureRequest, start_redis: StartRedis, authority: Authority, others: Authority, tmp_path: Path
+    request: pytest.FixtureRequest, start_redis: StartRedis, authority: Any, others: Any, tmp_path: Path
 ) -> tuple[RedisAddress, str]:
     """An address with one thing wrong, and what is to be said of it."""
     ours = RedisTls(authority.ca)
@@ -224,7 +182,7 @@ async def test_a_server_that_is_content_has_no_problem_of_tls(mutual: RedisAddre
     assert await mutual.tls_problem(ConnectionResetError()) == ""
 
 
-async def test_a_name_that_is_not_checked_is_let_through(start_redis: StartRedis, authority: Authority) -> None:
+async def test_a_name_that_is_not_checked_is_let_through(start_redis: StartRedis, authority: Any) -> None:
     url = start_redis("named", host="redis.example")
     address = RedisAddress(url, "word", tls=RedisTls(authority.ca, check_server_name=False))
     await (await Transport.open(address, RUN)).close()
@@ -241,9 +199,7 @@ async def test_a_name_that_is_not_checked_is_let_through(start_redis: StartRedis
     ],
     ids=["reward worker", "metrics", "submit", "dead", "run"],
 )
-def test_a_process_ends_with_code_2(
-    start_redis: StartRedis, others: Authority, tmp_path: Path, command: list[str]
-) -> None:
+def test_a_process_ends_with_code_2(start_redis: StartRedis, others: Any, tmp_path: Path, command: list[str]) -> None:
     address = RedisAddress(start_redis("good"), "word", tls=RedisTls(others.ca))
     (tmp_path / "samples.jsonl").write_text('{"response": "a"}\n')
     environment = {
