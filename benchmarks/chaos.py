@@ -3,7 +3,7 @@
 The copy-digits job runs once undisturbed and once under fire: a rollout, a reward worker, the trainer and Redis are
 each killed ``--kills`` times. Shown of the disturbed run: its end, its ledger, whether the prompts it trained on (in
 the surviving line of checkpoints) are those of the undisturbed run, how many samples ended as poison, and for each kill
-how long entries stayed with the dead consumer (the takeover; a lease lasts 20 s).
+how long entries stayed with the dead consumer (the takeover; a lease lasts 20 s, and begins anew when Redis was away).
 
     python benchmarks/chaos.py [--kills 2] [--steps 60] [--seed 0] [--json FILE] [--quick]
 """
@@ -51,6 +51,8 @@ class Takeover:
     entries: int = 0
     seconds: float = 0.0
     """From the kill until no entry was pending under the dead name."""
+    seconds_with_redis: float = 0.0
+    """The same from Redis's last kill on, where that was later."""
 
 
 @dataclass
@@ -143,7 +145,10 @@ def _watch(run: Run) -> None:
     """Notes for each kill whose entries are all gone from the dead name how long that took."""
     for takeover in run.takeovers:
         if takeover.seconds == 0 and (takeover.victim in VICTIMS or not _holds(run, takeover.victim)):
-            takeover.seconds = time.monotonic() - takeover.killed
+            now = time.monotonic()
+            takeover.seconds = now - takeover.killed
+            killed = [takeover.killed, *(other.killed for other in run.takeovers if other.victim == "redis")]
+            takeover.seconds_with_redis = now - max(killed)
 
 
 def _held(run: Run, consumer: str) -> int:
@@ -239,9 +244,15 @@ def report(disturbed: Run, expected: list[int]) -> dict[str, object]:
         "exit_code": disturbed.exit_code,
         "seconds": round(disturbed.seconds, 1),
         "kills": len(disturbed.takeovers),
-        "takeover_max_s": round(max((takeover.seconds for takeover in disturbed.takeovers), default=0.0), 1),
+        "takeover_max_s": round(max((takeover.seconds_with_redis for takeover in disturbed.takeovers), default=0.0), 1),
         "takeovers": [
-            {"victim": t.victim, "entries_held": t.entries, "seconds": round(t.seconds, 1)} for t in disturbed.takeovers
+            {
+                "victim": t.victim,
+                "entries_held": t.entries,
+                "seconds": round(t.seconds, 1),
+                "seconds_with_redis": round(t.seconds_with_redis, 1),
+            }
+            for t in disturbed.takeovers
         ],
         "same_prompts_trained": positions == expected,
         "trained_twice": len(positions) - len(set(positions)),

@@ -11,7 +11,8 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -144,6 +145,16 @@ class ScoringJob:
         """A condition of the job; empty when it has none of that type."""
         conditions = self.cluster.get("rlj", self.name, NAMESPACE).get("status", {}).get("conditions", [])
         return next((condition for condition in conditions if condition["type"] == kind), {})
+
+    @contextmanager
+    def without(self, namespace: str, deployment: str) -> Iterator[None]:
+        """Takes a controller of the cluster away meanwhile."""
+        scale = ("--namespace", namespace, "scale", f"deployment/{deployment}")
+        self.cluster.kubectl(*scale, "--replicas=0")
+        try:
+            yield
+        finally:
+            self.cluster.kubectl(*scale, "--replicas=1")
 
     def patch(self, **spec: Any) -> None:
         """Changes the specification."""

@@ -53,6 +53,15 @@ def test_workers_come_with_the_load_and_go_after_it(job: ScoringJob, measured: M
     assert not [name for name in job.writers_of_replicas if name.startswith("plaudit-operator")]
 
 
+def test_an_hpa_without_figures_is_told(job: ScoringJob):
+    with job.without("kube-system", "metrics-server"):
+        job.cluster.until("told", lambda: job.condition("Degraded")["reason"] == "AutoscalerFailing", 360)
+        said = job.condition("Degraded")["message"]
+        assert f"HorizontalPodAutoscaler {job.name}-reward cannot follow the load" in said
+        assert "FailedGetResourceMetric" in said
+    job.cluster.until("right again", lambda: job.condition("Degraded")["status"] == "False", 240)
+
+
 def test_a_suspended_jobs_workers_stay_away(job: ScoringJob):
     job.patch(scheduling={"suspend": True})
     job.cluster.until("no workers", lambda: job.replicas == 0, 60)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -112,16 +111,10 @@ def test_workers_stay_while_redis_is_away(job: ScoringJob):
     job.cluster.until("one worker", lambda: job.replicas == 1, 120)
 
 
-def test_a_keda_that_cannot_tell_the_work_is_told(job: ScoringJob, measured: Measured):
-    adapter = ("--namespace", "keda", "scale", "deployment/keda-metrics-apiserver")
-    job.cluster.kubectl(*adapter, "--replicas=0")
-    try:
-        began = time.monotonic()
+def test_a_keda_that_cannot_tell_the_work_is_told(job: ScoringJob):
+    with job.without("keda", "keda-metrics-apiserver"):
         job.cluster.until("told", lambda: job.condition("Degraded")["reason"] == "AutoscalerFailing", 360)
-        measured("a KEDA without its adapter is told in the conditions", time.monotonic() - began)
         assert f"ScaledObject {job.name}-reward cannot follow the load" in job.condition("Degraded")["message"]
-    finally:
-        job.cluster.kubectl(*adapter, "--replicas=1")
     job.cluster.until("right again", lambda: job.condition("Degraded")["status"] == "False", 240)
 
 
