@@ -10,6 +10,8 @@ from plaudit_operator.names import Condition
 from plaudit_operator.observed import timestamp
 
 _MOST_WORDS = 4000
+NEEDED = (Condition.TRANSPORT_READY, Condition.ROLLOUT_READY, Condition.REWARD_READY, Condition.TRAINER_RUNNING)
+"""What all hold while a job runs, of those it has."""
 
 
 @dataclass(frozen=True)

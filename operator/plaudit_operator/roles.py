@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,6 +49,17 @@ class RoleState:
             "replicas": f"{self.ready}/{self.desired}",
         }
         return report | ({"lastFailure": self.problem} if self.problem else {})
+
+
+def lack_of(missing: Sequence[RoleState]) -> tuple[str, str]:
+    """Reason and message of a condition that is not true for want of these roles: how many, why, what to do."""
+    reason = next((role.reason for role in missing if role.reason), Reason.STARTING)
+    return reason, "; ".join(map(_lack, missing))
+
+
+def _lack(role: RoleState) -> str:
+    words = ". ".join(words for words in (role.problem, role.remedy) if words)
+    return f"{role.name} {role.ready}/{role.desired}" + (f": {words}" if words else "")
 
 
 def role_states(context: JobContext, observed: Observed, attempt: Attempt | None, now: float) -> dict[str, RoleState]:

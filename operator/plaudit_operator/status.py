@@ -8,16 +8,15 @@ from typing import Any, Literal
 
 from plaudit_operator.actions import Tell
 from plaudit_operator.admission import Refused
-from plaudit_operator.autoscaler_state import autoscaler_troubles
 from plaudit_operator.children import transport
 from plaudit_operator.children.context import JobContext
-from plaudit_operator.conditions import Said, merged, phase, said
+from plaudit_operator.conditions import NEEDED, Said, merged, phase, said
+from plaudit_operator.degraded import degraded, healthy
 from plaudit_operator.kinds import POD_GROUP
 from plaudit_operator.names import Condition, Reason, run_id
-from plaudit_operator.observed import NO_SUCH_KIND, Observed, seconds, timestamp
-from plaudit_operator.pod_state import taken_away_since
+from plaudit_operator.observed import NO_SUCH_KIND, Observed, timestamp
 from plaudit_operator.policies.place import Wait
-from plaudit_operator.roles import RoleState
+from plaudit_operator.roles import RoleState, lack_of
 
 Status = dict[str, Any]
 
@@ -45,7 +44,7 @@ def ended_status(observed: Observed, ending: Ending, now: float) -> Status:
     words = [
         said(ending.condition, True, ending.reason, ending.message),
         said(Condition.TRAINER_RUNNING, False, ending.reason, ending.message),
-        said(Condition.DEGRADED, False, Reason.HEALTHY, _HEALTHY),
+        healthy(),
     ]
     return _finished(observed, _progress(observed) | {"completionTime": timestamp(now)}, words, now)
 
@@ -77,7 +76,7 @@ def status(
         *_ready(context, roles, rest),
         _suspended(context, roles, rest),
     ]  # fmt: skip
-    ready = all(words_.status == "True" for words_ in words if words_.type in _NEEDED)
+    ready = all(words_.status == "True" for words_ in words if words_.type in NEEDED)
     fields: Status = _progress(observed) | {
         "roles": [role.report() for role in roles.values()],
         "replicas": {name: roles[name].report()["replicas"] for name in ("rollout", "reward") if name in roles},
@@ -85,7 +84,8 @@ def status(
     if ready and not rest:
         fields.setdefault("startTime", observed.status.get("startTime") or timestamp(now))
     started = "startTime" in {**observed.status, **fields}
-    words.append(_degraded(observed, roles, now, started=started and rest not in ("suspended", "queue")))
+    works = started and rest not in ("suspended", "queue")
+    words.append(degraded(observed, roles, now) if works else healthy())
     return _finished(observed, fields, words, now)
 
 
@@ -97,10 +97,6 @@ _RESTS = {
     "queue": (Reason.QUEUED, "the job waits in its queue (scheduling.queueName)"),
     "room": (Reason.WAITING_FOR_ROOM, "starts when trainer, rollouts and Redis have their place"),
 }
-_NEEDED = (Condition.TRANSPORT_READY, Condition.ROLLOUT_READY, Condition.REWARD_READY, Condition.TRAINER_RUNNING)
-_HEALTHY = "nothing of it is missing"
-_AUTOSCALER_KNOWS_AFTER_S = 120.0
-"""So long after the last pod is ready: before that, nobody has figures of it, or Redis was away."""
 _COUNTERS = ("attempt", "restarts", "disruptions")
 
 
@@ -163,13 +159,7 @@ def _role(kind: str, roles: list[RoleState], rest: _Rest, *, ready: str = Reason
     missing = [role for role in roles if not role.is_ready]
     if not missing:
         return said(kind, True, ready, ", ".join(f"{role.name} {role.ready}/{role.desired}" for role in roles))
-    reason = next((role.reason for role in missing if role.reason), Reason.STARTING)
-    return said(kind, False, reason, "; ".join(map(_missing, missing)))
-
-
-def _missing(role: RoleState) -> str:
-    said_of_it = [words for words in (role.problem, role.remedy) if words]
-    return f"{role.name} {role.ready}/{role.desired}" + (f": {'. '.join(said_of_it)}" if said_of_it else "")
+    return said(kind, False, *lack_of(missing))
 
 
 def _suspended(context: JobContext, roles: Mapping[str, RoleState], rest: _Rest) -> Said:
@@ -191,39 +181,6 @@ def _has_pods(role: RoleState) -> bool:
     return role.held > (role.desired if role.name == "transport" else 0)
 
 
-def _degraded(observed: Observed, roles: Mapping[str, RoleState], now: float, *, started: bool) -> Said:
-    """Something that was there is not: before the job first ran, it is only starting."""
-    missing = [role for role in roles.values() if not role.is_ready] if started else []
-    troubles = _troubles(observed, now) if started else []
-    if not missing and troubles:
-        return said(Condition.DEGRADED, True, troubles[0]["reason"], "; ".join(t["message"] for t in troubles))
-    if not missing:
-        return said(Condition.DEGRADED, False, Reason.HEALTHY, _HEALTHY)
-    if any(role.name == "transport" for role in missing) and _node_lost(observed):
-        words = "Redis's node is lost. Its pod is never forced away: the job waits until the node is back"
-        return said(Condition.DEGRADED, True, Reason.NODE_LOST, words)
-    reason = next((role.reason for role in missing if role.reason), Reason.STARTING)
-    return said(Condition.DEGRADED, True, reason, "; ".join(map(_missing, missing)))
-
-
-def _troubles(observed: Observed, now: float) -> list[dict[str, str]]:
-    """What no pod shows."""
-    known = {**observed.status.get("progress", {}), **observed.progress}.get("troubles") or []
-    settled = now - _all_ready_since(observed, now) >= _AUTOSCALER_KNOWS_AFTER_S
-    return [*known, *(autoscaler_troubles(observed) if settled else [])]
-
-
-def _all_ready_since(observed: Observed, now: float) -> float:
-    needed = [condition for kind in _NEEDED if (condition := observed.condition(kind))]
-    if any(condition["status"] != "True" for condition in needed):
-        return now
-    return max((seconds(condition["lastTransitionTime"]) or now for condition in needed), default=now)
-
-
-def _node_lost(observed: Observed) -> bool:
-    return any(taken_away_since(pod) is not None for pod in observed.pods_of("redis"))
-
-
 def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Tell]:
     """Events, of what a person would want to know: conditions that turned, new troubles, attempts that ended."""
     known = {c["type"]: (c["status"], c["reason"]) for c in before.get("conditions") or []}
@@ -232,7 +189,7 @@ def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator
         kind, status_, reason = condition["type"], condition["status"], condition["reason"]
         was, why = known.get(kind, ("", ""))
         event = _TOLD.get((kind, status_)) if was != status_ else None
-        if kind in _NEEDED and status_ == "False" and reason in _TROUBLES and reason != why:
+        if kind in NEEDED and status_ == "False" and reason in _TROUBLES and reason != why:
             event = "Warning"
         silent = kind not in known and (kind, status_) in _SILENT_AT_FIRST
         if event is None or silent or (kind == Condition.DEGRADED and reason in told):
