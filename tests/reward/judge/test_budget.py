@@ -107,7 +107,9 @@ async def test_no_window_of_several_processes_holds_more_than_the_budget(
     """Three processes, one of whose clocks is an hour off; each wants ten times its share."""
     witness = Witness(redis, f"plaudit:{{{run_name}}}:limits:test")
     watching = asyncio.create_task(witness.watch())
-    processes = [await hungry(f"reward-{i}", clock_off_s=3600.0 if i == 0 else 0.0, **limits) for i in range(3)]
+    processes = [
+        await hungry(f"reward-{i}", clock_off_s=3600.0 if i == 0 else 0.0, seconds=6.0, **limits) for i in range(3)
+    ]
     for process in processes:
         assert await process.stdout.readline() == b"ready\n"
     endings = await asyncio.gather(*(process.communicate(b"go\n") for process in processes))
@@ -115,12 +117,12 @@ async def test_no_window_of_several_processes_holds_more_than_the_budget(
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
     assert watching.cancelled()
-    assert 3 * 30 <= sum(counts) <= len(witness.passed)  # what was given up at the end is in the log
+    assert 6 * 30 <= sum(counts) <= len(witness.passed)  # what was given up at the end is in the log
     if "requests" in limits:
         assert witness.most_in_a_window(1.0) <= limits["requests"]
     if "tokens" in limits:
         assert witness.most_tokens <= limits["tokens"]
-    assert min(counts) > 0, counts
+    assert min(counts) >= 0.5 * max(counts), counts
 
 
 async def test_what_a_killed_worker_had_in_flight_comes_back(hungry: Any, make_budget: Make) -> None:
