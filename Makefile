@@ -4,7 +4,7 @@ UV := .uv/bin/uv
 BIN := .venv/bin
 # The tests start hundreds of interpreters: each would compile every module anew where no bytecode may be written.
 TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q --numprocesses 3 --no-loadscope-reorder
-PARTS := metrics reward workers operator
+PARTS := wire metrics reward workers operator
 INSTALLED := .venv/installed
 BUILD ?= $(if $(shell command -v docker),docker build,$(if $(shell command -v podman),podman build,buildah bud))
 TAG ?= dev
@@ -31,8 +31,8 @@ check: install ## format, lint, types, import order, generated files
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m plaudit_workers.job.reference --check
-	$(BIN)/python -m plaudit_operator.crd --check
+	$(BIN)/python -m plaudit_workers.job.loading.reference --check
+	$(BIN)/python -m plaudit_operator.crd.definition --check
 	$(BIN)/python -m plaudit_metrics.generate --check
 
 test: install promtool chromium ## the tests of every part, against real Redis, vLLM, Ray, Prometheus, Chromium (minutes)
@@ -71,8 +71,8 @@ bench-operator: install cluster-packages ## the operator with 1,000 jobs on a re
 	$(BIN)/python benchmarks/operator_scale.py --json benchmarks/results/operator_scale.json
 
 generate: install ## write the generated files anew
-	$(BIN)/python -m plaudit_workers.job.reference
-	$(BIN)/python -m plaudit_operator.crd
+	$(BIN)/python -m plaudit_workers.job.loading.reference
+	$(BIN)/python -m plaudit_operator.crd.definition
 	$(BIN)/python -m plaudit_metrics.generate
 
 e2e: install cluster-packages ## tests on a real Kubernetes (root), or on that of PLAUDIT_E2E_KUBECONFIG
@@ -98,7 +98,7 @@ requirements: $(UV) ## compile requirements/*.txt anew from requirements/*.in an
 	  --custom-compile-command 'make requirements' \
 	  --overrides requirements/overrides.txt requirements/all.in -o requirements/all.txt
 	$(COMPILE_IMAGE) requirements/operator.in -o requirements/operator.txt
-	$(COMPILE_IMAGE) --extra traces $(foreach part,metrics reward workers,--no-emit-package plaudit-$(part) $(part)/pyproject.toml) \
+	$(COMPILE_IMAGE) --extra traces $(foreach part,wire metrics reward workers,--no-emit-package plaudit-$(part) $(part)/pyproject.toml) \
 	  -o requirements/workers.txt
 	$(COMPILE_GPU) --no-annotate requirements/vllm.in -o requirements/vllm.txt
 	@awk -F '==' 'NR == FNR {held[$$1]; next} /^[a-z].*==/ && !($$1 in held) {sub(/ .*/, "", $$2); print $$1 "==" $$2}' \
@@ -106,7 +106,7 @@ requirements: $(UV) ## compile requirements/*.txt anew from requirements/*.in an
 	$(COMPILE_GPU) --generate-hashes -c requirements/vllm.txt -c .uv/gpu-constraints.txt \
 	  $$(sed -n 's/^\([a-z0-9._-]*\)==.*/--no-emit-package \1/p' requirements/vllm.txt) \
 	  $(foreach extra,traces training tensorboard wandb,--extra $(extra)) \
-	  $(foreach part,metrics reward workers,--no-emit-package plaudit-$(part) $(part)/pyproject.toml) -o requirements/gpu.txt
+	  $(foreach part,wire metrics reward workers,--no-emit-package plaudit-$(part) $(part)/pyproject.toml) -o requirements/gpu.txt
 
 # What an image holds is a part of the environment, in the same versions.
 COMPILE_IMAGE = $(UV) pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url \

@@ -28,7 +28,7 @@ import pyarrow.parquet as parquet
 import redis
 import yaml
 
-from plaudit_metrics.history import read_steps
+from plaudit_metrics.sources.history import read_steps
 
 VICTIMS = ("rollout", "reward", "trainer", "redis")
 EXAMPLE = Path(__file__).parent.parent / "examples" / "01-copy-digits"

@@ -53,17 +53,17 @@ import numpy as np
 import pyarrow.parquet
 import yaml
 
-from plaudit_metrics.history import read_steps
-from plaudit_workers.job.load import load_job
+from plaudit_metrics.sources.history import read_steps
+from plaudit_workers.job.loading.load import load_job
 from plaudit_workers.launch.redis_server import RedisServer
 from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.groups import TrainerStreams
-from plaudit_workers.training.conductor import conduct
-from plaudit_workers.training.run_plan import RunPlan
-from plaudit_workers.training.run_state import Run
-from plaudit_workers.training.scripted_policy import ScriptedPolicy
-from plaudit_workers.training.server_clock import ServerClock
-from plaudit_workers.training.sinks import Sinks
+from plaudit_workers.stream.trainer.groups import TrainerStreams
+from plaudit_workers.training.backend.scripted import ScriptedPolicy
+from plaudit_workers.training.conductor.conductor import conduct
+from plaudit_workers.training.run.plan import RunPlan
+from plaudit_workers.training.run.server_clock import ServerClock
+from plaudit_workers.training.run.sinks import Sinks
+from plaudit_workers.training.run.state import Run
 from plaudit_workers.training.worker import stream_limits
 
 GOALS = {"none": 1.10, "256": 1.05}

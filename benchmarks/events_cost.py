@@ -31,7 +31,7 @@ from transport_streams import GROUP_SIZE, ROLES
 
 from plaudit_workers.launch.redis_server import RedisServer, free_port
 from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.scripts import Scripts
+from plaudit_workers.stream.transitions.scripts import Scripts
 
 VARIANTS = ("without", "events", "events and service")
 BOUND = 0.97

@@ -28,7 +28,6 @@ from typing import Any
 
 import redis
 
-from plaudit_metrics.redis_connection import redis_client
 from plaudit_reward.judge.client import JudgeClient
 from plaudit_reward.judge.estimate import TokenEstimate
 from plaudit_reward.judge.limiter import Limiter
@@ -38,8 +37,9 @@ from plaudit_reward.judge.prompt import PromptTemplate
 from plaudit_reward.judge.redis_budget import RedisBudget
 from plaudit_reward.judge.scorer import JudgeScorer
 from plaudit_reward.judge.usage import Usage
-from plaudit_reward.sample import Sample
 from plaudit_reward.scorer import Attempt
+from plaudit_wire.redis_connection import redis_client
+from plaudit_wire.sample import Sample
 from plaudit_workers.launch.redis_server import RedisServer
 
 OFFERED = 10

@@ -47,9 +47,9 @@ sys.path[:0] = [str(ROOT / "tests" / "e2e_cluster")]  # an operator with the cha
 from operator_process import OperatorProcess, kubeconfig_of_the_chart  # noqa: E402
 from real_cluster import Cluster  # noqa: E402
 
-from plaudit_operator.errors import NotFoundError  # noqa: E402
-from plaudit_operator.kinds import kind_of  # noqa: E402
-from plaudit_operator.kube import ApiServer  # noqa: E402
+from plaudit_operator.runtime.errors import NotFoundError  # noqa: E402
+from plaudit_operator.runtime.kinds import kind_of  # noqa: E402
+from plaudit_operator.runtime.kube import ApiServer  # noqa: E402
 
 NAMESPACE = "jobs"
 CHILDREN = {

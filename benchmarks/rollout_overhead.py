@@ -38,11 +38,11 @@ from typing import Any
 
 import numpy as np
 
+from plaudit_wire.messages import Announcement, Prompt, Sampling
 from plaudit_workers.launch.redis_server import RedisServer
-from plaudit_workers.rollout.vllm_arguments import VllmSettings, engine_arguments, prepare_environment
+from plaudit_workers.rollout.engines.vllm_arguments import VllmSettings, engine_arguments, prepare_environment
 from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.groups import StreamLimits, TrainerStreams
-from plaudit_workers.stream.records import Announcement, Prompt, Sampling
+from plaudit_workers.stream.trainer.groups import StreamLimits, TrainerStreams
 
 GOAL = 0.95
 PROMPT_TOKENS = 64
@@ -230,7 +230,7 @@ class Worker:
             await asyncio.sleep(0.1)
 
     async def _announce(self) -> Any:
-        from plaudit_workers.stream.records import PolicyVersion
+        from plaudit_wire.messages import PolicyVersion
 
         version = PolicyVersion(await self.streams.take_over(), 0)
         digest = hashlib.sha256((self._model / "model.safetensors").read_bytes()).hexdigest()

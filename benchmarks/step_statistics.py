@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from plaudit_metrics.agent_loop import AgentLoopColumns, agent_loop_statistics
-from plaudit_metrics.columns import SampleColumns
-from plaudit_metrics.records import GenerationRecord, GroupRecord, SampleRecord, ScoringRecord, Stamps, WaitRecord
-from plaudit_metrics.steps import step_statistics
+from plaudit_metrics.statistics.agent_loop import AgentLoopColumns, agent_loop_statistics
+from plaudit_metrics.statistics.columns import SampleColumns
+from plaudit_metrics.statistics.steps import step_statistics
+from plaudit_wire.records import GenerationRecord, GroupRecord, SampleRecord, ScoringRecord, Stamps, WaitRecord
 
 SAMPLES_PER_GROUP = 8
 MEASURES = ("generate_sequences", "tool_calls", "compute_score", "num_preempted")

@@ -8,15 +8,16 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from plaudit_metrics.records import GenerationRecord, ScorerRecord, ScoringRecord
-from plaudit_reward.sample import Sample
-from plaudit_workers.stream.commits import commit, commit_many
+from plaudit_wire.messages import Body, PolicyVersion, Prompt, Sampling
+from plaudit_wire.records import GenerationRecord, ScorerRecord, ScoringRecord
+from plaudit_wire.sample import Sample
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.consumer import Consumer, ConsumerOptions
-from plaudit_workers.stream.groups import Admission, StreamLimits, TrainerStreams
-from plaudit_workers.stream.lease import Delivery
-from plaudit_workers.stream.producer import publish, publish_many
-from plaudit_workers.stream.records import Body, Group, PolicyVersion, Prompt, Sampling
+from plaudit_workers.stream.group import Group
+from plaudit_workers.stream.trainer.groups import Admission, StreamLimits, TrainerStreams
+from plaudit_workers.stream.worker.commits import commit, commit_many
+from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
+from plaudit_workers.stream.worker.lease import Delivery
+from plaudit_workers.stream.worker.producer import publish, publish_many
 
 TOKENS = 512
 GROUP_SIZE = 8

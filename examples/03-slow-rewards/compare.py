@@ -11,8 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from plaudit_metrics.history import read_steps
-from plaudit_workers.job.load import dump_job, load_job
+from plaudit_metrics.sources.history import read_steps
+from plaudit_workers.job.loading.load import dump_job, load_job
 
 HERE = Path(__file__).parent
 STRATEGIES = {

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-from plaudit_metrics.service import ServiceSettings, SettingsError, serve
+from plaudit_metrics.service.serve import ServiceSettings, SettingsError, serve
 
 
 class _JsonLines(logging.Formatter):

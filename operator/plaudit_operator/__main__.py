@@ -7,12 +7,12 @@ import signal
 import sys
 from types import FrameType
 
-from plaudit_operator.health import serve
-from plaudit_operator.kube import ApiServer
 from plaudit_operator.operator import Operator
-from plaudit_operator.progress import ask
+from plaudit_operator.runtime.health import serve
+from plaudit_operator.runtime.kube import ApiServer
 from plaudit_operator.settings import Settings, SettingsError
-from plaudit_workers.logs import configure_logs
+from plaudit_operator.status.progress import ask
+from plaudit_wire.logs import configure_logs
 
 _COLLECT_EVERY = 20_000
 """Objects. A look at a job makes thousands and leaves no cycles: collections at the default of 700 were a third of the

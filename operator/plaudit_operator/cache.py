@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from plaudit_operator import names
-from plaudit_operator.kinds import Kind
 from plaudit_operator.observed import Object, Observed, labels
+from plaudit_operator.runtime.kinds import Kind
 
 Key = tuple[str, str]
 """Namespace and name of an RLJob."""

@@ -9,15 +9,15 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from plaudit_operator.cache import Cache, Key
-from plaudit_operator.errors import ConflictError, KubeError
-from plaudit_operator.kinds import WATCHED
-from plaudit_operator.kube import Kube
-from plaudit_operator.leader import Leader
-from plaudit_operator.queue import WorkQueue
-from plaudit_operator.reconcile import Progress, Reconciler
+from plaudit_operator.planning.reconcile import Progress, Reconciler
+from plaudit_operator.runtime.errors import ConflictError, KubeError
+from plaudit_operator.runtime.kinds import WATCHED
+from plaudit_operator.runtime.kube import Kube
+from plaudit_operator.runtime.leader import Leader
+from plaudit_operator.runtime.queue import WorkQueue
+from plaudit_operator.runtime.watch import Informer
 from plaudit_operator.series import Series
 from plaudit_operator.settings import Settings
-from plaudit_operator.watch import Informer
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Self
 
 import msgspec
 
-from plaudit_metrics.records import Outcome
+from plaudit_wire.records import Outcome
 
 
 class Score(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from plaudit_reward.sample import Sample
 from plaudit_reward.score import Score
+from plaudit_wire.sample import Sample
 
 
 @dataclass

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from plaudit_reward.errors import RewardError
-from plaudit_reward.sample import Sample
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import Attempt
+from plaudit_wire.sample import Sample
 
 Answer = float | Score | RewardError
 

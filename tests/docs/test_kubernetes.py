@@ -15,10 +15,10 @@ import pytest
 from ruamel.yaml import YAML
 
 from plaudit_operator.names import Condition, Reason
-from plaudit_workers.job.kubernetes import kubernetes_problems
-from plaudit_workers.job.load import parse_job
-from plaudit_workers.job.rljob import Spec
-from plaudit_workers.job.schema import job_schema
+from plaudit_workers.job.checks.kubernetes import kubernetes_problems
+from plaudit_workers.job.loading.load import parse_job
+from plaudit_workers.job.loading.schema import job_schema
+from plaudit_workers.job.spec.rljob import Spec
 
 CHART = pages.ROOT / "charts" / "plaudit"
 KUBERNETES = [pages.ROOT / "README.md", pages.ROOT / "docs" / "operator.md", *sorted(pages.KUBERNETES.glob("*.md"))]

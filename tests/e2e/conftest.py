@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from plaudit_metrics.history import read_steps
-from plaudit_metrics.records import StepRecord
+from plaudit_metrics.sources.history import read_steps
+from plaudit_wire.records import StepRecord
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

@@ -118,7 +118,7 @@ def test_a_cluster_that_cannot_be_reached_is_told_in_kubectls_words(plaudit: Clu
     empty.write_text("apiVersion: v1\nkind: Config\n")
     options = ["status", "scores", "--kubeconfig", str(empty)]
     done = subprocess.run(
-        [sys.executable, "-m", "plaudit_operator.plugin", *options],
+        [sys.executable, "-m", "plaudit_operator.plugin.commands", *options],
         env={**plaudit.environment, "KUBECONFIG": os.devnull},
         capture_output=True,
         text=True,

@@ -23,12 +23,12 @@ from judge import PORT
 from kubernetes import client, config
 from real_cluster import Cluster
 
-from plaudit_metrics.redis_address import RedisAddress
-from plaudit_operator.kinds import DEPLOYMENT
-from plaudit_operator.kube import ApiServer
 from plaudit_operator.names import redis_secret
+from plaudit_operator.runtime.kinds import DEPLOYMENT
+from plaudit_operator.runtime.kube import ApiServer
+from plaudit_wire.names import CONSUMER_GROUPS, Names
+from plaudit_wire.redis_address import RedisAddress
 from plaudit_workers.client import Result, RewardClient
-from plaudit_workers.stream.names import CONSUMER_GROUPS, Names
 
 Measured = Callable[[str, float], None]
 NAMESPACE = "training"

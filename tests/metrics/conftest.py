@@ -21,7 +21,9 @@ from plaudit_metrics.alerting.alerts import alert_rules
 from plaudit_metrics.alerting.recording import recording_rules
 from plaudit_metrics.alerting.windows import Windows
 from plaudit_metrics.generate import yaml_of
-from plaudit_metrics.records import (
+from plaudit_metrics.service.serve import ServiceSettings, serve
+from plaudit_wire.messages import Announcement, PolicyVersion
+from plaudit_wire.records import (
     GenerationRecord,
     GroupRecord,
     Outcome,
@@ -31,17 +33,15 @@ from plaudit_metrics.records import (
     Split,
     Stamps,
 )
-from plaudit_metrics.service import ServiceSettings, serve
-from plaudit_workers.job.reward import Reward
+from plaudit_workers.job.spec.reward import Reward
 from plaudit_workers.launch.redis_server import RedisServer, free_port
-from plaudit_workers.rollout.scripted_engine import ScriptedEngine
+from plaudit_workers.rollout.engines.scripted import ScriptedEngine
 from plaudit_workers.scoring.build import build_pipeline
 from plaudit_workers.scoring.kinds.context import BuildContext
 from plaudit_workers.scoring.worker import ScoringOptions, ScoringWorker
 from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.consumer import ConsumerOptions
-from plaudit_workers.stream.records import Announcement, PolicyVersion
-from plaudit_workers.training.scripted_policy import ScriptedPolicy
+from plaudit_workers.stream.worker.consumer import ConsumerOptions
+from plaudit_workers.training.backend.scripted import ScriptedPolicy
 
 ADMITTED = 1_000_000.0
 

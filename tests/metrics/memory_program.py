@@ -8,8 +8,10 @@ from pathlib import Path
 
 import msgspec
 
-from plaudit_metrics.kept_steps import KeptSteps
-from plaudit_metrics.records import (
+from plaudit_metrics.service.series import Series
+from plaudit_metrics.service.view import RunView
+from plaudit_metrics.sources.kept_steps import KeptSteps
+from plaudit_wire.records import (
     GenerationRecord,
     GroupRecord,
     SampleRecord,
@@ -18,8 +20,6 @@ from plaudit_metrics.records import (
     Stamps,
     StepRecord,
 )
-from plaudit_metrics.series import Series
-from plaudit_metrics.view import RunView
 
 GENERATION = GenerationRecord("rollout-12345", 2.0, 300, 900, 3, 3, engine_queue_s=0.25, logprob_mismatch=1e-6)
 SCORERS = {name: ScorerRecord("scored", 0.5, "a reason of some length", call_s=1.0) for name in ("rule", "judge")}

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from plaudit_metrics.agent_loop import AgentLoopColumns, agent_loop_statistics
-from plaudit_metrics.records import SampleRecord
-from plaudit_metrics.steps import step_statistics
+from plaudit_metrics.statistics.agent_loop import AgentLoopColumns, agent_loop_statistics
+from plaudit_metrics.statistics.steps import step_statistics
+from plaudit_wire.records import SampleRecord
 
 SECONDS = st.floats(0, 1000, allow_nan=False)
 ROW = st.fixed_dictionaries(

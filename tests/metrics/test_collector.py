@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from plaudit_metrics.collector import Arrival, Collector
-from plaudit_metrics.events import EventRecord
-from plaudit_metrics.kept_steps import ClosedStep, KeptSteps
-from plaudit_metrics.records import GroupRecord, SampleRecord, StepRecord
+from plaudit_metrics.sources.collector import Arrival, Collector
+from plaudit_metrics.sources.events import EventRecord
+from plaudit_metrics.sources.kept_steps import ClosedStep, KeptSteps
+from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord
 
 Build = Callable[..., Any]
 

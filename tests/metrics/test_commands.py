@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from plaudit_metrics.commands import steps, steps_arguments, trace, trace_arguments
-from plaudit_metrics.history import append_step
-from plaudit_metrics.records import GroupRecord, SampleRecord, ScorerRecord, ScoringRecord, Stamps
-from plaudit_metrics.steps import step_record
-from plaudit_metrics.stored import read_step_samples
-from plaudit_reward.sample import Sample
-from plaudit_workers.stream.records import Body, Group, GroupSample, PolicyVersion, Prompt, Sampling
-from plaudit_workers.training.store import store_groups
+from plaudit_metrics.sources.history import append_step
+from plaudit_metrics.sources.stored import read_step_samples
+from plaudit_metrics.statistics.steps import step_record
+from plaudit_metrics.terminal.commands import steps, steps_arguments, trace, trace_arguments
+from plaudit_wire.messages import Body, PolicyVersion, Prompt, Sampling
+from plaudit_wire.records import GroupRecord, SampleRecord, ScorerRecord, ScoringRecord, Stamps
+from plaudit_wire.sample import Sample
+from plaudit_workers.stream.group import Group, GroupSample
+from plaudit_workers.training.run.stored_samples import store_groups
 
 Build = Callable[..., Any]
 ID = "t-0-1.0"

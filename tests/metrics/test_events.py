@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from plaudit_metrics.events import EventRecord, decode_event, encode_event
-from plaudit_metrics.records import SampleRecord, StepRecord
+from plaudit_metrics.sources.events import EventRecord, decode_event, encode_event
+from plaudit_wire.records import SampleRecord, StepRecord
 
 Build = Callable[..., Any]
 SAMPLES = {

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from plaudit_metrics.history import append_step, decode_step, encode_step, read_steps
-from plaudit_metrics.records import StepRecord, WaitRecord
+from plaudit_metrics.sources.history import append_step, decode_step, encode_step, read_steps
+from plaudit_wire.records import StepRecord, WaitRecord
 
 
 def record(step: int, incarnation: int = 1, reward: float = 0.5) -> StepRecord:

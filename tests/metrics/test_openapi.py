@@ -11,15 +11,15 @@ import jsonschema
 import pytest
 from starlette.routing import Route
 
-from plaudit_metrics.api import Api
-from plaudit_metrics.kept_steps import KeptSteps
-from plaudit_metrics.openapi import document
-from plaudit_metrics.queue_history import QueueHistory
-from plaudit_metrics.records import WaitRecord, WorkerRecord
-from plaudit_metrics.series import Series
-from plaudit_metrics.steps import step_record
-from plaudit_metrics.surroundings import StreamDepth, Surroundings
-from plaudit_metrics.view import RunView
+from plaudit_metrics.service.api import Api
+from plaudit_metrics.service.openapi import document
+from plaudit_metrics.service.series import Series
+from plaudit_metrics.service.view import RunView
+from plaudit_metrics.sources.kept_steps import KeptSteps
+from plaudit_metrics.sources.queue_history import QueueHistory
+from plaudit_metrics.sources.run_snapshot import StreamDepth, Surroundings
+from plaudit_metrics.statistics.steps import step_record
+from plaudit_wire.records import WaitRecord, WorkerRecord
 
 Build = Callable[..., Any]
 PATHS: dict[str, Any] = document("demo")["paths"]

@@ -10,9 +10,14 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from plaudit_metrics.kept_steps import KeptSteps
-from plaudit_metrics.keys import Keys
-from plaudit_metrics.records import (
+from plaudit_metrics.service.series import Series
+from plaudit_metrics.service.view import RunView
+from plaudit_metrics.sources.kept_steps import KeptSteps
+from plaudit_metrics.sources.run_snapshot import look
+from plaudit_metrics.sources.stream import EventReader
+from plaudit_wire.messages import Announcement, Body, PolicyVersion, Prompt, Sampling
+from plaudit_wire.names import Names
+from plaudit_wire.records import (
     GenerationRecord,
     GroupRecord,
     SampleRecord,
@@ -21,18 +26,14 @@ from plaudit_metrics.records import (
     StepRecord,
     WorkerRecord,
 )
-from plaudit_metrics.series import Series
-from plaudit_metrics.stream import EventReader
-from plaudit_metrics.surroundings import look
-from plaudit_metrics.view import RunView
-from plaudit_reward.sample import Sample
+from plaudit_wire.sample import Sample
 from plaudit_workers.launch.redis_server import RedisServer
-from plaudit_workers.stream.commits import commit
 from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.consumer import Consumer, ConsumerOptions
-from plaudit_workers.stream.groups import Admission, StreamLimits, TrainerStreams
-from plaudit_workers.stream.producer import publish
-from plaudit_workers.stream.records import Announcement, Body, Group, PolicyVersion, Prompt, Sampling
+from plaudit_workers.stream.group import Group
+from plaudit_workers.stream.trainer.groups import Admission, StreamLimits, TrainerStreams
+from plaudit_workers.stream.worker.commits import commit
+from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
+from plaudit_workers.stream.worker.producer import publish
 
 SCORING = ScoringRecord(
     "scored", 0.5, scorers={"rule": ScorerRecord("scored", 0.5, call_s=0.01)}, call_s=0.01, worker="reward-0"
@@ -114,7 +115,7 @@ async def test_a_step_that_went_through_the_streams_is_known_to_the_last_stamp(
     await trainer.record_step(step)
 
     view, stop = RunView(Series(), KeptSteps()), asyncio.Event()
-    reading = asyncio.create_task(EventReader(client, Keys(run_name), view.handle).run(stop))
+    reading = asyncio.create_task(EventReader(client, Names(run_name), view.handle).run(stop))
     async with asyncio.timeout(10):
         while len(view.kept) == 0:
             await asyncio.sleep(0.01)
@@ -159,7 +160,7 @@ async def test_what_lies_in_the_streams_and_who_works_is_seen(
 
     async with Consumer[Prompt](transport, "prompts", "rollout-0", ConsumerOptions(block_s=0.05)) as prompts:
         await prompts.take(1)
-        seen = await look(client, Keys(run_name))
+        seen = await look(client, Names(run_name))
     assert seen.streams["prompts"].undelivered == 2
     assert seen.streams["prompts"].in_flight == 1
     assert 0 <= seen.streams["prompts"].oldest_undelivered_s < 30
@@ -169,7 +170,7 @@ async def test_what_lies_in_the_streams_and_who_works_is_seen(
 
 
 async def test_what_reward_workers_say_of_judges_is_seen(transport: Transport, client: Redis, run_name: str) -> None:
-    keys = Keys(run_name)
+    keys = Names(run_name)
     await client.hincrby(keys.judges, "big:200", 40)
     await client.hincrby(keys.judges, "big:429", 2)
     await transport.beat(WorkerRecord("reward-0", "reward", circuits_open=["strict"]))
@@ -187,4 +188,4 @@ async def test_work_done_twice_is_counted_by_stream(transport: Transport, client
         (delivery,) = await prompts.take(1)
         await publish(transport, delivery, 0, body_of(prompt, 0))
         await publish(transport, delivery, 0, body_of(prompt, 0))
-    assert (await look(client, Keys(run_name))).duplicates == {"prompts": 1}
+    assert (await look(client, Names(run_name))).duplicates == {"prompts": 1}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plaudit_metrics.reasoning import reasoning
-from plaudit_metrics.verdict import verdict
-from plaudit_metrics.waits import CAUSES
+from plaudit_metrics.statistics.reasoning import reasoning
+from plaudit_metrics.statistics.verdict import verdict
+from plaudit_metrics.statistics.waits import CAUSES
 
 SECONDS = st.sampled_from([0.0, 1.0, 2.0, 5.0, 6.0, 10.0]) | st.floats(0, 1e5)
 KEYS = ("step_s", "trainer_wait_s", "straggler_s", *(f"wait/{cause}_s" for cause in CAUSES))

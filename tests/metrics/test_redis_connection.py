@@ -4,7 +4,7 @@ import asyncio
 
 from redis.asyncio import Redis
 
-from plaudit_metrics.redis_connection import redis_client
+from plaudit_wire.redis_connection import redis_client
 from plaudit_workers.launch.redis_server import RedisServer
 
 

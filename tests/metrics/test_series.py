@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.exposition import generate_latest
 
-from plaudit_metrics.batch_histogram import BUCKETS, BatchHistogram
-from plaudit_metrics.records import ScorerRecord, WorkerRecord
-from plaudit_metrics.series import Series
-from plaudit_metrics.steps import step_record
-from plaudit_metrics.surroundings import StreamDepth, Surroundings
+from plaudit_metrics.service.series import Series
+from plaudit_metrics.sources.run_snapshot import StreamDepth, Surroundings
+from plaudit_metrics.statistics.batch_histogram import BUCKETS, BatchHistogram
+from plaudit_metrics.statistics.steps import step_record
+from plaudit_wire.records import ScorerRecord, WorkerRecord
 
 Build = Callable[..., Any]
 

@@ -19,12 +19,12 @@ import psutil
 import pytest
 from redis.asyncio import Redis
 
-from plaudit_metrics.events import EventRecord, encode_event
-from plaudit_metrics.history import append_step
-from plaudit_metrics.keys import Keys
-from plaudit_metrics.records import StepRecord, WorkerRecord
-from plaudit_metrics.redis_address import RedisAddress
-from plaudit_metrics.service import ServiceSettings, serve
+from plaudit_metrics.service.serve import ServiceSettings, serve
+from plaudit_metrics.sources.events import EventRecord, encode_event
+from plaudit_metrics.sources.history import append_step
+from plaudit_wire.names import Names
+from plaudit_wire.records import StepRecord, WorkerRecord
+from plaudit_wire.redis_address import RedisAddress
 from plaudit_workers.launch.redis_server import RedisServer, free_port
 
 Build = Callable[..., Any]
@@ -71,7 +71,7 @@ def records_of_step(sample: Build, group: Build) -> Callable[..., list[EventReco
 
 async def publish(redis: Redis, run: str, records: Sequence[EventRecord]) -> None:
     for record in records:
-        await redis.xadd(Keys(run).events, encode_event(record))
+        await redis.xadd(Names(run).events, encode_event(record))
 
 
 @asynccontextmanager
@@ -182,7 +182,7 @@ async def _equals(client: httpx.AsyncClient, series: str, value: float) -> bool:
 async def test_an_entry_that_was_under_way_in_a_crash_is_counted_by_the_next_start(
     settings: ServiceSettings, redis: Redis, records_of_step: Build
 ) -> None:
-    events = Keys(settings.run).events
+    events = Names(settings.run).events
     await publish(redis, settings.run, records_of_step(1))
     await redis.xgroup_create(events, "metrics", id="0")
     await redis.xreadgroup("metrics", "metrics", {events: ">"}, count=4)
@@ -196,7 +196,7 @@ async def test_an_entry_that_was_under_way_in_a_crash_is_counted_by_the_next_sta
 async def test_entries_that_were_trimmed_while_they_were_under_way_cost_only_themselves(
     settings: ServiceSettings, redis: Redis, records_of_step: Build
 ) -> None:
-    events = Keys(settings.run).events
+    events = Names(settings.run).events
     await publish(redis, settings.run, records_of_step(1))
     await redis.xgroup_create(events, "metrics", id="0")
     await redis.xreadgroup("metrics", "metrics", {events: ">"}, count=4)
@@ -227,8 +227,8 @@ async def test_lost_keys_and_damaged_entries_do_not_stop_it(
     async with running(settings) as client:
         await publish(redis, settings.run, records_of_step(1))
         await until(lambda: knows_steps(client, [1]))
-        await redis.delete(Keys(settings.run).events)
-        await redis.xadd(Keys(settings.run).events, {"kind": "weather", "record": "sunny"})
+        await redis.delete(Names(settings.run).events)
+        await redis.xadd(Names(settings.run).events, {"kind": "weather", "record": "sunny"})
         await publish(redis, settings.run, records_of_step(2))
         await until(lambda: knows_steps(client, [1, 2]))
 
@@ -246,7 +246,7 @@ async def test_a_client_that_reads_nothing_keeps_no_connection_after_the_end(set
 async def test_streams_workers_and_memory_are_shown(settings: ServiceSettings, redis: Redis) -> None:
     import msgspec
 
-    keys = Keys(settings.run)
+    keys = Names(settings.run)
     await redis.xgroup_create(keys.stream("samples"), "reward", id="0", mkstream=True)
     for number in range(5):
         await redis.xadd(keys.stream("samples"), {"payload": str(number)})

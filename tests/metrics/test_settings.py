@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from plaudit_metrics.settings import ServiceSettings, SettingsError
+from plaudit_metrics.service.settings import ServiceSettings, SettingsError
 
 LEAST = {"PLAUDIT_RUN": "demo-1", "PLAUDIT_REDIS_URL": "redis://127.0.0.1:6379/0"}
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from plaudit_metrics.kept_steps import StepSamples
-from plaudit_metrics.records import StepRecord
-from plaudit_metrics.redis_address import RedisAddress
-from plaudit_metrics.settings import ServiceSettings
-from plaudit_metrics.spans import SpanSender, chosen
-from plaudit_metrics.trace_context import traceparent
+from plaudit_metrics.service.settings import ServiceSettings
+from plaudit_metrics.service.spans import SpanSender, chosen
+from plaudit_metrics.sources.kept_steps import StepSamples
+from plaudit_wire.records import StepRecord
+from plaudit_wire.redis_address import RedisAddress
+from plaudit_wire.trace_context import traceparent
 
 Build = Callable[..., Any]
 STEP = StepRecord(7, 1, 0.0, 60.0, 4, 2, {})

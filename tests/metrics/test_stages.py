@@ -8,9 +8,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from plaudit_metrics.columns import SampleColumns
-from plaudit_metrics.records import GenerationRecord, GroupRecord, SampleRecord, ScoringRecord, Stamps
-from plaudit_metrics.stages import GROUP_STAGES, SAMPLE_STAGES, group_stage_seconds, sample_stage_seconds, stages_of
+from plaudit_metrics.statistics.columns import SampleColumns
+from plaudit_metrics.statistics.stages import (
+    GROUP_STAGES,
+    SAMPLE_STAGES,
+    group_stage_seconds,
+    sample_stage_seconds,
+    stages_of,
+)
+from plaudit_wire.records import GenerationRecord, GroupRecord, SampleRecord, ScoringRecord, Stamps
 
 SECONDS = st.floats(0, 500)
 STAMP = st.none() | st.floats(1_700_000_000, 1_700_001_000)

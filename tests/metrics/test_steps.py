@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plaudit_metrics.columns import SampleColumns
-from plaudit_metrics.records import GroupRecord, SampleRecord, ScorerRecord, ScoringRecord, Stamps, WaitRecord
-from plaudit_metrics.steps import slowest_samples, step_record, step_statistics
+from plaudit_metrics.statistics.columns import SampleColumns
+from plaudit_metrics.statistics.steps import slowest_samples, step_record, step_statistics
+from plaudit_wire.records import GroupRecord, SampleRecord, ScorerRecord, ScoringRecord, Stamps, WaitRecord
 
 Build = Callable[..., Any]
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from plaudit_metrics.commands import top_arguments
-from plaudit_metrics.picture import Folder, Picture, Service
-from plaudit_metrics.top import top
+from plaudit_metrics.terminal.commands import top_arguments
+from plaudit_metrics.terminal.picture import Folder, Picture, Service
+from plaudit_metrics.terminal.top import top
 
 
 def parsed(*texts: str) -> argparse.Namespace:

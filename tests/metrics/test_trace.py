@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plaudit_metrics.records import StepRecord, WaitRecord
-from plaudit_metrics.trace import chrome_trace
+from plaudit_metrics.service.trace import chrome_trace
+from plaudit_wire.records import StepRecord, WaitRecord
 
 Build = Callable[..., Any]
 OPENED = 1_000_000.0

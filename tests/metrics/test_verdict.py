@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from plaudit_metrics.records import GroupRecord, SampleRecord, WaitRecord
-from plaudit_metrics.steps import step_statistics
-from plaudit_metrics.verdict import VERDICTS, explain, verdict, verdict_over
+from plaudit_metrics.statistics.steps import step_statistics
+from plaudit_metrics.statistics.verdict import VERDICTS, explain, verdict, verdict_over
+from plaudit_wire.records import GroupRecord, SampleRecord, WaitRecord
 
 Build = Callable[..., Any]
 START = 5_000.0

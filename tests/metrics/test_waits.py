@@ -9,16 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from plaudit_metrics.columns import SampleColumns
-from plaudit_metrics.records import (
-    GenerationRecord,
-    GroupRecord,
-    SampleRecord,
-    ScoringRecord,
-    Stamps,
-    WaitRecord,
-)
-from plaudit_metrics.waits import CAUSES, split_waits
+from plaudit_metrics.statistics.columns import SampleColumns
+from plaudit_metrics.statistics.waits import CAUSES, split_waits
+from plaudit_wire.records import GenerationRecord, GroupRecord, SampleRecord, ScoringRecord, Stamps, WaitRecord
 
 MOMENTS = st.floats(0, 100)
 MAYBE = st.none() | st.floats(0, 30)

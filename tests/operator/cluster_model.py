@@ -14,9 +14,9 @@ from concurrent.futures import Executor, Future
 from typing import Any
 
 from plaudit_operator import names
-from plaudit_operator.errors import AlreadyExistsError, ConflictError, NotFoundError
-from plaudit_operator.kinds import Kind
 from plaudit_operator.observed import labels, owner_uid, timestamp
+from plaudit_operator.runtime.errors import AlreadyExistsError, ConflictError, NotFoundError
+from plaudit_operator.runtime.kinds import Kind
 
 Object = dict[str, Any]
 START = 1_780_000_000.0
@@ -32,7 +32,7 @@ class Inline(Executor):
 
 
 class ClusterModel:
-    """A cluster. Implements ``plaudit_operator.kube.Kube``."""
+    """A cluster. Implements ``plaudit_operator.runtime.kube.Kube``."""
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str, str], Object] = {}

@@ -13,7 +13,7 @@ import pytest
 from world import SETTINGS, World, rljob
 
 from plaudit_operator.children.merge import strategic_merge
-from plaudit_workers.job.load import load_job
+from plaudit_workers.job.loading.load import load_job
 from plaudit_workers.stream.access import users
 
 MODEL = {"name": "helpful", "kind": "model", "model": {"source": "/plaudit/rm", "replicas": 2}}

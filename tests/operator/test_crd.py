@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from plaudit_operator.crd import chart_template, custom_resource_definition
+from plaudit_operator.crd.definition import chart_template, custom_resource_definition
 
 
 def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from world import World, rljob
 
-from plaudit_operator.errors import ConflictError, GoneError, UnavailableError
+from plaudit_operator.runtime.errors import ConflictError, GoneError, UnavailableError
 
 
 class KilledError(BaseException):

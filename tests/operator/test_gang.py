@@ -9,8 +9,8 @@ import pytest
 from cluster_model import ClusterModel
 from world import World, rljob
 
-from plaudit_operator.errors import InvalidError, NotFoundError
 from plaudit_operator.names import Condition
+from plaudit_operator.runtime.errors import InvalidError, NotFoundError
 
 GANG = {"gang": "native"}
 FSDP = {"ranks": 4, "ranksPerPod": 2, "strategy": "fsdp2"}

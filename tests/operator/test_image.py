@@ -9,7 +9,7 @@ from pathlib import Path
 
 REQUIREMENTS = Path(__file__).parents[2] / "requirements"
 IMPORTED = """\
-import plaudit_operator.operator, plaudit_operator.progress, plaudit_operator.health, sys
+import plaudit_operator.operator, plaudit_operator.status.progress, plaudit_operator.runtime.health, sys
 print(*{name.partition(".")[0] for name in sys.modules})
 """
 

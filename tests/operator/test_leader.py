@@ -6,8 +6,8 @@ import random
 
 from cluster_model import ClusterModel
 
-from plaudit_operator.errors import UnavailableError
-from plaudit_operator.leader import DURATION_S, Leader
+from plaudit_operator.runtime.errors import UnavailableError
+from plaudit_operator.runtime.leader import DURATION_S, Leader
 
 
 class Clock:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from plaudit_operator.names import Reason
-from plaudit_operator.plugin import main
-from plaudit_operator.plugin_job import ended, is_ready, missing_pods, summary, unknown_job
+from plaudit_operator.plugin.commands import main
+from plaudit_operator.plugin.job import ended, is_ready, missing_pods, summary, unknown_job
 
 NOW = 1_767_225_600.0  # 2026-01-01T00:00:00Z
 EARLIER = "2025-12-31T22:00:00Z"
@@ -111,7 +111,7 @@ def test_a_wrong_command_line_is_refused(line: list[str], word: str, capsys: pyt
 
 
 def test_help_loads_nothing_heavy():
-    command = [sys.executable, "-X", "importtime", "-m", "plaudit_operator.plugin", "--help"]
+    command = [sys.executable, "-X", "importtime", "-m", "plaudit_operator.plugin.commands", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
     assert "plaudit_operator" in loaded

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from plaudit_operator.errors import NotFoundError
-from plaudit_operator.kinds import POD_GROUP
-from plaudit_operator.kube import ApiServer
+from plaudit_operator.runtime.errors import NotFoundError
+from plaudit_operator.runtime.kinds import POD_GROUP
+from plaudit_operator.runtime.kube import ApiServer
 
 GROUP = "scheduling.k8s.io"
 MANIFEST = {

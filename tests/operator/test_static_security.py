@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from world import World, rljob
 
-from plaudit_metrics.redis_address import RedisAddress
+from plaudit_wire.redis_address import RedisAddress
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("metrics", "operator", "reward", "workers")

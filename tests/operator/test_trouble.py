@@ -11,7 +11,7 @@ from world import World
 
 from plaudit_operator.names import Condition
 from plaudit_operator.observed import timestamp
-from plaudit_operator.progress import troubles
+from plaudit_operator.status.progress import troubles
 
 
 def change_pods(world: World, role: str, status: dict[str, Any], **metadata: Any) -> None:

@@ -8,9 +8,9 @@ from cluster_model import ClusterModel, Inline
 
 from plaudit_operator import names
 from plaudit_operator.cache import Cache
-from plaudit_operator.errors import KubeError
-from plaudit_operator.kinds import RLJOB, WATCHED, kind_of
-from plaudit_operator.reconcile import Reconciler, Result
+from plaudit_operator.planning.reconcile import Reconciler, Result
+from plaudit_operator.runtime.errors import KubeError
+from plaudit_operator.runtime.kinds import RLJOB, WATCHED, kind_of
 from plaudit_operator.settings import Images, Settings
 
 SETTINGS = Settings(Images("worker:1", "gpu:1", "redis:1"), "plaudit-system")

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from plaudit_reward import attempts, scripted_scorer
-from plaudit_reward.function_scorer import FunctionScorer
-from plaudit_reward.sample import Sample
-from plaudit_reward.target import Target
+from plaudit_reward import scripted_scorer
+from plaudit_reward.functions.target import Target
+from plaudit_reward.isolation.function_scorer import FunctionScorer
+from plaudit_reward.pipeline import attempts
+from plaudit_wire.sample import Sample
 
 
 class Clock:

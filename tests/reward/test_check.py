@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from plaudit_reward.check import problem_of
-from plaudit_reward.target import Target
+from plaudit_reward.functions.check import problem_of
+from plaudit_reward.functions.target import Target
 
 VERL = "def compute_score(data_source, solution_str, ground_truth, extra_info=None, k=1): return 1"
 NEEDS = "def compute_score(data_source, solution_str, ground_truth, api_key): return 1"

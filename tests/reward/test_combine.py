@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plaudit_metrics.records import ScorerRecord
-from plaudit_reward.combine import FailurePolicy, Part, values_of, weighted_sum
+from plaudit_reward.pipeline.combine import FailurePolicy, Part, values_of, weighted_sum
+from plaudit_wire.records import ScorerRecord
 
 
 def ok(value: float, weight: float = 1.0, name: str = "a") -> Part:

@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from plaudit_reward.errors import InfrastructureError
-from plaudit_reward.failure import failed_score, is_infrastructure
+from plaudit_reward.functions.failure import failed_score, is_infrastructure
 
 
 class _StatusError(Exception):

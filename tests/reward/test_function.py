@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from plaudit_reward.errors import ConfigurationError
-from plaudit_reward.function import UserFunction, declares_post_process
-from plaudit_reward.target import Target
+from plaudit_reward.functions.function import UserFunction, declares_post_process
+from plaudit_reward.functions.target import Target
 
 BROKEN = [
     ("def f(sample)\n    return 1", "line 1: expected ':'"),

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plaudit_metrics.records import ScorerRecord
-from plaudit_reward.combine import Part, weighted_sum
 from plaudit_reward.errors import InfrastructureError
-from plaudit_reward.normalize import normalised
-from plaudit_reward.pipeline import Pipeline
-from plaudit_reward.sample import Sample
+from plaudit_reward.pipeline.combine import Part, weighted_sum
+from plaudit_reward.pipeline.normalize import normalised
+from plaudit_reward.pipeline.pipeline import Pipeline
+from plaudit_reward.pipeline.stage import GroupStage, Rules, Stage
 from plaudit_reward.scripted_scorer import ScriptedScorer
-from plaudit_reward.stage import GroupStage, Rules, Stage
+from plaudit_wire.records import ScorerRecord
+from plaudit_wire.sample import Sample
 
 
 def part(name: str, value: float | None, weight: float = 1.0, policy: str = "mask") -> Part:

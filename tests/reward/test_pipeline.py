@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plaudit_metrics.records import ScoringRecord
-from plaudit_reward.combiner import FunctionCombiner
 from plaudit_reward.errors import DataError, InfrastructureError, RewardError, ScoreTimeoutError
-from plaudit_reward.pipeline import Pipeline
-from plaudit_reward.sample import Sample
+from plaudit_reward.pipeline.combiner import FunctionCombiner
+from plaudit_reward.pipeline.pipeline import Pipeline
+from plaudit_reward.pipeline.stage import Rules, Stage, When
 from plaudit_reward.score import Score
 from plaudit_reward.scripted_scorer import Answer, ScriptedScorer
-from plaudit_reward.stage import Rules, Stage, When
+from plaudit_wire.records import ScoringRecord
+from plaudit_wire.sample import Sample
 
 MakeSample = Callable[..., Sample]
 

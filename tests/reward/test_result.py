@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plaudit_reward.result import to_score, to_scores
+from plaudit_reward.functions.result import to_score, to_scores
 from plaudit_reward.score import Score
 
 VALUES = [

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from plaudit_reward.errors import ConfigurationError
-from plaudit_reward.function import UserFunction
-from plaudit_reward.sample import Sample
-from plaudit_reward.target import Target
+from plaudit_reward.functions.function import UserFunction
+from plaudit_reward.functions.target import Target
+from plaudit_wire.sample import Sample
 
 FITTING = [
     # source, scope, arguments, form

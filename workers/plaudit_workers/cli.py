@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from plaudit_metrics.commands import report_arguments, steps_arguments, top_arguments, trace_arguments
+from plaudit_metrics.terminal.commands import report_arguments, steps_arguments, top_arguments, trace_arguments
 
 EXIT_REFUSED = 2
 EXIT_INTERRUPTED = 130
@@ -112,7 +112,9 @@ COMMANDS: dict[str, Command] = {
     "submit": Command(
         "plaudit_workers.submit", "submit", "have a running scoring service score a file of samples", _submit_arguments
     ),
-    "score": Command("plaudit_workers.scoring.offline", "score", "score a file of samples, here", _score_arguments),
+    "score": Command(
+        "plaudit_workers.scoring.offline.score", "score", "score a file of samples, here", _score_arguments
+    ),
     "rescore": Command(
         "plaudit_workers.rescore.command",
         "rescore",
@@ -132,14 +134,19 @@ COMMANDS: dict[str, Command] = {
         "plaudit_workers.job.commands", "schema", "print the JSON Schema of a job, for editors", _no_arguments
     ),
     "steps": Command(
-        "plaudit_metrics.commands", "steps", "show what each step of a run did and waited for", steps_arguments
+        "plaudit_metrics.terminal.commands", "steps", "show what each step of a run did and waited for", steps_arguments
     ),
     "top": Command(
-        "plaudit_metrics.top", "top", "watch a run: what it waits for, its queues and workers", top_arguments
+        "plaudit_metrics.terminal.top", "top", "watch a run: what it waits for, its queues and workers", top_arguments
     ),
-    "trace": Command("plaudit_metrics.commands", "trace", "write a step's timeline for Perfetto", trace_arguments),
+    "trace": Command(
+        "plaudit_metrics.terminal.commands", "trace", "write a step's timeline for Perfetto", trace_arguments
+    ),
     "report": Command(
-        "plaudit_metrics.commands", "report", "write one HTML file that tells of a run, to send on", report_arguments
+        "plaudit_metrics.terminal.commands",
+        "report",
+        "write one HTML file that tells of a run, to send on",
+        report_arguments,
     ),
 }
 """By name, in the order of ``plaudit --help``. A new command is a line here."""

@@ -22,10 +22,10 @@ from pathlib import Path
 
 import msgspec
 
-from plaudit_metrics.redis_address import PasswordFileError, RedisAddress
+from plaudit_wire.logs import configure_logs
+from plaudit_wire.redis_address import PasswordFileError, RedisAddress
 from plaudit_workers.errors import JobFailedError as JobFailedError
 from plaudit_workers.errors import RefusedError as RefusedError
-from plaudit_workers.logs import configure_logs
 
 EXIT_DONE = 0
 EXIT_CRASHED = 1

@@ -23,7 +23,7 @@ import msgspec
 from plaudit_workers.client import Result, RewardClient, SampleInput, ServiceError
 from plaudit_workers.launch.service import ADDRESS_FILE
 from plaudit_workers.process import EXIT_DONE, RefusedError, redis_from
-from plaudit_workers.scoring.lines import SampleOutput, read_samples
+from plaudit_workers.scoring.offline.lines import SampleOutput, read_samples
 from plaudit_workers.stream.connection import RedisAddress
 
 _LOOK_EVERY_S = 0.2

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from plaudit_operator import names
-from plaudit_operator.admission import digest
+from plaudit_operator.admission.admission import digest
 from plaudit_operator.children import (
     autoscaling,
     gang,

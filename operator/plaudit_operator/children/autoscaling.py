@@ -14,11 +14,11 @@ from plaudit_operator import names
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.reward import ROLE
 from plaudit_operator.children.transport import KEDA_USERNAME
-from plaudit_operator.kinds import HPA, SCALED_OBJECT, TRIGGER_AUTHENTICATION
-from plaudit_workers.job.reward import Autoscaling
-from plaudit_workers.job.section import SecretKey
-from plaudit_workers.job.transport import ConfigMapKey, Tls
-from plaudit_workers.stream.names import Names, Stream
+from plaudit_operator.runtime.kinds import HPA, SCALED_OBJECT, TRIGGER_AUTHENTICATION
+from plaudit_wire.names import Names, Stream
+from plaudit_workers.job.spec.reward import Autoscaling
+from plaudit_workers.job.spec.section import SecretKey
+from plaudit_workers.job.spec.transport import ConfigMapKey, Tls
 
 _CPU_PERCENT = 70
 _POLL_S = 5

@@ -7,11 +7,11 @@ from functools import cached_property
 from typing import Any
 
 from plaudit_operator import names
-from plaudit_operator.admission import Admitted, JobFile
-from plaudit_operator.kinds import Kind
+from plaudit_operator.admission.admission import Admitted, JobFile
+from plaudit_operator.runtime.kinds import Kind
 from plaudit_operator.settings import Settings
-from plaudit_workers.job.dump import job_data
-from plaudit_workers.job.rljob import RLJob, Spec
+from plaudit_workers.job.loading.dump import job_data
+from plaudit_workers.job.spec.rljob import RLJob, Spec
 
 Manifest = dict[str, Any]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from plaudit_operator import names
 from plaudit_operator.children.context import JobContext, Manifest
-from plaudit_operator.kinds import DEPLOYMENT, PDB, SERVICE
+from plaudit_operator.runtime.kinds import DEPLOYMENT, PDB, SERVICE
 
 
 def deployment(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from plaudit_operator import names
 from plaudit_operator.children.context import JobContext, Manifest
-from plaudit_operator.kinds import POD_GROUP
+from plaudit_operator.runtime.kinds import POD_GROUP
 
 _ROLES = ("trainer", "rollout", "redis")
 

@@ -9,8 +9,8 @@ import msgspec
 
 from plaudit_operator import names
 from plaudit_operator.children.context import JobContext, Manifest
-from plaudit_operator.kinds import CONFIG_MAP, SERVICE_ACCOUNT
-from plaudit_workers.job.dump import dump_json
+from plaudit_operator.runtime.kinds import CONFIG_MAP, SERVICE_ACCOUNT
+from plaudit_workers.job.loading.dump import dump_json
 
 
 def config_map(context: JobContext, templates: Mapping[str, Any]) -> Manifest:

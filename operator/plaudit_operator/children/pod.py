@@ -10,8 +10,8 @@ from plaudit_operator.children import redis_access
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.gang import joined
 from plaudit_operator.children.merge import strategic_merge
-from plaudit_workers.job.pod import GPU, Pod
-from plaudit_workers.job.section import SecretKey
+from plaudit_workers.job.spec.pod import GPU, Pod
+from plaudit_workers.job.spec.section import SecretKey
 
 HOME = "/home/plaudit"
 SECRETS_FOLDER = "/run/plaudit/secrets"

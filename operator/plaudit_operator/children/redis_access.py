@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from plaudit_operator import names
 from plaudit_operator.children.context import JobContext, Manifest
-from plaudit_workers.job.section import SecretKey
-from plaudit_workers.job.transport import ConfigMapKey, Tls
+from plaudit_workers.job.spec.section import SecretKey
+from plaudit_workers.job.spec.transport import ConfigMapKey, Tls
 
 JOB_FOLDER = "/etc/plaudit"
 REDIS_FOLDER = "/run/plaudit/redis"

@@ -6,8 +6,8 @@ from plaudit_operator import names
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.deployment import deployment, service
 from plaudit_operator.children.pod import Process, http_probe, pod_template
-from plaudit_workers.job.pod import GPU
-from plaudit_workers.job.scorers import Scorer
+from plaudit_workers.job.spec.pod import GPU
+from plaudit_workers.job.spec.scorers import Scorer
 from plaudit_workers.launch.model_command import server_command, server_environment
 
 ROLE = "model"

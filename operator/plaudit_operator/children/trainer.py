@@ -12,7 +12,7 @@ from typing import Any
 from plaudit_operator import names
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.pod import Process, pod_template
-from plaudit_operator.kinds import JOB, SERVICE
+from plaudit_operator.runtime.kinds import JOB, SERVICE
 
 ROLE = "trainer"
 

@@ -9,7 +9,7 @@ from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.deployment import service
 from plaudit_operator.children.pod import Process, pod_template
 from plaudit_operator.children.redis_access import REDIS_FOLDER, mount, secret_source, volume
-from plaudit_operator.kinds import SECRET, STATEFUL_SET
+from plaudit_operator.runtime.kinds import SECRET, STATEFUL_SET
 from plaudit_workers.stream.access import PROBE, acl_file, users
 
 ROLE = "redis"

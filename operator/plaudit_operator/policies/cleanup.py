@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from plaudit_operator import names
 from plaudit_operator.actions import Action, Delete, Patch
-from plaudit_operator.kinds import CHILDREN
 from plaudit_operator.observed import Observed
+from plaudit_operator.runtime.kinds import CHILDREN
 
 
 def cleanup_actions(observed: Observed) -> list[Action]:

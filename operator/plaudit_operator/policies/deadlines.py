@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from plaudit_operator.names import Condition, Reason
 from plaudit_operator.observed import Observed, seconds
-from plaudit_workers.job.lifecycle import Lifecycle
+from plaudit_workers.job.spec.lifecycle import Lifecycle
 
 
 @dataclass(frozen=True)

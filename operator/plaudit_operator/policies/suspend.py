@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from plaudit_operator import names
 from plaudit_operator.actions import Action, Patch, Scale
 from plaudit_operator.observed import Observed, annotations_of
-from plaudit_workers.job.rljob import Spec
+from plaudit_workers.job.spec.rljob import Spec
 
 
 def scale_actions(

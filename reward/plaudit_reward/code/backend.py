@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol
 
 from plaudit_reward.code.cases import Case
-from plaudit_reward.code.limits import Limits
-from plaudit_reward.code.messages import Ending
+from plaudit_reward.code.sandbox.limits import Limits
+from plaudit_reward.code.sandbox.messages import Ending
 
 
 class CaseResult(NamedTuple):

@@ -21,8 +21,8 @@ import msgspec
 
 from plaudit_reward.code.backend import CaseResult
 from plaudit_reward.code.cases import Case
-from plaudit_reward.code.limits import Limits
-from plaudit_reward.code.program import PREAMBLE
+from plaudit_reward.code.sandbox.limits import Limits
+from plaudit_reward.code.sandbox.program import PREAMBLE
 from plaudit_reward.errors import DataError, InfrastructureError
 
 _ATTEMPTS = 3

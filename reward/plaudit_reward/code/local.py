@@ -9,10 +9,10 @@ from typing import Literal
 from plaudit_reward.code.backend import CaseResult
 from plaudit_reward.code.cases import Case
 from plaudit_reward.code.compare import same_output, same_result
-from plaudit_reward.code.limits import Limits
-from plaudit_reward.code.messages import Run
-from plaudit_reward.code.sandbox import Sandbox
-from plaudit_reward.code.values import decode_value
+from plaudit_reward.code.sandbox.limits import Limits
+from plaudit_reward.code.sandbox.messages import Run
+from plaudit_reward.code.sandbox.sandbox import Sandbox
+from plaudit_reward.code.sandbox.values import decode_value
 
 _LONG_BYTES = 1 << 18
 """Longer output is compared in a thread: the worker's event loop has others to serve."""

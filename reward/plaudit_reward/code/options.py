@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import msgspec
 
-from plaudit_reward.code.limits import Limits
+from plaudit_reward.code.sandbox.limits import Limits
 from plaudit_reward.errors import ConfigurationError
 
 _FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}

@@ -18,9 +18,9 @@ from plaudit_reward.code.fusion import FusionBackend
 from plaudit_reward.code.local import LocalBackend
 from plaudit_reward.code.options import CodeOptions
 from plaudit_reward.errors import ScoreTimeoutError
-from plaudit_reward.sample import Sample
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import Attempt
+from plaudit_wire.sample import Sample
 
 
 class CodeScorer:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from plaudit_reward.function import UserFunction
+from plaudit_reward.functions.function import UserFunction
 from plaudit_reward.isolation.messages import Finished, Work, frame
 from plaudit_reward.score import Score
 

@@ -17,7 +17,7 @@ import sys
 import threading
 
 from plaudit_reward.errors import ConfigurationError
-from plaudit_reward.function import UserFunction
+from plaudit_reward.functions.function import UserFunction
 from plaudit_reward.isolation.messages import Channel, Load, Loaded, Refused
 from plaudit_reward.isolation.sequential import run_sequential
 from plaudit_reward.isolation.threads import run_threads

@@ -15,12 +15,12 @@ import traceback
 from typing import Any
 
 from plaudit_reward.errors import ConfigurationError
-from plaudit_reward.function import UserFunction
+from plaudit_reward.functions.function import UserFunction
+from plaudit_reward.functions.target import Description
 from plaudit_reward.isolation.call import finished, num_scores
 from plaudit_reward.isolation.messages import Blocked, Channel, Drop, FromPool, Loaded, Started, Work
 from plaudit_reward.isolation.sequential import run_sequential
 from plaudit_reward.score import Score
-from plaudit_reward.target import Description
 
 _LOOK_EVERY_S = 0.25
 _BLOCKED_AFTER_S = 0.25

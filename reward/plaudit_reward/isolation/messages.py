@@ -23,9 +23,9 @@ from typing import Any
 
 import msgspec
 
-from plaudit_reward.sample import Sample
+from plaudit_reward.functions.target import Description, Target
 from plaudit_reward.score import Score
-from plaudit_reward.target import Description, Target
+from plaudit_wire.sample import Sample
 
 _LENGTH = struct.Struct("<I")
 READ_BYTES = 1 << 20

@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from plaudit_reward.errors import InfrastructureError
-from plaudit_reward.isolation.crew import Crew
-from plaudit_reward.isolation.guilt import judge_death, spare_neighbours, timed_out
+from plaudit_reward.functions.target import Description, Target
+from plaudit_reward.isolation.blame import judge_death, spare_neighbours, timed_out
+from plaudit_reward.isolation.child_processes import Crew
 from plaudit_reward.isolation.messages import Blocked, Dropped, Finished, FromChild, Started, Work
 from plaudit_reward.isolation.slot import Call, Pace, Slot
 from plaudit_reward.isolation.watch import Watch
-from plaudit_reward.sample import Sample
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import Attempt
-from plaudit_reward.target import Description, Target
+from plaudit_wire.sample import Sample
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from plaudit_reward.function import UserFunction
+from plaudit_reward.functions.function import UserFunction
 from plaudit_reward.isolation.call import Resolve, perform
 from plaudit_reward.isolation.messages import Channel, Drop, Dropped, FromChild, FromPool, Started, Work
 

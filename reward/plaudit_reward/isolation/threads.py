@@ -6,7 +6,7 @@ import threading
 import time
 from queue import SimpleQueue
 
-from plaudit_reward.function import UserFunction
+from plaudit_reward.functions.function import UserFunction
 from plaudit_reward.isolation.call import perform
 from plaudit_reward.isolation.messages import Channel, Drop, Started, Work
 

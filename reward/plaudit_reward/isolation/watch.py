@@ -8,8 +8,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from plaudit_reward.isolation.crew import Crew
-from plaudit_reward.isolation.guilt import judge_limits
+from plaudit_reward.isolation.blame import judge_limits
+from plaudit_reward.isolation.child_processes import Crew
 from plaudit_reward.isolation.slot import Call, Pace, Slot
 
 _TICK_S = 0.05

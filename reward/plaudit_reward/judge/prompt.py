@@ -10,7 +10,7 @@ from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError, meta, no
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from plaudit_reward.errors import ConfigurationError, DataError
-from plaudit_reward.sample import Sample
+from plaudit_wire.sample import Sample
 
 _SHARED = ("prompt", "messages", "ground_truth", "data_source", "extra_info")
 

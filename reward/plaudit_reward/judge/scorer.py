@@ -8,6 +8,7 @@ from functools import partial
 
 import msgspec
 
+from plaudit_reward.functions.result import extra_of
 from plaudit_reward.judge.circuit import Circuit
 from plaudit_reward.judge.client import Answer, JudgeClient
 from plaudit_reward.judge.estimate import TokenEstimate
@@ -17,10 +18,9 @@ from plaudit_reward.judge.limits import NEVER_SENT
 from plaudit_reward.judge.parse import Parser
 from plaudit_reward.judge.prompt import PromptTemplate
 from plaudit_reward.judge.usage import UsageReport
-from plaudit_reward.result import extra_of
-from plaudit_reward.sample import Sample
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import Attempt
+from plaudit_wire.sample import Sample
 
 _LEAST_PARSE_S = 1.0
 

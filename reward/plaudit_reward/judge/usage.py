@@ -1,6 +1,6 @@
 """What a judge costs: requests by how they ended, and tokens. Counted here, added up over all workers in Redis.
 
-Read by the metrics service (``plaudit_metrics.keys``): losing some with a killed worker loses figures, never a sample.
+Read by the metrics service (``plaudit_wire.names``): losing some with a killed worker loses figures, never a sample.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import Counter
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from plaudit_metrics.keys import Keys
+from plaudit_wire.names import Names
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class UsageReport:
         self._judge = judge
         self._usage = usage
         self._client = client
-        self._keys = Keys(run)
+        self._keys = Names(run)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:

@@ -22,9 +22,9 @@ import msgspec
 from plaudit_reward.errors import ConfigurationError, DataError, InfrastructureError, ScoreTimeoutError
 from plaudit_reward.model_client.addresses import find
 from plaudit_reward.model_client.replicas import Replica, Replicas
-from plaudit_reward.sample import Sample
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import Attempt
+from plaudit_wire.sample import Sample
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from plaudit_metrics.http_server import HttpServer
+from plaudit_metrics.service.http_server import HttpServer
 from plaudit_reward.model_server.api import Api
 from plaudit_reward.model_server.batcher import Batcher, BatchLimits, Forward
 from plaudit_reward.model_server.series import Series

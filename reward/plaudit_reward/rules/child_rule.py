@@ -7,8 +7,8 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from plaudit_reward.sample import Sample
 from plaudit_reward.score import Score
+from plaudit_wire.sample import Sample
 
 
 class ChildRule:

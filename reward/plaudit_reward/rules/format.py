@@ -6,7 +6,7 @@ import re
 from typing import Literal
 
 from plaudit_reward.errors import ConfigurationError
-from plaudit_reward.sample import Sample
+from plaudit_wire.sample import Sample
 
 
 def matches_format(sample: Sample, *, pattern: str, match: Literal["full", "start", "anywhere"] = "full") -> float:

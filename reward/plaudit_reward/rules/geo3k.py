@@ -12,12 +12,12 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from plaudit_reward.rules.boxed import last_braced
 from plaudit_reward.rules.cpu_limit import shown_within
-from plaudit_reward.rules.prm800k import MATHRULER, same_answer
+from plaudit_reward.rules.mathematics.boxed import last_braced
+from plaudit_reward.rules.mathematics.prm800k import MATHRULER, same_answer
 from plaudit_reward.rules.truth import text_truth
-from plaudit_reward.sample import Sample
 from plaudit_reward.score import Score
+from plaudit_wire.sample import Sample
 
 _FORM = ("</think>", "\\boxed{", "}")
 _NO_ANSWER = "None"

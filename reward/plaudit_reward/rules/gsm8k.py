@@ -11,7 +11,7 @@ import re
 from decimal import Decimal, InvalidOperation
 
 from plaudit_reward.rules.truth import text_truth
-from plaudit_reward.sample import Sample
+from plaudit_wire.sample import Sample
 
 NUM_TAIL_CHARACTERS = 300
 """Only so much of the response is looked at."""

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import re
 
-from plaudit_reward.rules.boxed import last_braced
+from plaudit_reward.rules.mathematics.boxed import last_braced
 from plaudit_reward.rules.truth import text_truth
-from plaudit_reward.sample import Sample
 from plaudit_reward.score import Score
+from plaudit_wire.sample import Sample
 
 NUM_TAIL_CHARACTERS = 300
 """Only so much of the response is looked at."""

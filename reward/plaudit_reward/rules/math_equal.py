@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from plaudit_reward.rules.arithmetic import evaluate
+from plaudit_reward.rules.mathematics.arithmetic import evaluate
 
 _TOLERANCE = 1e-4
 _MAX_CHARACTERS = 1000

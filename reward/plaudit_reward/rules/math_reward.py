@@ -7,10 +7,10 @@ the next ``$``; ``\fbox{5}`` and ``\boxed`` with braces on the next line count a
 
 from __future__ import annotations
 
-from plaudit_reward.rules.boxed import closing_brace, last_box
-from plaudit_reward.rules.hendrycks import MalformedError, normal_form
+from plaudit_reward.rules.mathematics.boxed import closing_brace, last_box
+from plaudit_reward.rules.mathematics.hendrycks import MalformedError, normal_form
 from plaudit_reward.rules.truth import text_truth
-from plaudit_reward.sample import Sample
+from plaudit_wire.sample import Sample
 
 _SPACED = "\\boxed "
 _BRACED = "\\boxed{"

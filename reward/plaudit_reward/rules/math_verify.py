@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from plaudit_reward.rules.cpu_limit import shown_within
 from plaudit_reward.rules.truth import text_truth
-from plaudit_reward.sample import Sample
+from plaudit_wire.sample import Sample
 
 _LIBRARY = "math_verify"
 

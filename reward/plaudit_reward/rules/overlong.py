@@ -15,8 +15,8 @@ from typing import Annotated
 from msgspec import Meta
 
 from plaudit_reward.errors import ConfigurationError, DataError
-from plaudit_reward.sample import Sample
 from plaudit_reward.score import Score
+from plaudit_wire.sample import Sample
 
 
 def overlong(

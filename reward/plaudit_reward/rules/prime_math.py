@@ -15,11 +15,11 @@ from typing import Annotated
 from msgspec import Meta
 
 from plaudit_reward.errors import DataError
-from plaudit_reward.rules.boxed import closing_brace
 from plaudit_reward.rules.cpu_limit import shown_within
 from plaudit_reward.rules.math_equal import Comparison, math_equal
-from plaudit_reward.rules.prm800k import PRIME, same_answer
-from plaudit_reward.sample import Sample
+from plaudit_reward.rules.mathematics.boxed import closing_brace
+from plaudit_reward.rules.mathematics.prm800k import PRIME, same_answer
+from plaudit_wire.sample import Sample
 
 _BEFORE = ("answer:", "answer is", "answers are")
 _AFTER = ("is answer", "is the answer", "are answers", "are the answers")

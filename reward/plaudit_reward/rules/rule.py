@@ -16,12 +16,12 @@ from typing import Any, Protocol
 import msgspec
 
 from plaudit_reward.errors import ConfigurationError
-from plaudit_reward.function_scorer import FunctionScorer
+from plaudit_reward.functions.target import Target
+from plaudit_reward.isolation.function_scorer import FunctionScorer
 from plaudit_reward.rules.child_rule import ChildRule
-from plaudit_reward.sample import Sample
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import Attempt, Scorer
-from plaudit_reward.target import Target
+from plaudit_wire.sample import Sample
 
 _ALWAYS_ROOM = 1_000_000
 

@@ -12,7 +12,7 @@ import string
 from typing import Any
 
 from plaudit_reward.errors import DataError
-from plaudit_reward.sample import Sample
+from plaudit_wire.sample import Sample
 
 _OPENING, _CLOSING = "<answer>", "</answer>"
 _MAX_TAGS = 10

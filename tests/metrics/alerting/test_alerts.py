@@ -17,7 +17,7 @@ from plaudit_metrics.alerting import thresholds
 from plaudit_metrics.alerting.alerts import ALERTS, RUNBOOK
 from plaudit_metrics.alerting.windows import Windows
 from plaudit_metrics.generate import files
-from plaudit_metrics.series import Series
+from plaudit_metrics.service.series import Series
 
 REPOSITORY = Path(__file__).parents[3]
 PROMETHEUS_FILES = ("rules/plaudit.yaml", "alerts/run.yaml", "alerts/operator.yaml")

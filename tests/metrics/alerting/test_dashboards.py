@@ -17,9 +17,9 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client import start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 
-from plaudit_metrics.series import Series
+from plaudit_metrics.service.series import Series
 from plaudit_operator.cache import Cache
-from plaudit_operator.kinds import RLJOB
+from plaudit_operator.runtime.kinds import RLJOB
 from plaudit_operator.series import Series as OperatorSeries
 
 REPOSITORY = Path(__file__).parents[3]

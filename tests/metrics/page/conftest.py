@@ -29,12 +29,12 @@ import pytest
 from redis import Redis
 from websockets.sync.client import ClientConnection, connect
 
-from plaudit_metrics.events import EventRecord, encode_event
-from plaudit_metrics.keys import WATCHED_GROUPS, Keys
-from plaudit_metrics.records import GroupRecord, SampleRecord, ScorerRecord, StepRecord, WaitRecord, WorkerRecord
-from plaudit_metrics.redis_address import RedisAddress
-from plaudit_metrics.service import ServiceSettings, serve
-from plaudit_metrics.steps import step_record
+from plaudit_metrics.service.serve import ServiceSettings, serve
+from plaudit_metrics.sources.events import EventRecord, encode_event
+from plaudit_metrics.statistics.steps import step_record
+from plaudit_wire.names import CONSUMER_GROUPS, Names
+from plaudit_wire.records import GroupRecord, SampleRecord, ScorerRecord, StepRecord, WaitRecord, WorkerRecord
+from plaudit_wire.redis_address import RedisAddress
 from plaudit_workers.launch.redis_server import RedisServer, free_port
 
 Build = Callable[..., Any]
@@ -168,7 +168,7 @@ class Site:
 
     url: str
     redis: Redis
-    keys: Keys
+    keys: Names
     builder: RunBuilder
     stop: Callable[[], None]
 
@@ -181,14 +181,14 @@ class Site:
         """Puts work into a stream, of which one entry is taken."""
         for _ in range(count):
             self.redis.xadd(self.keys.stream(stream), {b"id": b"x"})
-        self.redis.xreadgroup(WATCHED_GROUPS[stream], "worker", {self.keys.stream(stream): ">"}, count=1)
+        self.redis.xreadgroup(CONSUMER_GROUPS[stream], "worker", {self.keys.stream(stream): ">"}, count=1)
 
 
 def open_site(redis_server: RedisServer, run: str, builder: RunBuilder) -> Site:
     """Starts a service in a thread of its own."""
     redis = Redis.from_url(redis_server.url, password=redis_server.password, protocol=2)
-    keys = Keys(run)
-    for stream, group in WATCHED_GROUPS.items():
+    keys = Names(run)
+    for stream, group in CONSUMER_GROUPS.items():
         redis.xgroup_create(keys.stream(stream), group, mkstream=True)
     heard = time.time() + 3600
     for worker in (

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from plaudit_metrics.page import FOLDER
+from plaudit_metrics.service.page import FOLDER
 
 PARTS = ("trainer", "generation", "sample_queue", "limiter", "score", "group_scorer", "ready_queue")
 SIGHT = {

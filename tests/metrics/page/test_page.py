@@ -15,7 +15,7 @@ import httpx
 import pytest
 from PIL import Image
 
-from plaudit_metrics.page import FILES, FOLDER, library
+from plaudit_metrics.service.page import FILES, FOLDER, library
 
 Tab = Any
 Site = Any

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from plaudit_metrics.commands import report, report_arguments
-from plaudit_metrics.history import append_step
-from plaudit_metrics.records import GroupRecord, SampleRecord
-from plaudit_reward.sample import Sample
-from plaudit_workers.stream.records import Body, Group, GroupSample, PolicyVersion, Prompt, Sampling
-from plaudit_workers.training.store import store_groups
+from plaudit_metrics.sources.history import append_step
+from plaudit_metrics.terminal.commands import report, report_arguments
+from plaudit_wire.messages import Body, PolicyVersion, Prompt, Sampling
+from plaudit_wire.records import GroupRecord, SampleRecord
+from plaudit_wire.sample import Sample
+from plaudit_workers.stream.group import Group, GroupSample
+from plaudit_workers.training.run.stored_samples import store_groups
 
 Tab = Any
 RunBuilder = Any

@@ -16,9 +16,9 @@ import pytest
 from plaudit_reward.code.options import CodeOptions
 from plaudit_reward.code.scorer import CodeScorer
 from plaudit_reward.errors import DataError, InfrastructureError, ScoreTimeoutError
-from plaudit_reward.sample import Sample
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import Attempt
+from plaudit_wire.sample import Sample
 
 Answer = tuple[int, dict[str, str], Any]
 TROUBLE: Answer = (503, {"Retry-After": "0"}, {})

@@ -11,7 +11,7 @@ import pytest
 from plaudit_reward.code.cases import Case, cases_of
 from plaudit_reward.code.compare import same_output, same_result
 from plaudit_reward.code.options import CodeOptions
-from plaudit_reward.code.values import decode_value, encode_value
+from plaudit_reward.code.sandbox.values import decode_value, encode_value
 from plaudit_reward.errors import ConfigurationError, DataError
 from plaudit_reward.rules.routing import RULES, rule_of
 

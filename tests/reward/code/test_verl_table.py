@@ -7,8 +7,8 @@ from pathlib import Path
 
 from plaudit_reward.code.options import CodeOptions
 from plaudit_reward.code.scorer import CodeScorer
-from plaudit_reward.sample import Sample
 from plaudit_reward.scorer import Attempt
+from plaudit_wire.sample import Sample
 
 ROWS = [json.loads(line) for line in Path(__file__).with_name("verl_0.9.1.jsonl").read_text().splitlines()]
 

@@ -21,11 +21,11 @@ from typing import Any
 import msgspec
 
 from plaudit_reward.code.options import CodeOptions
+from plaudit_reward.code.sandbox.seccomp import install
 from plaudit_reward.code.scorer import CodeScorer
-from plaudit_reward.code.seccomp import install
 from plaudit_reward.errors import RewardError
-from plaudit_reward.sample import Sample
 from plaudit_reward.scorer import Attempt
+from plaudit_wire.sample import Sample
 
 UNSHARE = {"x86_64": 272, "aarch64": 97}[platform.machine()]
 LANDLOCK_CREATE_RULESET = 444

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from plaudit_reward.errors import InfrastructureError, ScoreTimeoutError
-from plaudit_reward.sample import Sample
 from plaudit_reward.scorer import Attempt
+from plaudit_wire.sample import Sample
 
 Open = Callable[..., Any]
 MakeSample = Callable[..., Sample]

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from plaudit_reward.errors import InfrastructureError, ScoreTimeoutError
-from plaudit_reward.sample import Sample
 from plaudit_reward.scorer import Attempt
+from plaudit_wire.sample import Sample
 
 Open = Callable[..., Any]
 MakeSample = Callable[..., Sample]

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from plaudit_metrics.redis_connection import redis_client
 from plaudit_reward.judge.client import JudgeClient
 from plaudit_reward.judge.estimate import TokenEstimate
 from plaudit_reward.judge.limiter import Limiter
@@ -21,6 +20,7 @@ from plaudit_reward.judge.prompt import PromptTemplate
 from plaudit_reward.judge.redis_budget import RedisBudget
 from plaudit_reward.judge.scorer import JudgeScorer
 from plaudit_reward.judge.usage import Usage
+from plaudit_wire.redis_connection import redis_client
 from plaudit_workers.launch.redis_server import RedisServer
 
 

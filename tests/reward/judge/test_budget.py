@@ -249,7 +249,7 @@ async def test_the_budget_of_one_process_decides_as_the_one_in_redis(
     redis_server: RedisServer, limits: Limits, moves: list[tuple[list[int], int, int]]
 ) -> None:
     """``moves``: tokens of those that come, how many end, and what the first of these cost (-1: never sent)."""
-    from plaudit_metrics.redis_connection import redis_client
+    from plaudit_wire.redis_connection import redis_client
 
     client = redis_client(redis_server.url, password=redis_server.password)
     shared = RedisBudget(client, f"plaudit:{{test-{time.monotonic_ns()}}}", "w", limits, lease_s=0.1)

@@ -13,10 +13,10 @@ import pytest
 from plaudit_reward.errors import CallTimeoutError, DataError, InfrastructureError
 from plaudit_reward.judge.failures import BusyError, CircuitOpenError, EndpointRefusedError, retry_after_s
 from plaudit_reward.judge.usage import Usage
-from plaudit_reward.pipeline import Pipeline
-from plaudit_reward.sample import Sample
+from plaudit_reward.pipeline.pipeline import Pipeline
+from plaudit_reward.pipeline.stage import Rules, Stage
 from plaudit_reward.scorer import Attempt
-from plaudit_reward.stage import Rules, Stage
+from plaudit_wire.sample import Sample
 
 Make = Callable[..., Any]
 

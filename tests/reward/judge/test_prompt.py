@@ -10,7 +10,7 @@ import pytest
 
 from plaudit_reward.errors import ConfigurationError, DataError
 from plaudit_reward.judge.prompt import PromptTemplate
-from plaudit_reward.sample import Sample
+from plaudit_wire.sample import Sample
 
 Make = Callable[..., Sample]
 

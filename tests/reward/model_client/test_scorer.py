@@ -13,10 +13,10 @@ import pytest
 from plaudit_reward.errors import ConfigurationError, DataError, InfrastructureError, RewardError, ScoreTimeoutError
 from plaudit_reward.model_client.addresses import find
 from plaudit_reward.model_client.scorer import ModelScorer, request_body
-from plaudit_reward.pipeline import Pipeline
-from plaudit_reward.sample import Sample
+from plaudit_reward.pipeline.pipeline import Pipeline
+from plaudit_reward.pipeline.stage import Rules, Stage
 from plaudit_reward.scorer import Attempt
-from plaudit_reward.stage import Rules, Stage
+from plaudit_wire.sample import Sample
 
 Servers = Callable[[int], Awaitable[list[Any]]]
 Open = Callable[..., Awaitable[ModelScorer]]

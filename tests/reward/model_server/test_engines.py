@@ -13,8 +13,8 @@ import pytest
 
 from plaudit_reward.errors import DataError
 from plaudit_reward.model_client.scorer import ModelScorer
-from plaudit_reward.sample import Sample
 from plaudit_reward.scorer import Attempt
+from plaudit_wire.sample import Sample
 
 pytestmark = pytest.mark.timeout(560)
 

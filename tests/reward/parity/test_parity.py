@@ -12,8 +12,8 @@ import pytest
 from plaudit_reward.errors import DataError
 from plaudit_reward.rules.routing import PREFIXES, RULES, SOURCES, rule_of
 from plaudit_reward.rules.rule import FunctionRule
-from plaudit_reward.sample import Sample
 from plaudit_reward.score import Score
+from plaudit_wire.sample import Sample
 
 FOLDER = Path(__file__).parent
 CASES = runpy.run_path(str(FOLDER / "cases.py"))["CASES"]

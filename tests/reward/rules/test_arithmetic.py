@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from plaudit_reward.rules.arithmetic import evaluate
+from plaudit_reward.rules.mathematics.arithmetic import evaluate
 from plaudit_reward.rules.prime_math import prime_math
-from plaudit_reward.sample import Sample
+from plaudit_wire.sample import Sample
 
 
 @pytest.mark.parametrize(

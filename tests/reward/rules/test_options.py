@@ -14,7 +14,7 @@ from plaudit_reward.rules.cpu_limit import OutOfTimeError, cpu_limit
 from plaudit_reward.rules.format import matches_format
 from plaudit_reward.rules.math_verify import math_verify, verified
 from plaudit_reward.rules.overlong import overlong
-from plaudit_reward.sample import Sample
+from plaudit_wire.sample import Sample
 
 MakeSample = Callable[..., Sample]
 

@@ -13,13 +13,13 @@ import pytest
 import yaml
 
 from plaudit_workers.client import RewardClient
-from plaudit_workers.job.load import load_job
+from plaudit_workers.job.loading.load import load_job
 from plaudit_workers.launch.redis_server import RedisServer
 from plaudit_workers.scoring.build import build_pipeline
 from plaudit_workers.scoring.offer import offering
 from plaudit_workers.scoring.worker import ScoringOptions, ScoringWorker
 from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.consumer import ConsumerOptions
+from plaudit_workers.stream.worker.consumer import ConsumerOptions
 
 REWARD = """
 import pathlib, time

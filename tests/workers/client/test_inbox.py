@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from plaudit_metrics.records import ScoringRecord
-from plaudit_reward.sample import Sample
+from plaudit_wire.records import ScoringRecord
+from plaudit_wire.sample import Sample
 from plaudit_workers.client.inbox import Inbox
 from plaudit_workers.stream.sessions import GroupResult, SampleResult
 

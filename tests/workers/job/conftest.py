@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from plaudit_workers.job.document import Document
-from plaudit_workers.job.load import parse_job
+from plaudit_workers.job.loading.document import Document
+from plaudit_workers.job.loading.load import parse_job
 from plaudit_workers.job.problem import JobError, Problem
 
 SMALL_JOB = """

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from plaudit_workers.job.check_files import check_files
-from plaudit_workers.job.load import load_job
+from plaudit_workers.job.checks.files import check_files
+from plaudit_workers.job.loading.load import load_job
 
 ROW = {
     "data_source": "openai/gsm8k",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from plaudit_workers.job.load import load_job
+from plaudit_workers.job.loading.load import load_job
 from plaudit_workers.job.problem import JobError, Problem
 
 BAD = """\

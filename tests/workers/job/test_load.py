@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from plaudit_workers.job.load import load_job, locate, parse_job, read_job
+from plaudit_workers.job.loading.load import load_job, locate, parse_job, read_job
 from plaudit_workers.job.problem import JobError, Problem
-from plaudit_workers.job.rljob import RLJob
+from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.process import RefusedError
 
 

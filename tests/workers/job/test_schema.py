@@ -9,10 +9,10 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from plaudit_workers.job import reference
-from plaudit_workers.job.rljob import RLJob
-from plaudit_workers.job.schema import job_schema
-from plaudit_workers.job.words import section_of
+from plaudit_workers.job.loading import reference
+from plaudit_workers.job.loading.field_errors import section_of
+from plaudit_workers.job.loading.schema import job_schema
+from plaudit_workers.job.spec.rljob import RLJob
 
 MUTABLE = {
     "spec.scheduling.suspend",

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from plaudit_workers.job.kubernetes import kubernetes_problems
-from plaudit_workers.job.load import parse_job, read_job
-from plaudit_workers.job.support import ignored, unsupported
+from plaudit_workers.job.checks.kubernetes import kubernetes_problems
+from plaudit_workers.job.checks.support import ignored, unsupported
+from plaudit_workers.job.loading.load import parse_job, read_job
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 

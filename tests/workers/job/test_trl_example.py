@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from plaudit_reward.check import problem_of
-from plaudit_reward.target import Target
-from plaudit_workers.job.load import load_job
-from plaudit_workers.job.support import unsupported
+from plaudit_reward.functions.check import problem_of
+from plaudit_reward.functions.target import Target
+from plaudit_workers.job.checks.support import unsupported
+from plaudit_workers.job.loading.load import load_job
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "06-trl-reward"
 

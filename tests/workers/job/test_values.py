@@ -2,8 +2,8 @@
 
 import pytest
 
-from plaudit_workers.job.section import SecretKey
-from plaudit_workers.job.transport import ManagedRedis
+from plaudit_workers.job.spec.section import SecretKey
+from plaudit_workers.job.spec.transport import ManagedRedis
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from plaudit_workers.job.scorers import RewardModel
+from plaudit_workers.job.spec.scorers import RewardModel
 from plaudit_workers.launch.model_command import server_command, server_environment
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plaudit_metrics.redis_address import RedisAddress
+from plaudit_wire.redis_address import RedisAddress
 from plaudit_workers.launch.model_server import Place, serve
 from plaudit_workers.process import ProcessSettings, RefusedError
 

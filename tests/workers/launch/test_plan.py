@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from plaudit_workers.job.load import parse_job
+from plaudit_workers.job.loading.load import parse_job
 from plaudit_workers.launch.plan import ProcessPlan, Role, RunContext, plan_processes, share_gpus
 from plaudit_workers.stream.connection import RedisAddress
 

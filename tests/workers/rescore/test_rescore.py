@@ -14,7 +14,7 @@ import pytest
 
 from plaudit_workers.cli import EXIT_REFUSED, main
 from plaudit_workers.rescore.comparison import Change, Comparison, rank_correlation
-from plaudit_workers.training.store import _COLUMNS
+from plaudit_workers.training.run.stored_samples import _COLUMNS
 
 REWARDS = """
 def length(solution_str):

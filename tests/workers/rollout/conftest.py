@@ -12,17 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from plaudit_wire.messages import Announcement, PolicyVersion, Prompt, Sampling
 from plaudit_workers.launch.redis_server import RedisServer
 from plaudit_workers.rollout.agents.agent import Agent
 from plaudit_workers.rollout.agents.single_turn import SingleTurn
-from plaudit_workers.rollout.engine import Engine
-from plaudit_workers.rollout.script import Constant, Script
-from plaudit_workers.rollout.scripted_engine import ScriptedEngine
+from plaudit_workers.rollout.engines.protocol import Engine
+from plaudit_workers.rollout.engines.script import Constant, Script
+from plaudit_workers.rollout.engines.scripted import ScriptedEngine
 from plaudit_workers.rollout.worker import RolloutOptions, RolloutWorker
 from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.consumer import ConsumerOptions
-from plaudit_workers.stream.groups import StreamLimits, TrainerStreams
-from plaudit_workers.stream.records import Announcement, Group, PolicyVersion, Prompt, Sampling
+from plaudit_workers.stream.group import Group
+from plaudit_workers.stream.trainer.groups import StreamLimits, TrainerStreams
+from plaudit_workers.stream.worker.consumer import ConsumerOptions
 
 PROMPT_IDS = [4, 5, 6, 7]
 QUICK = ConsumerOptions(block_s=0.05, reclaim_every_s=0.05, renew_every_s=0.1)

@@ -5,7 +5,7 @@ import pytest
 from plaudit_workers.process import RefusedError
 from plaudit_workers.rollout.agents.agent import Trajectory
 from plaudit_workers.rollout.agents.custom import load_agent
-from plaudit_workers.rollout.engine import FinishedSample
+from plaudit_workers.rollout.engines.protocol import FinishedSample
 
 TWO_TURNS = """
 import numpy as np

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plaudit_wire.messages import PolicyVersion, Sampling
 from plaudit_workers.process import RefusedError
-from plaudit_workers.rollout.engine import Engine, SampleRequest
-from plaudit_workers.rollout.script import Constant, Exponential, LogNormal, Script, Uniform
-from plaudit_workers.rollout.scripted_engine import ScriptedEngine
-from plaudit_workers.stream.records import PolicyVersion, Sampling
+from plaudit_workers.rollout.engines.protocol import Engine, SampleRequest
+from plaudit_workers.rollout.engines.script import Constant, Exponential, LogNormal, Script, Uniform
+from plaudit_workers.rollout.engines.scripted import ScriptedEngine
 
 NOWHERE = Path("nowhere")
 V0, V1 = PolicyVersion(1, 0), PolicyVersion(1, 1)

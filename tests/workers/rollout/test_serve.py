@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from plaudit_metrics.redis_address import RedisAddress
+from plaudit_wire.redis_address import RedisAddress
 from plaudit_workers.launch.redis_server import free_port
 from plaudit_workers.process import ProcessSettings, RefusedError
 from plaudit_workers.rollout.worker import serve

@@ -7,14 +7,19 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from plaudit_wire.messages import PolicyVersion, Sampling
 from plaudit_workers.process import RefusedError
 from plaudit_workers.rollout.agents.single_turn import SingleTurn
-from plaudit_workers.rollout.engine import FinishedSample, RefusedSample, SampleRequest, WeightsUnreadableError
-from plaudit_workers.rollout.vllm_arguments import VllmSettings
-from plaudit_workers.rollout.vllm_engine import VllmEngine
+from plaudit_workers.rollout.engines.protocol import (
+    FinishedSample,
+    RefusedSample,
+    SampleRequest,
+    WeightsUnreadableError,
+)
+from plaudit_workers.rollout.engines.vllm_arguments import VllmSettings
+from plaudit_workers.rollout.engines.vllm_engine import VllmEngine
 from plaudit_workers.rollout.worker import RolloutOptions, RolloutWorker
 from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.records import PolicyVersion, Sampling
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),

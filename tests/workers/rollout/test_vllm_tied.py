@@ -6,10 +6,10 @@ import threading
 import numpy as np
 import pytest
 
-from plaudit_workers.rollout.engine import SampleRequest
-from plaudit_workers.rollout.vllm_arguments import VllmSettings
-from plaudit_workers.rollout.vllm_engine import VllmEngine
-from plaudit_workers.stream.records import PolicyVersion, Sampling
+from plaudit_wire.messages import PolicyVersion, Sampling
+from plaudit_workers.rollout.engines.protocol import SampleRequest
+from plaudit_workers.rollout.engines.vllm_arguments import VllmSettings
+from plaudit_workers.rollout.engines.vllm_engine import VllmEngine
 
 pytestmark = [
     pytest.mark.timeout(300),

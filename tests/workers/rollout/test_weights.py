@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 
-from plaudit_workers.rollout.engine import WeightsUnreadableError
-from plaudit_workers.rollout.script import Script
-from plaudit_workers.rollout.scripted_engine import ScriptedEngine
+from plaudit_workers.rollout.engines.protocol import WeightsUnreadableError
+from plaudit_workers.rollout.engines.script import Script
+from plaudit_workers.rollout.engines.scripted import ScriptedEngine
 from plaudit_workers.rollout.weights import PolicyWeights, mean_difference, read_probe
 
 

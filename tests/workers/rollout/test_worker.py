@@ -5,13 +5,13 @@ import asyncio
 import numpy as np
 import pytest
 
+from plaudit_wire.messages import PolicyVersion, Sampling
 from plaudit_workers.rollout.agents.agent import Trajectory
 from plaudit_workers.rollout.agents.single_turn import SingleTurn
-from plaudit_workers.rollout.engine import EngineFailedError
-from plaudit_workers.rollout.script import Constant, Script, Uniform
-from plaudit_workers.rollout.scripted_engine import ScriptedEngine
-from plaudit_workers.stream.consumer import Consumer, ConsumerOptions
-from plaudit_workers.stream.records import PolicyVersion, Sampling
+from plaudit_workers.rollout.engines.protocol import EngineFailedError
+from plaudit_workers.rollout.engines.script import Constant, Script, Uniform
+from plaudit_workers.rollout.engines.scripted import ScriptedEngine
+from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
 
 LONG = Sampling(max_tokens=100)
 

@@ -11,18 +11,19 @@ from typing import Any
 
 import pytest
 
-from plaudit_metrics.records import GenerationRecord
-from plaudit_reward.sample import Sample
-from plaudit_workers.job.reward import Reward
+from plaudit_wire.messages import Body, PolicyVersion, Prompt, Sampling
+from plaudit_wire.records import GenerationRecord
+from plaudit_wire.sample import Sample
+from plaudit_workers.job.spec.reward import Reward
 from plaudit_workers.launch.redis_server import RedisServer
 from plaudit_workers.scoring.build import build_pipeline
 from plaudit_workers.scoring.group_scope import has_group_scorers
 from plaudit_workers.scoring.worker import ScoringOptions, ScoringWorker
 from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.consumer import Consumer, ConsumerOptions
-from plaudit_workers.stream.groups import StreamLimits, TrainerStreams
-from plaudit_workers.stream.producer import publish
-from plaudit_workers.stream.records import Body, Group, PolicyVersion, Prompt, Sampling
+from plaudit_workers.stream.group import Group
+from plaudit_workers.stream.trainer.groups import StreamLimits, TrainerStreams
+from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
+from plaudit_workers.stream.worker.producer import publish
 
 RunWorker = Callable[..., AbstractAsyncContextManager[ScoringWorker]]
 

@@ -13,18 +13,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from plaudit_metrics.keys import Keys
-from plaudit_metrics.records import WorkerRecord
-from plaudit_metrics.surroundings import look
-from plaudit_metrics.trace_context import traceparent
-from plaudit_reward.sample import Sample
+from plaudit_metrics.sources.run_snapshot import look
+from plaudit_wire.names import Names
+from plaudit_wire.records import WorkerRecord
+from plaudit_wire.sample import Sample
+from plaudit_wire.trace_context import traceparent
 from plaudit_workers.launch.redis_server import RedisServer
 from plaudit_workers.process import RefusedError
 from plaudit_workers.scoring.build import build_pipeline
 from plaudit_workers.scoring.kinds.context import BuildContext
 from plaudit_workers.scoring.worker import ScoringOptions, ScoringWorker
 from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.consumer import ConsumerOptions
+from plaudit_workers.stream.worker.consumer import ConsumerOptions
 
 Make = Callable[..., Any]
 SAMPLE = Sample("t-0-1.0", 0, "d", "2 + 2?", "4")
@@ -85,7 +85,7 @@ async def test_workers_of_a_run_share_a_budget_and_report_what_they_used(
     await asyncio.gather(*waiting, return_exceptions=True)
     for pipeline in pipelines:
         await pipeline.close()
-    seen = await look(transport.commands, Keys(run_name))
+    seen = await look(transport.commands, Names(run_name))
     assert seen.judge_requests == {("big", "200"): 3}
     assert seen.judge_tokens == {("big", "prompt"): 21, ("big", "completion"): 9}
 
@@ -217,7 +217,7 @@ async def test_an_open_circuit_is_in_the_heartbeat_and_holds_the_stream_back(
     record = None
     while record is None or not record.circuits_open:
         await asyncio.sleep(0.05)
-        encoded = await own.commands.hget(Keys(run_name).worker_records, "reward-0")
+        encoded = await own.commands.hget(Names(run_name).worker_records, "reward-0")
         record = msgspec.msgpack.decode(encoded, type=WorkerRecord) if encoded else None
     assert record.circuits_open == ["big"]
     await server.start()

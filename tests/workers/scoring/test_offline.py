@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from plaudit_reward.pipeline import Pipeline
-from plaudit_reward.sample import Sample
+from plaudit_reward.pipeline.pipeline import Pipeline
+from plaudit_reward.pipeline.stage import Stage
 from plaudit_reward.scripted_scorer import ScriptedScorer
-from plaudit_reward.stage import Stage
+from plaudit_wire.sample import Sample
 from plaudit_workers.cli import main
-from plaudit_workers.scoring.offline import scored_in_order
-from plaudit_workers.scoring.stored import StoredReader
+from plaudit_workers.scoring.offline.score import scored_in_order
+from plaudit_workers.scoring.offline.stored import StoredReader
 
 RULE = "{name: rule, kind: rule}"
 Score = Callable[..., tuple[int, list[dict[str, Any]]]]

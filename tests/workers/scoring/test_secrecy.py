@@ -7,7 +7,7 @@ import ctypes
 import textwrap
 from pathlib import Path
 
-from plaudit_metrics.redis_address import RedisAddress, RedisTls
+from plaudit_wire.redis_address import RedisAddress, RedisTls
 from plaudit_workers.client import RewardClient
 from plaudit_workers.launch.redis_server import RedisServer
 from plaudit_workers.process import ProcessSettings

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from plaudit_metrics.records import GenerationRecord, ScoringRecord
-from plaudit_reward.sample import Sample
+from plaudit_wire.messages import Body, GroupDelivery, PolicyVersion, Prompt, Sampling
+from plaudit_wire.records import GenerationRecord, ScoringRecord
+from plaudit_wire.sample import Sample
 from plaudit_workers.launch.redis_server import RedisServer
-from plaudit_workers.stream.commits import commit
 from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.consumer import Consumer, ConsumerOptions
-from plaudit_workers.stream.groups import Admission, StreamLimits, TrainerStreams
-from plaudit_workers.stream.lease import Delivery
-from plaudit_workers.stream.producer import Publication, publish
-from plaudit_workers.stream.records import Body, GroupDelivery, PolicyVersion, Prompt, Sampling
+from plaudit_workers.stream.trainer.groups import Admission, StreamLimits, TrainerStreams
+from plaudit_workers.stream.worker.commits import commit
+from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
+from plaudit_workers.stream.worker.lease import Delivery
+from plaudit_workers.stream.worker.producer import Publication, publish
 
 PUBLISHED = Publication.published
 NO_WAITING: dict[str, Any] = {"block_s": 0.0, "reclaim_every_s": 0.0}

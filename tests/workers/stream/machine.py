@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 from stream_watched_machine import WatchedMachine  # conftest.py has loaded it
 
-from plaudit_workers.stream.groups import StreamLimits
+from plaudit_workers.stream.trainer.groups import StreamLimits
 
 
 class Machine(WatchedMachine):

@@ -13,13 +13,14 @@ from typing import Any
 
 from stream_world import Worker, World, score_of  # conftest.py has loaded it
 
-from plaudit_metrics.events import decode_event
-from plaudit_metrics.records import SampleRecord
-from plaudit_reward.sample import Sample
+from plaudit_metrics.sources.events import decode_event
+from plaudit_wire.codec import encode
+from plaudit_wire.messages import Service
+from plaudit_wire.records import SampleRecord
+from plaudit_wire.sample import Sample
 from plaudit_workers.stream.connection import RedisAddress
-from plaudit_workers.stream.records import Service, encode
-from plaudit_workers.stream.scripts import Scripts
 from plaudit_workers.stream.sessions import Session, SessionGoneError, SessionTakenError, Submission
+from plaudit_workers.stream.transitions.scripts import Scripts
 
 ROOM = 6
 

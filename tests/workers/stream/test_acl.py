@@ -18,19 +18,19 @@ from redis.backoff import ConstantBackoff
 from redis.exceptions import AuthenticationError, ResponseError
 from redis.retry import Retry
 
-from plaudit_metrics.redis_address import RedisAddress
-from plaudit_metrics.service import ServiceSettings
-from plaudit_metrics.service import serve as serve_metrics
+from plaudit_metrics.service.serve import ServiceSettings
+from plaudit_metrics.service.serve import serve as serve_metrics
 from plaudit_reward.judge.limits import NEVER_SENT, Limits, Report, Request, Settled
 from plaudit_reward.judge.redis_budget import RedisBudget
 from plaudit_reward.judge.usage import Usage, UsageReport
+from plaudit_wire.redis_address import RedisAddress
 from plaudit_workers.client import RewardClient
 from plaudit_workers.launch.redis_server import free_port
 from plaudit_workers.process import ProcessSettings, RefusedError
 from plaudit_workers.scoring.worker import serve as serve_reward
 from plaudit_workers.stream.access import ADMIN, GRANTS, PROBE, acl_file, users
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.scripts import Scripts
+from plaudit_workers.stream.transitions.scripts import Scripts
 
 RUN = "guarded-1"
 EVERYBODY = (*GRANTS, ADMIN)

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from plaudit_wire.messages import Announcement, PolicyVersion
 from plaudit_workers.launch.redis_server import RedisServer
 from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.groups import Admission, StaleIncarnationError, StreamLimits, TrainerStreams
-from plaudit_workers.stream.records import Announcement, PolicyVersion
+from plaudit_workers.stream.trainer.groups import Admission, StaleIncarnationError, StreamLimits, TrainerStreams
 
 
 async def test_training_and_validation_groups_have_bounds_of_their_own(run: Any, make: Any) -> None:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from plaudit_metrics.records import ScoringRecord
-from plaudit_workers.stream.commits import Commitment, commit, commit_group, read_group
+from plaudit_wire.records import ScoringRecord
 from plaudit_workers.stream.connection import Transport
+from plaudit_workers.stream.worker.commits import Commitment, commit, commit_group, read_group
 
 TIMEOUT = ScoringRecord("timeout", reason="the judge was silent")
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from plaudit_workers.stream.commits import commit
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.consumer import Consumer
-from plaudit_workers.stream.producer import publish
+from plaudit_workers.stream.worker.commits import commit
+from plaudit_workers.stream.worker.consumer import Consumer
+from plaudit_workers.stream.worker.producer import publish
 
 
 async def test_a_delivery_that_was_lost_on_the_way_comes_again_and_counts_once(run: Any, transport: Transport) -> None:

@@ -13,10 +13,10 @@ import pytest
 from plaudit_workers.cli import EXIT_REFUSED, main
 from plaudit_workers.deadletters.address import write_redis_address
 from plaudit_workers.deadletters.letters import DeadLetters, Letter
-from plaudit_workers.stream.bury import bury
-from plaudit_workers.stream.commits import commit
 from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.producer import publish, unpublished
+from plaudit_workers.stream.worker.commits import commit
+from plaudit_workers.stream.worker.dead_letter import bury
+from plaudit_workers.stream.worker.producer import publish, unpublished
 
 REASON = "3 workers were lost with it in work"
 

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from plaudit_metrics.events import EventRecord, decode_event
-from plaudit_metrics.records import SampleRecord, StepRecord, WorkerRecord
-from plaudit_workers.stream.commits import commit, commit_group, read_group
+from plaudit_metrics.sources.events import EventRecord, decode_event
+from plaudit_wire.records import SampleRecord, StepRecord, WorkerRecord
 from plaudit_workers.stream.connection import Transport
+from plaudit_workers.stream.worker.commits import commit, commit_group, read_group
 
 
 async def events(transport: Transport) -> list[EventRecord]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from plaudit_workers.stream.commits import commit
+from plaudit_workers.stream.worker.commits import commit
 
 
 async def test_past_the_deadline_of_its_group_scorers_a_sample_keeps_what_it_has_alone(run: Any, make: Any) -> None:

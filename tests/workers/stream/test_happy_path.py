@@ -2,14 +2,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from plaudit_reward.sample import Sample
-from plaudit_workers.stream.commits import Commitment, commit
+from plaudit_wire.messages import Announcement, PolicyVersion, Prompt
+from plaudit_wire.sample import Sample
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.consumer import Consumer, ConsumerOptions
-from plaudit_workers.stream.groups import Admission, StreamLimits, TrainerStreams
-from plaudit_workers.stream.ledger import Ledger
-from plaudit_workers.stream.producer import Publication, publish, unpublished
-from plaudit_workers.stream.records import Announcement, PolicyVersion, Prompt
+from plaudit_workers.stream.trainer.groups import Admission, StreamLimits, TrainerStreams
+from plaudit_workers.stream.trainer.ledger import Ledger
+from plaudit_workers.stream.worker.commits import Commitment, commit
+from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
+from plaudit_workers.stream.worker.producer import Publication, publish, unpublished
 
 
 async def test_one_group_goes_from_admission_to_close(transport: Transport, quick: ConsumerOptions, make: Any) -> None:

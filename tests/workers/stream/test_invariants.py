@@ -12,7 +12,7 @@ from hypothesis.errors import Flaky
 from hypothesis.stateful import run_state_machine_as_test
 
 from plaudit_workers.stream.connection import RedisAddress
-from plaudit_workers.stream.scripts import Scripts
+from plaudit_workers.stream.transitions.scripts import Scripts
 
 SEEDED_BUGS = {
     "I1: a sample may become terminal twice": ("commit", {"if g.ended then": "if false then"}),

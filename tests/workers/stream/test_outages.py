@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from plaudit_wire.messages import Announcement, PolicyVersion, Prompt
 from plaudit_workers.launch.redis_server import RedisServer
 from plaudit_workers.process import RefusedError
-from plaudit_workers.stream.commits import Commitment, commit
 from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.consumer import Consumer, ConsumerOptions
-from plaudit_workers.stream.groups import StreamLimits, TrainerStreams
-from plaudit_workers.stream.producer import Publication, publish, publish_many
-from plaudit_workers.stream.records import Announcement, PolicyVersion, Prompt
+from plaudit_workers.stream.trainer.groups import StreamLimits, TrainerStreams
+from plaudit_workers.stream.worker.commits import Commitment, commit
+from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
+from plaudit_workers.stream.worker.producer import Publication, publish, publish_many
 
 
 @pytest.fixture

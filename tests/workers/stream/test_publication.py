@@ -3,8 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.producer import Publication, discard, publish, unpublished
-from plaudit_workers.stream.scripts import Call
+from plaudit_workers.stream.transitions.scripts import Call
+from plaudit_workers.stream.worker.producer import Publication, discard, publish, unpublished
 
 
 async def test_the_first_published_index_counts_and_the_second_is_a_duplicate(run: Any, make: Any) -> None:

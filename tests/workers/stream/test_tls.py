@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import yaml
 
-from plaudit_metrics.redis_address import RedisAddress, RedisTls
-from plaudit_metrics.service import ServiceSettings
-from plaudit_metrics.service import serve as serve_metrics
+from plaudit_metrics.service.serve import ServiceSettings
+from plaudit_metrics.service.serve import serve as serve_metrics
+from plaudit_wire.redis_address import RedisAddress, RedisTls
 from plaudit_workers.client import RewardClient, ServiceError
-from plaudit_workers.job.load import load_job
+from plaudit_workers.job.loading.load import load_job
 from plaudit_workers.launch.external_redis import external_redis
 from plaudit_workers.process import EXIT_REFUSED, ProcessSettings, RefusedError
 from plaudit_workers.scoring.worker import serve as serve_reward

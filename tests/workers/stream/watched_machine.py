@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine
 from redis.exceptions import ResponseError
 
 from plaudit_workers.stream.connection import RedisAddress
-from plaudit_workers.stream.scripts import Scripts
+from plaudit_workers.stream.transitions.scripts import Scripts
 
 SEARCH = settings(
     deadline=None,

@@ -13,19 +13,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from plaudit_metrics.events import decode_event
-from plaudit_metrics.records import GenerationRecord, SampleRecord, ScoringRecord
-from plaudit_reward.sample import Sample
+from plaudit_metrics.sources.events import decode_event
+from plaudit_wire.messages import Body, PolicyVersion, Prompt, Sampling, encode_body
+from plaudit_wire.records import GenerationRecord, SampleRecord, ScoringRecord
+from plaudit_wire.sample import Sample
 from plaudit_workers.deadletters.letters import DeadLetters
-from plaudit_workers.stream.commits import commit, commit_group, discard, read_group
 from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.consumer import Consumer, ConsumerOptions
-from plaudit_workers.stream.groups import Admission, StaleIncarnationError, StreamLimits, TrainerStreams
-from plaudit_workers.stream.lease import Delivery
-from plaudit_workers.stream.ledger import Ledger
-from plaudit_workers.stream.producer import publish, unpublished
-from plaudit_workers.stream.records import Body, Group, PolicyVersion, Prompt, Sampling, encode_body
-from plaudit_workers.stream.scripts import Call, Scripts
+from plaudit_workers.stream.group import Group
+from plaudit_workers.stream.trainer.groups import Admission, StaleIncarnationError, StreamLimits, TrainerStreams
+from plaudit_workers.stream.trainer.ledger import Ledger
+from plaudit_workers.stream.transitions.scripts import Call, Scripts
+from plaudit_workers.stream.worker.commits import commit, commit_group, discard, read_group
+from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
+from plaudit_workers.stream.worker.lease import Delivery
+from plaudit_workers.stream.worker.producer import publish, unpublished
 
 # Nothing lapses by itself: the machine decides whose lease has lapsed.
 PATIENT = ConsumerOptions(lease_s=1e6, renew_every_s=1e6, block_s=0.0, reclaim_every_s=0.0)

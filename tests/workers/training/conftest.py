@@ -16,10 +16,11 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from plaudit_metrics.records import GenerationRecord, ScorerRecord, ScoringRecord, Stamps
-from plaudit_reward.sample import Sample
-from plaudit_workers.job.rljob import RLJob
-from plaudit_workers.stream.records import Body, Group, GroupSample, PolicyVersion, Prompt, Sampling
+from plaudit_wire.messages import Body, PolicyVersion, Prompt, Sampling
+from plaudit_wire.records import GenerationRecord, ScorerRecord, ScoringRecord, Stamps
+from plaudit_wire.sample import Sample
+from plaudit_workers.job.spec.rljob import RLJob
+from plaudit_workers.stream.group import Group, GroupSample
 
 SYMBOLS = [str(digit) for digit in range(10)] + ["=", "u", "a", "<pad>", "<eos>", "<unk>"]
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
-from plaudit_workers.job.rljob import RLJob
-from plaudit_workers.stream.records import PolicyVersion
-from plaudit_workers.training.checkpoint import load_checkpoint, save_checkpoint
-from plaudit_workers.training.commands import Follower
-from plaudit_workers.training.policy import Policy, build_policy
+from plaudit_wire.messages import PolicyVersion
+from plaudit_workers.job.spec.rljob import RLJob
+from plaudit_workers.training.backend.checkpoint import load_checkpoint, save_checkpoint
+from plaudit_workers.training.backend.commands import Follower
+from plaudit_workers.training.backend.policy import Policy, build_policy
 
 
 def lead(policy: Policy, folder: Path) -> None:

@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from plaudit_workers.stream.records import PolicyVersion
-from plaudit_workers.training.batch import make_batch
+from plaudit_wire.messages import PolicyVersion
+from plaudit_workers.training.model.batch import make_batch
 
 
 def with_mask(group, index, mask):

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from plaudit_workers.process import RefusedError
-from plaudit_workers.training.batch import make_batch
-from plaudit_workers.training.checkpoint import (
+from plaudit_workers.training.backend.checkpoint import (
     checkpoints,
     latest_checkpoint,
     load_checkpoint,
     read_extra,
     save_checkpoint,
 )
-from plaudit_workers.training.policy import build_policy
+from plaudit_workers.training.backend.policy import build_policy
+from plaudit_workers.training.model.batch import make_batch
 
 SCORES = [[0.0, 1.0, 0.5], [0.2, 0.4, None]]
 

@@ -9,11 +9,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from plaudit_workers.job.data import Data, TrainData, ValidationData
-from plaudit_workers.job.model import Model
+from plaudit_workers.job.spec.data import Data, TrainData, ValidationData
+from plaudit_workers.job.spec.model import Model
 from plaudit_workers.process import RefusedError
-from plaudit_workers.training.data import PromptData
-from plaudit_workers.training.model import load_tokenizer
+from plaudit_workers.training.data.dataset import PromptData
+from plaudit_workers.training.model.model import load_tokenizer
 
 
 @pytest.fixture

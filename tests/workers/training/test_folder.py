@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from plaudit_workers.process import RefusedError
-from plaudit_workers.training.folder import remove, remove_leftovers, whole_file, whole_folder
+from plaudit_workers.whole_files import remove, remove_leftovers, whole_file, whole_folder
 
 KILLED_WHILE_WRITING = """
 import os, pathlib, signal, sys

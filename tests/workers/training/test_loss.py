@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from plaudit_workers.job.algorithm import Loss
-from plaudit_workers.training.correction import correct
-from plaudit_workers.training.loss import TokenInputs, k3, policy_loss, token_weights
+from plaudit_workers.job.spec.algorithm import Loss
+from plaudit_workers.training.model.correction import correct
+from plaudit_workers.training.model.loss import TokenInputs, k3, policy_loss, token_weights
 
 PLAIN = {"correction": "none", "clip_low": 0.2, "clip_high": 0.28}
 

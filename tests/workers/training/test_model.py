@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import MambaConfig, MambaForCausalLM
 
-from plaudit_workers.job.model import Model
+from plaudit_workers.job.spec.model import Model
 from plaudit_workers.process import RefusedError
-from plaudit_workers.training.model import load_model, load_tokenizer
+from plaudit_workers.training.model.model import load_model, load_tokenizer
 
 
 def test_parameters_are_float32_whatever_the_job_computes_in(model_folder):

@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.process import RefusedError
-from plaudit_workers.stream.records import PolicyVersion
-from plaudit_workers.training.batch import make_batch
-from plaudit_workers.training.policy import build_policy
+from plaudit_workers.training.backend.policy import build_policy
+from plaudit_workers.training.model.batch import make_batch
 
 SCORES = [[0.0, 1.0, 0.5, 0.25], [1.0, 1.0, 0.0, None], [0.2, 0.4, 0.6, 0.8], [0.5, 0.5, 0.5, 0.5]]
 

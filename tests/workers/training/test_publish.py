@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.process import RefusedError
-from plaudit_workers.stream.records import PolicyVersion
-from plaudit_workers.training.batch import make_batch
-from plaudit_workers.training.policy import build_policy
-from plaudit_workers.training.publish import prune_weights, published_versions, write_weights
+from plaudit_workers.training.backend.policy import build_policy
+from plaudit_workers.training.backend.publish import prune_weights, published_versions, write_weights
+from plaudit_workers.training.model.batch import make_batch
 
 
 def test_published_weights_load_as_a_model_and_answer_the_probe(make_job, tmp_path):

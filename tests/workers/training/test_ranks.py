@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from plaudit_workers.job.rljob import RLJob
-from plaudit_workers.stream.records import PolicyVersion
-from plaudit_workers.training.batch import TrainingBatch, make_batch
-from plaudit_workers.training.checkpoint import load_checkpoint
-from plaudit_workers.training.policy import build_policy
+from plaudit_wire.messages import PolicyVersion
+from plaudit_workers.job.spec.rljob import RLJob
+from plaudit_workers.training.backend.checkpoint import load_checkpoint
+from plaudit_workers.training.backend.policy import build_policy
+from plaudit_workers.training.model.batch import TrainingBatch, make_batch
 
 # Each rank is a process that imports torch: seconds on a quiet machine, a minute on a busy one.
 pytestmark = pytest.mark.timeout(300)

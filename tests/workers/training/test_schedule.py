@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plaudit_workers.training.ledger import Positions, TrainerLedger
-from plaudit_workers.training.open_step import OpenStep, Over, Retry, Update, Wait
-from plaudit_workers.training.schedule import InFlight, ReadyGroup, Schedule, admissible, choose
+from plaudit_workers.training.conductor.open_step import OpenStep, Over, Retry, Update, Wait
+from plaudit_workers.training.run.ledger import Positions, TrainerLedger
+from plaudit_workers.training.run.schedule import InFlight, ReadyGroup, Schedule, admissible, choose
 
 SAMPLES = 4
 

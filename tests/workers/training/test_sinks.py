@@ -10,10 +10,10 @@ import time
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from plaudit_metrics.history import read_steps
-from plaudit_metrics.records import StepRecord
+from plaudit_metrics.sources.history import read_steps
+from plaudit_wire.records import StepRecord
 from plaudit_workers.process import RefusedError
-from plaudit_workers.training.sinks import Sinks
+from plaudit_workers.training.run.sinks import Sinks
 
 
 def record(step, incarnation=1, **statistics):

@@ -9,9 +9,9 @@ import msgspec
 import pyarrow.parquet
 import pytest
 
-from plaudit_metrics.records import GroupRecord
+from plaudit_wire.records import GroupRecord
 from plaudit_workers.process import RefusedError
-from plaudit_workers.training.store import store_groups
+from plaudit_workers.training.run.stored_samples import store_groups
 
 
 def records_of(groups):

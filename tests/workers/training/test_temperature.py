@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plaudit_workers.job.rollout import Sampling
+from plaudit_workers.job.spec.rollout import Sampling
 from plaudit_workers.process import RefusedError
-from plaudit_workers.training.temperature import refuse_cut_sampling, token_entropies, token_logprobs
+from plaudit_workers.training.model.temperature import refuse_cut_sampling, token_entropies, token_logprobs
 
 
 def test_logits_are_divided_by_the_temperature():

@@ -15,6 +15,6 @@ from plaudit_workers.client.blocking import SyncRewardClient
 from plaudit_workers.client.client import RewardClient
 from plaudit_workers.client.connect import ServiceError
 from plaudit_workers.client.result import Result
-from plaudit_workers.scoring.lines import SampleInput
+from plaudit_workers.scoring.offline.lines import SampleInput
 
 __all__ = ["Result", "RewardClient", "SampleInput", "ServiceError", "SyncRewardClient"]

@@ -8,10 +8,10 @@ from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from plaudit_wire.messages import Service
 from plaudit_workers.client.client import Input, RewardClient
 from plaudit_workers.client.result import Result
 from plaudit_workers.stream.connection import RedisAddress
-from plaudit_workers.stream.records import Service
 
 T = TypeVar("T")
 

@@ -14,14 +14,13 @@ from typing import Any, Self
 
 import msgspec
 
-from plaudit_reward.sample import Sample
+from plaudit_wire.messages import Service
+from plaudit_wire.sample import Sample
 from plaudit_workers.client.connect import ServiceError, connect
 from plaudit_workers.client.inbox import Inbox
 from plaudit_workers.client.result import Result
-from plaudit_workers.scoring.lines import SampleInput
+from plaudit_workers.scoring.offline.lines import SampleInput
 from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.records import Service
-from plaudit_workers.stream.scripts import OUTAGE
 from plaudit_workers.stream.sessions import (
     LARGEST_GROUP,
     Session,
@@ -29,6 +28,7 @@ from plaudit_workers.stream.sessions import (
     SessionTakenError,
     Submission,
 )
+from plaudit_workers.stream.transitions.scripts import OUTAGE
 from plaudit_workers.supervision import set_within
 
 logger = logging.getLogger(__name__)

@@ -8,11 +8,12 @@ from typing import Any
 
 from redis.exceptions import AuthenticationError, ResponseError
 
+from plaudit_wire.codec import RecordError, decode
+from plaudit_wire.messages import Service
+from plaudit_wire.names import Names
 from plaudit_workers.process import RefusedError
 from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.names import Names
-from plaudit_workers.stream.records import RecordError, Service, decode
-from plaudit_workers.stream.scripts import OUTAGE, Scripts
+from plaudit_workers.stream.transitions.scripts import OUTAGE, Scripts
 
 _LOOK_AGAIN_S = 0.5
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from plaudit_metrics.records import ScoringRecord
-from plaudit_reward.sample import Sample
+from plaudit_wire.records import ScoringRecord
+from plaudit_wire.sample import Sample
 from plaudit_workers.client.result import Result, results_of
 from plaudit_workers.stream.sessions import GroupResult, SampleResult
 

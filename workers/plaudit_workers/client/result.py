@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from plaudit_metrics.records import Outcome
-from plaudit_workers.scoring.lines import SampleOutput, ScorerOutput
+from plaudit_wire.records import Outcome
+from plaudit_workers.scoring.offline.lines import SampleOutput, ScorerOutput
 from plaudit_workers.stream.sessions import GroupResult
 
 

@@ -17,7 +17,7 @@ from plaudit_workers.deadletters.address import redis_address
 from plaudit_workers.deadletters.letters import DeadLetters, Letter
 from plaudit_workers.process import EXIT_DONE, EXIT_REFUSED, RefusedError
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.scripts import OUTAGE, Scripts
+from plaudit_workers.stream.transitions.scripts import OUTAGE, Scripts
 
 _ALL = "all"
 _REMEDIES = {

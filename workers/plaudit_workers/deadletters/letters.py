@@ -7,10 +7,12 @@ from typing import Any, Literal, cast
 
 import msgspec
 
+from plaudit_wire.codec import RecordError, decode
+from plaudit_wire.messages import Prompt
+from plaudit_wire.names import Stream
+from plaudit_wire.sample import Sample
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.names import Stream
-from plaudit_workers.stream.records import Prompt, RecordError, Sample, decode
-from plaudit_workers.stream.scripts import new_call
+from plaudit_workers.stream.transitions.scripts import new_call
 from plaudit_workers.stream.volume import VolumeError
 
 Retried = Literal["retried", "unknown", "ended"]

@@ -6,12 +6,12 @@ import argparse
 import json
 from pathlib import Path
 
-from plaudit_workers.job.check_files import check_files
-from plaudit_workers.job.kubernetes import kubernetes_problems
-from plaudit_workers.job.load import load_job, locate, read_job
+from plaudit_workers.job.checks.files import check_files
+from plaudit_workers.job.checks.kubernetes import kubernetes_problems
+from plaudit_workers.job.checks.support import ignored, unsupported
+from plaudit_workers.job.loading.load import load_job, locate, read_job
+from plaudit_workers.job.loading.schema import job_schema
 from plaudit_workers.job.problem import JobError, Problem
-from plaudit_workers.job.schema import job_schema
-from plaudit_workers.job.support import ignored, unsupported
 from plaudit_workers.process import EXIT_DONE
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from plaudit_workers.errors import RefusedError
-from plaudit_workers.job.reward import Reward
-from plaudit_workers.job.section import SecretKey
+from plaudit_workers.job.spec.reward import Reward
+from plaudit_workers.job.spec.section import SecretKey
 
 SECRETS_FOLDER = "PLAUDIT_SECRETS_FOLDER"
 """Environment variable: a folder with a file ``<name>/<key>`` for each key that this process may read."""

@@ -8,7 +8,7 @@ import os
 import uuid
 from pathlib import Path
 
-from plaudit_workers.logs import configure_logs
+from plaudit_wire.logs import configure_logs
 from plaudit_workers.process import EXIT_CRASHED, Ending, ProcessSettings, serve_guarded
 
 
@@ -69,7 +69,7 @@ class ProcessActor:
 
 async def serve_metrics(_: ProcessSettings, stop: asyncio.Event) -> int:
     """The metrics service under ``plaudit run``; right of workers in the import order, it has settings of its own."""
-    from plaudit_metrics.service import ServiceSettings, serve
+    from plaudit_metrics.service.serve import ServiceSettings, serve
 
     return await serve(ServiceSettings.from_environment(), stop)
 

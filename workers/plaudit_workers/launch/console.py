@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from plaudit_metrics.history import read_steps
+from plaudit_metrics.sources.history import read_steps
 
 _COLUMNS = (
     ("step", "step", 6, "{:.0f}"),

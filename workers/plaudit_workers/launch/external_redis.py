@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from plaudit_metrics.redis_address import RedisAddress, RedisTls
-from plaudit_workers.job.rljob import RLJob
+from plaudit_wire.redis_address import RedisAddress, RedisTls
 from plaudit_workers.job.secrets import secret_value
-from plaudit_workers.job.section import SecretKey
-from plaudit_workers.job.transport import Tls
+from plaudit_workers.job.spec.rljob import RLJob
+from plaudit_workers.job.spec.section import SecretKey
+from plaudit_workers.job.spec.transport import Tls
 
 
 def external_redis(job: RLJob, folder: Path) -> RedisAddress:

@@ -9,8 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from plaudit_workers.job.paths import is_hub_id
-from plaudit_workers.job.scorers import RewardModel
+from plaudit_workers.job.loading.paths import is_hub_id
+from plaudit_workers.job.spec.scorers import RewardModel
 
 _VLLM_ON_CPU = {
     # GiB. Without a bound vLLM takes most of the machine's memory for a cache that pooling hardly uses.

@@ -20,12 +20,12 @@ from typing import Any
 
 import httpx
 
-from plaudit_workers.job.load import JobError, load_job
-from plaudit_workers.job.scorers import RewardModel
+from plaudit_workers.job.loading.load import JobError, load_job
+from plaudit_workers.job.spec.scorers import RewardModel
 from plaudit_workers.launch.model_command import server_command, server_environment
 from plaudit_workers.launch.redis_server import die_with_parent, free_port
 from plaudit_workers.process import EXIT_DONE, ProcessSettings, RefusedError
-from plaudit_workers.rollout.vllm_arguments import has_gpu
+from plaudit_workers.rollout.engines.vllm_arguments import has_gpu
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from plaudit_workers.job.pod import GPU, Pod
-from plaudit_workers.job.rljob import RLJob
-from plaudit_workers.job.scorers import Scorer
+from plaudit_workers.job.spec.pod import GPU, Pod
+from plaudit_workers.job.spec.rljob import RLJob
+from plaudit_workers.job.spec.scorers import Scorer
 from plaudit_workers.launch.model_server import FOLDER
 from plaudit_workers.stream.connection import RedisAddress
 

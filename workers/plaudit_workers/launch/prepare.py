@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from plaudit_workers.job.check_files import check_files
-from plaudit_workers.job.check_functions import check_functions
-from plaudit_workers.job.dump import dump_job
-from plaudit_workers.job.load import load_job, locate
+from plaudit_workers.job.checks.files import check_files
+from plaudit_workers.job.checks.functions import check_functions
+from plaudit_workers.job.checks.support import unsupported
+from plaudit_workers.job.loading.dump import dump_job
+from plaudit_workers.job.loading.load import load_job, locate
 from plaudit_workers.job.problem import JobError
-from plaudit_workers.job.rljob import RLJob
-from plaudit_workers.job.support import unsupported
+from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.launch import run_folder
 from plaudit_workers.process import RefusedError
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from rich.console import Console
 
 from plaudit_workers.deadletters.address import write_redis_address
-from plaudit_workers.job.rljob import RLJob
+from plaudit_workers.job.checks.support import ignored
 from plaudit_workers.job.secrets import reward_secrets, secret_value
-from plaudit_workers.job.support import ignored
+from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.launch import placement
 from plaudit_workers.launch.console import StepLines, print_summary
 from plaudit_workers.launch.external_redis import external_redis

@@ -12,16 +12,16 @@ from collections.abc import AsyncIterator, Iterable
 
 import msgspec
 
-from plaudit_metrics.records import ScoringRecord
-from plaudit_reward.sample import Sample
-from plaudit_workers.job.load import load_job
-from plaudit_workers.job.reward import Reward
+from plaudit_wire.records import ScoringRecord
+from plaudit_wire.sample import Sample
+from plaudit_workers.job.loading.load import load_job
+from plaudit_workers.job.spec.reward import Reward
 from plaudit_workers.process import EXIT_DONE
 from plaudit_workers.rescore.comparison import Change, Comparison, Summary
 from plaudit_workers.rescore.output import Write, written_rows
 from plaudit_workers.rescore.rows import StoredSample, sample_files, stored_groups
 from plaudit_workers.scoring.build import build_pipeline
-from plaudit_workers.scoring.offline import scored_in_order
+from plaudit_workers.scoring.offline.score import scored_in_order
 
 _RESPONSE_CHARACTERS = 200
 _SHOWN_CHARACTERS = 60

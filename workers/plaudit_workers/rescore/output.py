@@ -11,10 +11,10 @@ import msgspec
 import pyarrow
 import pyarrow.parquet
 
-from plaudit_metrics.records import ScoringRecord
+from plaudit_wire.records import ScoringRecord
 from plaudit_workers.process import RefusedError
 from plaudit_workers.rescore.rows import StoredSample
-from plaudit_workers.training.folder import whole_file
+from plaudit_workers.whole_files import whole_file
 
 _ROWS_AT_A_TIME = 1024
 _TEXT, _WHOLE, _REAL = pyarrow.string(), pyarrow.int64(), pyarrow.float64()

@@ -12,7 +12,7 @@ import msgspec
 import pyarrow
 import pyarrow.parquet
 
-from plaudit_reward.sample import Sample
+from plaudit_wire.sample import Sample
 from plaudit_workers.process import RefusedError
 
 _NAME = re.compile(r"step-(\d+)-i(\d+)\.parquet")

@@ -6,19 +6,19 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
+from plaudit_wire.messages import Prompt
 from plaudit_workers.rollout.agents.agent import Agent
-from plaudit_workers.rollout.engine import Engine, EngineFailedError
-from plaudit_workers.rollout.generation import Generation
+from plaudit_workers.rollout.engines.generation import Generation
+from plaudit_workers.rollout.engines.protocol import Engine, EngineFailedError
 from plaudit_workers.rollout.publisher import Publisher
 from plaudit_workers.rollout.sample_run import SampleRun, sample_body
 from plaudit_workers.rollout.slots import Claim
 from plaudit_workers.rollout.weights import PolicyWeights
-from plaudit_workers.stream.bury import bury
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.lease import Delivery
 from plaudit_workers.stream.outage import outlasting
-from plaudit_workers.stream.producer import Publication, discard, unpublished
-from plaudit_workers.stream.records import Prompt
+from plaudit_workers.stream.worker.dead_letter import bury
+from plaudit_workers.stream.worker.lease import Delivery
+from plaudit_workers.stream.worker.producer import Publication, discard, unpublished
 
 logger = logging.getLogger(__name__)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from plaudit_wire.messages import Body, Prompt
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.lease import Delivery
 from plaudit_workers.stream.outage import outlasting
-from plaudit_workers.stream.producer import Publication, publish_many
-from plaudit_workers.stream.records import Body, Prompt
+from plaudit_workers.stream.worker.lease import Delivery
+from plaudit_workers.stream.worker.producer import Publication, publish_many
 
 _LARGEST_BATCH = 64
 """Samples in one pipeline; while it is under way the next ones gather."""

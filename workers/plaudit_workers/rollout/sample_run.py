@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from plaudit_metrics.records import GenerationRecord
-from plaudit_reward.sample import Sample
+from plaudit_wire.messages import Body, PolicyVersion, Prompt
+from plaudit_wire.records import GenerationRecord
+from plaudit_wire.sample import Sample
 from plaudit_workers.rollout.agents.agent import Agent, Trajectory
-from plaudit_workers.rollout.engine import FinishedSample, SampleRequest
-from plaudit_workers.rollout.generation import Generation
-from plaudit_workers.stream.records import Body, PolicyVersion, Prompt
+from plaudit_workers.rollout.engines.generation import Generation
+from plaudit_workers.rollout.engines.protocol import FinishedSample, SampleRequest
 
 _TURN_STRIDE = 1 << 32
 """Keeps the seeds of one sample's later turns apart from the first turns of other samples."""

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from plaudit_workers.rollout.engine import Engine, InFlight, WeightsUnreadableError
+from plaudit_wire.messages import Announcement, PolicyVersion
+from plaudit_workers.rollout.engines.protocol import Engine, InFlight, WeightsUnreadableError
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.outage import outlasting
-from plaudit_workers.stream.records import Announcement, PolicyVersion
 from plaudit_workers.weights_digest import weights_digest
 
 logger = logging.getLogger(__name__)

@@ -10,24 +10,24 @@ import asyncio
 import logging
 from dataclasses import dataclass, field
 
-from plaudit_metrics.records import WorkerRecord
+from plaudit_wire.messages import Prompt
+from plaudit_wire.records import WorkerRecord
 from plaudit_workers.health import HealthServer
-from plaudit_workers.job.load import JobError, load_job
-from plaudit_workers.job.rljob import RLJob
+from plaudit_workers.job.loading.load import JobError, load_job
+from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.process import EXIT_DONE, ProcessSettings, RefusedError
 from plaudit_workers.rollout.agents.agent import Agent
-from plaudit_workers.rollout.engine import Engine, InFlight
-from plaudit_workers.rollout.engines import build_agent, build_engine
-from plaudit_workers.rollout.generation import Generation
+from plaudit_workers.rollout.engines.generation import Generation
+from plaudit_workers.rollout.engines.protocol import Engine, InFlight
+from plaudit_workers.rollout.factory import build_agent, build_engine
 from plaudit_workers.rollout.prompt_work import PromptWork
 from plaudit_workers.rollout.publisher import Publisher
 from plaudit_workers.rollout.slots import Claim, Slots
 from plaudit_workers.rollout.weights import PolicyWeights
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.consumer import Consumer, ConsumerOptions
-from plaudit_workers.stream.lease import Delivery
 from plaudit_workers.stream.outage import outlasting
-from plaudit_workers.stream.records import Prompt
+from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
+from plaudit_workers.stream.worker.lease import Delivery
 from plaudit_workers.supervision import Supervised, unless_stopped
 
 logger = logging.getLogger(__name__)

@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import Sequence
 from typing import cast
 
-from plaudit_reward.combiner import Combiner, FunctionCombiner, WeightedSum
 from plaudit_reward.errors import ConfigurationError
-from plaudit_reward.function_scorer import FunctionScorer, PostProcess
-from plaudit_reward.pipeline import Pipeline
+from plaudit_reward.functions.target import Target
+from plaudit_reward.isolation.function_scorer import FunctionScorer, PostProcess
+from plaudit_reward.pipeline.combiner import Combiner, FunctionCombiner, WeightedSum
+from plaudit_reward.pipeline.pipeline import Pipeline
+from plaudit_reward.pipeline.stage import GroupStage, Rules, Stage, When
 from plaudit_reward.scorer import GroupScorer
 from plaudit_reward.scorer import Scorer as SampleScorer
-from plaudit_reward.stage import GroupStage, Rules, Stage, When
-from plaudit_reward.target import Target
-from plaudit_workers.job.reward import Reward
-from plaudit_workers.job.scorers import Scorer
+from plaudit_workers.job.spec.reward import Reward
+from plaudit_workers.job.spec.scorers import Scorer
 from plaudit_workers.process import RefusedError, model_servers
 from plaudit_workers.scoring.kinds.context import AnyScorer, BuildContext
 from plaudit_workers.scoring.kinds.python import function_scorer

@@ -6,12 +6,12 @@ import asyncio
 from collections import Counter
 from functools import partial
 
-from plaudit_metrics.records import ScoringRecord
-from plaudit_reward.sample import Sample
-from plaudit_workers.stream.commits import Commitment, commit_many
+from plaudit_wire.records import ScoringRecord
+from plaudit_wire.sample import Sample
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.lease import Delivery
 from plaudit_workers.stream.outage import outlasting
+from plaudit_workers.stream.worker.commits import Commitment, commit_many
+from plaudit_workers.stream.worker.lease import Delivery
 
 _LARGEST_BATCH = 256
 """Commits in one pipeline; while it is under way the next ones gather."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from plaudit_reward.function import declares_post_process
-from plaudit_workers.job.reward import Reward
+from plaudit_reward.functions.function import declares_post_process
+from plaudit_workers.job.spec.reward import Reward
 
 
 def has_group_scorers(reward: Reward) -> bool:

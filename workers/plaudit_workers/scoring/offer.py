@@ -10,11 +10,12 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 
-from plaudit_workers.job.rljob import RLJob
+from plaudit_wire.codec import encode
+from plaudit_wire.messages import Service
+from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.scoring.group_scope import has_group_scorers
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.records import Service, encode
-from plaudit_workers.stream.scripts import OUTAGE
+from plaudit_workers.stream.transitions.scripts import OUTAGE
 
 logger = logging.getLogger(__name__)
 

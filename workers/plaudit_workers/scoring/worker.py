@@ -13,24 +13,25 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from plaudit_metrics.records import ScoringRecord, WorkerRecord
-from plaudit_reward.code.privileges import forbid_inspection
-from plaudit_reward.pipeline import Pipeline
-from plaudit_reward.sample import Sample
+from plaudit_reward.code.sandbox.privileges import forbid_inspection
+from plaudit_reward.pipeline.pipeline import Pipeline
+from plaudit_wire.messages import GroupDelivery
+from plaudit_wire.records import ScoringRecord, WorkerRecord
+from plaudit_wire.sample import Sample
 from plaudit_workers.health import HealthServer
-from plaudit_workers.job.load import JobError, load_job
-from plaudit_workers.job.rljob import RLJob
+from plaudit_workers.job.loading.load import JobError, load_job
+from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.process import EXIT_DONE, ProcessSettings, RefusedError
 from plaudit_workers.scoring.build import build_pipeline
 from plaudit_workers.scoring.committer import Committer
 from plaudit_workers.scoring.kinds.context import BuildContext
 from plaudit_workers.scoring.offer import offering
-from plaudit_workers.stream.commits import commit_group, read_group
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.consumer import Consumer, ConsumerOptions
-from plaudit_workers.stream.lease import Delivery
+from plaudit_workers.stream.group import Group
 from plaudit_workers.stream.outage import outlasting
-from plaudit_workers.stream.records import Group, GroupDelivery
+from plaudit_workers.stream.worker.commits import commit_group, read_group
+from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
+from plaudit_workers.stream.worker.lease import Delivery
 from plaudit_workers.supervision import Supervised, set_within, unless_stopped
 
 logger = logging.getLogger(__name__)

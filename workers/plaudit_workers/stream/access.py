@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from plaudit_workers.stream.names import Names
+from plaudit_wire.names import Names
 
 ADMIN: Final = "admin"
 """For a person; no process of a job has its password."""

@@ -11,13 +11,14 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, ResponseError
 
-from plaudit_metrics.records import WorkerRecord
-from plaudit_metrics.redis_address import RedisAddress
+from plaudit_wire.codec import decode, decoder
+from plaudit_wire.messages import Announcement
+from plaudit_wire.names import CONSUMER_GROUPS, Names
+from plaudit_wire.records import WorkerRecord
+from plaudit_wire.redis_address import RedisAddress
 from plaudit_workers.process import RefusedError
-from plaudit_workers.stream.names import CONSUMER_GROUPS, Names
-from plaudit_workers.stream.records import Announcement, decode, decoder
-from plaudit_workers.stream.runner import ScriptRunner
-from plaudit_workers.stream.scripts import OUTAGE, Scripts
+from plaudit_workers.stream.transitions.runner import ScriptRunner
+from plaudit_workers.stream.transitions.scripts import OUTAGE, Scripts
 from plaudit_workers.stream.volume import SpillFolder
 
 __all__ = ["HEARD_WITHIN_S", "RedisAddress", "Transport"]

@@ -8,19 +8,12 @@ from typing import Any, cast
 
 import msgspec
 
-from plaudit_metrics.records import Outcome, ScoringRecord
-from plaudit_metrics.sample_fields import read_fields
+from plaudit_wire.codec import RecordError, decode, decoder
+from plaudit_wire.messages import Prompt, decode_body
+from plaudit_wire.records import Outcome, ScoringRecord
+from plaudit_wire.sample_fields import read_fields
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.records import (
-    Group,
-    GroupSample,
-    Phase,
-    Prompt,
-    RecordError,
-    decode,
-    decode_body,
-    decoder,
-)
+from plaudit_workers.stream.group import Group, GroupSample, Phase
 from plaudit_workers.stream.volume import SpillFolder
 
 _GROUP_FIELDS = ("phase", "admitted", "prompt", "incarnation", "terminal", "ready", "reason")

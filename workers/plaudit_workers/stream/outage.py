@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from plaudit_workers.stream.scripts import OUTAGE
+from plaudit_workers.stream.transitions.scripts import OUTAGE
 
 logger = logging.getLogger(__name__)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from plaudit_metrics.records import ScoringRecord
+from plaudit_wire.records import ScoringRecord
+from plaudit_workers.stream.group import Group
 from plaudit_workers.stream.group_hash import without_group_scorers
-from plaudit_workers.stream.records import Group
-from plaudit_workers.stream.scripts import Argument, Call, new_call
+from plaudit_workers.stream.transitions.scripts import Argument, Call, new_call
 
 _GIVEN_UP = msgspec.msgpack.encode(ScoringRecord(outcome="given_up", reason="the group's deadline passed"))
 

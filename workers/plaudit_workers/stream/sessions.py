@@ -15,13 +15,14 @@ from typing import Any, Final
 
 import msgspec
 
-from plaudit_metrics.records import NO_STEP, GenerationRecord, ScoringRecord
-from plaudit_reward.sample import Sample
+from plaudit_wire.codec import decoder, encode
+from plaudit_wire.messages import PolicyVersion, Prompt, Sampling, Service, Tensors
+from plaudit_wire.records import NO_STEP, GenerationRecord, ScoringRecord
+from plaudit_wire.sample import Sample
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.group_hash import read_group
-from plaudit_workers.stream.records import PolicyVersion, Prompt, Sampling, Service, Tensors, decoder, encode
 from plaudit_workers.stream.release import release_call
-from plaudit_workers.stream.scripts import Call, new_call
+from plaudit_workers.stream.transitions.scripts import Call, new_call
 
 __all__ = ["GroupResult", "SampleResult", "Session", "SessionGoneError", "SessionTakenError", "Submission"]
 

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from plaudit_workers.stream.records import RecordError, decoder
+from plaudit_wire.codec import RecordError, decoder
 
 INLINE_LIMIT_BYTES: Final = 256 * 1024
 _SPILLED = b"\x00"

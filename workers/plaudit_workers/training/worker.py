@@ -8,13 +8,13 @@ import os
 from collections.abc import Mapping
 
 from plaudit_workers.health import HealthServer
-from plaudit_workers.job.load import JobError, load_job
-from plaudit_workers.job.rljob import RLJob
+from plaudit_workers.job.loading.load import JobError, load_job
+from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.process import EXIT_DONE, ProcessSettings, RefusedError
 from plaudit_workers.scoring.group_scope import has_group_scorers
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.groups import StaleIncarnationError, StreamLimits, TrainerStreams
-from plaudit_workers.training.run_plan import RunPlan
+from plaudit_workers.stream.trainer.groups import StaleIncarnationError, StreamLimits, TrainerStreams
+from plaudit_workers.training.run.plan import RunPlan
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +58,8 @@ def ranks(environment: Mapping[str, str], expected: int) -> tuple[int, int]:
 
 
 async def _follow(job: RLJob, rank: int, world_size: int) -> int:
-    from plaudit_workers.training.commands import Follower
-    from plaudit_workers.training.policy import build_policy
+    from plaudit_workers.training.backend.commands import Follower
+    from plaudit_workers.training.backend.policy import build_policy
 
     follower = await asyncio.to_thread(build_policy, job, rank, world_size)
     assert isinstance(follower, Follower)
@@ -71,15 +71,15 @@ async def _conduct(
     job: RLJob, settings: ProcessSettings, transport: Transport, world_size: int, stop: asyncio.Event
 ) -> bool:
     # Heavy imports only here: a refusal for the job's or Redis's sake needs none of them.
-    from plaudit_workers.training.commands import Follower
-    from plaudit_workers.training.conductor import conduct
-    from plaudit_workers.training.data import PromptData
-    from plaudit_workers.training.job_policy import JobPolicy
-    from plaudit_workers.training.model import load_tokenizer
-    from plaudit_workers.training.policy import build_policy
-    from plaudit_workers.training.run_state import Run
-    from plaudit_workers.training.server_clock import ServerClock
-    from plaudit_workers.training.sinks import Sinks
+    from plaudit_workers.training.backend.commands import Follower
+    from plaudit_workers.training.backend.job_policy import JobPolicy
+    from plaudit_workers.training.backend.policy import build_policy
+    from plaudit_workers.training.conductor.conductor import conduct
+    from plaudit_workers.training.data.dataset import PromptData
+    from plaudit_workers.training.model.model import load_tokenizer
+    from plaudit_workers.training.run.server_clock import ServerClock
+    from plaudit_workers.training.run.sinks import Sinks
+    from plaudit_workers.training.run.state import Run
 
     plan = RunPlan.from_job(job)
     tokenizer = load_tokenizer(job.spec.model)

@@ -20,27 +20,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plaudit_metrics.history import read_steps
-from plaudit_metrics.records import StepRecord
-from plaudit_workers.job.reward import Reward
+from plaudit_metrics.sources.history import read_steps
+from plaudit_wire.messages import Sampling
+from plaudit_wire.records import StepRecord
+from plaudit_workers.job.spec.reward import Reward
 from plaudit_workers.launch.redis_server import RedisServer
 from plaudit_workers.rollout.agents.single_turn import SingleTurn
-from plaudit_workers.rollout.script import Script
-from plaudit_workers.rollout.scripted_engine import ScriptedEngine
+from plaudit_workers.rollout.engines.script import Script
+from plaudit_workers.rollout.engines.scripted import ScriptedEngine
 from plaudit_workers.rollout.worker import RolloutOptions, RolloutWorker
 from plaudit_workers.scoring.build import build_pipeline
 from plaudit_workers.scoring.worker import ScoringOptions, ScoringWorker
 from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.consumer import ConsumerOptions
-from plaudit_workers.stream.groups import StreamLimits, TrainerStreams
-from plaudit_workers.stream.records import Group, Sampling
-from plaudit_workers.training.conductor import conduct
-from plaudit_workers.training.run_plan import RunPlan, ValidationPlan
-from plaudit_workers.training.run_state import Run
-from plaudit_workers.training.schedule import Schedule
-from plaudit_workers.training.scripted_policy import ScriptedPolicy
-from plaudit_workers.training.server_clock import ServerClock
-from plaudit_workers.training.sinks import Sinks
+from plaudit_workers.stream.group import Group
+from plaudit_workers.stream.trainer.groups import StreamLimits, TrainerStreams
+from plaudit_workers.stream.worker.consumer import ConsumerOptions
+from plaudit_workers.training.backend.scripted import ScriptedPolicy
+from plaudit_workers.training.conductor.conductor import conduct
+from plaudit_workers.training.run.plan import RunPlan, ValidationPlan
+from plaudit_workers.training.run.schedule import Schedule
+from plaudit_workers.training.run.server_clock import ServerClock
+from plaudit_workers.training.run.sinks import Sinks
+from plaudit_workers.training.run.state import Run
 
 SAMPLES = 4
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from plaudit_workers.launch.redis_server import RedisServer
-from plaudit_workers.stream import ready
 from plaudit_workers.stream.connection import Transport
+from plaudit_workers.stream.group import Group
 from plaudit_workers.stream.group_hash import read_groups
-from plaudit_workers.stream.groups import StaleIncarnationError
-from plaudit_workers.stream.records import Group
+from plaudit_workers.stream.trainer import ready
+from plaudit_workers.stream.trainer.groups import StaleIncarnationError
 
 MakePlan = Callable[..., Any]
 

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from plaudit_metrics.collector import Collector
-from plaudit_metrics.events import decode_event
-from plaudit_metrics.kept_steps import KeptSteps
-from plaudit_metrics.keys import Keys
-from plaudit_metrics.records import GroupRecord, SampleRecord, StepRecord
-from plaudit_metrics.verdict import verdict_over
-from plaudit_workers.training.run_plan import RunPlan
+from plaudit_metrics.sources.collector import Collector
+from plaudit_metrics.sources.events import decode_event
+from plaudit_metrics.sources.kept_steps import KeptSteps
+from plaudit_metrics.statistics.verdict import verdict_over
+from plaudit_wire.names import Names
+from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord
+from plaudit_workers.training.run.plan import RunPlan
 
 STEPS = 4
 
@@ -71,7 +71,7 @@ async def test_from_events_alone_come_the_figures_that_the_trainer_computed_from
 async def feed(simulation: Any, collector: Collector) -> None:
     """Gives the collector a run's events, the trainer's own figures taken out."""
     transport = await simulation.open()
-    entries = await transport.commands.xrange(Keys(simulation.name).events)
+    entries = await transport.commands.xrange(Names(simulation.name).events)
     await transport.close()
     for record in chain.from_iterable(decode_event(fields) for _, fields in entries):
         match record:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from plaudit_workers.job.algorithm import Loss
-from plaudit_workers.training.loss import TokenInputs, policy_loss, token_weights
+from plaudit_workers.job.spec.algorithm import Loss
+from plaudit_workers.training.model.loss import TokenInputs, policy_loss, token_weights
 
 TABLE = json.loads(Path(__file__).with_name("table.json").read_text())
 

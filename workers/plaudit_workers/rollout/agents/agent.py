@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from plaudit_workers.rollout.engine import FinishedSample, VersionSpan
-from plaudit_workers.stream.records import Prompt
+from plaudit_wire.messages import Prompt
+from plaudit_workers.rollout.engines.protocol import FinishedSample, VersionSpan
 
 Generate = Callable[[Sequence[int]], Awaitable[FinishedSample]]
 """``await generate(ids)``: continues ``ids`` ([L] token ids, the prompt's included) under the prompt's sampling.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from plaudit_wire.messages import Prompt
 from plaudit_workers.rollout.agents.agent import Generate, Trajectory
-from plaudit_workers.stream.records import Prompt
 
 
 class SingleTurn:

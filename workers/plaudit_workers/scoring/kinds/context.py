@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from plaudit_reward.scorer import GroupScorer
 from plaudit_reward.scorer import Scorer as SampleScorer
-from plaudit_workers.job.reward import Reward
-from plaudit_workers.job.scorers import Scorer
+from plaudit_workers.job.spec.reward import Reward
+from plaudit_workers.job.spec.scorers import Scorer
 from plaudit_workers.stream.connection import RedisAddress
 
 

@@ -6,8 +6,8 @@ import hashlib
 import logging
 from collections.abc import Callable
 
-from plaudit_metrics.trace_context import drawn, traceparent
-from plaudit_reward.function_scorer import FunctionScorer
+from plaudit_reward.functions.target import Target
+from plaudit_reward.isolation.function_scorer import FunctionScorer
 from plaudit_reward.judge.client import JudgeClient
 from plaudit_reward.judge.estimate import TokenEstimate
 from plaudit_reward.judge.limiter import Limiter
@@ -18,10 +18,10 @@ from plaudit_reward.judge.prompt import PromptTemplate
 from plaudit_reward.judge.redis_budget import RedisBudget
 from plaudit_reward.judge.scorer import JudgeScorer
 from plaudit_reward.judge.usage import Usage, UsageReport
-from plaudit_reward.sample import Sample
-from plaudit_reward.target import Target
-from plaudit_workers.job.scorers import Judge, Scorer
+from plaudit_wire.sample import Sample
+from plaudit_wire.trace_context import drawn, traceparent
 from plaudit_workers.job.secrets import secret_value
+from plaudit_workers.job.spec.scorers import Judge, Scorer
 from plaudit_workers.scoring.kinds.context import BuildContext
 from plaudit_workers.stream.connection import RedisAddress
 

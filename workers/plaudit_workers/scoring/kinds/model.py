@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plaudit_reward.model_client.scorer import ModelScorer
-from plaudit_workers.job.scorers import Scorer
+from plaudit_workers.job.spec.scorers import Scorer
 from plaudit_workers.scoring.kinds.context import BuildContext
 
 

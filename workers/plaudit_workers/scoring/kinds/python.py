@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from plaudit_reward.function_scorer import FunctionScorer
-from plaudit_reward.target import Target
-from plaudit_workers.job.reward import Reward
-from plaudit_workers.job.scorers import Scorer
+from plaudit_reward.functions.target import Target
+from plaudit_reward.isolation.function_scorer import FunctionScorer
+from plaudit_workers.job.spec.reward import Reward
+from plaudit_workers.job.spec.scorers import Scorer
 from plaudit_workers.scoring.kinds.context import BuildContext
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plaudit_workers.job.scorers import Scorer
+from plaudit_workers.job.spec.scorers import Scorer
 from plaudit_workers.process import RefusedError
 from plaudit_workers.scoring.kinds.context import AnyScorer, BuildContext, Maker
 from plaudit_workers.scoring.kinds.judge import judge_scorer

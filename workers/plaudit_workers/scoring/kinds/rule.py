@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from plaudit_reward.rule_scorer import RuleScorer
-from plaudit_workers.job.scorers import Scorer
+from plaudit_reward.rules.scorer import RuleScorer
+from plaudit_workers.job.spec.scorers import Scorer
 from plaudit_workers.scoring.kinds.context import BuildContext
 
 

@@ -1,0 +1,87 @@
+"""What the API tells of steps, as plain data: the same for the live page and for a report made from a run's folder."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from plaudit_metrics.service.trace import chrome_trace
+from plaudit_metrics.sources.history import flat_step
+from plaudit_metrics.sources.kept_steps import ClosedStep, StepSamples
+from plaudit_metrics.statistics.reasoning import reasoning
+from plaudit_metrics.statistics.stages import stages_of
+from plaudit_metrics.statistics.steps import slowest_samples, wall_seconds
+from plaudit_metrics.statistics.verdict import explain, verdict_over
+from plaudit_wire.records import SampleRecord, StepRecord
+
+RECENT_STEPS = 10
+"""So many steps make the verdict over several."""
+
+
+def step_summary(step: ClosedStep) -> dict[str, Any]:
+    """The step's figures by the keys of docs/metrics.md, without its waits."""
+    flat = flat_step(step.record)
+    del flat["waits"]
+    return flat | {"records_missing": step.records_missing}
+
+
+def step_detail(step: ClosedStep) -> dict[str, Any]:
+    """The figures, the waits, the verdict in words and the rules that led to it."""
+    record = step.record
+    return step_summary(step) | {
+        "explanation": explain(record.verdict),
+        "reasoning": msgspec.to_builtins(reasoning(_own_figures(record))),
+        "waits": msgspec.to_builtins(record.waits),
+    }
+
+
+def sample_details(step: ClosedStep, count: int) -> list[dict[str, Any]]:
+    """The step's slowest samples, each with its stages."""
+    return [_sample(sample, step) for sample in step.slowest[:count]]
+
+
+def step_timeline(step: ClosedStep, whole: StepSamples | None, count: int) -> dict[str, Any]:
+    """The step's timeline in Chrome's trace format, of its ``count`` slowest samples.
+
+    Args:
+        step: the step.
+        whole: all of its samples, where they are still known; otherwise its slowest are drawn.
+        count: how many samples.
+    """
+    samples = slowest_samples(whole.samples if whole else step.slowest, count)
+    drawn = {sample.group for sample in samples}
+    groups = [group for group in (whole.groups if whole else step.groups.values()) if group.group in drawn]
+    return chrome_trace(step.record, samples, groups)
+
+
+def verdict_detail(recent: Sequence[StepRecord]) -> dict[str, Any]:
+    """The newest step's verdict and where its time went; of all given steps the verdict over their sums, and each."""
+    newest = recent[-1]
+    return {
+        "step": newest.step,
+        "verdict": newest.verdict,
+        "explanation": explain(newest.verdict),
+        "seconds": _seconds(newest),
+        "recent_verdict": verdict_over(_own_figures(record) for record in recent),
+        "recent": Counter(record.verdict for record in recent),
+    }
+
+
+def _sample(sample: SampleRecord, step: ClosedStep) -> dict[str, Any]:
+    record: dict[str, Any] = msgspec.to_builtins(sample)
+    group = step.groups.get(sample.group)
+    return record | {"wall_s": wall_seconds(sample), "stages_s": stages_of(sample, group)}
+
+
+def _seconds(record: StepRecord) -> dict[str, float]:
+    """Where the step's time went: the trainer's own part and each cause of waiting."""
+    waits = {key: value for key, value in record.statistics.items() if key.startswith("wait/")}
+    own_s = record.closed - record.opened - sum(waits.values())
+    return {"trainer_s": own_s, **{key.removeprefix("wait/"): value for key, value in sorted(waits.items())}}
+
+
+def _own_figures(record: StepRecord) -> dict[str, float]:
+    return {"step_s": record.closed - record.opened} | record.statistics

@@ -1,0 +1,171 @@
+"""The HTTP interface: Prometheus, JSON, health. The routes are described by ``openapi.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from plaudit_metrics.service import page
+from plaudit_metrics.service.answers import (
+    RECENT_STEPS,
+    sample_details,
+    step_detail,
+    step_summary,
+    step_timeline,
+    verdict_detail,
+)
+from plaudit_metrics.service.openapi import MOST_SAMPLES, MOST_STEPS, MOST_TRACED, document
+from plaudit_metrics.service.view import RunView
+from plaudit_metrics.sources.kept_steps import ClosedStep
+from plaudit_metrics.sources.run_snapshot import Surroundings
+from plaudit_wire.trace_context import traceparent
+
+
+class _RefusedRequestError(Exception):
+    """The request cannot be answered: status and message."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Api:
+    """The routes over one run.
+
+    Args:
+        run: id of the run.
+        view: what is known of it.
+        problem: why the service is not ready; empty when it is.
+    """
+
+    def __init__(self, run: str, view: RunView, problem: Callable[[], str]) -> None:
+        self._run = run
+        self._view = view
+        self._problem = problem
+
+    def application(self) -> Starlette:
+        """The ASGI application."""
+        return Starlette(
+            routes=[
+                *page.routes(),
+                Route("/metrics", self._metrics),
+                Route("/api/v1/steps", self._steps),
+                Route("/api/v1/steps/{step:int}", self._step),
+                Route("/api/v1/steps/{step:int}/samples", self._samples),
+                Route("/api/v1/steps/{step:int}/trace", self._trace),
+                Route("/api/v1/verdict", self._verdict),
+                Route("/api/v1/queues", self._queues),
+                Route("/api/v1/openapi.json", self._openapi),
+                Route("/healthz", self._healthz),
+                Route("/readyz", self._readyz),
+            ],
+            exception_handlers={_RefusedRequestError: _refuse},
+        )
+
+    async def _metrics(self, _: Request) -> Response:
+        return Response(generate_latest(self._view.series.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _steps(self, request: Request) -> Response:
+        steps = self._view.kept.newest(_count(request, "newest", MOST_STEPS, MOST_STEPS))
+        return _json({"run": self._run, "steps": [step_summary(step) for step in steps]})
+
+    async def _step(self, request: Request) -> Response:
+        return _json(step_detail(self._find(request)))
+
+    async def _samples(self, request: Request) -> Response:
+        step = self._find(request)
+        count = _count(request, "slowest", 20, MOST_SAMPLES)
+        samples = [
+            sample | {"traceparent": traceparent(self._run, sample["group"], sample["index"])}
+            for sample in sample_details(step, count)
+        ]
+        return _json({"run": self._run, "step": step.record.step, "samples": samples})
+
+    async def _trace(self, request: Request) -> Response:
+        step = self._find(request)
+        count = _count(request, "slowest", MOST_TRACED, MOST_TRACED)
+        timeline = step_timeline(step, self._view.kept.samples(step.record.step), count)
+        name = f"{self._run}-step-{step.record.step}.json"
+        return Response(
+            msgspec.json.encode(timeline),
+            media_type="application/json",
+            headers={"Content-Disposition": f'attachment; filename="{name}"'},
+        )
+
+    async def _openapi(self, _: Request) -> Response:
+        return _json(document(self._run))
+
+    async def _verdict(self, _: Request) -> Response:
+        recent = self._view.kept.newest(RECENT_STEPS)
+        if not recent:
+            raise _RefusedRequestError(404, "no step is closed yet")
+        return _json({"run": self._run} | verdict_detail([step.record for step in recent]))
+
+    async def _queues(self, request: Request) -> Response:
+        looks = self._view.queues.after(_point_in_time(request, "after"))
+        workers = self._view.surroundings.worker_records
+        return _json({"run": self._run, "looks": [_look(seen) for seen in looks], "workers": workers})
+
+    async def _healthz(self, _: Request) -> Response:
+        return Response("ok\n", media_type="text/plain")
+
+    async def _readyz(self, _: Request) -> Response:
+        if problem := self._problem():
+            return Response(f"{problem}\n", status_code=503, media_type="text/plain")
+        return Response("ok\n", media_type="text/plain")
+
+    def _find(self, request: Request) -> ClosedStep:
+        number = request.path_params["step"]
+        step = self._view.kept.get(number)
+        if step is None:
+            raise _RefusedRequestError(404, f"step {number} is not known: not closed yet, rolled back, or too long ago")
+        return step
+
+
+def _look(seen: Surroundings) -> dict[str, Any]:
+    workers: dict[str, dict[str, int]] = {}
+    for (role, state), count in seen.workers.items():
+        workers.setdefault(role, {})[state] = count
+    return {
+        "time": seen.time,
+        "streams": seen.streams,
+        "workers": workers,
+        "policy_version": seen.policy_version,
+        "policy_version_lag": seen.policy_version_lag,
+        "redis_memory_bytes": seen.memory_bytes,
+        "redis_memory_limit_bytes": seen.memory_limit_bytes,
+    }
+
+
+def _count(request: Request, name: str, default: int, most: int) -> int:
+    text = request.query_params.get(name, str(default))
+    if not text.isdigit() or not 1 <= int(text) <= most:
+        raise _RefusedRequestError(400, f"{name} is {text!r}; give a whole number from 1 to {most}")
+    return int(text)
+
+
+def _point_in_time(request: Request, name: str) -> float:
+    text = request.query_params.get(name, "0")
+    try:
+        time = float(text)
+    except ValueError:
+        time = -1.0
+    if not 0 <= time < float("inf"):
+        raise _RefusedRequestError(400, f"{name} is {text!r}; give seconds since the epoch, at least 0")
+    return time
+
+
+def _json(content: dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")
+
+
+async def _refuse(_: Request, error: Exception) -> Response:
+    assert isinstance(error, _RefusedRequestError)
+    return JSONResponse({"error": str(error)}, status_code=error.status)

@@ -1,0 +1,179 @@
+"""The OpenAPI document of the metrics service: its routes, what they take and what they answer."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+from plaudit_metrics.statistics.stages import STAGES
+from plaudit_metrics.statistics.verdict import VERDICTS
+
+MOST_STEPS = 500
+"""So many steps are kept and served."""
+MOST_SAMPLES = 100
+"""So many of a step's slowest samples are kept with it."""
+MOST_TRACED = 5000
+"""So many of a step's samples are drawn in its timeline, the slowest first: a browser must still open it."""
+
+_NUMBER = {"type": "number"}
+_INTEGER = {"type": "integer"}
+_TEXT = {"type": "string"}
+
+
+def document(run: str) -> dict[str, Any]:
+    """The document, for one run."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": f"Plaudit metrics of {run}",
+            "version": version("plaudit-metrics"),
+            "description": "Per-step statistics, what each step waited for, and its slowest samples.",
+        },
+        "paths": _paths(),
+        "components": {"schemas": _schemas()},
+    }
+
+
+def _paths() -> dict[str, Any]:
+    steps = _object({"run": _TEXT, "steps": _array("Step")})
+    samples = _object({"run": _TEXT, "step": _INTEGER, "samples": _array("Sample")})
+    newest = _query("newest", "how many steps, the newest", MOST_STEPS, MOST_STEPS)
+    slowest = _query("slowest", "how many samples, the slowest", 20, MOST_SAMPLES)
+    traced = _query("slowest", "how many samples are drawn, the slowest", MOST_TRACED, MOST_TRACED)
+    queues = _object({"run": _TEXT, "looks": _array("Look"), "workers": _array("Worker")})
+    after = {"type": "number", "minimum": 0, "default": 0}
+    return {
+        "/api/v1/steps": _get("The newest steps, oldest first", steps, newest, fails=("400",)),
+        "/api/v1/steps/{step}": _get("One step", _reference("StepDetail"), _STEP, fails=("404",)),
+        "/api/v1/steps/{step}/samples": _get(
+            "Its slowest samples, with their stages", samples, _STEP, slowest, fails=("400", "404")
+        ),
+        "/api/v1/steps/{step}/trace": _get(
+            "Its timeline in Chrome's trace format, for ui.perfetto.dev",
+            _object({"traceEvents": {"type": "array", "items": {"type": "object"}}}),
+            _STEP,
+            traced,
+            fails=("400", "404"),
+        ),
+        "/api/v1/verdict": _get("What the newest step waited for", _reference("Verdict"), fails=("404",)),
+        "/api/v1/queues": _get(
+            "Queues, workers and Redis over the last hour (a look every two seconds), and the workers of now",
+            queues,
+            _parameter("after", "only looks later than this: seconds since the epoch, as in their time", after),
+            fails=("400",),
+        ),
+        "/api/v1/openapi.json": _get("This document", {"type": "object"}),
+        "/": _get("The live page", _TEXT, media_type="text/html"),
+        "/metrics": _get("Prometheus", _TEXT, media_type="text/plain"),
+        "/healthz": _get("Alive", _TEXT, media_type="text/plain"),
+        "/readyz": _get("Knows the run and hears Redis", _TEXT, media_type="text/plain", fails=("503",)),
+    }
+
+
+_STEP = {"name": "step", "in": "path", "required": True, "description": "number of the step", "schema": _INTEGER}
+
+
+def _schemas() -> dict[str, Any]:
+    verdict = {"type": "string", "enum": [*VERDICTS, ""]}
+    own = {
+        "step": _INTEGER,
+        "incarnation": _INTEGER,
+        "opened": _NUMBER,
+        "closed": _NUMBER,
+        "num_samples": _INTEGER,
+        "num_groups": _INTEGER,
+        "verdict": verdict,
+        "records_missing": _INTEGER,
+    }
+    figures = {"additionalProperties": {"type": ["number", "string"]}, "description": "Keys of docs/metrics.md"}
+    wait = _object({"start": _NUMBER, "end": _NUMBER, "awaited": {"type": "array", "items": _TEXT}})
+    texts = dict.fromkeys(("question", "numbers", "needs"), _TEXT)
+    rule = _object({"verdict": verdict, "holds": {"type": "boolean"}} | texts)
+    stages = {"type": "object", "properties": dict.fromkeys(STAGES, _NUMBER), "additionalProperties": False}
+    sample = {
+        "group": _TEXT,
+        "index": _INTEGER,
+        "data_source": _TEXT,
+        "wall_s": _NUMBER,
+        "stages_s": stages,
+        "traceparent": _TEXT,
+    }
+    return {
+        "Step": _object(own) | figures,
+        "StepDetail": _object(
+            own
+            | {
+                "explanation": _TEXT,
+                "reasoning": {"type": "array", "items": rule, "description": "up to the first rule that holds"},
+                "waits": {"type": "array", "items": wait},
+            }
+        ),
+        "Sample": _object(sample | {key: {"type": "object"} for key in ("stamps", "scoring")}),
+        "Verdict": _object(
+            {
+                "run": _TEXT,
+                "step": _INTEGER,
+                "verdict": verdict,
+                "explanation": _TEXT,
+                "seconds": {"type": "object", "additionalProperties": _NUMBER},
+                "recent_verdict": verdict,
+                "recent": {"type": "object", "additionalProperties": _INTEGER},
+            }
+        ),
+        "Look": _object(_look()),
+        "Worker": _object({"worker": _TEXT, "role": _TEXT})
+        | {"description": "A heartbeat; slots and busy are absent where 0, ready where true"},
+        "Error": _object({"error": _TEXT}),
+    }
+
+
+def _look() -> dict[str, Any]:
+    depth = _object({"undelivered": _INTEGER, "in_flight": _INTEGER, "oldest_undelivered_s": _NUMBER})
+    states = {"type": "object", "additionalProperties": _INTEGER, "description": "busy, idle, starting → processes"}
+    return {
+        "time": _NUMBER,
+        "streams": {"type": "object", "additionalProperties": depth},
+        "workers": {"type": "object", "additionalProperties": states, "description": "by role"},
+        "policy_version": {"type": ["integer", "null"]},
+        "policy_version_lag": _INTEGER,
+        "redis_memory_bytes": _INTEGER,
+        "redis_memory_limit_bytes": _INTEGER,
+    }
+
+
+def _get(
+    summary: str,
+    answer: dict[str, Any],
+    *parameters: dict[str, Any],
+    fails: tuple[str, ...] = (),
+    media_type: str = "application/json",
+) -> dict[str, Any]:
+    responses = {"200": {"description": summary, "content": {media_type: {"schema": answer}}}}
+    for status in fails:
+        content = {"text/plain": {"schema": _TEXT}} if status == "503" else _content("Error")
+        responses[status] = {"description": "Why not", "content": content}
+    return {"get": {"summary": summary, "parameters": list(parameters), "responses": responses}}
+
+
+def _query(name: str, description: str, default: int, most: int) -> dict[str, Any]:
+    return _parameter(name, description, {"type": "integer", "minimum": 1, "maximum": most, "default": default})
+
+
+def _parameter(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": "query", "required": False, "description": description, "schema": schema}
+
+
+def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": sorted(properties)}
+
+
+def _array(name: str) -> dict[str, Any]:
+    return {"type": "array", "items": _reference(name)}
+
+
+def _content(name: str) -> dict[str, Any]:
+    return {"application/json": {"schema": _reference(name)}}
+
+
+def _reference(name: str) -> dict[str, Any]:
+    return {"$ref": f"#/components/schemas/{name}"}

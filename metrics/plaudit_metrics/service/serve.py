@@ -1,0 +1,161 @@
+"""The metrics service: reads a run's events, looks at its streams, answers over HTTP.
+
+Started as ``python -m plaudit_metrics``, or as a coroutine inside another process's event loop (a Ray actor's): it
+installs no signal handlers and ends when ``stop`` is set. Exit codes: 0 stopped · 2 refused, with one message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+
+import uvicorn
+from prometheus_client import disable_created_metrics
+from redis.asyncio import Redis
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
+
+from plaudit_metrics.service.api import Api
+from plaudit_metrics.service.http_server import HttpServer
+from plaudit_metrics.service.series import Series
+from plaudit_metrics.service.settings import ServiceSettings, SettingsError
+from plaudit_metrics.service.spans import MissingPackageError, SpanSender
+from plaudit_metrics.service.view import RunView
+from plaudit_metrics.sources.history import FILE_NAME, read_steps
+from plaudit_metrics.sources.kept_steps import KeptSteps
+from plaudit_metrics.sources.run_snapshot import look
+from plaudit_metrics.sources.stream import EventReader
+from plaudit_wire.names import Names
+
+__all__ = ["ServiceSettings", "SettingsError", "serve"]
+
+logger = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 2.0
+_END_WITHIN_S = 2
+"""A scraper's connection that stays open holds up the end no longer."""
+_REDIS_WITHIN_S = 30.0
+"""Redis may be away for so long before the service counts as not ready (or, at the start, gives up)."""
+
+
+async def serve(settings: ServiceSettings, stop: asyncio.Event) -> int:
+    """Serves one run's metrics until ``stop`` is set.
+
+    Returns:
+        0 when stopped; 2 when it cannot serve (port taken, wrong password, no Redis), after one logged message.
+    """
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # of each counter, when it was made: series that nobody asks for
+    # One client for all: a blocking read takes a connection of its own from the pool; nothing is sent twice.
+    client = settings.redis.client(timeout_s=5.0, retries=0)
+    sender: SpanSender | None = None
+    try:
+        if settings.traces_endpoint:
+            sender = SpanSender(settings.run, settings.traces_endpoint, settings.traces_share)
+        await _wait_for_redis(client, settings, stop)
+        with socket.create_server((settings.host, settings.port)) as listener:
+            await _serve_on(listener, client, settings, stop, sender)
+    except (MissingPackageError, _TlsRefusedError, RedisError, OSError) as error:
+        logger.error("refused", extra={"fields": {"error": _words(error, settings)}})
+        return 2
+    finally:
+        await client.aclose()
+        if sender is not None:
+            await asyncio.to_thread(sender.close)
+    return 0
+
+
+async def _serve_on(
+    listener: socket.socket,
+    client: Redis,
+    settings: ServiceSettings,
+    stop: asyncio.Event,
+    sender: SpanSender | None,
+) -> None:
+    series = Series(latency_threshold_s=settings.latency_threshold_s, latency_target=settings.latency_target)
+    view = RunView(series, KeptSteps(), sender.send if sender else None)
+    if settings.run_folder is not None:
+        view.restore(read_steps(settings.run_folder / FILE_NAME))
+    keys = Names(settings.run)
+    reader = EventReader(client, keys, view.handle)
+    lookout = _Lookout(client, keys, view)
+    server = HttpServer(
+        uvicorn.Config(
+            Api(settings.run, view, lambda: _problem(reader, lookout)).application(),
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=_END_WITHIN_S,
+        )
+    )
+    address, port = listener.getsockname()[:2]
+    logger.info("serving", extra={"fields": {"run": settings.run, "address": f"http://{address}:{port}"}})
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(server.serve(sockets=[listener]))
+        tasks.create_task(reader.run(stop))
+        tasks.create_task(lookout.run(stop))
+        await stop.wait()
+        server.should_exit = True
+
+
+class _Lookout:
+    """Looks at the run's surroundings every two seconds."""
+
+    def __init__(self, client: Redis, keys: Names, view: RunView) -> None:
+        self._client = client
+        self._keys = keys
+        self._view = view
+        self.heard = time.monotonic()
+        """When Redis answered last."""
+
+    async def run(self, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            try:
+                self._view.look(await look(self._client, self._keys))
+                self.heard = time.monotonic()
+            except (RedisError, OSError) as error:
+                logger.warning("redis is away", extra={"fields": {"error": str(error)}})
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_EVERY_S):
+                    await stop.wait()
+
+
+def _problem(reader: EventReader, lookout: _Lookout) -> str:
+    """Why the service is not ready; empty when it is."""
+    if not reader.ready.is_set():
+        return "the events of the run are being read"
+    if time.monotonic() - lookout.heard > _REDIS_WITHIN_S:
+        return f"redis has not answered for {_REDIS_WITHIN_S:.0f} seconds"
+    return ""
+
+
+async def _wait_for_redis(client: Redis, settings: ServiceSettings, stop: asyncio.Event) -> None:
+    """Waits for the first answer; a refusal (wrong password or certificate) ends the wait at once."""
+    deadline = time.monotonic() + _REDIS_WITHIN_S
+    while not stop.is_set():
+        try:
+            await client.ping()
+            return
+        except (AuthenticationError, ResponseError):
+            raise
+        except (RedisError, OSError) as error:
+            if problem := await settings.redis.tls_problem(error):
+                raise _TlsRefusedError(problem) from error
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.5)
+
+
+class _TlsRefusedError(Exception):
+    """What of TLS is wrong, in words."""
+
+
+def _words(error: Exception, settings: ServiceSettings) -> str:
+    if isinstance(error, MissingPackageError | _TlsRefusedError):
+        return str(error)
+    if isinstance(error, AuthenticationError | ResponseError):
+        return f"Redis at {settings.redis.url} refused: {error}. Check PLAUDIT_REDIS_PASSWORD"
+    if isinstance(error, RedisError):
+        return f"Redis at {settings.redis.url} cannot be reached: {error}. Check PLAUDIT_REDIS_URL"
+    return f"cannot listen on {settings.host}:{settings.port}: {error}. Choose another PLAUDIT_METRICS_PORT"

@@ -1,0 +1,85 @@
+"""The metrics service's settings: the environment of its process, read once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from plaudit_wire.redis_address import PasswordFileError, RedisAddress
+
+
+class SettingsError(ValueError):
+    """An environment variable is missing or wrong. The message names it, its value and the remedy."""
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """What the metrics service is told when it starts."""
+
+    run: str
+    """``PLAUDIT_RUN``: id of the run."""
+    redis: RedisAddress
+    """``PLAUDIT_REDIS_URL``, ``PLAUDIT_REDIS_USERNAME``, ``PLAUDIT_REDIS_PASSWORD`` or ``PLAUDIT_REDIS_PASSWORD_FILE``,
+    ``PLAUDIT_REDIS_TLS_…``: see ``RedisAddress``."""
+    host: str = "127.0.0.1"
+    """``PLAUDIT_METRICS_HOST``: the address to listen on; the loopback unless told otherwise."""
+    port: int = 0
+    """``PLAUDIT_METRICS_PORT`` (or ``PLAUDIT_HEALTH_PORT``): 0 = any free one, which the log names."""
+    run_folder: Path | None = None
+    """``PLAUDIT_RUN_FOLDER``: its ``steps.jsonl`` gives the steps that ``events`` no longer holds; None = none."""
+    log_file: Path | None = None
+    """``PLAUDIT_LOG_FILE``: JSON lines go there; None = standard error."""
+    latency_threshold_s: float = 30.0
+    """``PLAUDIT_REWARD_LATENCY_THRESHOLD_S``: ``metrics.rewardLatency.thresholdSeconds`` of the job."""
+    latency_target: float = 0.99
+    """``PLAUDIT_REWARD_LATENCY_TARGET``: ``metrics.rewardLatency.target`` of the job."""
+
+    traces_endpoint: str = ""
+    """``PLAUDIT_TRACES_ENDPOINT``: ``metrics.traces.endpoint`` of the job; empty = no spans."""
+    traces_share: float = 0.0
+    """``PLAUDIT_TRACES_SHARE``: ``metrics.traces.share`` of the job."""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> ServiceSettings:
+        """Reads the settings.
+
+        Raises:
+            SettingsError: a variable is missing or not a number.
+        """
+        missing = [name for name in ("PLAUDIT_RUN", "PLAUDIT_REDIS_URL") if not environment.get(name)]
+        if missing:
+            raise SettingsError(
+                f"environment variables missing: {', '.join(missing)}. 'plaudit run job.yaml' sets them; to start "
+                "this process by hand, set them yourself."
+            )
+        folder, log_file = environment.get("PLAUDIT_RUN_FOLDER"), environment.get("PLAUDIT_LOG_FILE")
+        port = "PLAUDIT_METRICS_PORT" if environment.get("PLAUDIT_METRICS_PORT") else "PLAUDIT_HEALTH_PORT"
+        return cls(
+            run=environment["PLAUDIT_RUN"],
+            redis=_redis(environment),
+            host=environment.get("PLAUDIT_METRICS_HOST") or cls.host,
+            port=int(_number(environment, port, cls.port)),
+            run_folder=Path(folder) if folder else None,
+            log_file=Path(log_file) if log_file else None,
+            latency_threshold_s=_number(environment, "PLAUDIT_REWARD_LATENCY_THRESHOLD_S", cls.latency_threshold_s),
+            latency_target=_number(environment, "PLAUDIT_REWARD_LATENCY_TARGET", cls.latency_target),
+            traces_endpoint=environment.get("PLAUDIT_TRACES_ENDPOINT", ""),
+            traces_share=_number(environment, "PLAUDIT_TRACES_SHARE", cls.traces_share),
+        )
+
+
+def _redis(environment: Mapping[str, str]) -> RedisAddress:
+    try:
+        return RedisAddress.from_environment(environment)
+    except PasswordFileError as error:
+        raise SettingsError(str(error)) from error
+
+
+def _number(environment: Mapping[str, str], name: str, default: float) -> float:
+    text = environment.get(name) or str(default)
+    try:
+        return float(text)
+    except ValueError:
+        raise SettingsError(f"{name} is {text!r}; give a number") from None

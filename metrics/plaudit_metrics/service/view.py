@@ -1,0 +1,76 @@
+"""What the service knows of a run at this moment: fed with records, read by the API and the scrapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from plaudit_metrics.service.series import Series
+from plaudit_metrics.sources.collector import Arrival, Collector
+from plaudit_metrics.sources.events import EventRecord
+from plaudit_metrics.sources.kept_steps import KeptSteps, StepSamples
+from plaudit_metrics.sources.queue_history import QueueHistory
+from plaudit_metrics.sources.run_snapshot import Surroundings
+from plaudit_wire.records import NO_STEP, GroupRecord, SampleRecord, StepRecord
+
+
+class RunView:
+    """Joins the collector (steps), the series (Prometheus) and the last look at Redis.
+
+    Args:
+        series: where everything is counted.
+        kept: the closed steps.
+        closed: called with each newly closed step and its samples.
+    """
+
+    def __init__(
+        self, series: Series, kept: KeptSteps, closed: Callable[[StepRecord, StepSamples], None] | None = None
+    ) -> None:
+        self._closed = closed
+        self.series = series
+        self.kept = kept
+        self.collector = Collector(kept)
+        self.surroundings = Surroundings()
+        self.queues = QueueHistory()
+
+    def restore(self, records: Sequence[StepRecord]) -> None:
+        """Takes the steps of ``steps.jsonl``; they are shown, not counted."""
+        self.kept.restore(records)
+        if newest := self.kept.newest(1):
+            self.series.show_step(newest[0].record)
+
+    def handle(self, records: list[EventRecord], count: bool) -> None:
+        """Takes a batch of event records; counts them unless an earlier start did."""
+        new_samples: list[SampleRecord] = []
+        late_before = self.collector.late
+        for record in records:
+            if isinstance(record, SampleRecord):
+                if record.step == NO_STEP or self.collector.add_sample(record) is Arrival.new:
+                    new_samples.append(record)
+            elif isinstance(record, GroupRecord):
+                self._handle_group(record, count)
+            else:
+                self._handle_step(record, count)
+        if count:
+            self.series.count_samples(new_samples)
+            self.series.count_late(self.collector.late - late_before)
+
+    def _handle_group(self, record: GroupRecord, count: bool) -> None:
+        if self.collector.add_group(record) is Arrival.new and count:
+            self.series.count_group(record, self.collector.samples_of(record.group))
+
+    def _handle_step(self, record: StepRecord, count: bool) -> None:
+        closed = self.collector.add_step(record)
+        if closed is None:
+            return
+        if count:
+            self.series.count_step(closed.record, records_missing=closed.records_missing)
+            if self._closed is not None and (samples := self.kept.samples(record.step)) is not None:
+                self._closed(closed.record, samples)
+        else:
+            self.series.show_step(closed.record)
+
+    def look(self, surroundings: Surroundings) -> None:
+        """Takes a new look at streams, workers and Redis."""
+        self.surroundings = surroundings
+        self.queues.add(surroundings)
+        self.series.show_surroundings(surroundings)

@@ -1,0 +1,152 @@
+"""Records in, closed steps out: a state machine without I/O.
+
+Samples wait here for the record of their group, groups for the record of their step; the step's record closes it. The
+records may come in any order and more than once: a record that was seen before changes nothing. What comes after its
+step was closed is counted as late and not mixed in.
+
+Everything is bounded: samples wait encoded, and when too many wait (their group's record was lost) the oldest groups
+are forgotten and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+import msgspec
+
+from plaudit_metrics.sources.kept_steps import ClosedStep, KeptSteps
+from plaudit_metrics.statistics.steps import step_statistics
+from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord
+
+_CLOCK_SLACK_S = 1.0
+"""A group belongs to a step that opened before the group was closed; stamps are from one clock, taken in two calls."""
+
+
+class Arrival(Enum):
+    """What a record was to the collector."""
+
+    new = "new"
+    replaced = "replaced"
+    """The same sample again with another content (its group's scorers came later); the newer one counts."""
+    replayed = "replayed"
+    late = "late"
+
+
+class _WaitingGroup:
+    """A group whose step is not closed yet."""
+
+    __slots__ = ("record", "samples")
+
+    def __init__(self) -> None:
+        self.samples: dict[int, bytes] = {}
+        self.record: GroupRecord | None = None
+
+
+class Collector:
+    """Joins the event records to closed steps.
+
+    Args:
+        kept: where closed steps go.
+        waiting_limit: samples that may wait for their step.
+        closed_groups_limit: ids of closed groups that are remembered, to tell replays.
+    """
+
+    def __init__(self, kept: KeptSteps, *, waiting_limit: int = 500_000, closed_groups_limit: int = 200_000) -> None:
+        self.kept = kept
+        self.late = 0
+        """Records that came after their step was closed."""
+        self.forgotten = 0
+        """Samples given up because too many waited."""
+        self._waiting_limit = waiting_limit
+        self._closed_groups_limit = closed_groups_limit
+        self._waiting: dict[str, _WaitingGroup] = {}
+        self._num_waiting = 0
+        self._closed_groups: dict[str, int] = {}
+        """Group id → bit mask of the indices that were counted in its step."""
+        self._closed_steps: set[tuple[int, int]] = set()
+
+    @property
+    def num_waiting(self) -> int:
+        """Samples whose step is not closed yet."""
+        return self._num_waiting
+
+    def add_sample(self, record: SampleRecord) -> Arrival:
+        """Takes a terminal sample."""
+        counted = self._closed_groups.get(record.group)
+        if counted is not None:
+            return self._arrived_late(known=bool(counted >> record.index & 1))
+        group = self._waiting.setdefault(record.group, _WaitingGroup())
+        encoded = msgspec.msgpack.encode(record)
+        before = group.samples.get(record.index)
+        group.samples[record.index] = encoded
+        if before is not None:
+            return Arrival.replayed if before == encoded else Arrival.replaced
+        self._num_waiting += 1
+        self._forget_beyond_limit()
+        return Arrival.new
+
+    def add_group(self, record: GroupRecord) -> Arrival:
+        """Takes the record of a closed group."""
+        if record.group in self._closed_groups:
+            return self._arrived_late(known=True)
+        group = self._waiting.setdefault(record.group, _WaitingGroup())
+        if group.record is not None:
+            return Arrival.replayed
+        group.record = record
+        return Arrival.new
+
+    def add_step(self, record: StepRecord) -> ClosedStep | None:
+        """Takes the record of a closed step, with all that waited for it; None when it was seen before."""
+        if (record.step, record.incarnation) in self._closed_steps:
+            return None
+        self._closed_steps.add((record.step, record.incarnation))
+        samples: list[SampleRecord] = []
+        groups: list[GroupRecord] = []
+        for of_group, waiting in self._take_groups(record):
+            groups.append(of_group)
+            samples += [msgspec.msgpack.decode(encoded, type=SampleRecord) for encoded in waiting.samples.values()]
+        return self.kept.put(_completed(record, samples, groups), samples, groups)
+
+    def samples_of(self, group: str) -> list[SampleRecord]:
+        """The samples of a group whose step is not closed yet."""
+        waiting = self._waiting.get(group)
+        encoded = waiting.samples.values() if waiting is not None else ()
+        return [msgspec.msgpack.decode(each, type=SampleRecord) for each in encoded]
+
+    def _take_groups(self, step: StepRecord) -> list[tuple[GroupRecord, _WaitingGroup]]:
+        """Takes out the groups that the step closed; those of an earlier try of it, and validation's, are forgotten."""
+        taken: list[tuple[GroupRecord, _WaitingGroup]] = []
+        for name, waiting in list(self._waiting.items()):
+            if waiting.record is None or waiting.record.step > step.step:
+                continue
+            del self._waiting[name]
+            self._num_waiting -= len(waiting.samples)
+            self._closed_groups[name] = sum(1 << index for index in waiting.samples)
+            current = waiting.record.step == step.step and waiting.record.closed >= step.opened - _CLOCK_SLACK_S
+            if current and waiting.record.split == "train":
+                taken.append((waiting.record, waiting))
+        while len(self._closed_groups) > self._closed_groups_limit:
+            del self._closed_groups[next(iter(self._closed_groups))]
+        return taken
+
+    def _arrived_late(self, *, known: bool) -> Arrival:
+        if known:
+            return Arrival.replayed
+        self.late += 1
+        return Arrival.late
+
+    def _forget_beyond_limit(self) -> None:
+        while self._num_waiting > self._waiting_limit:
+            oldest = next(iter(self._waiting))
+            lost = len(self._waiting.pop(oldest).samples)
+            self._num_waiting -= lost
+            self.forgotten += lost
+
+
+def _completed(record: StepRecord, samples: Sequence[SampleRecord], groups: Sequence[GroupRecord]) -> StepRecord:
+    """Adds figures that the trainer did not send, computed from the events; the trainer's own figures stand."""
+    if "step_s" in record.statistics:
+        return record  # it sent all of them, from its own records: nothing is missing there
+    computed = step_statistics(samples, groups=groups, waits=record.waits, opened=record.opened, closed=record.closed)
+    return msgspec.structs.replace(record, statistics=computed | record.statistics)

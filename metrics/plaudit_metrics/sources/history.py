@@ -1,0 +1,107 @@
+"""``steps.jsonl``: one JSON object a closed step. The trainer appends; everyone else reads.
+
+An object is flat: the step's own fields (``step``, ``incarnation``, ``opened``, ``closed``, ``num_samples``,
+``num_groups``, ``verdict``, ``waits``) beside its figures and labels by the keys of docs/metrics.md. A step that was
+done again after a resume is a second line with a higher incarnation; a reader takes the newest, and of the lines that
+an incarnation wrote before it was rolled back only those that came before the rollback.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from plaudit_wire.records import StepRecord, WaitRecord
+
+FILE_NAME = "steps.jsonl"
+
+_FIELDS = frozenset(StepRecord.__struct_fields__) - {"statistics", "labels"}
+
+
+def append_step(path: Path, record: StepRecord) -> None:
+    """Appends one step as one write, flushed to the disk. A last line that a crash cut short is ended first.
+
+    Raises:
+        OSError: the file cannot be written (no space, no permission).
+    """
+    line = encode_step(record) + b"\n"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        if _torn(descriptor):
+            line = b"\n" + line
+        _write_all(descriptor, line)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_steps(path: Path) -> list[StepRecord]:
+    """Reads the surviving line of steps, oldest first; an absent file holds none, a torn line counts for nothing."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    return surviving(record for line in lines if (record := decode_step(line)) is not None)
+
+
+def surviving(records: Iterable[StepRecord]) -> list[StepRecord]:
+    """Of steps that were done more than once keeps the newest incarnation's.
+
+    A new incarnation that resumes at step ``s`` rolls back everything from ``s`` on: those steps of older incarnations
+    count no longer, even where the new one has not come that far again.
+
+    Returns:
+        At most one record a step, in the order of the steps.
+    """
+    newest_first = sorted(records, key=lambda record: (-record.incarnation, record.step))
+    kept: dict[int, StepRecord] = {}
+    first_rolled_back = float("inf")
+    incarnation: int | None = None
+    for record in newest_first:
+        if record.incarnation != incarnation:
+            first_rolled_back = min(kept, default=first_rolled_back)
+            incarnation = record.incarnation
+        if record.step < first_rolled_back:
+            kept[record.step] = record
+    return [kept[step] for step in sorted(kept)]
+
+
+def flat_step(record: StepRecord) -> dict[str, Any]:
+    """The step as one flat dictionary: its own fields, then its labels and figures by their keys."""
+    fields = {
+        name: msgspec.to_builtins(getattr(record, name)) for name in StepRecord.__struct_fields__ if name in _FIELDS
+    }
+    return fields | record.labels | dict(sorted(record.statistics.items()))
+
+
+def encode_step(record: StepRecord) -> bytes:
+    """``flat_step`` as one JSON object, without a line end."""
+    return msgspec.json.encode(flat_step(record))
+
+
+def decode_step(line: bytes) -> StepRecord | None:
+    """Reads one line; None when it is not a whole record. Unknown texts are labels, unknown numbers figures."""
+    try:
+        fields: dict[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
+        own = {name: fields.pop(name) for name in _FIELDS if name in fields}
+        return StepRecord(
+            **own | {"waits": msgspec.convert(own.get("waits", []), list[WaitRecord])},
+            statistics={key: float(value) for key, value in fields.items() if isinstance(value, int | float)},
+            labels={key: value for key, value in fields.items() if isinstance(value, str)},
+        )
+    except (msgspec.MsgspecError, TypeError):
+        return None
+
+
+def _torn(descriptor: int) -> bool:
+    size = os.fstat(descriptor).st_size
+    return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    while content:
+        content = content[os.write(descriptor, content) :]

@@ -1,0 +1,106 @@
+"""The closed steps that the service still knows: at most so many, the newest incarnation of each, in bounded memory.
+
+Of every kept step it holds the record and the slowest samples. All samples of a step (for its timeline) are kept for
+the newest steps only, encoded, up to a budget of bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from plaudit_metrics.sources.history import surviving
+from plaudit_metrics.statistics.steps import slowest_samples
+from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord
+
+
+class ClosedStep(msgspec.Struct, frozen=True):
+    """A closed step as the service knows it."""
+
+    record: StepRecord
+    records_missing: int = 0
+    """Samples of the step whose events were lost; the figures are the trainer's and lack nothing."""
+    slowest: list[SampleRecord] = []
+    groups: dict[str, GroupRecord] = {}
+    """Records of the groups of ``slowest``."""
+
+
+class StepSamples(msgspec.Struct, frozen=True):
+    """Every sample and group of one step."""
+
+    samples: list[SampleRecord]
+    groups: list[GroupRecord]
+
+
+class KeptSteps:
+    """The newest closed steps.
+
+    Args:
+        limit: how many steps are kept.
+        slowest: how many of a step's slowest samples are kept with it.
+        samples_bytes: memory for whole steps, encoded; the oldest go first, the newest one always stays.
+    """
+
+    def __init__(self, *, limit: int = 500, slowest: int = 100, samples_bytes: int = 64 << 20) -> None:
+        self._limit = limit
+        self._slowest = slowest
+        self._samples_bytes = samples_bytes
+        self._steps: dict[int, ClosedStep] = {}
+        self._samples: dict[int, bytes] = {}
+
+    def restore(self, records: Iterable[StepRecord]) -> None:
+        """Takes the records of ``steps.jsonl``: what was closed before this process began."""
+        for record in records:
+            self._put(ClosedStep(record))
+
+    def put(self, record: StepRecord, samples: Sequence[SampleRecord], groups: Sequence[GroupRecord]) -> ClosedStep:
+        """Keeps a closed step with its samples."""
+        slowest = slowest_samples(samples, self._slowest)
+        wanted = {sample.group for sample in slowest}
+        closed = ClosedStep(
+            record,
+            records_missing=max(record.num_samples - len(samples), 0),
+            slowest=slowest,
+            groups={group.group: group for group in groups if group.group in wanted},
+        )
+        if self._put(closed):
+            self._samples.pop(record.step, None)
+            self._samples[record.step] = msgspec.msgpack.encode(StepSamples(list(samples), list(groups)))
+            self._forget_samples()
+        return closed
+
+    def _put(self, closed: ClosedStep) -> bool:
+        """Whether the step is kept: not when a newer incarnation has rolled it back."""
+        older = self._steps.get(closed.record.step)
+        records = [step.record for step in self._steps.values()]
+        if older is not None and older.record.incarnation == closed.record.incarnation:
+            records.remove(older.record)
+        known = {id(step.record): step for step in (*self._steps.values(), closed)}
+        kept = surviving([*records, closed.record])[-self._limit :]
+        self._steps = {record.step: known[id(record)] for record in kept}
+        self._forget_samples()
+        return any(record is closed.record for record in kept)
+
+    def _forget_samples(self) -> None:
+        for step in list(self._samples):
+            if step not in self._steps:
+                del self._samples[step]
+        while len(self._samples) > 1 and sum(map(len, self._samples.values())) > self._samples_bytes:
+            del self._samples[next(iter(self._samples))]
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def get(self, step: int) -> ClosedStep | None:
+        """One step, or None when it was never closed or is no longer kept."""
+        return self._steps.get(step)
+
+    def newest(self, count: int) -> list[ClosedStep]:
+        """Up to ``count`` steps, oldest first."""
+        return list(self._steps.values())[-count:] if count > 0 else []
+
+    def samples(self, step: int) -> StepSamples | None:
+        """Every sample of a step, where they are still kept."""
+        encoded = self._samples.get(step)
+        return None if encoded is None else msgspec.msgpack.decode(encoded, type=StepSamples)

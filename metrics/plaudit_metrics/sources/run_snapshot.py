@@ -1,0 +1,194 @@
+"""Looks at a run's streams, processes and Redis: how deep, how old, how many, how full. Reads only."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from plaudit_wire.names import CONSUMER_GROUPS, Names
+from plaudit_wire.records import WorkerRecord
+
+LIVE_WITHIN_S = 20.0
+"""A process not heard of for longer is gone."""
+
+
+@dataclass(frozen=True)
+class StreamDepth:
+    """How much work lies in one stream."""
+
+    undelivered: int = 0
+    in_flight: int = 0
+    """Read and not yet done."""
+    oldest_undelivered_s: float = 0.0
+    """Age of the oldest entry that nobody has read; 0 when there is none."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """A run as one look shows it."""
+
+    time: float = 0.0
+    """When, in seconds since the epoch on Redis's clock."""
+    streams: dict[str, StreamDepth] = field(default_factory=dict)
+    redeliveries: dict[str, int] = field(default_factory=dict)
+    duplicates: dict[str, int] = field(default_factory=dict)
+    dead_letters: dict[str, int] = field(default_factory=dict)
+    workers: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(role, state) → live processes; state is busy, idle or starting."""
+    worker_records: tuple[WorkerRecord, ...] = ()
+    judge_requests: dict[tuple[str, ...], int] = field(default_factory=dict)
+    """(judge, status) → requests that ended so, over all reward workers since the run began."""
+    judge_tokens: dict[tuple[str, ...], int] = field(default_factory=dict)
+    """(judge, prompt or completion) → tokens."""
+    policy_version: int | None = None
+    policy_version_lag: int = 0
+    memory_bytes: int = 0
+    memory_limit_bytes: int = 0
+    aof_ok: bool = True
+
+    @property
+    def circuits_open(self) -> dict[str, bool]:
+        """Judge → whether any reward worker does not ask it now."""
+        known = {labels[0] for labels in self.judge_requests}
+        failing = {judge for worker in self.worker_records for judge in worker.circuits_open}
+        return {judge: judge in failing for judge in sorted(known | failing)}
+
+
+class _Announced(msgspec.Struct):
+    """What of the announced policy matters here: incarnation and number of its version."""
+
+    version: tuple[int, int]
+
+
+async def look(client: Redis, keys: Names) -> Surroundings:
+    """Takes one look.
+
+    Raises:
+        redis.RedisError: Redis cannot be reached.
+    """
+    now = await _server_time(client)
+    counted: Any = await client.hgetall(keys.counters)
+    counters = _texts(counted)
+    workers = await _live_workers(client, keys, now)
+    info: dict[str, Any] = await client.info()
+    version = _announced_number(await client.hget(keys.state, "announced"))
+    return Surroundings(
+        time=now,
+        streams={name: await _depth(client, keys.stream(name), group, now) for name, group in CONSUMER_GROUPS.items()},
+        redeliveries=_counters(counters, "redelivered"),
+        duplicates=_counters(counters, "duplicates"),
+        dead_letters=_counters(counters, "dead"),
+        workers=dict(Counter((worker.role, _state_of(worker)) for worker in workers)),
+        worker_records=tuple(workers),
+        judge_requests=await _of_judges(client, keys.judges),
+        judge_tokens=await _of_judges(client, keys.judge_tokens),
+        policy_version=version,
+        policy_version_lag=_lag(workers, version),
+        memory_bytes=int(info.get("used_memory", 0)),
+        memory_limit_bytes=int(info.get("maxmemory", 0)),
+        aof_ok=_aof_ok(info),
+    )
+
+
+async def _server_time(client: Redis) -> float:
+    seconds, microseconds = await client.time()
+    return float(seconds) + microseconds / 1e6
+
+
+async def _depth(client: Redis, key: str, group: str, now: float) -> StreamDepth:
+    """Undelivered = entries less pending: finished entries are deleted, so nothing else lies in a stream."""
+    length = int(await client.xlen(key))
+    try:
+        groups: list[dict[str, Any]] = await client.xinfo_groups(key)
+    except ResponseError:  # no such key yet
+        return StreamDepth()
+    named = next((each for each in groups if _text(each["name"]) == group), None)
+    if named is None:
+        return StreamDepth(undelivered=length, oldest_undelivered_s=await _oldest_s(client, key, "-", now))
+    pending = int(named["pending"])
+    undelivered = max(length - pending, 0)
+    oldest_s = await _oldest_s(client, key, f"({_text(named['last-delivered-id'])}", now) if undelivered else 0.0
+    return StreamDepth(undelivered=undelivered, in_flight=pending, oldest_undelivered_s=oldest_s)
+
+
+async def _oldest_s(client: Redis, key: str, after: str, now: float) -> float:
+    entries: Any = await client.xrange(key, min=after, count=1)
+    if not entries:
+        return 0.0
+    milliseconds = int(_text(entries[0][0]).partition("-")[0])
+    return max(now - milliseconds / 1000, 0.0)
+
+
+async def _live_workers(client: Redis, keys: Names, now: float) -> list[WorkerRecord]:
+    heard: Any = await client.zrangebyscore(keys.workers, now - LIVE_WITHIN_S, "+inf")
+    if not heard:
+        return []
+    encoded: Any = await client.hmget(keys.worker_records, heard)
+    return [record for each in encoded if each is not None and (record := decode_worker(each)) is not None]
+
+
+async def _of_judges(client: Redis, key: str) -> dict[tuple[str, ...], int]:
+    """A hash whose fields are ``<judge>:<label>``."""
+    fields: Any = await client.hgetall(key)
+    counts: dict[tuple[str, ...], int] = {}
+    for name, count in _texts(fields).items():
+        judge, _, label = name.partition(":")
+        counts[judge, label] = int(count)
+    return counts
+
+
+def decode_worker(encoded: bytes) -> WorkerRecord | None:
+    """Reads a heartbeat; None when a process of another version wrote something unknown."""
+    try:
+        return msgspec.msgpack.decode(encoded, type=WorkerRecord)
+    except msgspec.MsgspecError:
+        return None
+
+
+WORKER_STATES = ("busy", "idle", "starting")
+
+
+def _state_of(worker: WorkerRecord) -> str:
+    if not worker.ready:
+        return "starting"
+    return "busy" if worker.busy > 0 else "idle"
+
+
+def _lag(workers: list[WorkerRecord], announced: int | None) -> int:
+    held = [int(w.version.rpartition(".")[2]) for w in workers if w.role == "rollout" and w.ready and w.version]
+    return max(announced - min(held), 0) if held and announced is not None else 0
+
+
+def _announced_number(stored: Any) -> int | None:
+    """Number of the announced policy version: a byte of schema version, then a record whose ``version`` is a pair."""
+    try:
+        announced = msgspec.msgpack.decode(memoryview(stored or b" ")[1:], type=_Announced)
+    except msgspec.MsgspecError:
+        return None
+    return announced.version[1]
+
+
+def _counters(counted: Mapping[str, str], name: str) -> dict[str, int]:
+    """Counters of the ledger named ``<name>:<stream>``."""
+    prefix = f"{name}:"
+    return {key.removeprefix(prefix): int(value) for key, value in counted.items() if key.startswith(prefix)}
+
+
+def _aof_ok(info: Mapping[str, Any]) -> bool:
+    if not int(info.get("aof_enabled", 0)):
+        return False
+    return info.get("aof_last_write_status") == "ok" and info.get("aof_last_bgrewrite_status") == "ok"
+
+
+def _texts(fields: Mapping[bytes, bytes]) -> dict[str, str]:
+    return {_text(key): value.decode(errors="replace") for key, value in fields.items()}
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,95 @@
+"""Reads a run's stored samples (``samples/step-000012-i1.parquet``, written by the trainer) back as records.
+
+Of a scorer's ``extra`` nothing is stored; all else that timelines and statistics need is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow.parquet
+
+from plaudit_metrics.sources.kept_steps import StepSamples
+from plaudit_wire.records import GenerationRecord, GroupRecord, SampleRecord, ScorerRecord, ScoringRecord, Stamps
+
+Row = Mapping[str, Any]
+
+_GENERATION = {name: name for name in GenerationRecord.__struct_fields__} | {"worker": "rollout_worker"}
+_SCORING = {name: name for name in ("outcome", "reason", "limiter_s", "retry_s", "call_s")} | {
+    "value": "score",
+    "worker": "reward_worker",
+}
+_STAMPS = {name: f"{name}_at" for name in Stamps.__struct_fields__}
+
+
+def read_step_samples(run_folder: Path, step: int, incarnation: int) -> StepSamples:
+    """Every stored sample and group of one step.
+
+    Args:
+        run_folder: ``runs/<run>``.
+        step: number of the step.
+        incarnation: of the trainer that closed it (``steps.jsonl`` says which one counts).
+
+    Raises:
+        FileNotFoundError: the run did not store its samples, or the step was never closed.
+    """
+    path = run_folder / "samples" / f"step-{step:06d}-i{incarnation}.parquet"
+    rows = [dict(row) for row in pyarrow.parquet.read_table(path).to_pylist()]
+    terminal = [row for row in rows if row["outcome"] is not None]
+    return StepSamples([_sample(row) for row in terminal], list(_groups(rows)))
+
+
+def _sample(row: Row) -> SampleRecord:
+    generated = row["generate_s"] is not None
+    return SampleRecord(
+        group=row["group"],
+        index=row["index"],
+        split=row["split"],
+        step=row["step"],
+        data_source=row["data_source"],
+        stamps=Stamps(**_named(row, _STAMPS)),
+        scoring=ScoringRecord(**_named(row, _SCORING), scorers=_scorers(row)),
+        generation=GenerationRecord(**_named(row, _GENERATION)) if generated else None,
+        deliveries=row["deliveries"],
+    )
+
+
+def _groups(rows: Iterable[Row]) -> Iterable[GroupRecord]:
+    of_groups: dict[str, list[Row]] = {}
+    for row in rows:
+        of_groups.setdefault(row["group"], []).append(row)
+    for group, of_group in of_groups.items():
+        first = of_group[0]
+        yield GroupRecord(
+            group=group,
+            split=first["split"],
+            step=first["step"],
+            end=first["end"],
+            num_samples=len(of_group),
+            num_scored=sum(row["outcome"] == "scored" for row in of_group),
+            admitted=first["admitted_at"],
+            closed=first["group_closed_at"],
+            terminal=first["group_terminal_at"],
+            ready=first["group_ready_at"],
+            taken=first["group_taken_at"],
+            reason=first["end_reason"] or "",
+        )
+
+
+def _scorers(row: Row) -> dict[str, ScorerRecord]:
+    """Columns are named ``scorer/<name>/<field>``; a scorer that was not asked about the sample has none."""
+    fields: dict[str, dict[str, Any]] = {}
+    for column, value in row.items():
+        kind, _, rest = column.partition("/")
+        name, _, field = rest.rpartition("/")
+        if kind == "scorer" and value is not None:
+            fields.setdefault(name, {})[field] = value
+    return {name: msgspec.convert(of_scorer, ScorerRecord) for name, of_scorer in fields.items()}
+
+
+def _named(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
+    """Field → value, for the columns that the file has and the row fills."""
+    return {field: row[column] for field, column in columns.items() if row.get(column) is not None}

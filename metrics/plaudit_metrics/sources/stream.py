@@ -1,0 +1,124 @@
+"""Reads the ``events`` stream with a consumer group of its own and remembers where it stopped.
+
+A start does two things. First it reads again what earlier starts have handled, up to the group's last delivered entry,
+to know the steps and the samples that still wait; of this nothing is counted. Then it goes on where they stopped. An
+entry is acknowledged once it is handled, so one that was under way in a crash is handled again, and counted then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError, ResponseError
+
+from plaudit_metrics.sources.events import EventRecord, decode_event
+from plaudit_wire.names import EVENTS_GROUP, Names
+
+logger = logging.getLogger(__name__)
+
+_BATCH = 100
+"""Entries; each may hold 256 samples, and requests are answered between batches."""
+_BLOCK_MS = 500
+_RETRY_AFTER_S = 1.0
+
+Entry = tuple[bytes, dict[bytes, bytes]]
+"""Id and fields."""
+
+Handle = Callable[[list[EventRecord], bool], None]
+"""Called with a batch of records in the stream's order, and whether they are to be counted."""
+
+
+class EventReader:
+    """Feeds the records of one run to ``handle``.
+
+    Args:
+        client: connection without response decoding, its socket timeout above the blocking time.
+        keys: the run's keys.
+        handle: takes each batch.
+    """
+
+    def __init__(self, client: Redis, keys: Names, handle: Handle) -> None:
+        self._client = client
+        self._keys = keys
+        self._handle = handle
+        self.ready = asyncio.Event()
+        """Set once everything that earlier starts handled is known again."""
+        self.undecodable = 0
+        """Entries that were of no known kind or damaged."""
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Reads until ``stop``; outlives outages of Redis and lost keys."""
+        caught_up = False
+        while not stop.is_set():
+            try:
+                await self._ensure_group()
+                if not caught_up:
+                    await self._read_again()
+                    caught_up = True
+                    self.ready.set()
+                await self._read_own_pending()
+                await self._read_new(stop)
+            except (RedisError, OSError) as error:  # away, loading its file, or the keys are lost: begin again
+                logger.warning("events cannot be read now", extra={"fields": {"error": str(error)}})
+                await _sleep(_RETRY_AFTER_S, stop)
+
+    async def _ensure_group(self) -> None:
+        try:
+            await self._client.xgroup_create(self._keys.events, EVENTS_GROUP, id="0", mkstream=True)
+        except ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+
+    async def _read_again(self) -> None:
+        groups: list[dict[str, Any]] = await self._client.xinfo_groups(self._keys.events)
+        last = next(each["last-delivered-id"] for each in groups if each["name"] == EVENTS_GROUP.encode())
+        pending = await self._client.xpending_range(self._keys.events, EVENTS_GROUP, min="-", max="+", count=_BATCH * 4)
+        not_handled = {each["message_id"] for each in pending}
+        after: bytes | str = "-"
+        while entries := await self._range(after, last):
+            self._deliver([entry for entry in entries if entry[0] not in not_handled], count=False)
+            after = b"(" + entries[-1][0]
+            await asyncio.sleep(0)
+
+    async def _range(self, after: bytes | str, last: bytes) -> list[Entry]:
+        entries: Any = await self._client.xrange(self._keys.events, min=after, max=last, count=_BATCH)
+        return list(entries)
+
+    async def _read_own_pending(self) -> None:
+        while entries := await self._read("0"):
+            await self._finish(entries)
+
+    async def _read_new(self, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            if entries := await self._read(">"):
+                await self._finish(entries)
+
+    async def _read(self, start: str) -> list[Entry]:
+        answer: Any = await self._client.xreadgroup(
+            EVENTS_GROUP, EVENTS_GROUP, {self._keys.events: start}, count=_BATCH, block=_BLOCK_MS
+        )
+        return [entry for _, entries in answer for entry in entries] if answer else []
+
+    async def _finish(self, entries: list[Entry]) -> None:
+        self._deliver(entries, count=True)
+        await self._client.xack(self._keys.events, EVENTS_GROUP, *(entry_id for entry_id, _ in entries))
+        await asyncio.sleep(0)
+
+    def _deliver(self, entries: list[Entry], *, count: bool) -> None:
+        """An entry that was trimmed while it was pending comes without fields."""
+        decoded = [decode_event(fields) for _, fields in entries if fields]
+        self.undecodable += sum(not records for records in decoded)
+        if records := [record for of_entry in decoded for record in of_entry]:
+            self._handle(records, count)
+
+
+async def _sleep(seconds: float, stop: asyncio.Event) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await stop.wait()
+    except TimeoutError:
+        return

@@ -1,0 +1,79 @@
+"""Why a step got its verdict: each rule of ``verdict.py`` in its order, with the step's numbers and whether it holds.
+
+The first rule that holds gives the verdict; a test compares the two on any figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from plaudit_metrics.statistics.verdict import SIDE_SHARE, STRAGGLER_SHARE, WAITING_SHARE, Verdict, reward_side
+from plaudit_metrics.statistics.waits import CAUSES
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """One rule, applied to one step."""
+
+    verdict: Verdict
+    """What it says when it holds; of the reward side's rule the name of its largest cause."""
+    question: str
+    numbers: str
+    """The seconds it looked at, and the share they make."""
+    needs: str
+    holds: bool
+
+
+def reasoning(statistics: Mapping[str, float]) -> list[Rule]:
+    """Applies the rules to a step's figures (those that ``verdict`` reads), up to the first that holds."""
+    rules: list[Rule] = []
+    for rule in _rules(statistics):
+        rules.append(rule)
+        if rule.holds:
+            break
+    return rules
+
+
+def _rules(statistics: Mapping[str, float]) -> Iterable[Rule]:
+    step_s, waited_s = statistics.get("step_s", 0.0), statistics.get("trainer_wait_s", 0.0)
+    yield Rule(
+        "trainer",
+        "Did the trainer hardly wait?",
+        f"waited {_share(waited_s, step_s, 'the step')}",
+        f"less than {WAITING_SHARE:.0%}",
+        waited_s <= 0 or waited_s < WAITING_SHARE * step_s,
+    )
+    straggler_s = statistics.get("straggler_s", 0.0)
+    yield Rule(
+        "straggler",
+        "Was one single sample or group all that was missing?",
+        f"one was missing for {_share(straggler_s, waited_s, 'the waiting')}",
+        f"more than {STRAGGLER_SHARE:.0%}",
+        straggler_s > STRAGGLER_SHARE * waited_s,
+    )
+    causes = {cause: statistics.get(f"wait/{cause}_s", 0.0) for cause in CAUSES}
+    generation_s = causes.pop("generation")
+    yield Rule(
+        "generation",
+        "Did generation hold the wait?",
+        f"generation held {_share(generation_s, waited_s, 'the waiting')}",
+        f"at least {SIDE_SHARE:.0%}",
+        generation_s >= SIDE_SHARE * waited_s,
+    )
+    reward_s = sum(causes.values())
+    largest, name = reward_side(causes)
+    yield Rule(
+        name,
+        "Did the reward side hold it?",
+        f"the reward side held {_share(reward_s, waited_s, 'the waiting')}; "
+        f"the largest part of it is {largest.replace('_', ' ')}: {causes[largest]:.2f} s",
+        f"at least {SIDE_SHARE:.0%}",
+        reward_s >= SIDE_SHARE * waited_s,
+    )
+    yield Rule("balanced", "Neither side?", "neither holds enough of the waiting", "nothing else", True)
+
+
+def _share(part_s: float, whole_s: float, name: str) -> str:
+    share = f"{part_s / whole_s:.0%}" if whole_s > 0 else "nothing"
+    return f"{part_s:.2f} s of {whole_s:.2f} s, {share} of {name}"

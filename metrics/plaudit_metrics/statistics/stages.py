@@ -1,0 +1,125 @@
+"""Where one sample's time went: its stages, a partition of its wall time.
+
+From admission to the moment it became terminal (``SAMPLE_STAGES``), and on to the moment the trainer took its group
+(``GROUP_STAGES``)::
+
+    admitted ─ rollout_queue ─ taken ─ engine_queue · generation · tools ─ published ─ sample_queue ─ first taken
+    ─ redelivery ─ taken by the worker that committed ─ limiter · retry · score · commit ─ committed
+    ─ group_wait ─ group terminal ─ group_scorer ─ ready ─ ready_queue ─ taken by the trainer
+
+A ``─`` is a stamp of the transport's clock. A ``·`` divides a stretch by durations that one process measured with its
+monotonic clock: they are placed in the order shown, cut where they would pass the end of the stretch, and the rest of
+the stretch belongs to ``generation`` before publication and to ``commit`` after it. So the stages add up exactly,
+whatever the clocks do. A stamp that is missing means that the stage before it lasted until the next stamp there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from plaudit_metrics.statistics.columns import Floats, SampleColumns
+from plaudit_wire.records import GroupRecord, SampleRecord
+
+SAMPLE_STAGES = (
+    "rollout_queue",
+    "engine_queue",
+    "generation",
+    "tools",
+    "sample_queue",
+    "redelivery",
+    "limiter",
+    "retry",
+    "score",
+    "commit",
+)
+GROUP_STAGES = ("group_wait", "group_scorer", "ready_queue")
+STAGES = SAMPLE_STAGES + GROUP_STAGES
+
+
+def stamps_in_order(columns: SampleColumns) -> Floats:
+    """Points in time at which each sample left rollout_queue, generation, sample_queue, redelivery and scoring.
+
+    Returns:
+        Array of shape [6, number of samples], seconds since the epoch: admitted, taken, published, first taken, taken
+        by the worker that committed, committed. Never falls along the first axis; a missing point equals the next one.
+    """
+    points = np.stack(
+        [
+            columns.admitted,
+            columns.taken,
+            columns.published,
+            columns.score_first_taken,
+            columns.score_taken,
+            columns.committed,
+        ]
+    )
+    for later in range(len(points) - 1, 0, -1):
+        missing = np.isnan(points[later - 1])
+        points[later - 1][missing] = points[later][missing]
+    points = np.where(np.isnan(points), np.nanmax(points, axis=0, initial=-np.inf), points)
+    ordered: Floats = np.minimum(np.maximum.accumulate(points, axis=0), np.maximum(points[-1], points[0]))
+    return ordered
+
+
+def sample_stage_seconds(columns: SampleColumns) -> dict[str, Floats]:
+    """Divides each sample's time from admission to terminal.
+
+    Returns:
+        For each of ``SAMPLE_STAGES`` an array of shape [number of samples], seconds. Their sum over the stages is
+        ``committed - admitted``.
+    """
+    admitted, taken, published, first_taken, score_taken, committed = stamps_in_order(columns)
+    engine_queue, tools, generation = _cut(published - taken, columns.engine_queue_s, columns.tool_s)
+    limiter, retry, score, commit = _cut(committed - score_taken, columns.limiter_s, columns.retry_s, columns.call_s)
+    return {
+        "rollout_queue": taken - admitted,
+        "engine_queue": engine_queue,
+        "generation": generation,
+        "tools": tools,
+        "sample_queue": first_taken - published,
+        "redelivery": score_taken - first_taken,
+        "limiter": limiter,
+        "retry": retry,
+        "score": score,
+        "commit": commit,
+    }
+
+
+def group_stage_seconds(columns: SampleColumns, groups: Mapping[str, GroupRecord]) -> dict[str, Floats]:
+    """How long each sample then waited for its group, its group's scorers, and the trainer.
+
+    Returns:
+        For each of ``GROUP_STAGES`` an array of shape [number of samples], seconds; NaN where the group's record is
+        missing or lacks the stamp.
+    """
+    records = [groups.get(group) for group in columns.groups]
+    terminal, ready, taken = (
+        np.array([getattr(record, name, None) for record in records], dtype=np.float64)[columns.group]
+        for name in ("terminal", "ready", "taken")
+    )
+    return {
+        "group_wait": np.maximum(terminal - columns.committed, 0.0),
+        "group_scorer": np.maximum(ready - terminal, 0.0),
+        "ready_queue": np.maximum(taken - ready, 0.0),
+    }
+
+
+def stages_of(sample: SampleRecord, group: GroupRecord | None = None) -> dict[str, float]:
+    """Seconds that one sample spent in each stage; stages it never reached or passed in no time are left out."""
+    columns = SampleColumns.from_records([sample])
+    seconds = sample_stage_seconds(columns)
+    if group is not None:
+        seconds |= group_stage_seconds(columns, {group.group: group})
+    return {stage: float(of_stage[0]) for stage, of_stage in seconds.items() if of_stage[0] > 0}
+
+
+def _cut(span: Floats, *parts: Floats) -> list[Floats]:
+    """Divides ``span`` into the given parts in turn and a rest; a part is cut where the span has no room for it."""
+    cut: list[Floats] = []
+    for part in parts:
+        taken = np.clip(np.nan_to_num(part), 0.0, span)
+        cut.append(taken)
+        span = span - taken
+    return [*cut, span]

@@ -1,0 +1,227 @@
+"""A step's statistics: its samples in, one dictionary out. Pure; the keys are listed in docs/metrics.md.
+
+Called by the trainer when it closes a step (from the groups' hashes: nothing is missing there) and by the metrics
+service (from events, for everyone else). ``step_record`` does the whole of it for the trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from plaudit_metrics.statistics.agent_loop import AgentLoopColumns, agent_loop_statistics
+from plaudit_metrics.statistics.columns import Floats, SampleColumns, ScorerColumns
+from plaudit_metrics.statistics.stages import group_stage_seconds, sample_stage_seconds
+from plaudit_metrics.statistics.verdict import verdict
+from plaudit_metrics.statistics.waits import split_waits
+from plaudit_wire.records import OUTCOMES, GroupRecord, SampleRecord, StepRecord, WaitRecord
+
+_PIPELINE = "reward_pipeline"
+_QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+
+
+def step_statistics(
+    samples: Sequence[SampleRecord] | SampleColumns,
+    *,
+    groups: Sequence[GroupRecord] = (),
+    waits: Sequence[WaitRecord] = (),
+    opened: float,
+    closed: float,
+    update_s: float = 0.0,
+    trainer_version: int | None = None,
+    duplicates: int = 0,
+) -> dict[str, float]:
+    """Computes every figure of one step.
+
+    Args:
+        samples: the terminal samples of the groups that the step closed (training split), or their columns.
+        groups: the records of these groups; without them no group figures, and every sample counts as trained.
+        waits: when the trainer waited, and for which groups.
+        opened: start of the step, seconds since the epoch on the transport's clock.
+        closed: end of the step, on the same clock.
+        update_s: seconds in the update of the policy (forward, backward, optimizer).
+        trainer_version: number of the policy version that the step's update started from, for the staleness.
+        duplicates: publications and commits of this step's samples that were refused as duplicates.
+
+    Returns:
+        Figures by the keys of docs/metrics.md, seconds unless the key says otherwise. A figure that is not defined
+        (the mean of nothing) is an absent key; there are no NaN.
+    """
+    columns = samples if isinstance(samples, SampleColumns) else SampleColumns.from_records(samples)
+    split = split_waits(columns, groups, waits)
+    return {
+        **agent_loop_statistics(AgentLoopColumns.from_samples(columns)),
+        **_reward(columns),
+        **_pipeline(columns, groups),
+        **_outcomes(columns, duplicates),
+        **_scorers(columns),
+        **_staleness(columns, groups, trainer_version),
+        "step_s": closed - opened,
+        "update_s": update_s,
+        "trainer_wait_s": split.total_s,
+        "exposed_reward_s": split.exposed_reward_s,
+        "straggler_s": split.straggler_s,
+        **{f"wait/{cause}_s": seconds for cause, seconds in split.cause_s.items()},
+    }
+
+
+def step_record(
+    step: int,
+    incarnation: int,
+    samples: Sequence[SampleRecord],
+    *,
+    groups: Sequence[GroupRecord] = (),
+    waits: Sequence[WaitRecord] = (),
+    opened: float,
+    closed: float,
+    update_s: float = 0.0,
+    trainer_version: int | None = None,
+    extra: dict[str, float] | None = None,
+) -> StepRecord:
+    """Builds the record of a closed step: figures, verdict, slowest sample. Arguments as in ``step_statistics``.
+
+    Args:
+        step: number of the step.
+        incarnation: of the trainer that closed it.
+        samples: see ``step_statistics``.
+        groups: see there.
+        waits: see there.
+        opened: see there.
+        closed: see there.
+        update_s: see there.
+        trainer_version: see there.
+        extra: further figures for the record (loss, gradient norm, …); NaN and infinities are left out.
+    """
+    statistics = step_statistics(
+        samples,
+        groups=groups,
+        waits=waits,
+        opened=opened,
+        closed=closed,
+        update_s=update_s,
+        trainer_version=trainer_version,
+    )
+    statistics |= {key: float(value) for key, value in (extra or {}).items() if np.isfinite(value)}
+    slowest = slowest_samples(samples, 1)
+    return StepRecord(
+        step=step,
+        incarnation=incarnation,
+        opened=opened,
+        closed=closed,
+        num_samples=len(samples),
+        num_groups=len(groups) or len({sample.group for sample in samples}),
+        statistics=statistics | ({f"{_PIPELINE}/slowest/index": float(slowest[0].index)} if slowest else {}),
+        verdict=verdict(statistics),
+        waits=list(waits),
+        labels=_slowest_labels(slowest[0]) if slowest else {},
+    )
+
+
+def slowest_samples(samples: Iterable[SampleRecord], count: int) -> list[SampleRecord]:
+    """The samples that took longest from admission to terminal, the slowest first; of equal ones the earlier given."""
+    return sorted(samples, key=wall_seconds, reverse=True)[:count]
+
+
+def wall_seconds(sample: SampleRecord) -> float:
+    """Seconds from a sample's admission until it became terminal."""
+    return (sample.stamps.committed or sample.stamps.admitted) - sample.stamps.admitted
+
+
+def _slowest_labels(sample: SampleRecord) -> dict[str, str]:
+    worker = sample.scoring.worker or (sample.generation.worker if sample.generation else "")
+    return {f"{_PIPELINE}/slowest/group": sample.group, f"{_PIPELINE}/slowest/worker": worker}
+
+
+def _reward(columns: SampleColumns) -> dict[str, float]:
+    values = columns.value[~np.isnan(columns.value)]
+    if len(values) == 0:
+        return {}
+    return {
+        "reward/mean": float(values.mean()),
+        "reward/std": float(values.std()),
+        "reward/min": float(values.min()),
+        "reward/max": float(values.max()),
+    }
+
+
+def _pipeline(columns: SampleColumns, groups: Sequence[GroupRecord]) -> dict[str, float]:
+    if len(columns) == 0:
+        return {}
+    of_samples = sample_stage_seconds(columns)
+    of_groups = group_stage_seconds(columns, {record.group: record for record in groups})
+    of_groups["ready_queue"] = _first_of_group(columns, of_groups["ready_queue"])  # one figure a group, not n
+    of_groups["group_scorer"] = _first_of_group(columns, of_groups["group_scorer"])
+    statistics: dict[str, float] = {}
+    for stage, seconds in (of_samples | of_groups).items():
+        statistics |= _distribution(f"{_PIPELINE}/{stage}_s", seconds)
+    return statistics
+
+
+def _first_of_group(columns: SampleColumns, values: Floats) -> Floats:
+    _, first = np.unique(columns.group, return_index=True)
+    kept: Floats = values[first]
+    return kept
+
+
+def _distribution(key: str, values: Floats) -> dict[str, float]:
+    """Exact quantiles (linear between the two neighbours), maximum and mean of what is known."""
+    known = values[~np.isnan(values)]
+    if len(known) == 0:
+        return {}
+    quantiles = np.quantile(known, list(_QUANTILES.values()))
+    return {
+        **{f"{key}/{name}": float(value) for name, value in zip(_QUANTILES, quantiles, strict=True)},
+        f"{key}/max": float(known.max()),
+        f"{key}/mean": float(known.mean()),
+    }
+
+
+def _outcomes(columns: SampleColumns, duplicates: int) -> dict[str, float]:
+    counts = _count_outcomes(columns.outcome)
+    statistics = {f"{_PIPELINE}/outcome/{outcome}": count for outcome, count in counts.items()}
+    if len(columns) > 0:
+        statistics[f"{_PIPELINE}/masked_share"] = float(np.isnan(columns.value).mean())
+    statistics[f"{_PIPELINE}/redelivered"] = float((columns.deliveries > 1).sum())
+    statistics[f"{_PIPELINE}/duplicates"] = float(duplicates)
+    statistics[f"{_PIPELINE}/dead"] = counts["poison"]
+    return statistics
+
+
+def _count_outcomes(outcomes: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> dict[str, float]:
+    counts = np.bincount(outcomes, minlength=len(OUTCOMES))
+    return dict(zip(OUTCOMES, counts.astype(float).tolist(), strict=True))
+
+
+def _scorers(columns: SampleColumns) -> dict[str, float]:
+    statistics: dict[str, float] = {}
+    for name, scorer in sorted(columns.scorers.items()):
+        statistics |= _scorer(f"{_PIPELINE}/scorer/{name}", scorer)
+    return statistics
+
+
+def _scorer(key: str, scorer: ScorerColumns) -> dict[str, float]:
+    values = scorer.value[~np.isnan(scorer.value)]
+    statistics = _distribution(f"{key}/call_s", scorer.call_s)
+    statistics |= _distribution(f"{key}/limiter_s", scorer.limiter_s)
+    statistics |= _distribution(f"{key}/retry_s", scorer.retry_s)
+    if len(values) > 0:
+        statistics |= {f"{key}/value/mean": float(values.mean()), f"{key}/value/std": float(values.std())}
+    counts = _count_outcomes(scorer.outcome)
+    return statistics | {f"{key}/outcome/{outcome}": count for outcome, count in counts.items() if count}
+
+
+def _staleness(columns: SampleColumns, groups: Sequence[GroupRecord], trainer_version: int | None) -> dict[str, float]:
+    if trainer_version is None:
+        return {}
+    trained = {record.group for record in groups if record.end == "trained"}
+    of_trained = np.array([not groups or group in trained for group in columns.groups], dtype=np.bool_)
+    versions = columns.version_min[columns.generated & of_trained[columns.group]] if len(columns) else np.empty(0)
+    if len(versions) == 0:
+        return {}
+    staleness = trainer_version - versions
+    return {
+        f"{_PIPELINE}/staleness/min": float(staleness.min()),
+        f"{_PIPELINE}/staleness/mean": float(staleness.mean()),
+        f"{_PIPELINE}/staleness/max": float(staleness.max()),
+    }

@@ -1,0 +1,99 @@
+"""The rule that names a step's bottleneck.
+
+From the step's figures (``steps.step_statistics``), in this order:
+
+1. ``trainer``: the trainer waited for less than a fifth of the step. Faster rewards or rollouts would not help much.
+2. ``straggler``: for more than half of the waiting, one single sample or group (among at least four) was all that was
+   missing. More workers would not help; that sample would have to be faster, or be given up sooner.
+3. ``generation``: at least three fifths of the waiting went to generation.
+4. At least three fifths of it went to the reward side: the largest of its causes gives the name: ``reward`` (scorers at
+   work), ``reward-queue`` (no free reward worker), ``limiter`` (a rate or concurrency limit), ``group-scorer``; for
+   ``ready_queue`` (the groups were ready, the trainer had not taken them) ``trainer``.
+5. ``balanced``: neither side holds three fifths.
+
+The rule asks only where the *exposed* time went, so it holds for synchronous and asynchronous schedules: whatever
+overlaps with the update is no part of a wait. Its first threshold is that of the alert RewardStarvesTrainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Literal, get_args
+
+from plaudit_metrics.statistics.waits import CAUSES
+
+Verdict = Literal["generation", "reward", "reward-queue", "limiter", "group-scorer", "straggler", "trainer", "balanced"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+
+WAITING_SHARE = 0.2
+"""Waiting below this share of the step: the trainer itself is the bottleneck."""
+STRAGGLER_SHARE = 0.5
+"""One sample or group holds more than this share of the waiting."""
+SIDE_SHARE = 0.6
+"""Generation, or the reward side, holds at least this share of the waiting."""
+
+_NAMES: dict[str, Verdict] = {
+    "generation": "generation",
+    "sample_queue": "reward-queue",
+    "limiter": "limiter",
+    "score": "reward",
+    "group_scorer": "group-scorer",
+    "ready_queue": "trainer",
+}
+
+_WORDS: dict[Verdict, str] = {
+    "generation": "The trainer waited for generation: add rollouts, or shorten responses.",
+    "reward": "The trainer waited for scorers at work: make them faster, or hide them (maxStaleness, mini-batches).",
+    "reward-queue": "Finished samples waited for a free reward worker: add reward workers or raise their concurrency.",
+    "limiter": "Scoring waited for a limit (a judge's rate, a free scorer process): raise it, or ask it less often.",
+    "group-scorer": "Groups waited for their group-scope scorers: make them faster.",
+    "straggler": "One sample or group held most of the wait: look at the slowest sample, or lower its time limit.",
+    "trainer": "The trainer hardly waited: the update itself is the bottleneck.",
+    "balanced": "The trainer waited for generation and for rewards in similar parts: neither is the bottleneck alone.",
+}
+
+
+def verdict(statistics: Mapping[str, float]) -> Verdict:
+    """Names what a step waited for.
+
+    Args:
+        statistics: the step's figures; read are ``step_s``, ``trainer_wait_s``, ``straggler_s`` and ``wait/<cause>_s``
+            (seconds; an absent one is 0).
+    """
+    waited_s = statistics.get("trainer_wait_s", 0.0)
+    if waited_s <= 0 or waited_s < WAITING_SHARE * statistics.get("step_s", 0.0):
+        return "trainer"
+    if statistics.get("straggler_s", 0.0) > STRAGGLER_SHARE * waited_s:
+        return "straggler"
+    causes = {cause: statistics.get(f"wait/{cause}_s", 0.0) for cause in CAUSES}
+    generation_s = causes.pop("generation")
+    if generation_s >= SIDE_SHARE * waited_s:
+        return "generation"
+    if sum(causes.values()) >= SIDE_SHARE * waited_s:
+        return reward_side(causes)[1]
+    return "balanced"
+
+
+def reward_side(cause_s: Mapping[str, float]) -> tuple[str, Verdict]:
+    """The largest cause of the reward side, and the verdict that it gives."""
+    largest = max(cause_s, key=lambda cause: cause_s[cause])
+    return largest, _NAMES[largest]
+
+
+def verdict_over(steps: Iterable[Mapping[str, float]]) -> Verdict:
+    """Names what several steps together waited for: the same rule over the sums of their seconds.
+
+    In an asynchronous schedule steps come in bursts: one waits for two, and the next finds everything ready. A verdict
+    on each alone says "trainer" of the second; this one weighs each by its seconds.
+    """
+    keys = ("step_s", "trainer_wait_s", "straggler_s", *(f"wait/{cause}_s" for cause in CAUSES))
+    sums = dict.fromkeys(keys, 0.0)
+    for statistics in steps:
+        for key in keys:
+            sums[key] += statistics.get(key, 0.0)
+    return verdict(sums)
+
+
+def explain(name: str) -> str:
+    """One sentence for people: what the verdict means and what to do. Empty for an unknown name."""
+    return next((words for known, words in _WORDS.items() if known == name), "")

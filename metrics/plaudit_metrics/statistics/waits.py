@@ -1,0 +1,136 @@
+"""What the trainer's waiting was spent on: intervals in, seconds per cause out.
+
+**The rule.** Each instant of a wait goes wholly to the earliest cause in which any awaited group still is::
+
+    generation < sample_queue < limiter < score < group_scorer < ready_queue
+
+A group is in the earliest cause of any of its samples; once all of them are terminal it is in ``group_scorer`` until it
+is ready and in ``ready_queue`` until the wait ends. What is not listed counts as its neighbour: waiting for a rollout,
+for weights, for the engine and for tools as ``generation``; time under a reward worker that was lost as
+``sample_queue`` (the sample waited for the worker that scored it); retries and the commit as ``score``. A wait for
+nothing that is known (no group admitted yet, a checkpoint being read by rollouts) is ``generation``.
+
+Every sample only moves forward through the causes, so the earliest cause among many samples only moves forward too:
+a wait splits at the points in time at which the *last* awaited sample leaves each cause. No sampling, no sweep, and
+the parts add up to the wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from plaudit_metrics.statistics.columns import Floats, Integers, SampleColumns
+from plaudit_metrics.statistics.stages import stamps_in_order
+from plaudit_wire.records import GroupRecord, WaitRecord
+
+CAUSES = ("generation", "sample_queue", "limiter", "score", "group_scorer", "ready_queue")
+"""In the order of the pipeline; all but the first are the reward side's."""
+
+_FEWEST_PEERS = 4
+"""Of fewer awaited samples (or groups) the last one always holds a good part: that makes none of them a straggler."""
+
+
+@dataclass(frozen=True)
+class WaitSplit:
+    """Where the trainer's waiting in one step went."""
+
+    total_s: float
+    """Sum of the waits."""
+    cause_s: dict[str, float]
+    """Seconds for each of ``CAUSES``; they add up to ``total_s``."""
+    straggler_s: float
+    """Seconds in which one single sample, or one single group, was all that was missing (among at least four)."""
+
+    @property
+    def exposed_reward_s(self) -> float:
+        """Seconds in which the trainer waited and nothing that it waited for was still being generated."""
+        return sum(seconds for cause, seconds in self.cause_s.items() if cause != "generation")
+
+
+def split_waits(samples: SampleColumns, groups: Sequence[GroupRecord], waits: Sequence[WaitRecord]) -> WaitSplit:
+    """Splits the trainer's waiting over ``CAUSES`` by the rule above.
+
+    Args:
+        samples: every sample of every awaited group. An awaited group without samples is judged by its record alone;
+            one without either is left out.
+        groups: the records of these groups (for the end of the group scorers).
+        waits: disjoint stretches of time on the transport's clock.
+    """
+    timeline = _Timeline(samples, {record.group: record for record in groups})
+    cause_s = np.zeros(len(CAUSES))
+    straggler_s = 0.0
+    for wait in waits:
+        awaited = timeline.find(wait.awaited)
+        cause_s += _causes(wait, timeline.left[:, awaited])
+        by_group = _held_by_last(wait, timeline.left[-1, awaited])
+        by_sample = _held_by_last(wait, timeline.committed_in(awaited))
+        straggler_s += max(by_group, by_sample)
+    return WaitSplit(
+        total_s=float(sum(wait.end - wait.start for wait in waits)),
+        cause_s=dict(zip(CAUSES, cause_s.tolist(), strict=True)),
+        straggler_s=straggler_s,
+    )
+
+
+class _Timeline:
+    """When the last sample of each group left each cause.
+
+    Attributes:
+        left: shape [5, number of groups], seconds since the epoch: when the group left generation, sample_queue,
+            limiter, score and group_scorer.
+    """
+
+    def __init__(self, samples: SampleColumns, groups: Mapping[str, GroupRecord]) -> None:
+        names = list(dict.fromkeys((*samples.groups, *groups)))
+        self._codes = {name: code for code, name in enumerate(names)}
+        self._order = np.argsort(samples.group, kind="stable")
+        counts = np.bincount(samples.group, minlength=len(names))
+        self._ends = np.cumsum(counts)
+        self._starts = self._ends - counts
+        of_samples = _times_left(samples)
+        self._committed = of_samples[-1][self._order]
+        self.left = np.full((len(CAUSES) - 1, len(names)), -np.inf)
+        for cause, left in enumerate(of_samples):
+            np.maximum.at(self.left[cause], samples.group, left)
+        for name, record in groups.items():
+            self._complete(self._codes[name], record)
+
+    def _complete(self, group: int, record: GroupRecord) -> None:
+        if np.isneginf(self.left[0, group]):  # no samples known: the record alone says when they were terminal
+            self.left[:4, group] = record.terminal or record.ready or record.closed
+        terminal = float(self.left[3, group])
+        self.left[4, group] = terminal if record.ready is None else max(record.ready, terminal)
+
+    def find(self, names: Sequence[str]) -> Integers:
+        """Positions of those groups that anything is known of."""
+        return np.array([self._codes[name] for name in names if name in self._codes], dtype=np.int64)
+
+    def committed_in(self, groups: Integers) -> Floats:
+        """When each sample of the given groups became terminal."""
+        pieces = [self._committed[self._starts[group] : self._ends[group]] for group in groups]
+        return np.concatenate(pieces) if pieces else np.empty(0)
+
+
+def _times_left(samples: SampleColumns) -> list[Floats]:
+    _, _, published, _, score_taken, committed = stamps_in_order(samples)
+    limited = np.minimum(score_taken + np.nan_to_num(samples.limiter_s), committed)
+    return [published, score_taken, limited, committed]
+
+
+def _causes(wait: WaitRecord, left: Floats) -> Floats:
+    """Seconds of one wait per cause, shape [len(CAUSES)]; ``left`` has shape [5, awaited groups]."""
+    if left.shape[1] == 0:
+        return np.array([wait.end - wait.start, *[0.0] * (len(CAUSES) - 1)])
+    borders = np.maximum.accumulate(left.max(axis=1))
+    return np.diff(np.concatenate([[wait.start], np.clip(borders, wait.start, wait.end), [wait.end]]))
+
+
+def _held_by_last(wait: WaitRecord, done: Floats) -> float:
+    """Seconds of the wait between the last but one and the last of ``done``; 0 among fewer than four."""
+    if len(done) < _FEWEST_PEERS:
+        return 0.0
+    before, last = np.clip(np.partition(done, -2)[-2:], wait.start, wait.end)
+    return float(last - before)

@@ -1,0 +1,152 @@
+"""``plaudit steps``, ``plaudit trace`` and ``plaudit report``: what a run's folder tells, without a service that runs.
+
+Each returns the exit code: 0, or 2 after one message on standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from plaudit_metrics.sources.history import FILE_NAME, flat_step, read_steps
+from plaudit_wire.records import StepRecord
+
+_REFUSED = 2
+
+_COLUMNS: tuple[tuple[str, str, str], ...] = (
+    ("step", "step", "{:.0f}"),
+    ("reward", "reward/mean", "{:.3f}"),
+    ("staleness", "reward_pipeline/staleness/mean", "{:.2f}"),
+    ("step s", "step_s", "{:.2f}"),
+    ("wait s", "trainer_wait_s", "{:.2f}"),
+    ("exposed reward s", "exposed_reward_s", "{:.2f}"),
+    ("masked", "reward_pipeline/masked_share", "{:.1%}"),
+    ("waited for", "verdict", "{}"),
+)
+"""Heading, key, format."""
+
+
+class _UnknownRunError(Exception):
+    """There is no such run, or it has no such step; the message says where was looked."""
+
+
+def steps_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``plaudit steps``."""
+    _run_arguments(parser)
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="every figure, as a JSON array")
+    form.add_argument("--csv", action="store_true", help="every figure, as CSV")
+
+
+def trace_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``plaudit trace``."""
+    _run_arguments(parser)
+    parser.add_argument("--step", type=int, required=True, metavar="N", help="number of the step")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: <run>-step-<N>.json")
+
+
+def report_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``plaudit report``."""
+    _run_arguments(parser)
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: <run>.html")
+
+
+def top_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``plaudit top``."""
+    parser.add_argument("run", metavar="RUN", nargs="?", help="id of the run, or its folder (or give --url)")
+    parser.add_argument("--url", help="address of the run's metrics service")
+    parser.add_argument("--runs-folder", default="runs", metavar="FOLDER", help="where runs lie (default: runs)")
+    parser.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="look anew so often (default: 1)")
+
+
+def steps(arguments: argparse.Namespace) -> int:
+    """``plaudit steps RUN``: a table of the closed steps, or all of their figures."""
+    return _answer(lambda: _write_steps(_steps_of(_folder(arguments)), arguments, sys.stdout))
+
+
+def trace(arguments: argparse.Namespace) -> int:
+    """``plaudit trace RUN --step N``: the step's timeline, for ui.perfetto.dev."""
+    return _answer(lambda: _write_trace(_folder(arguments), arguments))
+
+
+def report(arguments: argparse.Namespace) -> int:
+    """``plaudit report RUN``: one HTML file with the run's charts, steps and verdicts."""
+    return _answer(lambda: _write_report(_folder(arguments), arguments))
+
+
+def _run_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="id of the run, or its folder")
+    parser.add_argument("--runs-folder", default="runs", metavar="FOLDER", help="where runs lie (default: runs)")
+
+
+def _answer(work: Callable[[], None]) -> int:
+    try:
+        work()
+    except (_UnknownRunError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        return _REFUSED
+    return 0
+
+
+def _folder(arguments: argparse.Namespace) -> Path:
+    for folder in (Path(arguments.runs_folder) / arguments.run, Path(arguments.run)):
+        if (folder / FILE_NAME).exists():
+            return folder
+    raise _UnknownRunError(
+        f"no run {arguments.run!r} with closed steps: there is no {FILE_NAME} in "
+        f"{arguments.runs_folder}/{arguments.run} nor in {arguments.run}. Name a run's folder, or give --runs-folder"
+    )
+
+
+def _steps_of(folder: Path) -> list[StepRecord]:
+    return read_steps(folder / FILE_NAME)
+
+
+def _write_steps(records: Sequence[StepRecord], arguments: argparse.Namespace, output: TextIO) -> None:
+    rows = [{key: value for key, value in flat_step(record).items() if key != "waits"} for record in records]
+    if arguments.json:
+        json.dump(rows, output, indent=1)
+        output.write("\n")
+    elif arguments.csv:
+        writer = csv.DictWriter(output, list(dict.fromkeys(key for row in rows for key in row)))
+        writer.writeheader()
+        writer.writerows(rows)
+    else:
+        output.write(_table(rows))
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    cells = [[heading for heading, _, _ in _COLUMNS]]
+    cells += [[form.format(row[key]) if key in row else "-" for _, key, form in _COLUMNS] for row in rows]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(_COLUMNS))]
+    lines = ("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _write_trace(folder: Path, arguments: argparse.Namespace) -> None:
+    import msgspec
+
+    from plaudit_metrics.service.trace import chrome_trace
+    from plaudit_metrics.sources.stored import read_step_samples
+
+    record = next((each for each in _steps_of(folder) if each.step == arguments.step), None)
+    if record is None:
+        raise _UnknownRunError(f"the run in {folder} has not closed step {arguments.step}")
+    stored = read_step_samples(folder, record.step, record.incarnation)
+    output = arguments.output or Path(f"{folder.resolve().name}-step-{record.step}.json")
+    output.write_bytes(msgspec.json.encode(chrome_trace(record, stored.samples, stored.groups)))
+    sys.stdout.write(f"{output}: {len(stored.samples)} samples; open it at https://ui.perfetto.dev\n")
+
+
+def _write_report(folder: Path, arguments: argparse.Namespace) -> None:
+    from plaudit_metrics.terminal.report import report as html
+
+    run = folder.resolve().name
+    output = arguments.output or Path(f"{run}.html")
+    output.write_text(html(folder, run), encoding="utf-8")
+    sys.stdout.write(f"{output}: {output.stat().st_size / 1e6:.1f} MB; open it in a browser\n")

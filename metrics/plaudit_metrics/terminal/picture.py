@@ -1,0 +1,173 @@
+"""What is known of a run at one moment, for ``plaudit top``: asked of its metrics service, or read from its folder.
+
+A folder whose service still answers (its log names the address) is asked there: only the service knows the queues.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from plaudit_metrics.service.answers import RECENT_STEPS, sample_details, step_summary, verdict_detail
+from plaudit_metrics.sources.history import FILE_NAME, read_steps
+from plaudit_metrics.sources.kept_steps import ClosedStep, KeptSteps
+
+_WITHIN_S = 5.0
+_STEPS = 20
+_SAMPLES = 10
+
+
+class UnknownRunError(Exception):
+    """There is no such run, or its service does not answer; the message says where was looked."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One look; the parts are as the API answers them."""
+
+    run: str
+    verdict: Mapping[str, Any] | None = None
+    """None while no step is closed."""
+    steps: Sequence[Mapping[str, Any]] = ()
+    """Oldest first."""
+    samples: Sequence[Mapping[str, Any]] = ()
+    """The newest step's slowest."""
+    streams: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Depth by stream; empty where nobody can be asked."""
+    workers: Sequence[Mapping[str, Any]] = ()
+
+
+class Source(Protocol):
+    """Where pictures come from."""
+
+    def look(self) -> Picture:
+        """Takes one.
+
+        Raises:
+            UnknownRunError: there is nothing to be seen.
+        """
+        ...
+
+
+class Service:
+    """The run's metrics service.
+
+    Args:
+        url: its address.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+
+    def look(self) -> Picture:
+        """See ``Source.look``."""
+        steps = self._get(f"steps?newest={_STEPS}")
+        looks = self._get("queues")
+        streams = looks["looks"][-1]["streams"] if looks["looks"] else {}
+        if not steps["steps"]:
+            return Picture(steps["run"], streams=streams, workers=looks["workers"])
+        newest = steps["steps"][-1]["step"]
+        return Picture(
+            steps["run"],
+            self._get("verdict"),
+            steps["steps"],
+            self._get(f"steps/{newest}/samples?slowest={_SAMPLES}")["samples"],
+            streams,
+            looks["workers"],
+        )
+
+    def _get(self, path: str) -> Any:
+        try:
+            with urllib.request.urlopen(f"{self._url}/api/v1/{path}", timeout=_WITHIN_S) as answer:  # noqa: S310 - http(s) alone is let in
+                return json.load(answer)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise UnknownRunError(f"the metrics service at {self._url} does not answer: {error}") from error
+
+
+class Folder:
+    """A run's folder, without any service.
+
+    Args:
+        folder: ``runs/<run>``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def look(self) -> Picture:
+        """See ``Source.look``."""
+        records = read_steps(self._folder / FILE_NAME)[-_STEPS:]
+        run = self._folder.resolve().name
+        if not records:
+            return Picture(run)
+        newest = self._with_samples(ClosedStep(records[-1]))
+        return Picture(
+            run,
+            verdict_detail(records[-RECENT_STEPS:]),
+            [step_summary(ClosedStep(record)) for record in records],
+            sample_details(newest, _SAMPLES),
+        )
+
+    def _with_samples(self, step: ClosedStep) -> ClosedStep:
+        from plaudit_metrics.sources.stored import read_step_samples
+
+        try:
+            stored = read_step_samples(self._folder, step.record.step, step.record.incarnation)
+        except (OSError, ValueError):  # not stored (metrics.keepSamples), or being written
+            return step
+        return KeptSteps().put(step.record, stored.samples, stored.groups)
+
+
+def source_of(run: str | None, url: str | None, runs_folder: str) -> Source:
+    """Finds out whom to ask.
+
+    Args:
+        run: id of the run, or its folder.
+        url: address of its metrics service; goes before ``run``.
+        runs_folder: where runs lie.
+
+    Raises:
+        UnknownRunError: there is no such run.
+    """
+    if url is not None:
+        if not url.startswith(("http://", "https://")):
+            raise UnknownRunError(f"--url is {url!r}; give the address of a metrics service: http://host:port")
+        return Service(url)
+    if run is None:
+        raise UnknownRunError("name a run, its folder, or the address of its metrics service (--url)")
+    folder = next((path for path in (Path(runs_folder) / run, Path(run)) if path.is_dir()), None)
+    if folder is None:
+        raise UnknownRunError(f"no run {run!r}: there is no folder {runs_folder}/{run} nor {run}")
+    service = _service_of(folder)
+    return service or Folder(folder)
+
+
+def _service_of(folder: Path) -> Service | None:
+    """The service whose log says where it listens, if it answers and is the run's."""
+    for log in sorted((folder / "logs").glob("metrics-*.log")):
+        addresses = [line["address"] for line in _json_lines(log) if line.get("message") == "serving"]
+        if addresses:
+            service = Service(addresses[-1])
+            try:
+                if service.look().run == folder.resolve().name:
+                    return service
+            except UnknownRunError:
+                continue
+    return None
+
+
+def _json_lines(path: Path) -> list[dict[str, Any]]:
+    lines = []
+    for line in path.read_text(errors="replace").splitlines():
+        try:
+            content = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(content, dict):
+            lines.append(content)
+    return lines

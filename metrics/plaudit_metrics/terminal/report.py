@@ -1,0 +1,149 @@
+"""``plaudit report RUN``: the live page as one HTML file, with the answers of a run's folder in it, without a service.
+
+The file needs nothing beside it: style, scripts and chart library are inside, and its content security policy forbids
+the browser to fetch anything. It works for a run that goes on or was cut short: what is closed is in it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from plaudit_metrics.service.answers import (
+    RECENT_STEPS,
+    sample_details,
+    step_detail,
+    step_summary,
+    step_timeline,
+    verdict_detail,
+)
+from plaudit_metrics.service.page import FOLDER, library
+from plaudit_metrics.sources.history import FILE_NAME, read_steps
+from plaudit_metrics.sources.kept_steps import ClosedStep, StepSamples
+from plaudit_metrics.sources.stored import read_step_samples
+from plaudit_metrics.statistics.steps import slowest_samples
+from plaudit_wire.records import StepRecord
+
+MOST_STEPS = 2000
+"""So many steps are told of, the newest."""
+_WITH_SAMPLES = 30
+"""Of so many, the newest, the slowest samples are in the file."""
+_WITH_TIMELINE = 5
+_SLOWEST = 20
+_DRAWN = 60
+
+_IMPORT = re.compile(r"^import (?P<names>{.*?}) from \"\./(?P<file>[a-z]+\.js)\";\n", re.MULTILINE | re.DOTALL)
+_EXPORT = re.compile(r"^export (?:async )?(?:function|class|const|let) (\w+)", re.MULTILINE)
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {scripts}; base-uri 'none'"
+
+
+def report(run_folder: Path, run: str) -> str:
+    """The report of a run as HTML.
+
+    Args:
+        run_folder: ``runs/<run>``; read are ``steps.jsonl`` and, where they are, ``ledger.json`` and stored samples.
+        run: how the run is called.
+
+    Raises:
+        OSError: a file of the folder cannot be read.
+    """
+    steps = [ClosedStep(record) for record in read_steps(run_folder / FILE_NAME)[-MOST_STEPS:]]
+    answers: dict[str, Any] = {
+        "report": {"run": run, "made": time.time()},
+        "steps": {"run": run, "steps": [step_summary(step) for step in steps]},
+        "ledger": _ledger(run_folder),
+    }
+    if steps:
+        answers["verdict"] = {"run": run} | verdict_detail([step.record for step in steps[-RECENT_STEPS:]])
+    for age, step in enumerate(reversed(steps)):
+        answers |= _of_step(run_folder, step, age)
+    return _html(answers)
+
+
+def _of_step(run_folder: Path, step: ClosedStep, age: int) -> dict[str, Any]:
+    """What the API would say of one step; ``age`` counts from the newest."""
+    path = f"steps/{step.record.step}"
+    answers: dict[str, Any] = {path: step_detail(step)}
+    whole = _stored(run_folder, step.record) if age < _WITH_SAMPLES else None
+    if whole is not None:
+        groups = {group.group: group for group in whole.groups}
+        known = ClosedStep(step.record, slowest=slowest_samples(whole.samples, _SLOWEST), groups=groups)
+        answers[f"{path}/samples"] = {"samples": sample_details(known, _SLOWEST)}
+        if age < _WITH_TIMELINE:
+            answers[f"{path}/trace"] = step_timeline(known, whole, _DRAWN)
+    return answers
+
+
+def _stored(run_folder: Path, record: StepRecord) -> StepSamples | None:
+    try:
+        return read_step_samples(run_folder, record.step, record.incarnation)
+    except FileNotFoundError:
+        return None
+
+
+def _ledger(run_folder: Path) -> Any:
+    try:
+        return json.loads((run_folder / "ledger.json").read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+def _html(answers: dict[str, Any]) -> str:
+    """The page, with what it would load put in its place."""
+    page = (FOLDER / "index.html").read_text()
+    styles = library("uplot.css").read_text() + (FOLDER / "style.css").read_text()
+    icon = base64.b64encode((FOLDER / "icon.svg").read_bytes()).decode()
+    scripts = [library("uplot.js").read_text(), _joined("main.js")]
+    policy = _POLICY.format(scripts=" ".join(map(_hash, scripts)))
+    head = (
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        f'<link rel="icon" href="data:image/svg+xml;base64,{icon}">\n<style>{styles}</style>\n'
+    )
+    body = (
+        f'<script type="application/json" id="answers">{_data(answers)}</script>\n'
+        f'<script>{scripts[0]}</script>\n<script type="module">{scripts[1]}</script>\n'
+    )
+    page = re.sub(r"<link [^>]*>\n|<script [^>]*></script>\n|<noscript>.*?</noscript>\n", "", page)
+    return page.replace("<title>", head + "<title>").replace("</body>", body + "</body>")
+
+
+def _joined(entry: str) -> str:
+    """A module and all that it imports as one script: each in a scope of its own, after those it imports."""
+    *imported, last = _in_order(entry, [])
+    scopes = (f'modules["{name}"] = (() => {{\n{_source(name)}\n{_exports(name)}}})();\n' for name in imported)
+    return f"const modules = {{}};\n{''.join(scopes)}{_source(last)}"
+
+
+def _source(name: str) -> str:
+    inside = _IMPORT.sub(r'const \g<names> = modules["\g<file>"];\n', (FOLDER / name).read_text())
+    return inside.replace("\nexport ", "\n")
+
+
+def _exports(name: str) -> str:
+    return f"return {{ {', '.join(_EXPORT.findall((FOLDER / name).read_text()))} }};\n"
+
+
+def _in_order(name: str, done: list[str]) -> Iterable[str]:
+    for imported in _IMPORT.finditer((FOLDER / name).read_text()):
+        if imported["file"] not in done:
+            yield from _in_order(imported["file"], done)
+    if name not in done:
+        done.append(name)
+        yield name
+
+
+def _hash(script: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _data(answers: dict[str, Any]) -> str:
+    """JSON that cannot end the element it stands in, whatever a sample's text says."""
+    return msgspec.json.encode(answers).decode().replace("<", "\\u003c")

@@ -1,0 +1,221 @@
+"""``plaudit top``: a run on a terminal, as it goes: verdict, steps, stages, queues, workers, outcomes, slowest samples.
+
+``frame`` turns a ``Picture`` into what rich draws; where a picture comes from is in ``picture.py``. Without a terminal
+one frame is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import select
+import sys
+import termios
+import tty
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from plaudit_metrics.statistics.stages import STAGES
+from plaudit_metrics.terminal.picture import Picture, Source, UnknownRunError, source_of
+from plaudit_wire.records import OUTCOMES
+
+_REFUSED = 2
+_STEPS = 10
+_SAMPLES = 5
+_BAR = 30
+_COLOURS = {
+    "trainer": "green",
+    "generation": "blue",
+    "sample_queue": "yellow",
+    "limiter": "magenta",
+    "score": "red",
+    "group_scorer": "dark_orange",
+    "ready_queue": "cyan",
+}
+"""Where a step's time went → colour of its part of the bar."""
+
+
+def top(arguments: argparse.Namespace) -> int:
+    """``plaudit top [RUN | --url URL]``: returns the exit code."""
+    try:
+        source = source_of(arguments.run, arguments.url, arguments.runs_folder)
+        picture = source.look()
+    except UnknownRunError as error:
+        sys.stderr.write(f"{error}\n")
+        return _REFUSED
+    console = Console()
+    if console.is_terminal and sys.stdin.isatty():
+        _go_on(source, picture, console, max(arguments.every, 0.1))
+    else:
+        console.print(frame(picture))
+    return 0
+
+
+def _go_on(source: Source, picture: Picture, console: Console, every_s: float) -> None:
+    """Draws until ``q`` or Ctrl-C; a service that is away leaves the last picture standing, and says so."""
+    screen = Live(frame(picture), console=console, screen=True, auto_refresh=False)
+    with contextlib.suppress(KeyboardInterrupt), _single_keys(), screen:
+        screen.refresh()
+        while not _quit_within(every_s):
+            trouble = ""
+            try:
+                picture = source.look()
+            except UnknownRunError as error:
+                trouble = str(error)
+            screen.update(frame(picture, trouble), refresh=True)
+
+
+@contextlib.contextmanager
+def _single_keys() -> Iterator[None]:
+    """Keys arrive without Enter."""
+    before = termios.tcgetattr(sys.stdin)
+    try:
+        tty.setcbreak(sys.stdin)
+        mode = termios.tcgetattr(sys.stdin)
+        mode[6][termios.VINTR] = b"\0"  # Ctrl-C is a key too: an interrupt can get lost in somebody's callback
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, mode)
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def _quit_within(seconds: float) -> bool:
+    readable, _, _ = select.select([sys.stdin], [], [], seconds)
+    if not readable:
+        return False
+    keys = os.read(sys.stdin.fileno(), 64)  # past Python's buffer, which select does not see
+    return not keys or any(key in keys for key in b"qQ\x03")
+
+
+def frame(picture: Picture, trouble: str = "") -> RenderableType:
+    """All of it as one renderable.
+
+    Args:
+        picture: what is known.
+        trouble: why it is not of this moment; empty when it is.
+    """
+    parts: list[RenderableType] = [_verdict(picture)]
+    if trouble:
+        parts.append(Text(trouble, style="bold red"))
+    if picture.steps:
+        parts += [_steps(picture.steps[-_STEPS:]), _last_step(picture.steps[-1])]
+    if picture.streams:
+        parts.append(_queues(picture))
+    if picture.workers:
+        parts.append(_workers(picture.workers))
+    if picture.samples:
+        parts.append(_samples(picture.samples[:_SAMPLES]))
+    return Group(*parts)
+
+
+def _verdict(picture: Picture) -> RenderableType:
+    if picture.verdict is None:
+        return Panel(Text("no step is closed yet"), title=picture.run)
+    words = Text(picture.verdict["recent_verdict"], style="bold")
+    words.append(f" over the last steps · step {picture.verdict['step']}: {picture.verdict['verdict']}\n")
+    words.append(picture.verdict["explanation"])
+    return Panel(words, title=picture.run, subtitle="q ends")
+
+
+def _steps(steps: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(expand=True, box=None)
+    for heading in ("step", "reward", "staleness", "seconds", "exposed", "masked"):
+        table.add_column(heading, justify="right")
+    table.add_column("where the time went")
+    table.add_column("waited for")
+    for step in steps:
+        table.add_row(
+            str(step["step"]),
+            _number(step.get("reward/mean"), "{:.3f}"),
+            _number(step.get("reward_pipeline/staleness/mean"), "{:.2f}"),
+            _number(step.get("step_s"), "{:.2f}"),
+            _number(step.get("exposed_reward_s"), "{:.2f}"),
+            _number(step.get("reward_pipeline/masked_share"), "{:.1%}"),
+            _bar(step),
+            str(step.get("verdict", "")),
+        )
+    return table
+
+
+def _bar(step: Mapping[str, Any]) -> Text:
+    """The step's time in colours: the trainer's own, then each cause of waiting."""
+    whole_s = step.get("step_s") or step["closed"] - step["opened"]
+    waits = {cause: float(step.get(f"wait/{cause}_s", 0.0)) for cause in _COLOURS if cause != "trainer"}
+    parts = {"trainer": max(whole_s - sum(waits.values()), 0.0)} | waits
+    bar, drawn, seconds = Text(), 0, 0.0
+    for name, part_s in parts.items():
+        seconds += part_s
+        until = round(_BAR * seconds / whole_s) if whole_s > 0 else 0
+        bar.append("█" * (until - drawn), style=_COLOURS[name])
+        drawn = max(drawn, until)
+    return bar
+
+
+def _last_step(step: Mapping[str, Any]) -> RenderableType:
+    legend = Text()
+    for name, colour in _COLOURS.items():
+        legend.append("█ ", style=colour).append(f"{name.replace('_', ' ')}  ")
+    stages = Table(title="stages, newest step", expand=True, box=None)
+    for heading in ("stage", "median s", "95 % s", "most s"):
+        stages.add_column(heading, justify="left" if heading == "stage" else "right")
+    for stage in STAGES:
+        key = f"reward_pipeline/{stage}_s"
+        if step.get(f"{key}/max"):
+            stages.add_row(stage, *(_number(step.get(f"{key}/{name}"), "{:.3f}") for name in ("p50", "p95", "max")))
+    outcomes = Table(title="outcomes", box=None)
+    outcomes.add_column("outcome")
+    outcomes.add_column("samples", justify="right")
+    for outcome in OUTCOMES:
+        if count := step.get(f"reward_pipeline/outcome/{outcome}"):
+            outcomes.add_row(outcome, f"{count:.0f}", style="" if outcome == "scored" else "red")
+    side_by_side = Table.grid(expand=True, padding=(0, 2))
+    side_by_side.add_row(stages, outcomes)
+    return Group(legend, side_by_side)
+
+
+def _queues(picture: Picture) -> Table:
+    table = Table(title="queues", expand=True, box=None)
+    for heading in ("stream", "waiting", "in work", "oldest s"):
+        table.add_column(heading, justify="left" if heading == "stream" else "right")
+    for name, depth in picture.streams.items():
+        table.add_row(name, str(depth["undelivered"]), str(depth["in_flight"]), f"{depth['oldest_undelivered_s']:.1f}")
+    return table
+
+
+def _workers(workers: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(title="workers", expand=True, box=None)
+    for heading in ("worker", "state", "slots busy", "policy"):
+        table.add_column(heading)
+    for worker in workers:
+        busy, slots = worker.get("busy", 0), worker.get("slots", 0)
+        state = "starting" if not worker.get("ready", True) else "busy" if busy else "idle"
+        table.add_row(worker["worker"], state, f"{busy} of {slots}" if slots else "-", worker.get("version") or "-")
+    return table
+
+
+def _samples(samples: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(title="slowest samples, newest step", expand=True, box=None)
+    table.add_column("sample")
+    table.add_column("seconds", justify="right")
+    table.add_column("longest stages")
+    table.add_column("scored by")
+    for sample in samples:
+        longest = sorted(sample["stages_s"].items(), key=lambda stage: -stage[1])[:3]
+        table.add_row(
+            f"{sample['group']}/{sample['index']}",
+            f"{sample['wall_s']:.2f}",
+            ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in longest),
+            sample["scoring"].get("worker") or "-",
+        )
+    return table
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)

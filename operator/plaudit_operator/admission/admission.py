@@ -1,0 +1,157 @@
+"""From an RLJob object to the job that runs: validated once, frozen with its files, changed only where it may.
+
+What is frozen lies in the job's ConfigMap: ``job.yaml`` (what the processes read), ``spec.json`` (the specification as
+admitted), ``templates.json`` (pod templates as rendered by the operator that admitted it) and the job's files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from plaudit_operator.admission.mutable import frozen_changes, overlaid
+from plaudit_operator.admission.support import unsupported
+from plaudit_operator.names import Reason
+from plaudit_workers.job.checks.kubernetes import kubernetes_problems
+from plaudit_workers.job.checks.python_files import source_problem
+from plaudit_workers.job.loading.load import parse_job
+from plaudit_workers.job.problem import JobError, Problem
+from plaudit_workers.job.spec.rljob import RLJob
+
+Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class JobFile:
+    """A file that travels with the job."""
+
+    key: str
+    """Key in the job's ConfigMap."""
+    path: str
+    """Relative path beside ``job.yaml``."""
+    content: str = field(repr=False)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of its content."""
+        return hashlib.sha256(self.content.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """The job that runs."""
+
+    job: RLJob
+    spec: Mapping[str, Any]
+    """As first admitted."""
+    files: tuple[JobFile, ...]
+    templates: Mapping[str, Any]
+    """Frozen pod templates by child: ``{"inputs": digest, "template": …}``; empty before the first reconcile."""
+    written: Mapping[str, str] = field(default_factory=dict)
+    """What the job's ConfigMap holds now; empty before the first reconcile."""
+    reason: str = Reason.VALID
+    message: str = "the specification is valid"
+    """What is to be said of the specification; with another reason than ``Valid`` it is of a change that does not
+    count, and the job runs on as admitted."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The job cannot run as written."""
+
+    reason: str
+    message: str
+
+
+def admit(job_object: Object, config: Object | None, files: Object | None) -> Admitted | Refused:
+    """Validates a job, or finds it as it was frozen.
+
+    Args:
+        job_object: the RLJob.
+        config: the job's own ConfigMap, when it was admitted before.
+        files: the ConfigMap that ``spec.files`` names; looked at only before admission. None: it is not there.
+    """
+    if config is not None and "spec.json" in config.get("data", {}):
+        return _frozen(job_object, config["data"])
+    parsed = _parsed(job_object, job_object["spec"])
+    if isinstance(parsed, Refused):
+        return parsed
+    problems = [*kubernetes_problems(parsed), *unsupported(parsed)]
+    if problems:
+        return Refused(Reason.INVALID, _words(JobError(problems)))
+    found = _files(parsed, files)
+    if isinstance(found, Refused):
+        return found
+    if problems := list(_code_problems(parsed, found)):
+        return Refused(Reason.FILES_INVALID, _words(JobError(problems)))
+    return Admitted(parsed, dict(job_object["spec"]), found, {})
+
+
+def _frozen(job_object: Object, data: Mapping[str, str]) -> Admitted | Refused:
+    admitted = msgspec.json.decode(data["spec.json"])
+    templates = msgspec.json.decode(data["templates.json"])
+    files = tuple(JobFile(f["key"], f["path"], data.get(f["key"], "")) for f in msgspec.json.decode(data["files.json"]))
+    current = job_object["spec"]
+    parsed = _parsed(job_object, overlaid(admitted, current))
+    if isinstance(parsed, Refused):
+        # The change is bad: what is in the ConfigMap goes on.
+        before = _parsed(job_object, overlaid(admitted, msgspec.json.decode(data["current.json"])))
+        if isinstance(before, Refused):
+            return before
+        return Admitted(before, admitted, files, templates, data, parsed.reason, f"not changed: {parsed.message}")
+    changed = frozen_changes(admitted, current)
+    if changed:
+        message = f"{', '.join(changed)} cannot change while the job exists; it runs on as admitted"
+        return Admitted(parsed, admitted, files, templates, data, Reason.IMMUTABLE_CHANGED, message)
+    return Admitted(parsed, admitted, files, templates, data)
+
+
+def _parsed(job_object: Object, spec: Mapping[str, Any]) -> RLJob | Refused:
+    metadata = {key: job_object["metadata"][key] for key in ("name", "namespace")}
+    written = {**{key: job_object[key] for key in ("apiVersion", "kind")}, "metadata": metadata, "spec": spec}
+    try:
+        return parse_job(written)
+    except JobError as error:
+        return Refused(Reason.INVALID, _words(error))
+
+
+def _words(error: JobError) -> str:
+    return "; ".join(str(problem) for problem in error.problems)
+
+
+def _files(job: RLJob, source: Object | None) -> tuple[JobFile, ...] | Refused:
+    wanted = job.spec.files
+    if not wanted.config_map:
+        return ()
+    if source is None:
+        return Refused(Reason.FILES_MISSING, f"there is no ConfigMap {wanted.config_map!r} here (spec.files.configMap)")
+    data: Mapping[str, str] = source.get("data") or {}
+    items = [(item.key, item.path) for item in wanted.items] or [(key, key) for key in sorted(data)]
+    missing = [key for key, _ in items if key not in data]
+    if missing:
+        return Refused(Reason.FILES_MISSING, f"ConfigMap {wanted.config_map!r} has no key {', '.join(missing)}")
+    return tuple(JobFile(f"file-{i}", path, data[key]) for i, (key, path) in enumerate(items))
+
+
+def _code_problems(job: RLJob, files: tuple[JobFile, ...]) -> Iterator[Problem]:
+    """What is wrong with reward code that travels with the job: told before any pod starts."""
+    sources = {file.path: file.content.encode() for file in files}
+    reward = job.spec.reward
+    named = [
+        (f"spec.reward.scorers[{index}].python", scorer.python.path, scorer.python.function)
+        for index, scorer in enumerate(reward.scorers)
+        if scorer.python is not None
+    ]
+    named.append(("spec.reward.combine", reward.combine.path, reward.combine.function))
+    for field_, path, function in named:
+        if path in sources and (problem := source_problem(field_, path, sources[path], function, "function")):
+            yield problem
+
+
+def digest(data: Any) -> str:
+    """A short digest of plain data."""
+    return hashlib.sha256(msgspec.json.encode(data, order="sorted")).hexdigest()[:16]

@@ -1,0 +1,98 @@
+"""Which changes count while a job runs: the admitted specification with the mutable fields of the new one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from plaudit_workers.job.loading.field_errors import section_of
+from plaudit_workers.job.spec.rljob import Spec
+from plaudit_workers.job.spec.section import Mutable
+
+Data = Mapping[str, Any]
+
+
+def overlaid(admitted: Data, current: Data) -> dict[str, Any]:
+    """The specification that counts: ``admitted``, with what may change taken from ``current``.
+
+    Args:
+        admitted: ``spec`` as it was when the job was admitted.
+        current: ``spec`` as it is now.
+    """
+    if _whole(admitted) and "rollout" in admitted:
+        fixed = {"replicas": admitted["rollout"]["replicas"]} if "replicas" in admitted["rollout"] else {}
+        rollout = {key: value for key, value in (current.get("rollout") or {}).items() if key != "replicas"}
+        current = {**current, "rollout": rollout | fixed}
+    return _overlaid(admitted, current, Spec)
+
+
+def _whole(admitted: Data) -> bool:
+    """Whether rollouts are counted as a part of a gang, whose size is fixed."""
+    scheduling = admitted.get("scheduling") or {}
+    return bool(scheduling.get("queueName")) or scheduling.get("gang", "none") != "none"
+
+
+def frozen_changes(admitted: Data, current: Data) -> list[str]:
+    """Fields that differ although they may not, as written: ``spec.model.source``.
+
+    The API server refuses most such changes already; it does not look into opaque fields.
+    """
+    return _changes(overlaid(admitted, current), current, "spec")
+
+
+def _overlaid(admitted: Data, current: Data, section: type[BaseModel]) -> dict[str, Any]:
+    result = {}
+    for name, field in _fields(section).items():
+        source = current if _mutable(field) else admitted
+        inner = _inner_section(section, name)
+        if not _mutable(field) and inner and _holds_mutable(inner):
+            value = _inner(admitted.get(name), current.get(name), inner)
+        else:
+            value = source.get(name)
+        if value is not None:
+            result[name] = value
+    return result
+
+
+def _inner(admitted: Any, current: Any, section: type[BaseModel]) -> Any:
+    if isinstance(admitted, list):
+        by_name: dict[str, Data] = {item.get("name", ""): item for item in current or []}
+        return [_overlaid(item, by_name.get(item.get("name", "")) or item, section) for item in admitted]
+    if admitted is None and current is None:
+        return None
+    return _overlaid(admitted or {}, current or {}, section) or (None if admitted is None else {})
+
+
+def _changes(wanted: Any, current: Any, field: str) -> list[str]:
+    if isinstance(wanted, Mapping) and isinstance(current, Mapping):
+        keys = [*wanted, *(key for key in current if key not in wanted)]
+        return [change for key in keys for change in _changes(wanted.get(key), current.get(key), f"{field}.{key}")]
+    both_empty = wanted in (None, {}, []) and current in (None, {}, [])
+    return [] if wanted == current or both_empty else [field]
+
+
+@functools.cache
+def _fields(section: type[BaseModel]) -> dict[str, FieldInfo]:
+    return {field.alias or name: field for name, field in section.model_fields.items()}
+
+
+@functools.cache
+def _inner_section(section: type[BaseModel], name: str) -> type[BaseModel] | None:
+    return section_of(_fields(section)[name].annotation)
+
+
+def _mutable(field: FieldInfo) -> bool:
+    return any(isinstance(mark, Mutable) for mark in field.metadata)
+
+
+@functools.cache
+def _holds_mutable(section: type[BaseModel]) -> bool:
+    for field in section.model_fields.values():
+        inner = section_of(field.annotation)
+        if _mutable(field) or (inner is not None and _holds_mutable(inner)):
+            return True
+    return False

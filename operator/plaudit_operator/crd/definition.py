@@ -1,0 +1,217 @@
+"""Generate the CustomResourceDefinition of RLJob from the models.
+
+Run as ``python -m plaudit_operator.crd.definition [--check|--print]``.
+
+The JSON Schema of ``plaudit_workers.job.loading.schema`` becomes a structural schema: references inlined, keywords of
+JSON Schema 2020 written as OpenAPI 3.0's, a bound on every text, list and mapping (the API server prices CEL rules by
+them). What fields say together, and which of them may change, becomes CEL where that can be said in a line; the
+operator checks all of it again with the models (condition ``SpecValid``). Defaults stay out: an object keeps what was
+written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from plaudit_operator.crd.rules import RULES, immutability_rules, scorer_immutability
+from plaudit_operator.crd.status import PRINTER_COLUMNS, STATUS
+from plaudit_workers.job.loading.schema import job_schema
+
+TEMPLATE = Path(__file__).parents[3] / "charts" / "plaudit" / "templates" / "crd.yaml"
+GROUP, VERSION, PLURAL = "plaudit.dev", "v1alpha1", "rljobs"
+NAME = f"{PLURAL}.{GROUP}"
+
+MAX_TEXT, MAX_ITEMS, MAX_ENTRIES = 4096, 64, 64
+"""Bounds of texts, lists and mappings whose models have none."""
+
+_LIST_KEYS = {
+    "reward.scorers": "name",
+    "files.items": "path",
+    "env": "name",
+    "volumeMounts": "mountPath",
+}
+"""Lists whose items have an identity, by the end of their path: server-side apply then merges them item by item."""
+
+_MAY_CHANGE = "May change while the job runs."
+"""Said of such fields by ``kubectl explain``; all others are fixed."""
+_QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
+_COPIED = ("description", "type", "enum", "pattern", "minLength", "maxLength", "minItems", "maxItems", "format")
+_OPAQUE = "x-kubernetes-preserve-unknown-fields"
+_INT_OR_STRING = "x-kubernetes-int-or-string"
+
+
+def custom_resource_definition() -> dict[str, Any]:
+    """The definition as plain data."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": NAME},
+        "spec": {
+            "group": GROUP,
+            "names": {
+                "kind": "RLJob",
+                "listKind": "RLJobList",
+                "plural": PLURAL,
+                "singular": "rljob",
+                "shortNames": ["rlj"],
+                "categories": ["all"],
+            },
+            "scope": "Namespaced",
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": PRINTER_COLUMNS,
+                    "schema": {"openAPIV3Schema": _root()},
+                }
+            ],
+        },
+    }
+
+
+def _root() -> dict[str, Any]:
+    schema = job_schema()
+    sections = schema["$defs"]
+    spec = _structural(sections["Spec"], sections, "")
+    spec["x-kubernetes-validations"] = RULES[""] + immutability_rules(sections)
+    spec["properties"]["reward"]["properties"]["scorers"]["items"]["x-kubernetes-validations"] += scorer_immutability(
+        sections
+    )
+    name_rule = "self.metadata.name.size() <= 40 && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')"
+    name_message = "metadata.name must be a DNS label of at most 40 characters: children get suffixes"
+    return {
+        "description": "A job: reinforcement learning of a language model, or a service that scores samples.",
+        "type": "object",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": spec,
+            "status": STATUS,
+        },
+        "x-kubernetes-validations": [{"rule": name_rule, "message": name_message}],
+    }
+
+
+def _structural(node: Mapping[str, Any], sections: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """One node of the JSON Schema as a node of a structural schema.
+
+    Args:
+        node: the JSON Schema.
+        sections: its ``$defs``.
+        path: of the field under ``spec``, without indices.
+    """
+    if "$ref" in node:
+        node = {**sections[node["$ref"].removeprefix("#/$defs/")], **{k: v for k, v in node.items() if k != "$ref"}}
+    if node.get("x-plaudit-mutable") and "description" in node:
+        node = {**node, "description": f"{node['description']} {_MAY_CHANGE}"}
+    if node.get(_OPAQUE):
+        return {**_described(node), "type": "object", _OPAQUE: True}
+    if node.get(_INT_OR_STRING):
+        kinds = [{"type": "integer"}, {"type": "string"}]
+        return {**_described(node), "anyOf": kinds, "pattern": _QUANTITY_PATTERN, _INT_OR_STRING: True}
+    schema = {key: node[key] for key in _COPIED if key in node} | _limits(node)
+    match node.get("type"):
+        case "string" if "enum" not in node and "const" not in node:
+            schema.setdefault("maxLength", MAX_TEXT)
+        case "array":
+            schema |= _list(node, sections, path)
+        case "object":
+            schema |= _object(node, sections, path)
+    if RULES.get(path):
+        schema["x-kubernetes-validations"] = list(RULES[path])
+    return schema
+
+
+def _described(node: Mapping[str, Any]) -> dict[str, Any]:
+    return {"description": node["description"]} if "description" in node else {}
+
+
+def _limits(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Bounds of numbers: OpenAPI 3.0 marks an exclusive bound with a flag."""
+    limits: dict[str, Any] = {}
+    for key, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+        if key in node:
+            limits[key] = node[key]
+        if exclusive in node:
+            limits |= {key: node[exclusive], exclusive: True}
+    return limits
+
+
+def _list(node: Mapping[str, Any], sections: Mapping[str, Any], path: str) -> dict[str, Any]:
+    schema: dict[str, Any] = {"items": _structural(node["items"], sections, f"{path}[]")}
+    schema["maxItems"] = node.get("maxItems", MAX_ITEMS)
+    key = next((key for end, key in _LIST_KEYS.items() if f".{path}".endswith(f".{end}")), None)
+    if key is None:
+        return schema | {"x-kubernetes-list-type": "atomic"}
+    return schema | {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+
+
+def _object(node: Mapping[str, Any], sections: Mapping[str, Any], path: str) -> dict[str, Any]:
+    if "properties" not in node:
+        values = _structural(node["additionalProperties"], sections, f"{path}{{}}")
+        return {"additionalProperties": values, "maxProperties": MAX_ENTRIES}
+    properties = {
+        name: _structural(field, sections, f"{path}.{name}".lstrip(".")) for name, field in node["properties"].items()
+    }
+    required = {"required": list(node["required"])} if node.get("required") else {}
+    return {"properties": properties} | required
+
+
+def chart_template() -> str:
+    """The definition as the chart's template: installed, and kept at uninstall, as the values say."""
+    definition = custom_resource_definition()
+    definition["metadata"]["annotations"] = {"helm.sh/resource-policy": "keep"}
+    text = as_yaml(definition)
+    if "{{" in text:
+        raise ValueError("a description holds '{{', which Helm would take for a template")
+    kept = "  annotations:\n    helm.sh/resource-policy: keep\n"
+    text = text.replace(kept, "  {{- if .Values.crds.keep }}\n" + kept + "  {{- end }}\n", 1)
+    return (
+        "# Generated by `python -m plaudit_operator.crd.definition` from plaudit_workers/job.\n"
+        "{{- if .Values.crds.install }}\n" + text + "{{- end }}\n"
+    )
+
+
+def as_yaml(definition: Mapping[str, Any]) -> str:
+    """Block-style YAML."""
+    yaml = YAML()
+    yaml.default_flow_style = False
+    yaml.width = 120
+    yaml.representer.ignore_aliases = lambda _: True
+    stream = io.StringIO()
+    yaml.dump(definition, stream)
+    return stream.getvalue()
+
+
+def main() -> int:
+    """Writes the chart's template anew, checks that it is up to date, or prints the definition for kubectl."""
+    parser = argparse.ArgumentParser(prog="python -m plaudit_operator.crd.definition", description=main.__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when the template is out of date")
+    parser.add_argument("--print", action="store_true", help="print the definition: kubectl apply --server-side -f -")
+    arguments = parser.parse_args()
+    if arguments.print:
+        sys.stdout.write(as_yaml(custom_resource_definition()))
+        return 0
+    text = chart_template()
+    before = TEMPLATE.read_text(encoding="utf-8") if TEMPLATE.exists() else ""
+    if arguments.check and before != text:
+        sys.stderr.write(f"{TEMPLATE} is out of date: run make generate\n")
+        return 1
+    if before != text:
+        TEMPLATE.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,190 @@
+"""CEL rules of the CRD: what a line can say about fields together, and which fields may not change.
+
+A rule that CEL would say badly or dearly (sums over sections, Redis's memory, GPUs), or that a laptop does not have (a
+claim, absolute paths), is left to ``SpecValid``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from plaudit_workers.job.spec.rljob import TRAINING_SECTIONS
+
+Rule = dict[str, str]
+
+
+def _rule(rule: str, message: str) -> Rule:
+    return {"rule": rule, "message": message}
+
+
+def _kind_needs(kind: str, section: str, others: str) -> list[Rule]:
+    return [
+        _rule(f"self.kind != '{kind}' || has(self.{section})", f"kind {kind} needs the section {section}"),
+        _rule(f"self.kind == '{kind}' || !has(self.{section})", f"{section} belongs to kind {kind}; {others}"),
+    ]
+
+
+_OTHERS = "set kind to match, or leave the section out"
+_TRAINS = "(has(self.rollout) || has(self.trainer))"
+
+RULES: dict[str, list[Rule]] = {
+    "": [
+        *(
+            _rule(f"!{_TRAINS} || has(self.{name})", f"{name} is missing, and a job with rollout or trainer needs it")
+            for name in TRAINING_SECTIONS
+        ),
+        *(
+            _rule(f"{_TRAINS} || !has(self.{name})", f"{name} has no use in a job without rollout and trainer")
+            for name in ("model", "data", "algorithm")
+        ),
+    ],
+    "algorithm": [
+        _rule(
+            "self.?promptsPerStep.orValue(64) % self.?miniBatchesPerStep.orValue(1) == 0",
+            "promptsPerStep must be a multiple of miniBatchesPerStep",
+        ),
+        _rule(
+            "self.?order.orValue('step') == 'step' || self.?maxStaleness.orValue(0) > 0",
+            "order ready takes groups across steps: set maxStaleness to 1 or more",
+        ),
+        _rule(
+            "self.?samplesPerPrompt.orValue(8) > 1 || self.?advantage.orValue('grpo') == 'reinforcePlusPlus'",
+            "samplesPerPrompt 1 leaves nothing to compare within a group: give at least 2, or advantage "
+            "reinforcePlusPlus",
+        ),
+    ],
+    "rollout.sampling": [
+        _rule("!has(self.temperature) || self.temperature > 0.0", "temperature 0 makes all samples of a group alike"),
+    ],
+    "rollout.agent": [
+        _rule(
+            "self.?kind.orValue('singleTurn') != 'tools' || (has(self.tools) && self.tools.size() > 0)",
+            "kind tools needs tools: [{path: …, function: …}]",
+        ),
+        _rule(
+            "self.?kind.orValue('singleTurn') != 'custom' || (has(self.path) && has(self.class))",
+            "kind custom needs path and class",
+        ),
+    ],
+    "reward.scorers[]": [
+        *_kind_needs("python", "python", _OTHERS),
+        *_kind_needs("judge", "judge", _OTHERS),
+        *_kind_needs("model", "model", _OTHERS),
+        _rule("self.kind == 'rule' || !has(self.rule)", "rule belongs to kind rule"),
+        _rule("self.kind == 'python' || !has(self.isolation)", "isolation belongs to kind python"),
+        _rule("self.kind == 'judge' || !has(self.limits)", "limits belong to kind judge"),
+        _rule("!has(self.when) || self.when.scorer != self.name", "when must name a scorer earlier in the list"),
+    ],
+    "reward.scorers[].judge.parse": [
+        _rule(
+            "[has(self.regex), has(self.jsonPath), has(self.python)].filter(given, given).size() == 1",
+            "give exactly one of regex, jsonPath and python",
+        ),
+    ],
+    "reward.combine": [
+        _rule(
+            "self.?kind.orValue('weightedSum') != 'python' || (has(self.path) && has(self.function))",
+            "kind python needs path and function",
+        ),
+    ],
+    "reward.workers.autoscaling": [
+        _rule(
+            "self.?minReplicas.orValue(1) <= self.?maxReplicas.orValue(32)",
+            "minReplicas must not be more than maxReplicas",
+        ),
+    ],
+    "scheduling": [
+        _rule(
+            "self.?gang.orValue('none') == 'none' || self.?queueName.orValue('') == ''",
+            "gang cannot be had in a queue: leave out gang, a queue admits the pods together as well",
+        ),
+    ],
+    "trainer": [
+        _rule(
+            "self.?strategy.orValue('single') != 'single' || self.?ranks.orValue(1) == 1",
+            "strategy single is one process: set strategy to fsdp2, or ranks to 1",
+        ),
+        _rule(
+            "self.?ranks.orValue(1) <= self.?ranksPerPod.orValue(8) || "
+            "self.?ranks.orValue(1) % self.?ranksPerPod.orValue(8) == 0",
+            "ranks must be a multiple of ranksPerPod, so that all pods are alike",
+        ),
+    ],
+    "transport": [
+        _rule(
+            "self.?url.orValue('') != '' || !(has(self.username) || has(self.passwordSecret) || has(self.tls))",
+            "username, passwordSecret and tls belong to an external Redis: give url, or leave them out",
+        ),
+        _rule(
+            "!has(self.url) || !self.url.contains('@')",
+            "url holds a user or password: name the password's Secret in passwordSecret instead",
+        ),
+    ],
+    "files": [
+        _rule("!has(self.items) || self.?configMap.orValue('') != ''", "items are listed, but configMap is empty"),
+    ],
+    "storage": [
+        _rule("!has(self.mountPath) || self.mountPath != '/'", "mountPath must not be the root of the container"),
+    ],
+}
+"""By path under ``spec`` (``[]``: each item of a list)."""
+
+
+def immutability_rules(sections: Mapping[str, Any]) -> list[Rule]:
+    """Transition rules on ``spec``: every field that is not marked mutable stays as it is, absent or present."""
+    rules = [
+        _rule(_unchanged(path), f"spec.{path} cannot change while the job exists")
+        for path in _immutable(sections["Spec"], sections)
+    ]
+    names = "self.reward.scorers.map(scorer, scorer.name) == oldSelf.reward.scorers.map(scorer, scorer.name)"
+    rules.append(_rule(names, "spec.reward.scorers cannot be added, removed or moved while the job exists"))
+    rules.append(_rule(_GANGS_SIZE, "spec.rollout.replicas cannot change while the job exists: it is part of a gang"))
+    return rules
+
+
+_GANGS_SIZE = (
+    "!has(self.scheduling) || "
+    "(self.scheduling.?gang.orValue('none') == 'none' && self.scheduling.?queueName.orValue('') == '') || "
+    "self.?rollout.?replicas.orValue(1) == oldSelf.?rollout.?replicas.orValue(1)"
+)
+
+
+def _unchanged(path: str) -> str:
+    """CEL: absent in both or the same in both; through optionals the server could not tell what the rule costs."""
+    parts = path.split(".")
+    ways = [".".join(parts[: i + 1]) for i in range(len(parts))]
+    now, before = (" && ".join(f"has({root}.{way})" for way in ways) for root in ("self", "oldSelf"))
+    return f"({now}) == ({before}) && (!({now}) || self.{path} == oldSelf.{path})"
+
+
+def scorer_immutability(sections: Mapping[str, Any]) -> list[Rule]:
+    """Transition rules on each scorer (found again by its name)."""
+    fields = sections["Scorer"]["properties"]
+    return [
+        _rule(_unchanged(name), f"{name} of a scorer cannot change while the job exists")
+        for name, field in fields.items()
+        if name != "name" and not field.get("x-plaudit-mutable")
+    ]
+
+
+def _immutable(section: Mapping[str, Any], sections: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """The highest fields under which nothing may change."""
+    for name, field in section["properties"].items():
+        here = f"{path}.{name}".lstrip(".")
+        if field.get("x-plaudit-mutable") or here == "reward.scorers":
+            continue
+        inner = sections.get(field.get("$ref", "").removeprefix("#/$defs/"))
+        if inner and _has_mutable(inner, sections):
+            yield from _immutable(inner, sections, here)
+        else:
+            yield here
+
+
+def _has_mutable(section: Mapping[str, Any], sections: Mapping[str, Any]) -> bool:
+    for field in section.get("properties", {}).values():
+        reference = field.get("$ref") or field.get("items", {}).get("$ref", "")
+        inner = sections.get(reference.removeprefix("#/$defs/"), {})
+        if field.get("x-plaudit-mutable") or _has_mutable(inner, sections):
+            return True
+    return False

@@ -1,0 +1,130 @@
+"""Carries out a plan: what was frozen first, the rest in parallel, each object by itself."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Any
+
+from plaudit_operator.actions import Action, Apply, Create, Delete, Patch, Scale, Tell
+from plaudit_operator.observed import NO_SUCH_KIND, Observed, owner_uid
+from plaudit_operator.runtime.errors import AlreadyExistsError, InvalidError, KubeError, NotFoundError
+from plaudit_operator.runtime.kinds import kind_of
+from plaudit_operator.runtime.kube import Kube
+
+Key = tuple[str, str]
+
+
+@dataclass
+class Outcome:
+    """What became of a plan's actions."""
+
+    refusals: dict[Key, str] = field(default_factory=dict)
+    """Why an object cannot be written, by kind and name: a person has to do something."""
+    failures: list[KubeError] = field(default_factory=list)
+    """What is to be tried again soon."""
+    calls: int = 0
+
+
+class AwaitedError(KubeError):
+    """An object of an earlier job of the same name is still there; it goes by garbage collection."""
+
+
+def carry_out(kube: Kube, pool: Executor, observed: Observed, actions: list[Action]) -> Outcome:
+    """Carries out actions; one that fails does not keep the others from being tried, unless it had to be first."""
+    outcome = Outcome()
+    first = [action for action in actions if isinstance(action, Create | Apply) and action.first]
+    rest = [action for action in actions if action not in first and not isinstance(action, Tell)]
+    for urgent in first:
+        _note(outcome, urgent, _try(kube, observed, urgent))
+    if outcome.refusals or outcome.failures:
+        return outcome
+    results = pool.map(lambda action: _try(kube, observed, action), rest)
+    for action, error in zip(rest, results, strict=True):
+        _note(outcome, action, error)
+    return outcome
+
+
+def _note(outcome: Outcome, action: Action, error: KubeError | None) -> None:
+    outcome.calls += 1
+    if error is None:
+        return
+    created = isinstance(action, Create)
+    if isinstance(error, InvalidError | AlreadyExistsError) or (created and isinstance(error, NotFoundError)):
+        outcome.refusals[_key(action)] = _words(action, error)
+    else:
+        outcome.failures.append(error)
+
+
+def _words(action: Action, error: KubeError) -> str:
+    if isinstance(error, NotFoundError):
+        return f"{NO_SUCH_KIND} {_key(action)[0]}: {error}"
+    return str(error)
+
+
+def _key(action: Action) -> Key:
+    match action:
+        case Create() | Apply():
+            return action.manifest["kind"], action.manifest["metadata"]["name"]
+        case Patch() | Scale() | Delete():
+            return action.kind, action.name
+        case Tell():
+            return "Event", action.reason
+
+
+def _try(kube: Kube, observed: Observed, action: Action) -> KubeError | None:
+    try:
+        _CALLS[type(action)](kube, observed, action)
+    except KubeError as error:
+        return error
+    return None
+
+
+def _create(kube: Kube, observed: Observed, action: Create) -> None:
+    manifest = action.manifest
+    if action.replicas is not None:
+        manifest = copy.copy(manifest) | {"spec": {**manifest["spec"], "replicas": action.replicas}}
+    try:
+        kube.create(manifest)
+    except AlreadyExistsError:
+        if manifest["kind"] != "Secret":  # it is named by the job's uid, and may not be read
+            _expect_own(kube, observed, manifest)
+
+
+def _expect_own(kube: Kube, observed: Observed, manifest: dict[str, Any]) -> None:
+    """The name is taken: by an object that the cache does not show yet, by an earlier job's, or by a stranger's."""
+    kind, name = kind_of(manifest["kind"]), manifest["metadata"]["name"]
+    present = kube.get(kind, observed.namespace, name)
+    if owner_uid(present) == observed.uid:
+        return
+    owners = present["metadata"].get("ownerReferences") or []
+    if any(owner["kind"] == "RLJob" and owner["name"] == observed.name for owner in owners):
+        raise AwaitedError(f"{kind.kind} {name} of an earlier job is still there")
+    raise AlreadyExistsError(f"there is a {kind.kind} {name} that is not this job's; rename the job, or delete it")
+
+
+def _apply(kube: Kube, _: Observed, action: Apply) -> None:
+    kube.apply(action.manifest)
+
+
+def _patch(kube: Kube, observed: Observed, action: Patch) -> None:
+    kube.patch(kind_of(action.kind), observed.namespace, action.name, action.body)
+
+
+def _scale(kube: Kube, observed: Observed, action: Scale) -> None:
+    kube.scale(kind_of(action.kind), observed.namespace, action.name, action.replicas)
+
+
+def _delete(kube: Kube, observed: Observed, action: Delete) -> None:
+    kube.delete(kind_of(action.kind), observed.namespace, action.name, action.uid, action.grace_s)
+
+
+_CALLS: dict[type[Any], Callable[[Kube, Observed, Any], None]] = {
+    Create: _create,
+    Apply: _apply,
+    Patch: _patch,
+    Scale: _scale,
+    Delete: _delete,
+}

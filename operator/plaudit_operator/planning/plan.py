@@ -1,0 +1,181 @@
+"""What to do about a job: a pure function of what is observed and the time. No calls, no clock, no memory.
+
+Run twice on the same world it says the same; run on the world that it asked for it asks for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from plaudit_operator import names
+from plaudit_operator.actions import Action, Apply, Create, Delete, Plan
+from plaudit_operator.admission.admission import Refused
+from plaudit_operator.children import trainer, transport
+from plaudit_operator.children.context import JobContext, Manifest
+from plaudit_operator.names import Condition, Reason
+from plaudit_operator.observed import Observed, attempt_of, owner_uid
+from plaudit_operator.planning.drift import differs
+from plaudit_operator.planning.rendering import Rendering, rendering
+from plaudit_operator.policies.cleanup import cleanup_actions
+from plaudit_operator.policies.deadlines import next_deadline
+from plaudit_operator.policies.failure import Attempt, present_attempt, too_many
+from plaudit_operator.policies.lost_nodes import lost_pods
+from plaudit_operator.policies.suspend import scale_actions, suspend_job, unpause_actions
+from plaudit_operator.policies.ttl import time_left_s
+from plaudit_operator.runtime.kinds import CHILDREN
+from plaudit_operator.settings import Settings
+from plaudit_operator.status.roles import role_states
+from plaudit_operator.status.status import Ending, ended_status, refused_status, status
+
+PROGRESS_EVERY_S = 10.0
+_LOOK_FOR_FILES_EVERY_S = 15.0
+_AFTER_A_COUNT_S = 1.0
+"""The status that was written comes back as an event, usually sooner."""
+_GRACE_OF_A_BROKEN_RANK_S = 10
+"""Ranks whose group is broken hang in a collective: they have nothing to save."""
+
+
+def plan(observed: Observed, settings: Settings, now: float) -> Plan:
+    """What to do about a job now.
+
+    Args:
+        observed: the job and everything that belongs to it.
+        settings: the operator's.
+        now: seconds since the epoch.
+    """
+    if observed.job["metadata"].get("deletionTimestamp"):
+        return Plan(dict(observed.status))  # children have the job as owner and go with it
+    if observed.ended:
+        return _after_the_end(observed, now)
+    rendered = rendering(observed, settings)
+    if isinstance(rendered, Refused):
+        wait = _LOOK_FOR_FILES_EVERY_S if rendered.reason in (Reason.FILES_MISSING, Reason.FILES_INVALID) else None
+        return Plan(refused_status(observed, rendered, now), requeue_after_s=wait)
+    return _alive(rendered, observed, now)
+
+
+def _after_the_end(observed: Observed, now: float) -> Plan:
+    """Terminal is terminal: nothing is ever made again."""
+    left = time_left_s(observed, now)
+    return Plan(
+        dict(observed.status),
+        actions=cleanup_actions(observed),
+        requeue_after_s=left if left and left > 0 else None,
+        delete_job=left is not None and left <= 0,
+    )
+
+
+def _alive(rendered: Rendering, observed: Observed, now: float) -> Plan:
+    context, suspended = rendered.context, rendered.suspended
+    spec = context.spec
+    attempt = present_attempt(observed) if spec.trains else None
+    deadline = next_deadline(observed, spec.lifecycle, now, suspended=suspended or rendered.waits == "queue")
+    if deadline and deadline.left_s <= 0:
+        ending: Ending | None = Ending(Condition.FAILED, deadline.reason, deadline.message)
+    else:
+        ending = _ending(context, observed, attempt)
+    if ending:
+        return Plan(ended_status(observed, ending, now), requeue_after_s=_AFTER_A_COUNT_S)
+    if attempt and attempt.verdict in ("failed", "disrupted"):
+        return _next_attempt(rendered, observed, attempt, now)
+    roles = role_states(context, observed, attempt, now)
+    lost, next_lost = lost_pods(observed, now)
+    actions = [*_children(rendered, observed), *lost]
+    if attempt:
+        actions += _trainer_actions(rendered, observed, attempt)
+    report = status(context, observed, roles, now, suspended=suspended, waits=rendered.waits)
+    waits = [next_lost, deadline.left_s if deadline else None]
+    waits.append(PROGRESS_EVERY_S if report["phase"] in ("Running", "Degraded") else None)
+    return Plan(report, actions, min((wait for wait in waits if wait is not None), default=None))
+
+
+def _ending(context: JobContext, observed: Observed, attempt: Attempt | None) -> Ending | None:
+    if attempt is None:
+        return None
+    if attempt.verdict == "done":
+        return Ending(Condition.COMPLETE, attempt.reason, attempt.message)
+    if attempt.verdict == "final":
+        return Ending(Condition.FAILED, attempt.reason, attempt.message)
+    most = context.spec.lifecycle.failure_policy.max_restarts
+    if attempt.verdict == "failed" and too_many(observed, most):
+        message = f"{attempt.message}. It was the last of {most + 1} (lifecycle.failurePolicy.maxRestarts is {most})"
+        return Ending(Condition.FAILED, Reason.TOO_MANY_RESTARTS, message)
+    return None
+
+
+def _next_attempt(rendered: Rendering, observed: Observed, attempt: Attempt, now: float) -> Plan:
+    """Counts an attempt that ended. What follows from the count is done when it is written."""
+    context = rendered.context
+    counter = "restarts" if attempt.verdict == "failed" else "disruptions"
+    counted = {**observed.status, counter: int(observed.status.get(counter, 0)) + 1, "attempt": attempt.number + 1}
+    after = replace(observed, job={**observed.job, "status": counted})
+    roles = role_states(context, after, Attempt(attempt.number + 1, "absent"), now)
+    roles["trainer"] = replace(roles["trainer"], reason=attempt.reason, problem=attempt.message)
+    report = status(context, after, roles, now, suspended=rendered.suspended, waits=rendered.waits)
+    return Plan(report, requeue_after_s=_AFTER_A_COUNT_S)
+
+
+def _children(rendered: Rendering, observed: Observed) -> Iterator[Action]:
+    context = rendered.context
+    if transport.managed(context) and not observed.child("StatefulSet", names.role_object(context.name, "redis")):
+        yield Create(transport.secret(context), first=True)
+    for manifest in rendered.manifests:
+        yield from _child(rendered, observed, manifest)
+    yield from _obsolete(observed, rendered.manifests)
+    yield from scale_actions(observed, rendered.replicas, context.spec, rendered.rests)
+    yield from unpause_actions(observed, resting=rendered.rests(names.role_object(context.name, "reward")))
+
+
+def _child(rendered: Rendering, observed: Observed, manifest: Manifest) -> Iterator[Action]:
+    kind, name = manifest["kind"], manifest["metadata"]["name"]
+    present = observed.children.get((kind, name))
+    first = kind in ("ConfigMap", "ServiceAccount", "PodGroup")
+    if present is None or owner_uid(present) != observed.uid:
+        replicas = None
+        if kind == "Deployment":
+            replicas = _first_replicas(rendered, name)
+        yield Create(manifest, replicas, first)
+    elif not present["metadata"].get("deletionTimestamp") and differs(manifest, present):
+        metadata = {**manifest["metadata"], "uid": present["metadata"]["uid"]}
+        yield Apply({**manifest, "metadata": metadata}, first)
+
+
+def _first_replicas(rendered: Rendering, name: str) -> int:
+    spec, count = rendered.context.spec, rendered.replicas[name]
+    if rendered.rests(name):
+        return 0
+    scaling = spec.reward.workers.autoscaling
+    # One at least, even where an autoscaler may go to zero: it shows whether the scorers work, and offers the service.
+    return count if count is not None else max(1, scaling.min_replicas) if scaling else 1
+
+
+def _obsolete(observed: Observed, wanted: Sequence[Manifest]) -> Iterator[Delete]:
+    """Children that the specification no longer asks for: an autoscaler, a disruption budget."""
+    names_ = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in wanted}
+    for kind in CHILDREN:
+        if kind.kind == "Job":
+            continue
+        for child in observed.own(kind.kind):
+            metadata = child["metadata"]
+            if (kind.kind, metadata["name"]) not in names_ and not metadata.get("deletionTimestamp"):
+                yield Delete(kind.kind, metadata["name"], metadata["uid"])
+
+
+def _trainer_actions(rendered: Rendering, observed: Observed, attempt: Attempt) -> Iterator[Action]:
+    """Earlier attempts go, with all their pods; then, and only then, comes the present one."""
+    earlier = [job for job in observed.own("Job") if attempt_of(job) < attempt.number]
+    for job in earlier:
+        if not job["metadata"].get("deletionTimestamp"):
+            yield Delete("Job", job["metadata"]["name"], job["metadata"]["uid"])
+    pods = observed.pods_of("trainer")
+    for pod in pods:
+        if attempt_of(pod) < attempt.number and not pod["metadata"].get("deletionTimestamp"):
+            metadata = pod["metadata"]
+            yield Delete("Pod", metadata["name"], metadata["uid"], grace_s=_GRACE_OF_A_BROKEN_RANK_S)
+    if attempt.verdict == "absent" and not (earlier or pods or rendered.suspended):
+        template = rendered.templates["trainer"]["template"]
+        yield Create(trainer.job(rendered.context, template, attempt.number, suspend=False))
+    if attempt.job is not None and bool(attempt.job["spec"].get("suspend")) != rendered.suspended:
+        metadata = attempt.job["metadata"]
+        yield suspend_job(metadata["name"], metadata["uid"], suspend=rendered.suspended)

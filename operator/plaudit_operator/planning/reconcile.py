@@ -1,0 +1,172 @@
+"""observe → plan → apply → report, for one job at a time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from plaudit_operator.actions import Plan, Tell
+from plaudit_operator.cache import Cache, Key, trimmed
+from plaudit_operator.names import LABEL_RUN, SELECTOR, job_config, run_id
+from plaudit_operator.observed import Object, Observed, timestamp
+from plaudit_operator.planning.apply import AwaitedError, Outcome, carry_out
+from plaudit_operator.planning.plan import PROGRESS_EVERY_S, plan
+from plaudit_operator.policies.failure import pods_missing
+from plaudit_operator.runtime import kube as kube_module
+from plaudit_operator.runtime.errors import ConflictError, KubeError, NotFoundError
+from plaudit_operator.runtime.kinds import CONFIG_MAP, POD, RLJOB
+from plaudit_operator.runtime.kube import Kube
+from plaudit_operator.settings import Settings
+from plaudit_operator.status.status import transitions
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[str, str], dict[str, Any]]
+"""From a job's name and namespace to ``status.progress``; empty when its metrics service does not answer."""
+
+_REFUSED_AGAIN_AFTER_S = 30.0
+_AWAITED_S = 1.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one reconciliation came to."""
+
+    again_after_s: float | None
+    writes: int
+
+
+class Reconciler:
+    """Reconciles jobs.
+
+    Args:
+        kube: the API server.
+        cache: what the watches have told.
+        settings: the operator's.
+        pool: carries out independent calls.
+        progress: asks a job's metrics service.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        cache: Cache,
+        settings: Settings,
+        pool: Executor,
+        progress: Progress,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._kube = kube
+        self._cache = cache
+        self._settings = settings
+        self._pool = pool
+        self._progress = progress
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._asked: dict[str, float] = {}
+
+    def reconcile(self, key: Key) -> Result:
+        """Brings one job nearer to what it should be.
+
+        Raises:
+            KubeError: something is to be tried again.
+        """
+        observed = self._observe(key)
+        if observed is None:
+            return Result(None, 0)
+        now = self._clock()
+        wanted = plan(observed, self._settings, now)
+        outcome = carry_out(self._kube, self._pool, observed, wanted.actions)
+        if outcome.refusals:
+            # The planner puts into words what the cluster refused.
+            wanted = replace(plan(replace(observed, refusals=outcome.refusals), self._settings, now), actions=[])
+        writes = outcome.calls + self._report(observed, wanted)
+        if wanted.delete_job:
+            self._kube.delete(RLJOB, observed.namespace, observed.name, observed.uid)
+            writes += 1
+        return Result(_again(wanted, outcome), writes)
+
+    def _observe(self, key: Key) -> Observed | None:
+        observed = self._cache.observed(key)
+        if observed is None:
+            with self._lock:
+                self._asked = {uid: at for uid, at in self._asked.items() if self._clock() - at < 60.0}
+            return None
+        source = (observed.job["spec"].get("files") or {}).get("configMap")
+        if source and observed.child("ConfigMap", job_config(observed.name)) is None and not observed.ended:
+            observed = replace(observed, files=self._files(observed.namespace, source))
+        if not observed.ended and pods_missing(observed):
+            observed = replace(observed, pods=self._pods(observed))
+        return replace(observed, progress=self._fresh_progress(observed))
+
+    def _pods(self, observed: Observed) -> tuple[Object, ...]:
+        """The job's pods as they are now: whether an attempt crashed or was disrupted must not hang on a late event."""
+        run = run_id(observed.name, observed.uid)
+        pods, _ = self._kube.list(POD, observed.namespace, f"{SELECTOR},{LABEL_RUN}={run}")
+        return tuple(trimmed(POD, pod) for pod in pods)
+
+    def _files(self, namespace: str, name: str) -> Object | None:
+        try:
+            return self._kube.get(CONFIG_MAP, namespace, name)
+        except NotFoundError:
+            return None
+
+    def _fresh_progress(self, observed: Observed) -> dict[str, Any]:
+        """Asked at most every 10 s, of jobs that run; once more when the trainer is done."""
+        if observed.ended or not observed.status.get("startTime"):
+            return {}
+        done = any((job.get("status") or {}).get("completionTime") for job in observed.own("Job"))
+        now = self._clock()
+        with self._lock:
+            if not done and now - self._asked.get(observed.uid, 0.0) < PROGRESS_EVERY_S * 0.9:
+                return {}
+            self._asked[observed.uid] = now
+        return self._progress(observed.name, observed.namespace)
+
+    def _report(self, observed: Observed, wanted: Plan) -> int:
+        """Writes the status when it changed, then tells what a person would want to know."""
+        changes = status_changes(observed.status, wanted.status)
+        if not changes:
+            return 0
+        metadata = {key: observed.job["metadata"][key] for key in ("uid", "resourceVersion")}
+        body = {"metadata": metadata, "status": changes}
+        try:
+            self._kube.patch(RLJOB, observed.namespace, observed.name, body, "status")
+        except NotFoundError:
+            return 1
+        told = list(transitions(observed.status, wanted.status))
+        for event in told:
+            self._tell(observed, event)
+        return 1 + len(told)
+
+    def _tell(self, observed: Observed, event: Tell) -> None:
+        """An event that cannot be written is no reason to try again."""
+        manifest = kube_module.event_manifest(
+            dict(observed.job), event.kind, event.reason, event.message, timestamp(self._clock())
+        )
+        try:
+            self._kube.create(manifest)
+        except KubeError as error:
+            logger.warning("event not written", extra={"fields": {"reason": event.reason, "error": str(error)}})
+
+
+def status_changes(before: Object, after: Object) -> dict[str, Any]:
+    """The part of a status that changed; a null takes a field out."""
+    changes = {name: value for name, value in after.items() if before.get(name) != value}
+    return changes | dict.fromkeys(name for name in before if name not in after)
+
+
+def _again(wanted: Plan, outcome: Outcome) -> float | None:
+    real = [error for error in outcome.failures if not isinstance(error, AwaitedError)]
+    if real:
+        raise next((error for error in real if not isinstance(error, ConflictError)), real[0])
+    waits = [wanted.requeue_after_s]
+    waits.append(_AWAITED_S if outcome.failures else None)
+    waits.append(_REFUSED_AGAIN_AFTER_S if outcome.refusals else None)
+    return min((wait for wait in waits if wait is not None), default=None)

@@ -1,0 +1,167 @@
+"""``kubectl plaudit``: how a job goes, its logs by role, its metrics page, suspend and resume. kubectl does the work.
+
+    plugin.py        the command line
+    plugin_job.py    the job that a command is about, in words
+    kubectl.py       kubectl itself
+
+Exit codes: kubectl's own, or 1 when a command makes no sense for the job as it is; 2 for a bad command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from plaudit_operator import names
+from plaudit_operator.plugin.job import Object, ended, is_ready, missing_pods, summary, unknown_job
+from plaudit_operator.plugin.kubectl import Kubectl, KubectlError
+
+RESOURCE = "rljobs.plaudit.dev"
+ROLES = ("trainer", "rollout", "reward", "model", "metrics", "redis")
+_ALL = "all"
+_MOST_STREAMS = "1000"
+"""kubectl follows five pods unless it is told otherwise."""
+
+
+class PluginError(Exception):
+    """A command makes no sense for the job as it is; the message says why and what to do instead."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Does what the command line says, and exits."""
+    options = _parser().parse_args(arguments)
+    try:
+        kubectl = Kubectl.found(options.namespace, options.context, options.kubeconfig)
+        sys.exit(_COMMANDS[options.command](kubectl, options))
+    except (KubectlError, PluginError) as error:
+        sys.exit(f"kubectl plaudit: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _status(kubectl: Kubectl, options: argparse.Namespace) -> int:
+    if not options.job:
+        return kubectl.become("get", RESOURCE)
+    job = _job(kubectl, options.job)
+    selector = f"involvedObject.uid={job['metadata']['uid']}"
+    events = kubectl.items("events", "--field-selector", selector)
+    sys.stdout.write(summary(job, events, time.time()))
+    return 0
+
+
+def _logs(kubectl: Kubectl, options: argparse.Namespace) -> int:
+    selector = f"{names.LABEL_JOB}={options.job}"
+    containers = ["--all-containers"]
+    if options.role != _ALL:
+        selector += f",{names.LABEL_ROLE}={options.role}"
+        containers = ["--container", options.role]
+    if not kubectl.items("pods", "--selector", selector):
+        raise PluginError(missing_pods(_job(kubectl, options.job), options.role))
+    how = ["--prefix", "--ignore-errors", "--tail", str(options.tail), "--max-log-requests", _MOST_STREAMS]
+    how += ["--follow"] * options.follow + ["--previous"] * options.previous
+    how += ["--since", options.since] if options.since else []
+    return kubectl.become("logs", "--selector", selector, *containers, *how)
+
+
+def _open(kubectl: Kubectl, options: argparse.Namespace) -> int:
+    _need_metrics(kubectl, options.job)
+    sys.stderr.write(f"http://127.0.0.1:{options.port}/ until you press Ctrl-C\n")
+    return kubectl.become("port-forward", f"service/{options.job}-metrics", f"{options.port}:{names.METRICS_PORT}")
+
+
+def _top(kubectl: Kubectl, options: argparse.Namespace) -> int:
+    from plaudit_metrics.terminal.top import top
+
+    _need_metrics(kubectl, options.job)
+    with kubectl.forwarded(f"service/{options.job}-metrics", names.METRICS_PORT) as port:
+        url = f"http://127.0.0.1:{port}"
+        return top(argparse.Namespace(run=None, url=url, runs_folder="", every=options.every))
+
+
+def _need_metrics(kubectl: Kubectl, job: str) -> None:
+    pods = kubectl.items("pods", "--selector", f"{names.LABEL_JOB}={job},{names.LABEL_ROLE}=metrics")
+    if not any(map(is_ready, pods)):
+        raise PluginError(missing_pods(_job(kubectl, job), "metrics"))
+
+
+def _suspension(*, suspend: bool) -> Callable[[Kubectl, argparse.Namespace], int]:
+    def change(kubectl: Kubectl, options: argparse.Namespace) -> int:
+        job = _job(kubectl, options.job)
+        verb, done = ("suspend", "suspended") if suspend else ("resume", "resumed")
+        if how := ended(job):
+            raise PluginError(f"{options.job} is {how}: there is nothing to {verb}")
+        patch = f'{{"spec":{{"scheduling":{{"suspend":{str(suspend).lower()}}}}}}}'
+        kubectl.read("patch", RESOURCE, options.job, "--type", "merge", "--patch", patch)
+        means = "its GPUs and workers are given back; Redis and volumes stay" if suspend else "it goes on where it was"
+        sys.stdout.write(f"{options.job} is {done}: {means}\n")
+        return 0
+
+    return change
+
+
+def _job(kubectl: Kubectl, name: str) -> Object:
+    try:
+        return kubectl.json("get", RESOURCE, name)
+    except KubectlError as error:
+        if not error.not_found:
+            raise
+        raise PluginError(unknown_job(name, kubectl.namespace(), kubectl.items(RESOURCE))) from None
+
+
+_COMMANDS: dict[str, Callable[[Kubectl, argparse.Namespace], int]] = {
+    "status": _status,
+    "logs": _logs,
+    "top": _top,
+    "open": _open,
+    "suspend": _suspension(suspend=True),
+    "resume": _suspension(suspend=False),
+}
+
+
+def _parser() -> argparse.ArgumentParser:
+    where = _where(default=argparse.SUPPRESS)
+    parser = argparse.ArgumentParser(
+        prog="kubectl plaudit", description="How RLJobs go, and what their processes say.", parents=[_where(default="")]
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, meaning: str) -> argparse.ArgumentParser:
+        return commands.add_parser(
+            name, help=meaning, description=f"{meaning[0].upper()}{meaning[1:]}.", parents=[where]
+        )
+
+    status = command("status", "phase, progress, roles, what is wrong, and events; without a name: all jobs")
+    status.add_argument("job", nargs="?", default="")
+    logs = command("logs", "what the processes of a role say, each line with its pod")
+    logs.add_argument("job")
+    logs.add_argument("role", nargs="?", default=_ALL, choices=[*ROLES, _ALL], help="default: all")
+    logs.add_argument(
+        "-f", "--follow", action="store_true", help="go on as they say more; pods that come later need it anew"
+    )
+    logs.add_argument("-p", "--previous", action="store_true", help="of the containers before their last restart")
+    logs.add_argument("--since", default="", metavar="TIME", help="only newer than this: 30s, 5m, 2h")
+    logs.add_argument("--tail", type=int, default=100, metavar="LINES", help="of each process (default: 100; -1: all)")
+    top = command("top", "plaudit top on the job's metrics service: verdict, steps, queues, workers")
+    top.add_argument("job")
+    top.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="look anew so often (default: 1)")
+    page = command("open", "make the job's metrics page reachable from here")
+    page.add_argument("job")
+    page.add_argument("--port", type=int, default=names.METRICS_PORT, help="here (default: %(default)s)")
+    command("suspend", "give back GPUs and workers; Redis and volumes stay").add_argument("job")
+    command("resume", "go on from the checkpoint").add_argument("job")
+    return parser
+
+
+def _where(default: str) -> argparse.ArgumentParser:
+    """Kubectl's own options, before or after the command."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("-n", "--namespace", default=default, help="of the job (default: the context's)")
+    parser.add_argument("--context", default=default, help="of the kubeconfig (default: the current one)")
+    parser.add_argument("--kubeconfig", default=default, metavar="FILE", help="default: kubectl's own")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

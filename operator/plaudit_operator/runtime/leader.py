@@ -1,0 +1,135 @@
+"""One operator works, the others stand by: a Lease that the leader renews.
+
+A standby measures by its own clock how long the Lease has not changed, so clocks need not agree. A leader that cannot
+renew stops before another may begin; one that is told to stop gives the Lease back, so that the next begins at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from plaudit_operator.runtime.errors import AlreadyExistsError, ConflictError, KubeError, NotFoundError
+from plaudit_operator.runtime.kinds import LEASE
+from plaudit_operator.runtime.kube import Kube
+
+logger = logging.getLogger(__name__)
+
+LEASE_NAME = "plaudit-operator"
+DURATION_S = 15
+_RENEW_EVERY_S = 2.0
+_GIVE_UP_AFTER_S = 10.0
+
+
+class Leader:
+    """Holds the Lease, or waits for it.
+
+    Args:
+        kube: the API server.
+        namespace: where the Lease lies.
+        identity: who this is.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, kube: Kube, namespace: str, identity: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._kube = kube
+        self._namespace = namespace
+        self._identity = identity
+        self._clock = clock
+        self._seen: tuple[Any, ...] | None = None
+        self._seen_at = 0.0
+        self._renewed_at: float | None = None
+
+    @property
+    def leads(self) -> bool:
+        """Whether this one leads now: it renewed the Lease a short time ago."""
+        return self._renewed_at is not None and self._clock() - self._renewed_at < _GIVE_UP_AFTER_S
+
+    def run(self, stop: threading.Event, on_start: Callable[[], None], on_lost: Callable[[], None]) -> None:
+        """Competes until ``stop`` is set; gives the Lease back then. ``on_lost`` ends it too."""
+        led = False
+        while not stop.is_set():
+            self.step()
+            if self.leads and not led:
+                led = True
+                logger.info("leads", extra={"fields": {"identity": self._identity}})
+                on_start()
+            elif led and not self.leads:
+                logger.error("lost the lease", extra={"fields": {"identity": self._identity}})
+                on_lost()
+                return
+            stop.wait(_RENEW_EVERY_S)
+        self.release()
+
+    def step(self) -> None:
+        """Acquires or renews, if it can."""
+        began = self._clock()
+        try:
+            if self._acquire():
+                self._renewed_at = began
+        except (ConflictError, AlreadyExistsError):
+            return  # somebody else was faster
+        except KubeError as error:
+            logger.warning("lease not renewed", extra={"fields": {"error": str(error)}})
+
+    def _acquire(self) -> bool:
+        try:
+            lease = self._kube.get(LEASE, self._namespace, LEASE_NAME)
+        except NotFoundError:
+            self._kube.create(self._new())
+            return True
+        spec = lease.get("spec") or {}
+        holder = spec.get("holderIdentity", "")
+        if holder not in ("", self._identity) and not self._expired(spec):
+            return False
+        self._write(lease, self._held(spec, renewal=holder == self._identity))
+        return True
+
+    def _expired(self, spec: dict[str, Any]) -> bool:
+        state = (spec.get("holderIdentity"), spec.get("renewTime"))
+        if state != self._seen:
+            self._seen, self._seen_at = state, self._clock()
+            return False
+        return self._clock() - self._seen_at > float(spec.get("leaseDurationSeconds") or DURATION_S)
+
+    def release(self) -> None:
+        """Gives the Lease back."""
+        if self._renewed_at is None:
+            return
+        self._renewed_at = None
+        try:
+            lease = self._kube.get(LEASE, self._namespace, LEASE_NAME)
+            if lease["spec"].get("holderIdentity") == self._identity:
+                self._write(lease, {"holderIdentity": "", "renewTime": _now()})
+        except KubeError as error:
+            logger.warning("lease not given back", extra={"fields": {"error": str(error)}})
+
+    def _held(self, before: dict[str, Any], *, renewal: bool) -> dict[str, Any]:
+        held: dict[str, Any] = {
+            "holderIdentity": self._identity,
+            "leaseDurationSeconds": DURATION_S,
+            "renewTime": _now(),
+        }
+        if not renewal:
+            held |= {"acquireTime": _now(), "leaseTransitions": int(before.get("leaseTransitions") or 0) + 1}
+        return held
+
+    def _new(self) -> dict[str, Any]:
+        return {
+            "apiVersion": LEASE.api_version,
+            "kind": LEASE.kind,
+            "metadata": {"name": LEASE_NAME, "namespace": self._namespace},
+            "spec": self._held({}, renewal=False),
+        }
+
+    def _write(self, lease: dict[str, Any], spec: dict[str, Any]) -> None:
+        metadata = {"resourceVersion": lease["metadata"]["resourceVersion"]}
+        self._kube.patch(LEASE, self._namespace, LEASE_NAME, {"metadata": metadata, "spec": spec})
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

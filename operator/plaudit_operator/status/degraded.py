@@ -1,0 +1,58 @@
+"""The condition ``Degraded``: a job that ran lacks something now, or something works badly that no pod shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from plaudit_operator.names import Condition, Reason
+from plaudit_operator.observed import Observed, seconds
+from plaudit_operator.pod_state import taken_away_since
+from plaudit_operator.status.autoscaler_state import autoscaler_troubles
+from plaudit_operator.status.conditions import NEEDED, Said, said
+from plaudit_operator.status.roles import RoleState, lack_of
+
+_AUTOSCALER_KNOWS_AFTER_S = 120.0
+"""So long after the last pod is ready: before that nobody has figures of it, or Redis was away."""
+
+
+def healthy() -> Said:
+    """Nothing is wrong, or the job never ran: then it is only starting."""
+    return said(Condition.DEGRADED, False, Reason.HEALTHY, "nothing of it is missing")
+
+
+def degraded(observed: Observed, roles: Mapping[str, RoleState], now: float) -> Said:
+    """What a job that has run lacks.
+
+    Args:
+        observed: what the cluster holds of it.
+        roles: as they stand.
+        now: seconds since the epoch.
+    """
+    missing = [role for role in roles.values() if not role.is_ready]
+    if any(role.name == "transport" for role in missing) and _node_lost(observed):
+        words = "Redis's node is lost. Its pod is never forced away: the job waits until the node is back"
+        return said(Condition.DEGRADED, True, Reason.NODE_LOST, words)
+    if missing:
+        return said(Condition.DEGRADED, True, *lack_of(missing))
+    if troubles := _troubles(observed, now):
+        words = "; ".join(trouble["message"] for trouble in troubles)
+        return said(Condition.DEGRADED, True, troubles[0]["reason"], words)
+    return healthy()
+
+
+def _node_lost(observed: Observed) -> bool:
+    return any(taken_away_since(pod) is not None for pod in observed.pods_of("redis"))
+
+
+def _troubles(observed: Observed, now: float) -> list[dict[str, str]]:
+    """What no pod shows: reason and message."""
+    known = {**observed.status.get("progress", {}), **observed.progress}.get("troubles") or []
+    settled = now - _all_ready_since(observed, now) >= _AUTOSCALER_KNOWS_AFTER_S
+    return [*known, *(autoscaler_troubles(observed) if settled else [])]
+
+
+def _all_ready_since(observed: Observed, now: float) -> float:
+    needed = [condition for kind in NEEDED if (condition := observed.condition(kind))]
+    if any(condition["status"] != "True" for condition in needed):
+        return now
+    return max((seconds(condition["lastTransitionTime"]) or now for condition in needed), default=now)

@@ -1,0 +1,126 @@
+"""The roles of a job as they stand: pods wanted, ready, failing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from plaudit_operator import names
+from plaudit_operator.children import reward_model, transport
+from plaudit_operator.children.context import JobContext
+from plaudit_operator.names import Reason
+from plaudit_operator.observed import Object, Observed, attempt_of, labels
+from plaudit_operator.pod_state import is_over, is_running, problem_of, restarts_of
+from plaudit_operator.policies.failure import Attempt
+from plaudit_operator.status.remedies import remedy
+
+
+@dataclass(frozen=True)
+class RoleState:
+    """One role."""
+
+    name: str
+    desired: int
+    ready: int
+    updated: int
+    restarts: int
+    held: int = 0
+    """Pods that hold what they run on: those that are ending do until they have ended."""
+    reason: str = ""
+    """Why pods are missing, in a word of ``names.Reason``; empty when that is not known."""
+    problem: str = ""
+    remedy: str = ""
+    """What to do about it."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all pods that there should be are ready."""
+        return self.ready >= self.desired
+
+    def report(self) -> dict[str, Any]:
+        """As it stands in ``status.roles``."""
+        report = {
+            "name": self.name,
+            "desired": self.desired,
+            "ready": self.ready,
+            "updated": self.updated,
+            "restarts": self.restarts,
+            "replicas": f"{self.ready}/{self.desired}",
+        }
+        return report | ({"lastFailure": self.problem} if self.problem else {})
+
+
+def lack_of(missing: Sequence[RoleState]) -> tuple[str, str]:
+    """Reason and message of a condition that is not true for want of these roles: how many, why, what to do."""
+    reason = next((role.reason for role in missing if role.reason), Reason.STARTING)
+    return reason, "; ".join(map(_lack, missing))
+
+
+def _lack(role: RoleState) -> str:
+    words = ". ".join(words for words in (role.problem, role.remedy) if words)
+    return f"{role.name} {role.ready}/{role.desired}" + (f": {words}" if words else "")
+
+
+def role_states(context: JobContext, observed: Observed, attempt: Attempt | None, now: float) -> dict[str, RoleState]:
+    """Every role of the job by its name in the status; a reward model by ``model/<scorer>``."""
+    states = {}
+    if transport.managed(context):
+        pods = observed.pods_of("redis")
+        owner = observed.child("StatefulSet", names.role_object(context.name, "redis"))
+        states["transport"] = _of_workload("transport", owner, pods, now)
+    if context.spec.trains:
+        states["rollout"] = _of_deployment(context, observed, "rollout", now)
+        states["trainer"] = _trainer(context, observed, attempt, now)
+    states["reward"] = _of_deployment(context, observed, "reward", now)
+    for scorer in reward_model.served(context):
+        owner = observed.child("Deployment", names.model_object(context.name, scorer.name))
+        pods = [pod for pod in observed.pods_of("model") if labels(pod).get(names.LABEL_SCORER) == scorer.name]
+        states[f"model/{scorer.name}"] = _of_workload(f"model/{scorer.name}", owner, pods, now)
+    states["metrics"] = _of_deployment(context, observed, "metrics", now)
+    return {name: replace(role, remedy=remedy(role.reason, name, context.name)) for name, role in states.items()}
+
+
+def _of_deployment(context: JobContext, observed: Observed, role: str, now: float) -> RoleState:
+    owner = observed.child("Deployment", names.role_object(context.name, role))
+    return _of_workload(role, owner, observed.pods_of(role), now)
+
+
+def _of_workload(role: str, owner: Object | None, pods: list[Object], now: float) -> RoleState:
+    if owner is None:
+        return RoleState(role, 1, 0, 0, 0, problem="")
+    status = owner.get("status") or {}
+    desired, ready = int(owner["spec"].get("replicas", 1)), int(status.get("readyReplicas", 0))
+    reason, problem = _refused(status) or _problem(pods, now)
+    restarts, held = sum(map(restarts_of, pods)), sum(not is_over(pod) for pod in pods)
+    return RoleState(role, desired, ready, int(status.get("updatedReplicas", 0)), restarts, held, reason, problem)
+
+
+def _trainer(context: JobContext, observed: Observed, attempt: Attempt | None, now: float) -> RoleState:
+    desired = context.spec.trainer.pods
+    number = attempt.number if attempt else 0
+    held = sum(not is_over(pod) for pod in observed.pods_of("trainer"))
+    pods = [pod for pod in observed.pods_of("trainer") if attempt_of(pod) == number]
+    running = sum(map(is_running, pods))
+    reason, problem = _problem(pods, now)
+    problem = problem or _last_failure(observed, "trainer")  # of the attempt before: its pods are gone
+    restarts = int(observed.status.get("restarts", 0))
+    return RoleState("trainer", desired, running, len(pods), restarts, held, reason, problem)
+
+
+def _last_failure(observed: Observed, role: str) -> str:
+    reports = observed.status.get("roles") or []
+    return next((str(report.get("lastFailure", "")) for report in reports if report["name"] == role), "")
+
+
+def _refused(status: Object) -> tuple[str, str] | None:
+    """What the API server says of pods that a controller may not make: a quota, an admission policy."""
+    conditions = status.get("conditions") or []
+    refused = (c for c in conditions if c["type"] == "ReplicaFailure" and c["status"] == "True")
+    return next(((Reason.REFUSED_BY_CLUSTER, c.get("message", "")) for c in refused), None)
+
+
+def _problem(pods: list[Object], now: float) -> tuple[str, str]:
+    found = (problem_of(pod, now) for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["name"])))
+    problems = [problem for problem in found if problem]
+    return min(problems, key=lambda problem: problem[0] == Reason.WAITING_FOR_ROOM, default=("", ""))

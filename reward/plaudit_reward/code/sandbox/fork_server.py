@@ -1,0 +1,145 @@
+"""A fork server: has Python's modules loaded, and forks a locked-up process for every run of a program.
+
+``sandbox`` starts it with an empty environment, as ``python -m plaudit_reward.code.sandbox.fork_server <file
+descriptor> <parent's process id>``. It runs one program at a time, reads what it prints, and ends it at its limits.
+It gives up its own privileges before the first program, knows no secret and no expected output, and dies with its
+parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import signal
+import socket
+import sys
+import sysconfig
+from pathlib import Path
+
+import msgspec
+
+from plaudit_reward.code.sandbox import landlock
+from plaudit_reward.code.sandbox.child import run_and_leave
+from plaudit_reward.code.sandbox.limits import offer_to_the_oom_killer
+from plaudit_reward.code.sandbox.messages import FromServer, Prepare, Ready, Run, ToServer, Unable
+from plaudit_reward.code.sandbox.privileges import drop_privileges
+from plaudit_reward.code.sandbox.seccomp import architecture, prctl
+from plaudit_reward.code.sandbox.supervision import Pipes, supervise
+from plaudit_reward.errors import ConfigurationError
+from plaudit_reward.isolation.messages import Frames, frame
+
+_PR_SET_PDEATHSIG = 1
+_READ_BYTES = 1 << 20
+
+_MODULES = """abc array ast asyncio base64 binascii bisect builtins calendar cmath codecs collections collections.abc
+    contextlib copy csv ctypes dataclasses datetime decimal difflib enum fractions functools gc hashlib heapq html
+    inspect io itertools json math multiprocessing numbers operator os pathlib platform pprint queue random re
+    resource secrets select shutil signal socket statistics string struct subprocess sys tempfile textwrap threading
+    time timeit traceback types typing unicodedata unittest urllib.parse uuid warnings weakref zlib
+    encodings.ascii encodings.idna encodings.latin_1 encodings.utf_16
+    numpy numpy.linalg numpy.random""".split()  # noqa: SIM905 - a list of words
+"""Loaded beforehand, where they are installed: every program has them at no cost, also where no file can be opened."""
+
+
+def main() -> int:
+    """Prepares, says so, serves runs until the sandbox goes away."""
+    _die_with(int(sys.argv[2]))
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    messages = _Messages(connection)
+    prepare = messages.receive()
+    assert isinstance(prepare, Prepare)
+    try:
+        ruleset = _prepare(prepare)
+    except (ConfigurationError, OSError) as error:
+        messages.send(Unable(str(error)))
+        return 2
+    _die_with(int(sys.argv[2]))  # a change of user took it back
+    messages.send(Ready(landlock.abi() if ruleset is not None else 0))
+    with contextlib.suppress(EOFError):
+        while True:
+            run = messages.receive()
+            assert isinstance(run, Run)
+            messages.send(_run(run, ruleset, connection))
+    return 0
+
+
+def _prepare(prepare: Prepare) -> int | None:
+    """Loads modules, makes the ruleset, gives up privileges; gives the ruleset.
+
+    Raises:
+        ConfigurationError: programs cannot be locked up here.
+    """
+    architecture()
+    for name in _MODULES:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    ruleset = None
+    if landlock.abi():
+        ruleset = landlock.make_ruleset(_readable())
+    elif not prepare.allow_without_landlock:
+        raise ConfigurationError(
+            "the kernel of this machine has no Landlock (Linux 5.13, CONFIG_SECURITY_LANDLOCK, 'landlock' in the "
+            "kernel's lsm= list), so that programs could not be kept from files: name a Sandbox Fusion server in the "
+            "scorer's url, or set allowWithoutLandlock: true; programs can then open no file at all, and import only "
+            "what is loaded beforehand"
+        )
+    offer_to_the_oom_killer()
+    drop_privileges()
+    gc.freeze()
+    return ruleset
+
+
+def _readable() -> list[Path]:
+    """Where modules and shared libraries lie."""
+    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return [Path(folder) for folder in sorted(folders)] + [
+        Path(p) for p in ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
+    ]
+
+
+def _run(run: Run, ruleset: int | None, connection: socket.socket) -> FromServer:
+    pipes = Pipes.open(run.stdin)
+    server = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        run_and_leave(run, (pipes.stdin, pipes.stdout_end, pipes.stderr_end), ruleset, server)
+    pipes.close_ends()
+    try:
+        return supervise(pid, pipes, run.limits, connection)
+    finally:
+        pipes.close()
+
+
+class _Messages:
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._frames = Frames()
+        self._waiting: list[ToServer] = []
+        self._decoder = msgspec.msgpack.Decoder(list[ToServer])
+
+    def send(self, message: FromServer) -> None:
+        try:
+            self._connection.sendall(frame([message]))
+        except BrokenPipeError as error:
+            raise EOFError from error
+
+    def receive(self) -> ToServer:
+        while not self._waiting:
+            data = self._connection.recv(_READ_BYTES)
+            if not data:
+                raise EOFError
+            for body in self._frames.feed(data):
+                self._waiting += self._decoder.decode(body)
+        return self._waiting.pop(0)
+
+
+def _die_with(parent: int) -> None:
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

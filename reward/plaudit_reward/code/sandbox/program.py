@@ -1,0 +1,186 @@
+"""Runs a model's program inside a process that is locked up already.
+
+Three forms: a function that is called with arguments; a program as verl runs it; a program as ``python program.py``
+runs it. verl's form puts everything from the first line on that is no import into a function, replaces ``sys.stdin`` by
+a ``StringIO``, and ``exit`` and ``subprocess`` by nothing. Correct programs fail in it when they call ``exit()``, read
+``sys.stdin.buffer`` or ``open(0)``, say ``from … import *`` or ``global``, or break an import over several lines; it is
+the default because scores are to equal verl's (``prime_code``), ``as_script`` is the way out.
+
+The preamble is verl's: programs often leave out imports that a contest's own machine provides.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import io
+import json
+import os
+import sys
+import threading
+import types
+from typing import Any
+
+from plaudit_reward.code.sandbox.messages import Run
+from plaudit_reward.code.sandbox.values import encode_value
+
+_STAR_MODULES = """string re datetime collections heapq bisect copy math random statistics itertools functools operator
+    io sys json builtins typing""".split()  # noqa: SIM905 - a list of words
+_NAMED_MODULES = [name for name in _STAR_MODULES if name not in {"builtins", "typing"}]
+
+PREAMBLE = "".join(
+    [
+        *(f"from {name} import *\n" for name in _STAR_MODULES),
+        *(f"import {name}\n" for name in _NAMED_MODULES),
+    ]
+)
+"""What stands before every program."""
+
+_RECURSION_LIMIT = 600_000
+_FILE_NAME = "<program>"
+
+
+def run_program(run: Run) -> None:
+    """Runs it; what it prints, or returns, is on file descriptor 1 afterwards.
+
+    Raises:
+        BaseException: what the program raised.
+    """
+    sys.setrecursionlimit(_RECURSION_LIMIT)
+    if run.function is not None:
+        _call_function(run.source, run.function)
+    elif run.as_script:
+        _run_script(run.source)
+    else:
+        _run_as_verl_does(run.source)
+
+
+def _call_function(source: str, name: str) -> None:
+    arguments = [json.loads(line) for line in _stdin_text().split("\n")]
+    if arguments and isinstance(arguments[0], dict):  # JSON has text keys only; verl's undoing of it
+        arguments = [{int(key): item for key, item in arguments[0].items()}]
+    _take_away()
+    sys.stdout = _Nowhere()
+    module = _module("tmp_sol", PREAMBLE + source)
+    holder = module.Solution() if "class Solution" in source else module
+    result = getattr(holder, name)(*arguments)
+    _write(encode_value(result))
+
+
+def _run_script(source: str) -> None:
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - the program's own
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    try:
+        _module("__main__", PREAMBLE + source)
+        _join_threads()
+    except SystemExit as ended:
+        if ended.code not in (None, 0):
+            raise
+    finally:
+        sys.stdout.flush()
+
+
+def _run_as_verl_does(source: str) -> None:
+    text = _stdin_text()
+    _take_away()
+    sys.stdin, sys.stdout = _EarlyStdin(text), _Nowhere()
+    module = _module("tmp_sol", PREAMBLE + as_function(source))
+    captured = _Captured()
+    sys.stdin, sys.stdout = io.StringIO(text), captured
+    try:
+        module.code()
+        _join_threads()
+    except SystemExit:
+        pass
+    _write(captured.getvalue())
+
+
+def as_function(source: str) -> str:
+    """The program's text with all but its leading imports inside a function ``code``, as verl writes it."""
+    written: list[str] = []
+    started = False
+    for line in _without_main_guard(source).split("\n"):
+        is_import = line.startswith(("from ", "import "))
+        if not is_import and not started:
+            written.append("stdin = sys.stdin\nstdout = sys.stdout\ndef code():\n")
+            started = True
+        written.append(f"\t{line}\n" if started else f"{line}\n")
+    return "".join(written)
+
+
+def _without_main_guard(source: str) -> str:
+    """The same with the body of a last ``if __name__ == '__main__'`` in its place."""
+    try:
+        body = ast.parse(source).body
+        last = body[-1]
+        if isinstance(last, ast.If) and ast.unparse(last.test).strip() == "__name__ == '__main__'":
+            return "\n".join(ast.unparse(ast.Module(part, [])) for part in (body[:-1], last.body))
+    except (SyntaxError, ValueError, IndexError, RecursionError):
+        pass  # it is run as it stands, and says itself what is wrong with it
+    return source
+
+
+def _module(name: str, source: str) -> Any:
+    module = types.ModuleType(name)
+    sys.modules[name] = module
+    exec(compile(source, _FILE_NAME, "exec"), module.__dict__)  # noqa: S102 - what this process is for
+    return module
+
+
+def _take_away() -> None:
+    """What verl's programs do not have; it is no protection, they fail without it."""
+    vars(builtins).update(exit=None, quit=None)
+    for name in ("ctypes", "ipdb", "joblib", "psutil", "resource", "subprocess", "tkinter"):
+        sys.modules[name] = None  # type: ignore[assignment]  # an import of it fails
+
+
+def _join_threads() -> None:
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+
+
+def _stdin_text() -> str:
+    with open(0, encoding="utf-8", closefd=False, newline="") as stdin:
+        return stdin.read()
+
+
+def _write(text: str) -> None:
+    data = memoryview(text.encode("utf-8", "surrogatepass"))
+    while data:
+        data = data[os.write(1, data) :]
+
+
+class _EarlyStdin(io.TextIOWrapper):
+    """``sys.stdin`` as verl's programs see it before they are called: lines come without their ends."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(io.BytesIO(), encoding="utf-8")
+        self._text = text
+        self._lines = iter(text.split("\n"))
+
+    def read(self, *_: Any) -> str:
+        return self._text
+
+    def readline(self, *_: Any) -> str:  # type: ignore[override]
+        return next(self._lines)
+
+    def readlines(self, *_: Any) -> list[str]:  # type: ignore[override]
+        return self._text.split("\n")
+
+
+class _Captured(io.StringIO):
+    """Keeps what is printed, also when the program closes it."""
+
+    def close(self) -> None:
+        """Leaves it open."""
+
+
+class _Nowhere(io.TextIOBase):
+    """Takes what is printed and forgets it."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        return len(text)

@@ -1,0 +1,177 @@
+"""The local sandbox, seen from a reward worker: programs in, how they ended out.
+
+A few fork servers, each with one program at a time. A fork server that dies is replaced; the run that it had is an
+infrastructure error, its neighbours notice nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+
+import msgspec
+
+from plaudit_reward.code.sandbox.messages import FromServer, Prepare, Ran, Ready, Run, Unable
+from plaudit_reward.errors import ConfigurationError, InfrastructureError, WorkerKilledError
+from plaudit_reward.isolation.messages import frame
+
+_START_WITHIN_S = 60.0
+_ANSWER_WITHIN_S = 30.0
+"""After a program's time limit; a machine that is this late is broken."""
+_LOOK_EVERY_S = 0.005
+_INHERITED = ("LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH")
+"""What Python may need to start; the rest of the environment holds the worker's secrets."""
+
+_decoder = msgspec.msgpack.Decoder(list[FromServer])
+
+
+class Sandbox:
+    """Runs programs. Open it before use.
+
+    Args:
+        processes: programs at a time.
+        allow_without_landlock: go on where the kernel has no Landlock.
+    """
+
+    def __init__(self, processes: int, *, allow_without_landlock: bool = False) -> None:
+        self._prepare = Prepare(allow_without_landlock)
+        self._servers = [_ForkServer(self._prepare) for _ in range(processes)]
+        self._free: asyncio.LifoQueue[_ForkServer] = asyncio.LifoQueue()
+        self._tasks: set[asyncio.Task[Ran]] = set()
+
+    async def open(self) -> None:
+        """Starts the fork servers.
+
+        Raises:
+            ConfigurationError: programs cannot be locked up on this machine.
+            InfrastructureError: no process can be started.
+        """
+        await asyncio.gather(*(server.start() for server in self._servers))
+        for server in self._servers:
+            self._free.put_nowait(server)
+
+    async def run(self, run: Run, on_begin: Callable[[], None] = lambda: None) -> Ran:
+        """Runs a program once; waits for a place first.
+
+        Args:
+            run: the program.
+            on_begin: called when it has a place.
+
+        Raises:
+            WorkerKilledError: the process that watched over it died.
+            InfrastructureError: the machine could not run it: out of memory, no process to be had.
+        """
+        server = await self._free.get()
+        on_begin()
+        # A task of its own: a caller that goes away must not leave an answer behind for the next one.
+        task = asyncio.create_task(self._run_on(server, run))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        ran = await asyncio.shield(task)
+        if ran.ending == "killed":
+            raise InfrastructureError(f"a program could not be run to its end: {ran.reason}")
+        return ran
+
+    async def _run_on(self, server: _ForkServer, run: Run) -> Ran:
+        try:
+            return await server.run(run)
+        finally:
+            self._free.put_nowait(server)
+
+    async def close(self) -> None:
+        """Ends all programs and fork servers."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(server.stop() for server in self._servers))
+
+
+class _ForkServer:
+    """One fork server; started again when it is needed and gone."""
+
+    def __init__(self, prepare: Prepare) -> None:
+        self._prepare = prepare
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def start(self) -> None:
+        try:
+            self._reader, self._writer = await asyncio.open_connection(sock=self._spawn())
+            async with asyncio.timeout(_START_WITHIN_S):
+                answer = await self._ask(self._prepare)
+        except (OSError, EOFError, TimeoutError) as error:
+            await self.stop()
+            raise InfrastructureError(f"the sandbox's fork server does not start: {error!r}") from error
+        if isinstance(answer, Unable):
+            await self.stop()
+            raise ConfigurationError(answer.message)
+        assert isinstance(answer, Ready)
+
+    def _spawn(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "plaudit_reward.code.sandbox.fork_server",
+            str(theirs.fileno()),
+            str(os.getpid()),
+        ]
+        environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env={**environment, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return ours
+
+    async def run(self, run: Run) -> Ran:
+        if self._process is None:
+            await self.start()
+        try:
+            async with asyncio.timeout(run.limits.time_s + _ANSWER_WITHIN_S):
+                answer = await self._ask(run)
+        except (OSError, EOFError, TimeoutError) as error:
+            await self.stop()
+            raise WorkerKilledError(f"the sandbox's fork server died or hung under a program: {error!r}") from error
+        except asyncio.CancelledError:
+            await self.stop()
+            raise
+        assert isinstance(answer, Ran)
+        return answer
+
+    async def _ask(self, message: Prepare | Run) -> FromServer:
+        assert self._reader is not None
+        assert self._writer is not None
+        self._writer.write(frame([message]))
+        await self._writer.drain()
+        length = int.from_bytes(await self._reader.readexactly(4), "little")
+        (answer,) = _decoder.decode(await self._reader.readexactly(length))
+        return answer
+
+    async def stop(self) -> None:
+        """Ends it and the program that it runs: without its connection it does so itself."""
+        if self._writer is not None:
+            self._writer.transport.abort()
+        process, self._process, self._reader, self._writer = self._process, None, None, None
+        if process is None:
+            return
+        with contextlib.suppress(PermissionError):  # a root that may not kill others: it ends with its connection
+            process.kill()
+        while process.poll() is None:  # noqa: ASYNC110 - no event tells of a process's end
+            await asyncio.sleep(_LOOK_EVERY_S)

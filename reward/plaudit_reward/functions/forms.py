@@ -1,0 +1,128 @@
+"""Calls a user's function in the form that ``signature`` recognised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from plaudit_reward.errors import DataError
+from plaudit_reward.functions.signature import VERL_PARAMETERS, named, parameters_of, takes_any, wants_sample
+from plaudit_reward.functions.target import Form
+from plaudit_wire.sample import Sample
+
+Function = Callable[..., Any]
+Caller = Callable[[Sequence[Sample], Any], Any]
+"""Takes the samples of one call and the values that go with them; gives what the function returned."""
+
+ONE_SCORE: frozenset[Form] = frozenset({"verl", "sample", "combine", "answer"})
+"""These return one score; the others a list with one a sample."""
+
+_SOLUTION_COLUMNS = ("solution", "answer")
+"""What TRL's datasets call the ground truth."""
+
+
+def caller(form: Form, function: Function, arguments: Mapping[str, Any]) -> Caller:
+    """How to call ``function`` with the job's ``arguments``."""
+    return _CALLERS[form](function, dict(arguments))
+
+
+def _verl(function: Function, arguments: dict[str, Any]) -> Caller:
+    parameters = parameters_of(function)
+    accepted = VERL_PARAMETERS if takes_any(parameters) else VERL_PARAMETERS & named(parameters).keys()
+
+    def call(samples: Sequence[Sample], values: Any) -> Any:
+        (sample,) = samples
+        columns = {
+            "data_source": sample.data_source,
+            "solution_str": sample.response,
+            "ground_truth": sample.ground_truth,
+            # verl adds these two, and reward files read them.
+            "extra_info": {"num_turns": None, "rollout_reward_scores": {}, **sample.extra_info},
+        }
+        return function(**{name: columns[name] for name in accepted}, **arguments)
+
+    return call
+
+
+def _trl(function: Function, arguments: dict[str, Any]) -> Caller:
+    parameters = parameters_of(function)
+    names, any_column = named(parameters), takes_any(parameters)
+    needed = {n for n, p in names.items() if p.default is p.empty}
+
+    def call(samples: Sequence[Sample], values: Any) -> Any:
+        columns = {**trl_columns(samples), **arguments}
+        passed = columns if any_column else {n: c for n, c in columns.items() if n in names}
+        missing = needed - passed.keys()
+        if missing:
+            raise DataError(
+                f"the data has no column {', '.join(sorted(missing))}; it has {', '.join(sorted(columns))}. Add it to "
+                "extra_info of the data rows, or give the parameter a default"
+            )
+        return function(**passed)
+
+    return call
+
+
+def trl_columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
+    """The keyword arguments that TRL's trainer would pass: lists with one item a sample.
+
+    Prompts and completions are chat messages where the data holds messages, else text. The keys of ``extra_info`` that
+    all samples have are columns of their own; ``solution`` and ``answer`` are the ground truth unless the data has
+    columns of these names.
+    """
+    chat = all(sample.messages for sample in samples)
+    shared = set.intersection(*(set(sample.extra_info) for sample in samples)) if samples else set()
+    ground_truths = [sample.ground_truth for sample in samples]
+    return {
+        **{name: list(ground_truths) for name in _SOLUTION_COLUMNS},
+        **{name: [sample.extra_info[name] for sample in samples] for name in sorted(shared)},
+        "data_source": [sample.data_source for sample in samples],
+        "ground_truth": ground_truths,
+        "extra_info": [sample.extra_info for sample in samples],
+        "prompts": [sample.messages if chat else sample.prompt for sample in samples],
+        "completions": [
+            [{"role": "assistant", "content": sample.response}] if chat else sample.response for sample in samples
+        ],
+    }
+
+
+def _sample(function: Function, arguments: dict[str, Any]) -> Caller:
+    return lambda samples, values: function(samples[0], **arguments)
+
+
+def _samples(function: Function, arguments: dict[str, Any]) -> Caller:
+    return lambda samples, values: function(list(samples), **arguments)
+
+
+def _values(function: Function, arguments: dict[str, Any]) -> Caller:
+    return lambda samples, values: function(list(values), **arguments)
+
+
+def _combine(function: Function, arguments: dict[str, Any]) -> Caller:
+    if wants_sample(function):
+        return lambda samples, values: function(dict(values), samples[0], **arguments)
+    return lambda samples, values: function(dict(values), **arguments)
+
+
+def _answer(function: Function, arguments: dict[str, Any]) -> Caller:
+    if wants_sample(function):
+        return lambda samples, values: function(str(values), samples[0], **arguments)
+    return lambda samples, values: function(str(values), **arguments)
+
+
+def _answers(function: Function, arguments: dict[str, Any]) -> Caller:
+    if wants_sample(function, "samples"):
+        return lambda samples, values: function(str(values), list(samples), **arguments)
+    return lambda samples, values: function(str(values), **arguments)
+
+
+_CALLERS: dict[Form, Callable[[Function, dict[str, Any]], Caller]] = {
+    "verl": _verl,
+    "trl": _trl,
+    "sample": _sample,
+    "samples": _samples,
+    "values": _values,
+    "combine": _combine,
+    "answer": _answer,
+    "answers": _answers,
+}

@@ -1,0 +1,218 @@
+"""User files: finds the function in the file, recognises its signature, calls it and types what it returns.
+
+Runs only in the child processes of ``isolation``: a worker never imports a user's file itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import operator
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MethodType, ModuleType
+from typing import Any
+
+from plaudit_reward.errors import ConfigurationError
+from plaudit_reward.functions.failure import failed_score
+from plaudit_reward.functions.forms import ONE_SCORE, Caller, caller
+from plaudit_reward.functions.result import to_score, to_scores
+from plaudit_reward.functions.signature import named, parameters_of, recognise, takes_any
+from plaudit_reward.functions.target import Description, Target
+from plaudit_reward.score import Score
+from plaudit_wire.sample import Sample
+
+POST_PROCESS = "post_process_scores"
+"""The method of a stateful class that sees the values of a whole group (verl pull request #2854)."""
+
+_METHODS = ("compute_score", "score", "__call__")
+
+
+class UserFunction:
+    """A user's function, loaded.
+
+    Args:
+        target: file, function, arguments, scope.
+
+    Raises:
+        ConfigurationError: the file cannot be imported or has no such function.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self._where = f"{target.function} in {target.path}"
+        self._found = _find(_import(target.path), target)
+        self.is_async = _is_async(_method_of(self._found, self._where) if inspect.isclass(self._found) else self._found)
+        self._call: Caller
+        self._post_process: Callable[[list[float]], Any] | None = None
+        self._one_score = True
+
+    def prepare(self) -> Description:
+        """Makes the class's instance and recognises the signature; an async class needs a running event loop.
+
+        Raises:
+            ConfigurationError: the class cannot be made, or the signature does not fit.
+        """
+        function, arguments = self._found, dict(self.target.arguments)
+        if inspect.isclass(function):
+            instance, arguments = self._instance(function)
+            function = getattr(instance, _method_of(instance, self._where).__name__)
+            if self.target.scope == "sample":
+                self._post_process = getattr(instance, POST_PROCESS, None)
+        form = recognise(function, self.target.scope, arguments, self._where)
+        self._call = caller(form, function, arguments)
+        self._one_score = form in ONE_SCORE
+        return Description(
+            form=form,
+            is_async=self.is_async,
+            isolation=self.target.isolation or ("inline" if self.is_async else "process"),
+            post_processes=self._post_process is not None,
+        )
+
+    def check(self) -> None:
+        """Recognises the signature as ``prepare`` does, without making an instance of a class.
+
+        Raises:
+            ConfigurationError: the signature does not fit, or the class's constructor lacks an argument.
+        """
+        function, arguments = self._found, dict(self.target.arguments)
+        if inspect.isclass(function):
+            own = self._own_arguments(function)
+            for name, parameter in named(parameters_of(function)).items():
+                if parameter.default is parameter.empty and name not in own:
+                    raise ConfigurationError(
+                        f"{self._where}: nothing gives its constructor's parameter {name!r} a value: set "
+                        f"python.arguments.{name} in the job, or give it a default"
+                    )
+            method = _method_of(function, self._where)
+            static = isinstance(inspect.getattr_static(function, method.__name__), staticmethod | classmethod)
+            arguments = {name: value for name, value in arguments.items() if name not in own}
+            function = method if static else MethodType(method, object())
+        recognise(function, self.target.scope, arguments, self._where)
+
+    def call(self, samples: Sequence[Sample], values: Any, *, post_process: bool = False) -> Any:
+        """Calls the function, or the class's ``post_process_scores``; an async one gives its coroutine.
+
+        Args:
+            samples: one sample, or a group's.
+            values: what goes with them, see ``forms.Caller``; the group's values for ``post_process``.
+            post_process: call ``post_process_scores`` with the values.
+        """
+        if not post_process:
+            return self._call(samples, values)
+        if self._post_process is None:
+            raise ConfigurationError(f"{self._where} has no {POST_PROCESS}")
+        return self._post_process(list(values))
+
+    def scores(self, returned: Any, count: int, *, post_process: bool = False) -> list[Score]:
+        """Types what ``call`` returned (awaited): one score a sample."""
+        return [to_score(returned)] if self._one_score and not post_process else to_scores(returned, count)
+
+    def failed(self, error: BaseException, count: int) -> list[Score]:
+        """The scores of a call that raised."""
+        return [failed_score(error, self.target.path)] * count
+
+    def _instance(self, found: type) -> tuple[Any, dict[str, Any]]:
+        own = self._own_arguments(found)
+        try:
+            instance = found(**own)
+        except Exception as error:  # the user's code: whatever it raises is told in words
+            raise ConfigurationError(
+                f"{self._where} cannot be instantiated: {type(error).__name__}: {error}. Its arguments come from "
+                "python.arguments in the job"
+            ) from error
+        return instance, {k: v for k, v in self.target.arguments.items() if k not in own}
+
+    def _own_arguments(self, found: type) -> dict[str, Any]:
+        """The job's arguments that the class's constructor takes; the others go to each call."""
+        parameters = parameters_of(found)
+        return {k: v for k, v in self.target.arguments.items() if k in named(parameters) or takes_any(parameters)}
+
+
+def declares_post_process(path: str, function: str) -> bool:
+    """Whether ``function`` is a class that defines ``post_process_scores``, told without running the file.
+
+    Base classes in the same file count. A file that cannot be read declares nothing: whoever loads it says so.
+    """
+    try:
+        tree = ast.parse(Path(path).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return False
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    return _declares(function, classes)
+
+
+def _declares(name: str, classes: Mapping[str, ast.ClassDef]) -> bool:
+    node = classes.get(name)
+    if node is None:
+        return False
+    methods = {n.name for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
+    return POST_PROCESS in methods or any(
+        _declares(base.id, classes) for base in node.bases if isinstance(base, ast.Name) and base.id != name
+    )
+
+
+def _import(path: str) -> ModuleType:
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigurationError(
+            f"reward file {path} does not exist. Paths in a job are relative to the job file; on Kubernetes the file "
+            "comes from spec.files, the image or the volume"
+        )
+    folder = str(file.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)  # a reward file may import its neighbours
+    name = f"plaudit_user_file_{file.stem}"
+    specification = importlib.util.spec_from_file_location(name, file)
+    if specification is None or specification.loader is None:
+        raise ConfigurationError(f"{path} is not a Python file: its name must end in .py")
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module
+    try:
+        specification.loader.exec_module(module)
+    except SyntaxError as error:
+        raise ConfigurationError(f"{path}, line {error.lineno}: {error.msg}") from error
+    except BaseException as error:  # the user's module: sys.exit at import included
+        raise ConfigurationError(
+            f"{path} cannot be imported: {type(error).__name__}: {error}{_line_in(path, error)}"
+        ) from error
+    return module
+
+
+def _line_in(path: str, error: BaseException) -> str:
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    return f" (line {lines[-1]})" if lines else ""
+
+
+def _find(module: ModuleType, target: Target) -> Any:
+    try:
+        found = operator.attrgetter(target.function)(module)
+    except AttributeError:
+        found = None
+    if callable(found):
+        return found
+    there = sorted(
+        name
+        for name, item in vars(module).items()
+        if not name.startswith("_") and callable(item) and getattr(item, "__module__", None) == module.__name__
+    )
+    what = "does not exist" if found is None else "is no function"
+    raise ConfigurationError(
+        f"{target.function} {what} in {target.path}. The file defines {', '.join(there) or 'no function'}: "
+        "name one of them in python.function"
+    )
+
+
+def _method_of(found: Any, where: str) -> Callable[..., Any]:
+    for name in _METHODS:
+        method = getattr(found, name, None)
+        if inspect.isfunction(method) or inspect.ismethod(method):
+            return method
+    raise ConfigurationError(f"class {where} has no method {' or '.join(_METHODS[:2])}: add one")
+
+
+def _is_async(function: Any) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004

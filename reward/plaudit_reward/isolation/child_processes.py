@@ -1,0 +1,199 @@
+"""The children of a pool: starts them, waits until they have loaded the function, replaces those that end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Coroutine
+from typing import Any, Protocol
+
+from plaudit_reward.errors import ConfigurationError
+from plaudit_reward.functions.target import Description, Target
+from plaudit_reward.isolation.messages import FromChild, Load, Loaded, Refused
+from plaudit_reward.isolation.slot import Slot
+
+logger = logging.getLogger(__name__)
+
+_LOAD_WITHIN_S = 300.0
+_MAX_FAILED_LOADS = 3
+_MAX_RESTART_PAUSE_S = 30.0
+_IDLE_S = 60.0
+"""Children that took over for caught ones stay so long: hangs come in herds."""
+
+
+class Owner(Protocol):
+    """Whom a crew tells what happens."""
+
+    def on_messages(self, slot: Slot, messages: list[FromChild]) -> None:
+        """A loaded child spoke."""
+
+    def on_ready(self) -> None:
+        """One more child is ready."""
+
+    def on_death(self, slot: Slot, how: str) -> None:
+        """A loaded child ended by itself."""
+
+    def on_unavailable(self, reason: str) -> None:
+        """No child is left and none can be started at present."""
+
+
+class Crew:
+    """The child processes of one pool.
+
+    Args:
+        name: of the scorer.
+        target: what they load.
+        processes: how many there are to be; one for async functions that run inline.
+        max_concurrent: works that may run at a time in all of them, where a child can run several.
+        owner: whom to tell.
+    """
+
+    def __init__(self, name: str, target: Target, processes: int, max_concurrent: int, owner: Owner) -> None:
+        self.slots: list[Slot] = []
+        self.processes = processes
+        self.description: Description | None = None
+        self._name = name
+        self._target = target
+        self._max_concurrent = max_concurrent
+        self._owner = owner
+        self._opened: asyncio.Future[Description] | None = None
+        self._failed_loads = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    @property
+    def one_at_a_time(self) -> bool:
+        """Whether a child runs one work at a time."""
+        return self.description is None or self.description.isolation == "process"
+
+    @property
+    def max_children(self) -> int:
+        """Children beyond ``processes`` take over while works run that may never end; so many there may be."""
+        return 4 * self.processes + 4
+
+    @property
+    def slots_each(self) -> int:
+        """How many works a child that can run several may be given."""
+        return math.ceil(self._max_concurrent / self.processes)
+
+    async def open(self) -> Description:
+        """Starts the first child and waits until it has loaded the function; the others follow.
+
+        Raises:
+            ConfigurationError: the function cannot be loaded.
+        """
+        self._opened = asyncio.get_running_loop().create_future()
+        self.spawn()
+        try:
+            async with asyncio.timeout(_LOAD_WITHIN_S):
+                self.description = await self._opened
+        except TimeoutError:
+            raise ConfigurationError(
+                f"{self._target.path} did not finish importing within {_LOAD_WITHIN_S:.0f} s: move slow work at import "
+                "into the function"
+            ) from None
+        if self.description.isolation == "inline":
+            self.processes = 1
+        self.fill()
+        return self.description
+
+    def spawn(self) -> None:
+        """Starts one child."""
+        slot = Slot(self._name, Load(self._target, self.slots_each), self._on_messages, self._on_exit)
+        slot.load_until_s = time.monotonic() + _LOAD_WITHIN_S
+        self.slots.append(slot)
+        self._run(self._start(slot))
+
+    def fill(self) -> None:
+        """Starts children until there are as many as there are to be."""
+        if not self._closed:
+            for _ in range(self.processes - sum(not slot.draining for slot in self.slots)):
+                self.spawn()
+
+    def end(self, slot: Slot) -> None:
+        """Ends a child now."""
+        slot.child.kill()
+        if slot in self.slots:
+            self.slots.remove(slot)
+            self._run(slot.child.ended())
+
+    def tidy(self, now_s: float) -> None:
+        """Ends children that are done draining, that are too many, or that do not get ready."""
+        spare = sum(slot.ready and not slot.draining for slot in self.slots) - self.processes
+        for slot in list(self.slots):
+            if slot.num_given:
+                slot.idle_since_s = math.inf
+            elif slot.draining:
+                self.end(slot)
+            elif not slot.ready and now_s > slot.load_until_s:
+                self.end(slot)
+                self._on_failed_load("it did not finish importing")
+            elif slot.ready:
+                slot.idle_since_s = min(slot.idle_since_s, now_s)
+                if spare > 0 and now_s - slot.idle_since_s > _IDLE_S:
+                    spare -= 1
+                    self.end(slot)
+
+    def settled(self) -> bool:
+        """Whether nothing is left for ``tidy`` to do later."""
+        return len(self.slots) <= self.processes and all(slot.ready and not slot.draining for slot in self.slots)
+
+    async def close(self) -> None:
+        """Ends all children."""
+        self._closed = True
+        for slot in list(self.slots):
+            self.end(slot)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _start(self, slot: Slot) -> None:
+        try:
+            await slot.child.start()
+        except OSError as error:
+            self._on_exit(slot, f"could not be started: {error}")
+        if self._closed:
+            slot.child.kill()
+            await slot.child.ended()
+
+    def _on_messages(self, slot: Slot, messages: list[FromChild]) -> None:
+        if slot.ready:
+            self._owner.on_messages(slot, messages)
+            return
+        match messages[0]:
+            case Loaded(description):
+                slot.ready = True
+                self._failed_loads = 0
+                if self._opened is not None and not self._opened.done():
+                    self._opened.set_result(description)
+                self._owner.on_ready()
+            case Refused(message):
+                self.end(slot)
+                self._on_failed_load(message)
+
+    def _on_exit(self, slot: Slot, how: str) -> None:
+        if self._closed or slot not in self.slots:
+            return
+        self.slots.remove(slot)
+        if not slot.ready:
+            self._on_failed_load(f"{self._target.path} cannot be loaded: its process {how}")
+            return
+        logger.warning("scorer process ended", extra={"fields": {"scorer": self._name, "how": how}})
+        self._owner.on_death(slot, how)
+        self.fill()
+
+    def _on_failed_load(self, message: str) -> None:
+        if self._opened is not None and not self._opened.done():
+            self._opened.set_exception(ConfigurationError(message))
+            return
+        self._failed_loads += 1
+        logger.error("scorer process not loaded", extra={"fields": {"scorer": self._name, "error": message}})
+        if self._failed_loads >= _MAX_FAILED_LOADS and not any(slot.ready for slot in self.slots):
+            self._owner.on_unavailable(message)
+        pause_s = min(_MAX_RESTART_PAUSE_S, 0.1 * 2**self._failed_loads)
+        asyncio.get_running_loop().call_later(pause_s, self.fill)

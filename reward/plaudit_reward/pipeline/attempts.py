@@ -1,0 +1,114 @@
+"""Calls a scorer until it has answered: attempts, pauses between them, the sample's budget of seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from plaudit_reward.errors import CallTimeoutError, DataError, InfrastructureError, RewardError, ScoreTimeoutError
+from plaudit_reward.score import Score
+from plaudit_reward.scorer import Attempt
+from plaudit_wire.records import Outcome
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_FIRST_PAUSE_S = 0.25
+_LONGEST_PAUSE_S = 15.0
+_RETRIED = (InfrastructureError, CallTimeoutError)
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """What a scorer may use for one sample."""
+
+    budget_s: float
+    """Seconds of calls and retries; waiting for limits and for a free process excluded."""
+    call_s: float
+    """Seconds of one call, waits excluded."""
+    retries: int
+    """Further attempts after an infrastructure failure."""
+
+
+@dataclass(frozen=True)
+class Ended(Generic[T]):
+    """How it went."""
+
+    result: T | None
+    """None exactly when it failed."""
+    outcome: Outcome
+    """Of the failure; ``scored`` when there is a result."""
+    reason: str | None
+    limiter_s: float
+    """Waiting for rate and concurrency limits, all attempts."""
+    retry_s: float
+    """Failed attempts and the pauses between attempts."""
+    call_s: float
+    """The last attempt, from its begin or from when it queued for a free process."""
+    queued_s: float
+    """The part of ``retry_s`` and ``call_s`` that was queueing for a free process."""
+    attempts: int
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds that count against the budget."""
+        return self.retry_s + self.call_s - self.queued_s
+
+    def failure(self) -> Score:
+        """The score of attempts that came to nothing."""
+        return Score.failed(self.outcome, self.reason or "it failed")
+
+
+async def attempt_until_answered(call: Callable[[Attempt], Awaitable[T]], allowance: Allowance) -> Ended[T]:
+    """Calls until there is a result, a failure that no further attempt can mend, or no budget left.
+
+    Only ``InfrastructureError`` and ``CallTimeoutError`` are tried again, after a pause of random length that doubles
+    in its mean each time, so that many samples do not return to a broken service together; a service that says how
+    long it wants to be left alone is left alone for that time.
+    """
+    limiter_s = retry_s = queued_s = 0.0
+    for number in range(1, allowance.retries + 2):
+        attempt = Attempt(min(allowance.call_s, allowance.budget_s - (retry_s - queued_s)))
+        if attempt.limit_s <= 0:
+            return Ended(None, "timeout", "the sample's time was used up before it", 0.0, 0.0, 0.0, 0.0, number)
+        began = time.monotonic()
+        result, error = await _once(call, attempt)
+        limiter_s, queued_s = limiter_s + attempt.waited_s, queued_s + attempt.queued_s
+        call_s = max(attempt.queued_s, time.monotonic() - began - attempt.waited_s)
+        if error is None:
+            return Ended(result, "scored", None, limiter_s, retry_s, call_s, queued_s, number)
+        pause_s = _pause_s(number, error)
+        out_of_budget = retry_s + call_s + pause_s - queued_s >= allowance.budget_s
+        if not isinstance(error, _RETRIED) or number > allowance.retries or out_of_budget:
+            return Ended(None, _outcome(error), str(error), limiter_s, retry_s, call_s, queued_s, number)
+        await asyncio.sleep(pause_s)
+        retry_s += call_s + pause_s
+    raise AssertionError("the last attempt returns")
+
+
+async def _once(call: Callable[[Attempt], Awaitable[T]], attempt: Attempt) -> tuple[T | None, RewardError | None]:
+    try:
+        return await call(attempt), None
+    except RewardError as error:
+        return None, error
+    except Exception as error:  # the boundary to scorers: whatever escapes one is a data error of that sample
+        logger.exception("scorer raised")
+        return None, DataError(f"{type(error).__name__}: {error}")
+
+
+def _pause_s(number: int, error: RewardError) -> float:
+    mean_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (number - 1))
+    asked_s = error.retry_after_s if isinstance(error, InfrastructureError) else None
+    return (asked_s or 0.0) + random.uniform(0.5, 1.5) * mean_s
+
+
+def _outcome(error: RewardError) -> Outcome:
+    if isinstance(error, ScoreTimeoutError):
+        return "timeout"
+    return "infra_error" if isinstance(error, InfrastructureError) else "data_error"

@@ -1,0 +1,107 @@
+"""What a sample's scorers say together: one value, or the outcome of the scorer that has none. Pure functions.
+
+``weightedSum``: reward = Σ weightᵢ · valueᵢ over the scorers that have a value.
+
+A scorer of non-zero weight without a value makes the sample's outcome its own, unless its ``onFailure`` is
+
+- ``zero``: the failure counts as the value 0 (the user's explicit choice);
+- ``ignore``: it is left out of the sum; if nothing else has a value, the sample has none either;
+- ``dropGroup``: as ``mask``, and the whole group is not to be trained.
+
+A scorer that its ``when`` held back is left out of the sum and is no failure. A scorer that returned None is: its
+sample is masked (outcome ``skipped``) unless it says ``ignore``; ``zero`` and ``dropGroup`` are for failures only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from plaudit_reward.score import Score
+from plaudit_wire.records import ScorerRecord
+
+FailurePolicy = Literal["mask", "zero", "dropGroup", "ignore"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One scorer's share in a sample's reward."""
+
+    name: str
+    weight: float
+    on_failure: FailurePolicy
+    record: ScorerRecord
+
+    @property
+    def held_back(self) -> bool:
+        """Its ``when`` said no: nothing was tried."""
+        return self.record.attempts == 0
+
+
+@dataclass(frozen=True)
+class Combined:
+    """What the parts come to."""
+
+    score: Score
+    drop_group: bool = False
+
+
+def weighted_sum(parts: Sequence[Part], *, provisional: bool = False) -> Combined:
+    """The reward of one sample.
+
+    Args:
+        parts: its scorers, in the job's order.
+        provisional: scorers of its group follow, so a sample on which nothing failed passes as scored until they
+            have spoken (and has no value should they never do).
+    """
+    counted = [part for part in parts if part.weight != 0]
+    failed = first_failure(counted)
+    if failed is not None:
+        return failed
+    total, any_value = 0.0, False
+    for part in counted:
+        if (value := counted_value(part)) is not None:
+            total, any_value = total + part.weight * value, True
+    if any_value or provisional:
+        return Combined(Score.scored(total))
+    return _nothing(counted or parts)
+
+
+def first_failure(parts: Sequence[Part]) -> Combined | None:
+    """The end of a sample that one of its scorers decides: failures before skips, in the job's order."""
+    deciding = [part for part in parts if _decides(part)]
+    for part in sorted(deciding, key=lambda part: not _is_failure(part)):
+        drops = _is_failure(part) and part.on_failure == "dropGroup"
+        return Combined(Score.failed(part.record.outcome, f"{part.name}: {part.record.reason}"), drops)
+    return None
+
+
+def values_of(parts: Sequence[Part]) -> dict[str, float | None]:
+    """The scorers' values by name, for a combining function; a failure that counts as zero is 0."""
+    return {part.name: counted_value(part) for part in parts}
+
+
+def counted_value(part: Part) -> float | None:
+    """What the part counts as: its value, 0 for a failure whose policy says so, None for nothing."""
+    return 0.0 if _is_failure(part) and part.on_failure == "zero" else part.record.value
+
+
+def _is_failure(part: Part) -> bool:
+    return part.record.value is None and part.record.outcome != "skipped"
+
+
+def _decides(part: Part) -> bool:
+    if part.record.value is not None or part.held_back or part.on_failure == "ignore":
+        return False
+    return part.on_failure != "zero" or not _is_failure(part)
+
+
+def _nothing(parts: Sequence[Part]) -> Combined:
+    """No scorer of weight has a value: the sample is what the first of them is."""
+    if not parts:
+        return Combined(Score.failed("skipped", "no scorer applies to this sample"))
+    failures = [part for part in parts if _is_failure(part)] or list(parts)
+    record = failures[0].record
+    outcome = "skipped" if record.outcome == "scored" else record.outcome
+    return Combined(Score.failed(outcome, f"{failures[0].name}: {record.reason or 'it has weight 0'}"))

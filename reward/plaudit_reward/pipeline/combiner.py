@@ -1,0 +1,68 @@
+"""Makes a sample's reward of its scorers' values: the weighted sum, or a function of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from plaudit_reward.isolation.function_scorer import FunctionScorer
+from plaudit_reward.pipeline.attempts import Allowance, Ended, attempt_until_answered
+from plaudit_reward.pipeline.combine import Combined, Part, first_failure, values_of, weighted_sum
+from plaudit_reward.score import Score
+from plaudit_wire.sample import Sample
+
+
+class Combiner(Protocol):
+    """Combines the parts of one sample."""
+
+    async def combine(self, sample: Sample, parts: Sequence[Part], *, provisional: bool) -> Combined:
+        """The sample's reward; ``provisional`` as in ``combine.weighted_sum``."""
+        ...
+
+    async def close(self) -> None:
+        """Ends processes; called once."""
+        ...
+
+
+class WeightedSum:
+    """``combine: {kind: weightedSum}``."""
+
+    async def combine(self, sample: Sample, parts: Sequence[Part], *, provisional: bool) -> Combined:
+        """Sums weight times value."""
+        return weighted_sum(parts, provisional=provisional)
+
+    async def close(self) -> None:
+        """Nothing to end."""
+
+
+class FunctionCombiner:
+    """``combine: {kind: python}``: a function of the scorers' values by name.
+
+    A scorer of non-zero weight that failed decides the sample before the function is asked, as in the weighted sum.
+
+    Args:
+        function: of scope ``combine``, opened.
+        timeout_s: for one call.
+        retries: further attempts after an infrastructure failure.
+    """
+
+    def __init__(self, function: FunctionScorer, *, timeout_s: float, retries: int = 2) -> None:
+        self._function = function
+        self._allowance = Allowance(timeout_s, timeout_s, retries)
+
+    async def combine(self, sample: Sample, parts: Sequence[Part], *, provisional: bool) -> Combined:
+        """Asks the function; while scorers of the group are due, the weighted sum stands in for it."""
+        failure = first_failure([part for part in parts if part.weight != 0])
+        if failure is not None:
+            return failure
+        if provisional:
+            return weighted_sum(parts, provisional=True)
+        values = values_of(parts)
+        ended: Ended[Score] = await attempt_until_answered(
+            lambda attempt: self._function.combine(values, sample, attempt), self._allowance
+        )
+        return Combined(ended.result if ended.result is not None else ended.failure())
+
+    async def close(self) -> None:
+        """Ends the function's processes."""
+        await self._function.close()

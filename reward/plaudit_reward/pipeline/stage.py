@@ -1,0 +1,75 @@
+"""A scorer's place in a pipeline: what the job says about it besides what it computes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from plaudit_reward.pipeline.attempts import Allowance, Ended
+from plaudit_reward.pipeline.combine import FailurePolicy, Part
+from plaudit_reward.score import Score
+from plaudit_reward.scorer import GroupScorer, Scorer
+from plaudit_wire.records import ScorerRecord
+
+
+@dataclass(frozen=True)
+class When:
+    """Only samples on which an earlier scorer gave this value."""
+
+    scorer: str
+    equals: float
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a job says about one scorer."""
+
+    weight: float = 1.0
+    retries: int = 2
+    timeout_s: float | None = None
+    """Seconds of one call; None = what is left of the sample's."""
+    on_failure: FailurePolicy = "mask"
+    when: When | None = None
+
+    def allowance(self, budget_s: float) -> Allowance:
+        """What it may use when the sample has ``budget_s`` left."""
+        return Allowance(budget_s, math.inf if self.timeout_s is None else self.timeout_s, self.retries)
+
+    def part(self, name: str, record: ScorerRecord) -> Part:
+        """Its share in a sample's reward."""
+        return Part(name, self.weight, self.on_failure, record)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A scorer of sample scope and its rules."""
+
+    scorer: Scorer
+    rules: Rules = Rules()
+
+
+@dataclass(frozen=True)
+class GroupStage:
+    """A scorer of group scope and its rules."""
+
+    scorer: GroupScorer
+    rules: Rules = Rules()
+    replaces: bool = False
+    """Its values take the place of the samples' instead of being added to them."""
+    of: str | None = None
+    """It changes the values of this sample-scope scorer only (the ``post_process_scores`` of its class)."""
+
+
+def record_of(score: Score, ended: Ended[Any]) -> ScorerRecord:
+    """The record of a score and of how long it took."""
+    return ScorerRecord(
+        outcome=score.outcome,
+        value=score.value,
+        reason=score.reason,
+        limiter_s=ended.limiter_s,
+        retry_s=ended.retry_s,
+        call_s=ended.call_s,
+        attempts=ended.attempts,
+        extra=score.extra,
+    )

@@ -1,0 +1,184 @@
+"""Whether two mathematical answers are the same, as PRM800K's grader sees it: by normal forms, else by SymPy.
+
+Lightman et al. 2023, "Let's Verify Step by Step". Answers are the same when their MATH normal forms are
+(``hendrycks``), or the normal forms made here, or when each part of a tuple is, where SymPy shows that two parts'
+difference is 0. Fractions must be reduced and integers written as integers. There are two versions of it in verl's
+scorers, its own in ``prime_math`` and the package ``mathruler`` in ``geo3k``; ``Dialect`` says where they differ.
+
+Needs SymPy, so it is slow to import and to run: call it in a child process, under ``cpu_limit``.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import warnings
+from dataclasses import dataclass
+
+from plaudit_reward.rules.mathematics import hendrycks
+
+_TEXT = re.compile(r"^\\text\{(?P<text>.+?)\}$")
+_REPLACED = (
+    *(("\\%", "%"), ("\\$", "$"), ("$", ""), ("%", ""), (" or ", " , "), (" and ", " , ")),
+    *(("million", "*10^6"), ("billion", "*10^9"), ("trillion", "*10^12")),
+)
+_UNITS = (
+    *("degree", "cm", "centimeter", "meter", "mile", "second", "minute", "hour", "day", "week", "month", "year"),
+    *("foot", "feet", "inch", "yard"),
+)
+_DEGREES = re.compile(r"\^ *\\circ")
+_THOUSANDS = re.compile(r"(\d)(,)(\d\d\d)($|\D)")
+_SPACED_COMMA = re.compile(r",\\! *")
+_MINUS = re.compile(r"- *")
+_MIXED_NUMBER = re.compile(r"([0-9]) +([0-9])")
+_SYMBOLS = (("√", "sqrt"), ("π", "pi"), ("∞", "inf"), ("\u222a", "U"), ("·", "*"), ("\u00d7", "*"))
+_RATIO = re.compile(r"^-?[0-9]+.?/0*[1-9][0-9]*.?$")
+_BRACKETS = "()[]"
+_POWERS_LEFT_ALONE = re.compile(r"\^\{|\^\(|\^[0-9]+\^|\^[0-9][0-9]+")
+_MAX_LETTERS = 2
+"""Expressions with more different letters are words: not for SymPy (which runs what it parses as Python)."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """What the versions of this grader do differently."""
+
+    percents: tuple[str, ...]
+    """Spellings of the percent sign that the MATH normal form leaves out."""
+    units: tuple[str, ...]
+    compact: bool
+    """Blanks and braces are left out at the end."""
+
+
+PRIME = Dialect(percents=("\\\\%", "\\%"), units=(*_UNITS, "liter"), compact=False)
+"""verl's ``prime_math``."""
+MATHRULER = Dialect(percents=("\\%", "%"), units=_UNITS, compact=True)
+"""``mathruler`` 0.1.0, which verl's ``geo3k`` calls."""
+
+
+def same_answer(given: str, truth: str, dialect: Dialect) -> bool:
+    """Whether ``given`` is the answer ``truth``; never raises, an answer that cannot be read is not the same."""
+    if _math_form(given, dialect) == _math_form(truth, dialect):
+        return True
+    given, truth = normal_form(given, dialect), normal_form(truth, dialect)
+    if given == truth:
+        return True
+    if not given:
+        return False
+    given_parts, truth_parts = _parts(given), _parts(truth)
+    if len(given_parts) != len(truth_parts):
+        return False
+    if len(truth_parts) > 1 and (given[0], given[-1]) != (truth[0], truth[-1]):
+        return False
+    return all(_same_part(a, b) for a, b in zip(given_parts, truth_parts, strict=True))
+
+
+def normal_form(text: str, dialect: Dialect) -> str:
+    """The answer without units, dollars, percents and LaTeX, mixed numbers as sums, in lower case."""
+    enclosed = _TEXT.search(text)
+    text = enclosed["text"] if enclosed else text
+    for before, after in _REPLACED:
+        text = text.replace(before, after)
+    for unit in dialect.units:
+        text = re.sub(rf"{unit}(es)?(s)? *(\^[0-9]+)?", "", text)
+    text = _DEGREES.sub("", text)
+    if text.startswith("{") and text.endswith("}"):
+        text = text[1:-1]
+    text = _plain_integer(_SPACED_COMMA.sub("", text))
+    if "\\" in text:
+        text = _from_latex(text)
+    text = _MIXED_NUMBER.sub(r"\1+\2", _MINUS.sub("-", text))
+    if dialect.compact:
+        text = text.replace(" ", "").replace("{", "").replace("}", "")
+    text = text.lower()
+    return str(int(float(text.replace(",", "")))) if _is_integer(text) else text
+
+
+def _math_form(text: str, dialect: Dialect) -> str:
+    text = text.strip()
+    enclosed = _TEXT.search(text)
+    text = enclosed["text"].strip() if enclosed else text
+    try:
+        return hendrycks.normal_form(text, dialect.percents)
+    except hendrycks.MalformedError:
+        return text
+
+
+def _plain_integer(text: str) -> str:
+    """``5.0`` is 5."""
+    number = _number(text)
+    return str(round(number)) if number is not None and _is_near_integer(number) else text
+
+
+def _is_integer(text: str) -> bool:
+    number = _number(_without_thousands(text))
+    return number is not None and _is_near_integer(number)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _is_near_integer(number: float) -> bool:
+    return math.isfinite(number) and abs(number - round(number)) <= 1e-7
+
+
+def _without_thousands(text: str) -> str:
+    """``1,234`` is 1234; the commas of tuples stay."""
+    while (shorter := _THOUSANDS.sub(r"\1\3\4", text)) != text:
+        text = shorter
+    return text
+
+
+def _from_latex(text: str) -> str:
+    from pylatexenc.latex2text import LatexNodes2Text
+
+    logging.getLogger("pylatexenc").setLevel(logging.ERROR)  # it warns of every broken answer
+    latex = text.replace("\\tfrac", "\\frac").replace("\\dfrac", "\\frac").replace("\\frac", " \\frac")
+    try:
+        plain = str(LatexNodes2Text().latex_to_text(latex))
+    except (ValueError, TypeError, IndexError, AttributeError, RecursionError):  # what it raises on broken LaTeX
+        return text
+    for symbol, name in _SYMBOLS:
+        plain = plain.replace(symbol, name)
+    return plain.strip()
+
+
+def _parts(text: str) -> list[str]:
+    """The elements of a tuple or an interval; whatever else is one part."""
+    text = _without_thousands(text)
+    inside = text[1:-1]
+    is_tuple = len(text) > 2 and text[0] in _BRACKETS and text[-1] in _BRACKETS
+    if is_tuple and not any(bracket in inside for bracket in _BRACKETS):
+        return [part.strip() for part in inside.split(",")]
+    return [text] if text else []
+
+
+def _same_part(given: str, truth: str) -> bool:
+    if _RATIO.search(truth) and _RATIO.search(given):
+        return given == truth
+    if _is_integer(truth) != _is_integer(given):
+        return False
+    return _difference_is_zero(given, truth)
+
+
+def _difference_is_zero(given: str, truth: str) -> bool:
+    difference = f"({truth})-({given})"
+    letters = {letter for letter in difference.replace("sqrt", "").replace("frac", "") if letter.isalpha()}
+    if len(letters) > _MAX_LETTERS or _POWERS_LEFT_ALONE.search(difference):
+        return False
+    import sympy
+    from sympy.parsing import sympy_parser
+
+    transformations = (*sympy_parser.standard_transformations, sympy_parser.implicit_multiplication_application)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Python about what the model wrote
+            parsed = sympy_parser.parse_expr(difference.replace("^", "**"), transformations=transformations)
+            return bool(sympy.simplify(parsed) == 0)
+    except Exception:  # the boundary to SymPy, which raises whatever the text, read as Python, raises
+        return False

@@ -1,0 +1,51 @@
+"""Encode and decode what travels between processes: msgpack behind one byte of schema version."""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+SCHEMA_VERSION: Final = 1
+"""First byte of every encoded record; raised when a field changes its meaning. 0 marks a record that was spilled."""
+
+
+class RecordError(Exception):
+    """A record that this version cannot read: another schema version, or damaged."""
+
+
+Record = TypeVar("Record")
+_encoder = msgspec.msgpack.Encoder()
+_VERSION_BYTE = bytes([SCHEMA_VERSION])
+
+
+_decoders: dict[type[Any], msgspec.msgpack.Decoder[Any]] = {}
+
+
+def decoder(kind: type[Record]) -> msgspec.msgpack.Decoder[Record]:
+    """The decoder of one type, built once."""
+    if kind not in _decoders:
+        _decoders[kind] = msgspec.msgpack.Decoder(kind)
+    return _decoders[kind]
+
+
+def encode(record: msgspec.Struct) -> bytes:
+    """Encodes a record for a stream or a hash."""
+    return _VERSION_BYTE + _encoder.encode(record)
+
+
+def decode(data: bytes, kind: type[Record]) -> Record:
+    """Reads what ``encode`` wrote.
+
+    Raises:
+        RecordError: another schema version, or not such a record.
+    """
+    if data[:1] != _VERSION_BYTE:
+        raise RecordError(
+            f"a {kind.__name__} of schema version {data[:1].hex() or 'none'}; this process reads {SCHEMA_VERSION}: "
+            "run the same version of Plaudit in every process"
+        )
+    try:
+        return decoder(kind).decode(memoryview(data)[1:])
+    except msgspec.DecodeError as error:
+        raise RecordError(f"a damaged {kind.__name__}: {error}") from error

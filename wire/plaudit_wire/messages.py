@@ -1,0 +1,172 @@
+"""What travels through the streams, besides ``plaudit_reward.sample.Sample`` (the entry of ``samples``).
+
+| record | written by | read by |
+| --- | --- | --- |
+| ``Prompt`` | trainer, at admission (``prompts`` entry and the group's hash) | rollout; trainer after a resume |
+| ``Body`` | rollout, at publication (the group's hash) | trainer |
+| ``Announcement`` | trainer (``state``) | rollout |
+| ``Service`` | reward worker of a job without trainer (``state``) | client of the scoring service |
+
+Arrays are raw little-endian bytes (int32 ids, float32 log-probabilities, uint8 masks), so that encoding costs nothing.
+Every encoded record begins with the schema version (``encode``/``decode``); what belongs to the metrics
+(``GenerationRecord``, ``ScoringRecord``) travels as they read it, plain msgpack.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, NamedTuple
+
+import msgspec
+
+from plaudit_wire.codec import decode, decoder, encode
+from plaudit_wire.records import GenerationRecord, Split
+from plaudit_wire.sample import Sample
+
+
+class PolicyVersion(msgspec.Struct, frozen=True, order=True, array_like=True):
+    """A published policy: ``number`` counts steps, ``incarnation`` the trainers that took over the run.
+
+    Orders as a tuple. Text form ``incarnation.number``.
+    """
+
+    incarnation: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.incarnation}.{self.number}"
+
+
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a prompt's samples are to be drawn (``rollout.sampling``, or the validation's)."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    """-1: all tokens."""
+
+
+class Prompt(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One admitted group: a prompt of which ``n`` samples are wanted."""
+
+    group: str
+    position: int
+    """The data cursor: how many prompts of its split were admitted for the first time before this one."""
+    split: Split
+    step: int
+    """The step it was admitted for."""
+    n: int
+    min_version: PolicyVersion
+    """The least policy version that may generate it."""
+    seed: int
+    """From (run seed, split, position); sample ``i`` uses ``seed + i``: a redelivered prompt gives the same samples."""
+    sampling: Sampling
+    data_source: str
+    prompt: str
+    """Text as the model sees it, chat template applied."""
+    prompt_ids: bytes
+    """int32[num_prompt_tokens]."""
+    ground_truth: Any = None
+    extra_info: dict[str, Any] = {}
+    messages: list[dict[str, Any]] = []
+    attempt: int = 0
+    """How often the position was admitted before (re-admissions after drops)."""
+
+
+class Body(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The tensors of one sample; ``T`` = number of response tokens."""
+
+    response_ids: bytes
+    """int32[T]."""
+    logprobs: bytes
+    """float32[T], under the distribution that was sampled from; 0 where ``loss_mask`` is 0."""
+    loss_mask: bytes
+    """uint8[T]: 1 where the policy chose the token, 0 for tool output."""
+    version_spans: list[tuple[int, int, int]]
+    """(first token, incarnation, number): from that token on, that policy version sampled. Begins with token 0."""
+    generation: GenerationRecord
+    sample: Sample
+    """Texts and data columns as scorers saw them; stored samples and group-scope scorers need them."""
+
+
+class Announcement(msgspec.Struct, frozen=True):
+    """The policy that rollouts must hold."""
+
+    version: PolicyVersion
+    path: str
+    """Folder of the safetensors, on the shared volume."""
+    digest: str
+    """SHA-256 over the weight files."""
+
+
+class Service(msgspec.Struct, frozen=True):
+    """What a run without a trainer offers to clients (``state.service``): who submits must know this, and no job."""
+
+    job: str
+    """Name of the RLJob."""
+    scorers: list[str]
+    """Names of its scorers, in the job's order."""
+    group_scorers: bool
+    """Group-scope scorers follow on the samples' own."""
+    group_deadline_s: float
+    """From a group's submission to its release; the same again for its group-scope scorers."""
+    room: int
+    """Samples that one session may have in work; a group that alone has more is taken when nothing else is."""
+    memory_share: float = 0.7
+    """Nothing is taken above this share of Redis's memory."""
+
+
+class GroupDelivery(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Entry of ``groups``: all samples of this group are terminal and its group-scope scorers are due."""
+
+    group: str
+
+
+class Tensors(msgspec.Struct, frozen=True, array_like=True):
+    """The part of a ``Body`` that only the trainer reads, as it lies in the group's hash."""
+
+    response_ids: bytes
+    logprobs: bytes
+    loss_mask: bytes
+    version_spans: list[tuple[int, int, int]]
+
+
+class EncodedBody(NamedTuple):
+    """A ``Body`` in the three parts that have different readers."""
+
+    tensors: bytes
+    sample: bytes
+    """Entry of ``samples`` and field of the hash."""
+    generation: bytes
+    digest: str
+    """BLAKE2b-128 over tensors and sample: what a score is computed from, and belongs to."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode_body(body: Body) -> EncodedBody:
+    """Splits and encodes a body."""
+    tensors = encode(Tensors(body.response_ids, body.logprobs, body.loss_mask, body.version_spans))
+    sample = encode(body.sample)
+    digest = hashlib.blake2b(tensors, digest_size=16)
+    digest.update(sample)
+    return EncodedBody(tensors, sample, _encoder.encode(body.generation), digest.hexdigest())
+
+
+def decode_body(tensors: bytes, sample: bytes, generation: bytes) -> Body:
+    """Joins the parts again.
+
+    Raises:
+        RecordError: as ``decode``.
+    """
+    read = decode(tensors, Tensors)
+    return Body(
+        response_ids=read.response_ids,
+        logprobs=read.logprobs,
+        loss_mask=read.loss_mask,
+        version_spans=read.version_spans,
+        generation=decoder(GenerationRecord).decode(generation),
+        sample=decode(sample, Sample),
+    )

@@ -1,0 +1,228 @@
+"""Where Redis is and how a process shows who it is: address, user, password, certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import ssl
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+from urllib.parse import urlsplit
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff, NoBackoff
+
+from plaudit_wire.redis_connection import redis_client
+
+_CONNECT_TIMEOUT_S = 5.0
+_ALERT_WITHIN_S = 1.0
+_REDIS_PORT = 6379
+_MINIMUM_TLS = ssl.TLSVersion.TLSv1_2
+_EXPIRED = 10
+_OTHER_NAME = (62, 64)  # of a host, of an IP address (OpenSSL's X509_V_ERR_*)
+_NO_CERTIFICATE = ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE")
+_REFUSED_CERTIFICATE = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_EXPIRED", "CERTIFICATE_UNKNOWN")
+_ASKS = (
+    "asks for a client's certificate",
+    "Give spec.transport.tls.certificateSecret and keySecret, or the two as files (to a process started by hand: "
+    "PLAUDIT_REDIS_TLS_CERTIFICATE and PLAUDIT_REDIS_TLS_KEY)",
+)
+
+
+class TlsFileError(Exception):
+    """A file of certificates cannot be used; the message names it."""
+
+
+class PasswordFileError(Exception):
+    """The file cannot be read; the message names the variable and the file."""
+
+
+@dataclass(frozen=True)
+class RedisTls:
+    """How a ``rediss://`` address is checked, and what certificate is shown to it. Files are PEM."""
+
+    ca_file: str = ""
+    """``PLAUDIT_REDIS_TLS_CA``: certificates of the authorities that are trusted; empty: the system's."""
+    certificate_file: str = ""
+    """``PLAUDIT_REDIS_TLS_CERTIFICATE``: the client's own; empty: none."""
+    key_file: str = ""
+    """``PLAUDIT_REDIS_TLS_KEY``: its key, without a passphrase."""
+    check_server_name: bool = True
+    """``PLAUDIT_REDIS_TLS_CHECK_SERVER_NAME``: ``false`` takes any certificate of the authorities."""
+
+    def context(self) -> ssl.SSLContext:
+        """The same for asyncio.
+
+        Raises:
+            TlsFileError: a file cannot be used.
+        """
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file or None)
+        except OSError as error:
+            raise TlsFileError(f"{self.ca_file} holds no certificate of an authority in PEM: {error}") from error
+        context.minimum_version = _MINIMUM_TLS
+        context.check_hostname = self.check_server_name
+        try:
+            if self.certificate_file:
+                context.load_cert_chain(self.certificate_file, self.key_file or None)
+        except OSError as error:
+            raise TlsFileError(
+                f"{self.certificate_file} and {self.key_file} are no certificate and its key in PEM: {error}"
+            ) from error
+        return context
+
+
+@dataclass(frozen=True)
+class RedisAddress:
+    """Where Redis is, and as whom.
+
+    Attributes:
+        url: ``redis://host:port/db`` or ``rediss://…``, without a password.
+        password: empty for none.
+        username: of its ACL; empty: the user ``default``.
+        tls: for ``rediss://``.
+    """
+
+    url: str
+    password: str = field(default="", repr=False)
+    username: str = ""
+    tls: RedisTls = RedisTls()
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ, url: str = "") -> Self:
+        """Reads ``PLAUDIT_REDIS_…``; a given ``url`` counts more than ``PLAUDIT_REDIS_URL``.
+
+        Raises:
+            PasswordFileError: the file of ``PLAUDIT_REDIS_PASSWORD_FILE`` cannot be read.
+        """
+        tls = RedisTls(
+            ca_file=environment.get("PLAUDIT_REDIS_TLS_CA", ""),
+            certificate_file=environment.get("PLAUDIT_REDIS_TLS_CERTIFICATE", ""),
+            key_file=environment.get("PLAUDIT_REDIS_TLS_KEY", ""),
+            check_server_name=environment.get("PLAUDIT_REDIS_TLS_CHECK_SERVER_NAME", "").lower() != "false",
+        )
+        username = environment.get("PLAUDIT_REDIS_USERNAME", "")
+        return cls(url or environment.get("PLAUDIT_REDIS_URL", ""), _password(environment), username, tls)
+
+    def environment(self) -> dict[str, str]:
+        """What ``from_environment`` reads."""
+        given = {
+            "PLAUDIT_REDIS_USERNAME": self.username,
+            "PLAUDIT_REDIS_TLS_CA": self.tls.ca_file,
+            "PLAUDIT_REDIS_TLS_CERTIFICATE": self.tls.certificate_file,
+            "PLAUDIT_REDIS_TLS_KEY": self.tls.key_file,
+            "PLAUDIT_REDIS_TLS_CHECK_SERVER_NAME": "" if self.tls.check_server_name else "false",
+        }
+        whole = {"PLAUDIT_REDIS_URL": self.url, "PLAUDIT_REDIS_PASSWORD": self.password}
+        return whole | {name: value for name, value in given.items() if value}
+
+    def client(self, *, timeout_s: float | None, retries: int) -> Redis:
+        """A client of its own.
+
+        Args:
+            timeout_s: for each answer, seconds; above any BLOCK that it is used with. None: the caller sees to it.
+            retries: how often a lost command is sent again; 0 wherever that would repeat a read.
+        """
+        backoff = ExponentialBackoff(cap=1.0, base=0.02) if retries else NoBackoff()
+        return redis_client(
+            self.url,
+            username=self.username or None,
+            password=self.password or None,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=_CONNECT_TIMEOUT_S,
+            retry=Retry(backoff, retries),
+            protocol=2,
+            driver_info=None,  # no CLIENT SETINFO, which the users of a run's own Redis may not
+            **(self._tls_options() if self.url.startswith("rediss://") else {}),
+        )
+
+    def _tls_options(self) -> dict[str, object]:
+        return {
+            "ssl_ca_certs": self.tls.ca_file or None,
+            "ssl_certfile": self.tls.certificate_file or None,
+            "ssl_keyfile": self.tls.key_file or None,
+            "ssl_check_hostname": self.tls.check_server_name,
+            "ssl_min_version": _MINIMUM_TLS,
+        }
+
+    async def tls_problem(self, error: BaseException) -> str:
+        """What of TLS made a connection fail, with its remedy; empty where it was something else.
+
+        Args:
+            error: of the connection. Where it does not tell, the server is asked once more.
+        """
+        if not self.url.startswith("rediss://"):
+            return ""
+        try:
+            context = self.tls.context()
+        except TlsFileError as problem:
+            return f"{problem}. Mend what spec.transport.tls names"
+        cause = _tls_error(error) or await self._alert(context)
+        if cause is None:
+            return ""
+        what, remedy = self._words(cause)
+        return f"Redis at {self.url} {what} ({cause.reason or cause}). {remedy}"
+
+    async def _alert(self, context: ssl.SSLContext) -> ssl.SSLError | None:
+        """What the server holds against a connection on which nothing is sent.
+
+        In TLS 1.3 it looks at the client's certificate after the client's part of the handshake. Whoever sends a
+        command at once may find the connection closed before its alert is read.
+        """
+        server = urlsplit(self.url)
+        try:
+            async with asyncio.timeout(_ALERT_WITHIN_S):
+                reader, writer = await asyncio.open_connection(server.hostname, server.port or _REDIS_PORT, ssl=context)
+                with contextlib.closing(writer):
+                    await reader.read(1)
+        except OSError as error:  # a TimeoutError is one too: the server is content
+            return _tls_error(error)
+        return None
+
+    def _words(self, cause: ssl.SSLError) -> tuple[str, str]:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            if cause.verify_code == _EXPIRED:
+                return "shows a certificate that has expired", "Renew it there"
+            if cause.verify_code in _OTHER_NAME:
+                host = urlsplit(self.url).hostname
+                return (
+                    f"shows a certificate for another name than {host}",
+                    "Use a name that it was issued for in the address, or set spec.transport.tls.checkServerName to "
+                    "false",
+                )
+            return (
+                f"shows a certificate that is not of a trusted authority: {cause.verify_message}",
+                "Give its authority in spec.transport.tls.caSecret, caConfigMap or caFile (to a process started by "
+                "hand: PLAUDIT_REDIS_TLS_CA)",
+            )
+        reason = cause.reason or ""
+        if any(word in reason for word in _REFUSED_CERTIFICATE):
+            return "refuses the client's certificate", "Give one that it trusts in spec.transport.tls"
+        if any(word in reason for word in _NO_CERTIFICATE):
+            return _ASKS
+        return "cannot be spoken to by TLS", "Is rediss:// right for this port?"
+
+
+def _tls_error(error: BaseException) -> ssl.SSLError | None:
+    return next((each for each in _causes(error) if isinstance(each, ssl.SSLError)), None)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _password(environment: Mapping[str, str]) -> str:
+    """Reads the file of ``PLAUDIT_REDIS_PASSWORD_FILE``, else ``PLAUDIT_REDIS_PASSWORD``; empty for none."""
+    file = environment.get("PLAUDIT_REDIS_PASSWORD_FILE")
+    if not file:
+        return environment.get("PLAUDIT_REDIS_PASSWORD", "")
+    try:
+        return Path(file).read_text(encoding="utf-8").rstrip("\n")
+    except OSError as error:
+        raise PasswordFileError(f"PLAUDIT_REDIS_PASSWORD_FILE {file} cannot be read: {error.strerror}") from error

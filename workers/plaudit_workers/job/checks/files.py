@@ -1,0 +1,181 @@
+"""Looks at everything on disk that a resolved job names, before anything starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from plaudit_reward.rules.routing import unknown_sources
+from plaudit_workers.job.checks.data_files import data_problem, data_sources
+from plaudit_workers.job.checks.python_files import python_problem
+from plaudit_workers.job.loading.paths import is_hub_id
+from plaudit_workers.job.problem import Problem
+from plaudit_workers.job.rules.judges import template_problem
+from plaudit_workers.job.spec.rljob import RLJob
+from plaudit_workers.job.spec.scorers import RewardModel
+
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+_RELATIVE = "Mend the path: it is relative to the job file"
+
+
+def check_files(job: RLJob) -> list[Problem]:
+    """Everything wrong with the files that the job names: models, data, Python files, templates, checkpoints.
+
+    Args:
+        job: resolved (``load_job``): every path is absolute.
+    """
+    training = (_model, _data, _rollout, _checkpoint) if job.spec.trains else ()
+    return [problem for check in (*training, _scorers) for problem in check(job)]
+
+
+def _model(job: RLJob) -> Iterator[Problem]:
+    model = job.spec.model
+    yield from _source("spec.model.source", model.source, ("config.json",))
+    if model.tokenizer:
+        yield from _source("spec.model.tokenizer", model.tokenizer, ())
+    tokenizer = model.tokenizer or model.source
+    if Path(tokenizer).is_dir() and not any(Path(tokenizer, name).exists() for name in _TOKENIZER_FILES):
+        yield Problem("spec.model.tokenizer", f"{tokenizer} holds no tokenizer", "Name one that does, or save it there")
+    if model.chat_template:
+        yield from _exists("spec.model.chatTemplate", model.chat_template)
+
+
+def _source(field: str, source: str, needed: tuple[str, ...]) -> Iterator[Problem]:
+    if is_hub_id(source):
+        yield from _hub(field, source)
+        return
+    folder = Path(source)
+    if not folder.is_dir():
+        yield Problem(field, f"there is no folder {source}", f"Make or download the model first. {_RELATIVE}")
+        return
+    for name in needed:
+        if not (folder / name).is_file():
+            yield Problem(field, f"{source} has no {name}", "Name a folder that save_pretrained has written")
+
+
+def _hub(field: str, source: str) -> Iterator[Problem]:
+    if not _HUB_ID.fullmatch(source):
+        yield Problem(field, f"{source!r} is neither a folder nor a hub id", "Write a folder with ./ or /")
+    elif os.environ.get("HF_HUB_OFFLINE") in {"1", "true", "True", "ON", "YES"} and not _in_cache(source):
+        yield Problem(
+            field,
+            f"{source!r} is no folder beside the job file, and the hub is out of reach (HF_HUB_OFFLINE is set)",
+            "Write the path of a folder with ./ or /, or unset HF_HUB_OFFLINE",
+        )
+
+
+def _in_cache(source: str) -> bool:
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    return (cache / f"models--{source.replace('/', '--')}").is_dir()
+
+
+def _data(job: RLJob) -> Iterator[Problem]:
+    data = job.spec.data
+    files = {"spec.data.train.path": data.train.path}
+    if data.validation:
+        files["spec.data.validation.path"] = data.validation.path
+    for field, path in files.items():
+        problem = data_problem(field, path)
+        yield from [problem] if problem else _routes(job, field, path)
+
+
+def _routes(job: RLJob, field: str, path: str) -> Iterator[Problem]:
+    """A data source that no rule knows is told now, not at sample 10,000."""
+    by_source = [scorer.name for scorer in job.spec.reward.scorers if scorer.kind == "rule" and scorer.rule is None]
+    if not by_source:
+        return
+    try:
+        unknown = unknown_sources(data_sources(path))
+    except (ValueError, TypeError) as error:
+        yield Problem(field, f"{path} has a row without data_source as text: {error}", "Mend that row")
+        return
+    if unknown:
+        yield Problem(
+            field,
+            f"{path} holds data_source {', '.join(map(repr, unknown))}, which scorer {by_source[0]!r} has no rule for",
+            "Name a rule in the scorer (rule: gsm8k), or score it with a function (kind: python)",
+        )
+
+
+def _scorers(job: RLJob) -> Iterator[Problem]:
+    for index, scorer in enumerate(job.spec.reward.scorers):
+        field = f"spec.reward.scorers[{index}]"
+        if scorer.python:
+            yield from _python(f"{field}.python", scorer.python.path, scorer.python.function)
+        if scorer.judge:
+            template = f"{field}.judge.promptTemplate.path"
+            problem = template_problem(template, scorer.judge.prompt_template.path, group=scorer.scope == "group")
+            yield from [problem] if problem else []
+        if scorer.judge and scorer.judge.parse.python:
+            parse = scorer.judge.parse.python
+            yield from _python(f"{field}.judge.parse.python", parse.path, parse.function)
+        if scorer.model:
+            yield from _reward_model(f"{field}.model", scorer.model)
+    combine = job.spec.reward.combine
+    if combine.kind == "python":
+        yield from _python("spec.reward.combine", combine.path, combine.function)
+
+
+def _reward_model(field: str, model: RewardModel) -> Iterator[Problem]:
+    """One output, and a chat template where one is needed: told now, not by every sample."""
+    problems = list(_source(f"{field}.source", model.source, ("config.json", "tokenizer_config.json")))
+    yield from problems
+    if problems or is_hub_id(model.source):
+        return
+    config, tokenizer = (_read_json(model.source, name) for name in ("config.json", "tokenizer_config.json"))
+    labels = len(config.get("id2label") or [1])
+    if labels != 1:
+        yield Problem(
+            f"{field}.source",
+            f"{model.source} has {labels} outputs (id2label in config.json), a reward model has one",
+            "Name a classifier that was trained with num_labels=1",
+        )
+    if model.input == "chat" and not (tokenizer.get("chat_template") or _holds_template(model.source)):
+        yield Problem(
+            f"{field}.input",
+            f"chat needs a chat template, and the tokenizer in {model.source} has none",
+            "Set input to text, or save chat_template.jinja there",
+        )
+
+
+def _holds_template(folder: str) -> bool:
+    return any(Path(folder, name).exists() for name in ("chat_template.jinja", "chat_template.json"))
+
+
+def _read_json(folder: str, name: str) -> dict[str, Any]:
+    try:
+        content = json.loads(Path(folder, name).read_text(encoding="utf-8"))
+    except ValueError:
+        return {}  # whoever loads the model says what is wrong with the file
+    return content if isinstance(content, dict) else {}
+
+
+def _rollout(job: RLJob) -> Iterator[Problem]:
+    agent = job.spec.rollout.agent
+    if agent.kind == "custom":
+        yield from _python("spec.rollout.agent", agent.path, agent.class_name, "class")
+    for index, tool in enumerate(agent.tools):
+        yield from _python(f"spec.rollout.agent.tools[{index}]", tool.path, tool.function)
+
+
+def _checkpoint(job: RLJob) -> Iterator[Problem]:
+    folder = job.spec.trainer.checkpoint.resume_from
+    if folder and not Path(folder).is_dir():
+        yield Problem("spec.trainer.checkpoint.resumeFrom", f"there is no folder {folder}", _RELATIVE)
+
+
+def _python(field: str, path: str, name: str, name_field: str = "function") -> Iterator[Problem]:
+    problem = python_problem(field, path, name, name_field)
+    if problem:
+        yield problem
+
+
+def _exists(field: str, path: str) -> Iterator[Problem]:
+    if not Path(path).is_file():
+        yield Problem(field, f"there is no file {path}", _RELATIVE)

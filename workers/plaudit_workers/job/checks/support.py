@@ -1,0 +1,108 @@
+"""What ``plaudit run`` cannot do: fields that belong to Kubernetes are ignored and named, others are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+from plaudit_workers.job.problem import Problem
+from plaudit_workers.job.spec.pod import Pod, Resources
+from plaudit_workers.job.spec.rljob import RLJob
+from plaudit_workers.job.spec.section import Section
+
+_NOT_YET = "is not run by plaudit run yet"
+
+
+def unsupported(job: RLJob) -> list[Problem]:
+    """What the job asks for and ``plaudit run`` has no machinery for: it refuses such a job."""
+    training = [*_rollout(job), *_sinks(job)] if job.spec.trains else []
+    return [*training, *_transport(job)]
+
+
+def ignored(job: RLJob) -> list[Problem]:
+    """What the job sets and ``plaudit run`` pays no attention to, because it belongs to Kubernetes."""
+    problems = [
+        Problem(f"spec.{name}", "is ignored by plaudit run", remedy)
+        for name, remedy in _KUBERNETES_ONLY.items()
+        if _differs(job.spec, name)
+    ]
+    problems += [
+        Problem(f"spec.{name}.pod", "is ignored by plaudit run, but for its resources", "It counts on Kubernetes")
+        for name, pod in _pods(job)
+        if pod.model_copy(update={"resources": Resources()}) != Pod()
+    ]
+    return problems
+
+
+_ON_KUBERNETES = "It counts on Kubernetes"
+_KUBERNETES_ONLY = {
+    "reward.workers.autoscaling": "Here reward.workers.replicas says how many there are",
+    "reward.networkPolicy": _ON_KUBERNETES,
+    "transport.managed.storage": "Here Redis writes into the run's folder",
+    "transport.managed.storageClassName": "Here Redis writes into the run's folder",
+    "transport.managed.image": "Here the redis-server of this machine runs",
+    "storage": "Here everything lies in the run's folder",
+    "files": "Here files are found relative to the job file",
+    "scheduling": _ON_KUBERNETES,
+    "lifecycle.preRunningDeadlineSeconds": _ON_KUBERNETES,
+    "lifecycle.activeDeadlineSeconds": _ON_KUBERNETES,
+    "lifecycle.ttlSecondsAfterFinished": _ON_KUBERNETES,
+    "lifecycle.cleanup": _ON_KUBERNETES,
+}
+
+
+def _differs(section: Section, name: str) -> bool:
+    """Whether a field, named as written, is other than its default."""
+    written, _, rest = name.partition(".")
+    fields = {field.alias or python_name: python_name for python_name, field in type(section).model_fields.items()}
+    value = getattr(section, fields[written])
+    if rest:
+        return _differs(value, rest)
+    return bool(value != type(section).model_fields[fields[written]].get_default(call_default_factory=True))
+
+
+def _pods(job: RLJob) -> Iterator[tuple[str, Pod]]:
+    spec = job.spec
+    yield "rollout", spec.rollout.pod
+    yield "reward.workers", spec.reward.workers.pod
+    yield "trainer", spec.trainer.pod
+    yield "transport.managed", spec.transport.managed.pod
+    yield "metrics", spec.metrics.pod
+    for index, scorer in enumerate(spec.reward.scorers):
+        if scorer.model:
+            yield f"reward.scorers[{index}].model", scorer.model.pod
+
+
+def _rollout(job: RLJob) -> Iterator[Problem]:
+    rollout = job.spec.rollout
+    if rollout.agent.kind == "tools":
+        yield Problem(
+            "spec.rollout.agent.kind",
+            f"tools {_NOT_YET}",
+            "Use singleTurn, or custom with a class that runs your tools",
+        )
+    sampling = rollout.sampling
+    if sampling.top_p < 1 or sampling.top_k > 0:
+        yield Problem(
+            "spec.rollout.sampling",
+            f"topP {sampling.top_p}, topK {sampling.top_k} cut the distribution, which the trainer cannot follow",
+            "Set topP to 1 and topK to -1; validation may sample as it likes",
+        )
+
+
+def _sinks(job: RLJob) -> Iterator[Problem]:
+    for index, sink in enumerate(job.spec.trainer.sinks):
+        if find_spec(sink) is None:
+            yield Problem(
+                f"spec.trainer.sinks[{index}]",
+                f"names {sink}, which is not installed",
+                f"Install plaudit-workers[{sink}], or take it out of the list: steps.jsonl is always written",
+            )
+
+
+def _transport(job: RLJob) -> Iterator[Problem]:
+    tls = job.spec.transport.tls
+    if tls and tls.ca_config_map:
+        yield Problem(
+            "spec.transport.tls.caConfigMap", "is nothing that plaudit run knows", "Give the certificates in caFile"
+        )

@@ -1,0 +1,79 @@
+"""Reads a job file: every problem at once, each with its line; paths resolved against the file's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from plaudit_workers.job.loading.document import Document
+from plaudit_workers.job.loading.dump import dump_job
+from plaudit_workers.job.loading.paths import resolve_paths
+from plaudit_workers.job.loading.validation import validate
+from plaudit_workers.job.problem import JobError, Problem
+from plaudit_workers.job.spec.rljob import RLJob
+
+__all__ = ["JobError", "Problem", "dump_job", "load_job", "locate", "parse_job", "read_job"]
+
+
+def load_job(path: Path | str) -> RLJob:
+    """The job of a file, with every path absolute.
+
+    Raises:
+        JobError: with every problem of the file; nothing on disk but the file itself is looked at.
+    """
+    path = Path(path)
+    document = Document(_text(path), path)
+    _job(document, path)
+    resolved = resolve_paths(document.data, path.resolve().parent)
+    return RLJob.model_validate(resolved, by_alias=True, by_name=False)
+
+
+def read_job(path: Path | str) -> RLJob:
+    """The job of a file with its paths as written, for Kubernetes.
+
+    Raises:
+        JobError: as ``load_job``.
+    """
+    return _job(Document(_text(Path(path)), path), path)
+
+
+def parse_job(written: Mapping[str, Any]) -> RLJob:
+    """The job of plain data in YAML's names.
+
+    Raises:
+        JobError: with every problem, without lines.
+    """
+    job, problems = validate(written)
+    if job is None:
+        raise JobError(problems)
+    return job
+
+
+def locate(problems: Sequence[Problem], path: Path | str) -> list[Problem]:
+    """The same problems with the lines of their fields in the job file."""
+    return _located(problems, Document(_text(Path(path)), path))
+
+
+def _job(document: Document, path: Path | str) -> RLJob:
+    job, problems = validate(document.data)
+    if job is None:
+        raise JobError(_located(problems, document), path)
+    return job
+
+
+def _located(problems: Sequence[Problem], document: Document) -> list[Problem]:
+    return [replace(problem, line=document.line(problem.location)) for problem in problems]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise JobError([Problem("", "there is no such file", "Give the path of a job file")], path) from error
+    except UnicodeDecodeError as error:
+        raise JobError([Problem("", "is not text in UTF-8", "Give the path of a YAML file")], path) from error
+    except OSError as error:
+        words = (error.strerror or str(error)).lower()
+        raise JobError([Problem("", f"cannot be read: {words}", "Give a file that you may read")], path) from error

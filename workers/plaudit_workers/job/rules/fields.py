@@ -1,0 +1,322 @@
+"""What fields say together: every rule of a job in one place, told in words.
+
+Each rule is a function from the specification to the problems it sees; ``rule_problems`` runs them all. Ranges of
+single fields stand with the fields.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from plaudit_workers.job.problem import Problem
+from plaudit_workers.job.rules.scorers import scorer_problems
+from plaudit_workers.job.spec.pod import GPU, Pod
+from plaudit_workers.job.spec.transport import USABLE_SHARE, Tls
+
+if TYPE_CHECKING:
+    from plaudit_workers.job.spec.rljob import Spec
+
+_BYTES_PER_TOKEN = 9
+"""int32 id, float32 log-probability, uint8 loss mask."""
+_TEXT_BYTES_PER_TOKEN = 8
+"""About four bytes of text a token, once in the body and once in the entry that scorers read."""
+_OVERHEAD_BYTES = 4096
+"""Prompt's share, stamps, records, Redis's own."""
+_LARGEST_RECORD_BYTES = 256 * 1024
+"""Larger records lie on the shared volume."""
+_ADMISSION_SHARE = 0.7
+"""Above this share of Redis's memory nothing more is admitted."""
+
+
+def rule_problems(spec: Spec) -> list[Problem]:
+    """Everything that two or more fields of the job say against each other."""
+    rules = (_ALWAYS + _TRAINING) if spec.trains else (_ALWAYS + _SCORING_ONLY)
+    return [problem for rule in rules for problem in rule(spec)]
+
+
+def _sections_together(spec: Spec) -> Iterator[Problem]:
+    for name, remedy in _SECTION_REMEDIES.items():
+        if name not in spec.model_fields_set:
+            yield Problem(f"spec.{name}", "is missing, and a job with rollout or trainer needs it", remedy)
+
+
+_SECTION_REMEDIES = {
+    "model": "Add model: {source: …}",
+    "data": "Add data: {train: {path: …}}",
+    "algorithm": "Add algorithm: {steps: …}",
+    "rollout": "Add rollout: {} for its defaults, or leave out trainer as well for a job that only scores",
+    "trainer": "Add trainer: {} for its defaults, or leave out rollout as well for a job that only scores",
+}
+
+
+def _no_orphans(spec: Spec) -> Iterator[Problem]:
+    for name in ("model", "data", "algorithm"):
+        if name in spec.model_fields_set:
+            yield Problem(
+                f"spec.{name}",
+                "has no use in a job without rollout and trainer",
+                "Add rollout: {} and trainer: {} to train, or leave this section out for a job that only scores",
+            )
+
+
+def _mini_batches(spec: Spec) -> Iterator[Problem]:
+    prompts, parts = spec.algorithm.prompts_per_step, spec.algorithm.mini_batches_per_step
+    if prompts % parts:
+        yield Problem(
+            "spec.algorithm.promptsPerStep",
+            f"{prompts} cannot be divided by miniBatchesPerStep {parts}",
+            f"Give a multiple of {parts}, such as {max(parts, prompts - prompts % parts)}",
+            also=("spec.algorithm.miniBatchesPerStep",),
+        )
+
+
+def _order(spec: Spec) -> Iterator[Problem]:
+    if spec.algorithm.order == "ready" and spec.algorithm.max_staleness == 0:
+        yield Problem(
+            "spec.algorithm.order",
+            "ready takes groups across steps, which maxStaleness 0 forbids",
+            "Set maxStaleness to 1 or more, or order to step",
+            also=("spec.algorithm.maxStaleness",),
+        )
+
+
+def _group_size(spec: Spec) -> Iterator[Problem]:
+    samples, advantage = spec.algorithm.samples_per_prompt, spec.algorithm.advantage
+    if samples < 2 and advantage != "reinforcePlusPlus":
+        yield Problem(
+            "spec.algorithm.samplesPerPrompt",
+            f"{samples} leaves nothing to compare within a group, so advantage {advantage} is always 0",
+            "Give at least 2, or set advantage to reinforcePlusPlus",
+            also=("spec.algorithm.advantage",),
+        )
+    least = spec.reward.min_samples_per_group
+    if least > samples:
+        yield Problem(
+            "spec.reward.minSamplesPerGroup",
+            f"{least} is more than the {samples} samples of a group (samplesPerPrompt): every group would be dropped",
+            f"Give at most {samples}",
+            also=("spec.algorithm.samplesPerPrompt",),
+        )
+
+
+def _lengths(spec: Spec) -> Iterator[Problem]:
+    prompt, room = spec.data.train.max_prompt_length, spec.rollout.engine.max_model_length
+    response = spec.rollout.sampling.max_tokens
+    field = "spec.rollout.engine.maxModelLength"
+    parts = ("spec.data.train.maxPromptLength", "spec.rollout.sampling.maxTokens")
+    if prompt + response > room:
+        yield Problem(
+            field,
+            f"{room} is less than maxPromptLength {prompt} + maxTokens {response} = {prompt + response}",
+            f"Give at least {prompt + response}, or lower one of the two",
+            also=parts,
+        )
+    own = spec.data.validation.sampling.max_tokens if spec.data.validation else None
+    if own is not None and prompt + own > room:
+        yield Problem(
+            field,
+            f"{room} is less than maxPromptLength {prompt} + validation's maxTokens {own} = {prompt + own}",
+            f"Give at least {prompt + own}, or lower one of the two",
+            also=(*parts, "spec.data.validation.sampling.maxTokens"),
+        )
+
+
+def _temperature(spec: Spec) -> Iterator[Problem]:
+    if spec.rollout.sampling.temperature == 0:
+        yield Problem(
+            "spec.rollout.sampling.temperature",
+            "0 makes all samples of a group alike, so there is nothing to learn from",
+            "Give a value above 0, such as 1.0",
+        )
+
+
+def _agent(spec: Spec) -> Iterator[Problem]:
+    agent = spec.rollout.agent
+    if agent.kind == "tools" and not agent.tools:
+        yield Problem(
+            "spec.rollout.agent.tools", "is empty, and kind tools needs tools", "List them: [{path: …, function: …}]"
+        )
+    if agent.kind == "custom" and not (agent.path and agent.class_name):
+        yield Problem(
+            "spec.rollout.agent.path", "or class is missing, and kind custom needs both", "Give path: … and class: …"
+        )
+
+
+def _ranks(spec: Spec) -> Iterator[Problem]:
+    trainer = spec.trainer
+    if trainer.strategy == "single" and trainer.ranks > 1:
+        yield Problem(
+            "spec.trainer.strategy",
+            f"single is one process, but ranks is {trainer.ranks}",
+            "Set strategy to fsdp2, or ranks to 1",
+            also=("spec.trainer.ranks",),
+        )
+    if trainer.ranks > trainer.ranks_per_pod and trainer.ranks % trainer.ranks_per_pod:
+        yield Problem(
+            "spec.trainer.ranks",
+            f"{trainer.ranks} cannot be divided by ranksPerPod {trainer.ranks_per_pod}",
+            "Give a multiple, so that all pods are alike",
+            also=("spec.trainer.ranksPerPod",),
+        )
+
+
+def _gpus(spec: Spec) -> Iterator[Problem]:
+    trainer, engine = spec.trainer, spec.rollout.engine
+    ranks = min(trainer.ranks, trainer.ranks_per_pod)
+    yield from _gpu_mismatch("spec.trainer", trainer.pod, ranks, "ranks of a pod", "spec.trainer.ranksPerPod")
+    yield from _gpu_mismatch(
+        "spec.rollout",
+        spec.rollout.pod,
+        engine.tensor_parallel_size,
+        "tensorParallelSize",
+        "spec.rollout.engine.tensorParallelSize",
+    )
+
+
+def _gpu_mismatch(section: str, pod: Pod, derived: int, source: str, source_field: str) -> Iterator[Problem]:
+    for kind, amounts in (("limits", pod.resources.limits), ("requests", pod.resources.requests)):
+        stated = amounts.get(GPU)
+        if stated is not None and str(stated) not in {"0", str(derived)}:
+            yield Problem(
+                f"{section}.pod.resources.{kind}",
+                f"{GPU}: {stated} does not fit {source} {derived}",
+                f"Give {derived} (or 0 for a CPU), or leave it out: GPUs follow from the engine",
+                also=(source_field,),
+            )
+
+
+def _redis_memory(spec: Spec) -> Iterator[Problem]:
+    if spec.transport.url:
+        return
+    algorithm, tokens = spec.algorithm, spec.rollout.sampling.max_tokens
+    sample = min(tokens * (_BYTES_PER_TOKEN + _TEXT_BYTES_PER_TOKEN) + _OVERHEAD_BYTES, _LARGEST_RECORD_BYTES)
+    samples = algorithm.prompts_per_step * (1 + algorithm.max_staleness) * algorithm.samples_per_prompt
+    room = spec.transport.managed.max_memory_bytes * _ADMISSION_SHARE
+    if samples * sample > room:
+        needed_gib = samples * sample / 2**30
+        yield Problem(
+            "spec.transport.managed.memory",
+            f"{spec.transport.managed.memory} is too little for {samples} samples in flight ({needed_gib:.2f} GiB)",
+            f"Give at least {math.ceil(needed_gib / USABLE_SHARE / _ADMISSION_SHARE)}Gi (Redis may use 60 % of it and "
+            "admits up to 70 % of that), or lower promptsPerStep, samplesPerPrompt, maxStaleness or maxTokens",
+            also=(
+                "spec.algorithm.promptsPerStep",
+                "spec.algorithm.samplesPerPrompt",
+                "spec.algorithm.maxStaleness",
+                "spec.rollout.sampling.maxTokens",
+            ),
+        )
+
+
+def _transport(spec: Spec) -> Iterator[Problem]:
+    transport = spec.transport
+    if transport.url and "@" in urlsplit(transport.url).netloc:
+        yield Problem(
+            "spec.transport.url",
+            "holds a user or password, which would be written to the run's folder and to logs",
+            "Name the password's Secret in passwordSecret instead",
+        )
+    for name, given, own in (
+        ("username", transport.username, "has users and passwords already"),
+        ("passwordSecret", transport.password_secret, "has users and passwords already"),
+        ("tls", transport.tls, "does not speak TLS (docs/kubernetes/security.md)"),
+    ):
+        if given and not transport.url:
+            yield Problem(
+                f"spec.transport.{name}",
+                "belongs to an external Redis, but url is empty",
+                f"Give url, or leave this out: the job's own Redis {own}",
+                also=("spec.transport.url",),
+            )
+    if transport.username and not transport.password_secret:
+        yield Problem(
+            "spec.transport.username",
+            f"{transport.username!r} has no password",
+            "Name the Secret of its password in passwordSecret",
+            also=("spec.transport.passwordSecret",),
+        )
+    if transport.tls and transport.url:
+        yield from _tls(transport.tls, transport.url)
+
+
+def _tls(tls: Tls, url: str) -> Iterator[Problem]:
+    field = "spec.transport.tls"
+    if not url.startswith("rediss://"):
+        yield Problem(field, f"is for rediss://, but url is {url!r}", "Write rediss:// there, or leave tls out")
+    authorities = {"caSecret": tls.ca_secret, "caConfigMap": tls.ca_config_map, "caFile": tls.ca_file}
+    given = [name for name, value in authorities.items() if value]
+    if len(given) > 1:
+        yield Problem(f"{field}.{given[1]}", f"is given as well as {given[0]}", "Keep one of them")
+    pairs = (
+        ("certificateSecret", tls.certificate_secret, "keySecret", tls.key_secret),
+        ("certificateFile", tls.certificate_file, "keyFile", tls.key_file),
+    )
+    for certificate_name, certificate, key_name, key in pairs:
+        if bool(certificate) != bool(key):
+            missing, there = (key_name, certificate_name) if certificate else (certificate_name, key_name)
+            yield Problem(f"{field}.{missing}", f"is missing, and {there} is given", "A certificate needs its key")
+    if tls.certificate_secret and tls.certificate_file:
+        yield Problem(f"{field}.certificateFile", "is given as well as certificateSecret", "Keep one of them")
+
+
+def _autoscaling(spec: Spec) -> Iterator[Problem]:
+    scaling = spec.reward.workers.autoscaling
+    if scaling and scaling.min_replicas > scaling.max_replicas:
+        yield Problem(
+            "spec.reward.workers.autoscaling.minReplicas",
+            f"{scaling.min_replicas} is more than maxReplicas {scaling.max_replicas}",
+            "Lower it, or raise maxReplicas",
+            also=("spec.reward.workers.autoscaling.maxReplicas",),
+        )
+
+
+def _files(spec: Spec) -> Iterator[Problem]:
+    if spec.files.items and not spec.files.config_map:
+        yield Problem("spec.files.configMap", "is empty, but items are listed", "Name the ConfigMap that holds them")
+    paths = [item.path for item in spec.files.items]
+    for index, path in enumerate(paths):
+        if path in paths[:index]:
+            yield Problem(f"spec.files.items[{index}].path", f"{path!r} is there twice", "Give each file its own path")
+
+
+Rule = Callable[["Spec"], Iterator[Problem]]
+
+
+def _whole(spec: Spec) -> Iterator[Problem]:
+    scheduling = spec.scheduling
+    if scheduling.gang != "none" and scheduling.queue_name:
+        yield Problem(
+            "spec.scheduling.gang",
+            f"{scheduling.gang} cannot be had in a queue (queueName {scheduling.queue_name!r})",
+            "Leave out gang: a queue admits trainer, rollouts and Redis together as well",
+            also=("spec.scheduling.queueName",),
+        )
+
+
+def _nothing_to_gather(spec: Spec) -> Iterator[Problem]:
+    if spec.scheduling.whole:
+        yield Problem(
+            "spec.scheduling",
+            "gang and queueName gather trainer and rollouts, and this job has neither",
+            "Leave them out: reward workers start one by one",
+        )
+
+
+_ALWAYS: tuple[Rule, ...] = (scorer_problems, _transport, _autoscaling, _files)
+_SCORING_ONLY: tuple[Rule, ...] = (_no_orphans, _nothing_to_gather)
+_TRAINING: tuple[Rule, ...] = (
+    _sections_together,
+    _mini_batches,
+    _order,
+    _group_size,
+    _lengths,
+    _temperature,
+    _agent,
+    _ranks,
+    _gpus,
+    _redis_memory,
+    _whole,
+)

@@ -1,0 +1,85 @@
+"""The rules about ``spec.reward.scorers[].judge`` and its limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from plaudit_reward.errors import ConfigurationError
+from plaudit_reward.judge.parse import JsonParser, RegexParser
+from plaudit_reward.judge.prompt import PromptTemplate
+from plaudit_workers.job.problem import Problem
+from plaudit_workers.job.spec.scorers import Judge, Limits, Scorer
+
+_OWN_MEMBERS = ("model", "messages", "stream", "n")
+
+
+def judge_problems(field: str, scorer: Scorer) -> Iterator[Problem]:
+    """Everything that a judge says against itself."""
+    if scorer.judge is None:
+        return
+    yield from _parse(f"{field}.judge.parse", scorer.judge)
+    yield from _base_url(f"{field}.judge.baseUrl", scorer.judge)
+    yield from _arguments(f"{field}.judge.arguments", scorer.judge)
+    if scorer.limits is not None:
+        yield from _limits(f"{field}.limits", scorer.limits)
+
+
+def template_problem(field: str, path: str, *, group: bool) -> Problem | None:
+    """What is wrong with a prompt template on disk."""
+    try:
+        PromptTemplate(path, group=group)
+    except ConfigurationError as error:
+        return Problem(field, str(error), "Mend the template; its path is relative to the job file")
+    return None
+
+
+def _parse(field: str, judge: Judge) -> Iterator[Problem]:
+    ways = [name for name, given in judge.parse.model_dump(exclude_none=True).items() if given]
+    if len(ways) != 1:
+        yield Problem(
+            field,
+            f"needs exactly one of regex, jsonPath and python, and has {' and '.join(ways) or 'none'}",
+            "Keep one",
+        )
+        return
+    try:
+        if judge.parse.regex:
+            RegexParser(judge.parse.regex)
+        elif judge.parse.json_path:
+            JsonParser(judge.parse.json_path)
+    except ConfigurationError as error:
+        yield Problem(f"{field}.{ways[0]}", str(error), "Mend it")
+
+
+def _base_url(field: str, judge: Judge) -> Iterator[Problem]:
+    parts = urlsplit(judge.base_url)
+    if parts.username or parts.password:
+        yield Problem(field, "holds a user or a password", "Name the key's Secret in apiKeySecret instead")
+    if parts.path.rstrip("/").endswith("/chat/completions"):
+        yield Problem(
+            field, f"{judge.base_url!r} names the route itself", "Write it up to and with /v1: the route is added"
+        )
+    if parts.query or parts.fragment:
+        yield Problem(field, f"{judge.base_url!r} has a query or a fragment", "Leave it out")
+
+
+def _arguments(field: str, judge: Judge) -> Iterator[Problem]:
+    for name in _OWN_MEMBERS:
+        if name in judge.arguments:
+            yield Problem(
+                f"{field}.{name}", "is set by Plaudit itself", "Leave it out: the rest of the request is yours"
+            )
+
+
+def _limits(field: str, limits: Limits) -> Iterator[Problem]:
+    if not (limits.requests_per_minute or limits.tokens_per_minute or limits.concurrency):
+        yield Problem(
+            field, "limits nothing", "Give requestsPerMinute, tokensPerMinute or concurrency, or leave limits out"
+        )
+    if limits.shared is not None:
+        parts = urlsplit(limits.shared.url)
+        if parts.username or parts.password:
+            yield Problem(
+                f"{field}.shared.url", "holds a user or a password", "Name the password's Secret in passwordSecret"
+            )

@@ -1,0 +1,80 @@
+"""``spec.algorithm``: steps, schedule, advantage, loss, optimizer."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from plaudit_workers.job.spec.section import Section
+
+
+class Loss(Section):
+    """The policy loss: clipped ratio, optional KL and entropy terms, correction of stale samples."""
+
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    """The ratio is clipped below 1 - clipLow. Default 0.2: PPO's."""
+    clip_high: float = Field(default=0.28, gt=0)
+    """The ratio is clipped above 1 + clipHigh. Default 0.28: DAPO's clip-higher, which leaves room for rare tokens to
+    grow; set it to clipLow for plain PPO."""
+    aggregation: Literal["token", "sequence"] = "token"
+    """``token``: mean over all tokens of the mini-batch; ``sequence``: mean over each sequence, then over sequences.
+    Default token: long answers then weigh by their length (DAPO)."""
+    kl_coefficient: float = Field(default=0.0, ge=0)
+    """Weight of the KL divergence (k3 estimate) to the starting weights, which are then held in memory a second time.
+    Default 0: none, as in DAPO."""
+    entropy_coefficient: float = Field(default=0.0, ge=0)
+    """Weight of the entropy bonus. Default 0: large models rarely need one; small ones do."""
+    correction: Literal["none", "tis", "decoupled"] = "tis"
+    """What is done about samples of an older policy. ``tis`` and ``decoupled`` weigh a token by how much likelier the
+    policy at the step's beginning finds it than the one that sampled it, and clip around the former; above the cap
+    ``tis`` cuts the weight, ``decoupled`` leaves the token out. ``none`` clips around the policy that sampled. Default
+    tis: it also mends differences between engine and trainer, and is close to 1 on fresh samples."""
+    correction_cap: float = Field(default=2.0, gt=0)
+    """The largest importance weight. Default 2: TIS's published choice."""
+
+
+class Optimizer(Section):
+    """AdamW with a linear warm-up and then a constant rate."""
+
+    learning_rate: float = Field(default=1e-6, gt=0, le=10)
+    """The rate after the warm-up. Default 1e-6: usual for RL on a pretrained model; a model from scratch takes about
+    1e-3."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """The gradient's norm is clipped to this. Default 1."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the rate grows from 0. Default 0: RL at these rates starts from a trained model."""
+    weight_decay: float = Field(default=0.01, ge=0, lt=1)
+    """Decoupled weight decay. Default 0.01: PyTorch's and verl's."""
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of the mean of gradients. Default 0.9: PyTorch's and verl's."""
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    """Decay of the mean of squared gradients. Default 0.999: PyTorch's and verl's."""
+
+
+class Algorithm(Section):
+    """How long, how much a step, how far behind the policy samples may be, and what is optimised."""
+
+    steps: int = Field(ge=1, le=10_000_000)
+    """Training steps of the run; each ends with a new policy version."""
+    prompts_per_step: int = Field(default=64, ge=1, le=1_000_000)
+    """Groups trained a step. Default 64: with 8 samples each, 512 samples, a usual GRPO batch."""
+    samples_per_prompt: int = Field(default=8, ge=1, le=4096)
+    """Samples of a group. Default 8: fewer make the group's mean noisy."""
+    mini_batches_per_step: int = Field(default=1, ge=1, le=4096)
+    """The step's groups are trained in this many updates, each as soon as its share is ready: training overlaps the
+    slowest rewards. Which groups share an update then depends on their speed. Default 1: the unbiased reference."""
+    max_staleness: int = Field(default=0, ge=0, le=1000)
+    """How many policy versions a trained sample may be behind: 0 on-policy, 1 one-step off-policy (step s+1 generates
+    and scores while step s trains), k asynchronous. Default 0: the reference that others are compared to."""
+    order: Literal["step", "ready"] = "step"
+    """``step``: a step trains the groups that were admitted for it; ``ready``: whatever is ready first, within
+    ``maxStaleness`` (which must then be at least 1). Default step: the composition of a step stays that of the data."""
+    advantage: Literal["grpo", "drGrpo", "rloo", "reinforcePlusPlus"] = "grpo"
+    """The advantage of a sample: ``grpo`` (reward - mean) / standard deviation of its group, ``drGrpo`` without the
+    division, ``rloo`` against the mean of the others, ``reinforcePlusPlus`` normalised over the batch. Default grpo:
+    the best known."""
+    loss: Loss = Loss()
+    """The policy loss."""
+    optimizer: Optimizer = Optimizer()
+    """The optimizer."""

@@ -1,0 +1,119 @@
+"""RLJob: the one description of a job, on a laptop, on a Ray cluster and on Kubernetes.
+
+One file per section; what two fields say together is validated in ``rules.py``; ``load.py`` reads the YAML.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from plaudit_workers.job.rules.fields import rule_problems
+from plaudit_workers.job.spec.algorithm import Algorithm
+from plaudit_workers.job.spec.data import Data, TrainData
+from plaudit_workers.job.spec.lifecycle import Lifecycle
+from plaudit_workers.job.spec.metadata import Metadata
+from plaudit_workers.job.spec.metrics import Metrics
+from plaudit_workers.job.spec.model import Model
+from plaudit_workers.job.spec.reward import Reward
+from plaudit_workers.job.spec.rollout import Rollout
+from plaudit_workers.job.spec.scheduling import Scheduling
+from plaudit_workers.job.spec.section import MUTABLE, Section
+from plaudit_workers.job.spec.storage import Files, Storage
+from plaudit_workers.job.spec.trainer import Trainer
+from plaudit_workers.job.spec.transport import Transport
+
+API_VERSION = "plaudit.dev/v1alpha1"
+KIND = "RLJob"
+
+TRAINING_SECTIONS = ("model", "data", "algorithm", "rollout", "trainer")
+"""Sections that a job has all of, or none of: a job without them only scores what others submit."""
+
+
+def _no_model() -> Model:
+    return Model.model_construct(source="")
+
+
+def _no_data() -> Data:
+    return Data.model_construct(train=TrainData.model_construct(path=""))
+
+
+def _no_algorithm() -> Algorithm:
+    return Algorithm.model_construct(steps=0)
+
+
+class Spec(Section):
+    """What is to be done."""
+
+    seed: int = Field(default=1, ge=0, le=2**31 - 1)
+    """Every random choice follows from it: data order, sampling, weights of new layers. Default 1."""
+    model: Model = Field(default_factory=_no_model)
+    """The policy. Required unless the job only scores."""
+    data: Data = Field(default_factory=_no_data)
+    """Prompts. Required unless the job only scores."""
+    algorithm: Algorithm = Field(default_factory=_no_algorithm)
+    """Steps, schedule, loss. Required unless the job only scores."""
+    rollout: Rollout = Rollout()
+    """Who generates. Required (``rollout: {}`` will do) unless the job only scores."""
+    reward: Reward
+    """How samples are scored."""
+    trainer: Trainer = Trainer()
+    """Who updates the policy. Required (``trainer: {}`` will do) unless the job only scores."""
+    transport: Transport = Transport()
+    """The Redis between the processes."""
+    storage: Storage = Storage()
+    """The shared volume."""
+    files: Files = Files()
+    """Files that travel with the job."""
+    metrics: Metrics = Metrics()
+    """Objectives, and what is kept."""
+    scheduling: Scheduling = Scheduling()
+    """The job's place in a cluster."""
+    lifecycle: Annotated[Lifecycle, MUTABLE] = Lifecycle()
+    """Deadlines and cleaning up."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether the job generates and trains; otherwise it is a reward service that others submit samples to."""
+        return not self.model_fields_set.isdisjoint({"rollout", "trainer"})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_sample_is_enough_for_one(cls, written: object) -> object:
+        return _with_least_group(written)
+
+
+class RLJob(Section):
+    """A job: name and specification."""
+
+    api_version: Literal["plaudit.dev/v1alpha1"]
+    """Version of this format."""
+    kind: Literal["RLJob"]
+    """What the document describes."""
+    metadata: Metadata
+    """The job's name."""
+    spec: Spec
+    """What is to be done."""
+
+    @model_validator(mode="after")
+    def _rules(self) -> Self:
+        problems = rule_problems(self.spec)
+        if problems:
+            words = "; ".join(str(problem) for problem in problems)
+            raise PydanticCustomError("rules", "{words}", {"words": words, "problems": problems})
+        return self
+
+
+def _with_least_group(written: object) -> object:
+    """``minSamplesPerGroup`` is 1 where it is not said and groups have one sample: its default depends on another."""
+    if not isinstance(written, dict):
+        return written
+    algorithm, reward = written.get("algorithm"), written.get("reward")
+    if not isinstance(algorithm, dict) or not isinstance(reward, dict):
+        return written
+    said = {"minSamplesPerGroup", "min_samples_per_group"} & reward.keys()
+    if said or algorithm.get("samplesPerPrompt", algorithm.get("samples_per_prompt")) != 1:
+        return written
+    return {**written, "reward": {**reward, "minSamplesPerGroup": 1}}

@@ -1,0 +1,29 @@
+"""``spec.scheduling``: how the job gets its place in a cluster."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from plaudit_workers.job.spec.section import MUTABLE, Section
+
+
+class Scheduling(Section):
+    """Queue, gang, priority, suspension. ``plaudit run`` ignores it."""
+
+    queue_name: str = Field(default="", max_length=63, pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$")
+    """Kueue's local queue: trainer, rollouts and Redis wait there until they are admitted together. Default empty:
+    none."""
+    gang: Literal["none", "native"] = "none"
+    """``native``: trainer, rollouts and Redis start together or not at all, by the cluster's own PodGroup. Default
+    none: not every cluster has it."""
+    priority_class_name: str = Field(default="", max_length=253)
+    """Priority class of all pods. Default empty: the cluster's default."""
+    suspend: Annotated[bool, MUTABLE] = False
+    """Give back all GPUs and workers and keep Redis and volumes; false goes on from the checkpoint. Default false."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether the job starts whole or not at all."""
+        return self.gang != "none" or bool(self.queue_name)

@@ -1,0 +1,171 @@
+"""``spec.reward.scorers``: one model for scorers of every kind; what belongs to a kind has a section of its own."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from plaudit_workers.job.spec.pod import Pod
+from plaudit_workers.job.spec.section import (
+    DNS_LABEL,
+    MUTABLE,
+    PYTHON_NAME,
+    FilePath,
+    Opaque,
+    SecretKey,
+    Section,
+    SourcePath,
+)
+
+
+class PythonFunction(Section):
+    """A function or class in a file, called by the signature it has: verl's, TRL's or Plaudit's."""
+
+    path: FilePath = Field(min_length=1)
+    """Python file: relative to the job file; on Kubernetes a file of ``spec.files``, or an absolute path on the volume
+    or in the image."""
+    function: str = Field(default="compute_score", min_length=1, pattern=PYTHON_NAME)
+    """Function or class in it. Default ``compute_score``: verl's name."""
+    arguments: Opaque = Field(default={})
+    """Keyword arguments of every call (for a class: of its constructor)."""
+
+
+class PromptTemplate(Section):
+    """The judge's prompt."""
+
+    path: FilePath = Field(min_length=1)
+    """A Jinja file; it sees ``prompt``, ``messages``, ``response`` (``scope: group``: ``responses``), ``ground_truth``,
+    ``data_source`` and ``extra_info``."""
+
+
+class Parse(Section):
+    """How the judge's answer becomes a number: exactly one of the three."""
+
+    regex: str = ""
+    """A regular expression; the first group of its first match is the number (``scope: group``: of every match)."""
+    json_path: str = ""
+    """Where the number stands in the answer's first JSON, such as ``$.score`` (``scope: group``: a list of numbers)."""
+    python: PythonFunction | None = None
+    """A function ``(answer)`` or ``(answer, sample)`` that returns it; ``scope: group``: ``(answer, samples)``, a list.
+    """
+
+
+class Judge(Section):
+    """An OpenAI-compatible endpoint that is asked for a score."""
+
+    base_url: str = Field(min_length=1, pattern=r"^https?://")
+    """Address up to and with ``/v1``."""
+    model: str = Field(min_length=1)
+    """The model's name there."""
+    api_key_secret: SecretKey | None = None
+    """The key. Default: none is sent."""
+    prompt_template: PromptTemplate
+    """What is asked."""
+    parse: Parse
+    """How the answer is read."""
+    arguments: Opaque = Field(default={})
+    """Further members of the request, such as ``temperature`` or ``max_tokens``."""
+
+
+class SharedLimits(Section):
+    """One budget over several jobs, held in a Redis that all of them reach."""
+
+    url: str = Field(min_length=1, pattern=r"^rediss?://")
+    """Address of that Redis, without a password."""
+    password_secret: SecretKey | None = None
+    """Its password. Default: none."""
+    key: str = Field(min_length=1)
+    """Name of the budget: jobs with the same key share it."""
+
+
+class Limits(Section):
+    """What may be asked of an endpoint by all workers of the job together."""
+
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    """Requests in any 60 s. Default: no limit."""
+    tokens_per_minute: int | None = Field(default=None, ge=1)
+    """Tokens, asked and answered, in any 60 s. Default: no limit."""
+    concurrency: int | None = Field(default=None, ge=1)
+    """Requests at a time. Default: no limit."""
+    shared: SharedLimits | None = None
+    """Share the budget with other jobs. Default: the job's own."""
+
+
+class RewardModel(Section):
+    """A model with one output (``num_labels: 1``), served for the job."""
+
+    source: SourcePath = Field(min_length=1)
+    """Hub id or folder of the reward model and its tokenizer."""
+    revision: str = "main"
+    """Branch, tag or commit on the hub. Default ``main``. Means nothing for a folder."""
+    engine: Literal["vllm", "plaudit"] = "vllm"
+    """``vllm``: its pooling server; ``plaudit``: Plaudit's own server, for models that vLLM cannot load. Default vllm.
+    """
+    input: Literal["chat", "text"] = "chat"
+    """What it reads. ``chat``: the prompt's messages and the response as the assistant's, through the chat template of
+    the *reward model*; a prompt without messages is one of the user. ``text``: prompt and response as they stand, as
+    the policy saw them. Default chat."""
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """Precision of its forward passes. Default bfloat16; use float32 on a CPU."""
+    trust_remote_code: bool = False
+    """Run Python that comes with the model. Default false."""
+    max_model_length: int | None = Field(default=None, ge=1, le=10_000_000)
+    """Tokens of prompt and response together; a longer text is a data error, never cut. Default: the model's own."""
+    max_batch_tokens: int = Field(default=16_384, ge=1, le=10_000_000)
+    """Tokens of one forward pass; bounds the memory of activations. Default 16,384."""
+    arguments: Opaque = Field(default={})
+    """Further arguments of the server by their own names, such as vLLM's ``tensor_parallel_size``. Unknown ones are
+    refused when it starts."""
+    replicas: int = Field(default=1, ge=1, le=1000)
+    """Servers, one GPU each; reward workers spread their calls over them. Default 1."""
+    pod: Pod = Pod()
+    """Pods of the servers. A server has one GPU where there are any, unless the limits say otherwise."""
+
+
+class When(Section):
+    """Score only samples on which an earlier scorer gave a value (to save calls)."""
+
+    scorer: str = Field(min_length=1)
+    """Name of a sample-scope scorer earlier in the list."""
+    equals: float
+    """The value it must have given; all other samples are ``skipped``."""
+
+
+class Scorer(Section):
+    """One source of scores."""
+
+    name: str = Field(min_length=1, max_length=20, pattern=DNS_LABEL)
+    """Name in metrics, in stored samples and in ``when``: a DNS label of at most 20 characters, unique in the job."""
+    kind: Literal["rule", "python", "judge", "model"]
+    """``rule``: built in, chosen by data source; ``python``: a function of yours; ``judge``: an OpenAI-compatible
+    endpoint; ``model``: a reward model served for the job."""
+    weight: float = 1.0
+    """Its share in the weighted sum; 0 computes and records it without effect on the reward. Default 1."""
+    scope: Literal["sample", "group"] = "sample"
+    """``sample``: one sample at a time, as soon as it is finished; ``group``: all samples of a prompt together, when
+    they are terminal. Default sample."""
+    rule: str | None = Field(default=None, min_length=1)
+    """Name of a built-in rule (``gsm8k``), for ``rule``. Default: by each row's ``data_source``."""
+    rule_arguments: Opaque = Field(default={})
+    """The rule's arguments, for ``rule``. Without ``rule``: by rule name, ``{math_dapo: {strictBoxed: true}}``."""
+    python: PythonFunction | None = None
+    """The function, for ``python``."""
+    judge: Judge | None = None
+    """The endpoint, for ``judge``."""
+    model: RewardModel | None = None
+    """The reward model, for ``model``."""
+    isolation: Literal["process", "thread", "inline"] | None = None
+    """Where a ``python`` scorer runs: ``process`` is killed at its time limit, ``thread`` suits functions that block on
+    the network, ``inline`` is the worker's event loop. Default: process for plain functions, inline for async ones."""
+    when: When | None = None
+    """Score only some samples. Default: all."""
+    limits: Annotated[Limits | None, MUTABLE] = None
+    """What may be asked of a judge. Default: no limit."""
+    retries: int | None = Field(default=None, ge=0, le=100)
+    """Further attempts after an infrastructure failure. Default: ``reward.retries``."""
+    timeout_seconds: float | None = Field(default=None, gt=0, le=86_400)
+    """Seconds of one attempt. Default: what is left of ``reward.timeoutSeconds``."""
+    on_failure: Literal["mask", "zero", "dropGroup", "ignore"] | None = None
+    """What it means when this scorer has no value; ``ignore`` leaves it out of the sum. Default: ``reward.onFailure``.
+    """

@@ -1,0 +1,90 @@
+"""``spec.transport``: the Redis that carries samples from process to process."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from plaudit_workers.job.spec.pod import Pod
+from plaudit_workers.job.spec.section import BYTE_QUANTITY, FilePath, SecretKey, Section
+
+_FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+}
+USABLE_SHARE = 0.6
+"""Of a managed Redis's memory; the rest is for the fork that writes its file anew."""
+
+
+class ConfigMapKey(Section):
+    """One key of a ConfigMap; on Kubernetes only."""
+
+    name: str = Field(min_length=1, max_length=253)
+    """Name of the ConfigMap in the job's namespace."""
+    key: str = Field(min_length=1, max_length=253)
+    """Which of the ConfigMap's keys holds the value."""
+
+
+class Tls(Section):
+    """How the certificate of an external Redis is checked, and which one is shown to it. All of it is PEM."""
+
+    ca_secret: SecretKey | None = None
+    """Certificates of the authorities that are trusted, from a Secret. Default: the system's authorities."""
+    ca_config_map: ConfigMapKey | None = None
+    """The same, from a ConfigMap. Default: none."""
+    ca_file: FilePath = ""
+    """The same, from a file. Default: none."""
+    certificate_secret: SecretKey | None = None
+    """The client's own certificate, for a Redis that asks for one; with `keySecret`. Default: none."""
+    key_secret: SecretKey | None = None
+    """The key of `certificateSecret`, without a passphrase. Default: none."""
+    certificate_file: FilePath = ""
+    """The client's own certificate, from a file; with `keyFile`. Default: none."""
+    key_file: FilePath = ""
+    """The key of `certificateFile`, without a passphrase. Default: none."""
+    check_server_name: bool = True
+    """Whether Redis's certificate must be for the host in `url`. Default true: otherwise whoever has any certificate of
+    the authority could pass for Redis."""
+
+
+class ManagedRedis(Section):
+    """A Redis of the job's own."""
+
+    memory: str = Field(default="4Gi", pattern=BYTE_QUANTITY)
+    """Memory of its container. Redis may use 60 % of it: writing its file anew forks the process. Default 4Gi."""
+    storage: str = Field(default="10Gi", pattern=BYTE_QUANTITY)
+    """Size of the volume of its append-only file; give it three times the memory that Redis may use. Default 10Gi."""
+    storage_class_name: str = ""
+    """Storage class of that volume. Default empty: the cluster's default."""
+    persistence: Literal["always", "everysec", "no"] = "everysec"
+    """When its append-only file reaches the disk: with each write, once a second, or ``no``: there is no file. Default
+    everysec: a dying Redis loses up to two seconds, which the ledger finds and does again."""
+    image: str = ""
+    """Container image. Default empty: the operator's."""
+    pod: Pod = Pod()
+    """Its pod."""
+
+    @property
+    def max_memory_bytes(self) -> int:
+        """Bytes that Redis may use (its ``maxmemory``): 60 % of ``memory``."""
+        digits = self.memory.rstrip("kMGTi")
+        return int(float(digits) * _FACTORS[self.memory[len(digits) :]] * USABLE_SHARE)
+
+
+class Transport(Section):
+    """An external Redis by its address, or one of the job's own."""
+
+    url: str = Field(default="", pattern=r"^(rediss?://.+)?$")
+    """``redis://host:port/0``, or ``rediss://…`` for TLS, without a password. Redis 7 or Valkey. Default empty: a Redis
+    of the job's own."""
+    username: str = Field(default="", pattern=r"^\S*$", max_length=253)
+    """User of the external Redis's ACL, with `passwordSecret`. Default empty: its user `default`."""
+    password_secret: SecretKey | None = None
+    """Password of the external Redis. Default: none."""
+    tls: Tls | None = None
+    """How a ``rediss://`` address is checked. Default: against the system's authorities."""
+    managed: ManagedRedis = ManagedRedis()
+    """The Redis of the job's own, where ``url`` is empty."""

@@ -1,0 +1,238 @@
+"""The trainer's side: admits groups, takes those that are ready, ends every one exactly once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from plaudit_wire.codec import encode
+from plaudit_wire.messages import Announcement, Prompt
+from plaudit_wire.records import GroupEnd, GroupRecord, ScoringRecord, StepRecord
+from plaudit_workers.stream.connection import Transport
+from plaudit_workers.stream.group import Group
+from plaudit_workers.stream.group_hash import read_group
+from plaudit_workers.stream.release import release_call
+from plaudit_workers.stream.trainer.fence import Fence, StaleIncarnationError
+from plaudit_workers.stream.trainer.limits import Admission, StreamLimits
+from plaudit_workers.stream.trainer.ready import ReadyGroups
+from plaudit_workers.stream.transitions.scripts import new_call
+
+__all__ = ["Admission", "StaleIncarnationError", "StreamLimits", "TrainerStreams"]
+
+logger = logging.getLogger(__name__)
+
+_GIVEN_UP = msgspec.msgpack.encode(ScoringRecord(outcome="given_up", reason="its group was ended before it was scored"))
+_CALLS_PER_INCARNATION = 1_000_000_000
+_ENDED_REMEMBERED = 10_000
+
+
+class TrainerStreams:
+    """The streams as one trainer sees them. ``take_over`` comes first."""
+
+    def __init__(self, transport: Transport, limits: StreamLimits) -> None:
+        self._transport = transport
+        self._limits = limits
+        self._fence = Fence(transport)
+        self._ready = ReadyGroups(transport, self._fence)
+        self._announcement: Announcement | None = None
+        self._announcing = 0  # calls under way: what Redis shows meanwhile is no fault
+        self._closes = 0
+        self._ended: dict[str, tuple[GroupEnd, str]] = {}  # newest last
+
+    @property
+    def incarnation(self) -> int:
+        """This trainer's number among those that took over the run."""
+        return self._fence.incarnation
+
+    async def take_over(self, floor: int = 0) -> int:
+        """Becomes the run's trainer; whoever was it before is refused from now on.
+
+        Args:
+            floor: the highest incarnation that a checkpoint knows; the new one is higher, whatever Redis remembers.
+        """
+        await self._fence.take_over(floor)
+        self._ready.clear()
+        return self.incarnation
+
+    async def admit(self, prompt: Prompt) -> Admission:
+        """Creates the prompt's group and offers it to the rollouts; never waits for room.
+
+        Raises:
+            StaleIncarnationError: another trainer has taken over.
+        """
+        limits, validation = self._limits, prompt.split == "validation"
+        bound = limits.max_open_validation_groups if validation else limits.max_open_groups
+        record = encode(prompt)
+        if self._transport.volume.needed(record):
+            record = await self._transport.volume.store(prompt.group, "prompt", record)
+        answer = await self._fence.call(
+            "admit",
+            prompt.group,
+            new_call(),
+            self.incarnation,
+            prompt.split,
+            bound,
+            limits.memory_share,
+            prompt.n,
+            0 if validation else min(limits.min_samples_per_group, prompt.n),
+            limits.group_deadline_s,
+            limits.group_scoring_deadline_s,
+            int(limits.has_group_scorers and not validation),
+            prompt.step,
+            prompt.data_source,
+            record,
+        )
+        return Admission(answer)
+
+    async def take_ready(self, count: int, block_s: float) -> list[Group]:
+        """Groups whose phase is ``ready`` or ``dropped``, at most ``count``; [] when none came within ``block_s``.
+
+        Each is handed out once, and by a trainer that takes over once more; ``close`` ends it.
+
+        Raises:
+            StaleIncarnationError: another trainer has taken over.
+        """
+        groups = await self._ready.take(count, block_s)
+        again = {group.id for group in groups if group.id in self._ended}
+        await self._close_again(again)
+        return [group for group in groups if group.id not in again]
+
+    async def _close_again(self, group_ids: Iterable[str]) -> None:
+        """Ends groups that reappeared (an append-only file without its last second) as this trainer ended them."""
+        for group_id in group_ids:
+            logger.error("an ended group reappeared", extra={"fields": {"group": group_id}})
+            await self._close(group_id, *self._ended[group_id], b"", taken=True)
+
+    async def read(self, group_id: str) -> Group | None:
+        """A group as it is now; None when it is closed or was lost."""
+        return await read_group(self._transport, group_id)
+
+    async def release_expired(self) -> list[str]:
+        """Releases the groups that are past their deadline; to be called about once a second. Returns their ids.
+
+        Raises:
+            StaleIncarnationError: another trainer has taken over.
+        """
+        due: Any = await self._transport.commands.zrangebyscore(
+            self._transport.names.open, "-inf", await self._transport.now()
+        )
+        groups = [await read_group(self._transport, member.decode()) for member in due]
+        return [group.id for group in groups if group is not None and await self._release(group)]
+
+    async def _release(self, group: Group) -> bool:
+        script, arguments = release_call(group, self.incarnation)
+        return bool(await self._fence.call(script, *arguments) == b"released")
+
+    async def close(self, group_id: str, end: GroupEnd, reason: str = "", record: GroupRecord | None = None) -> bool:
+        """Ends a group: counts it, frees its memory. Samples that are not terminal are given up.
+
+        Args:
+            group_id: the group.
+            end: ``trained`` and ``evaluated`` only from phase ``ready``; ``dropped`` from any.
+            reason: why it is dropped.
+            record: for the metrics.
+
+        Returns:
+            False when there is no such group.
+
+        Raises:
+            StaleIncarnationError: another trainer has taken over.
+            ValueError: a group that is not ready cannot end as trained or evaluated, nor be dropped without a reason.
+        """
+        if (end == "dropped") != bool(reason):
+            raise ValueError(
+                f"group {group_id}: a reason belongs to 'dropped' and to nothing else, not {end}: {reason!r}"
+            )
+        encoded = b"" if record is None else msgspec.msgpack.encode(record)
+        answer = await self._close(group_id, end, reason, encoded, taken=self._ready.may_end_as_trained(group_id))
+        if answer == b"not_ready":
+            raise ValueError(f"group {group_id} is not ready: it cannot end as {end}")
+        self._ended[group_id] = (end, reason)
+        if len(self._ended) > _ENDED_REMEMBERED:
+            del self._ended[next(iter(self._ended))]
+        return bool(answer == b"closed")
+
+    async def _close(self, group_id: str, end: GroupEnd, reason: str, record: bytes, *, taken: bool) -> Any:
+        self._closes += 1
+        call = self.incarnation * _CALLS_PER_INCARNATION + self._closes
+        arguments = (group_id, call, self.incarnation, end, reason, _GIVEN_UP, record, int(taken))
+        answer = await self._fence.call("close", *arguments)
+        if answer != b"not_ready":
+            self._ready.forget(group_id)
+            await self._transport.volume.forget(group_id)
+        return answer
+
+    async def announce(self, announcement: Announcement) -> None:
+        """Names the policy that rollouts must hold, after its files are complete.
+
+        Raises:
+            StaleIncarnationError: another trainer has taken over.
+        """
+        self._announcement = announcement
+        self._announcing += 1
+        try:
+            await self._fence.call("announce", "", self.incarnation, encode(announcement))
+        finally:
+            self._announcing -= 1
+
+    async def open_groups(self) -> list[str]:
+        """Ids of the groups that are admitted and not closed."""
+        members: Any = await self._transport.commands.zrange(self._transport.names.open, 0, -1)
+        return [member.decode() for member in members]
+
+    async def counters(self) -> dict[str, int]:
+        """The ledger's counters and what else is counted.
+
+        ``admitted``, ``trained``, ``evaluated``, ``dropped``, ``dropped:<reason>``, ``duplicates`` and
+        ``duplicates:<stream>``, ``redelivered:<stream>``, ``dead:<stream>``, ``poison``, ``groups_recreated``,
+        ``open:<split>``.
+        """
+        stored: Any = await self._transport.commands.hgetall(self._transport.names.counters)
+        counted = {name.decode(): int(value) for name, value in stored.items()}
+        duplicates = sum(value for name, value in counted.items() if name.startswith("duplicates:"))
+        return {**counted, "duplicates": duplicates}
+
+    async def restore(self, ledger: dict[str, int], step: int) -> None:
+        """Puts a checkpoint's ledger (``Ledger.counters``) and step in the place of Redis's.
+
+        Raises:
+            StaleIncarnationError: another trainer has taken over.
+        """
+        counters: list[Any] = [part for item in ledger.items() for part in item]
+        await self._fence.call("restore", "", self.incarnation, step, *counters)
+
+    async def missing(self, expected: Iterable[str]) -> list[str]:
+        """Of the groups that the trainer knows as open, those that Redis has lost (FLUSHALL, failover, rollback).
+
+        To be called every few seconds, and before ``restore``. The trainer counts those groups as ``dropped: lost`` and
+        admits their prompts again under a new attempt. What else an older state of Redis shows is mended here: groups
+        that this trainer has ended and that reappeared are ended again in the same way; an announcement that is not
+        this trainer's last one is written again.
+
+        Raises:
+            StaleIncarnationError: another trainer has taken over.
+        """
+        ids, ended = list(expected), set(self._ended)
+        known = None if self._announcing else self._announcement
+        pipeline = self._transport.commands.pipeline(transaction=False)
+        pipeline.hget(self._transport.names.state, "announced")
+        for group_id in ids:
+            pipeline.exists(self._transport.names.group(group_id))
+        announced, *found = await pipeline.execute()
+        if known is not None and known is self._announcement and announced != encode(known):
+            logger.error("redis has an older state", extra={"fields": {"announced": str(known.version)}})
+            await self.announce(known)
+        await self._close_again(ended.intersection(await self.open_groups()))
+        return [group_id for group_id, exists in zip(ids, found, strict=True) if not exists]
+
+    async def record_step(self, record: StepRecord) -> None:
+        """Sends a closed step to the metrics and sets ``state.step``.
+
+        Raises:
+            StaleIncarnationError: another trainer has taken over.
+        """
+        encoded = msgspec.msgpack.encode(record)
+        await self._fence.call("record_step", "", new_call(), self.incarnation, record.step, encoded)

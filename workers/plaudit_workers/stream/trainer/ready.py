@@ -1,0 +1,94 @@
+"""How the trainer takes groups from ``ready``: each is handed out once, and stays pending until it is closed."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from plaudit_workers.stream.connection import Transport
+from plaudit_workers.stream.group import Group
+from plaudit_workers.stream.group_hash import read_groups
+from plaudit_workers.stream.trainer.fence import Fence
+from plaudit_workers.stream.transitions.scripts import OUTAGE, Argument
+
+logger = logging.getLogger(__name__)
+
+
+class ReadyGroups:
+    """The groups that one trainer has taken and not closed."""
+
+    def __init__(self, transport: Transport, fence: Fence) -> None:
+        self._transport = transport
+        self._fence = fence
+        self._reader = transport.blocking_client()
+        self._held: dict[str, str] = {}  # group → entry of `ready`
+        self._trainable: set[str] = set()
+        self._last_seen = "0-0"
+
+    def clear(self) -> None:
+        """Forgets all: what was taken is handed out once more."""
+        self._held.clear()
+        self._trainable.clear()
+        self._last_seen = "0-0"
+
+    def may_end_as_trained(self, group_id: str) -> bool:
+        """Whether it was handed out in phase ``ready``; an older state of Redis does not change that."""
+        return group_id in self._trainable
+
+    def forget(self, group_id: str) -> None:
+        """It is closed."""
+        self._held.pop(group_id, None)
+        self._trainable.discard(group_id)
+
+    async def take(self, count: int, block_s: float) -> list[Group]:
+        """At most ``count`` groups; [] when none came within ``block_s``.
+
+        Raises:
+            StaleIncarnationError: another trainer has taken over.
+        """
+        rows = await self._take_rows(count)
+        if not rows and block_s > 0:
+            await self._wait(block_s)
+            rows = await self._take_rows(count)
+        # A group that is held already became ready once more in an older state of Redis: it is not handed out again.
+        wanted = [(group, n) for _, group, n in rows if group not in self._held]
+        groups = await read_groups(self._transport, wanted, taken=True) if wanted else []
+        # Between the two looks Redis may have come back with an older state: in that a group is not ready, but will be.
+        found = [group for group in groups if group is not None and group.phase in ("ready", "dropped")]
+        taken = {group.id for group in found}
+        for entry, group_id, _ in rows:
+            if group_id in taken or group_id in self._held:
+                self._held[group_id] = entry
+            self._last_seen = max(self._last_seen, entry, key=_entry_order)
+        self._trainable.update(group.id for group in found if group.phase == "ready")
+        return found
+
+    async def _take_rows(self, count: int) -> list[tuple[str, str, int]]:
+        arguments: list[Argument] = ["", self._fence.incarnation, count, *self._held.values()]
+        try:
+            rows: list[tuple[bytes, bytes, int]] = await self._fence.call("take_ready", *arguments)
+        except ResponseError as error:
+            if "NOGROUP" not in str(error):
+                raise
+            logger.error("the streams' groups are gone", extra={"fields": {"stream": "ready"}})
+            await self._transport.recreate_groups()
+            return []
+        return [(entry.decode(), group.decode(), n) for entry, group, n in rows]
+
+    async def _wait(self, block_s: float) -> None:
+        """Looks without taking: an entry that a replaced trainer read would be lost to its successor."""
+        seen: Any = {self._transport.names.ready: self._last_seen}
+        try:
+            reply: Any = await self._reader.xread(seen, count=1000, block=max(round(block_s * 1000), 1))
+        except OUTAGE as error:
+            logger.warning("redis is away", extra={"fields": {"stream": "ready", "error": str(error)}})
+            return
+        if reply:
+            self._last_seen = reply[0][1][-1][0].decode()
+
+
+def _entry_order(entry: str) -> tuple[int, int]:
+    milliseconds, _, number = entry.partition("-")
+    return int(milliseconds), int(number)

@@ -1,0 +1,297 @@
+"""How a worker takes work from a stream: ``take → work → commit (or publish) → finished``.
+
+The transition that ends the work also ends the entry; ``finished`` is this process's own book-keeping. A worker that
+dies leaves its entries pending; their leases lapse, and another consumer takes them over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Generic, Literal, Self, TypeVar, cast
+
+from redis.exceptions import ResponseError
+
+from plaudit_wire.codec import RecordError, decode
+from plaudit_wire.messages import GroupDelivery, Prompt
+from plaudit_wire.names import CONSUMER_GROUPS
+from plaudit_wire.sample import Sample
+from plaudit_workers.stream.connection import Transport
+from plaudit_workers.stream.transitions.scripts import OUTAGE
+from plaudit_workers.stream.volume import VolumeError
+from plaudit_workers.stream.worker.dead_letter import bury
+from plaudit_workers.stream.worker.lease import Delivery, Leases
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_OLD_S = 2.0
+_SILENT_MS = 3_600_000
+_PAYLOADS: dict[str, type[Any]] = {"prompts": Prompt, "samples": Sample}
+
+
+@dataclass(frozen=True)
+class ConsumerOptions:
+    """How leases run; the defaults are the protocol's.
+
+    Attributes:
+        lease_s: an entry that was not renewed for so long may be claimed by others.
+        renew_every_s: pause between renewals.
+        poison_limit: an entry that so many workers have lost is buried.
+        alone_from: from this delivery on an entry is worked while nothing else is. At the limit, so that an entry is
+            buried only when its last worker had nothing else in work; lower isolates sooner and costs throughput after
+            every killed worker.
+        block_s: how long ``take`` waits for work; below the blocking client's timeout of 10 s; 0: not at all.
+        reclaim_every_s: how often lapsed leases are looked for.
+    """
+
+    lease_s: float = 20.0
+    renew_every_s: float = 5.0
+    poison_limit: int = 3
+    alone_from: int = 3
+    block_s: float = 1.0
+    reclaim_every_s: float = 1.0
+
+
+class Consumer(Generic[T]):
+    """Takes entries of one stream for one worker. Use it as an async context; ``take`` from one task at a time.
+
+    Args:
+        transport: the process's.
+        stream: payloads are ``Prompt`` (prompts), ``Sample`` (samples) or ``GroupDelivery`` (groups).
+        worker: a name that no other process has nor had (pod and boot).
+        options: times and limits.
+
+    Attributes:
+        stream: the stream it reads.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        stream: Literal["prompts", "samples", "groups"],
+        worker: str,
+        options: ConsumerOptions = ConsumerOptions(),
+    ) -> None:
+        if worker.split() != [worker]:
+            raise ValueError(f"worker {worker!r}: a name without spaces is needed")
+        self._transport = transport
+        self.stream = stream
+        self._worker = worker
+        self._options = options
+        self._reader = transport.blocking_client()
+        self._leases: Leases[T] = Leases(transport, stream, worker)
+        self._waiting: deque[Delivery[T]] = deque()  # to be worked alone; their leases are kept
+        self._away = True
+        self._claim_next = 0.0
+        self._reclaim_not_before = time.monotonic() + options.renew_every_s
+        self._taking = asyncio.Lock()
+        self._renewals: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._renewals = asyncio.create_task(self._leases.renew_forever(self._options.renew_every_s))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Hands back what is still in work, and leaves."""
+        if self._renewals is not None:
+            self._renewals.cancel()
+            await asyncio.gather(self._renewals, return_exceptions=True)
+        try:
+            await self._leave()
+        except (*OUTAGE, ResponseError) as problem:
+            logger.warning("could not leave", extra={"fields": {"stream": self.stream, "error": str(problem)}})
+        await self._reader.aclose(close_connection_pool=True)
+
+    async def take(self, slots: int) -> list[Delivery[T]]:
+        """At most ``slots`` entries, those that were delivered before first; [] when there is nothing for ``block_s``.
+
+        An outage of Redis is waited out: afterwards the leases are renewed first, and nothing is claimed from others
+        for the length of one lease, since after an outage every lease looks lapsed.
+        """
+        if slots <= 0:
+            return []
+        async with self._taking:
+            try:
+                return await self._take(slots)
+            except OUTAGE as error:
+                logger.warning("redis is away", extra={"fields": {"stream": self.stream, "error": str(error)}})
+                self._away = True
+                self._reclaim_not_before = math.inf
+                await asyncio.sleep(min(0.2, self._options.block_s))
+            except ResponseError as error:
+                if not str(error).startswith(("NOGROUP", "UNBLOCKED")):  # the latter: the key went while we waited
+                    raise
+                logger.error("the streams' groups are gone", extra={"fields": {"stream": self.stream}})
+                await self._transport.recreate_groups()
+        return []
+
+    async def _take(self, slots: int) -> list[Delivery[T]]:
+        if self._away:
+            await self._leases.renew()
+            self._claim_next = 0.0
+        if time.monotonic() >= self._claim_next:
+            claimed = await self.reclaim(slots)
+            if self._away:
+                await self._arrive()
+            if claimed:
+                return claimed
+        if self._waiting or self._works_alone():
+            return await self._next_alone()
+        return await self._read(slots)
+
+    async def _arrive(self) -> None:
+        """Redis has answered; after an outage every other consumer gets a lease's time to renew its own first."""
+        self._away = False
+        if self._reclaim_not_before == math.inf:
+            self._reclaim_not_before = time.monotonic() + self._options.lease_s
+        await self._transport.scripts.call("forget", "", self.stream, "", _SILENT_MS)
+
+    async def reclaim(self, slots: int, lease_s: float | None = None) -> list[Delivery[T]]:
+        """Takes entries whose lease has lapsed, and own ones whose delivery was lost; ``take`` does it every second.
+
+        Args:
+            slots: at most so many.
+            lease_s: another lease than the options' (0: everything that others hold).
+        """
+        options = self._options
+        self._claim_next = time.monotonic() + options.reclaim_every_s
+        if lease_s is None:
+            lease_s = options.lease_s if time.monotonic() >= self._reclaim_not_before else -0.001
+        rows = await self._transport.reads.call(
+            "claim",
+            "",
+            self.stream,
+            self._worker,
+            slots,
+            round(lease_s * 1000),
+            options.alone_from,
+            options.poison_limit,
+            *self._leases.in_work,
+        )
+        fresh = await self._deliver([(row[0].decode(), row[1], _pairs(row[2])) for row in rows])
+        alone = [delivery for delivery in fresh if delivery.deliveries >= options.alone_from]
+        self._waiting.extend(alone)
+        return [delivery for delivery in fresh if delivery.deliveries < options.alone_from]
+
+    def _works_alone(self) -> bool:
+        return any(d.deliveries >= self._options.alone_from for d in self._leases.in_work.values())
+
+    async def _next_alone(self) -> list[Delivery[T]]:
+        """The next entry that is worked alone, when nothing else is in work any more."""
+        if len(self._leases.in_work) > len(self._waiting):
+            await self._leases.wait_for_change(self._options.block_s)
+        while self._waiting and self._waiting[0].lost.is_set():
+            self._waiting.popleft()
+        if not self._waiting or len(self._leases.in_work) > len(self._waiting):
+            return []
+        self._claim_next = 0.0
+        return [self._waiting.popleft()]
+
+    async def _read(self, slots: int) -> list[Delivery[T]]:
+        reply: Any = await self._reader.xreadgroup(
+            CONSUMER_GROUPS[self.stream],
+            self._worker,
+            {self._transport.names.stream(self.stream): ">"},
+            count=slots,
+            block=round(self._options.block_s * 1000) or None,
+        )
+        if not reply:
+            return []
+        return await self._deliver([(entry.decode(), 1, fields) for entry, fields in reply[0][1]])
+
+    async def _deliver(self, entries: Sequence[tuple[str, int, dict[bytes, bytes]]]) -> list[Delivery[T]]:
+        """Makes deliveries of entries, leaving out those that nobody needs and burying those that nobody can work."""
+        deliveries = [self._delivery(*entry) for entry in entries]
+        self._leases.add(deliveries)
+        try:
+            await self._discard_needless(deliveries)
+            for delivery, (_, _, fields) in zip(deliveries, entries, strict=True):
+                if delivery.entry_id in self._leases.in_work:
+                    await self._open(delivery, fields)
+        except BaseException:
+            for delivery in deliveries:  # nobody will work on them; the next look at own pending entries finds them
+                self._leases.remove(delivery.entry_id)
+            raise
+        return [d for d in deliveries if d.entry_id in self._leases.in_work]
+
+    async def _open(self, delivery: Delivery[Any], fields: dict[bytes, bytes]) -> None:
+        """Reads the payload; an entry that cannot be read, or lost too many workers, is buried."""
+        try:
+            delivery.payload = await self._payload(fields)
+        except VolumeError as error:
+            logger.warning("not readable now", extra={"fields": {"stream": self.stream, "error": str(error)}})
+            self._leases.remove(delivery.entry_id)  # the next look at own pending entries finds it again
+            return
+        except RecordError as error:
+            await self._bury(delivery, str(error))
+            return
+        if delivery.deliveries > self._options.poison_limit:
+            await self._bury(delivery, f"{delivery.deliveries - 1} workers were lost with it in work")
+
+    def _delivery(self, entry_id: str, count: int, fields: dict[bytes, bytes]) -> Delivery[Any]:
+        if self.stream != "samples":
+            return Delivery(self.stream, entry_id, None, fields[b"group"].decode(), None, count, self._worker)
+        group, index, digest = fields[b"sample"].decode().split()
+        return Delivery(self.stream, entry_id, None, group, int(index), count, self._worker, digest)
+
+    async def _payload(self, fields: dict[bytes, bytes]) -> T:
+        if self.stream == "groups":
+            return cast(T, GroupDelivery(fields[b"group"].decode()))
+        record = await self._transport.volume.load(fields[b"record"])
+        return cast(T, decode(record, _PAYLOADS[self.stream]))
+
+    async def _bury(self, delivery: Delivery[Any], reason: str) -> None:
+        await bury(self._transport, delivery, reason)
+        self.finished(delivery)
+
+    async def _discard_needless(self, deliveries: Iterable[Delivery[Any]]) -> None:
+        """Drops entries whose group has ended meanwhile. Only old ones are asked about: transitions check too."""
+        old = [
+            d
+            for d in deliveries
+            if d.entry_id in self._leases.in_work
+            and (d.deliveries > 1 or time.time() - int(d.entry_id.partition("-")[0]) / 1000 > _OLD_S)
+        ]
+        if not old:
+            return
+        about: list[Any] = [part for d in old for part in (d.entry_id, d.group, "-" if d.index is None else d.index)]
+        for entry in await self._transport.reads.call("discard", "", self.stream, *about):
+            self._leases.remove(entry.decode())
+
+    async def hand_back(self, deliveries: Iterable[Delivery[T]]) -> None:
+        """Gives work back unfinished: others may take it at once, and it counts as if it had not been here."""
+        async with self._taking:
+            await self._leases.hand_back(deliveries)
+
+    def finished(self, delivery: Delivery[Any]) -> None:
+        """The work on it has ended here: call it after the transition that ends the entry has answered.
+
+        An entry that no transition has ended is delivered again, to this worker or another.
+        """
+        self._leases.remove(delivery.entry_id)
+
+    async def renew(self) -> None:
+        """Extends the leases now; a background task does it every ``renew_every_s``."""
+        await self._leases.renew()
+
+    async def _leave(self) -> None:
+        rows = await self._transport.reads.call(
+            "claim", "", self.stream, self._worker, 10_000, -1, 0, 0, *self._leases.in_work
+        )
+        unseen = [self._delivery(row[0].decode(), row[1], _pairs(row[2])) for row in rows]
+        await self._leases.hand_back([*self._leases.in_work.values(), *unseen])
+        await self._transport.reads.call("forget", "", self.stream, self._worker, _SILENT_MS)
+
+
+def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))

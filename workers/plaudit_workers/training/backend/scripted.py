@@ -1,0 +1,95 @@
+"""A policy without a model: an update takes the time that it is told to. For simulations and tests of schedules.
+
+Passed to ``Conductor(policy=…)``; no job selects it. What it was trained on is its whole state, so a checkpoint tells
+exactly which groups the surviving line has learnt from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from plaudit_wire.messages import Announcement, PolicyVersion
+from plaudit_workers.stream.group import Group
+from plaudit_workers.whole_files import remove, whole_folder
+
+_KEPT = 2
+
+
+class ScriptedPolicy:
+    """Sleeps instead of computing.
+
+    Args:
+        run_folder: checkpoints and (empty) weights go below it.
+        update_s: how long an update on these groups takes, seconds.
+        publish_s: how long writing weights takes.
+        save_s: how long writing a checkpoint takes.
+    """
+
+    def __init__(
+        self,
+        run_folder: Path,
+        update_s: Callable[[Sequence[Group]], float] = lambda groups: 0.0,
+        publish_s: float = 0.0,
+        save_s: float = 0.0,
+    ) -> None:
+        self._folder = run_folder
+        self._update_s = update_s
+        self._publish_s = publish_s
+        self._save_s = save_s
+        self.trained: list[list[str]] = []
+        """The groups of each update so far, restored ones included."""
+
+    def update(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Takes its time, then remembers the groups."""
+        time.sleep(self._update_s(groups))
+        self.trained.append([group.id for group in groups])
+        return {"scripted/groups": float(len(groups))}
+
+    def publish(self, version: PolicyVersion) -> Announcement:
+        """Writes a file that stands for the weights."""
+        time.sleep(self._publish_s)
+        folder = self._folder / "weights" / str(version)
+        content = json.dumps({"version": str(version)}).encode()
+        with whole_folder(folder) as temporary:
+            (temporary / "model.safetensors").write_bytes(content)
+        return Announcement(version, str(folder), hashlib.sha256(content).hexdigest())
+
+    def prune(self, in_use: Collection[str]) -> None:
+        """Deletes all but the newest two versions and those in use."""
+        names = [path.name for path in (self._folder / "weights").iterdir() if path.name[0].isdigit()]
+        by_age = sorted(names, key=lambda name: tuple(int(part) for part in name.split(".")))
+        for name in by_age[:-_KEPT]:
+            if name not in in_use:
+                remove(self._folder / "weights" / name)
+
+    def save(self, step: int, extra: dict[str, Any]) -> Path:
+        """Writes the list of what it was trained on."""
+        time.sleep(self._save_s)
+        target = self._folder / "checkpoints" / f"step-{step:06d}"
+        with whole_folder(target) as temporary:
+            (temporary / "trained.json").write_text(json.dumps(self.trained))
+            (temporary / "state.json").write_text(json.dumps({"step": step, "extra": extra}))
+        return target
+
+    def checkpoints(self) -> dict[Path, dict[str, Any]]:
+        """All that were written."""
+        found = sorted((self._folder / "checkpoints").glob("step-*"))
+        return {path: _read_extra(path) for path in found}
+
+    def load(self, checkpoint: Path) -> dict[str, Any]:
+        """Reads that list again."""
+        self.trained = json.loads((checkpoint / "trained.json").read_text())
+        return _read_extra(checkpoint)
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+
+def _read_extra(checkpoint: Path) -> dict[str, Any]:
+    extra: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())["extra"]
+    return extra

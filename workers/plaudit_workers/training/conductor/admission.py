@@ -1,0 +1,110 @@
+"""Admits prompts: what the schedule allows becomes groups in the streams and in the ledger. Called by the conductor."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Sequence
+
+from plaudit_wire.messages import Prompt
+from plaudit_wire.records import Split
+from plaudit_workers.stream.trainer.groups import Admission
+from plaudit_workers.training.run.prompts import PromptSource
+from plaudit_workers.training.run.schedule import InFlight, admissible
+from plaudit_workers.training.run.state import Run, RunState
+
+logger = logging.getLogger(__name__)
+
+_AT_ONCE = 64
+
+
+class Admitter:
+    """Turns positions into admitted groups; never waits for room.
+
+    Args:
+        run: the run's surroundings.
+        state: where it stands.
+    """
+
+    def __init__(self, run: Run, state: RunState) -> None:
+        self._run = run
+        self._state = state
+        self._lock = asyncio.Lock()
+        self._paused_until = 0.0
+        self.pending: set[str] = set()
+        """Groups in the ledger that Redis may not know yet."""
+
+    def pause(self, seconds: float) -> None:
+        """Admits no training prompts for a while (what scores them seems broken)."""
+        self._paused_until = time.monotonic() + seconds
+
+    async def admit_training(self) -> None:
+        """Admits every training prompt whose turn it is."""
+        async with self._lock:
+            positions = self._state.ledger.train
+            due = admissible(self._run.plan.schedule, self._state.version.number, positions)
+            if time.monotonic() >= self._paused_until:
+                await self._admit_in_turn("train", due)
+
+    async def admit_validation(self, positions: Sequence[int]) -> None:
+        """Admits these validation prompts, as far as there is room."""
+        async with self._lock:
+            await self._admit_in_turn("validation", positions)
+
+    async def _admit_in_turn(self, split: Split, positions: Sequence[int]) -> None:
+        for start in range(0, len(positions), _AT_ONCE):
+            part = positions[start : start + _AT_ONCE]
+            if not all(await asyncio.gather(*(self._admit(split, position) for position in part))):
+                return
+
+    async def _admit(self, split: Split, position: int) -> bool:
+        prompt = self._prompt(split, position)
+        flight = InFlight(prompt.group, position, prompt.attempt, prompt.step, prompt.min_version.number)
+        self._state.ledger.admit(split, flight)
+        self.pending.add(prompt.group)
+        try:
+            outcome = await self._run.streams.admit(prompt)
+        finally:
+            self.pending.discard(prompt.group)
+        if outcome in (Admission.admitted, Admission.duplicate):  # duplicate: a call that was repeated
+            return True
+        self._state.ledger.withdraw(prompt.group)
+        fields = {"group": prompt.group, "outcome": outcome.name}
+        logger.warning("prompt not admitted", extra={"fields": fields})
+        return False
+
+    def _prompt(self, split: Split, position: int) -> Prompt:
+        plan, state = self._run.plan, self._state
+        validation = plan.validation if split == "validation" else None
+        row = self._source(split).prompt_at(position)
+        attempt = state.ledger.splits[split].attempt(position)
+        return Prompt(
+            group=f"{split[0]}-{position}-{state.incarnation}.{attempt}",
+            position=position,
+            split=split,
+            step=state.version.number if validation else plan.schedule.step_of(position),
+            n=validation.samples_per_prompt if validation else plan.samples_per_prompt,
+            min_version=state.version,
+            seed=sample_seed(plan.seed, split, position),
+            sampling=validation.sampling if validation else plan.sampling,
+            data_source=row.data_source,
+            prompt=row.prompt_text,
+            prompt_ids=row.prompt_ids,
+            ground_truth=row.ground_truth,
+            extra_info=row.extra_info,
+            messages=row.messages,
+            attempt=attempt,
+        )
+
+    def _source(self, split: Split) -> PromptSource:
+        source = self._run.data if split == "train" else self._run.validation_data
+        assert source is not None
+        return source
+
+
+def sample_seed(run_seed: int, split: Split, position: int) -> int:
+    """The seed of a position's first sample: below 2**62, far from those of other positions."""
+    digest = hashlib.sha256(f"{run_seed} {split} {position}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 2

@@ -1,0 +1,136 @@
+"""The step that is open, pure: groups go in as they become ready, decisions come out.
+
+A mini-batch closes at its size or when no more can come. Groups that cannot be trained count as accounted for. Where
+more than ``max_failed_share`` of the samples have no score, nothing (more) is trained: what is left of the step is
+handed back to be admitted again. While groups are missing, that share is taken over those that are there: a mini-batch
+that would exceed it is held until the step is complete, because a few broken prompts that happen to come first must
+not stop a step, and a broken scorer must not train it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from plaudit_workers.training.run.schedule import ReadyGroup, Schedule
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing to do before more groups are ready."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """Train on these groups now: a closed mini-batch, in order of position."""
+
+    groups: list[ReadyGroup]
+
+
+@dataclass(frozen=True)
+class Retry:
+    """Too many failed scores: drop these groups and admit their prompts again."""
+
+    groups: list[ReadyGroup]
+    failed_share: float
+
+
+@dataclass(frozen=True)
+class Over:
+    """Every group of the step is accounted for; drop these, each with its reason."""
+
+    dropped: list[ReadyGroup]
+
+
+Decision = Wait | Update | Retry | Over
+
+
+@dataclass
+class OpenStep:
+    """What the open step has taken so far.
+
+    Attributes:
+        accounted: groups of the step that ended (trained, dropped).
+        retries: how often the step had too many failed scores.
+    """
+
+    schedule: Schedule
+    step: int
+    accounted: int = 0
+    retries: int = 0
+    _batch: list[ReadyGroup] = field(default_factory=list)
+    _held: list[ReadyGroup] = field(default_factory=list)
+    _untrainable: list[ReadyGroup] = field(default_factory=list)
+    _num_samples: int = 0
+    _num_failed: int = 0
+
+    def snapshot(self) -> dict[str, int]:
+        """What is left of it when the trainer stops now.
+
+        Groups that have not ended will be taken again; who starts it again after ``retries`` has mended the scorers.
+        """
+        return {"accounted": self.accounted}
+
+    @property
+    def taken(self) -> set[str]:
+        """Ids of the groups that the step holds."""
+        return {group.flight.group for group in (*self._batch, *self._held, *self._untrainable)}
+
+    @property
+    def slots(self) -> int:
+        """Groups that the step still has room for."""
+        return self.schedule.prompts_per_step - self.accounted - len(self.taken)
+
+    @property
+    def batch_slots(self) -> int:
+        """Groups that the current mini-batch still has room for."""
+        return min(self.slots, self.schedule.mini_batch_size - len(self._batch))
+
+    def take(self, groups: Sequence[ReadyGroup]) -> None:
+        """Takes ready groups, at most ``batch_slots`` at a time; a mini-batch that has to be held makes room again."""
+        for group in groups:
+            self._num_samples += group.num_samples
+            self._num_failed += group.num_failed
+            (self._batch if group.trainable else self._untrainable).append(group)
+        if self._batch and self.batch_slots == 0 and self._too_many_failed():
+            self._held += self._batch
+            self._batch = []
+
+    def decide(self) -> Decision:
+        """What to do next. ``Update``, ``Retry`` and ``Over`` must be reported back by ``ended``/``returned``."""
+        if self._batch and self.batch_slots == 0:
+            return Update(_by_position(self._batch))
+        if self.slots > 0:
+            return Wait()
+        left = self._held + self._untrainable
+        if left and self._too_many_failed():
+            return Retry(_by_position(left), self._failed_share())
+        if self._held:
+            return Update(_by_position(self._held[: self.schedule.mini_batch_size]))
+        return Over(_by_position(self._untrainable))
+
+    def ended(self, groups: Sequence[ReadyGroup]) -> None:
+        """The groups of an ``Update`` or ``Over`` ended."""
+        self._forget(groups)
+        self.accounted += len(groups)
+
+    def returned(self, groups: Sequence[ReadyGroup]) -> None:
+        """The groups of a ``Retry`` will be admitted again: their slots are free, the count of failures begins anew."""
+        self._forget(groups)
+        self.retries += 1
+        self._num_samples = self._num_failed = 0
+
+    def _forget(self, groups: Sequence[ReadyGroup]) -> None:
+        gone = {group.flight.group for group in groups}
+        for taken in (self._batch, self._held, self._untrainable):
+            taken[:] = [group for group in taken if group.flight.group not in gone]
+
+    def _failed_share(self) -> float:
+        return self._num_failed / self._num_samples if self._num_samples else 0.0
+
+    def _too_many_failed(self) -> bool:
+        return self._failed_share() > self.schedule.max_failed_share
+
+
+def _by_position(groups: Sequence[ReadyGroup]) -> list[ReadyGroup]:
+    return sorted(groups, key=lambda group: group.flight.position)

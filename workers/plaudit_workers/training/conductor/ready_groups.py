@@ -1,0 +1,120 @@
+"""Groups that wait for the trainer: taken from the ``ready`` stream as they come, held until their step wants them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+
+from redis.exceptions import ResponseError
+
+from plaudit_wire.messages import PolicyVersion
+from plaudit_workers.stream.group import Group
+from plaudit_workers.stream.transitions.scripts import OUTAGE
+from plaudit_workers.training.conductor.closing import Ending, discard_group, end_groups, num_failed
+from plaudit_workers.training.run.schedule import InFlight, ReadyGroup
+from plaudit_workers.training.run.state import Run, RunState
+
+logger = logging.getLogger(__name__)
+
+_TAKEN_AT_ONCE = 64
+_BLOCK_S = 1.0
+_PAUSE_S = 0.5
+
+
+class ReadyGroups:
+    """The groups in the trainer's hands.
+
+    Args:
+        run: the run's surroundings.
+        state: where it stands.
+    """
+
+    def __init__(self, run: Run, state: RunState) -> None:
+        self._run = run
+        self._state = state
+        self._groups: dict[str, Group] = {}
+        self._arrived = asyncio.Event()
+
+    def __contains__(self, group: object) -> bool:
+        return group in self._groups
+
+    async def collect(self) -> None:
+        """Takes groups until cancelled, through outages of Redis."""
+        while True:
+            try:
+                groups = await self._run.streams.take_ready(_TAKEN_AT_ONCE, _BLOCK_S)
+                for group in groups:
+                    await self._sort_in(group)
+            except OUTAGE as error:
+                logger.warning("redis is away", extra={"fields": {"stream": "ready", "error": str(error)}})
+                await asyncio.sleep(_PAUSE_S)
+            except ResponseError as error:
+                if "NOGROUP" not in str(error):
+                    raise
+                await self._run.transport.recreate_groups()
+
+    async def wait(self, timeout_s: float) -> None:
+        """Returns when a group has come since the last call, or after ``timeout_s``."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._arrived.wait()
+        except TimeoutError:
+            return
+        self._arrived.clear()
+
+    def training(self) -> list[ReadyGroup]:
+        """Training groups in the order in which they became ready, as the schedule sees them."""
+        flights = self._state.ledger.train.in_flight
+        return [summary(group, flights[group.id]) for group in self._groups.values() if group.id in flights]
+
+    def validation(self) -> list[Group]:
+        """Validation groups."""
+        flights = self._state.ledger.validation.in_flight
+        return [group for group in self._groups.values() if group.id in flights]
+
+    def take(self, ids: Iterable[str]) -> list[Group]:
+        """Hands groups out, for good."""
+        return [self._groups.pop(group) for group in ids]
+
+    def get(self, ids: Iterable[str]) -> list[Group]:
+        """Looks at groups, which stay."""
+        return [self._groups[group] for group in ids]
+
+    async def _sort_in(self, group: Group) -> None:
+        flight = self._state.ledger.find(group.id)
+        if flight is None:
+            logger.warning("group is not in flight", extra={"fields": {"group": group.id}})
+            await discard_group(self._run, self._state, group.id)
+            return
+        versions = sampled_versions(group)
+        if any(not self._survives(version) for version in versions):
+            ending = Ending(
+                "dropped", self._state.version.number + 1, self._run.clock.now(), reason="rolled_back", again=True
+            )
+            await end_groups(self._run, self._state, [group], ending)
+            return
+        oldest = min((version.number for version in versions), default=flight.version)
+        in_flight = self._state.ledger.splits[group.prompt.split].in_flight
+        in_flight[group.id] = replace(flight, version=oldest)
+        self._groups[group.id] = group
+        self._arrived.set()
+
+    def _survives(self, version: PolicyVersion) -> bool:
+        return self._state.lineage.survives(version, self._state.version)
+
+
+def sampled_versions(group: Group) -> set[PolicyVersion]:
+    """Every policy version that sampled a token of a group."""
+    return {
+        PolicyVersion(incarnation, number)
+        for sample in group.samples
+        if sample.body is not None
+        for _, incarnation, number in sample.body.version_spans
+    }
+
+
+def summary(group: Group, flight: InFlight) -> ReadyGroup:
+    """A group as the schedule sees it."""
+    return ReadyGroup(flight, len(group.samples), num_failed(group), trainable=group.phase == "ready")

@@ -1,0 +1,177 @@
+"""Takes a run over: from its newest checkpoint, or from the begin. Called by the conductor, once.
+
+The checkpoint is the truth. What Redis holds beside it is used where the restored schedule can use it as it is, and
+rolled back where it cannot: closed as ``rolled_back``, its prompt admitted again in its turn under a new attempt.
+``adopt`` decides that and is pure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from plaudit_wire.messages import PolicyVersion
+from plaudit_workers.stream.group import Group
+from plaudit_workers.stream.outage import outlasting
+from plaudit_workers.training.conductor.policy_thread import PolicyThread
+from plaudit_workers.training.conductor.ready_groups import sampled_versions
+from plaudit_workers.training.run.ledger import TrainerLedger
+from plaudit_workers.training.run.lineage import Lineage
+from plaudit_workers.training.run.schedule import InFlight, Schedule
+from plaudit_workers.training.run.state import Run, RunState
+
+logger = logging.getLogger(__name__)
+
+
+_READ_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a trainer goes on from."""
+
+    step: int
+    """The last closed step; 0 at the begin."""
+    ledger: TrainerLedger
+    parent: PolicyVersion
+    """The version that it goes on from; incarnation 0 for weights that this run did not make."""
+    open_step: dict[str, Any] | None = None
+    """Where the next step was broken off in its middle."""
+
+
+async def take_over(run: Run, policy: PolicyThread) -> tuple[RunState, dict[str, Any] | None]:
+    """Becomes the run's trainer, restores it and announces its weights.
+
+    Returns:
+        Where the run stands, and what is left of a step that was broken off in its middle.
+
+    Raises:
+        RefusedError: the checkpoint cannot be loaded.
+    """
+    folder = run.folder / "checkpoints"
+    lineage = Lineage.read(folder)
+    known = [extra["incarnation"] for extra in (await policy.checkpoints()).values()]
+    incarnation = await run.streams.take_over(max([lineage.newest, *known]))
+    restored = await _restore(run, policy)
+    lineage.parents[incarnation] = restored.parent
+    lineage.write(folder)
+    await _settle_open_groups(run, restored, lineage, PolicyVersion(incarnation, restored.step))
+    await run.streams.restore(restored.ledger.counters(), restored.step)
+    announcement = await policy.publish(PolicyVersion(incarnation, restored.step))
+    await run.streams.announce(announcement)
+    fields = {"incarnation": incarnation, "step": restored.step, "ledger": restored.ledger.counters()}
+    logger.info("took over", extra={"fields": fields})
+    state = RunState(incarnation, lineage, announcement, restored.ledger)
+    return state, restored.open_step
+
+
+async def _restore(run: Run, policy: PolicyThread) -> Restored:
+    own = await policy.checkpoints()
+    if own:
+        # Not simply the highest step: a trainer that was replaced may have written one after its successor began.
+        newest = max(own, key=lambda path: (own[path]["incarnation"], own[path]["step"]))
+        extra = await policy.load(newest)
+        ledger = TrainerLedger.restored(extra["ledger"])
+        return Restored(extra["step"], ledger, PolicyVersion(extra["incarnation"], extra["step"]), extra["open_step"])
+    if run.plan.resume_from:
+        extra = await policy.load(Path(run.plan.resume_from))
+        ledger = TrainerLedger.restored(extra["ledger"]).begun_anew()
+        return Restored(extra["step"], ledger, PolicyVersion(0, extra["step"]))
+    return Restored(0, TrainerLedger(), PolicyVersion(0, 0))
+
+
+async def _settle_open_groups(run: Run, restored: Restored, lineage: Lineage, head: PolicyVersion) -> None:
+    counters = await outlasting(run.streams.counters)
+    ids = await outlasting(run.streams.open_groups)
+    found: list[Group] = []
+    for start in range(0, len(ids), _READ_AT_ONCE):
+        part = ids[start : start + _READ_AT_ONCE]
+        read = await asyncio.gather(*(outlasting(partial(run.streams.read, group)) for group in part))
+        found += [group for group in read if group is not None]
+    ledger = restored.ledger
+    adoption = adopt(run.plan.schedule, restored.step, ledger, found, lambda version: lineage.survives(version, head))
+    gone = {flight.group for flight in ledger.flights()} - {group.id for group in found}
+    settle(ledger, adoption, max(0, num_ended(counters) - num_ended(ledger.counters()) - len(gone)))
+    for group in adoption.rolled_back:
+        await run.streams.close(group, "dropped", "rolled_back")
+
+
+def num_ended(counters: dict[str, int]) -> int:
+    """Groups that these counters say have ended."""
+    return sum(counters.get(end, 0) for end in ("trained", "evaluated", "dropped"))
+
+
+@dataclass(frozen=True)
+class Adoption:
+    """What becomes of the groups that a new trainer finds open."""
+
+    kept: list[InFlight]
+    rolled_back: list[str]
+
+
+def adopt(
+    schedule: Schedule,
+    step: int,
+    ledger: TrainerLedger,
+    found: Sequence[Group],
+    survives: Callable[[PolicyVersion], bool],
+) -> Adoption:
+    """Chooses the groups that the restored run goes on with.
+
+    Args:
+        schedule: the knobs.
+        step: the last closed step of the restored run.
+        ledger: as the checkpoint has it.
+        found: the groups that are open in Redis.
+        survives: whether a policy version belongs to the surviving line.
+    """
+    kept: dict[int, InFlight] = {}
+    for group in sorted(found, key=lambda group: (group.incarnation, group.prompt.attempt), reverse=True):
+        prompt = group.prompt
+        if (
+            prompt.split == "train"
+            and prompt.position not in kept
+            and prompt.position < schedule.admissible_end(step)
+            and _is_awaited(ledger, group)
+            and all(survives(version) for version in {prompt.min_version, *sampled_versions(group)})
+        ):
+            kept[prompt.position] = _flight(group)
+    names = {flight.group for flight in kept.values()}
+    return Adoption(list(kept.values()), [group.id for group in found if group.id not in names])
+
+
+def _is_awaited(ledger: TrainerLedger, group: Group) -> bool:
+    """Whether the restored run still has to train it: in flight at the checkpoint, or admitted after it."""
+    return group.id in ledger.train.in_flight or not ledger.train.was_admitted(group.prompt.position)
+
+
+def _flight(group: Group) -> InFlight:
+    prompt = group.prompt
+    numbers = [version.number for version in sampled_versions(group)]
+    oldest = min(numbers, default=prompt.min_version.number)
+    return InFlight(group.id, prompt.position, prompt.attempt, prompt.step, oldest)
+
+
+def settle(ledger: TrainerLedger, adoption: Adoption, ended_since: int) -> None:
+    """Brings a checkpoint's ledger up to the moment of the resume.
+
+    Args:
+        ledger: the checkpoint's; changed.
+        adoption: what was decided.
+        ended_since: groups that ended after the checkpoint: their work is lost.
+    """
+    kept = {flight.group: flight for flight in adoption.kept}
+    known = {flight.group for flight in ledger.flights()}
+    ledger.roll_back(known - kept.keys())
+    for name in kept.keys() & known:
+        ledger.train.in_flight[name] = kept[name]
+    for flight in sorted(adoption.kept, key=lambda flight: flight.position):
+        if flight.group not in known:
+            ledger.admit("train", flight)
+    lost = len(set(adoption.rolled_back) - known) + ended_since
+    ledger.count_lost(lost)

@@ -1,0 +1,117 @@
+"""What a run leaves behind while it goes on: steps.jsonl, samples, ledger.json, checkpoints. For the conductor."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+from plaudit_wire.records import StepRecord
+from plaudit_workers.stream.outage import outlasting
+from plaudit_workers.stream.trainer.groups import StaleIncarnationError
+from plaudit_workers.training.conductor.open_step import OpenStep
+from plaudit_workers.training.conductor.policy_thread import PolicyThread
+from plaudit_workers.training.conductor.step_report import StepReport
+from plaudit_workers.training.run.lineage import Lineage
+from plaudit_workers.training.run.state import Run, RunState
+from plaudit_workers.training.run.stored_samples import store_groups
+from plaudit_workers.whole_files import whole_file
+
+logger = logging.getLogger(__name__)
+
+_COUNTED = ("duplicates", "redelivered:", "dead:", "poison", "groups_recreated")
+"""What Redis counts besides the ledger and ``ledger.json`` shows."""
+
+
+class RunRecords:
+    """Writes them.
+
+    Args:
+        run: the run's surroundings.
+        state: where it stands.
+        policy: whose state is checkpointed.
+    """
+
+    def __init__(self, run: Run, state: RunState, policy: PolicyThread) -> None:
+        self._run = run
+        self._state = state
+        self._policy = policy
+
+    async def step(self, report: StepReport, closed: float) -> None:
+        """A step has ended: its line, its samples, its record for the metrics, the ledger.
+
+        Args:
+            report: its bookkeeping; nothing is added to it any more.
+            closed: when it ended (server's clock).
+
+        Raises:
+            RuntimeError: the ledger does not add up.
+            RefusedError: the disk is full.
+        """
+        record = await asyncio.to_thread(self._write, report, closed)
+        await self._run.streams.record_step(record)
+        await self.ledger()
+
+    def _write(self, report: StepReport, closed: float) -> StepRecord:
+        record = report.record(self._state.incarnation, max(report.step - 1, 0), closed)
+        self._store(report)
+        self._run.sinks.write(record)
+        return record
+
+    def _store(self, report: StepReport) -> None:
+        if self._run.plan.keep_samples and report.ended:
+            groups = [group for group, _ in report.ended]
+            records = {record.group: record for _, record in report.ended}
+            store_groups(self._run.folder / "samples", report.step, self._state.incarnation, groups, records)
+
+    async def ledger(self) -> None:
+        """Writes ``ledger.json`` and compares Redis's counters with it.
+
+        Raises:
+            RuntimeError: the ledger does not add up.
+        """
+        ledger = self._state.ledger
+        counters = await outlasting(self._run.streams.counters)
+        own = ledger.counters()
+        if any(counters.get(name, 0) != count for name, count in own.items()):
+            self._state.counters_suspect = True  # often only because a prompt is being admitted just now
+        beside = {name: count for name, count in counters.items() if name.startswith(_COUNTED)}
+        content: dict[str, Any] = {
+            **own,
+            "open": sum(1 for _ in ledger.flights()),
+            **beside,
+            "problems": ledger.problems(),
+            "as_of": {"step": self._state.version.number, "incarnation": self._state.incarnation},
+        }
+        await asyncio.to_thread(self._write_ledger, content)
+        if content["problems"]:
+            raise RuntimeError(f"the ledger does not add up: {content['problems']}")
+
+    def _write_ledger(self, content: dict[str, Any]) -> None:
+        with whole_file(self._run.folder / "ledger.json") as path:
+            path.write_text(json.dumps(content, indent=1) + "\n")
+
+    async def checkpoint(self, open_step: OpenStep | None = None, report: StepReport | None = None) -> None:
+        """Writes a checkpoint; with ``open_step`` and ``report`` in the middle of a step.
+
+        Raises:
+            StaleIncarnationError: another trainer took over; its checkpoints must not be mixed with ours.
+            RefusedError: the disk is full.
+        """
+        state = self._state
+        if Lineage.read(self._run.folder / "checkpoints").newest > state.incarnation:
+            raise StaleIncarnationError(f"a later trainer than incarnation {state.incarnation} writes checkpoints")
+        step = state.version.number
+        middle = None
+        if open_step is not None and report is not None:
+            middle = {**open_step.snapshot(), "report": report.snapshot()}
+            await asyncio.to_thread(self._store, report)
+        extra = {
+            "step": step,
+            "incarnation": state.incarnation,
+            "ledger": state.ledger.snapshot(),
+            "open_step": middle,
+        }
+        path = await self._policy.save(step, extra)
+        logger.info("checkpoint", extra={"fields": {"path": str(path)}})

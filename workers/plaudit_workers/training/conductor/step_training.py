@@ -1,0 +1,130 @@
+"""One step's wait → update → close, mini-batch by mini-batch. Called by the conductor."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from plaudit_wire.records import GroupEnd, WaitRecord
+from plaudit_workers.process import JobFailedError
+from plaudit_workers.stream.group import Group
+from plaudit_workers.training.conductor.admission import Admitter
+from plaudit_workers.training.conductor.background_tasks import Beside
+from plaudit_workers.training.conductor.closing import Ending, close_groups, end_in_ledger
+from plaudit_workers.training.conductor.open_step import Decision, OpenStep, Over, Retry, Update, Wait
+from plaudit_workers.training.conductor.policy_thread import PolicyThread
+from plaudit_workers.training.conductor.ready_groups import ReadyGroups
+from plaudit_workers.training.conductor.step_report import StepReport
+from plaudit_workers.training.run.schedule import ReadyGroup, choose
+from plaudit_workers.training.run.state import Run, RunState
+
+logger = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 1.0
+
+
+@dataclass
+class StepTraining:
+    """Trains steps, one after the other."""
+
+    run: Run
+    state: RunState
+    policy: PolicyThread
+    admitter: Admitter
+    ready: ReadyGroups
+    beside: Beside
+    stop: asyncio.Event
+
+    async def train(self, step: OpenStep, report: StepReport) -> bool:
+        """Trains on the step's groups as they become ready; False when it was told to stop before the end.
+
+        Raises:
+            JobFailedError: too many scores failed, again and again.
+        """
+        while True:
+            decision = await self._wait(step, report)
+            if isinstance(decision, Update) and self.stop.is_set():
+                return False
+            if isinstance(decision, Update):
+                await self._update(step, decision.groups, report)
+            elif isinstance(decision, Retry):
+                self._return(step, decision, report)
+            elif isinstance(decision, Over):
+                self._end(decision.dropped, report, "dropped")
+                step.ended(decision.dropped)
+                return True
+            else:
+                return False
+
+    async def _wait(self, step: OpenStep, report: StepReport) -> Decision:
+        """Takes ready groups until there is something to do; ``Wait`` when it was told to stop."""
+        began, in_hand = 0.0, set[str]()
+        while True:
+            self._take_ready(step)
+            decision = step.decide()
+            if not isinstance(decision, Wait):
+                break
+            if self.stop.is_set():
+                return decision
+            if not began:
+                began, in_hand = self.run.clock.now(), step.taken
+            await self.ready.wait(_LOOK_EVERY_S)
+        if began:
+            awaited = sorted(step.taken - in_hand)
+            report.waits.append(WaitRecord(began, max(began, self.run.clock.now()), awaited))
+        return decision
+
+    def _take_ready(self, step: OpenStep) -> None:
+        while step.batch_slots:
+            taken = step.taken
+            ready = [group for group in self.ready.training() if group.flight.group not in taken]
+            in_flight = [f for f in self.state.ledger.train.in_flight.values() if f.group not in taken]
+            chosen = choose(step.schedule, step.step, step.slots, in_flight, ready)[: step.batch_slots]
+            if not chosen:
+                return
+            step.take(chosen)
+
+    async def _update(self, step: OpenStep, chosen: Sequence[ReadyGroup], report: StepReport) -> None:
+        taken, started = self.run.clock.now(), time.monotonic()
+        figures = await self.policy.update(self.ready.get(group.flight.group for group in chosen))
+        report.update_s += time.monotonic() - started
+        report.updates.append(figures)
+        self._end(chosen, report, "trained", taken=taken)
+        step.ended(chosen)
+
+    def _return(self, step: OpenStep, retry: Retry, report: StepReport) -> None:
+        """Drops what has too many failed scores; its prompts are admitted again after a pause."""
+        pauses = self.run.plan.retry_pauses_s
+        last = step.retries >= len(pauses)
+        pause_s = 0.0 if last else pauses[step.retries]
+        fields = {"step": step.step, "failed_share": retry.failed_share, "tries": step.retries + 1, "pause_s": pause_s}
+        logger.error("too many samples without a score", extra={"fields": fields})
+        self.admitter.pause(pause_s)
+        self._end(retry.groups, report, "dropped", reason="too_many_failed", again=True)
+        step.returned(retry.groups)
+        report.figures["training/retries"] = float(step.retries)
+        if last:
+            raise JobFailedError(
+                f"step {step.step}: {retry.failed_share:.0%} of the samples have no score, after {step.retries} tries "
+                f"(reward.maxFailedShare is {step.schedule.max_failed_share:.0%}). See the reward workers' logs; with "
+                "the scorers mended, --resume goes on from here"
+            )
+
+    def _end(
+        self,
+        ended: Sequence[ReadyGroup],
+        report: StepReport,
+        end: GroupEnd,
+        *,
+        taken: float | None = None,
+        reason: str = "",
+        again: bool = False,
+    ) -> None:
+        groups: list[Group] = self.ready.take(group.flight.group for group in ended)
+        ending = Ending(end, report.step, self.run.clock.now() if taken is None else taken, reason, again)
+        records = end_in_ledger(self.run, self.state, groups, ending)
+        report.add(groups, records)
+        self.beside.start(close_groups(self.run, self.state, records))

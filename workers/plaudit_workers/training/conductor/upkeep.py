@@ -1,0 +1,88 @@
+"""What must go on whatever the trainer is doing: heartbeat, deadlines, admissions that found no room, lost groups.
+
+Runs beside the conductor's steps, about once a second, also while an update computes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from plaudit_wire.records import WorkerRecord
+from plaudit_workers.stream.transitions.scripts import OUTAGE
+from plaudit_workers.training.conductor.admission import Admitter
+from plaudit_workers.training.conductor.closing import correct_counters, discard_group
+from plaudit_workers.training.conductor.ready_groups import ReadyGroups
+from plaudit_workers.training.run.state import Run, RunState
+
+logger = logging.getLogger(__name__)
+
+_EVERY_S = 1.0
+_BEAT_EVERY_S = 5.0
+
+
+class Upkeep:
+    """See the module's text.
+
+    Args:
+        run: the run's surroundings.
+        state: where it stands.
+        admitter: admits what there is room for by now.
+        ready: the groups in the trainer's hands; those cannot get lost.
+    """
+
+    def __init__(self, run: Run, state: RunState, admitter: Admitter, ready: ReadyGroups) -> None:
+        self._run = run
+        self._state = state
+        self._admitter = admitter
+        self._ready = ready
+        self._next_beat = 0.0
+        self._unknown: set[str] = set()
+
+    async def keep(self) -> None:
+        """Goes on until cancelled, through outages of Redis."""
+        while True:
+            try:
+                await self._once()
+            except OUTAGE as error:
+                logger.warning("redis is away", extra={"fields": {"error": str(error)}})
+            await asyncio.sleep(_EVERY_S)
+
+    async def _once(self) -> None:
+        await self._run.clock.synchronise()
+        await self._beat()
+        await self._run.streams.release_expired()
+        open_groups = set(await self._run.streams.open_groups())
+        await self._return_lost(open_groups)
+        await self._discard_unknown(open_groups)
+        if not self._admitter.pending:
+            await correct_counters(self._run, self._state)
+        await self._admitter.admit_training()
+
+    async def _beat(self) -> None:
+        if time.monotonic() >= self._next_beat:
+            self._next_beat = time.monotonic() + _BEAT_EVERY_S
+            version = str(self._state.version)
+            await self._run.transport.beat(WorkerRecord(self._run.worker, "trainer", version=version))
+
+    async def _return_lost(self, open_groups: set[str]) -> None:
+        """Groups in flight that Redis has lost (FLUSHALL, failover): their prompts are admitted again."""
+        names = [flight.group for flight in self._state.ledger.flights()]
+        doubtful = [name for name in names if name not in open_groups and self._can_be_lost(name)]
+        for group in await self._run.streams.missing(doubtful):
+            if self._state.ledger.find(group) and self._can_be_lost(group):
+                self._state.ledger.end(group, "dropped", "lost", again=True)
+                self._state.counters_suspect = True
+                logger.error("group lost", extra={"fields": {"group": group}})
+
+    def _can_be_lost(self, group: str) -> bool:
+        return group not in self._ready and group not in self._admitter.pending
+
+    async def _discard_unknown(self, open_groups: set[str]) -> None:
+        """Groups that reappeared (an old append-only file) and that ended long ago are closed again, never trained."""
+        unknown = {group for group in open_groups if self._state.ledger.find(group) is None}
+        for group in unknown & self._unknown:  # seen twice: not one that is being closed just now
+            logger.error("group reappeared", extra={"fields": {"group": group}})
+            await discard_group(self._run, self._state, group)
+        self._unknown = unknown

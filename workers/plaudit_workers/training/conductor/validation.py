@@ -1,0 +1,110 @@
+"""Validation: the same pipeline, its own bound, nothing learnt. Called by the conductor between two steps.
+
+The trainer waits for it, so every sample is of exactly the validated version; training prompts that may be admitted
+are generated and scored meanwhile. A validation that is broken off begins anew: positions are never used twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from plaudit_wire.records import GroupEnd, GroupRecord
+from plaudit_workers.stream.group import Group
+from plaudit_workers.training.conductor.admission import Admitter
+from plaudit_workers.training.conductor.closing import Ending, end_groups
+from plaudit_workers.training.conductor.ready_groups import ReadyGroups
+from plaudit_workers.training.run.state import Run, RunState
+
+_LOOK_EVERY_S = 1.0
+
+
+@dataclass
+class Evaluation:
+    """What a validation found."""
+
+    groups: list[Group] = field(default_factory=list)
+    records: list[GroupRecord] = field(default_factory=list)
+    """How the groups ended, in their order."""
+    seconds: float = 0.0
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """``val/<data_source>/<scorer>`` and ``…/reward`` (means over scored samples), ``timing_s/testing``."""
+        return validation_figures(self.groups) | {"timing_s/testing": self.seconds}
+
+
+class Validation:
+    """Evaluates the published policy on the validation prompts.
+
+    Args:
+        run: the run's surroundings; it has validation data.
+        state: where it stands.
+        admitter: admits validation prompts.
+        ready: where their groups arrive.
+    """
+
+    def __init__(self, run: Run, state: RunState, admitter: Admitter, ready: ReadyGroups) -> None:
+        self._run = run
+        self._state = state
+        self._admitter = admitter
+        self._ready = ready
+
+    async def evaluate(self, stop: asyncio.Event) -> Evaluation | None:
+        """Evaluates all prompts once; None when ``stop`` was set before the end."""
+        started = self._run.clock.now()
+        evaluation = Evaluation()
+        remaining = self._begin()
+        while remaining:
+            await self._admit(remaining)
+            await self._ready.wait(_LOOK_EVERY_S)
+            if stop.is_set():
+                return None
+            remaining -= await self._end_ready(evaluation)
+        evaluation.seconds = self._run.clock.now() - started
+        return evaluation
+
+    async def _admit(self, remaining: set[int]) -> None:
+        in_flight = self._state.ledger.validation.in_flight
+        waiting = sorted(remaining - {flight.position for flight in in_flight.values()})
+        room = self._run.plan.max_validation_in_flight - len(in_flight)
+        await self._admitter.admit_validation(waiting[:room])
+
+    def _begin(self) -> set[int]:
+        """The positions of a new validation: the next whole epoch."""
+        source, positions = self._run.validation_data, self._state.ledger.validation
+        assert source is not None
+        begun = -(-positions.cursor // len(source))
+        positions.cursor = begun * len(source)
+        positions.returned.clear()
+        return set(range(positions.cursor, positions.cursor + len(source)))
+
+    async def _end_ready(self, evaluation: Evaluation) -> set[int]:
+        groups = self._ready.take([group.id for group in self._ready.validation()])
+        step, taken = self._state.version.number, self._run.clock.now()
+        by_end: dict[GroupEnd, list[Group]] = {
+            "evaluated": [group for group in groups if group.phase == "ready"],
+            "dropped": [group for group in groups if group.phase != "ready"],
+        }
+        for end, of_end in by_end.items():
+            evaluation.records += await end_groups(self._run, self._state, of_end, Ending(end, step, taken))
+            evaluation.groups += of_end
+        return {group.prompt.position for group in groups}
+
+
+def validation_figures(groups: Sequence[Group]) -> dict[str, float]:
+    """Means by data source and scorer over the samples that have a score; pure."""
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    for group in groups:
+        source = group.prompt.data_source
+        for sample in group.samples:
+            scoring = sample.scoring
+            if scoring is None or scoring.value is None:
+                continue
+            values[f"val/{source}/reward"].append(scoring.value)
+            for name, scorer in scoring.scorers.items():
+                if scorer.value is not None and name != "reward":
+                    values[f"val/{source}/{name}"].append(scorer.value)
+    return {key: sum(found) / len(found) for key, found in values.items()}

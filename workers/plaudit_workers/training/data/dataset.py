@@ -1,0 +1,166 @@
+"""Prompts in the order in which a run admits them: endless epochs, addressed by one number.
+
+``prompt_at(position)`` depends on the file, the seed and the position alone, so the data cursor is all that a
+checkpoint has to keep of the data. Called by the conductor, which turns a ``PromptRow`` into a stream ``Prompt``.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from jinja2 import TemplateError
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase
+
+from plaudit_workers.job.spec.data import Data, TrainData
+from plaudit_workers.process import RefusedError
+from plaudit_workers.training.data.rows import Rows, read_rows
+
+logger = logging.getLogger(__name__)
+
+_TOKENIZED_AT_ONCE = 1024
+
+
+@dataclass(frozen=True)
+class PromptRow:
+    """One prompt of the data, ready for the model."""
+
+    row: int
+    """Its number in the file, from 0."""
+    data_source: str
+    prompt_text: str
+    """Chat template applied."""
+    prompt_ids: bytes
+    """int32[num_prompt_tokens], little-endian."""
+    messages: list[dict[str, Any]]
+    """Empty where the file holds text."""
+    ground_truth: Any
+    extra_info: dict[str, Any]
+
+
+class PromptData:
+    """A data file, seen as an endless row of prompts.
+
+    Args:
+        rows: the file.
+        texts: the prompt of each row as text, None where it is left out.
+        prompt_ids: the same as int32 token ids.
+        seed: of the order; None keeps the file's.
+    """
+
+    def __init__(
+        self, rows: Rows, texts: list[str | None], prompt_ids: list[NDArray[np.int32]], seed: int | None
+    ) -> None:
+        self._rows = rows
+        self._texts = texts
+        self._prompt_ids = prompt_ids
+        self._seed = seed
+        self._kept = np.array([number for number, text in enumerate(texts) if text is not None], dtype=np.int64)
+        self.num_filtered = len(texts) - self._kept.size
+        """Prompts left out because they were longer than ``maxPromptLength``."""
+        self._order = lru_cache(maxsize=2)(self._shuffled)
+
+    @classmethod
+    def for_training(cls, data: Data, tokenizer: PreTrainedTokenizerBase, seed: int) -> Self:
+        """Loads ``data.train``; see ``load``."""
+        return cls.load(data.train, tokenizer, seed)
+
+    @classmethod
+    def for_validation(cls, data: Data, tokenizer: PreTrainedTokenizerBase) -> Self | None:
+        """Loads ``data.validation`` in the file's order, if the job has one; the training's length limit holds too."""
+        if data.validation is None:
+            return None
+        limit = data.train.max_prompt_length
+        section = TrainData(path=data.validation.path, shuffle=False, max_prompt_length=limit)
+        return cls.load(section, tokenizer, seed=0)
+
+    @classmethod
+    def load(cls, section: TrainData, tokenizer: PreTrainedTokenizerBase, seed: int) -> Self:
+        """Reads a file, applies the chat template, leaves out and counts the prompts that are too long.
+
+        Args:
+            section: path, order and length limit.
+            tokenizer: its chat template makes text of messages; without one their contents are joined by line ends.
+            seed: of the order of each epoch.
+
+        Raises:
+            RefusedError: file or column missing, a row that is not a prompt, or no prompt short enough.
+        """
+        path = Path(section.path)
+        rows = read_rows(path)
+        prompts = rows.column("prompt")
+        texts = [_text(path, number, prompt, tokenizer) for number, prompt in enumerate(prompts, start=1)]
+        prompt_ids = _tokenize(texts, [isinstance(prompt, str) for prompt in prompts], tokenizer)
+        kept = [
+            text if 0 < ids.size <= section.max_prompt_length else None
+            for text, ids in zip(texts, prompt_ids, strict=True)
+        ]
+        data = cls(rows, kept, prompt_ids, seed if section.shuffle else None)
+        if len(data) == 0:
+            raise RefusedError(
+                f"data file {path}: none of its {len(rows)} prompts has between 1 and {section.max_prompt_length} "
+                "tokens; raise data.train.maxPromptLength"
+            )
+        fields = {"path": str(path), "prompts": len(data), "too_long": data.num_filtered}
+        logger.info("prompts loaded", extra={"fields": fields})
+        return data
+
+    def __len__(self) -> int:
+        """Prompts of one epoch."""
+        return int(self._kept.size)
+
+    def prompt_at(self, position: int) -> PromptRow:
+        """The prompt that is admitted as number ``position`` (from 0); epoch = position ÷ length, rounded down."""
+        epoch, place = divmod(position, len(self))
+        number = int(self._order(epoch)[place])
+        row = self._rows[number]
+        text, prompt = self._texts[number], row["prompt"]
+        return PromptRow(
+            row=number,
+            data_source=str(row["data_source"]),
+            prompt_text=text or "",
+            prompt_ids=self._prompt_ids[number].astype("<i4").tobytes(),
+            messages=[] if isinstance(prompt, str) else prompt,
+            ground_truth=row["reward_model"]["ground_truth"],
+            extra_info=row.get("extra_info") or {},
+        )
+
+    def _shuffled(self, epoch: int) -> NDArray[np.int64]:
+        """int64[len]: the rows of an epoch in their order."""
+        if self._seed is None:
+            return self._kept
+        # Raw PCG64 numbers are the same in every numpy; what permutation() makes of them need not be.
+        bits = np.random.PCG64(np.random.SeedSequence([self._seed, epoch]))
+        return self._kept[np.argsort(bits.random_raw(len(self)), kind="stable")]
+
+
+def _text(path: Path, number: int, prompt: str | list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    if tokenizer.chat_template is None:
+        return "\n".join(str(message["content"]) for message in prompt)
+    try:
+        return str(tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True))
+    except TemplateError as error:
+        raise RefusedError(
+            f"data file {path}, row {number}: the chat template refuses these messages ({error}); mend them, or name "
+            "another template with model.chatTemplate"
+        ) from error
+
+
+def _tokenize(texts: list[str], is_text: list[bool], tokenizer: PreTrainedTokenizerBase) -> list[NDArray[np.int32]]:
+    """Token ids of each text. A chat template writes its special tokens itself; plain text gets the tokenizer's own."""
+    found: list[NDArray[np.int32]] = [np.empty(0, np.int32)] * len(texts)
+    for special in (True, False):
+        numbers = [number for number, plain in enumerate(is_text) if plain is special]
+        for start in range(0, len(numbers), _TOKENIZED_AT_ONCE):
+            part = numbers[start : start + _TOKENIZED_AT_ONCE]
+            encoded = tokenizer([texts[number] for number in part], add_special_tokens=special)["input_ids"]
+            for number, ids in zip(part, encoded, strict=True):
+                found[number] = np.array(ids, dtype=np.int32)
+    return found

@@ -1,0 +1,162 @@
+"""What one update trains on: the scored samples of some groups as plain arrays, with their advantages.
+
+``make_batch`` is pure; the conductor calls it with the groups it took, and hands the result to ``Policy.update``.
+Left out are samples without a score (masked: whatever went wrong with them must not look like a reward of zero) and
+samples without a token that the policy chose. Advantages are computed over all scored samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plaudit_wire.messages import Body, PolicyVersion
+from plaudit_workers.stream.group import Group
+from plaudit_workers.training.model.advantage import ESTIMATORS, degenerate_groups
+
+Int32s = NDArray[np.int32]
+Float32s = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class TrainingSequence:
+    """One sample to learn from; ``P`` prompt tokens, ``T`` response tokens."""
+
+    group: str
+    index: int
+    prompt_ids: Int32s
+    """int32[P]."""
+    response_ids: Int32s
+    """int32[T]."""
+    behaviour_logprobs: Float32s
+    """float32[T]: what the rollout sampled with, at the job's temperature."""
+    loss_mask: NDArray[np.bool_]
+    """bool[T]: the policy chose this token (tool output is False)."""
+    advantage: float
+    version_spans: tuple[tuple[int, PolicyVersion], ...]
+    """(first token, version that sampled from there on)."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens to run through the model: P + T."""
+        return int(self.prompt_ids.size + self.response_ids.size)
+
+    @property
+    def num_trained_tokens(self) -> int:
+        """Tokens that take part in the loss."""
+        return int(self.loss_mask.sum())
+
+
+@dataclass(frozen=True)
+class TrainingBatch:
+    """The sequences of one update."""
+
+    sequences: tuple[TrainingSequence, ...]
+    temperature: float
+    """The sampling temperature; the trainer divides its logits by it."""
+    statistics: dict[str, float]
+    """What the batch itself says (rewards, advantages, lengths, degenerate groups); ``Policy.update`` passes it on."""
+
+    @property
+    def num_trained_tokens(self) -> int:
+        """Tokens that take part in the loss, all sequences."""
+        return sum(sequence.num_trained_tokens for sequence in self.sequences)
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """A scored sample on its way into the batch."""
+
+    group: Group
+    group_number: int
+    index: int
+    body: Body
+    score: float
+    loss_mask: NDArray[np.bool_]
+
+
+def make_batch(groups: Sequence[Group], estimator: str, temperature: float) -> TrainingBatch:
+    """Turns groups into a batch.
+
+    Args:
+        groups: taken groups, in any order; groups to be dropped must not be among them.
+        estimator: ``algorithm.advantage`` of the job (a key of ``advantage.ESTIMATORS``).
+        temperature: ``rollout.sampling.temperature`` of the job, > 0.
+
+    Returns:
+        A batch; its ``sequences`` are empty when no sample can be learnt from (the step then advances untrained).
+    """
+    scored = [sample for number, group in enumerate(groups) for sample in _scored_samples(group, number)]
+    scores = np.array([sample.score for sample in scored], dtype=np.float64)
+    num_tokens = np.array([sample.loss_mask.sum() for sample in scored], dtype=np.int64)
+    # Groups are numbered without holes: one that lost all its samples must not count as a group.
+    group = np.unique([sample.group_number for sample in scored], return_inverse=True)[1].astype(np.int64)
+    advantages = ESTIMATORS[estimator](scores, group, num_tokens)
+    sequences = tuple(
+        _sequence(sample, float(advantage))
+        for sample, advantage in zip(scored, advantages, strict=True)
+        if sample.loss_mask.any()
+    )
+    num_samples = sum(len(group.samples) for group in groups)
+    return TrainingBatch(sequences, temperature, _statistics(scores, group, advantages, sequences, num_samples))
+
+
+def _scored_samples(group: Group, number: int) -> list[_Scored]:
+    return [
+        _Scored(
+            group, number, sample.index, sample.body, scoring.value, np.frombuffer(sample.body.loss_mask, np.uint8) != 0
+        )
+        for sample in group.samples
+        if sample.body is not None
+        and (scoring := sample.scoring) is not None
+        and scoring.outcome == "scored"
+        and scoring.value is not None
+    ]
+
+
+def _sequence(sample: _Scored, advantage: float) -> TrainingSequence:
+    body = sample.body
+    return TrainingSequence(
+        group=sample.group.id,
+        index=sample.index,
+        prompt_ids=np.frombuffer(sample.group.prompt.prompt_ids, dtype="<i4"),
+        response_ids=np.frombuffer(body.response_ids, dtype="<i4"),
+        behaviour_logprobs=np.frombuffer(body.logprobs, dtype="<f4"),
+        loss_mask=sample.loss_mask,
+        advantage=advantage,
+        version_spans=tuple((first, PolicyVersion(inc, number)) for first, inc, number in body.version_spans),
+    )
+
+
+def _statistics(
+    scores: NDArray[np.float64],
+    group: NDArray[np.int64],
+    advantages: NDArray[np.float64],
+    sequences: Sequence[TrainingSequence],
+    num_samples: int,
+) -> dict[str, float]:
+    """The batch in figures; verl's names where verl has one."""
+    degenerate = degenerate_groups(scores, group)
+    figures = {
+        "training/samples": float(num_samples),
+        "training/sequences": float(len(sequences)),
+        "training/tokens": float(sum(s.num_trained_tokens for s in sequences)),
+        "training/groups_single": float(degenerate.single),
+        "training/groups_zero_variance": float(degenerate.zero_variance),
+    }
+    figures |= _spread("critic/score", scores)
+    figures |= _spread("critic/advantages", advantages)
+    return figures | _spread("response_length", np.array([s.response_ids.size for s in sequences], dtype=np.float64))
+
+
+def _spread(name: str, values: NDArray[np.float64]) -> dict[str, float]:
+    if values.size == 0:
+        return {}
+    return {
+        f"{name}/mean": values.mean().item(),
+        f"{name}/min": values.min().item(),
+        f"{name}/max": values.max().item(),
+    }

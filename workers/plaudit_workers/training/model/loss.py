@@ -1,0 +1,113 @@
+"""The policy loss: clipped ratio with clip-higher, importance weights, optional KL and entropy terms.
+
+Called by ``policy`` once a micro-batch. Each term is a sum over tokens of ``aggregation weight x token loss``, with
+weights from the *whole* update (``token_weights``): sums over micro-batches and ranks then add up to the same loss
+whatever the packing.
+
+| ``loss.aggregation`` | verl's ``loss_agg_mode`` | weight of a token of sequence i |
+| --- | --- | --- |
+| ``token`` | ``token-mean`` | 1 ÷ N |
+| ``sequence`` | ``seq-mean-token-mean`` | 1 ÷ (S · T_i) |
+
+S sequences, T_i trained tokens of sequence i, N = Σ T_i; R trained tokens of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from plaudit_workers.job.spec.algorithm import Loss
+from plaudit_workers.training.model.correction import MAX_LOG_RATIO, correct, exp_ratio
+
+
+@dataclass(frozen=True)
+class TokenInputs:
+    """What is known of each trained token of a micro-batch; all float32[R]."""
+
+    logprobs: Tensor
+    """log π_θ, with gradient."""
+    proximal: Tensor
+    """log π_prox (see ``correction``)."""
+    behaviour: Tensor
+    """log μ."""
+    advantages: Tensor
+    weights: Tensor
+    """Aggregation weights."""
+    entropies: Tensor | None = None
+    """Entropy of the token's distribution, with gradient; needed when ``entropyCoefficient`` is not 0."""
+    reference: Tensor | None = None
+    """log π_ref of the starting weights; needed when ``klCoefficient`` is not 0."""
+
+
+@dataclass(frozen=True)
+class LossTerms:
+    """The loss of a micro-batch and what it is made of."""
+
+    total: Tensor
+    """Scalar with gradient."""
+    sums: dict[str, Tensor]
+    """Detached scalars, already weighted: their sum over micro-batches and ranks is the update's figure."""
+
+
+def token_weights(aggregation: str, lengths: Sequence[int]) -> list[float]:
+    """The aggregation weight that each token of a sequence has.
+
+    Args:
+        aggregation: ``loss.aggregation``.
+        lengths: trained tokens of each sequence of the update, all at least 1.
+
+    Returns:
+        One weight a sequence; the weights of all tokens sum to 1.
+    """
+    if aggregation == "token":
+        return [1 / sum(lengths)] * len(lengths)
+    return [1 / (len(lengths) * length) for length in lengths]
+
+
+def policy_loss(tokens: TokenInputs, settings: Loss) -> LossTerms:
+    """Adds up the loss of one micro-batch.
+
+    ``L = Σ_t w_t · (-c_t · min(r_t A_t, clip(r_t, 1 - clipLow, 1 + clipHigh) A_t) + β · k3_t - η · H_t)`` with
+    ``r_t = exp(log π_θ - anchor)``, ``c_t`` the importance weight, β ``klCoefficient``, η ``entropyCoefficient``.
+    Sources: Schulman et al. 2017, PPO (arXiv 1707.06347); clip-higher: Yu et al. 2025, DAPO (arXiv 2503.14476).
+    Degenerate: advantages of 0 leave only the KL and entropy terms.
+    """
+    corrected = correct(settings.correction, tokens.behaviour, tokens.proximal, settings.correction_cap)
+    ratio = exp_ratio(tokens.logprobs, corrected.anchor)
+    unclipped = ratio * tokens.advantages
+    clipped = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high) * tokens.advantages
+    token_losses = -corrected.weight * torch.minimum(unclipped, clipped)
+    drift = tokens.behaviour - tokens.logprobs.detach()
+    figures = {
+        "actor/pg_loss": token_losses,
+        "actor/pg_clipfrac": (clipped < unclipped).float(),
+        "actor/ppo_kl": drift,
+        "actor/behaviour_kl": drift.neg().clamp(max=MAX_LOG_RATIO).expm1() + drift,
+        "actor/importance_weight": corrected.weight,
+        "actor/importance_capped": corrected.capped.float(),
+    }
+    if settings.kl_coefficient and tokens.reference is not None:
+        figures["actor/kl_loss"] = k3(tokens.logprobs, tokens.reference)
+        token_losses = token_losses + settings.kl_coefficient * figures["actor/kl_loss"]
+    if tokens.entropies is not None:
+        figures["actor/entropy"] = tokens.entropies
+        token_losses = token_losses - settings.entropy_coefficient * tokens.entropies
+    sums = {name: (figure.detach() * tokens.weights).sum() for name, figure in figures.items()}
+    return LossTerms((token_losses * tokens.weights).sum(), sums)
+
+
+def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """Unbiased, never negative estimate of KL(π_θ ‖ π_ref) from tokens of π_θ: ``r - log r - 1``, ``r = π_ref ÷ π_θ``.
+
+    Source: Schulman 2020, Approximating KL Divergence. The log-ratio is cut to ±20.
+
+    Args:
+        logprobs: float32[R], log π_θ, with gradient.
+        reference: float32[R], log π_ref.
+    """
+    log_ratio = (reference - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return log_ratio.exp() - log_ratio - 1

@@ -1,0 +1,45 @@
+"""Whether rollouts sample from the weights that the trainer published: one figure a step. Called by ``trained_policy``.
+
+A token that was sampled by the policy whose log-probabilities the trainer has at hand must have the same
+log-probability on both sides, but for the kernels' rounding. Tokens of older policies differ rightly and are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from plaudit_wire.messages import PolicyVersion
+from plaudit_workers.training.model.batch import TrainingSequence
+
+FIGURE = "actor/logprob_mismatch"
+"""Mean absolute difference in nats over the tokens of samples that the published policy wrote from first to last."""
+_TOKENS = "actor/logprob_mismatch_tokens"
+
+
+def mismatch_sums(
+    sequences: Sequence[TrainingSequence], version: PolicyVersion | None, published: Tensor, behaviour: Tensor
+) -> dict[str, Tensor]:
+    """What a micro-batch adds to the figure.
+
+    Args:
+        sequences: of the micro-batch, in the order in which they lie; none where it only keeps a rank busy.
+        version: the published policy's; None when it is not at hand.
+        published: float32[R], its log-probabilities of the trained tokens.
+        behaviour: float32[R], those that came with the samples.
+    """
+    tokens = torch.zeros_like(behaviour)
+    if sequences and version is not None:
+        written = [all(span[1] == version for span in sequence.version_spans) for sequence in sequences]
+        counts = torch.tensor([sequence.num_trained_tokens for sequence in sequences])
+        tokens = torch.tensor(written).repeat_interleave(counts).to(tokens)
+    return {FIGURE: ((published - behaviour).abs() * tokens).sum(), _TOKENS: tokens.sum()}
+
+
+def mismatch_figure(sums: dict[str, float]) -> dict[str, float]:
+    """Replaces the two sums by their quotient; without such tokens there is no figure."""
+    figures = dict(sums)
+    total, num_tokens = figures.pop(FIGURE, 0.0), figures.pop(_TOKENS, 0.0)
+    return figures | ({FIGURE: total / num_tokens} if num_tokens else {})

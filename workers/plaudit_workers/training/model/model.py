@@ -1,0 +1,156 @@
+"""Loads the policy's model and tokenizer, and refuses plainly what cannot be loaded or cannot be trained packed.
+
+Parameters are held in float32, whatever ``model.dtype`` says: updates at a learning rate of 1e-6 would vanish in
+bfloat16. ``model.dtype`` is the precision of the forward passes and of the published weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
+
+from plaudit_reward.packed_attention import PACKED_ATTENTION, Block, UnsupportedAttentionError, make_blocks
+from plaudit_workers.job.spec.model import Model
+from plaudit_workers.process import RefusedError
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+"""``model.dtype`` → torch's."""
+
+FORWARD_DTYPES = DTYPES | {"float16": torch.float32}
+"""``model.dtype`` → precision of the trainer's forward passes. Gradients in float16 would need a scaled loss, which the
+trainer does not do: its passes run in float32 then, and only the published weights are float16."""
+
+PACKING_TOLERANCE = 1e-3
+"""How far logits of a sequence may move because another one lies before it: rounding only. Float32, on the logits'
+own scale; a model whose layers look across sequences is off by far more."""
+
+
+def load_tokenizer(model: Model) -> PreTrainedTokenizerBase:
+    """Loads ``model.tokenizer`` (default: the one in ``model.source``), with ``model.chatTemplate`` in place.
+
+    Raises:
+        RefusedError: it cannot be loaded, or the chat template not read.
+    """
+    source = model.tokenizer or model.source
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            source, revision=model.revision, trust_remote_code=model.trust_remote_code
+        )
+        if model.chat_template:
+            with open(model.chat_template, encoding="utf-8") as file:
+                tokenizer.chat_template = file.read()
+    # Tokenizers fail to load with every kind of exception, their own Rust ones included.
+    except Exception as error:
+        field = "model.tokenizer" if model.tokenizer else "model.source"
+        raise RefusedError(_loading_message("tokenizer", field, source, error)) from error
+    return tokenizer
+
+
+def load_model(model: Model) -> PreTrainedModel:
+    """Loads ``model.source`` on the CPU: float32, packed attention, evaluation mode (no dropout).
+
+    Raises:
+        RefusedError: it cannot be loaded, or its layers cannot be kept apart in a packed row.
+    """
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            model.source,
+            revision=model.revision,
+            trust_remote_code=model.trust_remote_code,
+            dtype=torch.float32,
+            attn_implementation=PACKED_ATTENTION,
+        )
+    # Loading meets the network, the disk, other people's code and the memory's limit.
+    except Exception as error:
+        raise RefusedError(_loading_message("model", "model.source", model.source, error)) from error
+    torch.nn.Module.eval(loaded)
+    refuse_unpackable(loaded)
+    return loaded
+
+
+def forward_logits(
+    model: torch.nn.Module, input_ids: Tensor, position_ids: Tensor, blocks: tuple[Block, ...], sources: Tensor
+) -> Tensor:
+    """Runs a packed row through the model.
+
+    Args:
+        model: a causal language model with ``PACKED_ATTENTION``.
+        input_ids: int64[1, T].
+        position_ids: int64[1, T].
+        blocks: the row's layout.
+        sources: int64[R]: the places whose logits are wanted; the others are never computed.
+
+    Returns:
+        float[R, V].
+    """
+    arguments: dict[str, Any] = {"packed_blocks": blocks, "use_cache": False, "logits_to_keep": sources}
+    logits: Tensor = model(input_ids=input_ids, position_ids=position_ids, **arguments).logits[0]
+    return logits
+
+
+def companion_files(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype) -> dict[str, bytes]:
+    """What an engine needs beside the weights: configuration, generation settings, tokenizer; by file name.
+
+    Args:
+        model: whose configuration.
+        tokenizer: in the state in which prompts are made.
+        dtype: precision of the published weights; the configuration says so.
+    """
+    config = copy.deepcopy(model.config)
+    config.dtype = dtype
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        config.save_pretrained(folder)
+        if model.can_generate() and model.generation_config is not None:
+            model.generation_config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+def refuse_unpackable(model: PreTrainedModel) -> None:
+    """Checks on a few tokens that what lies before a sequence in a row does not change its logits.
+
+    Raises:
+        RefusedError: it does (linear attention, state-space layers), or attention is of an unsupported kind.
+    """
+    vocabulary = int(model.config.vocab_size)
+    ids = (torch.arange(11) * 7 + 1) % vocabulary
+    try:
+        with torch.no_grad():
+            alone = _logits_of(model, [ids[6:]])
+            behind = _logits_of(model, [ids[:6], ids[6:]])[6:]
+        apart = (alone - behind).abs().max().item() / max(1.0, alone.abs().max().item())
+        problem = "" if apart <= PACKING_TOLERANCE else f"logits move by {apart:.2g} when another sequence lies before"
+    except UnsupportedAttentionError as error:
+        problem = f"its attention is of a kind that is not supported: {error}"
+    except TypeError as error:
+        problem = f"it does not take packed rows: {error}"
+    if problem:
+        kind = getattr(model.config, "model_type", type(model).__name__)
+        raise RefusedError(
+            f"a model of type {kind!r} cannot be trained: {problem}. Models whose layers are causal softmax attention "
+            "(Qwen2, Qwen3, Llama, Mistral, …) can"
+        )
+
+
+def _logits_of(model: PreTrainedModel, sequences: list[Tensor]) -> Tensor:
+    lengths = [sequence.numel() for sequence in sequences]
+    ids = torch.cat(sequences).unsqueeze(0)
+    positions = torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0)
+    return forward_logits(model, ids, positions, make_blocks(lengths), torch.arange(ids.numel()))
+
+
+def _loading_message(what: str, field: str, source: str, error: Exception) -> str:
+    first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return (
+        f"{field} is {source!r}: no {what} could be loaded from it ({first_line}). Give the id of a model on the hub "
+        "that this machine can reach, or a folder with config.json, the weights and the tokenizer's files"
+    )

@@ -1,0 +1,108 @@
+"""AdamW with a linear warm-up, a clipped gradient norm and a state that does not know its ranks.
+
+Called by ``trained_policy``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from plaudit_workers.job.spec.algorithm import Algorithm
+from plaudit_workers.training.model.sharding import as_sharded, gather
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""AdamW's averages of gradients and of their squares."""
+
+
+class PolicyOptimizer:
+    """Steps a policy's parameters.
+
+    The rate grows linearly over the updates of ``optimizer.warmupSteps`` steps (a step has ``miniBatchesPerStep``
+    updates): update u, counted from 0, uses ``learningRate · min(1, (u + 1) ÷ updates of the warm-up)``.
+
+    Args:
+        parameters: (name, parameter), the same names and order on every rank.
+        algorithm: the job's optimizer settings and mini-batches.
+    """
+
+    def __init__(self, parameters: Iterable[tuple[str, torch.nn.Parameter]], algorithm: Algorithm) -> None:
+        self._parameters = dict(parameters)
+        self._settings = algorithm.optimizer
+        self._warmup_updates = algorithm.optimizer.warmup_steps * algorithm.mini_batches_per_step
+        self._adamw = torch.optim.AdamW(
+            self._parameters.values(),
+            lr=self._settings.learning_rate,
+            betas=(self._settings.beta1, self._settings.beta2),
+            weight_decay=self._settings.weight_decay,
+            fused=True,
+        )
+        self.updates = 0
+        """Updates made so far."""
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the next update."""
+        return self._settings.learning_rate * min(1.0, (self.updates + 1) / max(1, self._warmup_updates))
+
+    def step(self) -> dict[str, float]:
+        """Clips the gradients that lie on the parameters, applies and clears them. A collective call over all ranks.
+
+        A gradient that is not finite is thrown away: the parameters stay as they are, the update still counts.
+
+        Returns:
+            ``actor/grad_norm`` (before clipping; absent when not finite), ``actor/lr``, ``actor/skipped_updates``.
+        """
+        rate = self.learning_rate
+        norm = _number(torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._settings.max_grad_norm))
+        finite = math.isfinite(norm)
+        if finite:
+            for group in self._adamw.param_groups:
+                group["lr"] = rate
+            self._adamw.step()
+        self._adamw.zero_grad()
+        self.updates += 1
+        figures = {"actor/lr": rate, "actor/skipped_updates": float(not finite)}
+        return figures | ({"actor/grad_norm": norm} if finite else {})
+
+    def state_dict(self, keep: bool = True) -> dict[str, Any]:
+        """The optimizer's state, in one piece whatever the ranks. A collective call.
+
+        Args:
+            keep: whether this rank wants the moments (rank 0).
+
+        Returns:
+            ``updates``, ``steps`` (parameter name → updates applied to it; empty before the first) and ``moments``
+            (parameter name → AdamW's two averages).
+        """
+        states = {name: self._adamw.state[p] for name, p in self._parameters.items() if p in self._adamw.state}
+        return {
+            "updates": self.updates,
+            "steps": {name: int(state["step"].item()) for name, state in states.items()},
+            "moments": {name: gather({key: state[key] for key in MOMENTS}, keep) for name, state in states.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over a state that ``state_dict`` gave. A collective call.
+
+        Args:
+            state: where parameters are sharded, ranks other than 0 need no ``moments``.
+        """
+        self.updates = int(state["updates"])
+        self._adamw.state.clear()
+        moments: dict[str, dict[str, Tensor]] = state.get("moments", {})
+        for name, num_updates in state["steps"].items():
+            parameter = self._parameters[name]
+            saved = moments.get(name, {})
+            averages = {key: as_sharded(saved.get(key), parameter.detach()) for key in MOMENTS}
+            step = torch.tensor(float(num_updates), device=parameter.device)
+            self._adamw.state[parameter] = {"step": step, **averages}
+
+
+def _number(norm: Tensor) -> float:
+    return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()

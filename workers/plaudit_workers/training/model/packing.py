@@ -1,0 +1,152 @@
+"""Micro-batches within a token budget, without padding, balanced over bins and ranks.
+
+Called by ``policy``. ``assign_bins`` is pure arithmetic over lengths; ``pack`` lays the sequences of one bin one behind
+another in a single row. Which sequence lies where changes nothing but rounding: positions begin anew with each
+sequence, attention stays within it (``packed_attention``), and every token carries the aggregation weight that it has
+in the whole update.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from plaudit_reward.packed_attention import Block, make_blocks
+from plaudit_workers.training.model.batch import TrainingSequence
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One forward pass: T packed tokens, R of them to be learnt from."""
+
+    input_ids: Tensor
+    """int64[1, T]."""
+    position_ids: Tensor
+    """int64[1, T]: 0, 1, … anew for each sequence."""
+    blocks: tuple[Block, ...]
+    sources: Tensor
+    """int64[R]: places in the row whose logits say the next token, where that token is trained."""
+    targets: Tensor
+    """int64[R]: those next tokens."""
+    behaviour: Tensor
+    """float32[R]: log-probabilities under the policy that sampled."""
+    advantages: Tensor
+    """float32[R]."""
+    weights: Tensor
+    """float32[R]: aggregation weights; 0 in a bin that only keeps a rank busy."""
+    members: tuple[int, ...]
+    """Which sequences of the batch, in the order in which they lie; none in a bin that only keeps a rank busy."""
+
+    def to(self, device: torch.device) -> MicroBatch:
+        """The same micro-batch on a device."""
+        tensors = {f.name: getattr(self, f.name) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)}
+        moved = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
+        return replace(self, blocks=tuple(block.to(device) for block in self.blocks), **moved)
+
+
+def assign_bins(lengths: Sequence[int], budget: int, num_ranks: int = 1) -> list[list[list[int]]]:
+    """Distributes sequences over ranks and bins: every rank gets the same number of bins, all about equally full.
+
+    Longest first, each into the emptiest bin; more bins until none is above the budget. A sequence longer than the
+    budget lies alone in its bin.
+
+    Args:
+        lengths: tokens of each sequence.
+        budget: most tokens of a bin.
+        num_ranks: ranks that work at the same time; collective calls want equally many bins on each.
+
+    Returns:
+        For each rank its bins, for each bin the numbers of its sequences, longest first. With fewer sequences than
+        ranks some bins are empty.
+    """
+    order = sorted(range(len(lengths)), key=lambda number: (-lengths[number], number))
+    num_bins = _round_up(max(1, -(-sum(lengths) // budget)), num_ranks)
+    while True:
+        bins = _fill(order, lengths, num_bins)
+        if all(len(members) <= 1 or sum(lengths[number] for number in members) <= budget for members in bins):
+            return [bins[rank::num_ranks] for rank in range(num_ranks)]
+        num_bins += num_ranks
+
+
+def _fill(order: Sequence[int], lengths: Sequence[int], num_bins: int) -> list[list[int]]:
+    bins: list[list[int]] = [[] for _ in range(num_bins)]
+    emptiest = [(0, number) for number in range(num_bins)]
+    for sequence in order:
+        filled, number = heapq.heappop(emptiest)
+        bins[number].append(sequence)
+        heapq.heappush(emptiest, (filled + lengths[sequence], number))
+    return bins
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def pack(sequences: Sequence[TrainingSequence], weights: Sequence[float], members: Sequence[int]) -> MicroBatch:
+    """Lays sequences one behind another.
+
+    Args:
+        sequences: all sequences of the update, each with at least one prompt token.
+        weights: the aggregation weight of each of them.
+        members: which to pack, longest first. Empty: the update's shortest one with weight 0, so that a rank without
+            work takes part in the collective calls of the others.
+    """
+    if not members:
+        shortest = min(range(len(sequences)), key=lambda number: sequences[number].num_tokens)
+        return replace(pack(sequences, [0.0] * len(sequences), [shortest]), members=())
+    chosen = [sequences[number] for number in members]
+    lengths = [sequence.num_tokens for sequence in chosen]
+    firsts = np.cumsum([0, *lengths[:-1]])
+    ids = np.concatenate([part for sequence in chosen for part in (sequence.prompt_ids, sequence.response_ids)])
+    positions = np.arange(ids.size) - np.repeat(firsts, lengths)
+    trained = np.concatenate([_in_loss(sequence) for sequence in chosen])
+    targets = np.flatnonzero(trained)
+    counts = [sequence.num_trained_tokens for sequence in chosen]
+    return MicroBatch(
+        input_ids=torch.from_numpy(ids.astype(np.int64)).unsqueeze(0),
+        position_ids=torch.from_numpy(positions).unsqueeze(0),
+        blocks=make_blocks(lengths),
+        sources=torch.from_numpy(targets - 1),
+        targets=torch.from_numpy(ids[targets].astype(np.int64)),
+        behaviour=torch.from_numpy(np.concatenate([s.behaviour_logprobs[s.loss_mask] for s in chosen])),
+        advantages=_repeated([s.advantage for s in chosen], counts),
+        weights=_repeated([weights[number] for number in members], counts),
+        members=tuple(members),
+    )
+
+
+def pack_single(ids: Tensor) -> MicroBatch:
+    """A row of one sequence whose every next token is a target; for log-probabilities, not for training.
+
+    Args:
+        ids: int64[T].
+    """
+    length = ids.numel()
+    zeros = torch.zeros(length - 1)
+    return MicroBatch(
+        input_ids=ids.unsqueeze(0),
+        position_ids=torch.arange(length).unsqueeze(0),
+        blocks=make_blocks([length]),
+        sources=torch.arange(length - 1),
+        targets=ids[1:],
+        behaviour=zeros,
+        advantages=zeros,
+        weights=zeros,
+        members=(0,),
+    )
+
+
+def _in_loss(sequence: TrainingSequence) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """bool[P + T]: the tokens of the sequence that are trained."""
+    marks = np.zeros(sequence.num_tokens, dtype=np.bool_)
+    marks[sequence.prompt_ids.size :] = sequence.loss_mask
+    return marks
+
+
+def _repeated(values: Sequence[float], counts: Sequence[int]) -> Tensor:
+    return torch.from_numpy(np.repeat(np.asarray(values, dtype=np.float32), counts))

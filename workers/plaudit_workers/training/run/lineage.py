@@ -1,0 +1,66 @@
+"""Which policy versions belong to the surviving line of checkpoints, pure.
+
+Every trainer that takes over is an incarnation that goes on from a version of an older one: what that older one
+published later is a lost future. Kept beside the checkpoints, for a checkpoint cannot know who came after it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from plaudit_wire.messages import PolicyVersion
+
+FILE_NAME = "incarnations.json"
+
+
+@dataclass
+class Lineage:
+    """Incarnation → the version it went on from; those that began with the job's own model from ``0.<step>``."""
+
+    parents: dict[int, PolicyVersion] = field(default_factory=dict)
+
+    @property
+    def newest(self) -> int:
+        """The highest incarnation that ever was; 0 before the first."""
+        return max(self.parents, default=0)
+
+    def survives(self, version: PolicyVersion, head: PolicyVersion) -> bool:
+        """Whether ``version`` is ``head`` or one of its ancestors.
+
+        An incarnation first publishes the weights that it went on from: those are the older version by another name.
+        """
+        parent = self.parents.get(version.incarnation)
+        while parent is not None and version.number == parent.number:
+            version, parent = parent, self.parents.get(parent.incarnation)
+        ancestor: PolicyVersion | None = head
+        while ancestor is not None:
+            if version.incarnation == ancestor.incarnation:
+                return version.number <= ancestor.number
+            ancestor = self.parents.get(ancestor.incarnation)
+        return False
+
+    @classmethod
+    def read(cls, folder: Path) -> Lineage:
+        """Reads what is kept in a folder of checkpoints; empty when nothing is."""
+        try:
+            stored = json.loads((folder / FILE_NAME).read_text())
+        except FileNotFoundError:
+            return cls()
+        return cls({int(key): PolicyVersion(*parent) for key, parent in stored.items()})
+
+    def write(self, folder: Path) -> None:
+        """Keeps it, so that a crash leaves the old or the new file."""
+        folder.mkdir(parents=True, exist_ok=True)
+        stored = {
+            str(incarnation): [parent.incarnation, parent.number]
+            for incarnation, parent in sorted(self.parents.items())
+        }
+        temporary = folder / f".{FILE_NAME}.{os.getpid()}"
+        with temporary.open("w") as file:
+            json.dump(stored, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(folder / FILE_NAME)

@@ -1,0 +1,53 @@
+"""Where the figures of each step go: ``steps.jsonl`` always, others by ``trainer.sinks``. Called by the conductor.
+
+All get the same dictionary, with the step as x axis. ``steps.jsonl`` and what reads it belong to
+``plaudit_metrics.sources.history``: a step that is done again after a resume is a second line with a higher
+incarnation. What a sink makes of such a step is said in its own file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from plaudit_wire.records import StepRecord
+from plaudit_workers.process import RefusedError
+from plaudit_workers.training.run.sinks.mlflow_runs import MLflow
+from plaudit_workers.training.run.sinks.sink import Sink
+from plaudit_workers.training.run.sinks.steps_file import StepsFile
+from plaudit_workers.training.run.sinks.tensorboard_events import TensorBoard
+from plaudit_workers.training.run.sinks.weights_and_biases import WeightsAndBiases
+
+SINKS: dict[str, Callable[[Path], Sink]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
+"""``trainer.sinks`` → what takes the steps, given the run's folder."""
+
+
+class Sinks:
+    """All sinks of a run.
+
+    Args:
+        run_folder: the run's folder.
+        names: ``trainer.sinks``.
+
+    Raises:
+        RefusedError: a sink that is not there, whose package is not installed, or that cannot be reached as set up.
+    """
+
+    def __init__(self, run_folder: Path, names: Sequence[str] = ()) -> None:
+        unknown = [name for name in names if name not in SINKS]
+        if unknown:
+            raise RefusedError(
+                f"trainer.sinks names {', '.join(unknown)}, which this version cannot write to; it knows "
+                f"{', '.join(SINKS)} (steps.jsonl is always written)"
+            )
+        self._sinks: list[Sink] = [StepsFile(run_folder), *(SINKS[name](run_folder) for name in dict.fromkeys(names))]
+
+    def write(self, record: StepRecord) -> None:
+        """Gives one step to every sink, ``steps.jsonl`` first."""
+        for sink in self._sinks:
+            sink.write(record)
+
+    def close(self) -> None:
+        """Ends them all."""
+        for sink in self._sinks:
+            sink.close()

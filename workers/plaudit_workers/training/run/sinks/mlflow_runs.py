@@ -1,0 +1,101 @@
+"""``mlflow``: a run of MLflow that carries our run's id as a tag, by which a resume finds it again.
+
+Set up by MLflow's own environment variables: ``MLFLOW_TRACKING_URI`` (a server; or a folder, with
+``MLFLOW_ALLOW_FILE_STORE=true``) and ``MLFLOW_EXPERIMENT_NAME`` (default ``plaudit``). A thread sends the steps one
+after another: a server that is slow or away holds up no step. (MLflow's own queue has ten threads, which lose points of
+a file store that they write at once, and keep no order.) A point that is there cannot be replaced, so a step that is
+done again keeps its first figures there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+from plaudit_wire.records import StepRecord
+from plaudit_workers.process import RefusedError
+from plaudit_workers.training.run.sinks.sink import newest_written, package_of
+
+logger = logging.getLogger(__name__)
+
+_TAG = "plaudit.run"
+_MOST_AT_ONCE = 1000
+"""Metrics of one request: the server's limit."""
+_LAST_SENDING_S = 120.0
+"""How long the run's end waits for what is still to be sent."""
+
+
+class MLflow:
+    """Logs every step once.
+
+    Args:
+        run_folder: the run's folder; its name is the run's id.
+
+    Raises:
+        RefusedError: the extra is not installed, or the tracking server is not set or refuses.
+    """
+
+    def __init__(self, run_folder: Path) -> None:
+        mlflow = package_of("mlflow", "mlflow")
+        if not os.environ.get("MLFLOW_TRACKING_URI"):
+            raise RefusedError(
+                "trainer.sinks names mlflow, but MLFLOW_TRACKING_URI is not set; set it to the tracking server, or to "
+                "a folder together with MLFLOW_ALLOW_FILE_STORE=true"
+            )
+        self._metric: Any = mlflow.entities.Metric
+        self._error: Any = mlflow.exceptions.MlflowException
+        self._sender = ThreadPoolExecutor(1, "mlflow")
+        self._sending: set[Future[None]] = set()
+        try:
+            self._client = mlflow.MlflowClient()
+            self._run_id = self._run_of(run_folder.name)
+        except self._error as error:
+            raise RefusedError(
+                f"trainer.sinks names mlflow, which refuses: {error}. Check MLFLOW_TRACKING_URI, or take it out of the "
+                "list"
+            ) from error
+        self._newest = newest_written(run_folder)
+
+    def _run_of(self, name: str) -> str:
+        """The run that an earlier process of ours made, or a new one."""
+        experiment_name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "plaudit")
+        experiment = self._client.get_experiment_by_name(experiment_name)
+        experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(experiment_name)
+        found = self._client.search_runs([experiment_id], f"tags.`{_TAG}` = '{name}'", max_results=1)
+        if found:
+            run_id = str(found[0].info.run_id)
+            self._client.update_run(run_id, status="RUNNING")
+            return run_id
+        return str(self._client.create_run(experiment_id, tags={_TAG: name}, run_name=name).info.run_id)
+
+    def write(self, record: StepRecord) -> None:
+        """See ``Sink.write``."""
+        if record.step <= self._newest:
+            return
+        milliseconds = int(record.closed * 1000)
+        metrics = [self._metric(name, value, milliseconds, record.step) for name, value in record.statistics.items()]
+        for start in range(0, len(metrics), _MOST_AT_ONCE):
+            batch = metrics[start : start + _MOST_AT_ONCE]
+            self._sending.add(self._sender.submit(self._client.log_batch, self._run_id, batch))
+        self._tell_failed()
+
+    def close(self) -> None:
+        """See ``Sink.close``: waits for what is still to be sent; what cannot be is told and given up."""
+        wait(self._sending, _LAST_SENDING_S)
+        self._sender.shutdown(wait=False, cancel_futures=True)
+        self._tell_failed()
+        if self._sending:
+            logger.warning("mlflow lacks some steps", extra={"fields": {"requests": len(self._sending)}})
+        try:
+            self._client.set_terminated(self._run_id)
+        except self._error as error:
+            logger.warning("mlflow is not told that the run ended", extra={"fields": {"error": str(error)}})
+
+    def _tell_failed(self) -> None:
+        for done in [sending for sending in self._sending if sending.done() and not sending.cancelled()]:
+            self._sending.remove(done)
+            if error := done.exception():
+                logger.warning("mlflow lacks some steps", extra={"fields": {"error": str(error)}})

@@ -1,0 +1,45 @@
+"""What a sink is, and what several of them need."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any, Protocol
+
+from plaudit_metrics.sources.history import FILE_NAME, decode_step
+from plaudit_wire.records import StepRecord
+from plaudit_workers.process import RefusedError
+
+
+class Sink(Protocol):
+    """Takes the figures of closed steps."""
+
+    def write(self, record: StepRecord) -> None:
+        """Takes one step; it is safe on the disk, or handed on, when this returns."""
+        ...
+
+    def close(self) -> None:
+        """Ends the sink; called once."""
+        ...
+
+
+def package_of(sink: str, module: str) -> Any:
+    """Imports a module that a sink needs.
+
+    Raises:
+        RefusedError: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise RefusedError(
+            f"trainer.sinks names {sink}, which is not installed; install plaudit-workers[{sink}], or take it out of "
+            "the list"
+        ) from error
+
+
+def newest_written(run_folder: Path) -> int:
+    """The highest step that any incarnation of the run has written down; -1 when there is none."""
+    path = run_folder / FILE_NAME
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return max((record.step for line in lines if (record := decode_step(line)) is not None), default=-1)

@@ -1,0 +1,54 @@
+"""``wandb``: a run of Weights & Biases with the id of ours, so that a resume goes on in it.
+
+Set up by its own environment variables: ``WANDB_API_KEY``, ``WANDB_PROJECT`` (default ``plaudit``), ``WANDB_ENTITY``,
+``WANDB_MODE=offline`` (files in the run's folder, for ``wandb sync``). It sends from a process of its own: a server
+that is slow or away holds up no step. A point that is there cannot be replaced, so a step that is done again keeps its
+first figures there.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from plaudit_wire.records import StepRecord
+from plaudit_workers.process import RefusedError
+from plaudit_workers.training.run.sinks.sink import newest_written, package_of
+
+
+class WeightsAndBiases:
+    """Logs every step once.
+
+    Args:
+        run_folder: the run's folder; its name is the run's id.
+
+    Raises:
+        RefusedError: the extra is not installed, or there is no key.
+    """
+
+    def __init__(self, run_folder: Path) -> None:
+        wandb = package_of("wandb", "wandb")
+        try:
+            self._run = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "plaudit"),
+                id=run_folder.name,
+                name=run_folder.name,
+                resume="allow",
+                dir=str(run_folder),
+                settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False),
+            )
+        except wandb.errors.Error as error:
+            raise RefusedError(
+                f"trainer.sinks names wandb, which refuses: {error}. Set WANDB_API_KEY, or WANDB_MODE=offline, or take "
+                "it out of the list"
+            ) from error
+        self._newest = newest_written(run_folder)
+
+    def write(self, record: StepRecord) -> None:
+        """See ``Sink.write``."""
+        if record.step > self._newest:
+            self._run.log(record.statistics, step=record.step, commit=True)  # else it waits for the next step
+
+    def close(self) -> None:
+        """See ``Sink.close``: waits for what is still to be sent."""
+        self._run.finish()

@@ -1,0 +1,178 @@
+"""Stored samples: every closed group of a step as Parquet, one row a sample. Called by the conductor.
+
+``samples/step-000012-i1.parquet`` (step 12 as incarnation 1 trained it; of several the highest incarnation is the
+surviving one). Columns: where the sample belongs, its texts, what each scorer said (``scorer/<name>/…``), when it
+passed from stage to stage, which policy versions wrote it. JSON columns hold what data rows may shape as they like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow
+import pyarrow.parquet
+
+from plaudit_wire.messages import Body
+from plaudit_wire.records import GroupRecord, ScoringRecord, Stamps
+from plaudit_workers.stream.group import Group, GroupSample
+from plaudit_workers.whole_files import whole_file
+
+_TEXT, _WHOLE, _REAL = pyarrow.string(), pyarrow.int64(), pyarrow.float64()
+
+_COLUMNS: dict[str, pyarrow.DataType] = {
+    "step": _WHOLE,
+    "incarnation": _WHOLE,
+    "group": _TEXT,
+    "index": _WHOLE,
+    "split": _TEXT,
+    "position": _WHOLE,
+    "attempt": _WHOLE,
+    "admitted_for_step": _WHOLE,
+    "data_source": _TEXT,
+    "prompt": _TEXT,
+    "response": _TEXT,
+    "ground_truth_json": _TEXT,
+    "extra_info_json": _TEXT,
+    "end": _TEXT,
+    "end_reason": _TEXT,
+    "outcome": _TEXT,
+    "score": _REAL,
+    "reason": _TEXT,
+    "prompt_tokens": _WHOLE,
+    "response_tokens": _WHOLE,
+    "finish_reason": _TEXT,
+    "version_min": _WHOLE,
+    "version_max": _WHOLE,
+    "version_spans_json": _TEXT,
+    "generate_s": _REAL,
+    "tool_s": _REAL,
+    "engine_queue_s": _REAL,
+    "num_preempted": _WHOLE,
+    "rollout_worker": _TEXT,
+    "reward_worker": _TEXT,
+    "limiter_s": _REAL,
+    "retry_s": _REAL,
+    "call_s": _REAL,
+    "deliveries": _WHOLE,
+    **{f"{stamp}_at": _REAL for stamp in Stamps.__struct_fields__},
+    **{f"group_{stamp}_at": _REAL for stamp in ("terminal", "ready", "taken", "closed")},
+}
+"""Column → type; points in time (``…_at``) in seconds since the epoch, durations (``…_s``) in seconds."""
+
+_SCORER_COLUMNS: dict[str, pyarrow.DataType] = {
+    "value": _REAL,
+    "outcome": _TEXT,
+    "reason": _TEXT,
+    "call_s": _REAL,
+    "limiter_s": _REAL,
+    "retry_s": _REAL,
+    "attempts": _WHOLE,
+}
+
+
+def store_groups(
+    folder: Path, step: int, incarnation: int, groups: Sequence[Group], records: Mapping[str, GroupRecord]
+) -> Path:
+    """Writes the closed groups of a step.
+
+    Args:
+        folder: ``samples`` of the run's folder.
+        step: in which they were closed.
+        incarnation: of the trainer that closed them.
+        groups: their hashes as read before they were closed.
+        records: group id → how it ended.
+
+    Returns:
+        The file; no rows in it when there are no groups.
+
+    Raises:
+        RefusedError: the disk is full.
+    """
+    rows = [row for group in groups for row in _rows(step, incarnation, group, records[group.id])]
+    scorers = sorted({name for group in groups for sample in group.samples for name in _scorers(sample)})
+    schema = pyarrow.schema(
+        [
+            *_COLUMNS.items(),
+            *((f"scorer/{name}/{column}", kind) for name in scorers for column, kind in _SCORER_COLUMNS.items()),
+        ]
+    )
+    target = folder / f"step-{step:06d}-i{incarnation}.parquet"
+    with whole_file(target) as temporary:
+        table = pyarrow.Table.from_pylist(rows, schema=schema)
+        pyarrow.parquet.write_table(table, temporary, compression="zstd")
+    return target
+
+
+def _rows(step: int, incarnation: int, group: Group, record: GroupRecord) -> Iterator[dict[str, Any]]:
+    prompt = group.prompt
+    shared = {
+        "step": step,
+        "incarnation": incarnation,
+        "group": group.id,
+        "split": prompt.split,
+        "position": prompt.position,
+        "attempt": prompt.attempt,
+        "admitted_for_step": prompt.step,
+        "data_source": prompt.data_source,
+        "prompt": prompt.prompt,
+        "ground_truth_json": _json(prompt.ground_truth),
+        "extra_info_json": _json(prompt.extra_info),
+        "end": record.end,
+        "end_reason": record.reason,
+        "group_terminal_at": record.terminal,
+        "group_ready_at": record.ready,
+        "group_taken_at": record.taken,
+        "group_closed_at": record.closed,
+    }
+    for sample in group.samples:
+        stamps = {f"{name}_at": getattr(sample.stamps, name) for name in Stamps.__struct_fields__}
+        own = {"index": sample.index, "deliveries": sample.deliveries}
+        yield shared | own | stamps | _body_columns(sample.body) | _scoring_columns(sample.scoring)
+
+
+def _body_columns(body: Body | None) -> dict[str, Any]:
+    if body is None:
+        return {}
+    generation = body.generation
+    return {
+        "response": body.sample.response,
+        "prompt_tokens": generation.prompt_tokens,
+        "response_tokens": generation.response_tokens,
+        "finish_reason": generation.finish_reason,
+        "version_min": generation.version_min,
+        "version_max": generation.version_max,
+        "version_spans_json": _json(body.version_spans),
+        "generate_s": generation.generate_s,
+        "tool_s": generation.tool_s,
+        "engine_queue_s": generation.engine_queue_s,
+        "num_preempted": generation.num_preempted,
+        "rollout_worker": generation.worker,
+    }
+
+
+def _scoring_columns(scoring: ScoringRecord | None) -> dict[str, Any]:
+    if scoring is None:
+        return {}
+    columns: dict[str, Any] = {
+        "outcome": scoring.outcome,
+        "score": scoring.value,
+        "reason": scoring.reason,
+        "limiter_s": scoring.limiter_s,
+        "retry_s": scoring.retry_s,
+        "call_s": scoring.call_s,
+        "reward_worker": scoring.worker,
+    }
+    for name, scorer in scoring.scorers.items():
+        columns |= {f"scorer/{name}/{column}": getattr(scorer, column) for column in _SCORER_COLUMNS}
+    return columns
+
+
+def _scorers(sample: GroupSample) -> list[str]:
+    return [] if sample.scoring is None else list(sample.scoring.scorers)
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
