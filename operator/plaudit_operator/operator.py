@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Iterable
@@ -18,8 +17,9 @@ from plaudit_operator.runtime.queue import WorkQueue
 from plaudit_operator.runtime.watch import Informer
 from plaudit_operator.series import Series
 from plaudit_operator.settings import Settings
+from plaudit_wire.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _RESYNC_EVERY_S = 600.0
 _SILENT_TOO_LONG_S = 300.0
@@ -123,9 +123,9 @@ class Operator:
             result = "error"
             pause_s = self._queue.failed(key, error.retry_after_s)
             fields = {"namespace": key[0], "job": key[1], "error": str(error), "pause_s": round(pause_s, 2)}
-            logger.warning("to be tried again", extra={"fields": fields})
+            logger.warning("to be tried again", **fields)
         except Exception:
             result = "crash"
             self._queue.failed(key, 5.0)
-            logger.exception("reconcile crashed", extra={"fields": {"namespace": key[0], "job": key[1]}})
+            logger.exception("reconcile crashed", namespace=key[0], job=key[1])
         self.series.reconcile_seconds.labels(result).observe(time.perf_counter() - began)

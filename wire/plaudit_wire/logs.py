@@ -1,49 +1,85 @@
-"""Logs: a constant message and fields, JSON lines for machines. Configured once, where a process begins."""
+"""Logs: a constant message and fields, as JSON lines. Every module gets its logger here; ``__main__`` configures once.
+
+structlog writes through the standard library's loggers, so that a library's own records take the same way.
+"""
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import time
+from collections.abc import MutableMapping
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
+import structlog
+
+_PASSED_ON = ("exc_info", "stack_info")
 
 
-class JsonLines(logging.Formatter):
-    """One JSON object a line: time (UTC), level, logger, worker, message, fields, traceback."""
-
-    def __init__(self, worker: str) -> None:
-        super().__init__()
-        self._worker = worker
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Formats one record; ``extra={"fields": {...}}`` becomes members of the object."""
-        line: dict[str, object] = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "worker": self._worker,
-            "message": record.getMessage(),
-            **getattr(record, "fields", {}),
-        }
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=_plain)
-
-
-def _plain(value: object) -> object:
-    return msgspec.to_builtins(value) if isinstance(value, msgspec.Struct) else str(value)
+def get_logger(name: str) -> structlog.stdlib.BoundLogger:
+    """Return the logger of a module; its methods take a message and fields: ``logger.info("took over", step=3)``."""
+    logger = structlog.wrap_logger(
+        logging.getLogger(name),
+        processors=[structlog.stdlib.filter_by_level, _to_standard_library],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    return cast("structlog.stdlib.BoundLogger", logger)
 
 
 def configure_logs(log_file: Path | None, *, worker: str, level: int = logging.INFO) -> None:
-    """Sends every logger's records to ``log_file`` (appended) or standard error as JSON lines."""
+    """Send every logger's records to ``log_file`` (appended) or standard error, one JSON object a line.
+
+    Members of an object: time (UTC), level, logger, worker, message, the record's fields, traceback.
+    """
     handler: logging.Handler
     if log_file is None:
         handler = logging.StreamHandler(sys.stderr)
     else:
         log_file.parent.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(log_file)
-    handler.setFormatter(JsonLines(worker))
+    handler.setFormatter(_json_lines(worker))
     logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+def _to_standard_library(_: Any, __: str, event: MutableMapping[str, Any]) -> tuple[tuple[str], dict[str, Any]]:
+    """Hand the message and the fields to ``logging``, which keeps the fields in the record."""
+    message = str(event.pop("event"))
+    passed_on = {name: event.pop(name) for name in _PASSED_ON if name in event}
+    return (message,), {"extra": {"fields": event}, **passed_on}
+
+
+def _json_lines(worker: str) -> structlog.stdlib.ProcessorFormatter:
+    def members(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        record: logging.LogRecord = event["_record"]
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        return {
+            "time": f"{seconds}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "worker": worker,
+            "message": event["event"],
+            **getattr(record, "fields", {}),
+            **({"exc_info": record.exc_info} if record.exc_info else {}),
+        }
+
+    return structlog.stdlib.ProcessorFormatter(
+        processors=[
+            members,
+            structlog.processors.format_exc_info,
+            _traceback,
+            structlog.processors.JSONRenderer(default=_plain),
+        ]
+    )
+
+
+def _traceback(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    if "exception" in event:
+        event["traceback"] = event.pop("exception")
+    return event
+
+
+def _plain(value: object) -> object:
+    return msgspec.to_builtins(value) if isinstance(value, msgspec.Struct) else str(value)

@@ -10,7 +10,6 @@ Exit codes: 0 done · 1 crashed, may be started again · 2 the job or its surrou
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import secrets
 import signal
@@ -22,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from plaudit_wire.logs import configure_logs
+from plaudit_wire.logs import configure_logs, get_logger
 from plaudit_wire.redis_address import PasswordFileError, RedisAddress
 from plaudit_workers.errors import JobFailedError as JobFailedError
 from plaudit_workers.errors import RefusedError as RefusedError
@@ -122,14 +121,14 @@ class Ending:
 
 async def serve_guarded(serve: Serve, settings: ProcessSettings, stop: asyncio.Event) -> Ending:
     """Runs ``serve`` and turns what escapes it into an exit code and one logged message."""
-    logger = logging.getLogger("plaudit")
+    logger = get_logger("plaudit")
     try:
         return Ending(await serve(settings, stop))
     except RefusedError as error:
-        logger.error("refused", extra={"fields": {"error": str(error)}})
+        logger.error("refused", error=str(error))
         return Ending(EXIT_REFUSED, str(error))
     except JobFailedError as error:
-        logger.error("job failed", extra={"fields": {"error": str(error)}})
+        logger.error("job failed", error=str(error))
         return Ending(EXIT_FAILED, str(error))
     except Exception as error:
         logger.exception("crashed")
@@ -144,7 +143,7 @@ def main(serve: Serve) -> int:
         print(error, file=sys.stderr)
         return EXIT_REFUSED
     configure_logs(settings.log_file, worker=settings.worker)
-    logging.getLogger("plaudit").info("started", extra={"fields": {"run": settings.run}})
+    get_logger("plaudit").info("started", run=settings.run)
     return asyncio.run(_with_signals(serve, settings)).code
 
 

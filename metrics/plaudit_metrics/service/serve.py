@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import socket
 import time
 
@@ -27,11 +26,12 @@ from plaudit_metrics.sources.history import FILE_NAME, read_steps
 from plaudit_metrics.sources.kept_steps import KeptSteps
 from plaudit_metrics.sources.run_snapshot import look
 from plaudit_metrics.sources.stream import EventReader
+from plaudit_wire.logs import get_logger
 from plaudit_wire.names import Names
 
 __all__ = ["ServiceSettings", "SettingsError", "serve"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _LOOK_EVERY_S = 2.0
 _END_WITHIN_S = 2
@@ -57,7 +57,7 @@ async def serve(settings: ServiceSettings, stop: asyncio.Event) -> int:
         with socket.create_server((settings.host, settings.port)) as listener:
             await _serve_on(listener, client, settings, stop, sender)
     except (MissingPackageError, _TlsRefusedError, RedisError, OSError) as error:
-        logger.error("refused", extra={"fields": {"error": _words(error, settings)}})
+        logger.error("refused", error=_words(error, settings))
         return 2
     finally:
         await client.aclose()
@@ -90,7 +90,7 @@ async def _serve_on(
         )
     )
     address, port = listener.getsockname()[:2]
-    logger.info("serving", extra={"fields": {"run": settings.run, "address": f"http://{address}:{port}"}})
+    logger.info("serving", run=settings.run, address=f"http://{address}:{port}")
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(server.serve(sockets=[listener]))
         tasks.create_task(reader.run(stop))
@@ -115,7 +115,7 @@ class _Lookout:
                 self._view.look(await look(self._client, self._keys))
                 self.heard = time.monotonic()
             except (RedisError, OSError) as error:
-                logger.warning("redis is away", extra={"fields": {"error": str(error)}})
+                logger.warning("redis is away", error=str(error))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_EVERY_S):
                     await stop.wait()

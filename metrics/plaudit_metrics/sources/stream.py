@@ -8,7 +8,6 @@ entry is acknowledged once it is handled, so one that was under way in a crash i
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +15,10 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
 from plaudit_metrics.sources.events import EventRecord, decode_event
+from plaudit_wire.logs import get_logger
 from plaudit_wire.names import EVENTS_GROUP, Names
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _BATCH = 100
 """Entries; each may hold 256 samples, and requests are answered between batches."""
@@ -63,7 +63,7 @@ class EventReader:
                 await self._read_own_pending()
                 await self._read_new(stop)
             except (RedisError, OSError) as error:  # away, loading its file, or the keys are lost: begin again
-                logger.warning("events cannot be read now", extra={"fields": {"error": str(error)}})
+                logger.warning("events cannot be read now", error=str(error))
                 await _sleep(_RETRY_AFTER_S, stop)
 
     async def _ensure_group(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -23,8 +22,9 @@ from plaudit_operator.runtime.kinds import CONFIG_MAP, POD, RLJOB
 from plaudit_operator.runtime.kube import Kube
 from plaudit_operator.settings import Settings
 from plaudit_operator.status.status import transitions
+from plaudit_wire.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 Progress = Callable[[str, str], dict[str, Any]]
 """From a job's name and namespace to ``status.progress``; empty when its metrics service does not answer."""
@@ -153,7 +153,7 @@ class Reconciler:
         try:
             self._kube.create(manifest)
         except KubeError as error:
-            logger.warning("event not written", extra={"fields": {"reason": event.reason, "error": str(error)}})
+            logger.warning("event not written", reason=event.reason, error=str(error))
 
 
 def status_changes(before: Object, after: Object) -> dict[str, Any]:

@@ -6,7 +6,6 @@ renew stops before another may begin; one that is told to stop gives the Lease b
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -16,8 +15,9 @@ from typing import Any
 from plaudit_operator.runtime.errors import AlreadyExistsError, ConflictError, KubeError, NotFoundError
 from plaudit_operator.runtime.kinds import LEASE
 from plaudit_operator.runtime.kube import Kube
+from plaudit_wire.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 LEASE_NAME = "plaudit-operator"
 DURATION_S = 15
@@ -56,10 +56,10 @@ class Leader:
             self.step()
             if self.leads and not led:
                 led = True
-                logger.info("leads", extra={"fields": {"identity": self._identity}})
+                logger.info("leads", identity=self._identity)
                 on_start()
             elif led and not self.leads:
-                logger.error("lost the lease", extra={"fields": {"identity": self._identity}})
+                logger.error("lost the lease", identity=self._identity)
                 on_lost()
                 return
             stop.wait(_RENEW_EVERY_S)
@@ -74,7 +74,7 @@ class Leader:
         except (ConflictError, AlreadyExistsError):
             return  # somebody else was faster
         except KubeError as error:
-            logger.warning("lease not renewed", extra={"fields": {"error": str(error)}})
+            logger.warning("lease not renewed", error=str(error))
 
     def _acquire(self) -> bool:
         try:
@@ -106,7 +106,7 @@ class Leader:
             if lease["spec"].get("holderIdentity") == self._identity:
                 self._write(lease, {"holderIdentity": "", "renewTime": _now()})
         except KubeError as error:
-            logger.warning("lease not given back", extra={"fields": {"error": str(error)}})
+            logger.warning("lease not given back", error=str(error))
 
     def _held(self, before: dict[str, Any], *, renewal: bool) -> dict[str, Any]:
         held: dict[str, Any] = {

@@ -6,7 +6,6 @@ place of all that was known, so that a deletion nobody told of is noticed too.
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 import time
@@ -17,8 +16,9 @@ from plaudit_operator.names import SELECTOR
 from plaudit_operator.runtime.errors import GoneError, KubeError, NotFoundError
 from plaudit_operator.runtime.kinds import OPTIONAL, RLJOB, Kind
 from plaudit_operator.runtime.kube import Kube
+from plaudit_wire.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _SERVER_ENDS_AFTER_S = 240
 _LOOK_FOR_KIND_EVERY_S = 60.0
@@ -71,7 +71,7 @@ class Informer:
                 self._failures += 1
                 pause = min(_LONGEST_PAUSE_S, 0.1 * 2.0**self._failures) * random.uniform(0.5, 1.0)
                 fields = {"kind": self.kind.kind, "error": str(error), "pause_s": round(pause, 2)}
-                logger.warning("watch interrupted", extra={"fields": fields})
+                logger.warning("watch interrupted", **fields)
                 stop.wait(pause)
 
     def _list(self) -> str:
@@ -102,7 +102,7 @@ class Informer:
             stop.wait(_LOOK_FOR_KIND_EVERY_S)
         else:
             fields = {"kind": self.kind.kind}
-            logger.warning("the cluster does not know this kind; is the CRD installed?", extra={"fields": fields})
+            logger.warning("the cluster does not know this kind; is the CRD installed?", **fields)
             stop.wait(_LOOK_FOR_CRD_EVERY_S)
 
     def _hear(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
 from collections.abc import Coroutine
@@ -13,8 +12,9 @@ from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.functions.target import Description, Target
 from plaudit_reward.isolation.messages import FromChild, Load, Loaded, Refused
 from plaudit_reward.isolation.slot import Slot
+from plaudit_wire.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _LOAD_WITHIN_S = 300.0
 _MAX_FAILED_LOADS = 3
@@ -183,7 +183,7 @@ class Crew:
         if not slot.ready:
             self._on_failed_load(f"{self._target.path} cannot be loaded: its process {how}")
             return
-        logger.warning("scorer process ended", extra={"fields": {"scorer": self._name, "how": how}})
+        logger.warning("scorer process ended", scorer=self._name, how=how)
         self._owner.on_death(slot, how)
         self.fill()
 
@@ -192,7 +192,7 @@ class Crew:
             self._opened.set_exception(ConfigurationError(message))
             return
         self._failed_loads += 1
-        logger.error("scorer process not loaded", extra={"fields": {"scorer": self._name, "error": message}})
+        logger.error("scorer process not loaded", scorer=self._name, error=message)
         if self._failed_loads >= _MAX_FAILED_LOADS and not any(slot.ready for slot in self.slots):
             self._owner.on_unavailable(message)
         pause_s = min(_MAX_RESTART_PAUSE_S, 0.1 * 2**self._failed_loads)

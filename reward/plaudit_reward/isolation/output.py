@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 
-logger = logging.getLogger(__name__)
+from plaudit_wire.logs import get_logger
+
+logger = get_logger(__name__)
 
 _TAIL_BYTES = 2_000
 _LINES_PER_WINDOW = 50
@@ -50,7 +51,7 @@ class Output(asyncio.Protocol):
         for line in lines[: _LINES_PER_WINDOW - self._num_logged]:
             self._num_logged += 1
             text = line[:_LINE_CHARACTERS].decode(errors="replace")
-            logger.info("reward function printed", extra={"fields": {"scorer": self._name, "line": text}})
+            logger.info("reward function printed", scorer=self._name, line=text)
 
     def tail(self) -> str:
         """The last of it as text."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import math
 import time
 from collections import deque
@@ -20,9 +19,10 @@ from plaudit_reward.isolation.slot import Call, Pace, Slot
 from plaudit_reward.isolation.watch import Watch
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import Attempt
+from plaudit_wire.logs import get_logger
 from plaudit_wire.sample import Sample
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _LOOK_AHEAD_S = 0.25
 """Works for so many seconds may wait in a pool: more would wait here while another worker has nothing to do."""
@@ -164,7 +164,7 @@ class Pool:
         if report.where not in self._told:
             self._told.add(report.where)
             fields = {"scorer": self.name, "where": report.where, "seconds": round(report.seconds, 2)}
-            logger.warning("async reward function blocks its event loop", extra={"fields": fields})
+            logger.warning("async reward function blocks its event loop", **fields)
 
     # Handing out.
 

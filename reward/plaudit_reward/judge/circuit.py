@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -10,8 +9,9 @@ from contextlib import contextmanager
 
 from plaudit_reward.errors import CallTimeoutError, InfrastructureError
 from plaudit_reward.judge.failures import BusyError, CircuitOpenError, EndpointRefusedError
+from plaudit_wire.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 FAILURES_IN_A_ROW = 5
 _FIRST_PAUSE_S = 1.0
@@ -98,7 +98,7 @@ class Circuit:
 
     def _answered(self) -> None:
         if self._probe_at is not None:
-            logger.warning("judge answers again", extra={"fields": {"judge": self._name}})
+            logger.warning("judge answers again", judge=self._name)
         self._failures, self._pause_s, self._probe_at = 0, 0.0, None
 
     def _failed(self, reason: str, probe: bool, *, at_once: bool = False) -> None:
@@ -112,4 +112,4 @@ class Circuit:
         self._probe_at = self._clock() + random.uniform(0.75, 1.0) * self._pause_s
         self._reason = f"{self._failures} calls failed in a row, the last: {reason}" if self._failures > 1 else reason
         fields = {"judge": self._name, "reason": self._reason, "pause_s": round(self._pause_s, 1)}
-        logger.warning("judge is not asked for now", extra={"fields": fields})
+        logger.warning("judge is not asked for now", **fields)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import logging
 import math
 import time
 from collections import deque
@@ -16,8 +15,9 @@ from dataclasses import dataclass, field
 
 from plaudit_reward.errors import InfrastructureError
 from plaudit_reward.judge.limits import NEVER_SENT, Budget, Report, Request, Settled
+from plaudit_wire.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _ALWAYS_ROOM = 1_000_000
 _AT_A_TIME = 256
@@ -145,7 +145,7 @@ class Limiter:
             except OSError as error:
                 pause_s = again_s = min(_LONGEST_PAUSE_S, pause_s * 2 or 0.05)
                 fields = {"judge": self._name, "error": str(error), "waiting": len(self._waiting)}
-                logger.warning("judge's limits cannot be asked; requests wait", extra={"fields": fields})
+                logger.warning("judge's limits cannot be asked; requests wait", **fields)
                 await asyncio.sleep(pause_s)
                 continue
             except Exception as error:  # the boundary to those that wait: whatever it is, each of them raises it

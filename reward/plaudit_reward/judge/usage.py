@@ -6,15 +6,15 @@ Read by the metrics service (``plaudit_wire.names``): losing some with a killed 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from plaudit_wire.logs import get_logger
 from plaudit_wire.names import Names
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _REPORT_EVERY_S = 2.0
 
@@ -87,7 +87,7 @@ class UsageReport:
                     pipeline.hincrby(self._keys.judge_tokens, f"{self._judge}:{kind}", count)
                 await pipeline.execute()
         except (RedisError, OSError) as error:
-            logger.warning("judge's counts wait for redis", extra={"fields": {"error": str(error)}})
+            logger.warning("judge's counts wait for redis", error=str(error))
             return
         self._usage.requests -= requests
         self._usage.tokens -= tokens

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 import time
 from collections.abc import Sequence
@@ -24,9 +23,10 @@ from plaudit_reward.model_client.addresses import find
 from plaudit_reward.model_client.replicas import Replica, Replicas
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import Attempt
+from plaudit_wire.logs import get_logger
 from plaudit_wire.sample import Sample
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 Form = Literal["chat", "text"]
 
@@ -194,7 +194,7 @@ class ModelScorer:
             healthy = False
         self._replicas.probed(replica, time.monotonic(), healthy=healthy)
         if healthy:
-            logger.info("reward model server is healthy", extra={"fields": {"scorer": self.name, "url": replica.url}})
+            logger.info("reward model server is healthy", scorer=self.name, url=replica.url)
             self._changed.set()  # all who wait look again
             self._changed = asyncio.Event()
 

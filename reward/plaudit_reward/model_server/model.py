@@ -8,7 +8,6 @@ where the model allows it; else they are padded, and an attention mask tells the
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from threading import Lock
 from typing import Any
@@ -22,8 +21,9 @@ from plaudit_reward.errors import ConfigurationError, DataError
 from plaudit_reward.model_server.onednn import use_onednn
 from plaudit_reward.model_server.packed import enable_packing, packed_logits
 from plaudit_reward.model_server.settings import ModelSettings
+from plaudit_wire.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _ENOUGH_ON_CPU = 2048

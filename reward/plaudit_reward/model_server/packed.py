@@ -7,7 +7,6 @@ name.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
@@ -18,8 +17,9 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GenericForSequenceClassification
 
 from plaudit_reward.packed_attention import PACKED_ATTENTION, SHORTEST_OF_LONGEST, make_blocks
+from plaudit_wire.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _SAME = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """How far packed hidden states may be from those of a sequence alone, relative to their norm: rounding."""

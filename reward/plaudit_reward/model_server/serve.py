@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -14,11 +13,12 @@ from plaudit_metrics.service.http_server import HttpServer
 from plaudit_reward.model_server.api import Api
 from plaudit_reward.model_server.batcher import Batcher, BatchLimits, Forward
 from plaudit_reward.model_server.series import Series
+from plaudit_wire.logs import get_logger
 
 if TYPE_CHECKING:
     from plaudit_reward.model_server.model import Classifier
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _IDLE_CONNECTION_S = 75
 _LAST_ANSWERS_WITHIN_S = 10

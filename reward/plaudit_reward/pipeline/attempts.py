@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -13,9 +12,10 @@ from typing import Generic, TypeVar
 from plaudit_reward.errors import CallTimeoutError, DataError, InfrastructureError, RewardError, ScoreTimeoutError
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import Attempt
+from plaudit_wire.logs import get_logger
 from plaudit_wire.records import Outcome
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 T = TypeVar("T")
 

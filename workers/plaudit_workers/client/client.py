@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import re
 import time
 import uuid
@@ -14,6 +13,7 @@ from typing import Any, Self
 
 import msgspec
 
+from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Service
 from plaudit_wire.sample import Sample
 from plaudit_workers.client.connect import ServiceError, connect
@@ -31,7 +31,7 @@ from plaudit_workers.stream.sessions import (
 from plaudit_workers.stream.transitions.scripts import OUTAGE
 from plaudit_workers.supervision import set_within
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 KEPT_S = 86_400.0
 """A session and its results are kept for a day without a sign of its client."""
@@ -122,7 +122,7 @@ class RewardClient:
             async with asyncio.timeout(_LEFT_WITHIN_S):
                 await self._leave()
         except (ServiceError, SessionTakenError, *OUTAGE) as problem:  # a timeout is one of them
-            logger.warning("could not leave the session", extra={"fields": {"error": str(problem)}})
+            logger.warning("could not leave the session", error=str(problem))
         finally:
             await self._transport.close()
 
@@ -265,7 +265,7 @@ class RewardClient:
                 for group in await self._session.read(_RESULTS_A_READ, _UPKEEP_EVERY_S):
                     self._inbox.take(self._session.own_id(group.group), group)
             except OUTAGE as error:
-                logger.warning("redis is away", extra={"fields": {"error": str(error)}})
+                logger.warning("redis is away", error=str(error))
                 await asyncio.sleep(_ROOM_PAUSE_S)
             except SessionGoneError:
                 await self._session.open()
@@ -289,7 +289,7 @@ class RewardClient:
             self._session.read_again()
         lost = waiting - known
         if lost:
-            logger.error("redis has lost submissions", extra={"fields": {"groups": len(lost)}})
+            logger.error("redis has lost submissions", groups=len(lost))
         items = iter(self._inbox.lost(lost).items())
         while batch := dict(itertools.islice(items, _GROUPS_A_PIPELINE)):
             while batch:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import signal
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 
 import httpx
 
+from plaudit_wire.logs import get_logger
 from plaudit_workers.job.loading.load import JobError, load_job
 from plaudit_workers.job.spec.scorers import RewardModel
 from plaudit_workers.launch.model_command import server_command, server_environment
@@ -27,7 +27,7 @@ from plaudit_workers.launch.redis_server import die_with_parent, free_port
 from plaudit_workers.process import EXIT_DONE, ProcessSettings, RefusedError
 from plaudit_workers.rollout.engines.vllm_arguments import has_gpu
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 FOLDER = "model-servers"
 """In the run's folder: one folder a scorer, one file a server."""
@@ -76,12 +76,12 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     port = free_port(place.host)
     url = f"http://{place.host}:{port}"
     child = await _start(model, place, port, settings.log_file)
-    logger.info("starting", extra={"fields": {"engine": model.engine, "pid": child.pid, "url": url}})
+    logger.info("starting", engine=model.engine, pid=child.pid, url=url)
     file = place.file(settings.run_folder)
     try:
         async with httpx.AsyncClient(timeout=_ANSWER_WITHIN_S, trust_env=False) as client:
             if await _until_ready(child, client, url, stop, settings):
-                logger.info("serving", extra={"fields": {"url": url}})
+                logger.info("serving", url=url)
                 _write(file, url)
                 await _watch(child, client, url, stop)
     finally:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from plaudit_wire.logs import get_logger
 from plaudit_workers.deadletters.address import write_redis_address
 from plaudit_workers.job.checks.support import ignored
 from plaudit_workers.job.secrets import reward_secrets, secret_value
@@ -28,7 +29,7 @@ from plaudit_workers.launch.supervisor import Supervisor
 from plaudit_workers.process import EXIT_REFUSED, Ending, RefusedError
 from plaudit_workers.stream.connection import RedisAddress, Transport
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 EXIT_INTERRUPTED = 130
 """What shells report of a program that Ctrl-C ended."""

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
 import ray.exceptions
 
+from plaudit_wire.logs import get_logger
 from plaudit_workers.launch import placement
 from plaudit_workers.launch.plan import ProcessPlan, Role
 from plaudit_workers.process import EXIT_CRASHED, EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, Ending
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _RESTART_PAUSE_S = 0.5
 _GRACE_S = 30.0
@@ -125,7 +125,7 @@ class Supervisor:
                 continue
             if self._stopping or code in {EXIT_REFUSED, EXIT_FAILED}:
                 return Ending(code, f"{plan.name}: {message}" if message else "")
-            logger.warning("process ended before the run did", extra={"fields": {"process": plan.name, "code": code}})
+            logger.warning("process ended before the run did", process=plan.name, code=code)
             await asyncio.sleep(_RESTART_PAUSE_S)
 
     async def _keep_ranks(self, plans: list[ProcessPlan]) -> Ending:
@@ -172,7 +172,7 @@ class Supervisor:
         if self._stopping:
             return Ending(EXIT_DONE)
         self.restarts[name] = self.restarts.get(name, 0) + 1
-        logger.warning("process died", extra={"fields": {"process": name, "restarts": self.restarts[name]}})
+        logger.warning("process died", process=name, restarts=self.restarts[name])
         if budget.spent():
             return Ending(
                 EXIT_FAILED,

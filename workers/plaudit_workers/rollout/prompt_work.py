@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from dataclasses import dataclass
 
+from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Prompt
 from plaudit_workers.rollout.agents.agent import Agent
 from plaudit_workers.rollout.engines.generation import Generation
@@ -20,7 +20,7 @@ from plaudit_workers.stream.worker.dead_letter import bury
 from plaudit_workers.stream.worker.lease import Delivery
 from plaudit_workers.stream.worker.producer import Publication, discard, unpublished
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class _GroupGoneError(Exception):
@@ -52,7 +52,7 @@ class PromptWork:
             if work.done():
                 work.result()
             else:
-                logger.warning("lease lost", extra={"fields": {"group": delivery.group}})
+                logger.warning("lease lost", group=delivery.group)
         finally:
             lost.cancel()
             work.cancel()
@@ -78,7 +78,7 @@ class PromptWork:
             async with asyncio.TaskGroup() as group:
                 samples += [group.create_task(self._one(delivery, index, claim)) for index in indices]
         except* _GroupGoneError:
-            logger.info("group gone", extra={"fields": {"group": delivery.group}})
+            logger.info("group gone", group=delivery.group)
             samples.clear()
         return [failure for sample in samples if (failure := sample.result())]
 
@@ -90,7 +90,7 @@ class PromptWork:
             raise
         except Exception as error:
             # An agent runs users' code: whatever it raises costs this sample only.
-            logger.exception("sample failed", extra={"fields": {"group": delivery.group, "index": index}})
+            logger.exception("sample failed", group=delivery.group, index=index)
             return repr(error)
         finally:
             claim.give_one()

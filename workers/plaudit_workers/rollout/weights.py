@@ -9,20 +9,20 @@ does not hold the weights it thinks it holds.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
+from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Announcement, PolicyVersion
 from plaudit_workers.rollout.engines.protocol import Engine, InFlight, WeightsUnreadableError
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.outage import outlasting
 from plaudit_workers.weights_digest import weights_digest
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 MISMATCH_THRESHOLD = 0.1
 """Mean absolute difference (nats per token) past which the weights are suspect: bfloat16 kernels differ by about
@@ -108,7 +108,7 @@ class PolicyWeights:
             await self._check_and_load(announcement)
         except WeightsUnreadableError as error:
             fields = {"version": str(announcement.version), "path": announcement.path, "error": str(error)}
-            logger.warning("weights unreadable", extra={"fields": fields})
+            logger.warning("weights unreadable", **fields)
             await asyncio.sleep(_RETRY_AFTER_S)
             return False
         finally:
@@ -135,9 +135,9 @@ class PolicyWeights:
         self.logprob_mismatch = await self._mismatch(probe)
         fields = {"version": str(announcement.version), "logprob_mismatch": self.logprob_mismatch}
         if self.logprob_mismatch is not None and not self.logprob_mismatch <= MISMATCH_THRESHOLD:
-            logger.error("log-probabilities of the loaded weights are not the trainer's", extra={"fields": fields})
+            logger.error("log-probabilities of the loaded weights are not the trainer's", **fields)
         else:
-            logger.info("weights loaded", extra={"fields": fields})
+            logger.info("weights loaded", **fields)
 
     async def _mismatch(self, probe: Probe | None) -> float | None:
         logprobs = None if probe is None else await self._engine.probe(probe.ids)

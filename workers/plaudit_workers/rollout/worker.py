@@ -7,9 +7,9 @@ same without a job file, for tests and benchmarks.
 from __future__ import annotations
 
 import asyncio
-import logging
 from dataclasses import dataclass, field
 
+from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Prompt
 from plaudit_wire.records import WorkerRecord
 from plaudit_workers.health import HealthServer
@@ -30,7 +30,7 @@ from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
 from plaudit_workers.stream.worker.lease import Delivery
 from plaudit_workers.supervision import Supervised, unless_stopped
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _BEAT_EVERY_S = 5.0
 
@@ -178,7 +178,7 @@ class RolloutWorker:
         for work in left:
             work.cancel()
         await asyncio.wait(works)
-        logger.info("drained", extra={"fields": {"finished": len(done), "handed_back": len(left)}})
+        logger.info("drained", finished=len(done), handed_back=len(left))
 
     async def _beats(self) -> None:
         while True:

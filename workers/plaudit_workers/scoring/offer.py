@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator
 
 from plaudit_wire.codec import encode
+from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Service
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.scoring.group_scope import has_group_scorers
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.transitions.scripts import OUTAGE
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _TELL_EVERY_S = 10.0
 """A Redis that has lost everything knows it again after that time."""
@@ -58,5 +58,5 @@ async def _tell(transport: Transport, service: bytes) -> None:
         try:
             await transport.commands.set(transport.names.service, service)
         except OUTAGE as error:
-            logger.warning("redis is away", extra={"fields": {"error": str(error)}})
+            logger.warning("redis is away", error=str(error))
         await asyncio.sleep(_TELL_EVERY_S)

@@ -7,7 +7,6 @@ same without a job file, for tests and benchmarks.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +14,7 @@ from typing import Any
 
 from plaudit_reward.code.sandbox.privileges import forbid_inspection
 from plaudit_reward.pipeline.pipeline import Pipeline
+from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import GroupDelivery
 from plaudit_wire.records import ScoringRecord, WorkerRecord
 from plaudit_wire.sample import Sample
@@ -34,7 +34,7 @@ from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
 from plaudit_workers.stream.worker.lease import Delivery
 from plaudit_workers.supervision import Supervised, set_within, unless_stopped
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _BEAT_EVERY_S = 5.0
 _LOOK_FOR_LOST_EVERY_S = 1.0
@@ -216,7 +216,7 @@ class ScoringWorker:
         for work in left:
             work.cancel()
         await asyncio.wait(works)
-        logger.info("drained", extra={"fields": {"finished": len(done), "handed_back": len(left)}})
+        logger.info("drained", finished=len(done), handed_back=len(left))
 
     async def _beats(self) -> None:
         while True:

@@ -6,13 +6,13 @@ Every command it sends is idempotent, so sending it again after an outage is saf
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from plaudit_wire.logs import get_logger
 from plaudit_workers.stream.transitions.scripts import OUTAGE
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -30,10 +30,10 @@ async def outlasting(call: Callable[[], Awaitable[T]]) -> T:
             answer = await call()
         except OUTAGE as error:
             if attempts == 0:
-                logger.warning("transport away", extra={"fields": {"error": str(error)}})
+                logger.warning("transport away", error=str(error))
             attempts += 1
             await asyncio.sleep(_PAUSE_S)
             continue
         if attempts:
-            logger.info("transport back", extra={"fields": {"attempts": attempts}})
+            logger.info("transport back", attempts=attempts)
         return answer

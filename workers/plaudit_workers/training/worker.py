@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Mapping
 
+from plaudit_wire.logs import get_logger
 from plaudit_workers.health import HealthServer
 from plaudit_workers.job.loading.load import JobError, load_job
 from plaudit_workers.job.spec.rljob import RLJob
@@ -16,7 +16,7 @@ from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.trainer.groups import StaleIncarnationError, StreamLimits, TrainerStreams
 from plaudit_workers.training.run.plan import RunPlan
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
@@ -103,7 +103,7 @@ async def _conduct(
         done = await conduct(run, JobPolicy(job, policy, settings.run_folder), stop)
     finally:
         sinks.close()
-    logger.info("trainer leaves", extra={"fields": {"all_steps_done": done}})
+    logger.info("trainer leaves", all_steps_done=done)
     return done
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Callable
 
 from plaudit_reward.functions.target import Target
@@ -18,6 +17,7 @@ from plaudit_reward.judge.prompt import PromptTemplate
 from plaudit_reward.judge.redis_budget import RedisBudget
 from plaudit_reward.judge.scorer import JudgeScorer
 from plaudit_reward.judge.usage import Usage, UsageReport
+from plaudit_wire.logs import get_logger
 from plaudit_wire.sample import Sample
 from plaudit_wire.trace_context import drawn, traceparent
 from plaudit_workers.job.secrets import secret_value
@@ -25,7 +25,7 @@ from plaudit_workers.job.spec.scorers import Judge, Scorer
 from plaudit_workers.scoring.kinds.context import BuildContext
 from plaudit_workers.stream.connection import RedisAddress
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _TIMEOUT_S = 5.0
 _RETRIES = 3
@@ -84,7 +84,7 @@ def _budget(scorer: Scorer, judge: Judge, context: BuildContext) -> Budget:
         endpoint = hashlib.sha256(f"{judge.base_url.rstrip('/')} {judge.model}".encode()).hexdigest()[:16]
         address, key = context.redis, f"plaudit:{{{context.run}}}:limits:{endpoint}"
     else:
-        logger.warning("judge's limits hold in this process alone", extra={"fields": {"judge": scorer.name}})
+        logger.warning("judge's limits hold in this process alone", judge=scorer.name)
         return LocalBudget(limits)
     return RedisBudget(address.client(timeout_s=_TIMEOUT_S, retries=_RETRIES), key, context.worker, limits)
 

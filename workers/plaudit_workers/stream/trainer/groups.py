@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from plaudit_wire.codec import encode
+from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Announcement, Prompt
 from plaudit_wire.records import GroupEnd, GroupRecord, ScoringRecord, StepRecord
 from plaudit_workers.stream.connection import Transport
@@ -22,7 +22,7 @@ from plaudit_workers.stream.transitions.scripts import new_call
 
 __all__ = ["Admission", "StaleIncarnationError", "StreamLimits", "TrainerStreams"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _GIVEN_UP = msgspec.msgpack.encode(ScoringRecord(outcome="given_up", reason="its group was ended before it was scored"))
 _CALLS_PER_INCARNATION = 1_000_000_000
@@ -103,7 +103,7 @@ class TrainerStreams:
     async def _close_again(self, group_ids: Iterable[str]) -> None:
         """Ends groups that reappeared (an append-only file without its last second) as this trainer ended them."""
         for group_id in group_ids:
-            logger.error("an ended group reappeared", extra={"fields": {"group": group_id}})
+            logger.error("an ended group reappeared", group=group_id)
             await self._close(group_id, *self._ended[group_id], b"", taken=True)
 
     async def read(self, group_id: str) -> Group | None:
@@ -223,7 +223,7 @@ class TrainerStreams:
             pipeline.exists(self._transport.names.group(group_id))
         announced, *found = await pipeline.execute()
         if known is not None and known is self._announcement and announced != encode(known):
-            logger.error("redis has an older state", extra={"fields": {"announced": str(known.version)}})
+            logger.error("redis has an older state", announced=str(known.version))
             await self.announce(known)
         await self._close_again(ended.intersection(await self.open_groups()))
         return [group_id for group_id, exists in zip(ids, found, strict=True) if not exists]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from redis.exceptions import ResponseError
 
+from plaudit_wire.logs import get_logger
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.group import Group
 from plaudit_workers.stream.group_hash import read_groups
 from plaudit_workers.stream.trainer.fence import Fence
 from plaudit_workers.stream.transitions.scripts import OUTAGE, Argument
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class ReadyGroups:
@@ -72,7 +72,7 @@ class ReadyGroups:
         except ResponseError as error:
             if "NOGROUP" not in str(error):
                 raise
-            logger.error("the streams' groups are gone", extra={"fields": {"stream": "ready"}})
+            logger.error("the streams' groups are gone", stream="ready")
             await self._transport.recreate_groups()
             return []
         return [(entry.decode(), group.decode(), n) for entry, group, n in rows]
@@ -83,7 +83,7 @@ class ReadyGroups:
         try:
             reply: Any = await self._reader.xread(seen, count=1000, block=max(round(block_s * 1000), 1))
         except OUTAGE as error:
-            logger.warning("redis is away", extra={"fields": {"stream": "ready", "error": str(error)}})
+            logger.warning("redis is away", stream="ready", error=str(error))
             return
         if reply:
             self._last_seen = reply[0][1][-1][0].decode()

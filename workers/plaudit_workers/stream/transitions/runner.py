@@ -7,7 +7,6 @@ idempotent, so a call whose reply was lost is sent again until Redis has answere
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -15,9 +14,10 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, OutOfMemoryError, ReadOnlyError, ResponseError
 
+from plaudit_wire.logs import get_logger
 from plaudit_workers.stream.transitions.scripts import OUTAGE, Argument, Call, Scripts
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _CALLS_A_PIPELINE = 256
 _ANSWERED_WITHIN_S = 5.0
@@ -126,13 +126,13 @@ class ScriptRunner:
                 request.resolve()
                 continue
             error = str(request.answers[request.left[0]])
-            logger.warning("redis refuses writes", extra={"fields": {"error": error, "calls": len(request.left)}})
+            logger.warning("redis refuses writes", error=error, calls=len(request.left))
             asyncio.get_running_loop().call_later(request.pause_s, self._enqueue, request)
             request.pause_s = min(request.pause_s * 2, 1.0)
 
     async def _wait_out(self, batch: Sequence[_Request], error: Exception) -> None:
         """Redis is away: whoever has patience left waits, at the head of the queue."""
-        logger.warning("redis is away", extra={"fields": {"error": str(error), "requests": len(batch)}})
+        logger.warning("redis is away", error=str(error), requests=len(batch))
         for request in reversed(batch):
             if self._is_late(request):
                 request.answers = [error]

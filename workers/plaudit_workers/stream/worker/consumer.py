@@ -7,7 +7,6 @@ dies leaves its entries pending; their leases lapse, and another consumer takes 
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
 from collections import deque
@@ -19,6 +18,7 @@ from typing import Any, Generic, Literal, Self, TypeVar, cast
 from redis.exceptions import ResponseError
 
 from plaudit_wire.codec import RecordError, decode
+from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import GroupDelivery, Prompt
 from plaudit_wire.names import CONSUMER_GROUPS
 from plaudit_wire.sample import Sample
@@ -28,7 +28,7 @@ from plaudit_workers.stream.volume import VolumeError
 from plaudit_workers.stream.worker.dead_letter import bury
 from plaudit_workers.stream.worker.lease import Delivery, Leases
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -109,7 +109,7 @@ class Consumer(Generic[T]):
         try:
             await self._leave()
         except (*OUTAGE, ResponseError) as problem:
-            logger.warning("could not leave", extra={"fields": {"stream": self.stream, "error": str(problem)}})
+            logger.warning("could not leave", stream=self.stream, error=str(problem))
         await self._reader.aclose(close_connection_pool=True)
 
     async def take(self, slots: int) -> list[Delivery[T]]:
@@ -124,14 +124,14 @@ class Consumer(Generic[T]):
             try:
                 return await self._take(slots)
             except OUTAGE as error:
-                logger.warning("redis is away", extra={"fields": {"stream": self.stream, "error": str(error)}})
+                logger.warning("redis is away", stream=self.stream, error=str(error))
                 self._away = True
                 self._reclaim_not_before = math.inf
                 await asyncio.sleep(min(0.2, self._options.block_s))
             except ResponseError as error:
                 if not str(error).startswith(("NOGROUP", "UNBLOCKED")):  # the latter: the key went while we waited
                     raise
-                logger.error("the streams' groups are gone", extra={"fields": {"stream": self.stream}})
+                logger.error("the streams' groups are gone", stream=self.stream)
                 await self._transport.recreate_groups()
         return []
 
@@ -229,7 +229,7 @@ class Consumer(Generic[T]):
         try:
             delivery.payload = await self._payload(fields)
         except VolumeError as error:
-            logger.warning("not readable now", extra={"fields": {"stream": self.stream, "error": str(error)}})
+            logger.warning("not readable now", stream=self.stream, error=str(error))
             self._leases.remove(delivery.entry_id)  # the next look at own pending entries finds it again
             return
         except RecordError as error:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import msgspec
 
+from plaudit_wire.logs import get_logger
 from plaudit_wire.records import ScoringRecord
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.group_hash import read_group, without_group_scorers
 from plaudit_workers.stream.transitions.scripts import Argument, new_call
 from plaudit_workers.stream.worker.lease import Delivery
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 async def bury(transport: Transport, delivery: Delivery[Any], reason: str) -> bool:
@@ -35,6 +35,9 @@ async def bury(transport: Transport, delivery: Delivery[Any], reason: str) -> bo
     answer = await transport.scripts.call("bury", *arguments)
     logger.error(
         "buried",
-        extra={"fields": {"stream": delivery.stream, "group": delivery.group, "index": delivery.index, "why": reason}},
+        stream=delivery.stream,
+        group=delivery.group,
+        index=delivery.index,
+        why=reason,
     )
     return bool(answer == b"buried")

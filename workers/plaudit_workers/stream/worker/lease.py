@@ -7,18 +7,18 @@ claimed by others. Who has lost one learns it at the next renewal and drops the 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from plaudit_wire.logs import get_logger
 from plaudit_wire.names import Stream
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.transitions.scripts import OUTAGE
 from plaudit_workers.supervision import set_within
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -115,9 +115,7 @@ class Leases(Generic[T]):
         delivery = self.in_work.get(entry_id)
         if delivery is None:
             return
-        logger.info(
-            "lease lost", extra={"fields": {"stream": self._stream, "group": delivery.group, "index": delivery.index}}
-        )
+        logger.info("lease lost", stream=self._stream, group=delivery.group, index=delivery.index)
         self.remove(entry_id)
         delivery.lost.set()
 
@@ -128,7 +126,7 @@ class Leases(Generic[T]):
             try:
                 await self.renew()
             except OUTAGE as error:
-                logger.warning("cannot renew leases", extra={"fields": {"stream": self._stream, "error": str(error)}})
+                logger.warning("cannot renew leases", stream=self._stream, error=str(error))
 
     async def hand_back(self, deliveries: Iterable[Delivery[T]]) -> None:
         """Gives entries back; whoever takes one finds the count of deliveries that this consumer found."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import time
 from collections.abc import Sequence
 
+from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Prompt
 from plaudit_wire.records import Split
 from plaudit_workers.stream.trainer.groups import Admission
@@ -15,7 +15,7 @@ from plaudit_workers.training.run.prompts import PromptSource
 from plaudit_workers.training.run.schedule import InFlight, admissible
 from plaudit_workers.training.run.state import Run, RunState
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _AT_ONCE = 64
 
@@ -72,7 +72,7 @@ class Admitter:
             return True
         self._state.ledger.withdraw(prompt.group)
         fields = {"group": prompt.group, "outcome": outcome.name}
-        logger.warning("prompt not admitted", extra={"fields": fields})
+        logger.warning("prompt not admitted", **fields)
         return False
 
     def _prompt(self, split: Split, position: int) -> Prompt:

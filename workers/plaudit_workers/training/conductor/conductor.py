@@ -14,10 +14,10 @@ What a trainer that dies leaves, in the order of events of a step:
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from typing import Any
 
+from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.process import JobFailedError, RefusedError
 from plaudit_workers.stream.transitions.scripts import OUTAGE
@@ -36,7 +36,7 @@ from plaudit_workers.training.conductor.validation import Evaluation, Validation
 from plaudit_workers.training.run.state import Run, RunState
 from plaudit_workers.training.trainer_backend import TrainablePolicy
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 async def conduct(run: Run, policy: TrainablePolicy, stop: asyncio.Event) -> bool:
@@ -156,7 +156,7 @@ class Conductor:
         try:
             workers = await self._run.transport.workers()
         except OUTAGE as error:
-            logger.warning("redis is away, old weights stay", extra={"fields": {"error": str(error)}})
+            logger.warning("redis is away, old weights stay", error=str(error))
             return
         in_use = [version for worker in workers for version in (worker.version, worker.loading)]
         await self._training.policy.prune(in_use)

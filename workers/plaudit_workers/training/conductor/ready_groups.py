@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterable
 from dataclasses import replace
 
 from redis.exceptions import ResponseError
 
+from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.stream.group import Group
 from plaudit_workers.stream.transitions.scripts import OUTAGE
@@ -16,7 +16,7 @@ from plaudit_workers.training.conductor.closing import Ending, discard_group, en
 from plaudit_workers.training.run.schedule import InFlight, ReadyGroup
 from plaudit_workers.training.run.state import Run, RunState
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _TAKEN_AT_ONCE = 64
 _BLOCK_S = 1.0
@@ -48,7 +48,7 @@ class ReadyGroups:
                 for group in groups:
                     await self._sort_in(group)
             except OUTAGE as error:
-                logger.warning("redis is away", extra={"fields": {"stream": "ready", "error": str(error)}})
+                logger.warning("redis is away", stream="ready", error=str(error))
                 await asyncio.sleep(_PAUSE_S)
             except ResponseError as error:
                 if "NOGROUP" not in str(error):
@@ -85,7 +85,7 @@ class ReadyGroups:
     async def _sort_in(self, group: Group) -> None:
         flight = self._state.ledger.find(group.id)
         if flight is None:
-            logger.warning("group is not in flight", extra={"fields": {"group": group.id}})
+            logger.warning("group is not in flight", group=group.id)
             await discard_group(self._run, self._state, group.id)
             return
         versions = sampled_versions(group)

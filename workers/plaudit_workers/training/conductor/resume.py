@@ -8,13 +8,13 @@ rolled back where it cannot: closed as ``rolled_back``, its prompt admitted agai
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.stream.group import Group
 from plaudit_workers.stream.outage import outlasting
@@ -25,7 +25,7 @@ from plaudit_workers.training.run.lineage import Lineage
 from plaudit_workers.training.run.schedule import InFlight, Schedule
 from plaudit_workers.training.run.state import Run, RunState
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 _READ_AT_ONCE = 16
@@ -65,7 +65,7 @@ async def take_over(run: Run, policy: PolicyThread) -> tuple[RunState, dict[str,
     announcement = await policy.publish(PolicyVersion(incarnation, restored.step))
     await run.streams.announce(announcement)
     fields = {"incarnation": incarnation, "step": restored.step, "ledger": restored.ledger.counters()}
-    logger.info("took over", extra={"fields": fields})
+    logger.info("took over", **fields)
     state = RunState(incarnation, lineage, announcement, restored.ledger)
     return state, restored.open_step
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from typing import Any
 
+from plaudit_wire.logs import get_logger
 from plaudit_wire.records import StepRecord
 from plaudit_workers.stream.outage import outlasting
 from plaudit_workers.stream.trainer.groups import StaleIncarnationError
@@ -18,7 +18,7 @@ from plaudit_workers.training.run.state import Run, RunState
 from plaudit_workers.training.run.stored_samples import store_groups
 from plaudit_workers.whole_files import whole_file
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _COUNTED = ("duplicates", "redelivered:", "dead:", "poison", "groups_recreated")
 """What Redis counts besides the ledger and ``ledger.json`` shows."""
@@ -114,4 +114,4 @@ class RunRecords:
             "open_step": middle,
         }
         path = await self._policy.save(step, extra)
-        logger.info("checkpoint", extra={"fields": {"path": str(path)}})
+        logger.info("checkpoint", path=str(path))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from plaudit_wire.logs import get_logger
 from plaudit_wire.records import GroupEnd, WaitRecord
 from plaudit_workers.process import JobFailedError
 from plaudit_workers.stream.group import Group
@@ -21,7 +21,7 @@ from plaudit_workers.training.conductor.step_report import StepReport
 from plaudit_workers.training.run.schedule import ReadyGroup, choose
 from plaudit_workers.training.run.state import Run, RunState
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _LOOK_EVERY_S = 1.0
 
@@ -101,7 +101,7 @@ class StepTraining:
         last = step.retries >= len(pauses)
         pause_s = 0.0 if last else pauses[step.retries]
         fields = {"step": step.step, "failed_share": retry.failed_share, "tries": step.retries + 1, "pause_s": pause_s}
-        logger.error("too many samples without a score", extra={"fields": fields})
+        logger.error("too many samples without a score", **fields)
         self.admitter.pause(pause_s)
         self._end(retry.groups, report, "dropped", reason="too_many_failed", again=True)
         step.returned(retry.groups)

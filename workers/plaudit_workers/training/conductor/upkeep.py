@@ -6,9 +6,9 @@ Runs beside the conductor's steps, about once a second, also while an update com
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 
+from plaudit_wire.logs import get_logger
 from plaudit_wire.records import WorkerRecord
 from plaudit_workers.stream.transitions.scripts import OUTAGE
 from plaudit_workers.training.conductor.admission import Admitter
@@ -16,7 +16,7 @@ from plaudit_workers.training.conductor.closing import correct_counters, discard
 from plaudit_workers.training.conductor.ready_groups import ReadyGroups
 from plaudit_workers.training.run.state import Run, RunState
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _EVERY_S = 1.0
 _BEAT_EVERY_S = 5.0
@@ -46,7 +46,7 @@ class Upkeep:
             try:
                 await self._once()
             except OUTAGE as error:
-                logger.warning("redis is away", extra={"fields": {"error": str(error)}})
+                logger.warning("redis is away", error=str(error))
             await asyncio.sleep(_EVERY_S)
 
     async def _once(self) -> None:
@@ -74,7 +74,7 @@ class Upkeep:
             if self._state.ledger.find(group) and self._can_be_lost(group):
                 self._state.ledger.end(group, "dropped", "lost", again=True)
                 self._state.counters_suspect = True
-                logger.error("group lost", extra={"fields": {"group": group}})
+                logger.error("group lost", group=group)
 
     def _can_be_lost(self, group: str) -> bool:
         return group not in self._ready and group not in self._admitter.pending
@@ -83,6 +83,6 @@ class Upkeep:
         """Groups that reappeared (an old append-only file) and that ended long ago are closed again, never trained."""
         unknown = {group for group in open_groups if self._state.ledger.find(group) is None}
         for group in unknown & self._unknown:  # seen twice: not one that is being closed just now
-            logger.error("group reappeared", extra={"fields": {"group": group}})
+            logger.error("group reappeared", group=group)
             await discard_group(self._run, self._state, group)
         self._unknown = unknown

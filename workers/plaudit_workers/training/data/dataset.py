@@ -6,7 +6,6 @@ checkpoint has to keep of the data. Called by the conductor, which turns a ``Pro
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,11 +16,12 @@ from jinja2 import TemplateError
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
+from plaudit_wire.logs import get_logger
 from plaudit_workers.job.spec.data import Data, TrainData
 from plaudit_workers.process import RefusedError
 from plaudit_workers.training.data.rows import Rows, read_rows
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _TOKENIZED_AT_ONCE = 1024
 
@@ -107,7 +107,7 @@ class PromptData:
                 "tokens; raise data.train.maxPromptLength"
             )
         fields = {"path": str(path), "prompts": len(data), "too_long": data.num_filtered}
-        logger.info("prompts loaded", extra={"fields": fields})
+        logger.info("prompts loaded", **fields)
         return data
 
     def __len__(self) -> int:

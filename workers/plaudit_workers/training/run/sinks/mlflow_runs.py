@@ -9,17 +9,17 @@ done again keeps its first figures there.
 
 from __future__ import annotations
 
-import logging
 import os
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+from plaudit_wire.logs import get_logger
 from plaudit_wire.records import StepRecord
 from plaudit_workers.process import RefusedError
 from plaudit_workers.training.run.sinks.sink import newest_written, package_of
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _TAG = "plaudit.run"
 _MOST_AT_ONCE = 1000
@@ -88,14 +88,14 @@ class MLflow:
         self._sender.shutdown(wait=False, cancel_futures=True)
         self._tell_failed()
         if self._sending:
-            logger.warning("mlflow lacks some steps", extra={"fields": {"requests": len(self._sending)}})
+            logger.warning("mlflow lacks some steps", requests=len(self._sending))
         try:
             self._client.set_terminated(self._run_id)
         except self._error as error:
-            logger.warning("mlflow is not told that the run ended", extra={"fields": {"error": str(error)}})
+            logger.warning("mlflow is not told that the run ended", error=str(error))
 
     def _tell_failed(self) -> None:
         for done in [sending for sending in self._sending if sending.done() and not sending.cancelled()]:
             self._sending.remove(done)
             if error := done.exception():
-                logger.warning("mlflow lacks some steps", extra={"fields": {"error": str(error)}})
+                logger.warning("mlflow lacks some steps", error=str(error))
