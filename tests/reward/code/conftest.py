@@ -15,6 +15,7 @@ import pytest
 
 import plaudit_metrics
 import plaudit_reward
+import plaudit_wire
 
 WORKER = Path(__file__).parent / "worker_program.py"
 SECRET = "token-of-the-worker"
@@ -28,7 +29,7 @@ class Worker:
 
     def __init__(self, state: str) -> None:
         python, user = (sys.executable, None) if state == "ROOT" else (python_for_nobody(), nobody())
-        parts = [Path(part.__file__).parent.parent for part in (plaudit_reward, plaudit_metrics)]
+        parts = [Path(part.__file__).parent.parent for part in (plaudit_reward, plaudit_metrics, plaudit_wire)]
         packages = next(path for path in sys.path if path.endswith("site-packages"))
         self._process = subprocess.Popen(
             [python, "-P", str(WORKER), state],

@@ -15,18 +15,18 @@ from plaudit_workers.whole_files import remove, remove_leftovers, whole_file, wh
 
 KILLED_WHILE_WRITING = """
 import os, pathlib, signal, sys
-from plaudit_workers.training import folder
+from plaudit_workers import whole_files
 target = pathlib.Path(sys.argv[1])
-with folder.whole_folder(target) as temporary:
+with whole_files.whole_folder(target) as temporary:
     (temporary / "a").write_text("new")
     os.kill(os.getpid(), signal.SIGKILL)
 """
 KILLED_BEFORE_THE_RENAME = """
 import os, pathlib, signal, sys
-from plaudit_workers.training import folder
+from plaudit_workers import whole_files
 target = pathlib.Path(sys.argv[1])
 sys.addaudithook(lambda event, details: event == "os.rename" and os.kill(os.getpid(), signal.SIGKILL))
-with folder.whole_folder(target) as temporary:
+with whole_files.whole_folder(target) as temporary:
     (temporary / "a").write_text("new")
 """
 
