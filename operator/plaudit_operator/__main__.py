@@ -7,6 +7,7 @@ import signal
 import sys
 from types import FrameType
 
+from plaudit_operator.names import FIELD_MANAGER
 from plaudit_operator.operator import Operator
 from plaudit_operator.runtime.health import serve
 from plaudit_operator.runtime.kube import ApiServer
@@ -27,7 +28,7 @@ def main() -> int:
         sys.stderr.write(f"{error}\n")
         return 2
     configure_logs(None, worker=settings.identity)
-    operator = Operator(ApiServer(), settings, ask)
+    operator = Operator(ApiServer(FIELD_MANAGER), settings, ask)
 
     def on_signal(_: int, __: FrameType | None) -> None:
         operator.stop.set()

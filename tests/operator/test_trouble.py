@@ -9,7 +9,7 @@ import pytest
 from cluster_model import START
 from world import World
 
-from plaudit_operator.names import Condition
+from plaudit_operator.names import ConditionType
 from plaudit_operator.observed import timestamp
 from plaudit_operator.status.progress import troubles
 
@@ -84,7 +84,7 @@ def test_redis_on_a_lost_node_is_told_and_never_forced():
     world.cluster.now += 3600
     turns(world)
     assert len(pods_of(world, "redis")) == 1
-    assert world.condition(Condition.DEGRADED)["reason"] == "NodeLost"
+    assert world.condition(ConditionType.DEGRADED)["reason"] == "NodeLost"
     assert world.status["phase"] == "Degraded"
 
 
@@ -94,7 +94,7 @@ def test_redis_that_is_deleted_by_hand_has_not_lost_its_node():
     change_pods(world, "redis", {}, deletionTimestamp=timestamp(START + 30))
     world.cluster.edit("StatefulSet", "job-redis", lambda item: item["status"].update(readyReplicas=0))
     turns(world)
-    assert world.condition(Condition.DEGRADED)["reason"] == "Starting"
+    assert world.condition(ConditionType.DEGRADED)["reason"] == "Starting"
 
 
 WAITING = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}, "image": "gpu:1"}
@@ -149,7 +149,7 @@ def test_what_the_metrics_know_to_be_wrong_degrades_a_job_until_it_is_right_agai
     world.settle()
     world.cluster.now += 10
     world.settle()
-    degraded = world.condition(Condition.DEGRADED)
+    degraded = world.condition(ConditionType.DEGRADED)
     assert (world.status["phase"], degraded["reason"]) == ("Degraded", "JudgeFailing")
     assert "scorer 'quality'" in degraded["message"]
     assert "spec.transport.managed.memory" in degraded["message"]
