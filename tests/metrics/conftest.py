@@ -33,7 +33,7 @@ from plaudit_wire.records import (
     Split,
     Stamps,
 )
-from plaudit_workers.job.spec.reward import Reward
+from plaudit_workers.job.spec.reward import RewardSpec
 from plaudit_workers.launch.redis_server import RedisServer, free_port
 from plaudit_workers.rollout.engines.scripted import ScriptedEngine
 from plaudit_workers.scoring.build import build_pipeline
@@ -346,7 +346,7 @@ class _RunInThread:
                 "limits": {"concurrency": 2},
             },
         ]
-        reward = Reward.model_validate({"scorers": scorers}, by_alias=True, by_name=False)
+        reward = RewardSpec.model_validate({"scorers": scorers}, by_alias=True, by_name=False)
         pipeline = await build_pipeline(
             reward, "reward-0", BuildContext(reward, "reward-0", run=self._settings.run, redis=address)
         )

@@ -20,7 +20,7 @@ import numpy as np
 from plaudit_metrics.sources.history import read_steps
 from plaudit_wire.messages import Sampling
 from plaudit_wire.records import StepRecord
-from plaudit_workers.job.spec.reward import Reward
+from plaudit_workers.job.spec.reward import RewardSpec
 from plaudit_workers.launch.redis_server import RedisServer
 from plaudit_workers.rollout.agents.single_turn import SingleTurn
 from plaudit_workers.rollout.engines.script import Script
@@ -219,7 +219,7 @@ class Simulation:
         arguments = {"slow_s": self.slow_s, "broken_file": str(self.broken_file)}
         python = {"path": str(self.folder / "rewards.py"), "function": "compute_score", "arguments": arguments}
         scorers = [{"name": "mine", "kind": "python", "python": python}]
-        reward = Reward.model_validate({"scorers": scorers}, by_alias=True, by_name=False)
+        reward = RewardSpec.model_validate({"scorers": scorers}, by_alias=True, by_name=False)
         options = ScoringOptions(drain_grace_s=0.5, consumer=ConsumerOptions(block_s=0.1))
         worker = ScoringWorker(name, transport, await build_pipeline(reward, name), options)
         try:

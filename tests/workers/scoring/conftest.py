@@ -12,7 +12,7 @@ import pytest
 
 from builders import make_body, make_prompt
 from plaudit_wire.messages import Prompt, Sampling
-from plaudit_workers.job.spec.reward import Reward
+from plaudit_workers.job.spec.reward import RewardSpec
 from plaudit_workers.launch.redis_server import RedisServer
 from plaudit_workers.scoring.build import build_pipeline
 from plaudit_workers.scoring.group_scope import has_group_scorers
@@ -38,7 +38,7 @@ async def transport(redis_server: RedisServer, run_name: str) -> AsyncIterator[T
 class Feed:
     """Stands where trainer and rollout stand: admits groups, publishes their samples, waits for what comes back."""
 
-    def __init__(self, transport: Transport, reward: Reward, **limits: Any) -> None:
+    def __init__(self, transport: Transport, reward: RewardSpec, **limits: Any) -> None:
         self.transport = transport
         given = {"max_open_groups": 1000, "has_group_scorers": has_group_scorers(reward), **limits}
         self.trainer = TrainerStreams(transport, StreamLimits(**given))
@@ -93,10 +93,10 @@ def make_feed(transport: Transport) -> Callable[..., Feed]:
 
 
 @pytest.fixture
-def make_reward(tmp_path: Path) -> Callable[..., Reward]:
+def make_reward(tmp_path: Path) -> Callable[..., RewardSpec]:
     """``spec.reward`` from camelCase fields; ``source`` becomes the file of every python scorer."""
 
-    def make(scorers: list[dict[str, Any]], source: str = "", **fields: Any) -> Reward:
+    def make(scorers: list[dict[str, Any]], source: str = "", **fields: Any) -> RewardSpec:
         path = tmp_path / "rewards.py"
         path.write_text(source)
         for scorer in scorers:
@@ -104,7 +104,7 @@ def make_reward(tmp_path: Path) -> Callable[..., Reward]:
                 scorer["kind"] = "python"
                 function, arguments = scorer.pop("function"), scorer.pop("arguments", {})
                 scorer["python"] = {"path": str(path), "function": function, "arguments": arguments}
-        return Reward.model_validate({"scorers": scorers, **fields}, by_alias=True, by_name=False)
+        return RewardSpec.model_validate({"scorers": scorers, **fields}, by_alias=True, by_name=False)
 
     return make
 
@@ -114,7 +114,7 @@ def run_worker(redis_server: RedisServer, run_name: str) -> RunWorker:
     """A reward worker of this run, running until the context ends; it then drains."""
 
     @asynccontextmanager
-    async def run(reward: Reward, name: str = "reward-0", **options: Any) -> AsyncIterator[ScoringWorker]:
+    async def run(reward: RewardSpec, name: str = "reward-0", **options: Any) -> AsyncIterator[ScoringWorker]:
         transport = await Transport.open(RedisAddress(redis_server.url, redis_server.password), run_name)
         pipeline = await build_pipeline(reward, name)
         given = {"consumer": ConsumerOptions(block_s=0.05), **options}
