@@ -64,11 +64,12 @@ def test_stored_samples_come_back_as_the_records_they_were(
 
 def test_steps_are_shown_as_a_table(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert steps(parsed(steps_arguments, "demo-1", "--runs-folder", str(run.parent))) == 0
-    heading, row = capsys.readouterr().out.splitlines()
+    heading, row, reasons = capsys.readouterr().out.splitlines()
     assert heading.split()[:2] == ["step", "reward"]
     assert row.split()[0] == "1"
     assert row.split()[-1] == "trainer"
     assert "33.3%" in row
+    assert reasons == "(no scorer): 1 × the deadline passed"
 
 
 def test_steps_are_told_in_full_as_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
