@@ -61,6 +61,7 @@ class Api:
                 Route("/api/v1/steps/{step:int}/samples", self._samples),
                 Route("/api/v1/steps/{step:int}/trace", self._trace),
                 Route("/api/v1/verdict", self._verdict),
+                Route("/api/v1/failures", self._failures),
                 Route("/api/v1/queues", self._queues),
                 Route("/api/v1/openapi.json", self._openapi),
                 Route("/healthz", self._healthz),
@@ -107,6 +108,11 @@ class Api:
         if not recent:
             raise _RefusedRequestError(404, "no step is closed yet")
         return _json({"run": self._run} | verdict_detail([step.record for step in recent]))
+
+    async def _failures(self, _: Request) -> Response:
+        counts = self._view.failures
+        failures = counts.failures()
+        return _json({"run": self._run, "samples": counts.samples, "unscored": counts.unscored, "failures": failures})
 
     async def _queues(self, request: Request) -> Response:
         looks = self._view.queues.after(_point_in_time(request, "after"))

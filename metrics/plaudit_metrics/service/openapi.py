@@ -56,6 +56,10 @@ def _paths() -> dict[str, Any]:
             fails=("400", "404"),
         ),
         "/api/v1/verdict": _get("What the newest step waited for", _reference("Verdict"), fails=("404",)),
+        "/api/v1/failures": _get(
+            "Samples without a score since the newest step closed, and the first reason of each kind",
+            _object({"run": _TEXT, "samples": _INTEGER, "unscored": _INTEGER, "failures": _array("Failure")}),
+        ),
         "/api/v1/queues": _get(
             "Queues, workers and Redis over the last hour (a look every two seconds), and the workers of now",
             queues,
@@ -120,6 +124,7 @@ def _schemas() -> dict[str, Any]:
                 "recent": {"type": "object", "additionalProperties": _INTEGER},
             }
         ),
+        "Failure": _object({"scorer": _TEXT, "outcome": _TEXT, "reason": _TEXT, "count": _INTEGER}),
         "Look": _object(_look()),
         "Worker": _object({"worker": _TEXT, "role": _TEXT})
         | {"description": "A heartbeat; slots and busy are absent where 0, ready where true"},

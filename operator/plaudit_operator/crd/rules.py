@@ -160,7 +160,7 @@ def _unchanged(path: str) -> str:
 
 def scorer_immutability(sections: Mapping[str, Any]) -> list[Rule]:
     """Transition rules on each scorer (found again by its name)."""
-    fields = sections["Scorer"]["properties"]
+    fields = sections["ScorerSpec"]["properties"]
     return [
         _rule(_unchanged(name), f"{name} of a scorer cannot change while the job exists")
         for name, field in fields.items()

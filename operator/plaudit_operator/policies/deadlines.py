@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from plaudit_operator.names import ConditionType, Reason
 from plaudit_operator.observed import Observed, seconds
-from plaudit_workers.job.spec.lifecycle import Lifecycle
+from plaudit_workers.job.spec.lifecycle import LifecycleSpec
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Deadline:
     left_s: float
 
 
-def next_deadline(observed: Observed, lifecycle: Lifecycle, now: float, *, suspended: bool) -> Deadline | None:
+def next_deadline(observed: Observed, lifecycle: LifecycleSpec, now: float, *, suspended: bool) -> Deadline | None:
     """The deadline that counts now; ``left_s`` at or below 0 means that it is over. None: there is none.
 
     Time in suspension, and in a queue, does not count: both clocks begin anew when a job is resumed or admitted.

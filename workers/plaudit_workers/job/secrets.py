@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from plaudit_workers.errors import RefusedError
-from plaudit_workers.job.spec.reward import Reward
+from plaudit_workers.job.spec.reward import RewardSpec
 from plaudit_workers.job.spec.section import SecretKey
 
 SECRETS_FOLDER = "PLAUDIT_SECRETS_FOLDER"
@@ -41,7 +41,7 @@ def secret_value(reference: SecretKey, field: str, environment: Mapping[str, str
     return value.strip()
 
 
-def reward_secrets(reward: Reward) -> Iterator[tuple[str, SecretKey]]:
+def reward_secrets(reward: RewardSpec) -> Iterator[tuple[str, SecretKey]]:
     """The Secrets that reward workers read, each with the field that names it."""
     for index, scorer in enumerate(reward.scorers):
         field = f"spec.reward.scorers[{index}]"

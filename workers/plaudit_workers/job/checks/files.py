@@ -16,7 +16,7 @@ from plaudit_workers.job.loading.paths import is_hub_id
 from plaudit_workers.job.problem import Problem
 from plaudit_workers.job.rules.judges import template_problem
 from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.job.spec.scorers import RewardModel
+from plaudit_workers.job.spec.scorers import RewardModelSpec
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -122,7 +122,7 @@ def _scorers(job: RLJob) -> Iterator[Problem]:
         yield from _python("spec.reward.combine", combine.path, combine.function)
 
 
-def _reward_model(field: str, model: RewardModel) -> Iterator[Problem]:
+def _reward_model(field: str, model: RewardModelSpec) -> Iterator[Problem]:
     """One output, and a chat template where one is needed: told now, not by every sample."""
     problems = list(_source(f"{field}.source", model.source, ("config.json", "tokenizer_config.json")))
     yield from problems

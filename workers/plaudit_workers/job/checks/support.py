@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from plaudit_workers.job.problem import Problem
-from plaudit_workers.job.spec.pod import Pod, Resources
+from plaudit_workers.job.spec.pod import PodSpec, ResourcesSpec
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.job.spec.section import Section
 
@@ -29,7 +29,7 @@ def ignored(job: RLJob) -> list[Problem]:
     problems += [
         Problem(f"spec.{name}.pod", "is ignored by plaudit run, but for its resources", "It counts on Kubernetes")
         for name, pod in _pods(job)
-        if pod.model_copy(update={"resources": Resources()}) != Pod()
+        if pod.model_copy(update={"resources": ResourcesSpec()}) != PodSpec()
     ]
     return problems
 
@@ -61,7 +61,7 @@ def _differs(section: Section, name: str) -> bool:
     return bool(value != type(section).model_fields[fields[written]].get_default(call_default_factory=True))
 
 
-def _pods(job: RLJob) -> Iterator[tuple[str, Pod]]:
+def _pods(job: RLJob) -> Iterator[tuple[str, PodSpec]]:
     spec = job.spec
     yield "rollout", spec.rollout.pod
     yield "reward.workers", spec.reward.workers.pod

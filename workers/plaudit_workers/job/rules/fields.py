@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 from plaudit_workers.job.problem import Problem
 from plaudit_workers.job.rules.scorers import scorer_problems
-from plaudit_workers.job.spec.pod import GPU, Pod
-from plaudit_workers.job.spec.transport import USABLE_SHARE, Tls
+from plaudit_workers.job.spec.pod import GPU, PodSpec
+from plaudit_workers.job.spec.transport import USABLE_SHARE, TlsSpec
 
 if TYPE_CHECKING:
     from plaudit_workers.job.spec.rljob import Spec
@@ -176,7 +176,7 @@ def _gpus(spec: Spec) -> Iterator[Problem]:
     )
 
 
-def _gpu_mismatch(section: str, pod: Pod, derived: int, source: str, source_field: str) -> Iterator[Problem]:
+def _gpu_mismatch(section: str, pod: PodSpec, derived: int, source: str, source_field: str) -> Iterator[Problem]:
     for kind, amounts in (("limits", pod.resources.limits), ("requests", pod.resources.requests)):
         stated = amounts.get(GPU)
         if stated is not None and str(stated) not in {"0", str(derived)}:
@@ -242,7 +242,7 @@ def _transport(spec: Spec) -> Iterator[Problem]:
         yield from _tls(transport.tls, transport.url)
 
 
-def _tls(tls: Tls, url: str) -> Iterator[Problem]:
+def _tls(tls: TlsSpec, url: str) -> Iterator[Problem]:
     field = "spec.transport.tls"
     if not url.startswith("rediss://"):
         yield Problem(field, f"is for rediss://, but url is {url!r}", "Write rediss:// there, or leave tls out")

@@ -9,12 +9,12 @@ from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.judge.parse import JsonParser, RegexParser
 from plaudit_reward.judge.prompt import PromptTemplate
 from plaudit_workers.job.problem import Problem
-from plaudit_workers.job.spec.scorers import Judge, Limits, Scorer
+from plaudit_workers.job.spec.scorers import JudgeSpec, LimitsSpec, ScorerSpec
 
 _OWN_MEMBERS = ("model", "messages", "stream", "n")
 
 
-def judge_problems(field: str, scorer: Scorer) -> Iterator[Problem]:
+def judge_problems(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
     """Everything that a judge says against itself."""
     if scorer.judge is None:
         return
@@ -34,7 +34,7 @@ def template_problem(field: str, path: str, *, group: bool) -> Problem | None:
     return None
 
 
-def _parse(field: str, judge: Judge) -> Iterator[Problem]:
+def _parse(field: str, judge: JudgeSpec) -> Iterator[Problem]:
     ways = [name for name, given in judge.parse.model_dump(exclude_none=True).items() if given]
     if len(ways) != 1:
         yield Problem(
@@ -52,7 +52,7 @@ def _parse(field: str, judge: Judge) -> Iterator[Problem]:
         yield Problem(f"{field}.{ways[0]}", str(error), "Mend it")
 
 
-def _base_url(field: str, judge: Judge) -> Iterator[Problem]:
+def _base_url(field: str, judge: JudgeSpec) -> Iterator[Problem]:
     parts = urlsplit(judge.base_url)
     if parts.username or parts.password:
         yield Problem(field, "holds a user or a password", "Name the key's Secret in apiKeySecret instead")
@@ -64,7 +64,7 @@ def _base_url(field: str, judge: Judge) -> Iterator[Problem]:
         yield Problem(field, f"{judge.base_url!r} has a query or a fragment", "Leave it out")
 
 
-def _arguments(field: str, judge: Judge) -> Iterator[Problem]:
+def _arguments(field: str, judge: JudgeSpec) -> Iterator[Problem]:
     for name in _OWN_MEMBERS:
         if name in judge.arguments:
             yield Problem(
@@ -72,7 +72,7 @@ def _arguments(field: str, judge: Judge) -> Iterator[Problem]:
             )
 
 
-def _limits(field: str, limits: Limits) -> Iterator[Problem]:
+def _limits(field: str, limits: LimitsSpec) -> Iterator[Problem]:
     if not (limits.requests_per_minute or limits.tokens_per_minute or limits.concurrency):
         yield Problem(
             field, "limits nothing", "Give requestsPerMinute, tokensPerMinute or concurrency, or leave limits out"

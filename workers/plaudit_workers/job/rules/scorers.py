@@ -9,7 +9,7 @@ from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.rules.routing import RULES, read_arguments
 from plaudit_workers.job.problem import Problem
 from plaudit_workers.job.rules.judges import judge_problems
-from plaudit_workers.job.spec.scorers import Scorer
+from plaudit_workers.job.spec.scorers import ScorerSpec
 
 if TYPE_CHECKING:
     from plaudit_workers.job.spec.rljob import Spec
@@ -31,12 +31,12 @@ def scorer_problems(spec: Spec) -> Iterator[Problem]:
     yield from _combine(spec)
 
 
-def _name(field: str, scorer: Scorer, earlier: list[Scorer]) -> Iterator[Problem]:
+def _name(field: str, scorer: ScorerSpec, earlier: list[ScorerSpec]) -> Iterator[Problem]:
     if any(other.name == scorer.name for other in earlier):
         yield Problem(f"{field}.name", f"{scorer.name!r} is there twice", "Give each scorer a name of its own")
 
 
-def _kind(field: str, scorer: Scorer) -> Iterator[Problem]:
+def _kind(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
     for kind, section in _SECTION_OF_KIND.items():
         given = getattr(scorer, section) is not None
         if kind == scorer.kind and not given:
@@ -57,7 +57,7 @@ def _kind(field: str, scorer: Scorer) -> Iterator[Problem]:
     yield from _foreign(field, scorer)
 
 
-def _rule_arguments(field: str, scorer: Scorer) -> Iterator[Problem]:
+def _rule_arguments(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
     try:
         read_arguments(scorer.rule, scorer.rule_arguments)
     except ConfigurationError as error:
@@ -65,7 +65,7 @@ def _rule_arguments(field: str, scorer: Scorer) -> Iterator[Problem]:
         yield Problem(f"{field}.ruleArguments", str(error), remedy, also=(f"{field}.rule",))
 
 
-def _foreign(field: str, scorer: Scorer) -> Iterator[Problem]:
+def _foreign(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
     for name, given, kinds in (
         ("rule", scorer.rule is not None, ("rule",)),
         ("ruleArguments", bool(scorer.rule_arguments), ("rule",)),
@@ -88,7 +88,7 @@ _FORMS = {
 }
 
 
-def _when(field: str, scorer: Scorer, earlier: list[Scorer]) -> Iterator[Problem]:
+def _when(field: str, scorer: ScorerSpec, earlier: list[ScorerSpec]) -> Iterator[Problem]:
     if scorer.when is None:
         return
     target = next((other for other in earlier if other.name == scorer.when.scorer), None)
@@ -108,7 +108,7 @@ def _when(field: str, scorer: Scorer, earlier: list[Scorer]) -> Iterator[Problem
         )
 
 
-def _scope(field: str, scorer: Scorer, spec: Spec) -> Iterator[Problem]:
+def _scope(field: str, scorer: ScorerSpec, spec: Spec) -> Iterator[Problem]:
     if scorer.scope != "group":
         return
     if scorer.kind in {"rule", "model"}:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from plaudit_reward.model_client.scorer import ModelScorer
-from plaudit_workers.job.spec.scorers import Scorer
+from plaudit_workers.job.spec.scorers import ScorerSpec
 from plaudit_workers.scoring.kinds.context import BuildContext
 
 
-def model_scorer(scorer: Scorer, context: BuildContext) -> ModelScorer:
+def model_scorer(scorer: ScorerSpec, context: BuildContext) -> ModelScorer:
     """A reward model, at the servers that the run has for it."""
     assert scorer.model is not None
     return ModelScorer(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plaudit_workers.job.spec.scorers import Scorer
+from plaudit_workers.job.spec.scorers import ScorerSpec
 from plaudit_workers.process import RefusedError
 from plaudit_workers.scoring.kinds.context import AnyScorer, BuildContext, Maker
 from plaudit_workers.scoring.kinds.judge import judge_scorer
@@ -18,7 +18,7 @@ MAKERS: dict[str, Maker] = {
 }
 
 
-def make_scorer(scorer: Scorer, context: BuildContext) -> AnyScorer:
+def make_scorer(scorer: ScorerSpec, context: BuildContext) -> AnyScorer:
     """A scorer as the job describes it, not opened yet.
 
     Raises:

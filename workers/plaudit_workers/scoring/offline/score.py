@@ -24,7 +24,7 @@ from plaudit_reward.pipeline.pipeline import Pipeline
 from plaudit_wire.records import ScoringRecord
 from plaudit_wire.sample import Sample
 from plaudit_workers.job.loading.load import load_job
-from plaudit_workers.job.spec.reward import Reward
+from plaudit_workers.job.spec.reward import RewardSpec
 from plaudit_workers.process import EXIT_DONE, RefusedError
 from plaudit_workers.scoring.build import build_pipeline
 from plaudit_workers.scoring.group_scope import has_group_scorers
@@ -53,7 +53,7 @@ def score(arguments: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-async def _score(reward: Reward, reader: StoredReader, lines: BinaryIO, output: BinaryIO) -> None:
+async def _score(reward: RewardSpec, reader: StoredReader, lines: BinaryIO, output: BinaryIO) -> None:
     pipeline = await build_pipeline(reward, "score")
     progress = _Progress()
     units = reader.units(_each(lines))
@@ -145,7 +145,7 @@ class _Progress:
         return f"{count:,} samples in {seconds:.1f} s"
 
 
-def _reader(path: Path, reward: Reward) -> StoredReader:
+def _reader(path: Path, reward: RewardSpec) -> StoredReader:
     by_source = (scorer.name for scorer in reward.scorers if scorer.kind == "rule" and scorer.rule is None)
     name = "standard input" if path == _STANDARD else str(path)
     return StoredReader(name, next(by_source, None), has_group_scorers(reward))
