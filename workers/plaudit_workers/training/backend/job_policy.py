@@ -9,7 +9,12 @@ from typing import Any
 from plaudit_wire.messages import Announcement, PolicyVersion
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.stream.group import Group
-from plaudit_workers.training.backend.checkpoint import load_checkpoint, read_extra, recovered_checkpoints, save_checkpoint
+from plaudit_workers.training.backend.checkpoint import (
+    load_checkpoint,
+    read_extra,
+    recovered_checkpoints,
+    save_checkpoint,
+)
 from plaudit_workers.training.backend.policy import Policy
 from plaudit_workers.training.backend.publish import prune_weights, write_weights
 from plaudit_workers.training.model.batch import make_batch
