@@ -106,7 +106,7 @@ def _aside(target: Path) -> Path:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder with its content, if it exists. A folder is renamed first, so readers never see half."""
+    """Remove a file or folder with its content, if it exists. A folder is renamed first: readers see no part."""
     if path.is_dir() and not path.is_symlink():
         doomed = path
         if not path.name.startswith(TEMPORARY):
