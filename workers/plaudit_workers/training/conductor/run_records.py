@@ -10,6 +10,7 @@ from plaudit_wire.logs import get_logger
 from plaudit_wire.records import StepRecord
 from plaudit_workers.stream.outage import outlasting
 from plaudit_workers.stream.trainer.groups import StaleIncarnationError
+from plaudit_workers.training.conductor.failed_scores import describe, failed_kinds
 from plaudit_workers.training.conductor.open_step import OpenStep
 from plaudit_workers.training.conductor.policy_thread import PolicyThread
 from plaudit_workers.training.conductor.step_report import StepReport
@@ -49,6 +50,9 @@ class RunRecords:
             RuntimeError: the ledger does not add up.
             RefusedError: the disk is full.
         """
+        if kinds := failed_kinds([group for group, _ in report.ended]):
+            failed = sum(kind.count for kind in kinds)
+            logger.warning("samples without a score", step=report.step, count=failed, reasons=describe(kinds))
         record = await asyncio.to_thread(self._write, report, closed)
         await self._run.streams.record_step(record)
         await self.ledger()
