@@ -14,7 +14,7 @@ from plaudit_workers.stream.group import Group
 from plaudit_workers.training.conductor.admission import Admitter
 from plaudit_workers.training.conductor.background_tasks import Beside
 from plaudit_workers.training.conductor.closing import Ending, close_groups, end_in_ledger
-from plaudit_workers.training.conductor.failed_scores import FailedKind, describe, failed_kinds
+from plaudit_workers.training.conductor.failed_scores import failed_samples, failure_reasons, is_permanent
 from plaudit_workers.training.conductor.open_step import Decision, OpenStep, Over, Retry, Update, Wait
 from plaudit_workers.training.conductor.policy_thread import PolicyThread
 from plaudit_workers.training.conductor.ready_groups import ReadyGroups
@@ -105,11 +105,11 @@ class StepTraining:
         Raises:
             JobFailedError: this was the last try, or trying again cannot help.
         """
-        kinds = failed_kinds(self.ready.get(group.flight.group for group in retry.groups))
+        failed = list(failed_samples(self.ready.get(group.flight.group for group in retry.groups)))
         pauses = self.run.plan.retry_pauses_s
-        last = step.retries >= len(pauses) or (retry.failed_share == 1 and _is_permanent(kinds))
+        last = step.retries >= len(pauses) or (retry.failed_share == 1 and is_permanent(failed))
         pause_s = 0.0 if last else pauses[step.retries]
-        missing, reasons = f"{retry.failed_share:.0%} of its samples have no score", describe(kinds)
+        missing, reasons = f"{retry.failed_share:.0%} of its samples have no score", failure_reasons(failed)
         logger.error(
             "step not trained", step=step.step, failed_share=retry.failed_share, reasons=reasons, next_try_s=pause_s
         )
@@ -141,11 +141,6 @@ class StepTraining:
         records = end_in_ledger(self.run, self.state, groups, ending)
         report.add(groups, records)
         self.beside.start(close_groups(self.run, self.state, records))
-
-
-def _is_permanent(kinds: Sequence[FailedKind]) -> bool:
-    """Return True if every failure is a data error: the scorer or its data is wrong, and a pause changes neither."""
-    return all(kind.outcome == "data_error" for kind in kinds)
 
 
 def _plural(count: int, one: str, many: str) -> str:
