@@ -40,7 +40,7 @@ _KUBERNETES_ONLY = {
     "reward.networkPolicy": _ON_KUBERNETES,
     "transport.managed.storage": "Here Redis writes into the run's folder",
     "transport.managed.storageClassName": "Here Redis writes into the run's folder",
-    "transport.managed.image": "Here the redis-server of this machine runs",
+    "transport.managed.image": "Here a Redis server of this machine runs",
     "storage": "Here everything lies in the run's folder",
     "files": "Here files are found relative to the job file",
     "scheduling": _ON_KUBERNETES,
