@@ -44,7 +44,10 @@ def _validate_arguments(parser: argparse.ArgumentParser) -> None:
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", type=Path, help="the job file")
     parser.add_argument("--address", help="an existing Ray cluster (ray://host:port or auto); default: one of its own")
-    parser.add_argument("--resume", action="store_true", help="go on with the newest run of this job, or with --run")
+    parser.add_argument("--resume", action="store_true", help="continue the newest run of this job, or --run")
+    parser.add_argument(
+        "--accept-changes", action="store_true", help="with --resume: train on with the job's changed fields"
+    )
     parser.add_argument(
         "--run", type=_run_name, metavar="NAME", help="id of the run; default: the job's name and a short uid"
     )
