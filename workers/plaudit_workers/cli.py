@@ -1,12 +1,14 @@
 """The ``plaudit`` command: a table of commands, each of which imports its module only when it is called.
 
-Exit codes: 0 done · 1 crashed · 2 bad input, one message on standard error · 3 the job failed · 130 after Ctrl-C.
+Exit codes: 0 done · 1 crashed · 2 bad input, one message on standard error · 3 the job failed · 130 after Ctrl-C · 141
+when the reader of a pipe has gone.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +19,8 @@ from plaudit_metrics.terminal.commands import report_arguments, steps_arguments,
 
 EXIT_REFUSED = 2
 EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+"""The exit code that shells use for a program that SIGPIPE ended."""
 
 
 @dataclass(frozen=True)
@@ -172,11 +176,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as ended:
         return int(ended.code or 0)
     command = COMMANDS[arguments.command]
-    from plaudit_workers.process import RefusedError
+    from plaudit_workers.errors import RefusedError
 
     try:
         function = getattr(importlib.import_module(command.module), command.function)
-        return int(function(arguments))
+        code = int(function(arguments))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
     except RefusedError as refused:
         print(refused, file=sys.stderr)
         return EXIT_REFUSED

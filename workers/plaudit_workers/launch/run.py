@@ -181,7 +181,7 @@ class _Launch:
 
 
 async def _in_daemon_thread(work: Callable[[], None]) -> None:
-    """Run ``work`` in a thread for which the end of the program does not wait."""
+    """Run ``work`` in a thread that lasts as long as the program, whose end does not wait for it."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 
@@ -197,6 +197,7 @@ async def _in_daemon_thread(work: Callable[[], None]) -> None:
             error = raised
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any longer
             loop.call_soon_threadsafe(finish, error)
+        threading.Event().wait()  # Linux ends Ray's processes with the thread that started them
 
     threading.Thread(target=target, daemon=True, name="starts Ray").start()
     await done
