@@ -16,7 +16,7 @@ from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.trainer.groups import StreamLimits, TrainerStreams
 from plaudit_workers.stream.worker.commits import Commitment, commit
 from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
-from plaudit_workers.stream.worker.producer import Publication, publish, publish_many
+from plaudit_workers.stream.worker.producer import Publication, publish
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ async def test_large_bodies_lie_on_the_volume_until_the_group_is_closed(
     tokens = tuple(range(40_000))
     bodies = [make.body(prompt.payload, 0, tokens), make.body(prompt.payload, 1, text="x" * 300_000)]
     bodies.append(make.body(prompt.payload, 2, tokens))
-    await publish_many(transport, [(prompt, index, body) for index, body in enumerate(bodies)])
+    await asyncio.gather(*(publish(transport, prompt, index, body) for index, body in enumerate(bodies)))
     assert len(list(spill.rglob("tensors-0-*"))) == 1
     deliveries = await samples.take(8)
     for delivery in deliveries:

@@ -10,13 +10,12 @@ import hashlib
 import os
 import shutil
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
 from plaudit_wire.codec import RecordError, decoder
+from plaudit_wire.limits import INLINE_LIMIT_BYTES
 
-INLINE_LIMIT_BYTES: Final = 256 * 1024
 _SPILLED = b"\x00"
 
 
