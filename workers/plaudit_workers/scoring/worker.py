@@ -58,24 +58,32 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     """
     forbid_inspection()  # by the users' functions, which run in processes of the same user
     job = _read_job(settings)
-    transport = await Transport.open(settings.redis, settings.run, spill=settings.run_folder / "spill", stop=stop)
-    try:
-        context = BuildContext(
-            job.spec.reward,
-            settings.worker,
-            run=settings.run,
-            redis=settings.redis,
-            model_servers=settings.model_servers,
-            traced_share=job.spec.metrics.traces.share if job.spec.metrics.traces.endpoint else None,
-        )
-        pipeline = await build_pipeline(job.spec.reward, settings.worker, context)
-        options = ScoringOptions(max_concurrent_samples=job.spec.reward.workers.max_concurrent_samples)
-        worker = ScoringWorker(settings.worker, transport, pipeline, options)
-        async with HealthServer(settings.health_port, ready=lambda: worker.ready), offering(job, transport):
-            await worker.run(stop)
-    finally:
-        await transport.close()
+    workers: list[ScoringWorker] = []
+    async with HealthServer(settings.health_port, ready=lambda: any(worker.ready for worker in workers)):
+        transport = await Transport.open(settings.redis, settings.run, settings.run_folder / "spill", stop=stop)
+        try:
+            workers.append(ScoringWorker(settings.worker, transport, await _pipeline(job, settings), _options(job)))
+            async with offering(job, transport):
+                await workers[0].run(stop)
+        finally:
+            await transport.close()
     return EXIT_DONE
+
+
+async def _pipeline(job: RLJob, settings: ProcessSettings) -> Pipeline:
+    context = BuildContext(
+        job.spec.reward,
+        settings.worker,
+        run=settings.run,
+        redis=settings.redis,
+        model_servers=settings.model_servers,
+        traced_share=job.spec.metrics.traces.share if job.spec.metrics.traces.endpoint else None,
+    )
+    return await build_pipeline(job.spec.reward, settings.worker, context)
+
+
+def _options(job: RLJob) -> ScoringOptions:
+    return ScoringOptions(max_concurrent_samples=job.spec.reward.workers.max_concurrent_samples)
 
 
 def _read_job(settings: ProcessSettings) -> RLJob:

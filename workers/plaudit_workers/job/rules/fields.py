@@ -198,7 +198,8 @@ def _redis_memory(spec: Spec) -> Iterator[Problem]:
             "spec.transport.managed.memory",
             f"{spec.transport.managed.memory} is too little for {samples} samples in flight ({needed_gib:.2f} GiB)",
             f"Give at least {math.ceil(needed_gib / USABLE_SHARE / ADMISSION_MEMORY_SHARE)}Gi (Redis may use 60 % "
-            "of it and admits up to 70 % of that), or lower promptsPerStep, samplesPerPrompt, maxStaleness or maxTokens",
+            "of it and admits up to 70 % of that), or lower promptsPerStep, samplesPerPrompt, maxStaleness or "
+            "maxTokens",
             also=(
                 "spec.algorithm.promptsPerStep",
                 "spec.algorithm.samplesPerPrompt",

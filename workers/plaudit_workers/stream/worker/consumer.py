@@ -98,6 +98,7 @@ class Consumer(Generic[T]):
         self._tasks = Supervised()
 
     async def __aenter__(self) -> Self:
+        self._tasks = Supervised()
         await self._tasks.__aenter__()
         self._tasks.start(self._renew_forever())
         return self
