@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
 from typing import Any, Literal
 
 import httpx
 import msgspec
 
-from plaudit_reward.code.backend import CaseResult
+from plaudit_reward.code.asserts.check import AssertCheck, Executed
+from plaudit_reward.code.asserts.sources import Part, script_of
+from plaudit_reward.code.backend import CaseResult, Timer
 from plaudit_reward.code.cases import Case
+from plaudit_reward.code.comparison import Comparison
 from plaudit_reward.code.sandbox.limits import Limits
-from plaudit_reward.code.sandbox.program import PREAMBLE
+from plaudit_reward.code.sandbox.preamble import PREAMBLE
 from plaudit_reward.errors import DataError, InfrastructureError
 
 _ATTEMPTS = 3
@@ -68,6 +70,8 @@ class FusionBackend:
         self._url = parsed if parsed.path not in {"", "/"} else parsed.copy_with(path="/run_code")
         self.num_samples = concurrency
         self._places = asyncio.Semaphore(concurrency)
+        self._comparison = Comparison()
+        self._asserts = AssertCheck(self._comparison, "")
         self._client = httpx.AsyncClient(
             limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
         )
@@ -86,24 +90,56 @@ class FusionBackend:
         first, newline, others = block.partition("\n")
         return others if newline and first.strip().isalpha() else block
 
-    async def run(
-        self, program: str, function: str | None, case: Case, limits: Limits, on_begin: Callable[[], None]
-    ) -> CaseResult:
-        """Runs one test case; asks up to three times while the server is away or overloaded."""
-        code = f"{program}\n\n{case.behind}"
-        body = {
-            "code": code if function is None else _calling(code, function),
-            "stdin": case.stdin,
-            "language": "python",
-            "compile_timeout": limits.time_s,
-            "run_timeout": limits.time_s,
-            "memory_limit_MB": max(1, limits.memory_bytes >> 20),
-            "files": {},
-            "fetch_files": [],
-        }
+    async def run(self, program: str, function: str | None, case: Case, limits: Limits, timer: Timer) -> CaseResult:
+        """Run one test case; the expected output or value is never sent along with the program."""
+        if not case.behind:
+            return await self._run(program, function, case, limits, timer)
+
+        async def execute(part: Part, text: str, payload: str, stdin: str) -> Executed:
+            return await self._execute(script_of(part, text, payload), stdin, limits, timer)
+
+        if function is None:
+            return await self._asserts.check(execute, program, case)
+        checked = await self._asserts.check(execute, program, case._replace(expected=None))
+        if not checked.passed or case.expected is None:
+            return checked
+        return await self._run(program, function, case, limits, timer)
+
+    async def _run(self, program: str, function: str | None, case: Case, limits: Limits, timer: Timer) -> CaseResult:
+        code = program if function is None else _calling(program, function)
+        executed = await self._execute(code, case.stdin, limits, timer)
+        if executed.ending != "finished":
+            return CaseResult(False, executed.ending, executed.reason)
+        assert case.expected is not None
+        return CaseResult(await self._comparison.compare("same text", executed.stdout, case.expected), "finished")
+
+    async def _execute(self, code: str, stdin: str, limits: Limits, timer: Timer) -> Executed:
+        """Run a program on the server.
+
+        A program that the server fails to run again and again, while it runs another one, is to blame itself.
+        """
         async with self._places:
-            on_begin()
-            return _judge(await self._ask_until_answered(body, limits), case)
+            timer.begin()
+            try:
+                return await self._ask_again_when_healthy(_body(code, stdin, limits), limits)
+            finally:
+                timer.end()
+
+    async def _ask_again_when_healthy(self, body: dict[str, Any], limits: Limits) -> Executed:
+        try:
+            return _executed(await self._ask_until_answered(body, limits))
+        except ServerFailureError:
+            healthy = _executed(await self._ask_until_answered(_body(_KNOWN_GOOD, "", limits), limits))
+            if healthy.stdout.strip() != b"42":
+                raise
+        try:
+            return _executed(await self._ask_until_answered(body, limits))
+        except ServerFailureError as error:
+            return Executed("crashed", reason=str(error))
+
+    def blames_program(self, num_done: int) -> bool:
+        """Return True when the server responds: it has then ended at least one case of the sample."""
+        return num_done > 0
 
     async def _ask_until_answered(self, body: dict[str, Any], limits: Limits) -> _Answer:
         for attempt in range(1, _ATTEMPTS + 1):
@@ -111,7 +147,8 @@ class FusionBackend:
                 return await self._ask(body, limits)
             except _TransientError as error:
                 if attempt == _ATTEMPTS:
-                    raise InfrastructureError(f"{error} ({_ATTEMPTS} times)") from error
+                    kind = ServerFailureError if error.under_program else InfrastructureError
+                    raise kind(f"{error} ({_ATTEMPTS} times)") from error
                 await asyncio.sleep(error.pause_s(attempt))
         raise AssertionError("the last attempt returns")
 
@@ -137,7 +174,9 @@ class FusionBackend:
             raise _TransientError(f"Sandbox Fusion at {self._url} is not to be reached: {told}") from error
         status = response.status_code
         if status in _TRANSIENT or status >= 500:
-            raise _TransientError(f"Sandbox Fusion answers {status}", response.headers.get("retry-after"))
+            busy = status in _TRANSIENT or status == 503
+            pause = response.headers.get("retry-after")
+            raise _TransientError(f"Sandbox Fusion answers {status}", pause, under_program=not busy)
         if status >= 400:
             told = content[:200].decode(errors="replace")
             raise DataError(f"Sandbox Fusion at {self._url} refuses the program with {status}: {told}")
@@ -147,15 +186,17 @@ class FusionBackend:
             raise _TransientError(f"what answers at {self._url} is no Sandbox Fusion: {error}") from error
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
+        await self._comparison.close()
         await self._client.aclose()
 
 
 class _TransientError(Exception):
     """The server did not answer this time."""
 
-    def __init__(self, message: str, retry_after: str | None = None) -> None:
+    def __init__(self, message: str, retry_after: str | None = None, *, under_program: bool = True) -> None:
         super().__init__(message)
+        self.under_program = under_program
         self._retry_after = retry_after
 
     def pause_s(self, attempt: int) -> float:
@@ -165,27 +206,46 @@ class _TransientError(Exception):
         return random.uniform(0.5, 1.5) * _FIRST_PAUSE_S * 2.0 ** (attempt - 1)
 
 
-def _judge(answer: _Answer, case: Case) -> CaseResult:
+_KNOWN_GOOD = "print(6 * 7)"
+
+
+def _body(code: str, stdin: str, limits: Limits) -> dict[str, Any]:
+    return {
+        "code": code,
+        "stdin": stdin,
+        "language": "python",
+        "compile_timeout": limits.time_s,
+        "run_timeout": limits.time_s,
+        "memory_limit_MB": max(1, limits.memory_bytes >> 20),
+        "files": {},
+        "fetch_files": [],
+    }
+
+
+def _executed(answer: _Answer) -> Executed:
     if answer.status == "OutputLimit":
-        return CaseResult(False, "output limit")
+        return Executed("output limit")
     compiled, ran = answer.compile_result, answer.run_result
     if answer.status == "Success" and ran is not None and ran.status == "Finished":
-        printed = (ran.stdout or "").rstrip("\n")
-        return CaseResult(case.expected is None or printed == case.expected.rstrip("\n"), "finished")
+        return Executed("finished", (ran.stdout or "").encode("utf-8", "surrogatepass"))
     if answer.status == "Failed":
         for result in (compiled, ran):
             if result is not None and (failed := _failure(result)) is not None:
                 return failed
-    told = answer.message or "without a message"
-    raise InfrastructureError(f"Sandbox Fusion could not run the program: {answer.status}, {told}")
+    message = answer.message or "without a message"
+    raise ServerFailureError(f"Sandbox Fusion could not run the program: {answer.status}, {message}")
 
 
-def _failure(result: _Result) -> CaseResult | None:
+class ServerFailureError(InfrastructureError):
+    """The server failed under this program: it may be the server's fault, or the program's."""
+
+
+def _failure(result: _Result) -> Executed | None:
     last_line = (result.stderr or "").strip().rpartition("\n")[2]
     if result.status == "TimeLimitExceeded":
-        return CaseResult(False, "time limit")
+        return Executed("time limit")
     if result.status == "Error" or (result.status == "Finished" and result.return_code != 0):
-        return CaseResult(False, "raised", last_line)
+        return Executed("raised", reason=last_line)
     return None
 
 

@@ -134,7 +134,7 @@ async def test_trouble_that_passes_changes_no_score(server: Server, score: Calla
 async def test_trouble_that_stays_is_no_wrong_answer(
     server: Server, score: Callable[..., Awaitable[Score]], trouble: Answer | None
 ) -> None:
-    server.first = [trouble] * 10
+    server.first = [trouble] * 20
     with pytest.raises(InfrastructureError, match="Sandbox Fusion"):
         await score(ADD)
 
