@@ -34,7 +34,9 @@ from plaudit_workers.scoring.offline.stored import StoredReader
 _STANDARD = Path("-")
 _HELD_PER_PLACE = 4
 """So many samples for each that may be in work are held, so that a slow one does not keep the others waiting."""
-_TELL_EVERY_S = 5.0
+_BEGUN_AT_A_TIME = 8
+"""So many samples begin in one round of the event loop, so that a start with hundreds of free places stalls nobody."""
+_REPORT_EVERY_S = 5.0
 
 
 def score(arguments: argparse.Namespace) -> int:
@@ -70,25 +72,26 @@ async def _score(reward: Reward, reader: StoredReader, lines: BinaryIO, output: 
 async def scored_in_order(
     pipeline: Pipeline, units: AsyncIterator[list[Sample]], max_concurrent: int
 ) -> AsyncIterator[ScoringRecord]:
-    """The scorings of all samples, in their order.
+    """Yield the scorings of all samples, in their order.
+
+    A sample gets its task when a place is free, so nothing but the reader ever queues for one.
 
     Args:
         pipeline: scores them.
-        units: samples that are scored together: single ones, or groups.
+        units: samples that are scored together: single ones or, where ``pipeline.scores_groups``, groups.
         max_concurrent: samples in work at a time.
 
     Raises:
-        RefusedError: of ``units``, after the scorings of all that came before.
+        RefusedError: raised by ``units``; after the scorings of all samples before it.
     """
-    places = asyncio.Semaphore(max_concurrent)
     held: deque[asyncio.Task[list[ScoringRecord]]] = deque()
     num_held = 0
     refused: RefusedError | None = None
     try:
         try:
-            async for unit in units:
-                held.append(asyncio.create_task(_scored(pipeline, unit, places)))
-                num_held += len(unit)
+            async for num_samples, task in _begun(pipeline, units, asyncio.Semaphore(max_concurrent)):
+                held.append(task)
+                num_held += num_samples
                 while held and (num_held > _HELD_PER_PLACE * max_concurrent or held[0].done()):
                     scorings = await held.popleft()
                     num_held -= len(scorings)
@@ -106,22 +109,42 @@ async def scored_in_order(
         raise refused
 
 
-async def _scored(pipeline: Pipeline, unit: list[Sample], places: asyncio.Semaphore) -> list[ScoringRecord]:
-    async def one(sample: Sample) -> ScoringRecord:
-        async with places:
-            return await pipeline.score(sample)
+async def _begun(
+    pipeline: Pipeline, units: AsyncIterator[list[Sample]], places: asyncio.Semaphore
+) -> AsyncIterator[tuple[int, asyncio.Task[list[ScoringRecord]]]]:
+    """Yield the number of samples and the task of each unit, as places become free."""
+    num_begun = 0
+    async for unit in units:
+        scorings = []
+        for sample in unit:
+            await places.acquire()
+            scorings.append(asyncio.create_task(_scored(pipeline, sample, places)))
+            num_begun += 1
+            if num_begun % _BEGUN_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+        together = pipeline.scores_groups
+        yield len(unit), asyncio.create_task(_grouped(pipeline, unit, scorings)) if together else scorings[0]
 
-    if len(unit) == 1 and not pipeline.scores_groups:
-        return [await one(unit[0])]
-    scorings = await asyncio.gather(*(one(sample) for sample in unit))
-    return await pipeline.score_group(unit, scorings) if pipeline.scores_groups else scorings
+
+async def _scored(pipeline: Pipeline, sample: Sample, places: asyncio.Semaphore) -> list[ScoringRecord]:
+    try:
+        return [await pipeline.score(sample)]
+    finally:
+        places.release()
+
+
+async def _grouped(
+    pipeline: Pipeline, unit: list[Sample], scorings: list[asyncio.Task[list[ScoringRecord]]]
+) -> list[ScoringRecord]:
+    records = [record for records in await asyncio.gather(*scorings) for record in records]
+    return await pipeline.score_group(unit, records)
 
 
 class _Progress:
     """Says on standard error how far it is, and what it came to."""
 
     def __init__(self) -> None:
-        self._began_s = self._told_s = time.monotonic()
+        self._began_s = self._reported_s = time.monotonic()
         self._outcomes: Counter[str] = Counter()
         self._total = 0.0
 
@@ -129,8 +152,8 @@ class _Progress:
         """One more sample is written."""
         self._outcomes[scoring.outcome] += 1
         self._total += scoring.value or 0.0
-        if time.monotonic() - self._told_s > _TELL_EVERY_S:
-            self._told_s = time.monotonic()
+        if time.monotonic() - self._reported_s > _REPORT_EVERY_S:
+            self._reported_s = time.monotonic()
             print(self._so_far(), file=sys.stderr)
 
     def end(self) -> None:
