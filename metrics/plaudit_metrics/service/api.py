@@ -24,6 +24,7 @@ from plaudit_metrics.service.answers import (
 from plaudit_metrics.service.openapi import MOST_SAMPLES, MOST_STEPS, MOST_TRACED, document
 from plaudit_metrics.service.view import RunView
 from plaudit_metrics.sources.kept_steps import ClosedStep
+from plaudit_metrics.sources.queue_history import MOST_LOOKS
 from plaudit_metrics.sources.run_snapshot import Surroundings
 from plaudit_wire.trace_context import traceparent
 
@@ -116,6 +117,7 @@ class Api:
 
     async def _queues(self, request: Request) -> Response:
         looks = self._view.queues.after(_point_in_time(request, "after"))
+        looks = looks[-_count(request, "newest", MOST_LOOKS, MOST_LOOKS) :]
         workers = self._view.surroundings.worker_records
         return _json({"run": self._run, "looks": [_look(seen) for seen in looks], "workers": workers})
 
