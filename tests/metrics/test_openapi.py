@@ -122,3 +122,11 @@ def test_the_history_of_queues_is_bounded() -> None:
     for time in range(10):
         history.add(Surroundings(time=float(time)))
     assert [seen.time for seen in history.after(0.0)] == [7.0, 8.0, 9.0]
+
+
+async def test_the_newest_look_alone_can_be_asked_for(client: httpx.AsyncClient) -> None:
+    every = (await client.get("/api/v1/queues")).json()["looks"]
+    newest = (await client.get("/api/v1/queues", params={"newest": 1})).json()["looks"]
+    assert len(every) > 1
+    assert newest == every[-1:]
+    assert (await client.get("/api/v1/queues", params={"newest": 0})).status_code == 400

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from builders import make_sample_record
 from plaudit_metrics.statistics.columns import SampleColumns
 from plaudit_metrics.statistics.steps import slowest_samples, step_record, step_statistics
-from plaudit_wire.records import GroupRecord, SampleRecord, ScorerRecord, ScoringRecord, Stamps, WaitRecord
+from plaudit_wire.records import GroupRecord, ScorerRecord, ScoringRecord, Stamps, WaitRecord
 
 Build = Callable[..., Any]
 
@@ -46,15 +47,7 @@ def test_an_empty_step_has_its_length_and_no_nan() -> None:
 
 
 def test_a_sample_that_was_never_generated_does_not_spoil_the_figures(sample: Build) -> None:
-    lost = SampleRecord(
-        group="t-0-1.0",
-        index=1,
-        split="train",
-        step=1,
-        data_source="x",
-        stamps=Stamps(admitted=1_000_000.0, committed=1_000_900.0),
-        scoring=ScoringRecord("given_up"),
-    )
+    lost = make_sample_record(Stamps(admitted=1_000_000.0, committed=1_000_900.0), ScoringRecord("given_up"), index=1)
     statistics = step_statistics(
         [sample(index=0, generation=2.0, score=1.0), lost], opened=0.0, closed=5.0, trainer_version=3
     )

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from plaudit_metrics.terminal.commands import top_arguments
 from plaudit_metrics.terminal.picture import Folder, Picture, Service
-from plaudit_metrics.terminal.top import top
+from plaudit_metrics.terminal.top import frame, top
 
 
 def parsed(*texts: str) -> argparse.Namespace:
@@ -54,6 +55,22 @@ def test_a_run_that_closed_no_step_yet_is_shown(tmp_path: Path, capsys: pytest.C
     assert Folder(tmp_path).look() == Picture(tmp_path.name)
     assert top(parsed(str(tmp_path))) == 0
     assert "no step is closed yet" in capsys.readouterr().out
+
+
+def test_failures_of_the_open_step_and_of_the_newest_are_shown_with_their_reasons(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    failure = {"scorer": "mine", "outcome": "data_error", "reason": "KeyError: 'a' (reward.py:2 in f)", "count": 36}
+    step = {
+        "step": 9, "opened": 0.0, "closed": 9.0, "verdict": "reward", "reward_pipeline/masked_share": 0.25,
+        "reward_pipeline/scorer/slow/reasons": "12 × took longer than 5 s",
+    }  # fmt: skip
+    picture = Picture("r", None, [step], failures={"samples": 64, "unscored": 36, "failures": [failure]})
+    Console(width=120).print(frame(picture))
+    shown = capsys.readouterr().out
+    assert "36 of 64 samples (56%) have no score" in shown
+    assert "mine: 36 × KeyError: 'a' (reward.py:2 in f)" in shown
+    assert "slow: 12 × took longer than 5 s" in shown
 
 
 @pytest.mark.parametrize(

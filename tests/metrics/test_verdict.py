@@ -9,7 +9,7 @@ import pytest
 
 from plaudit_metrics.statistics.steps import step_statistics
 from plaudit_metrics.statistics.verdict import VERDICTS, explain, verdict, verdict_over
-from plaudit_wire.records import GroupRecord, SampleRecord, WaitRecord
+from plaudit_wire.records import PAUSE, GroupRecord, SampleRecord, WaitRecord
 
 Build = Callable[..., Any]
 START = 5_000.0
@@ -98,8 +98,8 @@ ASYNCHRONOUS = {
 }
 
 
-def test_the_timelines_cover_every_verdict() -> None:
-    assert set(SYNCHRONOUS) == set(ASYNCHRONOUS) == set(VERDICTS)
+def test_the_timelines_cover_every_verdict_that_follows_from_stamps() -> None:
+    assert set(SYNCHRONOUS) == set(ASYNCHRONOUS) == set(VERDICTS) - {"unscored"}
 
 
 @pytest.mark.parametrize("truth", SYNCHRONOUS)
@@ -148,6 +148,29 @@ def test_steps_that_come_in_bursts_are_judged_by_their_seconds_together() -> Non
     assert [verdict(step) for step in (waited, ready_at_once, remainder)] == ["reward", "trainer", "straggler"]
     assert verdict_over([waited, ready_at_once, remainder] * 3) == "reward"
     assert verdict_over([]) == "trainer"
+
+
+@pytest.mark.parametrize("waited_s", [0.0, 8.0])
+def test_a_step_without_any_score_is_never_called_the_trainers(sample: Build, waited_s: float) -> None:
+    """A reward function that raises on every sample: the trainer has nothing to train on, whatever it waited for."""
+    failing = [sample(index=index, outcome="data_error", generation=5.0) for index in range(8)]
+    waits = [WaitRecord(START, START + waited_s, ["t-0-1.0"])]
+    statistics = step_statistics(failing, waits=waits, opened=START, closed=START + 10.0)
+    assert verdict(statistics) == verdict_over([statistics] * 3) == "unscored"
+
+
+def test_a_pause_for_samples_without_a_score_has_a_verdict_of_its_own(sample: Build, group: Build) -> None:
+    samples = [sample(index=index, admitted=START + 370.0, generation=5.0) for index in range(4)]
+    waits = [WaitRecord(START, START + 370.0, [], PAUSE), WaitRecord(START + 370.0, START + 375.0, ["t-0-1.0"])]
+    statistics = step_statistics(samples, groups=[group(samples)], waits=waits, opened=START, closed=START + 380.0)
+    assert statistics["wait/pause_s"] == 370.0
+    assert statistics["wait/generation_s"] == pytest.approx(5.0)
+    assert verdict(statistics) == "unscored"
+
+
+def test_a_short_pause_does_not_hide_what_the_step_waited_for() -> None:
+    figures = {"step_s": 100.0, "trainer_wait_s": 90.0, "wait/pause_s": 10.0, "wait/generation_s": 80.0}
+    assert verdict(figures) == "generation"
 
 
 def test_a_step_that_never_waited_is_the_trainers() -> None:

@@ -71,7 +71,9 @@ class ScorerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     retry_s: float = 0.0
     """Seconds of failed attempts and of the pauses between attempts."""
     call_s: float = 0.0
-    """Seconds of the last attempt."""
+    """Seconds of the last attempt, ``wait_s`` excluded."""
+    wait_s: float = 0.0
+    """Seconds spent waiting for a free scorer process, all attempts."""
     attempts: int = 1
     extra: dict[str, float | str] = {}
 

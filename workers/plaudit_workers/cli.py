@@ -50,6 +50,9 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--runs-folder", default="runs", metavar="FOLDER", help="where runs lie (default: runs)")
     parser.add_argument("--steps", type=_positive, metavar="N", help="instead of spec.algorithm.steps")
+    parser.add_argument(
+        "--json", action="store_true", help="print closed steps as JSON lines, all other messages on standard error"
+    )
 
 
 def _submit_arguments(parser: argparse.ArgumentParser) -> None:

@@ -24,6 +24,7 @@ from plaudit_metrics.service.answers import (
 from plaudit_metrics.service.openapi import MOST_SAMPLES, MOST_STEPS, MOST_TRACED, document
 from plaudit_metrics.service.view import RunView
 from plaudit_metrics.sources.kept_steps import ClosedStep
+from plaudit_metrics.sources.queue_history import MOST_LOOKS
 from plaudit_metrics.sources.run_snapshot import Surroundings
 from plaudit_wire.trace_context import traceparent
 
@@ -61,6 +62,7 @@ class Api:
                 Route("/api/v1/steps/{step:int}/samples", self._samples),
                 Route("/api/v1/steps/{step:int}/trace", self._trace),
                 Route("/api/v1/verdict", self._verdict),
+                Route("/api/v1/failures", self._failures),
                 Route("/api/v1/queues", self._queues),
                 Route("/api/v1/openapi.json", self._openapi),
                 Route("/healthz", self._healthz),
@@ -108,8 +110,14 @@ class Api:
             raise _RefusedRequestError(404, "no step is closed yet")
         return _json({"run": self._run} | verdict_detail([step.record for step in recent]))
 
+    async def _failures(self, _: Request) -> Response:
+        counts = self._view.failures
+        failures = counts.failures()
+        return _json({"run": self._run, "samples": counts.samples, "unscored": counts.unscored, "failures": failures})
+
     async def _queues(self, request: Request) -> Response:
         looks = self._view.queues.after(_point_in_time(request, "after"))
+        looks = looks[-_count(request, "newest", MOST_LOOKS, MOST_LOOKS) :]
         workers = self._view.surroundings.worker_records
         return _json({"run": self._run, "looks": [_look(seen) for seen in looks], "workers": workers})
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from plaudit_metrics.statistics.agent_loop import AgentLoopColumns, agent_loop_statistics
 from plaudit_metrics.statistics.columns import Floats, SampleColumns, ScorerColumns
+from plaudit_metrics.statistics.failures import failure_labels, failures_of
 from plaudit_metrics.statistics.stages import group_stage_seconds, sample_stage_seconds
 from plaudit_metrics.statistics.verdict import verdict
 from plaudit_metrics.statistics.waits import split_waits
@@ -114,7 +115,7 @@ def step_record(
         statistics=statistics | ({f"{_PIPELINE}/slowest/index": float(slowest[0].index)} if slowest else {}),
         verdict=verdict(statistics),
         waits=list(waits),
-        labels=_slowest_labels(slowest[0]) if slowest else {},
+        labels=(_slowest_labels(slowest[0]) if slowest else {}) | failure_labels(failures_of(samples)),
     )
 
 

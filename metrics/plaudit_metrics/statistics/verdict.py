@@ -2,17 +2,18 @@
 
 From the step's figures (``steps.step_statistics``), in this order:
 
-1. ``trainer``: the trainer waited for less than a fifth of the step. Faster rewards or rollouts would not help much.
-2. ``straggler``: for more than half of the waiting, one single sample or group (among at least four) was all that was
+1. ``unscored``: no sample has a score, or the trainer paused for a fifth of the step or more because too many had none.
+2. ``trainer``: the trainer waited for less than a fifth of the step. Faster rewards or rollouts would not help much.
+3. ``straggler``: for more than half of the waiting, one single sample or group (among at least four) was all that was
    missing. More workers would not help; that sample would have to be faster, or be given up sooner.
-3. ``generation``: at least three fifths of the waiting went to generation.
-4. At least three fifths of it went to the reward side: the largest of its causes gives the name: ``reward`` (scorers at
+4. ``generation``: at least three fifths of the waiting went to generation.
+5. At least three fifths of it went to the reward side: the largest of its causes gives the name: ``reward`` (scorers at
    work), ``reward-queue`` (no free reward worker), ``limiter`` (a rate or concurrency limit), ``group-scorer``; for
    ``ready_queue`` (the groups were ready, the trainer had not taken them) ``trainer``.
-5. ``balanced``: neither side holds three fifths.
+6. ``balanced``: neither side holds three fifths.
 
 The rule asks only where the *exposed* time went, so it holds for synchronous and asynchronous schedules: whatever
-overlaps with the update is no part of a wait. Its first threshold is that of the alert RewardStarvesTrainer.
+overlaps with the update is no part of a wait. Its threshold of a fifth is that of the alert RewardStarvesTrainer.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ from collections.abc import Iterable, Mapping
 from typing import Literal, get_args
 
 from plaudit_metrics.statistics.waits import CAUSES
+from plaudit_wire.records import OUTCOMES, PAUSE
 
-Verdict = Literal["generation", "reward", "reward-queue", "limiter", "group-scorer", "straggler", "trainer", "balanced"]
+Verdict = Literal[
+    "unscored", "generation", "reward", "reward-queue", "limiter", "group-scorer", "straggler", "trainer", "balanced"
+]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 WAITING_SHARE = 0.2
@@ -32,6 +36,9 @@ STRAGGLER_SHARE = 0.5
 SIDE_SHARE = 0.6
 """Generation, or the reward side, holds at least this share of the waiting."""
 
+_OUTCOME_KEYS = tuple(f"reward_pipeline/outcome/{outcome}" for outcome in OUTCOMES)
+_SCORED_KEY = "reward_pipeline/outcome/scored"
+
 _NAMES: dict[str, Verdict] = {
     "generation": "generation",
     "sample_queue": "reward-queue",
@@ -39,9 +46,11 @@ _NAMES: dict[str, Verdict] = {
     "score": "reward",
     "group_scorer": "group-scorer",
     "ready_queue": "trainer",
+    PAUSE: "unscored",
 }
 
-_WORDS: dict[Verdict, str] = {
+_EXPLANATIONS: dict[Verdict, str] = {
+    "unscored": "Too many samples have no score: the reasons are listed by scorer. Repair the scorer that fails.",
     "generation": "The trainer waited for generation: add rollouts, or shorten responses.",
     "reward": "The trainer waited for scorers at work: make them faster, or hide them (maxStaleness, mini-batches).",
     "reward-queue": "Finished samples waited for a free reward worker: add reward workers or raise their concurrency.",
@@ -54,13 +63,15 @@ _WORDS: dict[Verdict, str] = {
 
 
 def verdict(statistics: Mapping[str, float]) -> Verdict:
-    """Names what a step waited for.
+    """Name the bottleneck of a step.
 
     Args:
-        statistics: the step's figures; read are ``step_s``, ``trainer_wait_s``, ``straggler_s`` and ``wait/<cause>_s``
-            (seconds; an absent one is 0).
+        statistics: the step's figures; read are ``step_s``, ``trainer_wait_s``, ``straggler_s``, ``wait/<cause>_s``
+            (seconds) and ``reward_pipeline/outcome/<outcome>`` (counts); an absent one is 0.
     """
     waited_s = statistics.get("trainer_wait_s", 0.0)
+    if nothing_scored(statistics) or pauses_hold(statistics):
+        return "unscored"
     if waited_s <= 0 or waited_s < WAITING_SHARE * statistics.get("step_s", 0.0):
         return "trainer"
     if statistics.get("straggler_s", 0.0) > STRAGGLER_SHARE * waited_s:
@@ -74,19 +85,31 @@ def verdict(statistics: Mapping[str, float]) -> Verdict:
     return "balanced"
 
 
+def nothing_scored(statistics: Mapping[str, float]) -> bool:
+    """Return True when samples ended and none of them has a score."""
+    ended = sum(statistics.get(key, 0.0) for key in _OUTCOME_KEYS)
+    return ended > 0 and statistics.get(_SCORED_KEY, 0.0) == 0
+
+
+def pauses_hold(statistics: Mapping[str, float]) -> bool:
+    """Return True when the trainer's pauses for samples without a score took a fifth of the step or more."""
+    paused_s = statistics.get(f"wait/{PAUSE}_s", 0.0)
+    return paused_s > 0 and paused_s >= WAITING_SHARE * statistics.get("step_s", 0.0)
+
+
 def reward_side(cause_s: Mapping[str, float]) -> tuple[str, Verdict]:
-    """The largest cause of the reward side, and the verdict that it gives."""
+    """Return the largest cause of the reward side, and the verdict that it gives."""
     largest = max(cause_s, key=lambda cause: cause_s[cause])
     return largest, _NAMES[largest]
 
 
 def verdict_over(steps: Iterable[Mapping[str, float]]) -> Verdict:
-    """Names what several steps together waited for: the same rule over the sums of their seconds.
+    """Name the bottleneck of several steps together: the same rule over the sums of their seconds.
 
     In an asynchronous schedule steps come in bursts: one waits for two, and the next finds everything ready. A verdict
     on each alone says "trainer" of the second; this one weighs each by its seconds.
     """
-    keys = ("step_s", "trainer_wait_s", "straggler_s", *(f"wait/{cause}_s" for cause in CAUSES))
+    keys = ("step_s", "trainer_wait_s", "straggler_s", *(f"wait/{cause}_s" for cause in CAUSES), *_OUTCOME_KEYS)
     sums = dict.fromkeys(keys, 0.0)
     for statistics in steps:
         for key in keys:
@@ -95,5 +118,5 @@ def verdict_over(steps: Iterable[Mapping[str, float]]) -> Verdict:
 
 
 def explain(name: str) -> str:
-    """One sentence for people: what the verdict means and what to do. Empty for an unknown name."""
-    return next((words for known, words in _WORDS.items() if known == name), "")
+    """Return a verdict's meaning and its remedy for people; empty for an unknown name."""
+    return next((text for known, text in _EXPLANATIONS.items() if known == name), "")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ _COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("step s", "step_s", "{:.2f}"),
     ("wait s", "trainer_wait_s", "{:.2f}"),
     ("exposed reward s", "exposed_reward_s", "{:.2f}"),
-    ("masked", "reward_pipeline/masked_share", "{:.1%}"),
+    ("no score", "reward_pipeline/masked_share", "{:.1%}"),
     ("waited for", "verdict", "{}"),
 )
 """Heading, key, format."""
@@ -118,6 +119,7 @@ def _write_steps(records: Sequence[StepRecord], arguments: argparse.Namespace, o
         writer.writerows(rows)
     else:
         output.write(_table(rows))
+        output.write(_reasons(records))
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
@@ -126,6 +128,14 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
     widths = [max(len(row[column]) for row in cells) for column in range(len(_COLUMNS))]
     lines = ("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
     return "".join(f"{line}\n" for line in lines)
+
+
+def _reasons(records: Sequence[StepRecord]) -> str:
+    """Return the newest step's failures, one line a scorer."""
+    pattern = re.compile(r"reward_pipeline/scorer/(.+)/reasons")
+    labels = records[-1].labels if records else {}
+    found = [(each[1], labels[each[0]]) for key in labels if (each := pattern.fullmatch(key)) is not None]
+    return "".join(f"{name}: {text}\n" for name, text in found)
 
 
 def _write_trace(folder: Path, arguments: argparse.Namespace) -> None:

@@ -40,6 +40,8 @@ class Picture:
     streams: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Depth by stream; empty where nobody can be asked."""
     workers: Sequence[Mapping[str, Any]] = ()
+    failures: Mapping[str, Any] = field(default_factory=dict)
+    """Of the samples that ended since the newest step closed; empty where nobody can be asked."""
 
 
 class Source(Protocol):
@@ -69,8 +71,9 @@ class Service:
         steps = self._get(f"steps?newest={_STEPS}")
         looks = self._get("queues")
         streams = looks["looks"][-1]["streams"] if looks["looks"] else {}
+        failures = self._get("failures")
         if not steps["steps"]:
-            return Picture(steps["run"], streams=streams, workers=looks["workers"])
+            return Picture(steps["run"], streams=streams, workers=looks["workers"], failures=failures)
         newest = steps["steps"][-1]["step"]
         return Picture(
             steps["run"],
@@ -79,6 +82,7 @@ class Service:
             self._get(f"steps/{newest}/samples?slowest={_SAMPLES}")["samples"],
             streams,
             looks["workers"],
+            failures,
         )
 
     def _get(self, path: str) -> Any:

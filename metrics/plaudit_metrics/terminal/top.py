@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import select
 import sys
 import termios
@@ -24,12 +25,13 @@ from rich.text import Text
 
 from plaudit_metrics.statistics.stages import STAGES
 from plaudit_metrics.terminal.picture import Picture, Source, UnknownRunError, source_of
-from plaudit_wire.records import OUTCOMES
+from plaudit_wire.records import OUTCOMES, PAUSE
 
 _REFUSED = 2
 _STEPS = 10
 _SAMPLES = 5
 _BAR = 30
+_REASONS = re.compile(r"reward_pipeline/scorer/(.+)/reasons")
 _COLOURS = {
     "trainer": "green",
     "generation": "blue",
@@ -38,6 +40,7 @@ _COLOURS = {
     "score": "red",
     "group_scorer": "dark_orange",
     "ready_queue": "cyan",
+    PAUSE: "bright_magenta",
 }
 """Where a step's time went → colour of its part of the bar."""
 
@@ -104,6 +107,7 @@ def frame(picture: Picture, trouble: str = "") -> RenderableType:
     parts: list[RenderableType] = [_verdict(picture)]
     if trouble:
         parts.append(Text(trouble, style="bold red"))
+    parts += _open_step_failures(picture.failures)
     if picture.steps:
         parts += [_steps(picture.steps[-_STEPS:]), _last_step(picture.steps[-1])]
     if picture.streams:
@@ -124,9 +128,26 @@ def _verdict(picture: Picture) -> RenderableType:
     return Panel(words, title=picture.run, subtitle="q ends")
 
 
+def _open_step_failures(failures: Mapping[str, Any]) -> list[RenderableType]:
+    if not failures.get("failures"):
+        return []
+    share = failures["unscored"] / failures["samples"]
+    lines = Text(f"since the newest step: {failures['unscored']} of {failures['samples']} samples ({share:.0%}) ")
+    lines.append("have no score", style="bold red")
+    for each in failures["failures"]:
+        lines.append(f"\n{each['scorer']}: {each['count']} × {each['reason'] or each['outcome']}")
+    return [lines]
+
+
+def _reasons(step: Mapping[str, Any]) -> Text:
+    """The failures of a closed step, one line a scorer."""
+    found = (_REASONS.fullmatch(key) for key in step)
+    return Text("\n").join(Text(f"{each[1]}: {step[each[0]]}", style="red") for each in found if each is not None)
+
+
 def _steps(steps: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(expand=True, box=None)
-    for heading in ("step", "reward", "staleness", "seconds", "exposed", "masked"):
+    for heading in ("step", "reward", "staleness", "seconds", "exposed", "no score"):
         table.add_column(heading, justify="right")
     table.add_column("where the time went")
     table.add_column("waited for")
@@ -177,7 +198,7 @@ def _last_step(step: Mapping[str, Any]) -> RenderableType:
             outcomes.add_row(outcome, f"{count:.0f}", style="" if outcome == "scored" else "red")
     side_by_side = Table.grid(expand=True, padding=(0, 2))
     side_by_side.add_row(stages, outcomes)
-    return Group(legend, side_by_side)
+    return Group(legend, side_by_side, _reasons(step))
 
 
 def _queues(picture: Picture) -> Table:

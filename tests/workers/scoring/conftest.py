@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -11,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from plaudit_wire.messages import Body, PolicyVersion, Prompt, Sampling
-from plaudit_wire.records import GenerationRecord
-from plaudit_wire.sample import Sample
+from builders import make_body, make_prompt
+from plaudit_wire.messages import Prompt, Sampling
 from plaudit_workers.job.spec.reward import RewardSpec
 from plaudit_workers.launch.redis_server import RedisServer
 from plaudit_workers.scoring.build import build_pipeline
@@ -59,7 +57,9 @@ class Feed:
             while left:
                 for delivery in await consumer.take(left):
                     for index, response in enumerate(by_id[delivery.group]):
-                        await publish(self.transport, delivery, index, _body(delivery.payload, index, response))
+                        await publish(
+                            self.transport, delivery, index, make_body(delivery.payload, index, response, [1])
+                        )
                     consumer.finished(delivery)
                     left -= 1
         return [prompt.group for prompt in prompts]
@@ -73,39 +73,13 @@ class Feed:
 
     def _prompt(self, position: int, n: int, **about: Any) -> Prompt:
         base: dict[str, Any] = {
-            "group": f"t-{position}-1.0",
             "position": position,
-            "split": "train",
-            "step": 1,
-            "n": n,
-            "min_version": PolicyVersion(1, 0),
-            "seed": 1,
             "sampling": Sampling(max_tokens=16),
             "data_source": "openai/gsm8k",
             "prompt": "how many?",
-            "prompt_ids": struct.pack("<i", 1),
             "ground_truth": "4",
         }
-        return Prompt(**{**base, **about})
-
-
-def _body(prompt: Prompt, index: int, response: str) -> Body:
-    return Body(
-        response_ids=struct.pack("<i", 1),
-        logprobs=struct.pack("<f", -0.5),
-        loss_mask=b"\x01",
-        version_spans=[(0, 1, 0)],
-        generation=GenerationRecord("rollout-0", 0.1, 1, 1, 0, 0),
-        sample=Sample(
-            group=prompt.group,
-            index=index,
-            data_source=prompt.data_source,
-            prompt=prompt.prompt,
-            response=response,
-            ground_truth=prompt.ground_truth,
-            split=prompt.split,
-        ),
-    )
+        return make_prompt(f"t-{position}-1.0", n, **{**base, **about})
 
 
 @pytest.fixture

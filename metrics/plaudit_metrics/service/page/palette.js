@@ -14,6 +14,7 @@ export const CAUSES = [
   named("score", "scorers"),
   named("group_scorer", "group scorers"),
   named("ready_queue", "ready queue"),
+  named("pause", "pause: too many without a score"),
 ];
 
 /** Of a sample, in their order. */
@@ -54,6 +55,7 @@ export const QUEUES = [
 
 /** What a step with this verdict waited for. */
 export const VERDICTS = {
+  unscored: { words: "scores: too many samples have none", color: "--pause" },
   generation: { words: "generation", color: "--generation" },
   reward: { words: "scorers at work", color: "--score" },
   "reward-queue": { words: "a free reward worker", color: "--sample_queue" },

@@ -40,7 +40,7 @@ _KUBERNETES_ONLY = {
     "reward.networkPolicy": _ON_KUBERNETES,
     "transport.managed.storage": "Redis writes into the run's folder",
     "transport.managed.storageClassName": "Redis writes into the run's folder",
-    "transport.managed.image": "The redis-server of this machine runs",
+    "transport.managed.image": "A Redis server of this machine runs",
     "storage": "Everything is in the run's folder",
     "files": "Files are found relative to the job file",
     "scheduling": _ON_KUBERNETES,
