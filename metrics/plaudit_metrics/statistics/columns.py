@@ -46,6 +46,8 @@ class ScorerColumns:
     value: Floats
     """NaN where it gave none."""
     limiter_s: Floats
+    held_s: Floats
+    """The part of ``limiter_s`` in which the endpoint had asked for a pause."""
     retry_s: Floats
     call_s: Floats
     wait_s: Floats
@@ -216,7 +218,7 @@ class _ScorerCollector:
     """Collects the records of one scorer."""
 
     def __init__(self) -> None:
-        self._rows = PackedRows(6)
+        self._rows = PackedRows(7)
         self._extras: dict[str, tuple[float, int]] = {}
         """Name → sum and count."""
 
@@ -224,6 +226,7 @@ class _ScorerCollector:
         self._rows.append(
             _NAN if record.value is None else record.value,
             record.limiter_s,
+            record.held_s,
             record.retry_s,
             record.call_s,
             record.wait_s,
@@ -243,6 +246,6 @@ class _ScorerCollector:
             self._extras[name] = (total + value, count + 1)
 
     def columns(self) -> ScorerColumns:
-        value, limiter_s, retry_s, call_s, wait_s, outcome = self._rows.columns()
+        value, limiter_s, held_s, retry_s, call_s, wait_s, outcome = self._rows.columns()
         means = {name: total / count for name, (total, count) in sorted(self._extras.items())}
-        return ScorerColumns(value, limiter_s, retry_s, call_s, wait_s, outcome.astype(np.int64), means)
+        return ScorerColumns(value, limiter_s, held_s, retry_s, call_s, wait_s, outcome.astype(np.int64), means)

@@ -15,7 +15,7 @@ from plaudit_metrics.statistics.agent_loop import AgentLoopColumns, agent_loop_s
 from plaudit_metrics.statistics.columns import Floats, SampleColumns, ScorerColumns
 from plaudit_metrics.statistics.failures import failure_labels
 from plaudit_metrics.statistics.stages import group_stage_seconds, sample_stage_seconds
-from plaudit_metrics.statistics.verdict import verdict
+from plaudit_metrics.statistics.verdict import HELD_KEY, LIMITER_KEY, verdict
 from plaudit_metrics.statistics.waits import split_waits
 from plaudit_wire.records import OUTCOMES, GroupRecord, SampleRecord, StepRecord, WaitRecord
 
@@ -58,6 +58,7 @@ def step_statistics(
         **_pipeline(columns, groups),
         **_outcomes(columns, duplicates),
         **_scorers(columns),
+        **_limiter_totals(columns),
         **_staleness(columns, groups, trainer_version),
         "step_s": closed - opened,
         "update_s": update_s,
@@ -209,6 +210,13 @@ def _scorers(columns: SampleColumns) -> dict[str, float]:
     for name, scorer in sorted(columns.scorers.items()):
         statistics |= _scorer(f"{_PIPELINE}/scorer/{name}", scorer)
     return statistics
+
+
+def _limiter_totals(columns: SampleColumns) -> dict[str, float]:
+    """Return all seconds that scorers waited for limits, and the part that their endpoints had asked for."""
+    limiter_s = sum(float(scorer.limiter_s.sum()) for scorer in columns.scorers.values())
+    held_s = sum(float(scorer.held_s.sum()) for scorer in columns.scorers.values())
+    return {HELD_KEY: held_s, LIMITER_KEY: limiter_s} if limiter_s > 0 else {}
 
 
 def _scorer(key: str, scorer: ScorerColumns) -> dict[str, float]:
