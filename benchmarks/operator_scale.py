@@ -107,7 +107,7 @@ class Scale:
         self._rest_s = rest_s
         self._pids = pids
         self._folder = folder
-        self._api, self._server = ApiServer(), Server()
+        self._api, self._server = ApiServer("benchmark"), Server()
         self._kubeconfig = folder / "kubeconfig"
 
     def run(self) -> dict[str, Any]:

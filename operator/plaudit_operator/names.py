@@ -6,8 +6,6 @@ from typing import Final
 
 GROUP: Final = "plaudit.dev"
 FIELD_MANAGER: Final = "plaudit-operator"
-SCALE_MANAGER: Final = "plaudit-operator-scale"
-"""Writes replica counts through the scale subresource, apart from the fields that are applied."""
 
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 LABEL_JOB: Final = f"{GROUP}/job"
@@ -78,7 +76,7 @@ def trainer_job(name: str, attempt: int) -> str:
     return f"{name}-trainer-{attempt}"
 
 
-class Condition:
+class ConditionType:
     """Types of conditions, in the order in which they are shown."""
 
     SPEC_VALID: Final = "SpecValid"

@@ -115,8 +115,8 @@ def test_a_stranger_keeps_its_name(leader: OperatorProcess, definition: Cluster)
     make(definition, "taken")
 
     def told() -> bool:
-        conditions = status(definition, "taken").get("conditions", [])
-        return any(c["reason"] == "NameTaken" and "taken-redis" in c["message"] for c in conditions)
+        admitted = definition.condition("rlj", "taken", NAMESPACE, "Admitted")
+        return admitted.get("reason") == "NameTaken" and "taken-redis" in admitted["message"]
 
     definition.until("NameTaken", told, 60)
     found = definition.get("service", "taken-redis", NAMESPACE)

@@ -70,7 +70,7 @@ class Limiter:
         self._at_a_time = _MOST_AT_A_TIME
         self._refused = False
         """The first that waits was refused: until the time to come again, only an ended request changes that."""
-        self._held_until_s = 0.0
+        self._held_from_s = self._held_until_s = 0.0
         self._refusals: deque[bool] = deque(maxlen=_RECENT_RESPONSES)
         self._passed_at: deque[float] = deque()
         self._news = asyncio.Event()
@@ -147,8 +147,16 @@ class Limiter:
         refusals, no request passes until the pause is over, a minute at most.
         """
         self._refusals.append(True)
-        if sum(self._refusals) >= _HOLDING_SHARE * len(self._refusals):
-            self._held_until_s = max(self._held_until_s, time.monotonic() + min(retry_after_s, _LONGEST_HOLD_S))
+        if sum(self._refusals) < _HOLDING_SHARE * len(self._refusals):
+            return
+        now = time.monotonic()
+        if now >= self._held_until_s:
+            self._held_from_s = now
+        self._held_until_s = max(self._held_until_s, now + min(retry_after_s, _LONGEST_HOLD_S))
+
+    def held_s(self, start_s: float, end_s: float) -> float:
+        """Return how much of a span of monotonic time lies in the newest pause that the endpoint asked for."""
+        return max(0.0, min(end_s, self._held_until_s) - max(start_s, self._held_from_s))
 
     def room(self) -> int:
         """How many more requests it could let through soon, judged by the last two seconds."""

@@ -27,7 +27,7 @@ from plaudit_reward.judge.prompt import PromptTemplate
 from plaudit_reward.judge.scorer import JudgeScorer
 from plaudit_reward.judge.usage import Usage
 from plaudit_reward.scorer import Attempt
-from plaudit_workers.job.spec.scorers import RewardModel
+from plaudit_workers.job.spec.scorers import RewardModelSpec
 from plaudit_workers.launch.model_command import server_environment
 
 PREPARE = Path(__file__).parents[3] / "examples" / "01-copy-digits" / "prepare.py"
@@ -48,7 +48,7 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     command += ["--max-model-len", "128", "--kv-cache-memory-bytes", str(64 << 20), "--enforce-eager"]
     command += ["--api-key", "hush"]
     # What a reward model's vLLM is started with on a CPU suits a judge's too.
-    quiet = server_environment(RewardModel(source=str(folder / "model"), engine="vllm"), with_gpu=False)
+    quiet = server_environment(RewardModelSpec(source=str(folder / "model"), engine="vllm"), with_gpu=False)
     with (folder / "server.log").open("w") as log:
         server = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1", **quiet}, stdout=log, stderr=log)
     try:

@@ -15,7 +15,7 @@ import msgspec
 from plaudit_wire.records import ScoringRecord
 from plaudit_wire.sample import Sample
 from plaudit_workers.job.loading.load import load_job
-from plaudit_workers.job.spec.reward import Reward
+from plaudit_workers.job.spec.reward import RewardSpec
 from plaudit_workers.process import EXIT_DONE
 from plaudit_workers.rescore.comparison import Change, Comparison, Summary
 from plaudit_workers.rescore.output import Write, written_rows
@@ -43,7 +43,9 @@ def rescore(arguments: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-async def _rescore(reward: Reward, groups: Iterable[list[StoredSample]], comparison: Comparison, write: Write) -> None:
+async def _rescore(
+    reward: RewardSpec, groups: Iterable[list[StoredSample]], comparison: Comparison, write: Write
+) -> None:
     pipeline = await build_pipeline(reward, "rescore")
     in_work: deque[StoredSample] = deque()
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 
 from plaudit_reward.model_client.scorer import TOKEN_VARIABLE, ModelScorer
-from plaudit_workers.job.spec.scorers import Scorer
+from plaudit_workers.job.spec.scorers import ScorerSpec
 from plaudit_workers.scoring.kinds.context import BuildContext
 
 
-def model_scorer(scorer: Scorer, context: BuildContext) -> ModelScorer:
+def model_scorer(scorer: ScorerSpec, context: BuildContext) -> ModelScorer:
     """Build the client of a reward model, at the servers that the run has for it."""
     assert scorer.model is not None
     return ModelScorer(
