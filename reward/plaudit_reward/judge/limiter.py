@@ -66,7 +66,7 @@ class Limiter:
         self._in_flight = 0
         self._refused = False
         """The first that waits was refused: until the time to come again, only an ended request changes that."""
-        self._held_until_s = 0.0
+        self._held_from_s = self._held_until_s = 0.0
         self._passed_at: deque[float] = deque()
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -122,8 +122,15 @@ class Limiter:
         self._news.set()
 
     def hold(self, seconds: float) -> None:
-        """Lets nothing more through for a while, a minute at most: the endpoint asked for it."""
-        self._held_until_s = max(self._held_until_s, time.monotonic() + min(seconds, _LONGEST_HOLD_S))
+        """Let nothing more through for a while, a minute at most: the endpoint asked for it."""
+        now = time.monotonic()
+        if now >= self._held_until_s:
+            self._held_from_s = now
+        self._held_until_s = max(self._held_until_s, now + min(seconds, _LONGEST_HOLD_S))
+
+    def held_s(self, start_s: float, end_s: float) -> float:
+        """Return how much of a span of monotonic time lies in the newest pause that the endpoint asked for."""
+        return max(0.0, min(end_s, self._held_until_s) - max(start_s, self._held_from_s))
 
     def room(self) -> int:
         """How many more requests it could let through soon, judged by the last two seconds."""

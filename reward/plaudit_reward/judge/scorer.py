@@ -109,7 +109,9 @@ class JudgeScorer:
         try:
             passage = await self._limiter.enter(self._estimate.tokens(prompt))
         finally:
-            attempt.waited_s += time.monotonic() - began
+            now = time.monotonic()
+            attempt.waited_s += now - began
+            attempt.held_s += self._limiter.held_s(began, now)
         began = time.monotonic()
         try:
             with self._circuit.call():

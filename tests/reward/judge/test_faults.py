@@ -117,6 +117,7 @@ async def test_retry_after_holds_the_sample_and_those_that_come_after_it(
     assert min(times[1:]) - times[0] >= 2.0
     assert (await first).retry_s >= 2.0  # a retry counts against the sample's time
     assert second.limiter_s >= 1.0  # waiting because others were told to does not
+    assert second.scorers["big"].held_s >= 1.0  # and the endpoint's pause is told from the job's own limits
     assert second.call_s < 1.0
 
 

@@ -1,4 +1,4 @@
-"""The rules about ``spec.reward.scorers[].judge`` and its limits."""
+"""Check ``spec.reward.scorers[].judge`` and its limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OWN_MEMBERS = ("model", "messages", "stream", "n")
 
 
 def judge_problems(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
-    """Everything that a judge says against itself."""
+    """Yield every contradiction within a judge's section."""
     if scorer.judge is None:
         return
     yield from _parse(f"{field}.judge.parse", scorer.judge)
@@ -26,11 +26,11 @@ def judge_problems(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
 
 
 def template_problem(field: str, path: str, *, group: bool) -> Problem | None:
-    """What is wrong with a prompt template on disk."""
+    """Return the problem of a prompt template on disk, or None."""
     try:
         PromptTemplate(path, group=group)
     except ConfigurationError as error:
-        return Problem(field, str(error), "Mend the template; its path is relative to the job file")
+        return Problem(field, str(error), "Fix the template. Its path is relative to the job file")
     return None
 
 
@@ -39,8 +39,8 @@ def _parse(field: str, judge: JudgeSpec) -> Iterator[Problem]:
     if len(ways) != 1:
         yield Problem(
             field,
-            f"needs exactly one of regex, jsonPath and python, and has {' and '.join(ways) or 'none'}",
-            "Keep one",
+            f"needs exactly one of regex, jsonPath and python, but has {' and '.join(ways) or 'none'}",
+            "Give one",
         )
         return
     try:
@@ -49,37 +49,35 @@ def _parse(field: str, judge: JudgeSpec) -> Iterator[Problem]:
         elif judge.parse.json_path:
             JsonParser(judge.parse.json_path)
     except ConfigurationError as error:
-        yield Problem(f"{field}.{ways[0]}", str(error), "Mend it")
+        yield Problem(f"{field}.{ways[0]}", str(error), "Fix it")
 
 
 def _base_url(field: str, judge: JudgeSpec) -> Iterator[Problem]:
     parts = urlsplit(judge.base_url)
     if parts.username or parts.password:
-        yield Problem(field, "holds a user or a password", "Name the key's Secret in apiKeySecret instead")
+        yield Problem(field, "contains a user or a password", "Name the key's Secret in apiKeySecret instead")
     if parts.path.rstrip("/").endswith("/chat/completions"):
-        yield Problem(
-            field, f"{judge.base_url!r} names the route itself", "Write it up to and with /v1: the route is added"
-        )
+        yield Problem(field, f"{judge.base_url!r} includes the route", "End it with /v1: Plaudit adds the route")
     if parts.query or parts.fragment:
-        yield Problem(field, f"{judge.base_url!r} has a query or a fragment", "Leave it out")
+        yield Problem(field, f"{judge.base_url!r} has a query or a fragment", "Remove it")
 
 
 def _arguments(field: str, judge: JudgeSpec) -> Iterator[Problem]:
     for name in _OWN_MEMBERS:
         if name in judge.arguments:
             yield Problem(
-                f"{field}.{name}", "is set by Plaudit itself", "Leave it out: the rest of the request is yours"
+                f"{field}.{name}", "is set by Plaudit", "Remove it; every other member of the request is free"
             )
 
 
 def _limits(field: str, limits: LimitsSpec) -> Iterator[Problem]:
     if not (limits.requests_per_minute or limits.tokens_per_minute or limits.concurrency):
         yield Problem(
-            field, "limits nothing", "Give requestsPerMinute, tokensPerMinute or concurrency, or leave limits out"
+            field, "sets no limit", "Give requestsPerMinute, tokensPerMinute or concurrency, or remove limits"
         )
     if limits.shared is not None:
         parts = urlsplit(limits.shared.url)
         if parts.username or parts.password:
             yield Problem(
-                f"{field}.shared.url", "holds a user or a password", "Name the password's Secret in passwordSecret"
+                f"{field}.shared.url", "contains a user or a password", "Name the password's Secret in passwordSecret"
             )
