@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,8 +49,8 @@ async def compute_score(data_source, solution_str, ground_truth, extra_info=None
     import pathlib
     await asyncio.sleep(random.uniform(0, slow_s))
     if broken_file and pathlib.Path(broken_file).exists():
-        raise RuntimeError("the judge is away")
-    return float(ground_truth)
+        raise ConnectionError("connection to the judge refused")
+    return None if ground_truth == "skip" else float(ground_truth)
 
 def spread(rewards):
     return rewards
@@ -85,17 +85,17 @@ class Row:
 class Rows:
     """As many prompts as wanted."""
 
-    def __init__(self, num_rows: int, data_source: str, broken: Collection[int] = ()) -> None:
+    def __init__(self, num_rows: int, data_source: str, special: Mapping[int, str]) -> None:
         self._num_rows = num_rows
         self._data_source = data_source
-        self._broken = broken
+        self._special = special
 
     def __len__(self) -> int:
         return self._num_rows
 
     def prompt_at(self, position: int) -> Row:
         ids = np.array([position % 7 + 1], "<i4").tobytes()
-        truth = "no number" if position in self._broken else float(position % self._num_rows)
+        truth = self._special.get(position, float(position % self._num_rows))
         return Row(self._data_source, f"prompt {position}", ids, truth)
 
 
@@ -130,6 +130,9 @@ class Simulation:
         self.limits: dict[str, Any] = {}
         self.broken: set[int] = set()
         """Positions whose samples cannot be scored."""
+        self.skipped: set[int] = set()
+        """Positions whose samples the scorer skips: it returns None."""
+        self.on_failure = "mask"
         self.broken_validation: set[int] = set()
         self.policy_class = ScriptedPolicy
         self.engine_class = ScriptedEngine
@@ -158,10 +161,12 @@ class Simulation:
             folder=self.folder,
             transport=transport,
             streams=TrainerStreams(transport, StreamLimits(**limits)),
-            data=Rows(1000, "train", self.broken),
+            data=Rows(1000, "train", dict.fromkeys(self.broken, "no number") | dict.fromkeys(self.skipped, "skip")),
             sinks=sinks,
             clock=ServerClock(transport.now),
-            validation_data=Rows(6, "held-out", self.broken_validation) if plan.validation else None,
+            validation_data=Rows(6, "held-out", dict.fromkeys(self.broken_validation, "no number"))
+            if plan.validation
+            else None,
         )
         try:
             return await conduct(run, policy, stop or asyncio.Event()), policy
@@ -218,8 +223,8 @@ class Simulation:
         transport = await self.open()
         arguments = {"slow_s": self.slow_s, "broken_file": str(self.broken_file)}
         python = {"path": str(self.folder / "rewards.py"), "function": "compute_score", "arguments": arguments}
-        scorers = [{"name": "mine", "kind": "python", "python": python}]
-        reward = RewardSpec.model_validate({"scorers": scorers}, by_alias=True, by_name=False)
+        scorers = [{"name": "mine", "kind": "python", "python": python, "onFailure": self.on_failure}]
+        reward = RewardSpec.model_validate({"scorers": scorers, "retries": 0}, by_alias=True, by_name=False)
         options = ScoringOptions(drain_grace_s=0.5, consumer=ConsumerOptions(block_s=0.1))
         worker = ScoringWorker(name, transport, await build_pipeline(reward, name), options)
         try:

@@ -82,7 +82,7 @@ async def _serve_on(
     lookout = _Lookout(client, keys, view)
     server = HttpServer(
         uvicorn.Config(
-            Api(settings.run, view, lambda: _problem(reader, lookout)).application(),
+            Api(settings.run, view, lambda: _problem(reader, lookout), settings.allowed_hosts).application(),
             lifespan="off",
             log_config=None,
             access_log=False,

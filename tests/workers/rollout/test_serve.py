@@ -9,6 +9,7 @@ from plaudit_wire.redis_address import RedisAddress
 from plaudit_workers.launch.redis_server import free_port
 from plaudit_workers.process import ProcessSettings, RefusedError
 from plaudit_workers.rollout.worker import serve
+from plaudit_workers.training import worker as training
 
 JOB = """
 apiVersion: plaudit.dev/v1alpha1
@@ -24,6 +25,13 @@ spec:
     sampling: {{maxTokens: 8}}
   reward: {{scorers: [{{name: one, kind: rule}}]}}
   trainer: {{}}
+"""
+SCORES_ONLY = """
+apiVersion: plaudit.dev/v1alpha1
+kind: RLJob
+metadata: {name: service}
+spec:
+  reward: {scorers: [{name: one, kind: rule}]}
 """
 SCRIPTED = "{kind: scripted, arguments: {latencySeconds: {kind: constant, value: 0.02}}}"
 
@@ -97,3 +105,11 @@ async def test_a_job_file_that_is_not_there_is_refused(settings) -> None:
 async def test_an_unreachable_transport_is_refused(settings) -> None:
     with pytest.raises(RefusedError, match="cannot be reached"):
         await serve(settings(redis=RedisAddress("redis://127.0.0.1:1/0")), asyncio.Event())
+
+
+@pytest.mark.parametrize("serve_role", [serve, training.serve], ids=["rollout", "trainer"])
+async def test_a_job_that_only_scores_is_refused(settings, serve_role) -> None:
+    about = settings()
+    about.job_path.write_text(SCORES_ONLY)
+    with pytest.raises(RefusedError, match=r"spec\.rollout and spec\.trainer are missing"):
+        await serve_role(about, asyncio.Event())

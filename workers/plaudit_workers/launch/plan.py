@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from plaudit_workers.job.spec.pod import GPU, PodSpec
+from plaudit_workers.job.spec.quantity import quantity
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.job.spec.scorers import ScorerSpec
 from plaudit_workers.launch.model_server import FOLDER
@@ -141,9 +142,8 @@ def _servers(scorer: ScorerSpec, context: RunContext, *, with_gpus: bool) -> lis
 
 
 def _cpus(pod: PodSpec, default: float = 1.0) -> float:
-    """CPUs that a pod asks for (``2``, ``"500m"``)."""
-    asked = str(pod.resources.requests.get("cpu") or pod.resources.limits.get("cpu") or default)
-    return float(asked[:-1]) / 1000 if asked.endswith("m") else float(asked)
+    """Return the CPUs that a pod requests (``2``, ``"500m"``)."""
+    return float(quantity(pod.resources.requests.get("cpu") or pod.resources.limits.get("cpu") or default))
 
 
 def _gpus(pod: PodSpec, default: float) -> float:

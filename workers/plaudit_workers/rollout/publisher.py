@@ -1,4 +1,4 @@
-"""Publishes finished samples: at once, and together with whatever else is finished. Called by ``prompt_work``."""
+"""Publish finished samples without delay, in batches of whatever is finished. Called by ``prompt_work``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plaudit_workers.stream.worker.lease import Delivery
 from plaudit_workers.stream.worker.producer import Publication, publish_many
 
 _LARGEST_BATCH = 64
-"""Samples in one pipeline; while it is under way the next ones gather."""
+"""Samples in one pipeline; while it is sent, the next ones queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,20 +24,20 @@ class _Item:
 
 
 class Publisher:
-    """One pipeline at a time, each with all that was finished when it began; nothing waits for company."""
+    """Sends one pipeline at a time, each with all samples that were finished when it began."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._items: asyncio.Queue[_Item] = asyncio.Queue()
 
     async def publish(self, delivery: Delivery[Prompt], index: int, body: Body) -> Publication:
-        """Publishes one sample and returns what became of it. While Redis is away the sample waits here."""
+        """Publish one sample and return the result. During an outage of Redis the sample waits here."""
         answer: asyncio.Future[Publication] = asyncio.get_running_loop().create_future()
         self._items.put_nowait(_Item(delivery, index, body, answer))
         return await answer
 
     async def run(self) -> None:
-        """Publishes until cancelled."""
+        """Publish until cancelled."""
         while True:
             batch = [await self._items.get()]
             while len(batch) < _LARGEST_BATCH and not self._items.empty():

@@ -7,14 +7,9 @@ from typing import Literal
 from pydantic import Field
 
 from plaudit_workers.job.spec.pod import PodSpec
+from plaudit_workers.job.spec.quantity import quantity
 from plaudit_workers.job.spec.section import BYTE_QUANTITY, FilePath, SecretKey, Section
 
-_FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
-    "Ki": 2**10,
-    "Mi": 2**20,
-    "Gi": 2**30,
-    "Ti": 2**40,
-}
 USABLE_SHARE = 0.6
 """Of a managed Redis's memory; the rest is for the fork that writes its file anew."""
 
@@ -70,8 +65,7 @@ class ManagedRedisSpec(Section):
     @property
     def max_memory_bytes(self) -> int:
         """Bytes that Redis may use (its ``maxmemory``): 60 % of ``memory``."""
-        digits = self.memory.rstrip("kMGTi")
-        return int(float(digits) * _FACTORS[self.memory[len(digits) :]] * USABLE_SHARE)
+        return int(float(quantity(self.memory)) * USABLE_SHARE)
 
 
 class TransportSpec(Section):
