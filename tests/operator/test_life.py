@@ -27,6 +27,7 @@ def test_a_job_gets_all_its_children_and_runs():
         ("Job", "job-trainer-0"),
         ("NetworkPolicy", "job-reward"),
         ("NetworkPolicy", "job-metrics"),
+        ("NetworkPolicy", "job-trainer"),
         ("NetworkPolicy", "job-redis"),
     }
     assert world.status["phase"] == "Running"

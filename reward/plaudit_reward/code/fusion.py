@@ -15,19 +15,22 @@ import asyncio
 import random
 from collections.abc import Callable
 from typing import Any, Literal
+from urllib.parse import urlsplit, urlunsplit
 
-import httpx
 import msgspec
 
 from plaudit_reward.code.backend import CaseResult
 from plaudit_reward.code.cases import Case
 from plaudit_reward.code.sandbox.limits import Limits
 from plaudit_reward.code.sandbox.program import PREAMBLE
-from plaudit_reward.errors import DataError, InfrastructureError
+from plaudit_reward.errors import CallTimeoutError, DataError, InfrastructureError
+from plaudit_reward.http.client import HttpClient
+from plaudit_reward.http.errors import NoResponseError, ResponseTooLargeError
+from plaudit_reward.http.proxy import proxy_for
+from plaudit_reward.http.response import excerpt, retry_after_s
 
 _ATTEMPTS = 3
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-_CONNECT_WITHIN_S = 10.0
 _ANSWER_WITHIN_S = 10.0
 """After the program's own time, as verl waits."""
 _TRANSIENT = frozenset({408, 425, 429})
@@ -64,13 +67,11 @@ class FusionBackend:
     waits_for: Literal["process", "limit"] = "limit"
 
     def __init__(self, url: str, concurrency: int) -> None:
-        parsed = httpx.URL(url)
-        self._url = parsed if parsed.path not in {"", "/"} else parsed.copy_with(path="/run_code")
+        parts = urlsplit(url)
+        self._url = url if parts.path not in {"", "/"} else urlunsplit(parts._replace(path="/run_code"))
         self.num_samples = concurrency
         self._places = asyncio.Semaphore(concurrency)
-        self._client = httpx.AsyncClient(
-            limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
-        )
+        self._http = HttpClient(max_connections=concurrency, proxy=proxy_for(self._url))
 
     async def open(self) -> None:
         """Nothing to start: a server that is away for a moment must not end a job."""
@@ -123,45 +124,40 @@ class FusionBackend:
             DataError: the server refuses the request itself.
             InfrastructureError: what answers is no Sandbox Fusion, or its sandbox is broken.
         """
-        timeout = httpx.Timeout(2 * limits.time_s + _ANSWER_WITHIN_S, connect=_CONNECT_WITHIN_S)
+        limit_s = 2 * limits.time_s + _ANSWER_WITHIN_S
         most = limits.output_bytes * _BYTES_PER_CHARACTER
-        content = bytearray()
         try:
-            async with self._client.stream("POST", self._url, json=body, timeout=timeout) as response:
-                async for part in response.aiter_bytes():
-                    content += part
-                    if len(content) > most:
-                        return _Answer("OutputLimit")
-        except httpx.TransportError as error:
-            told = str(error) or type(error).__name__
-            raise _TransientError(f"Sandbox Fusion at {self._url} is not to be reached: {told}") from error
-        status = response.status_code
-        if status in _TRANSIENT or status >= 500:
-            raise _TransientError(f"Sandbox Fusion answers {status}", response.headers.get("retry-after"))
+            response = await self._http.post(self._url, msgspec.json.encode(body), limit_s, max_bytes=most)
+        except ResponseTooLargeError:
+            return _Answer("OutputLimit")
+        except (NoResponseError, CallTimeoutError) as error:
+            raise _TransientError(f"Sandbox Fusion at {error}") from error
+        status, content = response.status, response.body
+        if status in _TRANSIENT or status >= 500 or 300 <= status < 400:
+            raise _TransientError(f"Sandbox Fusion at {self._url} responded {status}", retry_after_s(response.headers))
         if status >= 400:
-            told = content[:200].decode(errors="replace")
-            raise DataError(f"Sandbox Fusion at {self._url} refuses the program with {status}: {told}")
+            raise DataError(f"Sandbox Fusion at {self._url} refused the program with {status}: {excerpt(content)}")
         try:
             return msgspec.json.decode(content, type=_Answer)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise _TransientError(f"what answers at {self._url} is no Sandbox Fusion: {error}") from error
+            raise _TransientError(f"the server at {self._url} is not a Sandbox Fusion: {error}") from error
 
     async def close(self) -> None:
-        """Closes the connections."""
-        await self._client.aclose()
+        """Close the connections."""
+        await self._http.close()
 
 
 class _TransientError(Exception):
     """The server did not answer this time."""
 
-    def __init__(self, message: str, retry_after: str | None = None) -> None:
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
-        self._retry_after = retry_after
+        self._retry_after_s = retry_after_s
 
     def pause_s(self, attempt: int) -> float:
         """Until the next attempt: what the server asks for, else a random time that doubles in its mean."""
-        if self._retry_after is not None and self._retry_after.isdecimal():
-            return min(_LONGEST_PAUSE_S, float(self._retry_after))
+        if self._retry_after_s is not None:
+            return min(_LONGEST_PAUSE_S, self._retry_after_s)
         return random.uniform(0.5, 1.5) * _FIRST_PAUSE_S * 2.0 ** (attempt - 1)
 
 

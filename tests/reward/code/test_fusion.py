@@ -143,7 +143,7 @@ async def test_a_refused_request_is_the_samples_own_fault(
     server: Server, score: Callable[..., Awaitable[Score]]
 ) -> None:
     server.first = [(422, {}, {"detail": "code is too long"})] * 2
-    with pytest.raises(DataError, match=r"refuses the program with 422: .*code is too long"):
+    with pytest.raises(DataError, match=r"refused the program with 422: .*code is too long"):
         await score(ADD)
 
 
