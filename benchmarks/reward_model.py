@@ -39,7 +39,7 @@ from typing import Any
 
 import httpx
 
-from plaudit_workers.job.spec.scorers import RewardModel
+from plaudit_workers.job.spec.scorers import RewardModelSpec
 from plaudit_workers.launch.model_command import server_command, server_environment
 from plaudit_workers.launch.redis_server import free_port
 
@@ -137,7 +137,7 @@ class Server:
     """A reward model server as a job has it, on one thread."""
 
     def __init__(self, engine: str, folder: Path, log: Path) -> None:
-        model = RewardModel.model_validate({"source": str(folder), "engine": engine, "dtype": "float32"})
+        model = RewardModelSpec.model_validate({"source": str(folder), "engine": engine, "dtype": "float32"})
         self._port = port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._log = log

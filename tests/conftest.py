@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
-import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +14,7 @@ import pytest
 import redis
 from hypothesis import settings
 
+import faulty_server
 from plaudit_workers.launch.redis_server import RedisServer
 
 EXAMPLES = int(os.environ.get("PLAUDIT_EXAMPLES", "40"))
@@ -115,22 +114,6 @@ def _runs(pid: int) -> bool:
 
 
 @pytest.fixture(scope="session")
-def module_at() -> Callable[..., ModuleType]:
-    """Loads a module of some part's tests by a name and its path under tests/: tests are no package."""
-    return _module_at
-
-
-def _module_at(name: str, *path: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent.joinpath(*path))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="session")
 def faults() -> ModuleType:
     """``faulty_server``, a judge that misbehaves."""
-    return _module_at("faulty_server", "reward", "judge", "faulty_server.py")
+    return faulty_server

@@ -55,15 +55,15 @@ class Delete:
 
 
 @dataclass(frozen=True)
-class Tell:
-    """An event on the RLJob."""
+class EmitEvent:
+    """Emit an event on the RLJob."""
 
     kind: str
     reason: str
     message: str
 
 
-Action = Create | Apply | Patch | Scale | Delete | Tell
+Action = Create | Apply | Patch | Scale | Delete | EmitEvent
 
 
 @dataclass(frozen=True)

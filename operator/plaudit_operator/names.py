@@ -6,8 +6,6 @@ from typing import Final
 
 GROUP: Final = "plaudit.dev"
 FIELD_MANAGER: Final = "plaudit-operator"
-SCALE_MANAGER: Final = "plaudit-operator-scale"
-"""Writes replica counts through the scale subresource, apart from the fields that are applied."""
 
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 LABEL_JOB: Final = f"{GROUP}/job"
@@ -15,7 +13,9 @@ LABEL_RUN: Final = f"{GROUP}/run"
 """On pods: tells those of this run from those of an earlier job of the same name."""
 LABEL_ROLE: Final = f"{GROUP}/role"
 LABEL_CLIENT: Final = f"{GROUP}/client"
-"""Given by a user to pods that submit samples to the scoring service of this name: Redis's policy lets them in."""
+"""On pods of users that submit samples to the scoring service of this name: Redis's policy lets them in."""
+LABEL_CLIENT_OF: Final = f"{GROUP}/client-of"
+"""On namespaces whose clients may reach the scoring services of the namespace in its value."""
 LABEL_SCORER: Final = f"{GROUP}/scorer"
 LABEL_ATTEMPT: Final = f"{GROUP}/attempt"
 SELECTOR: Final = f"{MANAGED_BY}={FIELD_MANAGER}"
@@ -78,7 +78,7 @@ def trainer_job(name: str, attempt: int) -> str:
     return f"{name}-trainer-{attempt}"
 
 
-class Condition:
+class ConditionType:
     """Types of conditions, in the order in which they are shown."""
 
     SPEC_VALID: Final = "SpecValid"

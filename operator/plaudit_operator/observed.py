@@ -64,7 +64,7 @@ class Observed:
     @property
     def ended(self) -> bool:
         """Whether the job is complete or has failed; that never changes."""
-        return self.is_true(names.Condition.COMPLETE) or self.is_true(names.Condition.FAILED)
+        return self.is_true(names.ConditionType.COMPLETE) or self.is_true(names.ConditionType.FAILED)
 
     def child(self, kind: str, name: str) -> Object | None:
         """A child that this very job owns."""

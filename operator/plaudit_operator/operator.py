@@ -8,9 +8,10 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from plaudit_operator.cache import Cache, Key
+from plaudit_operator.names import SELECTOR
 from plaudit_operator.planning.reconcile import Progress, Reconciler
 from plaudit_operator.runtime.errors import ConflictError, KubeError
-from plaudit_operator.runtime.kinds import WATCHED
+from plaudit_operator.runtime.kinds import RLJOB, WATCHED
 from plaudit_operator.runtime.kube import Kube
 from plaudit_operator.runtime.leader import Leader
 from plaudit_operator.runtime.queue import WorkQueue
@@ -44,7 +45,15 @@ class Operator:
         self._reconciler = Reconciler(kube, self._cache, settings, self._pool, progress)
         self._leader = Leader(kube, settings.namespace, settings.identity)
         self._informers = [
-            Informer(kube, kind, settings.watch_namespace, self._cache, self._touched) for kind in WATCHED
+            Informer(
+                kube,
+                kind,
+                settings.watch_namespace,
+                "" if kind == RLJOB else SELECTOR,
+                self._cache,
+                self._touched,
+            )
+            for kind in WATCHED
         ]
         self._turns: dict[int, float] = {}
         """When each worker began what it does now (monotonic seconds)."""

@@ -14,7 +14,7 @@ import pages
 import pytest
 from ruamel.yaml import YAML
 
-from plaudit_operator.names import Condition, Reason
+from plaudit_operator.names import ConditionType, Reason
 from plaudit_workers.job.checks.kubernetes import kubernetes_problems
 from plaudit_workers.job.loading.load import parse_job
 from plaudit_workers.job.loading.schema import job_schema
@@ -144,7 +144,7 @@ def _rows(page: Path) -> list[list[str]]:
 def test_every_reason_has_a_row_and_every_row_a_reason():
     rows = [row for row in _rows(pages.KUBERNETES / "conditions.md") if row[0].startswith("`")]
     named = {word for row in rows for word in re.findall(r"`(\w+)`", row[0])}
-    assert named == _constants(Reason) | _constants(Condition)
+    assert named == _constants(Reason) | _constants(ConditionType)
     assert all(len(cell) > 3 for row in rows for cell in row[1:])
 
 

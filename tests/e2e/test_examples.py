@@ -25,12 +25,12 @@ def test_slow_rewards_are_seen_in_the_verdict(
     scripted: dict[str, Any],
 ) -> None:
     job = change_job(example("03-slow-rewards") / "job.yaml", rollout__engine=scripted)
-    run = plaudit_run(job, "--steps", "4")
+    run = plaudit_run(job, "--steps", "4", "--json")
     assert run.exit_code == 0, run.output
     assert {step.verdict for step in run.steps} & {"reward", "straggler"}
-    lines = [json.loads(line) for line in run.output.splitlines() if line.startswith('{"step"')]
+    lines = [json.loads(line) for line in run.output.splitlines() if line.startswith("{")]
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
-    assert all(line["exposed reward s"] > 0 for line in lines)
+    assert all(line["exposed_reward_s"] > 0 for line in lines)
 
 
 def test_trl_reward_functions_run_unchanged(

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+
+from stream_protocol import secure_redis as secure
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -15,12 +16,9 @@ def test_every_process_of_a_run_speaks_tls(
     change_job: Callable[..., Path],
     plaudit_run: Callable[..., Any],
     scripted: dict[str, Any],
-    module_at: Callable[..., ModuleType],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    module_at("stream_own_redis", "workers", "stream", "own_redis.py")
-    secure = module_at("stream_secure_redis", "workers", "stream", "secure_redis.py")
     authority = secure.Authority(tmp_path / "tls").start()
     certificate, key = authority.sign("client", "client")
     monkeypatch.setenv("PLAUDIT_SECRET_REDIS_WORD", secure.PASSWORD)

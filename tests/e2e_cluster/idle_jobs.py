@@ -65,7 +65,7 @@ class Jobs:
 
     def condition(self, name: str, kind: str) -> dict[str, Any]:
         """A condition of a job."""
-        return next((c for c in self.status(name).get("conditions", []) if c["type"] == kind), {})
+        return self.cluster.condition("rlj", name, NAMESPACE, kind)
 
     def pods(self, name: str, *roles: str) -> list[dict[str, Any]]:
         """Pods of a job, of its gang by default."""

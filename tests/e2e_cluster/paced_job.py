@@ -87,8 +87,8 @@ class PacedJob:
         return str(self.status.get("phase", ""))
 
     def condition(self, kind: str) -> dict[str, Any]:
-        """One condition; empty when it was not told."""
-        return next((c for c in self.status.get("conditions", []) if c["type"] == kind), {})
+        """One condition; empty when it is missing."""
+        return self.cluster.condition("rlj", self.name, NAMESPACE, kind)
 
     def pods(self, *roles: str) -> list[dict[str, Any]]:
         """Its pods, of these roles or of all."""

@@ -60,6 +60,11 @@ class Cluster:
         done = self.kubectl("get", kind, *([name] if name else []), *where, "-o", "json", check=False)
         return json.loads(done.stdout) if done.returncode == 0 else {}
 
+    def condition(self, kind: str, name: str, namespace: str, type_: str) -> dict[str, Any]:
+        """A condition of an object; empty when it has none of that type, or is missing itself."""
+        conditions = self.get(kind, name, namespace).get("status", {}).get("conditions", [])
+        return next((condition for condition in conditions if condition["type"] == type_), {})
+
     def apply(self, *manifests: dict[str, Any], dry_run: bool = False) -> subprocess.CompletedProcess[str]:
         """Applies manifests; does not raise."""
         options = ["--dry-run=server"] if dry_run else []

@@ -36,8 +36,7 @@ def placed(cluster: Cluster, name: str) -> list[tuple[str, int]]:
 
 def rollout_ready(cluster: Cluster, name: str) -> dict[str, Any]:
     """The condition of the rollouts."""
-    conditions = cluster.get("rlj", name, training.NAMESPACE).get("status", {}).get("conditions", [])
-    return next((c for c in conditions if c["type"] == "RolloutReady"), {})
+    return cluster.condition("rlj", name, training.NAMESPACE, "RolloutReady")
 
 
 def test_pods_go_where_gpus_are_and_wait_where_there_are_none(shared: Cluster):

@@ -114,7 +114,9 @@ class ScoringJob:
         }
         head = {"apiVersion": "plaudit.dev/v1alpha1", "kind": "RLJob"}
         self._manifest = {**head, "metadata": {"name": name, "namespace": NAMESPACE}, "spec": sections | spec}
-        self._kube = ApiServer(api=config.new_client_from_config(cluster.kubeconfig, client_configuration=_quiet()))
+        self._kube = ApiServer(
+            "tests", api=config.new_client_from_config(cluster.kubeconfig, client_configuration=_quiet())
+        )
 
     def __enter__(self) -> Self:
         done = self.cluster.apply(self._manifest)
@@ -143,8 +145,7 @@ class ScoringJob:
 
     def condition(self, kind: str) -> dict[str, Any]:
         """A condition of the job; empty when it has none of that type."""
-        conditions = self.cluster.get("rlj", self.name, NAMESPACE).get("status", {}).get("conditions", [])
-        return next((condition for condition in conditions if condition["type"] == kind), {})
+        return self.cluster.condition("rlj", self.name, NAMESPACE, kind)
 
     @contextmanager
     def without(self, namespace: str, deployment: str) -> Iterator[None]:

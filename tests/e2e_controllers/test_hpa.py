@@ -38,8 +38,7 @@ def job(metrics_server: Cluster) -> Iterator[ScoringJob]:
 
 
 def _scaling_active(job: ScoringJob) -> dict[str, Any]:
-    status = job.cluster.get("hpa", f"{job.name}-reward", NAMESPACE).get("status", {})
-    return next((c for c in status.get("conditions", []) if c["type"] == "ScalingActive"), {})
+    return job.cluster.condition("hpa", f"{job.name}-reward", NAMESPACE, "ScalingActive")
 
 
 def test_workers_come_with_the_load_and_go_after_it(job: ScoringJob, measured: Measured):

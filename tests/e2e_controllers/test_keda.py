@@ -120,12 +120,10 @@ def test_a_keda_that_cannot_tell_the_work_is_told(job: ScoringJob):
 
 def _is_blind(job: ScoringJob) -> bool:
     """Whether the HPA gets no figure of KEDA, which waits long for a Redis that is away, or the fallback's."""
-    status = job.cluster.get("hpa", f"keda-hpa-{job.name}-reward", NAMESPACE).get("status", {})
-    active = next((c["status"] for c in status.get("conditions", []) if c["type"] == "ScalingActive"), "")
-    return active == "False" or _condition(job, "Fallback") == "True"
+    active = job.cluster.condition("hpa", f"keda-hpa-{job.name}-reward", NAMESPACE, "ScalingActive")
+    return active.get("status") == "False" or _condition(job, "Fallback") == "True"
 
 
 def _condition(job: ScoringJob, kind: str) -> str:
     """Of the ScaledObject, as its status has it."""
-    status = job.cluster.get("scaledobject", f"{job.name}-reward", NAMESPACE).get("status", {})
-    return next((c["status"] for c in status.get("conditions", []) if c["type"] == kind), "")
+    return str(job.cluster.condition("scaledobject", f"{job.name}-reward", NAMESPACE, kind).get("status", ""))

@@ -11,12 +11,12 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import httpx
 import pytest
 
+from faulty_server import FaultyServer
 from plaudit_metrics.alerting.alerts import alert_rules
 from plaudit_metrics.alerting.recording import recording_rules
 from plaudit_metrics.alerting.windows import Windows
@@ -33,7 +33,7 @@ from plaudit_wire.records import (
     Split,
     Stamps,
 )
-from plaudit_workers.job.spec.reward import Reward
+from plaudit_workers.job.spec.reward import RewardSpec
 from plaudit_workers.launch.redis_server import RedisServer, free_port
 from plaudit_workers.rollout.engines.scripted import ScriptedEngine
 from plaudit_workers.scoring.build import build_pipeline
@@ -42,6 +42,7 @@ from plaudit_workers.scoring.worker import ScoringOptions, ScoringWorker
 from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.worker.consumer import ConsumerOptions
 from plaudit_workers.training.backend.scripted import ScriptedPolicy
+from simulated_run import Simulation, make_plan
 
 ADMITTED = 1_000_000.0
 
@@ -219,12 +220,6 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     server.close()
 
 
-@pytest.fixture(scope="session")
-def whole_runs(module_at: Callable[..., ModuleType]) -> Any:
-    """The module of whole runs in one process: ``Simulation``, ``make_plan``."""
-    return module_at("whole_runs", "workers", "training", "conducted", "conftest.py")
-
-
 @dataclass(frozen=True)
 class ObservedRun:
     """A real run that is over: trainer, rollout, reward worker, metrics service and Redis were real."""
@@ -241,14 +236,10 @@ def observed_run(
     redis_server: RedisServer,
     prometheus: Prometheus,
     tmp_path_factory: pytest.TempPathFactory,
-    module_at: Callable[..., ModuleType],
-    faults: ModuleType,
 ) -> Iterator[ObservedRun]:
     """A run of a few steps, some of whose samples cannot be scored, scraped by Prometheus from its beginning."""
-    # Its own copy of the module: two of its names are changed in it.
-    runs = module_at("observed_runs", "workers", "training", "conducted", "conftest.py")
     folder = tmp_path_factory.mktemp("observed") / "run"
-    running = _RunInThread(redis_server, prometheus, folder, runs, faults)
+    running = _RunInThread(redis_server, prometheus, folder)
     yield running.start()
     running.stop()
 
@@ -274,11 +265,7 @@ class _RunInThread:
 
     num_steps = 5
 
-    def __init__(
-        self, server: RedisServer, prometheus: Prometheus, folder: Path, runs: Any, faults: ModuleType
-    ) -> None:
-        self._runs = runs
-        self._faults = faults
+    def __init__(self, server: RedisServer, prometheus: Prometheus, folder: Path) -> None:
         self._server = server
         self._prometheus = prometheus
         self._folder = folder
@@ -330,18 +317,17 @@ class _RunInThread:
             await serving
 
     async def _train(self) -> None:
-        module = self._runs
-        module.ScriptedEngine, module.ScriptedPolicy = _ComputingEngine, _ProbingPolicy
-        simulation = module.Simulation(self._server, self._settings.run, self._folder)
+        simulation = Simulation(self._server, self._settings.run, self._folder)
+        simulation.engine_class, simulation.policy_class = _ComputingEngine, _ProbingPolicy
         simulation.broken = {2, 9}
         async with simulation.workers(reward_workers=0), self._judging():
-            done, _ = await simulation.train(module.make_plan(steps=self.num_steps, staleness=1))
+            done, _ = await simulation.train(make_plan(steps=self.num_steps, staleness=1))
         assert done
 
     @contextlib.asynccontextmanager
     async def _judging(self) -> AsyncIterator[None]:
         """A reward worker that runs a function and asks a judge, until the context ends."""
-        judge = self._faults.FaultyServer()
+        judge = FaultyServer()
         await judge.start()
         address = RedisAddress(self._server.url, self._server.password)
         transport = await Transport.open(address, self._settings.run)
@@ -360,7 +346,7 @@ class _RunInThread:
                 "limits": {"concurrency": 2},
             },
         ]
-        reward = Reward.model_validate({"scorers": scorers}, by_alias=True, by_name=False)
+        reward = RewardSpec.model_validate({"scorers": scorers}, by_alias=True, by_name=False)
         pipeline = await build_pipeline(
             reward, "reward-0", BuildContext(reward, "reward-0", run=self._settings.run, redis=address)
         )

@@ -5,21 +5,18 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from builders import make_group, make_sample_record
 from plaudit_metrics.sources.history import append_step
 from plaudit_metrics.sources.stored import read_step_samples
 from plaudit_metrics.statistics.steps import step_record
 from plaudit_metrics.terminal.commands import steps, steps_arguments, trace, trace_arguments
-from plaudit_wire.messages import Body, PolicyVersion, Prompt, Sampling
 from plaudit_wire.records import GroupRecord, SampleRecord, ScorerRecord, ScoringRecord, Stamps
-from plaudit_wire.sample import Sample
-from plaudit_workers.stream.group import Group, GroupSample
 from plaudit_workers.training.run.stored_samples import store_groups
 
 Build = Callable[..., Any]
@@ -29,20 +26,23 @@ ID = "t-0-1.0"
 @pytest.fixture
 def samples(sample: Build) -> list[SampleRecord]:
     """Two scored samples and one that was never generated."""
-    scorers = {"judge": ScorerRecord("scored", 0.5, "well said", limiter_s=1.0, call_s=2.0, attempts=2)}
+    scorers = {
+        "judge": ScorerRecord(
+            "scored",
+            0.5,
+            "well said",
+            limiter_s=1.0,
+            call_s=2.0,
+            wait_s=0.5,
+            attempts=2,
+            extra={"acc": 1.0, "answer": "score: 5"},
+        )
+    }
     scored = [sample(ID, index, generation=2.0, limiter=1.0, score=2.0 + index, scorers=scorers) for index in range(2)]
     admitted = scored[0].stamps.admitted
-    lost = SampleRecord(
-        group=ID,
-        index=2,
-        split="train",
-        step=1,
-        data_source="digits",
-        stamps=Stamps(admitted, committed=admitted + 30.0),
-        scoring=ScoringRecord("given_up", reason="the deadline passed"),
-        deliveries=0,
-    )
-    return [*scored, lost]
+    stamps = Stamps(admitted, committed=admitted + 30.0)
+    given_up = ScoringRecord("given_up", reason="the deadline passed")
+    return [*scored, make_sample_record(stamps, given_up, index=2, deliveries=0)]
 
 
 @pytest.fixture
@@ -51,32 +51,12 @@ def run(tmp_path: Path, samples: list[SampleRecord], group: Build) -> Path:
     folder = tmp_path / "runs" / "demo-1"
     (folder / "samples").mkdir(parents=True)
     record: GroupRecord = group(samples, num_scored=2)
-    store_groups(folder / "samples", 1, 1, [hash_of(samples)], {ID: record})
+    store_groups(folder / "samples", 1, 1, [make_group(record, samples)], {ID: record})
     opened = samples[0].stamps.admitted
     append_step(
         folder / "steps.jsonl", step_record(1, 1, samples, groups=[record], opened=opened, closed=opened + 40.0)
     )
     return folder
-
-
-def hash_of(samples: list[SampleRecord]) -> Group:
-    """The group as its hash would tell it."""
-    ids = struct.pack("<2i", 1, 2)
-    prompt = Prompt(ID, 0, "train", 1, 3, PolicyVersion(1, 0), 1, Sampling(8), "digits", "copy 12", ids)
-    texts = Sample(ID, 0, "digits", "copy 12", "12")
-    members = [
-        GroupSample(
-            sample.index,
-            sample.stamps,
-            Body(ids, struct.pack("<2f", -0.5, -0.5), b"\x01\x01", [(0, 1, 3)], sample.generation, texts)
-            if sample.generation
-            else None,
-            scoring=sample.scoring,
-            deliveries=sample.deliveries,
-        )
-        for sample in samples
-    ]
-    return Group(ID, "ready", prompt, members, incarnation=1, admitted=samples[0].stamps.admitted)
 
 
 def parsed(add_arguments: Callable[[argparse.ArgumentParser], None], *texts: str) -> argparse.Namespace:
@@ -95,11 +75,12 @@ def test_stored_samples_come_back_as_the_records_they_were(
 
 def test_steps_are_shown_as_a_table(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert steps(parsed(steps_arguments, "demo-1", "--runs-folder", str(run.parent))) == 0
-    heading, row = capsys.readouterr().out.splitlines()
+    heading, row, reasons = capsys.readouterr().out.splitlines()
     assert heading.split()[:2] == ["step", "reward"]
     assert row.split()[0] == "1"
     assert row.split()[-1] == "trainer"
     assert "33.3%" in row
+    assert reasons == "(no scorer): 1 × the deadline passed"
 
 
 def test_steps_are_told_in_full_as_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

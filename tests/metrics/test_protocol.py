@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
 from redis.asyncio import Redis
 
+from builders import make_body, make_prompt
 from plaudit_metrics.service.series import Series
 from plaudit_metrics.service.view import RunView
 from plaudit_metrics.sources.kept_steps import KeptSteps
 from plaudit_metrics.sources.run_snapshot import look
 from plaudit_metrics.sources.stream import EventReader
-from plaudit_wire.messages import Announcement, Body, PolicyVersion, Prompt, Sampling
+from plaudit_wire.messages import Announcement, PolicyVersion, Prompt
 from plaudit_wire.names import Names
 from plaudit_wire.records import (
-    GenerationRecord,
     GroupRecord,
     SampleRecord,
     ScorerRecord,
@@ -54,33 +53,6 @@ async def client(redis_server: RedisServer) -> AsyncIterator[Redis]:
     await client.aclose()
 
 
-def prompt_of(group: str, n: int) -> Prompt:
-    return Prompt(
-        group=group,
-        position=0,
-        split="train",
-        step=1,
-        n=n,
-        min_version=PolicyVersion(1, 0),
-        seed=1,
-        sampling=Sampling(8),
-        data_source="digits",
-        prompt="copy 12",
-        prompt_ids=struct.pack("<2i", 1, 2),
-    )
-
-
-def body_of(prompt: Prompt, index: int) -> Body:
-    return Body(
-        response_ids=struct.pack("<2i", 1, 2),
-        logprobs=struct.pack("<2f", -0.5, -0.5),
-        loss_mask=b"\x01\x01",
-        version_spans=[(0, 1, 0)],
-        generation=GenerationRecord("rollout-0", 0.02, 2, 2, 0, 0),
-        sample=Sample(prompt.group, index, prompt.data_source, prompt.prompt, "12"),
-    )
-
-
 async def carry(transport: Transport, trainer: TrainerStreams, prompt: Prompt) -> Group:
     """One group from admission to ready."""
     options = ConsumerOptions(block_s=0.05)
@@ -89,7 +61,7 @@ async def carry(transport: Transport, trainer: TrainerStreams, prompt: Prompt) -
         (delivery,) = await prompts.take(1)
         await asyncio.sleep(0.05)
         for index in range(prompt.n):
-            await publish(transport, delivery, index, body_of(prompt, index))
+            await publish(transport, delivery, index, make_body(prompt, index))
         prompts.finished(delivery)
     async with Consumer[Sample](transport, "samples", "reward-0", options) as samples:
         for sample in await samples.take(prompt.n):
@@ -106,7 +78,7 @@ async def test_a_step_that_went_through_the_streams_is_known_to_the_last_stamp(
     trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
     incarnation = await trainer.take_over()
     opened = await transport.now()
-    group = await carry(transport, trainer, prompt_of("t-0-1.0", 3))
+    group = await carry(transport, trainer, make_prompt("t-0-1.0", 3))
     record = GroupRecord(
         group.id, "train", 1, "trained", 3, 3, group.admitted, await transport.now(), group.terminal, group.ready
     )
@@ -128,8 +100,8 @@ async def test_a_step_that_went_through_the_streams_is_known_to_the_last_stamp(
     assert {sample.index for sample in closed.slowest} == {0, 1, 2}
     for sample in closed.slowest:
         assert sample.scoring == SCORING
-        assert sample.generation == body_of(prompt_of("t-0-1.0", 3), 0).generation
-        assert sample.data_source == "digits"
+        assert sample.generation == make_body(make_prompt("t-0-1.0", 3), 0).generation
+        assert sample.data_source == "copy"
         check_stamps(sample, group)
     assert view.series.registry.get_sample_value("plaudit_samples_total", {"outcome": "scored"}) == 3
     assert view.series.registry.get_sample_value("plaudit_groups_total", {"outcome": "trained"}) == 1
@@ -154,7 +126,7 @@ async def test_what_lies_in_the_streams_and_who_works_is_seen(
     incarnation = await trainer.take_over()
     await trainer.announce(Announcement(PolicyVersion(incarnation, 7), "/weights/1.7", "abc"))
     for number in range(3):
-        await trainer.admit(prompt_of(f"t-{number}-1.0", 2))
+        await trainer.admit(make_prompt(f"t-{number}-1.0", 2))
     await transport.beat(WorkerRecord("rollout-0", "rollout", slots=4, busy=1, version=f"{incarnation}.5"))
     await transport.beat(WorkerRecord("reward-0", "reward", ready=False))
 
@@ -182,10 +154,10 @@ async def test_what_reward_workers_say_of_judges_is_seen(transport: Transport, c
 async def test_work_done_twice_is_counted_by_stream(transport: Transport, client: Redis, run_name: str) -> None:
     trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
     await trainer.take_over()
-    prompt = prompt_of("t-0-1.0", 2)
+    prompt = make_prompt("t-0-1.0", 2)
     await trainer.admit(prompt)
     async with Consumer[Prompt](transport, "prompts", "rollout-0", ConsumerOptions(block_s=0.05)) as prompts:
         (delivery,) = await prompts.take(1)
-        await publish(transport, delivery, 0, body_of(prompt, 0))
-        await publish(transport, delivery, 0, body_of(prompt, 0))
+        await publish(transport, delivery, 0, make_body(prompt, 0))
+        await publish(transport, delivery, 0, make_body(prompt, 0))
     assert (await look(client, Names(run_name))).duplicates == {"prompts": 1}

@@ -23,7 +23,7 @@ from plaudit_metrics.service.serve import ServiceSettings, serve
 from plaudit_metrics.sources.events import EventRecord, encode_event
 from plaudit_metrics.sources.history import append_step
 from plaudit_wire.names import Names
-from plaudit_wire.records import StepRecord, WorkerRecord
+from plaudit_wire.records import ScorerRecord, StepRecord, WorkerRecord
 from plaudit_wire.redis_address import RedisAddress
 from plaudit_workers.launch.redis_server import RedisServer, free_port
 
@@ -112,6 +112,10 @@ async def metric(client: httpx.AsyncClient, series: str) -> float | None:
     return float(found[0]) if found else None
 
 
+async def metric_is(client: httpx.AsyncClient, series: str, value: float) -> bool:
+    return await metric(client, series) == value
+
+
 async def knows_steps(client: httpx.AsyncClient, steps: list[int]) -> bool:
     return [step["step"] for step in (await client.get("/api/v1/steps")).json()["steps"]] == steps
 
@@ -154,6 +158,38 @@ async def test_a_step_is_served_as_soon_as_it_is_closed(
 async def test_every_question_has_a_fitting_answer(settings: ServiceSettings, path: str, status: int) -> None:
     async with running(settings) as client:
         assert (await client.get(path)).status_code == status
+
+
+async def test_the_reasons_of_failed_samples_are_served_before_their_step_closes(
+    settings: ServiceSettings, redis: Redis, sample: Build, records_of_step: Build
+) -> None:
+    raised = ScorerRecord("data_error", reason="KeyError: 'answer' (/srv/reward.py:2 in compute_score)")
+    failing = [sample("t-90-1.0", index, outcome="data_error", scorers={"mine": raised}) for index in range(3)]
+
+    async def failures(client: httpx.AsyncClient) -> Any:
+        return (await client.get("/api/v1/failures")).json()
+
+    async with running(settings) as client:
+        assert (await failures(client))["failures"] == []
+        await publish(redis, settings.run, [*failing, sample("t-91-1.0")])
+        await until(lambda: samples_are(4, client))
+        shown = await failures(client)
+        assert (shown["samples"], shown["unscored"]) == (4, 3)
+        assert shown["failures"] == [
+            {
+                "scorer": "mine",
+                "outcome": "data_error",
+                "reason": "KeyError: 'answer' (reward.py:2 in compute_score)",
+                "count": 3,
+            }
+        ]
+        await publish(redis, settings.run, records_of_step(1))
+        await until(lambda: knows_steps(client, [1]))
+        assert (await failures(client))["failures"] == []
+
+
+async def samples_are(count: int, client: httpx.AsyncClient) -> bool:
+    return bool((await client.get("/api/v1/failures")).json()["samples"] == count)
 
 
 async def test_a_restart_goes_on_without_counting_twice_or_losing_a_step(
@@ -290,6 +326,7 @@ async def test_redis_may_die_and_come_back(tmp_path: Path, run_name: str, record
             await publish(redis, run_name, records_of_step(1))
             await until(lambda: knows_steps(client, [1]))
             server.kill()
+            await until(lambda: metric_is(client, "plaudit_redis_up", 0))
             assert (await client.get("/api/v1/steps/1")).status_code == 200
             server.start()
             await publish(redis, run_name, records_of_step(2))

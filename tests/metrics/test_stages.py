@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from builders import make_generation, make_sample_record
 from plaudit_metrics.statistics.columns import SampleColumns
 from plaudit_metrics.statistics.stages import (
     GROUP_STAGES,
@@ -16,7 +17,7 @@ from plaudit_metrics.statistics.stages import (
     sample_stage_seconds,
     stages_of,
 )
-from plaudit_wire.records import GenerationRecord, GroupRecord, SampleRecord, ScoringRecord, Stamps
+from plaudit_wire.records import GroupRecord, SampleRecord, ScoringRecord, Stamps
 
 SECONDS = st.floats(0, 500)
 STAMP = st.none() | st.floats(1_700_000_000, 1_700_001_000)
@@ -27,12 +28,7 @@ def any_sample(draw: st.DrawFn) -> SampleRecord:
     """A record with arbitrary, even contradictory, stamps and durations."""
     admitted = draw(st.floats(1_700_000_000, 1_700_000_500))
     generated = draw(st.booleans())
-    return SampleRecord(
-        group="t-0-1.0",
-        index=0,
-        split="train",
-        step=1,
-        data_source="x",
+    return make_sample_record(
         stamps=Stamps(
             admitted=admitted,
             taken=draw(STAMP),
@@ -42,7 +38,7 @@ def any_sample(draw: st.DrawFn) -> SampleRecord:
             committed=admitted + draw(SECONDS),
         ),
         scoring=ScoringRecord("scored", 1.0, limiter_s=draw(SECONDS), retry_s=draw(SECONDS), call_s=draw(SECONDS)),
-        generation=GenerationRecord("r", 0.0, 1, 1, 1, 1, tool_s=draw(SECONDS), engine_queue_s=draw(SECONDS))
+        generation=make_generation(generate_s=0.0, tool_s=draw(SECONDS), engine_queue_s=draw(SECONDS))
         if generated
         else None,
     )
@@ -82,28 +78,15 @@ def test_the_groups_stages_follow_until_the_trainer_takes_it(
 
 
 def test_a_sample_that_nobody_published_spent_its_time_in_generation(sample: Callable[..., SampleRecord]) -> None:
-    given_up = SampleRecord(
-        group="t-0-1.0",
-        index=0,
-        split="train",
-        step=1,
-        data_source="x",
-        stamps=Stamps(admitted=100.0, taken=103.0, committed=160.0),
-        scoring=ScoringRecord("given_up"),
-    )
+    given_up = make_sample_record(Stamps(admitted=100.0, taken=103.0, committed=160.0), ScoringRecord("given_up"))
     assert stages_of(given_up) == {"rollout_queue": 3.0, "generation": 57.0}
 
 
 def test_a_sample_that_no_reward_worker_committed_spent_its_time_in_the_queue() -> None:
-    given_up = SampleRecord(
-        group="t-0-1.0",
-        index=0,
-        split="train",
-        step=1,
-        data_source="x",
-        stamps=Stamps(admitted=100.0, taken=100.0, published=110.0, committed=160.0),
-        scoring=ScoringRecord("given_up"),
-        generation=GenerationRecord("r", 10.0, 1, 1, 1, 1),
+    given_up = make_sample_record(
+        Stamps(admitted=100.0, taken=100.0, published=110.0, committed=160.0),
+        ScoringRecord("given_up"),
+        generation=make_generation(generate_s=10.0),
     )
     assert stages_of(given_up) == {"generation": 10.0, "sample_queue": 50.0}
 

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from plaudit_metrics.terminal.commands import top_arguments
 from plaudit_metrics.terminal.picture import Folder, Picture, Service
-from plaudit_metrics.terminal.top import top
+from plaudit_metrics.terminal.top import frame, top
 
 
 def parsed(*texts: str) -> argparse.Namespace:
@@ -54,6 +55,38 @@ def test_a_run_that_closed_no_step_yet_is_shown(tmp_path: Path, capsys: pytest.C
     assert Folder(tmp_path).look() == Picture(tmp_path.name)
     assert top(parsed(str(tmp_path))) == 0
     assert "no step is closed yet" in capsys.readouterr().out
+
+
+def test_failures_of_the_open_step_and_of_the_newest_are_shown_with_their_reasons(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    failure = {"scorer": "mine", "outcome": "data_error", "reason": "KeyError: 'a' (reward.py:2 in f)", "count": 36}
+    step = {
+        "step": 9, "opened": 0.0, "closed": 9.0, "verdict": "reward", "reward_pipeline/masked_share": 0.25,
+        "reward_pipeline/scorer/slow/reasons": "12 × took longer than 5 s",
+    }  # fmt: skip
+    picture = Picture("r", None, [step], failures={"samples": 64, "unscored": 36, "failures": [failure]})
+    Console(width=120).print(frame(picture))
+    shown = capsys.readouterr().out
+    assert "36 of 64 samples (56%) have no score" in shown
+    assert "mine: 36 × KeyError: 'a' (reward.py:2 in f)" in shown
+    assert "slow: 12 × took longer than 5 s" in shown
+
+
+def test_names_and_texts_are_neither_markup_nor_escape_sequences(capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "[/x][bold]\x1b]0;owned\x07\x1b[2J\x9b31m"
+    verdict = {"recent_verdict": evil, "step": 1, "verdict": evil, "explanation": evil}
+    step = {"step": 1, "opened": 0.0, "closed": 1.0, "verdict": evil, "reward_pipeline/scorer/[/x]/reasons": evil}
+    sample = {"group": evil, "index": 0, "wall_s": 1.0, "stages_s": {evil: 1.0}, "scoring": {"worker": evil}}
+    depth = {"undelivered": 1, "in_flight": 1, "oldest_undelivered_s": 0.0}
+    failure = {"scorer": evil, "outcome": "data_error", "reason": evil, "count": 1}
+    failures = {"samples": 1, "unscored": 1, "failures": [failure]}
+    picture = Picture(evil, verdict, [step], [sample], {evil: depth}, [{"worker": evil, "version": evil}], failures)
+    Console(width=300).print(frame(picture, trouble=evil))
+    Console(width=300).print(frame(Picture(evil)))
+    shown = capsys.readouterr().out
+    assert "[/x][bold]" in shown
+    assert [each for each in shown if not each.isprintable() and each != "\n"] == []
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from plaudit_metrics.statistics.steps import step_statistics
 from plaudit_metrics.statistics.verdict import VERDICTS, explain, verdict, verdict_over
-from plaudit_wire.records import GroupRecord, SampleRecord, WaitRecord
+from plaudit_wire.records import PAUSE, GroupRecord, SampleRecord, ScorerRecord, WaitRecord
 
 Build = Callable[..., Any]
 START = 5_000.0
@@ -28,6 +28,7 @@ def step_of(
     admitted_before_s: float = 0.0,
     group_scorer: float = 0.0,
     last: dict[str, float] | None = None,
+    scorers: dict[str, ScorerRecord] | None = None,
     **stages: float,
 ) -> dict[str, float]:
     """One step of 8 groups of 4: admitted before the step opens, waited for in one stretch, then updated on.
@@ -44,7 +45,9 @@ def step_of(
                 own |= last
             varied = max(own, key=lambda stage: own[stage])
             own[varied] += spread(number * 4 + index)
-            of_group.append(sample(f"t-{number}-1.0", index, admitted=START - admitted_before_s, **own))
+            of_group.append(
+                sample(f"t-{number}-1.0", index, admitted=START - admitted_before_s, scorers=scorers, **own)
+            )
         samples += of_group
         groups.append(group(of_group, group_scorer=group_scorer))
     ready = max(each.ready or 0.0 for each in groups)
@@ -98,8 +101,8 @@ ASYNCHRONOUS = {
 }
 
 
-def test_the_timelines_cover_every_verdict() -> None:
-    assert set(SYNCHRONOUS) == set(ASYNCHRONOUS) == set(VERDICTS)
+def test_the_timelines_cover_every_verdict_that_follows_from_stamps() -> None:
+    assert set(SYNCHRONOUS) == set(ASYNCHRONOUS) == set(VERDICTS) - {"unscored", "endpoint"}
 
 
 @pytest.mark.parametrize("truth", SYNCHRONOUS)
@@ -150,6 +153,29 @@ def test_steps_that_come_in_bursts_are_judged_by_their_seconds_together() -> Non
     assert verdict_over([]) == "trainer"
 
 
+@pytest.mark.parametrize("waited_s", [0.0, 8.0])
+def test_a_step_without_any_score_is_never_called_the_trainers(sample: Build, waited_s: float) -> None:
+    """A reward function that raises on every sample: the trainer has nothing to train on, whatever it waited for."""
+    failing = [sample(index=index, outcome="data_error", generation=5.0) for index in range(8)]
+    waits = [WaitRecord(START, START + waited_s, ["t-0-1.0"])]
+    statistics = step_statistics(failing, waits=waits, opened=START, closed=START + 10.0)
+    assert verdict(statistics) == verdict_over([statistics] * 3) == "unscored"
+
+
+def test_a_pause_for_samples_without_a_score_has_a_verdict_of_its_own(sample: Build, group: Build) -> None:
+    samples = [sample(index=index, admitted=START + 370.0, generation=5.0) for index in range(4)]
+    waits = [WaitRecord(START, START + 370.0, [], PAUSE), WaitRecord(START + 370.0, START + 375.0, ["t-0-1.0"])]
+    statistics = step_statistics(samples, groups=[group(samples)], waits=waits, opened=START, closed=START + 380.0)
+    assert statistics["wait/pause_s"] == 370.0
+    assert statistics["wait/generation_s"] == pytest.approx(5.0)
+    assert verdict(statistics) == "unscored"
+
+
+def test_a_short_pause_does_not_hide_what_the_step_waited_for() -> None:
+    figures = {"step_s": 100.0, "trainer_wait_s": 90.0, "wait/pause_s": 10.0, "wait/generation_s": 80.0}
+    assert verdict(figures) == "generation"
+
+
 def test_a_step_that_never_waited_is_the_trainers() -> None:
     assert verdict({"step_s": 10.0, "trainer_wait_s": 0.0}) == "trainer"
     assert verdict({}) == "trainer"
@@ -158,6 +184,31 @@ def test_a_step_that_never_waited_is_the_trainers() -> None:
 @pytest.mark.parametrize("name", VERDICTS)
 def test_every_verdict_is_explained_in_words(name: str) -> None:
     assert explain(name).endswith(".")
+
+
+def test_waits_for_an_endpoint_that_asked_for_pauses_are_not_called_a_limit_of_the_job(
+    sample: Build, group: Build
+) -> None:
+    """No limit is set; the judge answers 429 with Retry-After, and requests wait as long as it asked for."""
+    held, limited = ({"judge": ScorerRecord("scored", 1.0, limiter_s=20.0, held_s=seconds)} for seconds in (19.0, 2.0))
+    shape = SYNCHRONOUS["limiter"]
+    assert verdict(step_of(sample, group, **shape, scorers=held)) == "endpoint"
+    assert verdict(step_of(sample, group, **shape, scorers=limited)) == "limiter"
+    steps = [step_of(sample, group, **shape, scorers=held) for _ in range(3)]
+    assert verdict_over(steps) == "endpoint"
+
+
+def test_a_scorer_whose_calls_wait_longer_than_they_take_is_named_with_its_remedy() -> None:
+    figures = {
+        "reward_pipeline/scorer/mine/wait_s/mean": 0.55,
+        "reward_pipeline/scorer/mine/call_s/mean": 0.05,
+        "reward_pipeline/scorer/rule/wait_s/mean": 0.01,
+        "reward_pipeline/scorer/rule/call_s/mean": 0.02,
+    }
+    assert explain("reward", figures).endswith(
+        "Calls of mine waited 0.55 s for a free process and took 0.05 s: raise workers.processes."
+    )
+    assert explain("generation", figures) == explain("generation")
 
 
 def test_an_unknown_verdict_has_no_words() -> None:

@@ -129,6 +129,7 @@ def test_retries_and_the_commit_count_as_score(
         "score": 15.0,
         "group_scorer": 7.0,
         "ready_queue": 8.0,
+        "pause": 0.0,
     }
 
 

@@ -9,7 +9,7 @@ import pytest
 from cluster_model import ClusterModel
 from world import World, rljob
 
-from plaudit_operator.names import Condition
+from plaudit_operator.names import ConditionType
 from plaudit_operator.runtime.errors import InvalidError, NotFoundError
 
 GANG = {"gang": "native"}
@@ -85,9 +85,9 @@ def waiting(job: dict[str, Any]) -> World:
 def test_while_the_gang_waits_everything_outside_it_rests():
     world = waiting(gang())
     assert world.cluster.roles() == {"trainer", "rollout", "redis", "metrics"}
-    assert world.condition(Condition.REWARD_READY)["reason"] == "WaitingForRoom"
-    assert world.condition(Condition.ROLLOUT_READY)["reason"] == "Unschedulable"
-    assert "0/2 nodes" in world.condition(Condition.TRAINER_RUNNING)["message"]
+    assert world.condition(ConditionType.REWARD_READY)["reason"] == "WaitingForRoom"
+    assert world.condition(ConditionType.ROLLOUT_READY)["reason"] == "Unschedulable"
+    assert "0/2 nodes" in world.condition(ConditionType.TRAINER_RUNNING)["message"]
     assert world.status["phase"] == "Starting"
     assert "startTime" not in world.status
     world.cluster.calls.clear()
@@ -122,7 +122,7 @@ def test_a_gang_that_never_fits_is_given_up_with_what_was_missing_and_holds_noth
     world = waiting(gang(lifecycle={"preRunningDeadlineSeconds": 60}))
     world.cluster.now += 61
     world.settle()
-    failed = world.condition(Condition.FAILED)
+    failed = world.condition(ConditionType.FAILED)
     assert failed["reason"] == "PreRunningDeadlineExceeded"
     assert "rollout 0/2" in failed["message"]
     assert "0/2 nodes" in failed["message"]
@@ -156,7 +156,7 @@ def test_a_suspended_gang_gives_back_redis_as_well_and_waits_whole_when_it_is_re
     world.cluster.room = False
     suspend(world, False)
     world.settle()
-    assert world.condition(Condition.REWARD_READY)["reason"] == "WaitingForRoom"
+    assert world.condition(ConditionType.REWARD_READY)["reason"] == "WaitingForRoom"
     world.cluster.room = True
     world.settle()
     assert world.status["phase"] == "Running"
@@ -173,8 +173,8 @@ def test_the_size_of_a_gang_is_fixed():
     world.cluster.edit("RLJob", "job", lambda job: job["spec"]["rollout"].update(replicas=5))
     world.settle()
     assert world.status["replicas"]["rollout"] == "2/2"
-    assert world.condition(Condition.SPEC_VALID)["reason"] == "ImmutableFieldChanged"
-    assert "spec.rollout.replicas" in world.condition(Condition.SPEC_VALID)["message"]
+    assert world.condition(ConditionType.SPEC_VALID)["reason"] == "ImmutableFieldChanged"
+    assert "spec.rollout.replicas" in world.condition(ConditionType.SPEC_VALID)["message"]
 
 
 def test_without_pod_groups_nothing_is_started_and_the_remedy_is_told():
@@ -189,7 +189,7 @@ def test_without_pod_groups_nothing_is_started_and_the_remedy_is_told():
         world.deliver()
         world.reconcile()
         world.cluster.run_controllers()
-    admitted = world.condition(Condition.ADMITTED)
+    admitted = world.condition(ConditionType.ADMITTED)
     assert admitted["reason"] == "GangUnavailable"
     assert "GenericWorkload" in admitted["message"]
     assert world.status["phase"] == "Pending"
@@ -210,7 +210,7 @@ def test_a_group_that_may_not_be_made_starts_nothing_either():
     for _ in range(3):
         world.deliver()
         world.reconcile()
-    assert world.condition(Condition.ADMITTED)["reason"] == "RefusedByCluster"
+    assert world.condition(ConditionType.ADMITTED)["reason"] == "RefusedByCluster"
     assert not world.cluster.of_kind("StatefulSet")
 
 

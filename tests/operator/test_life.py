@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from world import World, rljob
 
-from plaudit_operator.names import Condition
+from plaudit_operator.names import ConditionType
 
 
 def test_a_job_gets_all_its_children_and_runs():
@@ -27,6 +27,7 @@ def test_a_job_gets_all_its_children_and_runs():
         ("Job", "job-trainer-0"),
         ("NetworkPolicy", "job-reward"),
         ("NetworkPolicy", "job-metrics"),
+        ("NetworkPolicy", "job-trainer"),
         ("NetworkPolicy", "job-redis"),
     }
     assert world.status["phase"] == "Running"
@@ -114,7 +115,7 @@ def test_a_failed_attempt_is_followed_by_another_once_its_pods_are_gone():
     world.deliver()
     world.reconcile()
     assert [job["metadata"]["name"] for job in world.cluster.of_kind("Job")] == []
-    assert "boom" in world.condition(Condition.TRAINER_RUNNING)["message"]
+    assert "boom" in world.condition(ConditionType.TRAINER_RUNNING)["message"]
     world.settle()
     assert [job["metadata"]["name"] for job in world.cluster.of_kind("Job")] == ["job-trainer-1"]
     assert (world.status["restarts"], world.status["disruptions"], world.status["attempt"]) == (1, 0, 1)
@@ -127,8 +128,8 @@ def test_too_many_failed_attempts_fail_the_job_with_the_last_words():
         world.settle()
         world.cluster.end_trainer(1, "ValueError: boom")
     world.settle()
-    assert world.condition(Condition.FAILED)["reason"] == "TooManyRestarts"
-    assert "boom" in world.condition(Condition.FAILED)["message"]
+    assert world.condition(ConditionType.FAILED)["reason"] == "TooManyRestarts"
+    assert "boom" in world.condition(ConditionType.FAILED)["message"]
 
 
 @pytest.mark.parametrize("ending", [{"code": 137, "disrupted": True}, {"code": 4}])
@@ -157,8 +158,8 @@ def test_exit_codes_that_end_the_job(code: int, reason: str):
     world.settle()
     world.cluster.end_trainer(code, "because")
     world.settle()
-    assert world.condition(Condition.FAILED)["reason"] == reason
-    assert "because" in world.condition(Condition.FAILED)["message"]
+    assert world.condition(ConditionType.FAILED)["reason"] == reason
+    assert "because" in world.condition(ConditionType.FAILED)["message"]
 
 
 def test_suspend_gives_back_everything_but_redis_and_metrics_and_resume_takes_it_again():
@@ -185,7 +186,7 @@ def test_a_job_is_suspended_when_its_last_pod_has_ended():
     world.cluster.put(ending)
     world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(scheduling={"suspend": True}))
     world.settle()
-    assert world.condition(Condition.SUSPENDED)["message"] == "pods are still ending: rollout 1"
+    assert world.condition(ConditionType.SUSPENDED)["message"] == "pods are still ending: rollout 1"
     world.cluster.remove("Pod", ending["metadata"]["name"])
     world.settle()
     assert world.status["phase"] == "Suspended"
@@ -286,8 +287,8 @@ def test_a_job_that_never_runs_fails_at_its_deadline_and_says_why():
     world.deliver()
     world.cluster.now += 61
     world.reconcile()
-    assert world.condition(Condition.FAILED)["reason"] == "PreRunningDeadlineExceeded"
-    assert "rollout 0/" in world.condition(Condition.FAILED)["message"]
+    assert world.condition(ConditionType.FAILED)["reason"] == "PreRunningDeadlineExceeded"
+    assert "rollout 0/" in world.condition(ConditionType.FAILED)["message"]
     world.settle()
     assert not world.cluster.of_kind("Pod")
 
@@ -297,7 +298,7 @@ def test_a_job_that_runs_too_long_fails():
     world.settle()
     world.cluster.now += 101
     world.settle()
-    assert world.condition(Condition.FAILED)["reason"] == "ActiveDeadlineExceeded"
+    assert world.condition(ConditionType.FAILED)["reason"] == "ActiveDeadlineExceeded"
 
 
 def test_a_name_that_is_taken_is_never_adopted():
@@ -307,21 +308,21 @@ def test_a_name_that_is_taken_is_never_adopted():
     for _ in range(4):
         world.deliver()
         world.reconcile()
-    assert world.condition(Condition.ADMITTED)["reason"] == "NameTaken"
-    assert "Service job-redis" in world.condition(Condition.ADMITTED)["message"]
+    assert world.condition(ConditionType.ADMITTED)["reason"] == "NameTaken"
+    assert "Service job-redis" in world.condition(ConditionType.ADMITTED)["message"]
     found = world.cluster.find("Service", "job-redis")
     assert found
     assert found["spec"] == {"ports": [{"port": 1}]}
     world.cluster.remove("Service", "job-redis")
     world.settle()
-    assert world.condition(Condition.ADMITTED)["status"] == "True"
+    assert world.condition(ConditionType.ADMITTED)["status"] == "True"
 
 
 def test_a_bad_job_is_told_and_makes_nothing():
     world = World(rljob(algorithm={"steps": 3, "promptsPerStep": 10, "miniBatchesPerStep": 3}))
     world.settle()
     assert world.status["phase"] == "Invalid"
-    assert "cannot be divided by miniBatchesPerStep" in world.condition(Condition.SPEC_VALID)["message"]
+    assert "is not a multiple of miniBatchesPerStep" in world.condition(ConditionType.SPEC_VALID)["message"]
     assert not world.children()
 
 
@@ -330,8 +331,8 @@ def test_a_change_that_is_not_allowed_is_told_and_changes_nothing():
     world.settle()
     world.cluster.edit("RLJob", "job", lambda job: job["spec"]["model"].update(source="/plaudit/other"))
     world.settle()
-    assert world.condition(Condition.SPEC_VALID)["reason"] == "ImmutableFieldChanged"
-    assert "spec.model.source" in world.condition(Condition.SPEC_VALID)["message"]
+    assert world.condition(ConditionType.SPEC_VALID)["reason"] == "ImmutableFieldChanged"
+    assert "spec.model.source" in world.condition(ConditionType.SPEC_VALID)["message"]
     config = world.cluster.find("ConfigMap", "job-job")
     assert config
     assert "/plaudit/other" not in config["data"]["job.yaml"]
@@ -365,7 +366,7 @@ def test_a_job_deleted_and_made_again_under_its_name_waits_for_the_old_ones_chil
     for _ in range(3):
         world.deliver()
         world.reconcile()
-    assert "job-redis" not in world.condition(Condition.ADMITTED).get("message", "")
+    assert "job-redis" not in world.condition(ConditionType.ADMITTED).get("message", "")
     world.cluster.remove("Service", "job-redis")
     world.settle()
     assert world.status["phase"] == "Running"
@@ -376,15 +377,15 @@ def test_reward_code_that_cannot_work_is_told_before_any_pod_starts_and_looked_a
     job["spec"]["reward"]["scorers"][0]["python"]["path"] = "reward.py"
     world = World(job)
     code = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "code", "namespace": "default"}}
-    for source, words in (("def compute_score(:\n", "line 1 of reward.py"), ("def other(): ...\n", "has no")):
+    for source, words in (("def compute_score(:\n", "line 1 of reward.py"), ("def other(): ...\n", "does not define")):
         world.cluster.put({**code, "data": {"reward.py": source}})
         world.deliver()
         again = world.reconcile()
         world.deliver()
         assert again
         assert again.again_after_s == 15
-        assert world.condition(Condition.SPEC_VALID)["reason"] == "FilesInvalid"
-        assert words in world.condition(Condition.SPEC_VALID)["message"]
+        assert world.condition(ConditionType.SPEC_VALID)["reason"] == "FilesInvalid"
+        assert words in world.condition(ConditionType.SPEC_VALID)["message"]
         assert not world.children() - {("ConfigMap", "code")}
     world.cluster.put({**code, "data": {"reward.py": "def compute_score(): ..."}})
     world.settle()
@@ -397,7 +398,7 @@ def test_files_are_copied_once_with_their_digests():
     world = World(job)
     world.deliver()
     world.reconcile()
-    assert world.condition(Condition.SPEC_VALID)["reason"] == "FilesMissing"
+    assert world.condition(ConditionType.SPEC_VALID)["reason"] == "FilesMissing"
     code = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "code", "namespace": "default"}}
     world.cluster.put({**code, "data": {"reward.py": "compute_score = 1"}})
     world.settle()

@@ -10,7 +10,7 @@ import pytest
 from cluster_model import ClusterModel
 from world import World, rljob
 
-from plaudit_operator.names import Condition
+from plaudit_operator.names import ConditionType
 from plaudit_operator.observed import Observed, labels, timestamp
 from plaudit_operator.policies.gang_admission import awaited
 
@@ -97,7 +97,7 @@ def test_trainer_rollouts_and_redis_are_one_group_in_the_queue_and_nobody_else()
 def test_a_job_in_its_queue_is_suspended_and_starts_when_it_is_admitted():
     world, kueue = queued()
     assert kueue.roles() == {"trainer", "rollout", "redis", "metrics"}
-    suspended = world.condition(Condition.SUSPENDED)
+    suspended = world.condition(ConditionType.SUSPENDED)
     assert (world.status["phase"], suspended["reason"]) == ("Suspended", "Queued")
     assert f"workload {world.status['run']}" in suspended["message"]
     kueue.quota = True
@@ -124,7 +124,7 @@ def test_time_in_the_queue_counts_for_no_deadline():
     assert world.status["phase"] == "Running"
     kueue.now += 20
     world.settle()
-    assert world.condition(Condition.FAILED)["reason"] == "ActiveDeadlineExceeded"
+    assert world.condition(ConditionType.FAILED)["reason"] == "ActiveDeadlineExceeded"
 
 
 def test_a_preempted_job_waits_anew_and_goes_on_and_that_costs_no_restart():
@@ -135,7 +135,7 @@ def test_a_preempted_job_waits_anew_and_goes_on_and_that_costs_no_restart():
         assert world.status["phase"] == "Running"
         kueue.preempt()
         world.settle()
-        assert (world.status["phase"], world.condition(Condition.SUSPENDED)["reason"]) == ("Suspended", "Queued")
+        assert (world.status["phase"], world.condition(ConditionType.SUSPENDED)["reason"]) == ("Suspended", "Queued")
         assert not any(labels(pod)["plaudit.dev/role"] == "reward" for pod in kueue.of_kind("Pod"))
         assert len(kueue.group()) == 4
         assert (world.status["restarts"], world.status["disruptions"]) == (0, attempt)
@@ -194,10 +194,10 @@ def test_suspension_gives_the_whole_quota_back():
     world.settle()
     change(world, scheduling={"queueName": "team", "suspend": True})
     assert not kueue.group()
-    assert world.condition(Condition.SUSPENDED)["reason"] == "SuspendedByUser"
+    assert world.condition(ConditionType.SUSPENDED)["reason"] == "SuspendedByUser"
     kueue.quota = False
     change(world, scheduling={"queueName": "team", "suspend": False})
-    assert world.condition(Condition.SUSPENDED)["reason"] == "Queued"
+    assert world.condition(ConditionType.SUSPENDED)["reason"] == "Queued"
     kueue.quota = True
     world.settle()
     assert world.status["phase"] == "Running"
@@ -214,7 +214,7 @@ def test_the_size_of_a_group_is_fixed():
     world, kueue = queued()
     change(world, rollout={"replicas": 5})
     assert len(kueue.group()) == 4
-    assert "spec.rollout.replicas" in world.condition(Condition.SPEC_VALID)["message"]
+    assert "spec.rollout.replicas" in world.condition(ConditionType.SPEC_VALID)["message"]
 
 
 def test_admitted_without_room_its_deadline_counts_again():
@@ -224,9 +224,9 @@ def test_admitted_without_room_its_deadline_counts_again():
     gate = kueue.schedules
     kueue.schedules = lambda pod: gate(pod) or (full if GROUP in labels(pod) else None)  # type: ignore[method-assign]
     world.settle()
-    assert world.condition(Condition.ROLLOUT_READY)["reason"] == "Unschedulable"
+    assert world.condition(ConditionType.ROLLOUT_READY)["reason"] == "Unschedulable"
     assert world.status["phase"] == "Starting"
     kueue.now += 61
     world.settle()
-    assert world.condition(Condition.FAILED)["reason"] == "PreRunningDeadlineExceeded"
+    assert world.condition(ConditionType.FAILED)["reason"] == "PreRunningDeadlineExceeded"
     assert not kueue.group()

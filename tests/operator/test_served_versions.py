@@ -76,7 +76,7 @@ def served() -> Iterator[Served]:
     [(["v1", "v1alpha2"], "v1alpha2"), (["v1", "v1beta1", "v1alpha3"], "v1beta1"), (["v1", "v1alpha3"], "v1alpha3")],
 )
 def test_a_pod_group_is_written_in_the_version_that_the_cluster_has(served: Served, versions: list[str], used: str):
-    kube = ApiServer(api=client.ApiClient(client.Configuration(host=f"http://127.0.0.1:{served.server_port}")))
+    kube = ApiServer("tests", api=client.ApiClient(client.Configuration(host=f"http://127.0.0.1:{served.server_port}")))
     with pytest.raises(NotFoundError):
         kube.create(MANIFEST)
     served.versions = versions  # the cluster was upgraded

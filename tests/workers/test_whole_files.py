@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from plaudit_workers.process import RefusedError
-from plaudit_workers.whole_files import remove, remove_leftovers, whole_file, whole_folder
+from plaudit_workers.whole_files import recover_all, remove, remove_leftovers, whole_file, whole_folder
 
 KILLED_WHILE_WRITING = """
 import os, pathlib, signal, sys
@@ -28,6 +28,20 @@ target = pathlib.Path(sys.argv[1])
 sys.addaudithook(lambda event, details: event == "os.rename" and os.kill(os.getpid(), signal.SIGKILL))
 with whole_files.whole_folder(target) as temporary:
     (temporary / "a").write_text("new")
+"""
+KILLED_IN_A_REPLACEMENT = """
+import os, pathlib, signal, sys
+from plaudit_workers import whole_files
+target, left = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+def kill_before(event, details):
+    global left
+    if event in ("os.rename", "shutil.rmtree"):
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+with whole_files.whole_folder(target) as temporary:
+    (temporary / "content").write_text("new")
+    sys.addaudithook(kill_before)
 """
 
 
@@ -48,6 +62,20 @@ def test_a_folder_that_exists_is_replaced(tmp_path):
         with whole_folder(tmp_path / "target") as temporary:
             (temporary / text).write_text(text)
     assert os.listdir(tmp_path / "target") == ["new"]
+    assert os.listdir(tmp_path) == ["target"]
+
+
+@pytest.mark.parametrize("changes_before_the_kill", range(5))
+def test_a_writer_that_is_killed_in_a_replacement_leaves_the_old_or_the_new_folder(tmp_path, changes_before_the_kill):
+    target = tmp_path / "target"
+    with whole_folder(target) as temporary:
+        (temporary / "content").write_text("old")
+    arguments = [str(target), str(changes_before_the_kill)]
+    killed = subprocess.run([sys.executable, "-c", KILLED_IN_A_REPLACEMENT, *arguments], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    recover_all(tmp_path)
+    assert (target / "content").read_text() == ("old" if changes_before_the_kill < 2 else "new")
+    remove_leftovers(tmp_path)
     assert os.listdir(tmp_path) == ["target"]
 
 

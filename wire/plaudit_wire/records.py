@@ -16,7 +16,7 @@ monotonic seconds measured inside one process. ``None`` means "did not happen", 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -68,10 +68,14 @@ class ScorerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str | None = None
     limiter_s: float = 0.0
     """Seconds spent waiting for a rate or concurrency limit."""
+    held_s: float = 0.0
+    """The part of ``limiter_s`` in which the endpoint had asked for a pause (Retry-After), whatever the limits."""
     retry_s: float = 0.0
     """Seconds of failed attempts and of the pauses between attempts."""
     call_s: float = 0.0
-    """Seconds of the last attempt."""
+    """Seconds of the last attempt, ``wait_s`` excluded."""
+    wait_s: float = 0.0
+    """Seconds spent waiting for a free scorer process, all attempts."""
     attempts: int = 1
     extra: dict[str, float | str] = {}
 
@@ -146,13 +150,20 @@ class GroupRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why it was dropped."""
 
 
-class WaitRecord(msgspec.Struct, frozen=True):
-    """One stretch of time in which the trainer had nothing to do but wait (transport's clock)."""
+PAUSE: Final = "pause"
+"""``WaitRecord.cause``: too many samples of the step had no score, so the trainer paused before it admitted their
+prompts again."""
+
+
+class WaitRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One interval in which the trainer was idle (transport's clock)."""
 
     start: float
     end: float
     awaited: list[str]
-    """Ids of the groups whose readiness could have ended it (with mini-batches: those that did end it)."""
+    """Ids of the groups that became ready and ended the wait; empty for a pause."""
+    cause: str = ""
+    """``PAUSE``, or empty: the cause follows from the awaited groups' stamps."""
 
 
 class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -186,3 +197,5 @@ class WorkerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """The policy version whose files it is reading now; the trainer keeps them."""
     circuits_open: list[str] = []
     """Judges that this reward worker does not ask now, because they failed too often."""
+    problem: str = ""
+    """Why this process makes no progress now, as a sentence for people; empty while it works."""

@@ -1,7 +1,8 @@
-"""Folders and files that are there as a whole or not at all. Used by ``publish``, ``checkpoint`` and ``store``.
+"""Write files and folders atomically: readers see all of one or nothing. Used for weights, checkpoints and samples.
 
-What is written lies under a hidden temporary name, is flushed to the disk, and gets its own name by one rename. A
-process that dies on the way leaves a hidden leftover, which the next writer of the same folder removes.
+New content is written under a hidden temporary name, flushed to disk and renamed. A folder that is replaced is renamed
+aside first and deleted last, so a process that is killed at any instant leaves the old or the new one whole;
+``recover`` gives a folder that was set aside its name back.
 """
 
 from __future__ import annotations
@@ -16,19 +17,21 @@ from pathlib import Path
 from plaudit_workers.process import RefusedError
 
 TEMPORARY = ".incomplete-"
-"""Names that begin so are nobody's; readers pass over them."""
+"""Prefix of unfinished files and folders; readers ignore them."""
+REPLACED = ".replaced-"
+"""Prefix of a whole folder that was renamed aside to make room for its replacement."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """Gives an empty folder to write into; it becomes ``target`` when the block ends without an error.
+    """Yield an empty folder to write into; rename it to ``target`` when the block ends without an error.
 
-    A ``target`` that exists is replaced.
+    An existing ``target`` is replaced; it is deleted only after the new folder has its name.
 
     Raises:
-        RefusedError: the disk is full; nothing of the new folder stays.
+        RefusedError: the disk is full; the new folder is removed and the old one is unchanged.
     """
     with _whole(target) as temporary:
         temporary.mkdir(parents=True)
@@ -40,7 +43,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_file(target: Path) -> Iterator[Path]:
-    """Gives a path to write a file to; it becomes ``target``, replacing what is there, as ``whole_folder`` does."""
+    """Yield a path to write a file to; rename it over ``target`` when the block ends without an error."""
     with _whole(target) as temporary:
         yield temporary
         _flush(temporary)
@@ -56,6 +59,7 @@ def _whole(target: Path) -> Iterator[Path]:
         _put_in_place(temporary, target)
     except BaseException as error:
         remove(temporary)
+        recover(target)
         if isinstance(error, Exception) and is_full(error):
             free = shutil.disk_usage(target.parent).free
             raise RefusedError(
@@ -66,15 +70,43 @@ def _whole(target: Path) -> Iterator[Path]:
 
 
 def _put_in_place(temporary: Path, target: Path) -> None:
-    if target.is_dir():
-        # A folder cannot be renamed over a full one. Died in between: the new one is lost, older ones are there.
-        remove(target)
+    recover(target)
+    aside = _aside(target)
+    if target.is_dir():  # a folder cannot be renamed over one that is not empty
+        target.rename(aside)
+        _flush(target.parent)
     temporary.rename(target)
     _flush(target.parent)
+    remove(aside)
+
+
+def recover(target: Path) -> None:
+    """Finish a replacement that was interrupted: rename the old folder back, or delete it if the new one is in place.
+
+    Only the writer of ``target`` may call this.
+    """
+    aside = _aside(target)
+    if not aside.exists():
+        return
+    if target.exists():
+        remove(aside)
+    else:
+        aside.rename(target)
+        _flush(target.parent)
+
+
+def recover_all(folder: Path) -> None:
+    """Finish every interrupted replacement in ``folder``; see ``recover``."""
+    for aside in sorted(folder.glob(f"{REPLACED}*")):
+        recover(folder / aside.name.removeprefix(REPLACED))
+
+
+def _aside(target: Path) -> Path:
+    return target.parent / f"{REPLACED}{target.name}"
 
 
 def remove(path: Path) -> None:
-    """Removes a file or a folder with all in it, if it is there. A folder loses its name first, in one go."""
+    """Remove a file or folder with its content, if it exists. A folder is renamed first: readers see no part."""
     if path.is_dir() and not path.is_symlink():
         doomed = path
         if not path.name.startswith(TEMPORARY):
@@ -87,18 +119,19 @@ def remove(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes what a process that died left half written."""
+    """Remove what a killed process left unfinished, after recovering interrupted replacements."""
+    recover_all(folder)
     for path in folder.glob(f"{TEMPORARY}*"):
         remove(path)
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error, or one that it came from, says that nothing more can be written."""
+    """Return True if the error or one of its causes means that the disk, a quota or a size limit is reached."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in _FULL:
             return True
-        # Safetensors and torch write from Rust and C++: their errors carry only the system's words.
+        # Safetensors and torch write from Rust and C++: their errors carry only the message.
         if any(f"os error {number}" in str(cause) or os.strerror(number) in str(cause) for number in _FULL):
             return True
         cause = cause.__cause__ or cause.__context__

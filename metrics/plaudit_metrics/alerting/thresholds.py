@@ -27,8 +27,11 @@ EXPOSED_REWARD_SHARE = 0.2
 """Of step time; the verdict's own threshold for "the trainer waits"."""
 EXPOSED_REWARD_STEPS = 3
 
-STALLED_AFTER_STEPS = 10
-"""Times the mean step."""
+EXPOSED_LONG_STEP_S = 600
+"""A step of this length or more is judged alone: too few of them close in half an hour."""
+
+STALLED_AFTER_STEPS = 4
+"""Times the mean step, and times the last one."""
 STALLED_AFTER_S = 900
 STALLED_FOR_CERTAIN_S = 7200
 """Where no step was seen yet, so that there is no mean."""

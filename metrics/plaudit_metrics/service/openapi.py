@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
+from plaudit_metrics.sources.queue_history import MOST_LOOKS
 from plaudit_metrics.statistics.stages import STAGES
 from plaudit_metrics.statistics.verdict import VERDICTS
 
@@ -56,10 +57,15 @@ def _paths() -> dict[str, Any]:
             fails=("400", "404"),
         ),
         "/api/v1/verdict": _get("What the newest step waited for", _reference("Verdict"), fails=("404",)),
+        "/api/v1/failures": _get(
+            "Samples without a score since the newest step closed, and the first reason of each kind",
+            _object({"run": _TEXT, "samples": _INTEGER, "unscored": _INTEGER, "failures": _array("Failure")}),
+        ),
         "/api/v1/queues": _get(
             "Queues, workers and Redis over the last hour (a look every two seconds), and the workers of now",
             queues,
             _parameter("after", "only looks later than this: seconds since the epoch, as in their time", after),
+            _query("newest", "how many looks, the newest", MOST_LOOKS, MOST_LOOKS),
             fails=("400",),
         ),
         "/api/v1/openapi.json": _get("This document", {"type": "object"}),
@@ -120,6 +126,7 @@ def _schemas() -> dict[str, Any]:
                 "recent": {"type": "object", "additionalProperties": _INTEGER},
             }
         ),
+        "Failure": _object({"scorer": _TEXT, "outcome": _TEXT, "reason": _TEXT, "count": _INTEGER}),
         "Look": _object(_look()),
         "Worker": _object({"worker": _TEXT, "role": _TEXT})
         | {"description": "A heartbeat; slots and busy are absent where 0, ready where true"},

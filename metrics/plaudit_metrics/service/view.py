@@ -1,4 +1,4 @@
-"""What the service knows of a run at this moment: fed with records, read by the API and the scrapes."""
+"""The state of a run as the service knows it: fed with records, read by the API and the scrapes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from plaudit_metrics.sources.collector import Arrival, Collector
 from plaudit_metrics.sources.events import EventRecord
 from plaudit_metrics.sources.kept_steps import KeptSteps, StepSamples
 from plaudit_metrics.sources.queue_history import QueueHistory
-from plaudit_metrics.sources.run_snapshot import Surroundings
+from plaudit_metrics.sources.run_snapshot import RunSnapshot
+from plaudit_metrics.statistics.failures import FailureCounts
 from plaudit_wire.records import NO_STEP, GroupRecord, SampleRecord, StepRecord
 
 
@@ -29,8 +30,10 @@ class RunView:
         self.series = series
         self.kept = kept
         self.collector = Collector(kept)
-        self.surroundings = Surroundings()
+        self.snapshot = RunSnapshot()
         self.queues = QueueHistory()
+        self.failures = FailureCounts()
+        """Of the samples that ended since the newest step closed."""
 
     def restore(self, records: Sequence[StepRecord]) -> None:
         """Takes the steps of ``steps.jsonl``; they are shown, not counted."""
@@ -50,6 +53,8 @@ class RunView:
                 self._handle_group(record, count)
             else:
                 self._handle_step(record, count)
+        for sample in new_samples:
+            self.failures.add(sample.scoring)
         if count:
             self.series.count_samples(new_samples)
             self.series.count_late(self.collector.late - late_before)
@@ -62,6 +67,7 @@ class RunView:
         closed = self.collector.add_step(record)
         if closed is None:
             return
+        self.failures = FailureCounts()
         if count:
             self.series.count_step(closed.record, records_missing=closed.records_missing)
             if self._closed is not None and (samples := self.kept.samples(record.step)) is not None:
@@ -69,8 +75,8 @@ class RunView:
         else:
             self.series.show_step(closed.record)
 
-    def look(self, surroundings: Surroundings) -> None:
+    def look(self, snapshot: RunSnapshot) -> None:
         """Takes a new look at streams, workers and Redis."""
-        self.surroundings = surroundings
-        self.queues.add(surroundings)
-        self.series.show_surroundings(surroundings)
+        self.snapshot = snapshot
+        self.queues.add(snapshot)
+        self.series.show_snapshot(snapshot)

@@ -30,7 +30,7 @@ class StreamDepth:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class RunSnapshot:
     """A run as one look shows it."""
 
     time: float = 0.0
@@ -60,7 +60,7 @@ class Surroundings:
         return {judge: judge in failing for judge in sorted(known | failing)}
 
 
-async def look(client: Redis, keys: Names) -> Surroundings:
+async def look(client: Redis, keys: Names) -> RunSnapshot:
     """Takes one look.
 
     Raises:
@@ -72,7 +72,7 @@ async def look(client: Redis, keys: Names) -> Surroundings:
     workers = await _live_workers(client, keys, now)
     info: dict[str, Any] = await client.info()
     version = _announced_number(await client.hget(keys.state, "announced"))
-    return Surroundings(
+    return RunSnapshot(
         time=now,
         streams={name: await _depth(client, keys.stream(name), group, now) for name, group in CONSUMER_GROUPS.items()},
         redeliveries=_counters(counters, "redelivered"),

@@ -9,8 +9,17 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from plaudit_metrics.statistics.verdict import SIDE_SHARE, STRAGGLER_SHARE, WAITING_SHARE, Verdict, reward_side
+from plaudit_metrics.statistics.verdict import (
+    SIDE_SHARE,
+    STRAGGLER_SHARE,
+    WAITING_SHARE,
+    Verdict,
+    nothing_scored,
+    pauses_hold,
+    reward_side,
+)
 from plaudit_metrics.statistics.waits import CAUSES
+from plaudit_wire.records import PAUSE
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -37,6 +46,16 @@ def reasoning(statistics: Mapping[str, float]) -> list[Rule]:
 
 def _rules(statistics: Mapping[str, float]) -> Iterable[Rule]:
     step_s, waited_s = statistics.get("step_s", 0.0), statistics.get("trainer_wait_s", 0.0)
+    paused_s = statistics.get(f"wait/{PAUSE}_s", 0.0)
+    yield Rule(
+        "unscored",
+        "Did too many samples have no score?",
+        "no sample has a score"
+        if nothing_scored(statistics)
+        else f"pauses for them took {_share(paused_s, step_s, 'the step')}",
+        f"no score at all, or at least {WAITING_SHARE:.0%}",
+        nothing_scored(statistics) or pauses_hold(statistics),
+    )
     yield Rule(
         "trainer",
         "Did the trainer hardly wait?",
@@ -62,7 +81,7 @@ def _rules(statistics: Mapping[str, float]) -> Iterable[Rule]:
         generation_s >= SIDE_SHARE * waited_s,
     )
     reward_s = sum(causes.values())
-    largest, name = reward_side(causes)
+    largest, name = reward_side(causes, statistics)
     yield Rule(
         name,
         "Did the reward side hold it?",

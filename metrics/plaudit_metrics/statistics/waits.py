@@ -1,4 +1,4 @@
-"""What the trainer's waiting was spent on: intervals in, seconds per cause out.
+"""Splits the trainer's waiting by its causes: intervals in, seconds per cause out.
 
 **The rule.** Each instant of a wait goes wholly to the earliest cause in which any awaited group still is::
 
@@ -13,6 +13,9 @@ nothing that is known (no group admitted yet, a checkpoint being read by rollout
 Every sample only moves forward through the causes, so the earliest cause among many samples only moves forward too:
 a wait splits at the points in time at which the *last* awaited sample leaves each cause. No sampling, no sweep, and
 the parts add up to the wait.
+
+A wait whose cause the trainer recorded itself goes wholly to it: ``pause`` (too many samples had no score, so the
+trainer paused before it admitted their prompts again).
 """
 
 from __future__ import annotations
@@ -23,11 +26,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from plaudit_metrics.statistics.columns import Floats, Integers, SampleColumns
-from plaudit_metrics.statistics.stages import stamps_in_order
-from plaudit_wire.records import GroupRecord, WaitRecord
+from plaudit_wire.records import PAUSE, GroupRecord, WaitRecord
 
-CAUSES = ("generation", "sample_queue", "limiter", "score", "group_scorer", "ready_queue")
+CAUSES = ("generation", "sample_queue", "limiter", "score", "group_scorer", "ready_queue", PAUSE)
 """In the order of the pipeline; all but the first are the reward side's."""
+_OF_GROUPS = CAUSES[:-1]
+"""Causes that follow from the stamps of the awaited groups."""
 
 _FEWEST_PEERS = 4
 """Of fewer awaited samples (or groups) the last one always holds a good part: that makes none of them a straggler."""
@@ -63,8 +67,11 @@ def split_waits(samples: SampleColumns, groups: Sequence[GroupRecord], waits: Se
     cause_s = np.zeros(len(CAUSES))
     straggler_s = 0.0
     for wait in waits:
+        if wait.cause in CAUSES:
+            cause_s[CAUSES.index(wait.cause)] += wait.end - wait.start
+            continue
         awaited = timeline.find(wait.awaited)
-        cause_s += _causes(wait, timeline.left[:, awaited])
+        cause_s[: len(_OF_GROUPS)] += _causes(wait, timeline.left[:, awaited])
         by_group = _held_by_last(wait, timeline.left[-1, awaited])
         by_sample = _held_by_last(wait, timeline.committed_in(awaited))
         straggler_s += max(by_group, by_sample)
@@ -92,17 +99,20 @@ class _Timeline:
         self._starts = self._ends - counts
         of_samples = _times_left(samples)
         self._committed = of_samples[-1][self._order]
-        self.left = np.full((len(CAUSES) - 1, len(names)), -np.inf)
+        self.left = np.full((len(_OF_GROUPS) - 1, len(names)), -np.inf)
         for cause, left in enumerate(of_samples):
             np.maximum.at(self.left[cause], samples.group, left)
-        for name, record in groups.items():
-            self._complete(self._codes[name], record)
+        if groups:
+            self._complete(groups)
 
-    def _complete(self, group: int, record: GroupRecord) -> None:
-        if np.isneginf(self.left[0, group]):  # no samples known: the record alone says when they were terminal
-            self.left[:4, group] = record.terminal or record.ready or record.closed
-        terminal = float(self.left[3, group])
-        self.left[4, group] = terminal if record.ready is None else max(record.ready, terminal)
+    def _complete(self, groups: Mapping[str, GroupRecord]) -> None:
+        codes = np.array([self._codes[name] for name in groups], dtype=np.int64)
+        terminal = [record.terminal or record.ready or record.closed for record in groups.values()]
+        ready = np.array([record.ready for record in groups.values()], dtype=np.float64)
+        # Of a group without known samples the record alone tells when they were terminal.
+        without = np.isneginf(self.left[0, codes])
+        self.left[:4, codes[without]] = np.array(terminal, dtype=np.float64)[without]
+        self.left[4, codes] = np.fmax(self.left[3, codes], ready)
 
     def find(self, names: Sequence[str]) -> Integers:
         """Positions of those groups that anything is known of."""
@@ -110,20 +120,23 @@ class _Timeline:
 
     def committed_in(self, groups: Integers) -> Floats:
         """When each sample of the given groups became terminal."""
-        pieces = [self._committed[self._starts[group] : self._ends[group]] for group in groups]
-        return np.concatenate(pieces) if pieces else np.empty(0)
+        counts = self._ends[groups] - self._starts[groups]
+        before = np.cumsum(counts) - counts
+        places = np.repeat(self._starts[groups] - before, counts) + np.arange(counts.sum())
+        committed: Floats = self._committed[places]
+        return committed
 
 
 def _times_left(samples: SampleColumns) -> list[Floats]:
-    _, _, published, _, score_taken, committed = stamps_in_order(samples)
+    _, _, published, _, score_taken, committed = samples.stamps
     limited = np.minimum(score_taken + np.nan_to_num(samples.limiter_s), committed)
     return [published, score_taken, limited, committed]
 
 
 def _causes(wait: WaitRecord, left: Floats) -> Floats:
-    """Seconds of one wait per cause, shape [len(CAUSES)]; ``left`` has shape [5, awaited groups]."""
+    """Return the seconds of one wait by cause, shape [len(_OF_GROUPS)]; ``left`` has shape [5, awaited groups]."""
     if left.shape[1] == 0:
-        return np.array([wait.end - wait.start, *[0.0] * (len(CAUSES) - 1)])
+        return np.array([wait.end - wait.start, *[0.0] * (len(_OF_GROUPS) - 1)])
     borders = np.maximum.accumulate(left.max(axis=1))
     return np.diff(np.concatenate([[wait.start], np.clip(borders, wait.start, wait.end), [wait.end]]))
 

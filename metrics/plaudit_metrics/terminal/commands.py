@@ -8,12 +8,14 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from plaudit_metrics.sources.history import FILE_NAME, flat_step, read_steps
+from plaudit_wire.printable import printable
 from plaudit_wire.records import StepRecord
 
 _REFUSED = 2
@@ -25,7 +27,7 @@ _COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("step s", "step_s", "{:.2f}"),
     ("wait s", "trainer_wait_s", "{:.2f}"),
     ("exposed reward s", "exposed_reward_s", "{:.2f}"),
-    ("masked", "reward_pipeline/masked_share", "{:.1%}"),
+    ("no score", "reward_pipeline/masked_share", "{:.1%}"),
     ("waited for", "verdict", "{}"),
 )
 """Heading, key, format."""
@@ -88,7 +90,7 @@ def _answer(work: Callable[[], None]) -> int:
     try:
         work()
     except (_UnknownRunError, OSError) as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(printable(f"{error}", keep="\n") + "\n")
         return _REFUSED
     return 0
 
@@ -118,14 +120,23 @@ def _write_steps(records: Sequence[StepRecord], arguments: argparse.Namespace, o
         writer.writerows(rows)
     else:
         output.write(_table(rows))
+        output.write(_reasons(records))
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
     cells = [[heading for heading, _, _ in _COLUMNS]]
-    cells += [[form.format(row[key]) if key in row else "-" for _, key, form in _COLUMNS] for row in rows]
+    cells += [[printable(form.format(row[key])) if key in row else "-" for _, key, form in _COLUMNS] for row in rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(_COLUMNS))]
     lines = ("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
     return "".join(f"{line}\n" for line in lines)
+
+
+def _reasons(records: Sequence[StepRecord]) -> str:
+    """Return the newest step's failures, one line a scorer."""
+    pattern = re.compile(r"reward_pipeline/scorer/(.+)/reasons")
+    labels = records[-1].labels if records else {}
+    found = [(each[1], labels[each[0]]) for key in labels if (each := pattern.fullmatch(key)) is not None]
+    return "".join(printable(f"{name}: {text}") + "\n" for name, text in found)
 
 
 def _write_trace(folder: Path, arguments: argparse.Namespace) -> None:

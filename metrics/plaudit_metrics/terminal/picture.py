@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from plaudit_metrics.service.answers import RECENT_STEPS, sample_details, step_summary, verdict_detail
 from plaudit_metrics.sources.history import FILE_NAME, read_steps
-from plaudit_metrics.sources.kept_steps import ClosedStep, KeptSteps
+from plaudit_metrics.sources.kept_steps import ClosedStep, KeptSteps, encode_sample
 
 _WITHIN_S = 5.0
 _STEPS = 20
@@ -40,6 +40,8 @@ class Picture:
     streams: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Depth by stream; empty where nobody can be asked."""
     workers: Sequence[Mapping[str, Any]] = ()
+    failures: Mapping[str, Any] = field(default_factory=dict)
+    """Of the samples that ended since the newest step closed; empty where nobody can be asked."""
 
 
 class Source(Protocol):
@@ -69,8 +71,9 @@ class Service:
         steps = self._get(f"steps?newest={_STEPS}")
         looks = self._get("queues")
         streams = looks["looks"][-1]["streams"] if looks["looks"] else {}
+        failures = self._get("failures")
         if not steps["steps"]:
-            return Picture(steps["run"], streams=streams, workers=looks["workers"])
+            return Picture(steps["run"], streams=streams, workers=looks["workers"], failures=failures)
         newest = steps["steps"][-1]["step"]
         return Picture(
             steps["run"],
@@ -79,6 +82,7 @@ class Service:
             self._get(f"steps/{newest}/samples?slowest={_SAMPLES}")["samples"],
             streams,
             looks["workers"],
+            failures,
         )
 
     def _get(self, path: str) -> Any:
@@ -120,7 +124,7 @@ class Folder:
             stored = read_step_samples(self._folder, step.record.step, step.record.incarnation)
         except (OSError, ValueError):  # not stored (metrics.keepSamples), or being written
             return step
-        return KeptSteps().put(step.record, stored.samples, stored.groups)
+        return KeptSteps().put(step.record, [encode_sample(sample) for sample in stored.samples], stored.groups)
 
 
 def source_of(run: str | None, url: str | None, runs_folder: str) -> Source:

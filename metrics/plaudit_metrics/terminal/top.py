@@ -9,11 +9,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import select
 import sys
 import termios
 import tty
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -24,12 +26,14 @@ from rich.text import Text
 
 from plaudit_metrics.statistics.stages import STAGES
 from plaudit_metrics.terminal.picture import Picture, Source, UnknownRunError, source_of
-from plaudit_wire.records import OUTCOMES
+from plaudit_wire.printable import printable
+from plaudit_wire.records import OUTCOMES, PAUSE
 
 _REFUSED = 2
 _STEPS = 10
 _SAMPLES = 5
 _BAR = 30
+_REASONS = re.compile(r"reward_pipeline/scorer/(.+)/reasons")
 _COLOURS = {
     "trainer": "green",
     "generation": "blue",
@@ -38,6 +42,7 @@ _COLOURS = {
     "score": "red",
     "group_scorer": "dark_orange",
     "ready_queue": "cyan",
+    PAUSE: "bright_magenta",
 }
 """Where a step's time went → colour of its part of the bar."""
 
@@ -48,7 +53,7 @@ def top(arguments: argparse.Namespace) -> int:
         source = source_of(arguments.run, arguments.url, arguments.runs_folder)
         picture = source.look()
     except UnknownRunError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(printable(str(error)) + "\n")
         return _REFUSED
     console = Console()
     if console.is_terminal and sys.stdin.isatty():
@@ -100,10 +105,14 @@ def frame(picture: Picture, trouble: str = "") -> RenderableType:
     Args:
         picture: what is known.
         trouble: why it is not of this moment; empty when it is.
+
+    Names and texts come from users and their policies: control characters are replaced, and none is read as markup.
     """
+    picture = Picture(*(_printable(getattr(picture, each.name)) for each in fields(picture)))
     parts: list[RenderableType] = [_verdict(picture)]
     if trouble:
-        parts.append(Text(trouble, style="bold red"))
+        parts.append(Text(printable(trouble), style="bold red"))
+    parts += _open_step_failures(picture.failures)
     if picture.steps:
         parts += [_steps(picture.steps[-_STEPS:]), _last_step(picture.steps[-1])]
     if picture.streams:
@@ -115,18 +124,43 @@ def frame(picture: Picture, trouble: str = "") -> RenderableType:
     return Group(*parts)
 
 
+def _printable(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, Mapping):
+        return {_printable(key): _printable(each) for key, each in value.items()}
+    return [_printable(each) for each in value] if isinstance(value, list | tuple) else value
+
+
 def _verdict(picture: Picture) -> RenderableType:
     if picture.verdict is None:
-        return Panel(Text("no step is closed yet"), title=picture.run)
+        return Panel(Text("no step is closed yet"), title=Text(picture.run))
     words = Text(picture.verdict["recent_verdict"], style="bold")
     words.append(f" over the last steps · step {picture.verdict['step']}: {picture.verdict['verdict']}\n")
     words.append(picture.verdict["explanation"])
-    return Panel(words, title=picture.run, subtitle="q ends")
+    return Panel(words, title=Text(picture.run), subtitle="q ends")
+
+
+def _open_step_failures(failures: Mapping[str, Any]) -> list[RenderableType]:
+    if not failures.get("failures"):
+        return []
+    share = failures["unscored"] / failures["samples"]
+    lines = Text(f"since the newest step: {failures['unscored']} of {failures['samples']} samples ({share:.0%}) ")
+    lines.append("have no score", style="bold red")
+    for each in failures["failures"]:
+        lines.append(f"\n{each['scorer']}: {each['count']} × {each['reason'] or each['outcome']}")
+    return [lines]
+
+
+def _reasons(step: Mapping[str, Any]) -> Text:
+    """The failures of a closed step, one line a scorer."""
+    found = (_REASONS.fullmatch(key) for key in step)
+    return Text("\n").join(Text(f"{each[1]}: {step[each[0]]}", style="red") for each in found if each is not None)
 
 
 def _steps(steps: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(expand=True, box=None)
-    for heading in ("step", "reward", "staleness", "seconds", "exposed", "masked"):
+    for heading in ("step", "reward", "staleness", "seconds", "exposed", "no score"):
         table.add_column(heading, justify="right")
     table.add_column("where the time went")
     table.add_column("waited for")
@@ -139,7 +173,7 @@ def _steps(steps: Sequence[Mapping[str, Any]]) -> Table:
             _number(step.get("exposed_reward_s"), "{:.2f}"),
             _number(step.get("reward_pipeline/masked_share"), "{:.1%}"),
             _bar(step),
-            str(step.get("verdict", "")),
+            Text(str(step.get("verdict", ""))),
         )
     return table
 
@@ -177,7 +211,7 @@ def _last_step(step: Mapping[str, Any]) -> RenderableType:
             outcomes.add_row(outcome, f"{count:.0f}", style="" if outcome == "scored" else "red")
     side_by_side = Table.grid(expand=True, padding=(0, 2))
     side_by_side.add_row(stages, outcomes)
-    return Group(legend, side_by_side)
+    return Group(legend, side_by_side, _reasons(step))
 
 
 def _queues(picture: Picture) -> Table:
@@ -185,7 +219,9 @@ def _queues(picture: Picture) -> Table:
     for heading in ("stream", "waiting", "in work", "oldest s"):
         table.add_column(heading, justify="left" if heading == "stream" else "right")
     for name, depth in picture.streams.items():
-        table.add_row(name, str(depth["undelivered"]), str(depth["in_flight"]), f"{depth['oldest_undelivered_s']:.1f}")
+        table.add_row(
+            Text(name), str(depth["undelivered"]), str(depth["in_flight"]), f"{depth['oldest_undelivered_s']:.1f}"
+        )
     return table
 
 
@@ -196,7 +232,8 @@ def _workers(workers: Sequence[Mapping[str, Any]]) -> Table:
     for worker in workers:
         busy, slots = worker.get("busy", 0), worker.get("slots", 0)
         state = "starting" if not worker.get("ready", True) else "busy" if busy else "idle"
-        table.add_row(worker["worker"], state, f"{busy} of {slots}" if slots else "-", worker.get("version") or "-")
+        policy = Text(worker.get("version") or "-")
+        table.add_row(Text(worker["worker"]), state, f"{busy} of {slots}" if slots else "-", policy)
     return table
 
 
@@ -209,10 +246,10 @@ def _samples(samples: Sequence[Mapping[str, Any]]) -> Table:
     for sample in samples:
         longest = sorted(sample["stages_s"].items(), key=lambda stage: -stage[1])[:3]
         table.add_row(
-            f"{sample['group']}/{sample['index']}",
+            Text(f"{sample['group']}/{sample['index']}"),
             f"{sample['wall_s']:.2f}",
-            ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in longest),
-            sample["scoring"].get("worker") or "-",
+            Text(", ".join(f"{stage} {seconds:.2f}" for stage, seconds in longest)),
+            Text(sample["scoring"].get("worker") or "-"),
         )
     return table
 

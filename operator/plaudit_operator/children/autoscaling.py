@@ -16,9 +16,9 @@ from plaudit_operator.children.reward import ROLE
 from plaudit_operator.children.transport import KEDA_USERNAME
 from plaudit_operator.runtime.kinds import HPA, SCALED_OBJECT, TRIGGER_AUTHENTICATION
 from plaudit_wire.names import Names, Stream
-from plaudit_workers.job.spec.reward import Autoscaling
+from plaudit_workers.job.spec.reward import AutoscalingSpec
 from plaudit_workers.job.spec.section import SecretKey
-from plaudit_workers.job.spec.transport import ConfigMapKey, Tls
+from plaudit_workers.job.spec.transport import ConfigMapKey, TlsSpec
 
 _CPU_PERCENT = 70
 _POLL_S = 5
@@ -40,11 +40,11 @@ def manifests(context: JobContext, *, suspended: bool) -> list[Manifest]:
     return [_authentication(context), _scaled_object(context, scaling, suspended=suspended)]
 
 
-def _behavior(scaling: Autoscaling) -> Manifest:
+def _behavior(scaling: AutoscalingSpec) -> Manifest:
     return {"scaleUp": _UP, "scaleDown": {"stabilizationWindowSeconds": scaling.scale_down_after_seconds}}
 
 
-def _hpa(context: JobContext, scaling: Autoscaling) -> Manifest:
+def _hpa(context: JobContext, scaling: AutoscalingSpec) -> Manifest:
     name = names.role_object(context.name, ROLE)
     spec = {
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
@@ -74,7 +74,7 @@ def _references(context: JobContext) -> dict[str, Sequence[Manifest]]:
         own = names.redis_secret(context.name, context.uid)
         keys = {"username": SecretKey(name=own, key=KEDA_USERNAME), "password": SecretKey(name=own, key="keda")}
         return {"secretTargetRef": [_reference(parameter, key) for parameter, key in keys.items()]}
-    tls = transport.tls or Tls()
+    tls = transport.tls or TlsSpec()
     given = {
         "password": transport.password_secret,
         "ca": tls.ca_secret,
@@ -91,7 +91,7 @@ def _reference(parameter: str, key: SecretKey | ConfigMapKey) -> Manifest:
     return {"parameter": parameter, "name": key.name, "key": key.key}
 
 
-def _scaled_object(context: JobContext, scaling: Autoscaling, *, suspended: bool) -> Manifest:
+def _scaled_object(context: JobContext, scaling: AutoscalingSpec, *, suspended: bool) -> Manifest:
     name = names.role_object(context.name, ROLE)
     metadata = context.metadata(name, ROLE)
     if suspended:

@@ -10,7 +10,7 @@ from plaudit_operator.children import redis_access
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.gang import joined
 from plaudit_operator.children.merge import strategic_merge
-from plaudit_workers.job.spec.pod import GPU, Pod
+from plaudit_workers.job.spec.pod import GPU, PodSpec
 from plaudit_workers.job.spec.section import SecretKey
 
 HOME = "/home/plaudit"
@@ -52,7 +52,7 @@ class Process:
     role: str
     image: str
     command: list[str]
-    pod: Pod
+    pod: PodSpec
     environment: dict[str, Any] = field(default_factory=dict)
     """Name to value, or to a ``valueFrom`` object."""
     ports: dict[str, int] = field(default_factory=dict)

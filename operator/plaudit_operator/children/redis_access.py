@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from plaudit_operator import names
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_workers.job.spec.section import SecretKey
-from plaudit_workers.job.spec.transport import ConfigMapKey, Tls
+from plaudit_workers.job.spec.transport import ConfigMapKey, TlsSpec
 
 JOB_FOLDER = "/etc/plaudit"
 REDIS_FOLDER = "/run/plaudit/redis"
@@ -19,7 +19,7 @@ _PASSWORD, _CA, _CERTIFICATE, _KEY = "password", "ca.pem", "certificate.pem", "k
 def environment(context: JobContext, role: str) -> dict[str, str]:
     """What ``RedisAddress.from_environment`` reads in the pods of a role."""
     transport = context.spec.transport
-    tls = transport.tls or Tls()
+    tls = transport.tls or TlsSpec()
     values = {"PLAUDIT_REDIS_URL": context.redis_url}
     given = {path for path, _ in _files(context, role)}
     found = {

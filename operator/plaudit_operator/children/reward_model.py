@@ -7,18 +7,18 @@ from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.deployment import deployment, service
 from plaudit_operator.children.pod import Process, http_probe, pod_template
 from plaudit_workers.job.spec.pod import GPU
-from plaudit_workers.job.spec.scorers import Scorer
+from plaudit_workers.job.spec.scorers import ScorerSpec
 from plaudit_workers.launch.model_command import server_command, server_environment
 
 ROLE = "model"
 
 
-def served(context: JobContext) -> list[Scorer]:
+def served(context: JobContext) -> list[ScorerSpec]:
     """The scorers whose models are served."""
     return [scorer for scorer in context.spec.reward.scorers if scorer.model is not None]
 
 
-def template(context: JobContext, scorer: Scorer) -> Manifest:
+def template(context: JobContext, scorer: ScorerSpec) -> Manifest:
     """Pod template of one scorer's servers."""
     assert scorer.model is not None
     with_gpu = str(scorer.model.pod.resources.limits.get(GPU, 1)) != "0"
@@ -61,7 +61,7 @@ def _mount(context: JobContext) -> tuple[Manifest, ...]:
     return ({"name": "run", "mountPath": storage.mount_path},) if storage.claim_name else ()
 
 
-def manifests(context: JobContext, scorer: Scorer, template_: Manifest, inputs: str) -> list[Manifest]:
+def manifests(context: JobContext, scorer: ScorerSpec, template_: Manifest, inputs: str) -> list[Manifest]:
     """Deployment and Service."""
     name = names.model_object(context.name, scorer.name)
     strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}

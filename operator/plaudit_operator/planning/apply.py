@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
 
-from plaudit_operator.actions import Action, Apply, Create, Delete, Patch, Scale, Tell
+from plaudit_operator.actions import Action, Apply, Create, Delete, EmitEvent, Patch, Scale
 from plaudit_operator.observed import NO_SUCH_KIND, Observed, owner_uid
 from plaudit_operator.runtime.errors import AlreadyExistsError, InvalidError, KubeError, NotFoundError
 from plaudit_operator.runtime.kinds import kind_of
@@ -36,7 +36,7 @@ def carry_out(kube: Kube, pool: Executor, observed: Observed, actions: list[Acti
     """Carries out actions; one that fails does not keep the others from being tried, unless it had to be first."""
     outcome = Outcome()
     first = [action for action in actions if isinstance(action, Create | Apply) and action.first]
-    rest = [action for action in actions if action not in first and not isinstance(action, Tell)]
+    rest = [action for action in actions if action not in first and not isinstance(action, EmitEvent)]
     for urgent in first:
         _note(outcome, urgent, _try(kube, observed, urgent))
     if outcome.refusals or outcome.failures:
@@ -70,7 +70,7 @@ def _key(action: Action) -> Key:
             return action.manifest["kind"], action.manifest["metadata"]["name"]
         case Patch() | Scale() | Delete():
             return action.kind, action.name
-        case Tell():
+        case EmitEvent():
             return "Event", action.reason
 
 

@@ -6,14 +6,10 @@ is the same.
 
 from __future__ import annotations
 
-import re
-from decimal import Decimal
 from typing import Any
 
-_QUANTITY = re.compile(r"^([0-9.]+)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$")
-_FACTORS = {None: Decimal(1), "m": Decimal("0.001")}
-_FACTORS |= {unit: Decimal(1000) ** power for power, unit in enumerate("kMGTP", start=1)}
-_FACTORS |= {f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTP", start=1)}
+from plaudit_workers.job.spec.quantity import quantity
+
 _QUANTITY_MAPS = ("requests", "limits", "hard")
 _EMPTY: tuple[Any, ...] = (None, "", [], {}, 0, False)
 _KEYS = ("name", "containerPort", "mountPath", "uid", "key")
@@ -64,6 +60,8 @@ def _key(items: list[Any]) -> str | None:
 
 
 def _amount(value: Any) -> Any:
-    """A quantity as a number: ``0.5`` and ``500m`` are the same."""
-    found = _QUANTITY.match(str(value))
-    return Decimal(found[1]) * _FACTORS[found[2]] if found else value
+    """Return a quantity as a number, anything else as it is."""
+    try:
+        return quantity(value)
+    except ValueError:
+        return value

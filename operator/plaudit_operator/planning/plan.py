@@ -13,7 +13,7 @@ from plaudit_operator.actions import Action, Apply, Create, Delete, Plan
 from plaudit_operator.admission.admission import Refused
 from plaudit_operator.children import trainer, transport
 from plaudit_operator.children.context import JobContext, Manifest
-from plaudit_operator.names import Condition, Reason
+from plaudit_operator.names import ConditionType, Reason
 from plaudit_operator.observed import Observed, attempt_of, owner_uid
 from plaudit_operator.planning.drift import differs
 from plaudit_operator.planning.rendering import Rendering, rendering
@@ -26,7 +26,7 @@ from plaudit_operator.policies.ttl import time_left_s
 from plaudit_operator.runtime.kinds import CHILDREN
 from plaudit_operator.settings import Settings
 from plaudit_operator.status.roles import role_states
-from plaudit_operator.status.status import Ending, ended_status, refused_status, status
+from plaudit_operator.status.status import JobEnd, ended_status, refused_status, status
 
 PROGRESS_EVERY_S = 10.0
 _LOOK_FOR_FILES_EVERY_S = 15.0
@@ -72,7 +72,7 @@ def _alive(rendered: Rendering, observed: Observed, now: float) -> Plan:
     attempt = present_attempt(observed) if spec.trains else None
     deadline = next_deadline(observed, spec.lifecycle, now, suspended=suspended or rendered.waits == "queue")
     if deadline and deadline.left_s <= 0:
-        ending: Ending | None = Ending(Condition.FAILED, deadline.reason, deadline.message)
+        ending: JobEnd | None = JobEnd(ConditionType.FAILED, deadline.reason, deadline.message)
     else:
         ending = _ending(context, observed, attempt)
     if ending:
@@ -90,17 +90,17 @@ def _alive(rendered: Rendering, observed: Observed, now: float) -> Plan:
     return Plan(report, actions, min((wait for wait in waits if wait is not None), default=None))
 
 
-def _ending(context: JobContext, observed: Observed, attempt: Attempt | None) -> Ending | None:
+def _ending(context: JobContext, observed: Observed, attempt: Attempt | None) -> JobEnd | None:
     if attempt is None:
         return None
     if attempt.verdict == "done":
-        return Ending(Condition.COMPLETE, attempt.reason, attempt.message)
+        return JobEnd(ConditionType.COMPLETE, attempt.reason, attempt.message)
     if attempt.verdict == "final":
-        return Ending(Condition.FAILED, attempt.reason, attempt.message)
+        return JobEnd(ConditionType.FAILED, attempt.reason, attempt.message)
     most = context.spec.lifecycle.failure_policy.max_restarts
     if attempt.verdict == "failed" and too_many(observed, most):
         message = f"{attempt.message}. It was the last of {most + 1} (lifecycle.failurePolicy.maxRestarts is {most})"
-        return Ending(Condition.FAILED, Reason.TOO_MANY_RESTARTS, message)
+        return JobEnd(ConditionType.FAILED, Reason.TOO_MANY_RESTARTS, message)
     return None
 
 

@@ -9,14 +9,14 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from plaudit_operator.actions import Plan, Tell
+from plaudit_operator.actions import EmitEvent, Plan
 from plaudit_operator.cache import Cache, Key, trimmed
 from plaudit_operator.names import LABEL_RUN, SELECTOR, job_config, run_id
-from plaudit_operator.observed import Object, Observed, timestamp
+from plaudit_operator.observed import Object, Observed
 from plaudit_operator.planning.apply import AwaitedError, Outcome, carry_out
+from plaudit_operator.planning.events import event_manifest
 from plaudit_operator.planning.plan import PROGRESS_EVERY_S, plan
 from plaudit_operator.policies.failure import pods_missing
-from plaudit_operator.runtime import kube as kube_module
 from plaudit_operator.runtime.errors import ConflictError, KubeError, NotFoundError
 from plaudit_operator.runtime.kinds import CONFIG_MAP, POD, RLJOB
 from plaudit_operator.runtime.kube import Kube
@@ -140,18 +140,15 @@ class Reconciler:
             self._kube.patch(RLJOB, observed.namespace, observed.name, body, "status")
         except NotFoundError:
             return 1
-        told = list(transitions(observed.status, wanted.status))
-        for event in told:
-            self._tell(observed, event)
-        return 1 + len(told)
+        events = list(transitions(observed.status, wanted.status))
+        for event in events:
+            self._emit(observed, event)
+        return 1 + len(events)
 
-    def _tell(self, observed: Observed, event: Tell) -> None:
+    def _emit(self, observed: Observed, event: EmitEvent) -> None:
         """An event that cannot be written is no reason to try again."""
-        manifest = kube_module.event_manifest(
-            dict(observed.job), event.kind, event.reason, event.message, timestamp(self._clock())
-        )
         try:
-            self._kube.create(manifest)
+            self._kube.create(event_manifest(observed.job, event, self._clock()))
         except KubeError as error:
             logger.warning("event not written", reason=event.reason, error=str(error))
 

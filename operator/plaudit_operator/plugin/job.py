@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from plaudit_operator.names import Condition, Reason
+from plaudit_operator.names import ConditionType, Reason
 from plaudit_operator.observed import seconds
 
 Object = Mapping[str, Any]
 
-_GOOD_WHEN_FALSE = (Condition.DEGRADED, Condition.SUSPENDED, Condition.COMPLETE, Condition.FAILED)
+_GOOD_WHEN_FALSE = (ConditionType.DEGRADED, ConditionType.SUSPENDED, ConditionType.COMPLETE, ConditionType.FAILED)
 _EVENTS = 8
 
 
@@ -28,7 +28,7 @@ def summary(job: Object, events: Sequence[Object], now: float) -> str:
 
 def ended(job: Object) -> str:
     """``Complete`` or ``Failed``; empty while it is neither."""
-    return next((kind for kind in (Condition.COMPLETE, Condition.FAILED) if _holds(job, kind)), "")
+    return next((kind for kind in (ConditionType.COMPLETE, ConditionType.FAILED) if _holds(job, kind)), "")
 
 
 def unknown_job(name: str, namespace: str, there: Sequence[Object]) -> str:
@@ -90,7 +90,7 @@ def _troubles(job: Object) -> Iterator[tuple[str, str, str]]:
     for condition in (job.get("status") or {}).get("conditions") or []:
         kind, reason = condition["type"], condition["reason"]
         said = condition["status"] == ("True" if kind in _GOOD_WHEN_FALSE else "False")
-        follows = reason == Reason.SUSPENDED_BY_USER and kind != Condition.SUSPENDED
+        follows = reason == Reason.SUSPENDED_BY_USER and kind != ConditionType.SUSPENDED
         if said and not follows and (not over or kind == over):
             yield f"{kind} {reason}", condition["message"], condition["lastTransitionTime"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from plaudit_operator.names import Condition, Reason
+from plaudit_operator.names import ConditionType, Reason
 from plaudit_operator.observed import Observed, seconds
-from plaudit_workers.job.spec.lifecycle import Lifecycle
+from plaudit_workers.job.spec.lifecycle import LifecycleSpec
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Deadline:
     left_s: float
 
 
-def next_deadline(observed: Observed, lifecycle: Lifecycle, now: float, *, suspended: bool) -> Deadline | None:
+def next_deadline(observed: Observed, lifecycle: LifecycleSpec, now: float, *, suspended: bool) -> Deadline | None:
     """The deadline that counts now; ``left_s`` at or below 0 means that it is over. None: there is none.
 
     Time in suspension, and in a queue, does not count: both clocks begin anew when a job is resumed or admitted.
@@ -41,7 +41,7 @@ def next_deadline(observed: Observed, lifecycle: Lifecycle, now: float, *, suspe
 
 def _resumed(observed: Observed, now: float) -> float:
     """When the last suspension ended: now, when that is not reported yet."""
-    condition = observed.condition(Condition.SUSPENDED)
+    condition = observed.condition(ConditionType.SUSPENDED)
     if condition.get("status") == "True":
         return now
     return seconds(condition.get("lastTransitionTime")) or 0.0
@@ -50,11 +50,11 @@ def _resumed(observed: Observed, now: float) -> float:
 def _missing(observed: Observed) -> str:
     """What was last said of the roles that were not ready."""
     waited = (
-        Condition.ADMITTED,
-        Condition.TRANSPORT_READY,
-        Condition.ROLLOUT_READY,
-        Condition.REWARD_READY,
-        Condition.TRAINER_RUNNING,
+        ConditionType.ADMITTED,
+        ConditionType.TRANSPORT_READY,
+        ConditionType.ROLLOUT_READY,
+        ConditionType.REWARD_READY,
+        ConditionType.TRAINER_RUNNING,
     )
     said = [observed.condition(kind) for kind in waited]
     words = [f"{c['type']}: {c['message']}" for c in said if c.get("status") == "False" and c.get("message")]

@@ -1,23 +1,23 @@
-"""What can go wrong between the operator and the API server, and whether asking again helps.
+"""Errors of the API server, by whether a retry helps.
 
-KubeError                  any answer but success
-├── NotFoundError          404: the object is gone
-├── AlreadyExistsError     409 on create: somebody's object has that name
-├── ConflictError          409 otherwise: the object changed, or is another one of that name
-├── GoneError              410: the watch's place in history is forgotten, list again
-├── InvalidError           400, 403, 422: asking again says the same
-└── UnavailableError       429, 5xx, no answer: ask again later
+KubeError                  any response but success
+├── NotFoundError          404: the object is missing
+├── AlreadyExistsError     409 on create: another object has this name
+├── ConflictError          409 otherwise: the object changed or was replaced
+├── GoneError              410: the server no longer has the version of the watch; list again
+├── InvalidError           400, 403, 422: a retry fails in the same way
+└── UnavailableError       429, 5xx, no response: retry later
 """
 
 from __future__ import annotations
 
 
 class KubeError(Exception):
-    """An answer of the API server that is no success.
+    """The API server did not report success.
 
     Attributes:
-        status: HTTP status; 0 when there was no answer.
-        retry_after_s: how long the server asks to wait; 0 when it does not say.
+        status: HTTP status; 0 without a response.
+        retry_after_s: seconds that the server asks to wait; 0 if it does not.
     """
 
     def __init__(self, message: str, status: int = 0, retry_after_s: float = 0.0) -> None:
@@ -27,11 +27,11 @@ class KubeError(Exception):
 
 
 class NotFoundError(KubeError):
-    """The object, or its kind, is not there."""
+    """The object, or its kind, is missing."""
 
 
 class AlreadyExistsError(KubeError):
-    """An object of that name is there already."""
+    """An object with this name exists."""
 
 
 class ConflictError(KubeError):
@@ -43,21 +43,25 @@ class GoneError(KubeError):
 
 
 class InvalidError(KubeError):
-    """The request is refused for what it says, or for who sends it."""
+    """The server rejects the request for its content or its sender."""
 
 
 class UnavailableError(KubeError):
-    """The API server is overloaded, broken or out of reach."""
+    """The API server is overloaded, broken or unreachable."""
+
+
+_TOO_LARGE = "Too large resource version"
+"""How a server that was restored from a backup refuses (504) a version from its lost future."""
 
 
 def error_of(status: int, message: str, reason: str = "", retry_after_s: float = 0.0) -> KubeError:
-    """The error that an HTTP status and the ``reason`` of a Status object stand for."""
+    """Return the error for an HTTP status and the ``reason`` of a Status object."""
     kind: type[KubeError] = InvalidError
     if status == 404:
         kind = NotFoundError
     elif status == 409:
         kind = AlreadyExistsError if reason == "AlreadyExists" else ConflictError
-    elif status == 410:
+    elif status == 410 or _TOO_LARGE in message:
         kind = GoneError
     elif status == 429 or status >= 500:
         kind = UnavailableError

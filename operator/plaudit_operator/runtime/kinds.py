@@ -1,4 +1,4 @@
-"""The kinds of objects that the operator deals with, and how their addresses are made."""
+"""The kinds of objects that the operator reads and writes, and their paths in the API."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ class Kind:
     kind: str
     plural: str
     newer: tuple[str, ...] = ()
-    """Later versions that are the same to us, the latest first. ``ApiServer`` uses the first that its cluster has."""
+    """Later versions with the same fields, the latest first. ``ApiServer`` uses the first that its cluster serves."""
+    optional: bool = False
+    """Not every cluster serves it: KEDA's kinds, and the alpha of gang scheduling."""
 
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """Path of the collection, of an object, or of a subresource; all namespaces when none is given."""
+        """Return the path of the collection, an object or a subresource; without ``namespace`` of all namespaces."""
         root = f"/apis/{self.api_version}" if "/" in self.api_version else f"/api/{self.api_version}"
         parts = [root, *(["namespaces", namespace] if namespace else []), self.plural, name, subresource]
         return "/".join(part for part in parts if part)
@@ -40,10 +42,11 @@ POD_GROUP = Kind(
     "PodGroup",
     "podgroups",
     newer=("scheduling.k8s.io/v1beta1", "scheduling.k8s.io/v1alpha3"),
+    optional=True,
 )
 HPA = Kind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
-SCALED_OBJECT = Kind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
-TRIGGER_AUTHENTICATION = Kind("keda.sh/v1alpha1", "TriggerAuthentication", "triggerauthentications")
+SCALED_OBJECT = Kind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects", optional=True)
+TRIGGER_AUTHENTICATION = Kind("keda.sh/v1alpha1", "TriggerAuthentication", "triggerauthentications", optional=True)
 
 CHILDREN = (
     CONFIG_MAP,
@@ -59,10 +62,7 @@ CHILDREN = (
     TRIGGER_AUTHENTICATION,
     POD_GROUP,
 )
-"""Kinds of children that are watched and deleted. Secrets are neither: the operator may only create them."""
-
-OPTIONAL = (SCALED_OBJECT, TRIGGER_AUTHENTICATION, POD_GROUP)
-"""Kinds that a cluster may lack: KEDA's, and the alpha of gang scheduling."""
+"""Kinds of children that the operator watches and deletes. Secrets it may only create."""
 
 WATCHED = (RLJOB, POD, *CHILDREN)
 
@@ -70,5 +70,5 @@ _BY_KIND = {kind.kind: kind for kind in (*WATCHED, SECRET, EVENT, LEASE)}
 
 
 def kind_of(kind: str) -> Kind:
-    """The kind of that name."""
+    """Return the kind of this name."""
     return _BY_KIND[kind]

@@ -1,6 +1,6 @@
-"""The API server as the operator speaks to it: plain dictionaries in and out, over the official client's connections.
+"""Call the API server with plain dictionaries, over the connections of the official client.
 
-The client's own models would drop fields that this version of them does not know, and cost several times as much.
+The client's own models drop fields that their version does not know, and cost several times as much.
 """
 
 from __future__ import annotations
@@ -15,58 +15,68 @@ import msgspec
 import urllib3
 from kubernetes import client, config
 
-from plaudit_operator.names import FIELD_MANAGER, SCALE_MANAGER
 from plaudit_operator.runtime.errors import KubeError, UnavailableError, error_of
-from plaudit_operator.runtime.kinds import EVENT, Kind, kind_of
+from plaudit_operator.runtime.kinds import Kind, kind_of
 
 Object = dict[str, Any]
 
 _CONNECT_TIMEOUT_S = 5.0
 _READ_TIMEOUT_S = 30.0
 _SILENT_WATCH_S = 120.0
-"""A watch that says nothing, not even a bookmark (one a minute), for so long is broken."""
+"""A watch that sends nothing for this long, not even a bookmark (one a minute), is broken."""
 _PAGE = 200
 _CREDENTIALS_FOR_S = 60.0
-"""Tokens live for an hour, and are renewed when a fifth of it is left."""
+"""The client renews a token when a fifth of its hour is left."""
+
+
+class _Event(msgspec.Struct):
+    """One line of a watch."""
+
+    type: str
+    object: Object
+
+
+_EVENT = msgspec.json.Decoder(_Event)
 
 
 class Kube(Protocol):
-    """What the operator asks of an API server. Every method raises ``KubeError``."""
+    """The calls that the operator makes to an API server. Every method raises ``KubeError``."""
 
     def list(self, kind: Kind, namespace: str, selector: str) -> tuple[Iterable[Object], str]:
-        """All objects of a kind, fetched while they are gone through, and the resourceVersion from which to watch."""
+        """Return the objects of a kind, fetched page by page, and the resourceVersion to watch from."""
 
     def watch(self, kind: Kind, namespace: str, selector: str, version: str, timeout_s: int) -> Iterator[Object]:
-        """Events (``type``, ``object``) after ``version``, until the server ends the watch."""
+        """Yield events (``type``, ``object``) after ``version`` until the server ends the watch."""
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object:
-        """One object."""
+        """Return one object."""
 
     def create(self, manifest: Object) -> Object:
-        """Creates an object; ``AlreadyExistsError`` when the name is taken, by whomever."""
+        """Create an object; raise ``AlreadyExistsError`` if any object has its name."""
 
     def apply(self, manifest: Object) -> Object:
-        """Server-side apply, with force: the fields in the manifest become the operator's."""
+        """Apply a manifest on the server, with force: the field manager takes over its fields."""
 
     def patch(self, kind: Kind, namespace: str, name: str, body: Object, subresource: str = "") -> Object:
-        """JSON merge patch; a ``metadata.uid`` or ``resourceVersion`` in the body is a precondition."""
+        """Apply a JSON merge patch; a ``metadata.uid`` or ``resourceVersion`` in it is a precondition."""
 
     def scale(self, kind: Kind, namespace: str, name: str, replicas: int) -> None:
-        """Sets the number of replicas through the scale subresource."""
+        """Set the number of replicas through the scale subresource."""
 
     def delete(self, kind: Kind, namespace: str, name: str, uid: str, grace_s: int | None = None) -> None:
-        """Deletes that very object, its dependents in the background. Already gone is done."""
+        """Delete the object with this uid, its dependents in the background; a missing object is a success."""
 
 
 class ApiServer:
     """A real API server.
 
     Args:
+        field_manager: owner of the fields that are written; replica counts belong to ``<field_manager>-scale``.
         connections: connections kept open.
         api: a configured client; by default the pod's service account, else the kubeconfig.
     """
 
-    def __init__(self, connections: int = 32, api: client.ApiClient | None = None) -> None:
+    def __init__(self, field_manager: str, connections: int = 32, api: client.ApiClient | None = None) -> None:
         if api is None:
             configuration = client.Configuration()
             configuration.connection_pool_maxsize = connections
@@ -75,6 +85,7 @@ class ApiServer:
             except config.ConfigException:
                 config.load_kube_config(client_configuration=configuration)
             api = client.ApiClient(configuration)
+        self._field_manager = field_manager
         self._api = api
         self._host = api.configuration.host
         self._pool: urllib3.PoolManager = api.rest_client.pool_manager
@@ -88,7 +99,7 @@ class ApiServer:
         return self._items(kind, namespace, query, first), first["metadata"]["resourceVersion"]
 
     def _items(self, kind: Kind, namespace: str, query: dict[str, str], page: Object) -> Iterator[Object]:
-        """All of a list after its first page; the pages are of one resourceVersion."""
+        """Yield all items of a list, given its first page; all pages have one resourceVersion."""
         while True:
             yield from page["items"]
             token = page["metadata"].get("continue")
@@ -109,12 +120,12 @@ class ApiServer:
         response = self._send("GET", path, query, read_timeout_s=_SILENT_WATCH_S)
         try:
             for line in _lines(response):
-                event = msgspec.json.decode(line)
-                if event["type"] == "ERROR":
-                    status = event["object"]
+                event = _EVENT.decode(line)
+                if event.type == "ERROR":
+                    status = event.object
                     raise error_of(status.get("code", 500), status.get("message", ""), status.get("reason", ""))
-                yield event
-        except (urllib3.exceptions.HTTPError, OSError) as error:
+                yield {"type": event.type, "object": event.object}
+        except (urllib3.exceptions.HTTPError, OSError, msgspec.MsgspecError) as error:
             raise UnavailableError(f"the watch of {kind.plural} broke: {error}") from error
         finally:
             response.close()
@@ -127,12 +138,12 @@ class ApiServer:
         """See ``Kube``."""
         kind, namespace = self._served(kind_of(manifest["kind"])), manifest["metadata"]["namespace"]
         body = {**manifest, "apiVersion": kind.api_version}
-        return self._request("POST", kind.path(namespace), {"fieldManager": FIELD_MANAGER}, body)
+        return self._request("POST", kind.path(namespace), {"fieldManager": self._field_manager}, body)
 
     def apply(self, manifest: Object) -> Object:
         """See ``Kube``."""
         kind, metadata = self._served(kind_of(manifest["kind"])), manifest["metadata"]
-        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        query = {"fieldManager": self._field_manager, "force": "true"}
         path = kind.path(metadata["namespace"], metadata["name"])
         body = {**manifest, "apiVersion": kind.api_version}
         return self._request("PATCH", path, query, body, "application/apply-patch+yaml")
@@ -140,12 +151,14 @@ class ApiServer:
     def patch(self, kind: Kind, namespace: str, name: str, body: Object, subresource: str = "") -> Object:
         """See ``Kube``."""
         path = self._served(kind).path(namespace, name, subresource)
-        return self._request("PATCH", path, {"fieldManager": FIELD_MANAGER}, body, "application/merge-patch+json")
+        return self._request("PATCH", path, {"fieldManager": self._field_manager}, body, "application/merge-patch+json")
 
     def scale(self, kind: Kind, namespace: str, name: str, replicas: int) -> None:
         """See ``Kube``."""
         path, body = kind.path(namespace, name, "scale"), {"spec": {"replicas": replicas}}
-        self._request("PATCH", path, {"fieldManager": SCALE_MANAGER}, body, "application/merge-patch+json")
+        self._request(
+            "PATCH", path, {"fieldManager": f"{self._field_manager}-scale"}, body, "application/merge-patch+json"
+        )
 
     def delete(self, kind: Kind, namespace: str, name: str, uid: str, grace_s: int | None = None) -> None:
         """See ``Kube``."""
@@ -159,7 +172,7 @@ class ApiServer:
                 raise
 
     def _served(self, kind: Kind) -> Kind:
-        """A kind in the version that this cluster has; asked anew each time, since clusters are upgraded."""
+        """Return the kind in the version that the cluster serves; looked up each time, since clusters are upgraded."""
         if not kind.newer:
             return kind
         group = self._request("GET", f"/apis/{kind.api_version.partition('/')[0]}")
@@ -167,7 +180,7 @@ class ApiServer:
         return replace(kind, api_version=next((v for v in kind.newer if v in versions), kind.api_version))
 
     def _authorization(self) -> dict[str, str]:
-        """The header that says who this is; the client takes longer to tell than to send a request."""
+        """Return the Authorization header, cached: the client takes longer to compute it than to send a request."""
         now = time.monotonic()
         if now - self._credentials_asked_at >= _CREDENTIALS_FOR_S:
             headers: dict[str, str] = {}
@@ -187,7 +200,7 @@ class ApiServer:
         try:
             answer: Object = msgspec.json.decode(response.data or b"{}")
         except (ValueError, urllib3.exceptions.HTTPError, OSError) as error:
-            raise UnavailableError(f"{method} {path}: the answer broke off: {error}") from error
+            raise UnavailableError(f"{method} {path}: the response ended early: {error}") from error
         finally:
             response.release_conn()
         return answer
@@ -213,7 +226,7 @@ class ApiServer:
                 preload_content=False,
             )
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise UnavailableError(f"{method} {path}: no answer: {error}") from error
+            raise UnavailableError(f"{method} {path}: no response: {error}") from error
         if response.status >= 300:
             raise _refusal(method, path, response)
         return response
@@ -239,27 +252,3 @@ def _refusal(method: str, path: str, response: urllib3.BaseHTTPResponse) -> Kube
     return error_of(
         response.status, f"{method} {path}: {message}", status.get("reason", ""), float(wait) if wait.isdigit() else 0.0
     )
-
-
-def event_manifest(job: Object, kind: str, reason: str, message: str, now: str) -> Object:
-    """An Event about an RLJob, for ``kubectl describe``."""
-    metadata = job["metadata"]
-    return {
-        "apiVersion": EVENT.api_version,
-        "kind": EVENT.kind,
-        "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
-        "involvedObject": {
-            "apiVersion": job["apiVersion"],
-            "kind": job["kind"],
-            "name": metadata["name"],
-            "namespace": metadata["namespace"],
-            "uid": metadata["uid"],
-        },
-        "type": kind,
-        "reason": reason,
-        "message": message[:1024],
-        "source": {"component": FIELD_MANAGER},
-        "firstTimestamp": now,
-        "lastTimestamp": now,
-        "count": 1,
-    }

@@ -1,7 +1,7 @@
-"""Events of the cluster become keys in the queue: one list and watch for each kind, in a thread of its own.
+"""Keep a store in step with the cluster: one list and watch for each kind, in a thread of its own.
 
-A watch that broke goes on from where it stopped; one that is too old (410) begins with a new list, which takes the
-place of all that was known, so that a deletion nobody told of is noticed too.
+A broken watch resumes after the last event that was stored. If the server no longer has that version (410), a new list
+replaces the store's content, so that missed deletions are found too.
 """
 
 from __future__ import annotations
@@ -10,101 +10,130 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable
+from typing import Any, Generic, Protocol, TypeVar
 
-from plaudit_operator.cache import Cache, Key
-from plaudit_operator.names import SELECTOR
 from plaudit_operator.runtime.errors import GoneError, KubeError, NotFoundError
-from plaudit_operator.runtime.kinds import OPTIONAL, RLJOB, Kind
+from plaudit_operator.runtime.kinds import Kind
 from plaudit_operator.runtime.kube import Kube
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
 
+K = TypeVar("K")
+K_co = TypeVar("K_co", covariant=True)
+
 _SERVER_ENDS_AFTER_S = 240
-_LOOK_FOR_KIND_EVERY_S = 60.0
-_LOOK_FOR_CRD_EVERY_S = 2.0
+_LOOK_FOR_OPTIONAL_KIND_EVERY_S = 60.0
+_LOOK_FOR_KIND_EVERY_S = 2.0
 _LONGEST_PAUSE_S = 15.0
 
 
-class Informer:
-    """Keeps the cache right about one kind.
+class Store(Protocol[K_co]):
+    """Receives what an informer reads. Both methods return the keys that changed."""
+
+    def replace(self, kind: Kind, items: Iterable[Any]) -> Iterable[K_co]:
+        """Replace all objects of a kind; read ``items`` to their end before changing anything."""
+
+    def update(self, kind: Kind, event: str, item: Any) -> Iterable[K_co]:
+        """Store one event (``ADDED``, ``MODIFIED``, ``DELETED``)."""
+
+
+class Informer(Generic[K]):
+    """Keeps a store in step with one kind.
 
     Args:
         kube: the API server.
-        kind: what to watch.
-        namespace: where; empty for everywhere.
-        cache: is written.
-        touched: is told the jobs that something happened to.
+        kind: the kind to watch.
+        namespace: the namespace to watch; empty for all.
+        selector: labels of the objects to watch; empty for all.
+        store: receives lists and events.
+        changed: is called with the keys that changed.
     """
 
     def __init__(
-        self, kube: Kube, kind: Kind, namespace: str, cache: Cache, touched: Callable[[Iterable[Key]], None]
+        self,
+        kube: Kube,
+        kind: Kind,
+        namespace: str,
+        selector: str,
+        store: Store[K],
+        changed: Callable[[Iterable[K]], None],
     ) -> None:
         self.kind = kind
         self._kube = kube
         self._namespace = namespace
-        self._selector = "" if kind == RLJOB else SELECTOR
-        self._cache = cache
-        self._touched = touched
-        self._heard = time.monotonic()
+        self._selector = selector
+        self._store = store
+        self._changed = changed
+        self._version = ""
+        """resourceVersion of the newest event in the store; empty: a list is needed."""
+        self._last_contact = time.monotonic()
         self._failures = 0
         self.synced = threading.Event()
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the API server was last heard about this kind (an event, a bookmark, a list)."""
-        return time.monotonic() - self._heard
+        """Seconds since the API server last sent something about this kind (an event, a bookmark, a list)."""
+        return time.monotonic() - self._last_contact
 
     def run(self, stop: threading.Event) -> None:
-        """Lists and watches until ``stop`` is set."""
-        version = ""
+        """List and watch until ``stop`` is set."""
         while not stop.is_set():
             try:
-                version = version or self._list()
-                version = self._watch(version, stop)
+                if not self._version:
+                    self._list()
+                self._watch(stop)
             except GoneError:
-                version = ""
+                self._version = ""
             except NotFoundError:
-                version = ""
-                self._missing(stop)
+                self._version = ""
+                self._wait_for_kind(stop)
             except KubeError as error:
-                self._failures += 1
-                pause = min(_LONGEST_PAUSE_S, 0.1 * 2.0**self._failures) * random.uniform(0.5, 1.0)
-                fields = {"kind": self.kind.kind, "error": str(error), "pause_s": round(pause, 2)}
-                logger.warning("watch interrupted", **fields)
-                stop.wait(pause)
+                pause_s = self._pause_s()
+                logger.warning("watch interrupted", kind=self.kind.kind, error=str(error), pause_s=round(pause_s, 2))
+                stop.wait(pause_s)
+            except Exception:  # without this thread the operator would not see this kind again
+                self._version = ""
+                pause_s = self._pause_s()
+                logger.exception("watch crashed, listing again", kind=self.kind.kind, pause_s=round(pause_s, 2))
+                stop.wait(pause_s)
 
-    def _list(self) -> str:
+    def _list(self) -> None:
         items, version = self._kube.list(self.kind, self._namespace, self._selector)
-        self._hear()
-        self._touched(self._cache.replace(self.kind, items))
+        keys = self._store.replace(self.kind, items)
+        self._record_contact()
+        self._version = version
+        self._changed(keys)
         self.synced.set()
-        return version
 
-    def _watch(self, version: str, stop: threading.Event) -> str:
+    def _watch(self, stop: threading.Event) -> None:
         timeout_s = int(_SERVER_ENDS_AFTER_S * random.uniform(0.8, 1.0))
-        for event in self._kube.watch(self.kind, self._namespace, self._selector, version, timeout_s):
-            self._hear()
+        for event in self._kube.watch(self.kind, self._namespace, self._selector, self._version, timeout_s):
             version = event["object"]["metadata"]["resourceVersion"]
             if event["type"] != "BOOKMARK":
-                self._touched(self._cache.update(self.kind, event["type"], event["object"]))
+                self._changed(self._store.update(self.kind, event["type"], event["object"]))
+            self._version = version
+            self._record_contact()
+            self._failures = 0
             if stop.is_set():
                 break
-        self._hear()
-        return version
-
-    def _missing(self, stop: threading.Event) -> None:
-        """The cluster has no such kind (yet)."""
-        self._hear()
-        if self.kind in OPTIONAL:
-            self._touched(self._cache.replace(self.kind, []))
-            self.synced.set()
-            stop.wait(_LOOK_FOR_KIND_EVERY_S)
-        else:
-            fields = {"kind": self.kind.kind}
-            logger.warning("the cluster does not know this kind; is the CRD installed?", **fields)
-            stop.wait(_LOOK_FOR_CRD_EVERY_S)
-
-    def _hear(self) -> None:
-        self._heard = time.monotonic()
+        self._record_contact()
         self._failures = 0
+
+    def _wait_for_kind(self, stop: threading.Event) -> None:
+        """Wait a while: the cluster does not serve this kind (yet)."""
+        self._record_contact()
+        if self.kind.optional:
+            self._changed(self._store.replace(self.kind, []))
+            self.synced.set()
+            stop.wait(_LOOK_FOR_OPTIONAL_KIND_EVERY_S)
+        else:
+            logger.warning("kind not found, is its CRD installed?", kind=self.kind.kind)
+            stop.wait(_LOOK_FOR_KIND_EVERY_S)
+
+    def _pause_s(self) -> float:
+        self._failures += 1
+        return min(_LONGEST_PAUSE_S, 0.1 * 2.0 ** min(self._failures, 10)) * random.uniform(0.5, 1.0)
+
+    def _record_contact(self) -> None:
+        self._last_contact = time.monotonic()

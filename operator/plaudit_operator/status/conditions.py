@@ -1,4 +1,4 @@
-"""Conditions: what is said of a job, since when; and the phase that follows from them."""
+"""The conditions of a job, and the phase that follows from them."""
 
 from __future__ import annotations
 
@@ -6,42 +6,56 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from plaudit_operator.names import Condition
+from plaudit_operator.names import ConditionType
 from plaudit_operator.observed import timestamp
 
-_MOST_WORDS = 4000
-NEEDED = (Condition.TRANSPORT_READY, Condition.ROLLOUT_READY, Condition.REWARD_READY, Condition.TRAINER_RUNNING)
-"""What all hold while a job runs, of those it has."""
+_MOST_CHARACTERS = 4000
+NEEDED = (
+    ConditionType.TRANSPORT_READY,
+    ConditionType.ROLLOUT_READY,
+    ConditionType.REWARD_READY,
+    ConditionType.TRAINER_RUNNING,
+)
+"""Conditions that are all true while a job runs, as far as it has them."""
 
 
 @dataclass(frozen=True)
-class Said:
-    """One condition as it is now."""
+class Condition:
+    """One condition as it is now, without its times."""
 
     type: str
     status: Literal["True", "False", "Unknown"]
     reason: str
     message: str = ""
 
-
-def said(kind: str, holds: bool, reason: str, message: str = "") -> Said:
-    """A condition that holds or does not."""
-    return Said(kind, "True" if holds else "False", reason, message)
+    @classmethod
+    def of(cls, type_: str, holds: bool, reason: str, message: str = "") -> Condition:
+        """Return a condition with status ``True`` or ``False``."""
+        return cls(type_, "True" if holds else "False", reason, message)
 
 
 def merged(
-    before: Sequence[Mapping[str, Any]], now_said: Iterable[Said], generation: int, now: float
+    before: Sequence[Mapping[str, Any]], current: Iterable[Condition], generation: int, now: float
 ) -> list[dict[str, Any]]:
-    """The conditions to report: a time changes only with its status; what is not said now stays as it was."""
+    """Return the conditions to report.
+
+    ``lastTransitionTime`` changes only with the status. A condition that is not in ``current`` stays as it was.
+
+    Args:
+        before: as last reported.
+        current: as they are now.
+        generation: of the RLJob that they describe.
+        now: seconds since the epoch.
+    """
     known = {condition["type"]: dict(condition) for condition in before}
-    for words in now_said:
-        previous = known.get(words.type, {})
-        same = previous.get("status") == words.status
-        known[words.type] = {
-            "type": words.type,
-            "status": words.status,
-            "reason": words.reason,
-            "message": words.message[:_MOST_WORDS],
+    for condition in current:
+        previous = known.get(condition.type, {})
+        same = previous.get("status") == condition.status
+        known[condition.type] = {
+            "type": condition.type,
+            "status": condition.status,
+            "reason": condition.reason,
+            "message": condition.message[:_MOST_CHARACTERS],
             "observedGeneration": generation,
             "lastTransitionTime": previous["lastTransitionTime"] if same else timestamp(now),
         }
@@ -49,35 +63,35 @@ def merged(
 
 
 _ORDER = (
-    Condition.SPEC_VALID,
-    Condition.ADMITTED,
-    Condition.TRANSPORT_READY,
-    Condition.ROLLOUT_READY,
-    Condition.REWARD_READY,
-    Condition.TRAINER_RUNNING,
-    Condition.DEGRADED,
-    Condition.SUSPENDED,
-    Condition.COMPLETE,
-    Condition.FAILED,
+    ConditionType.SPEC_VALID,
+    ConditionType.ADMITTED,
+    ConditionType.TRANSPORT_READY,
+    ConditionType.ROLLOUT_READY,
+    ConditionType.REWARD_READY,
+    ConditionType.TRAINER_RUNNING,
+    ConditionType.DEGRADED,
+    ConditionType.SUSPENDED,
+    ConditionType.COMPLETE,
+    ConditionType.FAILED,
 )
 
 
 def phase(conditions: Sequence[Mapping[str, Any]], *, started: bool) -> str:
-    """The conditions in one word.
+    """Return the phase: the conditions in one word.
 
     Args:
         conditions: as reported.
-        started: whether the job ever ran.
+        started: True if all of the job ever ran.
     """
     holds = {condition["type"]: condition["status"] == "True" for condition in conditions}
-    if holds.get(Condition.FAILED):
+    if holds.get(ConditionType.FAILED):
         return "Failed"
-    if holds.get(Condition.COMPLETE):
+    if holds.get(ConditionType.COMPLETE):
         return "Complete"
-    if holds.get(Condition.SUSPENDED):
+    if holds.get(ConditionType.SUSPENDED):
         return "Suspended"
-    if not holds.get(Condition.ADMITTED, False):
-        return "Pending" if holds.get(Condition.SPEC_VALID) else "Invalid"
-    if holds.get(Condition.DEGRADED):
+    if not holds.get(ConditionType.ADMITTED, False):
+        return "Pending" if holds.get(ConditionType.SPEC_VALID) else "Invalid"
+    if holds.get(ConditionType.DEGRADED):
         return "Degraded"
     return "Running" if started else "Starting"

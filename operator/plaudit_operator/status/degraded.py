@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plaudit_operator.names import Condition, Reason
+from plaudit_operator.names import ConditionType, Reason
 from plaudit_operator.observed import Observed, seconds
 from plaudit_operator.pod_state import taken_away_since
 from plaudit_operator.status.autoscaler_state import autoscaler_troubles
-from plaudit_operator.status.conditions import NEEDED, Said, said
+from plaudit_operator.status.conditions import NEEDED, Condition
 from plaudit_operator.status.roles import RoleState, lack_of
 
 _AUTOSCALER_KNOWS_AFTER_S = 120.0
 """So long after the last pod is ready: before that nobody has figures of it, or Redis was away."""
 
 
-def healthy() -> Said:
+def healthy() -> Condition:
     """Nothing is wrong, or the job never ran: then it is only starting."""
-    return said(Condition.DEGRADED, False, Reason.HEALTHY, "nothing of it is missing")
+    return Condition.of(ConditionType.DEGRADED, False, Reason.HEALTHY, "nothing of it is missing")
 
 
-def degraded(observed: Observed, roles: Mapping[str, RoleState], now: float) -> Said:
+def degraded(observed: Observed, roles: Mapping[str, RoleState], now: float) -> Condition:
     """What a job that has run lacks.
 
     Args:
@@ -31,12 +31,12 @@ def degraded(observed: Observed, roles: Mapping[str, RoleState], now: float) -> 
     missing = [role for role in roles.values() if not role.is_ready]
     if any(role.name == "transport" for role in missing) and _node_lost(observed):
         words = "Redis's node is lost. Its pod is never forced away: the job waits until the node is back"
-        return said(Condition.DEGRADED, True, Reason.NODE_LOST, words)
+        return Condition.of(ConditionType.DEGRADED, True, Reason.NODE_LOST, words)
     if missing:
-        return said(Condition.DEGRADED, True, *lack_of(missing))
+        return Condition.of(ConditionType.DEGRADED, True, *lack_of(missing))
     if troubles := _troubles(observed, now):
         words = "; ".join(trouble["message"] for trouble in troubles)
-        return said(Condition.DEGRADED, True, troubles[0]["reason"], words)
+        return Condition.of(ConditionType.DEGRADED, True, troubles[0]["reason"], words)
     return healthy()
 
 

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from plaudit_operator.actions import Tell
+from plaudit_operator.actions import EmitEvent
 from plaudit_operator.admission.admission import Refused
 from plaudit_operator.children import transport
 from plaudit_operator.children.context import JobContext
-from plaudit_operator.names import Condition, Reason, run_id
+from plaudit_operator.names import ConditionType, Reason, run_id
 from plaudit_operator.observed import NO_SUCH_KIND, Observed, timestamp
 from plaudit_operator.policies.gang_admission import Wait
 from plaudit_operator.runtime.kinds import POD_GROUP
-from plaudit_operator.status.conditions import NEEDED, Said, merged, phase, said
+from plaudit_operator.status.conditions import NEEDED, Condition, merged, phase
 from plaudit_operator.status.degraded import degraded, healthy
 from plaudit_operator.status.roles import RoleState, lack_of
 
@@ -22,7 +22,7 @@ Status = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Ending:
+class JobEnd:
     """How a job ended."""
 
     condition: str
@@ -33,17 +33,17 @@ class Ending:
 def refused_status(observed: Observed, refused: Refused, now: float) -> Status:
     """The status of a job that cannot run as written."""
     words = [
-        said(Condition.SPEC_VALID, False, refused.reason, refused.message),
-        said(Condition.ADMITTED, False, refused.reason, "nothing was made for it"),
+        Condition.of(ConditionType.SPEC_VALID, False, refused.reason, refused.message),
+        Condition.of(ConditionType.ADMITTED, False, refused.reason, "nothing was made for it"),
     ]
     return _finished(observed, {}, words, now)
 
 
-def ended_status(observed: Observed, ending: Ending, now: float) -> Status:
+def ended_status(observed: Observed, ending: JobEnd, now: float) -> Status:
     """The status at a job's end; ``merged`` keeps what was said of it before."""
     words = [
-        said(ending.condition, True, ending.reason, ending.message),
-        said(Condition.TRAINER_RUNNING, False, ending.reason, ending.message),
+        Condition.of(ending.condition, True, ending.reason, ending.message),
+        Condition.of(ConditionType.TRAINER_RUNNING, False, ending.reason, ending.message),
         healthy(),
     ]
     return _finished(observed, _progress(observed) | {"completionTime": timestamp(now)}, words, now)
@@ -70,7 +70,7 @@ def status(
     """
     rest: _Rest = "suspended" if suspended else waits
     words = [
-        said(Condition.SPEC_VALID, context.admitted.reason == Reason.VALID, context.admitted.reason,
+        Condition.of(ConditionType.SPEC_VALID, context.admitted.reason == Reason.VALID, context.admitted.reason,
              context.admitted.message),
         _admitted(observed),
         *_ready(context, roles, rest),
@@ -100,7 +100,7 @@ _RESTS = {
 _COUNTERS = ("attempt", "restarts", "disruptions")
 
 
-def _finished(observed: Observed, fields: Status, words: list[Said], now: float) -> Status:
+def _finished(observed: Observed, fields: Status, words: list[Condition], now: float) -> Status:
     generation = int(observed.job["metadata"].get("generation", 1))
     conditions = merged(observed.status.get("conditions") or [], words, generation, now)
     status_: Status = {
@@ -119,15 +119,15 @@ def _progress(observed: Observed) -> Status:
     return {"progress": {**observed.status.get("progress", {}), **observed.progress}} if observed.progress else {}
 
 
-def _admitted(observed: Observed) -> Said:
+def _admitted(observed: Observed) -> Condition:
     if not observed.refusals:
-        return said(Condition.ADMITTED, True, Reason.ADMITTED, "everything that belongs to it is made")
+        return Condition.of(ConditionType.ADMITTED, True, Reason.ADMITTED, "everything that belongs to it is made")
     words = "; ".join(f"{kind} {name}: {why}" for (kind, name), why in sorted(observed.refusals.items()))
     if any("is not this job's" in why for why in observed.refusals.values()):
-        return said(Condition.ADMITTED, False, Reason.NAME_TAKEN, words)
+        return Condition.of(ConditionType.ADMITTED, False, Reason.NAME_TAKEN, words)
     if any(kind == POD_GROUP.kind and NO_SUCH_KIND in why for (kind, _), why in observed.refusals.items()):
-        return said(Condition.ADMITTED, False, Reason.GANG_UNAVAILABLE, _NO_GANGS)
-    return said(Condition.ADMITTED, False, Reason.REFUSED_BY_CLUSTER, words)
+        return Condition.of(ConditionType.ADMITTED, False, Reason.GANG_UNAVAILABLE, _NO_GANGS)
+    return Condition.of(ConditionType.ADMITTED, False, Reason.REFUSED_BY_CLUSTER, words)
 
 
 _NO_GANGS = (
@@ -137,85 +137,85 @@ _NO_GANGS = (
 )
 
 
-def _ready(context: JobContext, roles: Mapping[str, RoleState], rest: _Rest) -> Iterator[Said]:
+def _ready(context: JobContext, roles: Mapping[str, RoleState], rest: _Rest) -> Iterator[Condition]:
     """Of the roles that wait for room together the scheduler says what is missing."""
     together: _Rest = "" if rest == "room" else rest
     if transport.managed(context):
         redis: _Rest = together if context.spec.scheduling.whole else ""
-        yield _role(Condition.TRANSPORT_READY, [roles["transport"]], redis)
+        yield _role(ConditionType.TRANSPORT_READY, [roles["transport"]], redis)
     else:
-        yield said(Condition.TRANSPORT_READY, True, Reason.EXTERNAL, f"Redis at {context.redis_url}")
+        yield Condition.of(ConditionType.TRANSPORT_READY, True, Reason.EXTERNAL, f"Redis at {context.redis_url}")
     if context.spec.trains:
-        yield _role(Condition.ROLLOUT_READY, [roles["rollout"]], together)
+        yield _role(ConditionType.ROLLOUT_READY, [roles["rollout"]], together)
     scoring = [role for name, role in roles.items() if name == "reward" or name.startswith("model/")]
-    yield _role(Condition.REWARD_READY, scoring, rest)
+    yield _role(ConditionType.REWARD_READY, scoring, rest)
     if context.spec.trains:
-        yield _role(Condition.TRAINER_RUNNING, [roles["trainer"]], together, ready=Reason.RUNNING)
+        yield _role(ConditionType.TRAINER_RUNNING, [roles["trainer"]], together, ready=Reason.RUNNING)
 
 
-def _role(kind: str, roles: list[RoleState], rest: _Rest, *, ready: str = Reason.READY) -> Said:
+def _role(kind: str, roles: list[RoleState], rest: _Rest, *, ready: str = Reason.READY) -> Condition:
     if rest:
-        return said(kind, False, *_RESTS[rest])
+        return Condition.of(kind, False, *_RESTS[rest])
     missing = [role for role in roles if not role.is_ready]
     if not missing:
-        return said(kind, True, ready, ", ".join(f"{role.name} {role.ready}/{role.desired}" for role in roles))
-    return said(kind, False, *lack_of(missing))
+        return Condition.of(kind, True, ready, ", ".join(f"{role.name} {role.ready}/{role.desired}" for role in roles))
+    return Condition.of(kind, False, *lack_of(missing))
 
 
-def _suspended(context: JobContext, roles: Mapping[str, RoleState], rest: _Rest) -> Said:
+def _suspended(context: JobContext, roles: Mapping[str, RoleState], rest: _Rest) -> Condition:
     if rest == "queue":
         queue = context.spec.scheduling.queue_name
         words = f"trainer, rollouts and Redis wait in queue {queue!r}: kubectl describe workload {context.run}"
-        return said(Condition.SUSPENDED, True, Reason.QUEUED, words)
+        return Condition.of(ConditionType.SUSPENDED, True, Reason.QUEUED, words)
     if rest != "suspended":
-        return said(Condition.SUSPENDED, False, Reason.NOT_SUSPENDED, "")
+        return Condition.of(ConditionType.SUSPENDED, False, Reason.NOT_SUSPENDED, "")
     left = [role for role in roles.values() if role.name != "metrics" and _has_pods(role)]
     if left:
         words = ", ".join(f"{role.name} {role.held}" for role in left)
-        return said(Condition.SUSPENDED, False, Reason.SUSPENDING, f"pods are still ending: {words}")
+        return Condition.of(ConditionType.SUSPENDED, False, Reason.SUSPENDING, f"pods are still ending: {words}")
     stays = "Its volumes stay" if context.spec.scheduling.whole else "Redis and volumes stay"
-    return said(Condition.SUSPENDED, True, Reason.SUSPENDED_BY_USER, f"{stays}; it goes on when resumed")
+    return Condition.of(ConditionType.SUSPENDED, True, Reason.SUSPENDED_BY_USER, f"{stays}; it goes on when resumed")
 
 
 def _has_pods(role: RoleState) -> bool:
     return role.held > (role.desired if role.name == "transport" else 0)
 
 
-def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Tell]:
+def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[EmitEvent]:
     """Events, of what a person would want to know: conditions that turned, new troubles, attempts that ended."""
     known = {c["type"]: (c["status"], c["reason"]) for c in before.get("conditions") or []}
-    told: set[str] = set()
+    emitted: set[str] = set()
     for condition in after.get("conditions") or []:
         kind, status_, reason = condition["type"], condition["status"], condition["reason"]
         was, why = known.get(kind, ("", ""))
-        event = _TOLD.get((kind, status_)) if was != status_ else None
+        event = _EVENT_TYPES.get((kind, status_)) if was != status_ else None
         if kind in NEEDED and status_ == "False" and reason in _TROUBLES and reason != why:
             event = "Warning"
         silent = kind not in known and (kind, status_) in _SILENT_AT_FIRST
-        if event is None or silent or (kind == Condition.DEGRADED and reason in told):
+        if event is None or silent or (kind == ConditionType.DEGRADED and reason in emitted):
             continue
-        told.add(reason)
-        yield Tell(event, reason, condition["message"] or f"{kind} is {status_}")
+        emitted.add(reason)
+        yield EmitEvent(event, reason, condition["message"] or f"{kind} is {status_}")
     for counter, reason in (("restarts", Reason.ATTEMPT_FAILED), ("disruptions", Reason.DISRUPTED)):
         if int(after.get(counter, 0)) > int(before.get(counter, 0)):
-            yield Tell("Warning", reason, _last_failure_of_trainer(after))
+            yield EmitEvent("Warning", reason, _last_failure_of_trainer(after))
 
 
 def _last_failure_of_trainer(status_: Mapping[str, Any]) -> str:
     return next((str(role.get("lastFailure", "")) for role in status_["roles"] if role["name"] == "trainer"), "")
 
 
-_TOLD = {
-    (Condition.SPEC_VALID, "True"): "Normal",
-    (Condition.SPEC_VALID, "False"): "Warning",
-    (Condition.ADMITTED, "True"): "Normal",
-    (Condition.ADMITTED, "False"): "Warning",
-    (Condition.TRAINER_RUNNING, "True"): "Normal",
-    (Condition.DEGRADED, "True"): "Warning",
-    (Condition.DEGRADED, "False"): "Normal",
-    (Condition.SUSPENDED, "True"): "Normal",
-    (Condition.COMPLETE, "True"): "Normal",
-    (Condition.FAILED, "True"): "Warning",
+_EVENT_TYPES = {
+    (ConditionType.SPEC_VALID, "True"): "Normal",
+    (ConditionType.SPEC_VALID, "False"): "Warning",
+    (ConditionType.ADMITTED, "True"): "Normal",
+    (ConditionType.ADMITTED, "False"): "Warning",
+    (ConditionType.TRAINER_RUNNING, "True"): "Normal",
+    (ConditionType.DEGRADED, "True"): "Warning",
+    (ConditionType.DEGRADED, "False"): "Normal",
+    (ConditionType.SUSPENDED, "True"): "Normal",
+    (ConditionType.COMPLETE, "True"): "Normal",
+    (ConditionType.FAILED, "True"): "Warning",
 }
 _TROUBLES = {
     Reason.UNSCHEDULABLE,
@@ -226,4 +226,4 @@ _TROUBLES = {
     Reason.REFUSED_BY_CLUSTER,
 }
 """Reasons of a role that is not ready which a person has to know of."""
-_SILENT_AT_FIRST = {(Condition.SPEC_VALID, "True"), (Condition.DEGRADED, "False")}
+_SILENT_AT_FIRST = {(ConditionType.SPEC_VALID, "True"), (ConditionType.DEGRADED, "False")}

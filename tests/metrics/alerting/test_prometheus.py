@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 
 from plaudit_workers.launch.redis_server import RedisServer, free_port
+from simulated_run import Simulation, make_plan
 
 SCORER = """
 import asyncio, pathlib
@@ -95,16 +96,16 @@ async def until(condition: Callable[[set[tuple[str, str]]], bool], prometheus: A
 
 
 async def test_alerts_fire_while_scoring_is_slow_and_clear_when_it_recovers(
-    redis_server: RedisServer, run_name: str, whole_runs: Any, prometheus: Any, tmp_path: Path
+    redis_server: RedisServer, run_name: str, prometheus: Any, tmp_path: Path
 ) -> None:
-    simulation = whole_runs.Simulation(redis_server, run_name, tmp_path / "run")
+    simulation = Simulation(redis_server, run_name, tmp_path / "run")
     (simulation.folder / "rewards.py").write_text(SCORER)
     simulation.update_s = lambda groups: 0.4
     simulation.broken_file.touch()
     service = Service(redis_server, run_name, simulation.folder)
     await service.start()
     prometheus.scrape(service.port, run=run_name)
-    plan = whole_runs.make_plan(steps=1000, prompts_per_step=8)
+    plan = make_plan(steps=1000, prompts_per_step=8)
     try:
         async with going_on(simulation, plan):
             await until(lambda fires: fires >= BOTH, prometheus, run_name)

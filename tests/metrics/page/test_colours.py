@@ -10,7 +10,7 @@ import pytest
 
 from plaudit_metrics.service.page import FOLDER
 
-PARTS = ("trainer", "generation", "sample_queue", "limiter", "score", "group_scorer", "ready_queue")
+PARTS = ("trainer", "generation", "sample_queue", "limiter", "score", "group_scorer", "ready_queue", "pause")
 SIGHT = {
     "all cones": np.eye(3),
     "no red cones": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],

@@ -5,18 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from builders import make_group
 from plaudit_metrics.sources.history import append_step
 from plaudit_metrics.terminal.commands import report, report_arguments
-from plaudit_wire.messages import Body, PolicyVersion, Prompt, Sampling
-from plaudit_wire.records import GroupRecord, SampleRecord
-from plaudit_wire.sample import Sample
-from plaudit_workers.stream.group import Group, GroupSample
 from plaudit_workers.training.run.stored_samples import store_groups
 
 Tab = Any
@@ -32,31 +28,12 @@ def run_folder(built_run: RunBuilder, tmp_path_factory: pytest.TempPathFactory) 
     for record, samples, groups in built_run.steps:
         append_step(folder / "steps.jsonl", record)
         if record.step > 10:
-            stored = [hash_of(record.step, group, samples) for group in groups]
+            stored = [make_group(group, samples) for group in groups]
             store_groups(folder / "samples", record.step, 1, stored, {group.group: group for group in groups})
     with (folder / "steps.jsonl").open("a") as file:
         file.write('{"step": 17, "incarn')
     (folder / "ledger.json").write_text(json.dumps(LEDGER | {"problems": [], "as_of": {"step": 16}}))
     return folder
-
-
-def hash_of(step: int, group: GroupRecord, samples: list[SampleRecord]) -> Group:
-    """A group as its hash would tell it."""
-    ids = struct.pack("<2i", 1, 2)
-    prompt = Prompt(group.group, 0, "train", step, 3, PolicyVersion(1, 0), 1, Sampling(8), "digits", "copy 12", ids)
-    texts = Sample(group.group, 0, "digits", "copy 12", "12")
-    members = [
-        GroupSample(
-            sample.index,
-            sample.stamps,
-            Body(ids, struct.pack("<2f", -0.5, -0.5), b"\x01\x01", [(0, 1, 3)], sample.generation, texts),
-            scoring=sample.scoring,
-            deliveries=sample.deliveries,
-        )
-        for sample in samples
-        if sample.group == group.group and sample.generation
-    ]
-    return Group(group.group, "ready", prompt, members, incarnation=1, admitted=group.admitted)
 
 
 def write(folder: Path, output: Path) -> Path:

@@ -27,7 +27,7 @@ from plaudit_reward.judge.prompt import PromptTemplate
 from plaudit_reward.judge.scorer import JudgeScorer
 from plaudit_reward.judge.usage import Usage
 from plaudit_reward.scorer import Attempt
-from plaudit_workers.job.spec.scorers import RewardModel
+from plaudit_workers.job.spec.scorers import RewardModelSpec
 from plaudit_workers.launch.model_command import server_environment
 
 PREPARE = Path(__file__).parents[3] / "examples" / "01-copy-digits" / "prepare.py"
@@ -48,7 +48,7 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     command += ["--max-model-len", "128", "--kv-cache-memory-bytes", str(64 << 20), "--enforce-eager"]
     command += ["--api-key", "hush"]
     # What a reward model's vLLM is started with on a CPU suits a judge's too.
-    quiet = server_environment(RewardModel(source=str(folder / "model"), engine="vllm"), with_gpu=False)
+    quiet = server_environment(RewardModelSpec(source=str(folder / "model"), engine="vllm"), with_gpu=False)
     with (folder / "server.log").open("w") as log:
         server = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1", **quiet}, stdout=log, stderr=log)
     try:
@@ -95,11 +95,11 @@ async def test_vllms_answers_are_scored_and_its_refusals_told(
     assert score.outcome == "scored", score
     assert score.extra["completion_tokens"] == 32
     assert usage.tokens["completion"] == 32
-    with pytest.raises(DataError, match=r"answered 400: .*maximum context length"):
+    with pytest.raises(DataError, match=r"responded 400: .*maximum context length"):
         await judge.score(make_sample("1" * 500), Attempt(60.0))
     await judge.close()
     stranger = await opened("wrong")
-    with pytest.raises(EndpointRefusedError, match=r"answered 401: Unauthorized \(check apiKeySecret\)"):
+    with pytest.raises(EndpointRefusedError, match=r"responded 401: Unauthorized \(check apiKeySecret\)"):
         await stranger.score(make_sample("1"), Attempt(60.0))
     assert stranger.circuit_open
     await stranger.close()

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from plaudit_workers.job.spec.scorers import RewardModel
+from plaudit_workers.job.spec.scorers import RewardModelSpec
 from plaudit_workers.launch.model_command import server_command, server_environment
 from plaudit_workers.launch.redis_server import free_port
 
@@ -168,7 +168,7 @@ class ServerProcess:
     """A reward model server as ``plaudit run`` starts it, on a free port."""
 
     def __init__(self, folder: Path, log: Path, *, engine: str, **arguments: Any) -> None:
-        model = RewardModel(source=str(folder), engine=engine, dtype="float32", arguments=arguments)
+        model = RewardModelSpec(source=str(folder), engine=engine, dtype="float32", arguments=arguments)
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.log = log

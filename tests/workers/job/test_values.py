@@ -3,7 +3,7 @@
 import pytest
 
 from plaudit_workers.job.spec.section import SecretKey
-from plaudit_workers.job.spec.transport import ManagedRedis
+from plaudit_workers.job.spec.transport import ManagedRedisSpec
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from plaudit_workers.job.spec.transport import ManagedRedis
     ],
 )
 def test_redis_may_use_60_percent_of_its_memory(memory: str, max_memory_bytes: int) -> None:
-    assert ManagedRedis(memory=memory).max_memory_bytes == max_memory_bytes
+    assert ManagedRedisSpec(memory=memory).max_memory_bytes == max_memory_bytes
 
 
 @pytest.mark.parametrize(

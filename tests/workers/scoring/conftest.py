@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -11,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from plaudit_wire.messages import Body, PolicyVersion, Prompt, Sampling
-from plaudit_wire.records import GenerationRecord
-from plaudit_wire.sample import Sample
-from plaudit_workers.job.spec.reward import Reward
+from builders import make_body, make_prompt
+from plaudit_wire.messages import Prompt, Sampling
+from plaudit_workers.job.spec.reward import RewardSpec
 from plaudit_workers.launch.redis_server import RedisServer
 from plaudit_workers.scoring.build import build_pipeline
 from plaudit_workers.scoring.group_scope import has_group_scorers
@@ -40,7 +38,7 @@ async def transport(redis_server: RedisServer, run_name: str) -> AsyncIterator[T
 class Feed:
     """Stands where trainer and rollout stand: admits groups, publishes their samples, waits for what comes back."""
 
-    def __init__(self, transport: Transport, reward: Reward, **limits: Any) -> None:
+    def __init__(self, transport: Transport, reward: RewardSpec, **limits: Any) -> None:
         self.transport = transport
         given = {"max_open_groups": 1000, "has_group_scorers": has_group_scorers(reward), **limits}
         self.trainer = TrainerStreams(transport, StreamLimits(**given))
@@ -59,7 +57,9 @@ class Feed:
             while left:
                 for delivery in await consumer.take(left):
                     for index, response in enumerate(by_id[delivery.group]):
-                        await publish(self.transport, delivery, index, _body(delivery.payload, index, response))
+                        await publish(
+                            self.transport, delivery, index, make_body(delivery.payload, index, response, [1])
+                        )
                     consumer.finished(delivery)
                     left -= 1
         return [prompt.group for prompt in prompts]
@@ -73,39 +73,13 @@ class Feed:
 
     def _prompt(self, position: int, n: int, **about: Any) -> Prompt:
         base: dict[str, Any] = {
-            "group": f"t-{position}-1.0",
             "position": position,
-            "split": "train",
-            "step": 1,
-            "n": n,
-            "min_version": PolicyVersion(1, 0),
-            "seed": 1,
             "sampling": Sampling(max_tokens=16),
             "data_source": "openai/gsm8k",
             "prompt": "how many?",
-            "prompt_ids": struct.pack("<i", 1),
             "ground_truth": "4",
         }
-        return Prompt(**{**base, **about})
-
-
-def _body(prompt: Prompt, index: int, response: str) -> Body:
-    return Body(
-        response_ids=struct.pack("<i", 1),
-        logprobs=struct.pack("<f", -0.5),
-        loss_mask=b"\x01",
-        version_spans=[(0, 1, 0)],
-        generation=GenerationRecord("rollout-0", 0.1, 1, 1, 0, 0),
-        sample=Sample(
-            group=prompt.group,
-            index=index,
-            data_source=prompt.data_source,
-            prompt=prompt.prompt,
-            response=response,
-            ground_truth=prompt.ground_truth,
-            split=prompt.split,
-        ),
-    )
+        return make_prompt(f"t-{position}-1.0", n, **{**base, **about})
 
 
 @pytest.fixture
@@ -119,10 +93,10 @@ def make_feed(transport: Transport) -> Callable[..., Feed]:
 
 
 @pytest.fixture
-def make_reward(tmp_path: Path) -> Callable[..., Reward]:
+def make_reward(tmp_path: Path) -> Callable[..., RewardSpec]:
     """``spec.reward`` from camelCase fields; ``source`` becomes the file of every python scorer."""
 
-    def make(scorers: list[dict[str, Any]], source: str = "", **fields: Any) -> Reward:
+    def make(scorers: list[dict[str, Any]], source: str = "", **fields: Any) -> RewardSpec:
         path = tmp_path / "rewards.py"
         path.write_text(source)
         for scorer in scorers:
@@ -130,7 +104,7 @@ def make_reward(tmp_path: Path) -> Callable[..., Reward]:
                 scorer["kind"] = "python"
                 function, arguments = scorer.pop("function"), scorer.pop("arguments", {})
                 scorer["python"] = {"path": str(path), "function": function, "arguments": arguments}
-        return Reward.model_validate({"scorers": scorers, **fields}, by_alias=True, by_name=False)
+        return RewardSpec.model_validate({"scorers": scorers, **fields}, by_alias=True, by_name=False)
 
     return make
 
@@ -140,7 +114,7 @@ def run_worker(redis_server: RedisServer, run_name: str) -> RunWorker:
     """A reward worker of this run, running until the context ends; it then drains."""
 
     @asynccontextmanager
-    async def run(reward: Reward, name: str = "reward-0", **options: Any) -> AsyncIterator[ScoringWorker]:
+    async def run(reward: RewardSpec, name: str = "reward-0", **options: Any) -> AsyncIterator[ScoringWorker]:
         transport = await Transport.open(RedisAddress(redis_server.url, redis_server.password), run_name)
         pipeline = await build_pipeline(reward, name)
         given = {"consumer": ConsumerOptions(block_s=0.05), **options}

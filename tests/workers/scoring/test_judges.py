@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from faulty_server import Reply
 from plaudit_metrics.sources.run_snapshot import look
 from plaudit_wire.names import Names
 from plaudit_wire.records import WorkerRecord
@@ -125,7 +125,7 @@ async def test_jobs_share_a_budget_by_its_name(
 async def test_outside_of_a_run_limits_hold_in_the_process_and_say_so(
     make_reward: Make, judge: Make, server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server.reply = lambda request, number: sys.modules["faulty_server"].Reply(after_s=0.02)
+    server.reply = lambda request, number: Reply(after_s=0.02)
     pipeline = await build_pipeline(make_reward([judge(limits={"concurrency": 2})]), "score")
     await asyncio.gather(*(pipeline.score(SAMPLE) for _ in range(10)))
     assert server.most_at_a_time == 2

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import AsyncIterator, Callable
-from types import ModuleType
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from plaudit_wire.messages import Body, GroupDelivery, PolicyVersion, Prompt, Sampling
-from plaudit_wire.records import GenerationRecord, ScoringRecord
+from builders import make_body, make_prompt
+from plaudit_wire.messages import Body, GroupDelivery, Prompt
+from plaudit_wire.records import ScoringRecord
 from plaudit_wire.sample import Sample
 from plaudit_workers.launch.redis_server import RedisServer
 from plaudit_workers.stream.connection import RedisAddress, Transport
@@ -48,32 +47,10 @@ class Makers:
     """Prompts, bodies and scores with what a test does not care about filled in."""
 
     def prompt(self, group: str = "t-0-1.0", n: int = 2, **changes: Any) -> Prompt:
-        about: dict[str, Any] = {
-            "group": group,
-            "position": 0,
-            "split": "train",
-            "step": 1,
-            "n": n,
-            "min_version": PolicyVersion(1, 0),
-            "seed": 7,
-            "sampling": Sampling(max_tokens=8),
-            "data_source": "copy",
-            "prompt": "copy 12",
-            "prompt_ids": struct.pack("<2i", 1, 2),
-        }
-        return Prompt(**{**about, **changes})
+        return make_prompt(group, n, **changes)
 
     def body(self, prompt: Prompt, index: int, tokens: tuple[int, ...] = (1, 2, 3), text: str = "12") -> Body:
-        return Body(
-            response_ids=struct.pack(f"<{len(tokens)}i", *tokens),
-            logprobs=struct.pack(f"<{len(tokens)}f", *([-0.5] * len(tokens))),
-            loss_mask=bytes([1] * len(tokens)),
-            version_spans=[(0, 1, 0)],
-            generation=GenerationRecord("rollout-0", 0.1, 2, len(tokens), 0, 0),
-            sample=Sample(
-                group=prompt.group, index=index, data_source=prompt.data_source, prompt=prompt.prompt, response=text
-            ),
-        )
+        return make_body(prompt, index, text, tokens)
 
     def score(self, value: float) -> ScoringRecord:
         return ScoringRecord("scored", value, worker="reward-0")
@@ -131,10 +108,3 @@ def make() -> Makers:
 @pytest.fixture
 async def run(transport: Transport, quick: ConsumerOptions, make: Makers) -> Run:
     return await Run(transport, quick, make).start()
-
-
-@pytest.fixture(scope="session")
-def protocol_test(module_at: Callable[..., ModuleType]) -> dict[str, ModuleType]:
-    """The miniature run, the machine that drives it, and Redis servers of a test's own, for whoever needs them."""
-    names = ("own_redis", "secure_redis", "watched_machine", "world", "machine", "session_world", "session_machine")
-    return {name: module_at(f"stream_{name}", "workers", "stream", f"{name}.py") for name in names}

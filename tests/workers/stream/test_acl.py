@@ -7,7 +7,6 @@ import contextlib
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -31,6 +30,12 @@ from plaudit_workers.scoring.worker import serve as serve_reward
 from plaudit_workers.stream.access import ADMIN, GRANTS, PROBE, acl_file, users
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.transitions.scripts import Scripts
+from stream_protocol.machine import Machine
+from stream_protocol.own_redis import OwnRedis
+from stream_protocol.session_machine import SessionMachine
+from stream_protocol.session_world import SessionWorld
+from stream_protocol.watched_machine import SEARCH, machine_of
+from stream_protocol.world import World
 
 RUN = "guarded-1"
 EVERYBODY = (*GRANTS, ADMIN)
@@ -38,37 +43,34 @@ EVERYBODY = (*GRANTS, ADMIN)
 
 @pytest.fixture(scope="module")
 def guarded(
-    tmp_path_factory: pytest.TempPathFactory, protocol_test: dict[str, ModuleType]
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[dict[str, RedisAddress]]:
     """A Redis with the users of a run, and the address of each."""
     folder = tmp_path_factory.mktemp("guarded")
     (folder / "users.acl").write_text(acl_file(RUN, {user: f"password-of-{user}" for user in EVERYBODY}))
-    with protocol_test["own_redis"].OwnRedis(folder, "port {port}", f'aclfile "{folder / "users.acl"}"') as redis:
+    with OwnRedis(folder, "port {port}", f'aclfile "{folder / "users.acl"}"') as redis:
         url = f"redis://127.0.0.1:{redis.port}/0"
         yield {user: RedisAddress(url, f"password-of-{user}", user) for user in EVERYBODY}
 
 
-def machine(protocol_test: dict[str, ModuleType], kind: str, guarded: dict[str, RedisAddress]) -> Any:
+def machine(kind: str, guarded: dict[str, RedisAddress]) -> Any:
     """The protocol's state machine in this run, each role under its own user."""
-    prefix = "session_" if kind == "sessions" else ""
-    world = getattr(protocol_test[f"{prefix}world"], "SessionWorld" if prefix else "World")
-    rules = getattr(protocol_test[f"{prefix}machine"], "SessionMachine" if prefix else "Machine")
-    roles = ("client", "reward") if prefix else ("trainer", "rollout", "reward")
+    sessions = kind == "sessions"
+    world, rules = (SessionWorld, SessionMachine) if sessions else (World, Machine)
+    roles = ("client", "reward") if sessions else ("trainer", "rollout", "reward")
 
     class Guarded(world):  # type: ignore[misc]
         async def start(self, address: RedisAddress, run: str, scripts: Scripts) -> None:
             await super().start(address, RUN, scripts)
 
     Guarded.addresses = {role: guarded[role] for role in roles}
-    return protocol_test["watched_machine"].machine_of(rules, Guarded, guarded[ADMIN], Scripts())
+    return machine_of(rules, Guarded, guarded[ADMIN], Scripts())
 
 
 @pytest.mark.parametrize("kind", ["training", "sessions"])
-def test_no_transition_needs_more_than_its_role_is_granted(
-    guarded: dict[str, RedisAddress], protocol_test: dict[str, ModuleType], kind: str
-) -> None:
-    search = settings(protocol_test["watched_machine"].SEARCH, max_examples=8)
-    run_state_machine_as_test(machine(protocol_test, kind, guarded), settings=search)
+def test_no_transition_needs_more_than_its_role_is_granted(guarded: dict[str, RedisAddress], kind: str) -> None:
+    search = settings(SEARCH, max_examples=8)
+    run_state_machine_as_test(machine(kind, guarded), settings=search)
 
 
 async def test_processes_open_the_transport_as_their_own_user(guarded: dict[str, RedisAddress]) -> None:

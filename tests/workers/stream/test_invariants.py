@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,6 +12,9 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from plaudit_workers.stream.connection import RedisAddress
 from plaudit_workers.stream.transitions.scripts import Scripts
+from stream_protocol.machine import Machine
+from stream_protocol.watched_machine import SEARCH, machine_of
+from stream_protocol.world import World
 
 SEEDED_BUGS = {
     "I1: a sample may become terminal twice": ("commit", {"if g.ended then": "if false then"}),
@@ -31,20 +33,19 @@ SEEDED_BUGS = {
 }
 
 
-def machine(protocol_test: dict[str, ModuleType], *arguments: Any) -> Any:
-    world = protocol_test["world"].World
-    return protocol_test["watched_machine"].machine_of(protocol_test["machine"].Machine, world, *arguments)
+def machine(*arguments: Any) -> Any:
+    return machine_of(Machine, World, *arguments)
 
 
-def test_every_invariant_holds_under_random_faults(address: RedisAddress, protocol_test: dict[str, ModuleType]) -> None:
+def test_every_invariant_holds_under_random_faults(address: RedisAddress) -> None:
     run_state_machine_as_test(
-        machine(protocol_test, address, Scripts()),
-        settings=settings(protocol_test["watched_machine"].SEARCH, max_examples=settings().max_examples // 2),
+        machine(address, Scripts()),
+        settings=settings(SEARCH, max_examples=settings().max_examples // 2),
     )
 
 
 @pytest.mark.parametrize("bug", SEEDED_BUGS)
-def test_the_search_finds_a_seeded_bug(address: RedisAddress, protocol_test: dict[str, ModuleType], bug: str) -> None:
+def test_the_search_finds_a_seeded_bug(address: RedisAddress, bug: str) -> None:
     file, edits = SEEDED_BUGS[bug]
     text = Scripts().files[file]
     for sound, broken in edits.items():
@@ -54,7 +55,7 @@ def test_the_search_finds_a_seeded_bug(address: RedisAddress, protocol_test: dic
     buggy = Scripts(overrides={file: text})
     with contextlib.suppress(AssertionError, Flaky):
         run_state_machine_as_test(
-            machine(protocol_test, address, buggy, bug.partition(" ")[0], found),
-            settings=settings(protocol_test["watched_machine"].SEARCH, max_examples=300),
+            machine(address, buggy, bug.partition(" ")[0], found),
+            settings=settings(SEARCH, max_examples=300),
         )
     assert found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,6 +12,9 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from plaudit_workers.stream.connection import RedisAddress
 from plaudit_workers.stream.transitions.scripts import Scripts
+from stream_protocol.session_machine import SessionMachine
+from stream_protocol.session_world import SessionWorld
+from stream_protocol.watched_machine import SEARCH, machine_of
 
 SEEDED_BUGS = {
     "S1: what is acknowledged may be scored again": (
@@ -41,31 +43,28 @@ SEEDED_BUGS = {
 }
 
 
-def machine(protocol_test: dict[str, ModuleType], *arguments: Any) -> Any:
-    world = protocol_test["session_world"].SessionWorld
-    machine = protocol_test["session_machine"].SessionMachine
-    return protocol_test["watched_machine"].machine_of(machine, world, *arguments)
+def machine(*arguments: Any) -> Any:
+    return machine_of(SessionMachine, SessionWorld, *arguments)
 
 
-def test_every_invariant_holds_under_random_faults(address: RedisAddress, protocol_test: dict[str, ModuleType]) -> None:
-    search = protocol_test["watched_machine"].SEARCH
+def test_every_invariant_holds_under_random_faults(address: RedisAddress) -> None:
     run_state_machine_as_test(
-        machine(protocol_test, address, Scripts()), settings=settings(search, max_examples=settings().max_examples // 4)
+        machine(address, Scripts()), settings=settings(SEARCH, max_examples=settings().max_examples // 4)
     )
 
 
 @pytest.mark.parametrize("bug", SEEDED_BUGS)
-def test_the_search_finds_a_seeded_bug(address: RedisAddress, protocol_test: dict[str, ModuleType], bug: str) -> None:
+def test_the_search_finds_a_seeded_bug(address: RedisAddress, bug: str) -> None:
     file, edits = SEEDED_BUGS[bug]
     text = Scripts().files[file]
     for sound, broken in edits.items():
         assert text.count(sound) == 1, f"the seeded bug no longer fits lua/{file}.lua"
         text = text.replace(sound, broken)
     found: list[str] = []
-    search, buggy = protocol_test["watched_machine"].SEARCH, Scripts(overrides={file: text})
+    buggy = Scripts(overrides={file: text})
     with contextlib.suppress(AssertionError, Flaky):
         run_state_machine_as_test(
-            machine(protocol_test, address, buggy, bug.partition(":")[0], found),
-            settings=settings(search, max_examples=300),
+            machine(address, buggy, bug.partition(":")[0], found),
+            settings=settings(SEARCH, max_examples=300),
         )
     assert found

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -24,6 +23,7 @@ from plaudit_workers.launch.external_redis import external_redis
 from plaudit_workers.process import EXIT_REFUSED, ProcessSettings, RefusedError
 from plaudit_workers.scoring.worker import serve as serve_reward
 from plaudit_workers.stream.connection import Transport
+from stream_protocol import secure_redis as secure
 
 RUN = "secure-1"
 
@@ -32,17 +32,12 @@ StartRedis = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def secure(protocol_test: dict[str, ModuleType]) -> ModuleType:
-    return protocol_test["secure_redis"]
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory, secure: ModuleType) -> Any:
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return secure.Authority(tmp_path_factory.mktemp("tls") / "ours").start()
 
 
 @pytest.fixture(scope="module")
-def start_redis(authority: Any, tmp_path_factory: pytest.TempPathFactory, secure: ModuleType) -> Iterator[StartRedis]:
+def start_redis(authority: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartRedis]:
     """Starts a Redis that shows the certificate of that name; gives its address. Each is started once."""
     running: dict[tuple[str, str], Any] = {}
 
@@ -132,7 +127,7 @@ async def test_the_job_names_certificates_as_files_or_as_secrets(
 
 
 @pytest.fixture(scope="module")
-def others(tmp_path_factory: pytest.TempPathFactory, secure: ModuleType) -> Any:
+def others(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return secure.Authority(tmp_path_factory.mktemp("tls") / "others").start()
 
 

@@ -16,9 +16,9 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from plaudit_wire.messages import Body, PolicyVersion, Prompt, Sampling
-from plaudit_wire.records import GenerationRecord, ScorerRecord, ScoringRecord, Stamps
-from plaudit_wire.sample import Sample
+from builders import make_body, make_prompt
+from plaudit_wire.messages import Prompt
+from plaudit_wire.records import ScorerRecord, ScoringRecord, Stamps
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.stream.group import Group, GroupSample
 
@@ -92,17 +92,12 @@ def make_job(model_folder: Path) -> JobMaker:
     return make
 
 
-def _sample(group: str, index: int, ids: Sequence[int], rng: np.random.Generator, score: float | None) -> GroupSample:
+def _sample(
+    prompt: Prompt, index: int, ids: Sequence[int], rng: np.random.Generator, score: float | None
+) -> GroupSample:
     length = len(ids)
     logprobs = (-rng.random(length) * 2 - 1).astype("<f4")
-    body = Body(
-        response_ids=np.array(ids, dtype="<i4").tobytes(),
-        logprobs=logprobs.tobytes(),
-        loss_mask=np.ones(length, dtype=np.uint8).tobytes(),
-        version_spans=[(0, 1, 0)],
-        generation=GenerationRecord("rollout-1", 0.5, 5, length, 0, 0),
-        sample=Sample(group, index, "copy", "12=", "".join(SYMBOLS[i] for i in ids), ground_truth="12"),
-    )
+    body = make_body(prompt, index, "".join(SYMBOLS[i] for i in ids), ids, logprobs=logprobs.tobytes())
     scoring = (
         ScoringRecord("timeout", reason="too slow")
         if score is None
@@ -124,13 +119,17 @@ def make_groups() -> GroupMaker:
         for number, own in enumerate(scores):
             name = f"t-{number}-1.0"
             prompt_ids = rng.integers(0, 13, int(rng.integers(3, 7))).astype("<i4")
-            prompt = Prompt(
-                group=name, position=number, split="train", step=1, n=len(own), min_version=PolicyVersion(1, 0),
-                seed=number, sampling=Sampling(8), data_source="copy", prompt="12=", prompt_ids=prompt_ids.tobytes(),
+            prompt = make_prompt(
+                name,
+                len(own),
+                position=number,
+                seed=number,
+                prompt="12=",
+                prompt_ids=prompt_ids.tobytes(),
                 ground_truth="12",
-            )  # fmt: skip
+            )
             samples = [
-                _sample(name, index, rng.integers(0, 16, int(rng.integers(1, longest + 1))), rng, score)
+                _sample(prompt, index, rng.integers(0, 16, int(rng.integers(1, longest + 1))), rng, score)
                 for index, score in enumerate(own)
             ]
             groups.append(Group(name, "ready", prompt, samples, 1, 1.0, 1.8, 1.9))

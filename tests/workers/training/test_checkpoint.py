@@ -10,7 +10,6 @@ import torch
 from plaudit_workers.process import RefusedError
 from plaudit_workers.training.backend.checkpoint import (
     checkpoints,
-    latest_checkpoint,
     load_checkpoint,
     read_extra,
     save_checkpoint,
@@ -32,7 +31,7 @@ def test_two_steps_and_a_resume_are_bit_equal_to_four_steps(make_job, make_group
     figures = [through.update(batch) for batch in batches[2:]]
 
     resumed = build_policy(job)
-    assert path == latest_checkpoint(tmp_path) == tmp_path / "step-000002"
+    assert [path] == checkpoints(tmp_path) == [tmp_path / "step-000002"]
     assert load_checkpoint(path, resumed) == extra == read_extra(path)
     assert [resumed.update(batch) for batch in batches[2:]] == figures
     torch.testing.assert_close(resumed.full_state(), through.full_state(), atol=0, rtol=0)
@@ -45,7 +44,6 @@ def test_the_newest_are_kept_and_half_written_ones_are_nobodys(make_job, tmp_pat
     for step in (1, 2, 10):
         save_checkpoint(tmp_path, step, policy, {}, keep=2)
     assert [path.name for path in checkpoints(tmp_path)] == ["step-000002", "step-000010"]
-    assert latest_checkpoint(tmp_path) == tmp_path / "step-000010"
     assert sorted(os.listdir(tmp_path)) == ["step-000002", "step-000010", "step-000098"]
 
 
@@ -56,8 +54,23 @@ def test_a_step_that_is_saved_again_replaces_the_first(make_job, tmp_path):
     assert read_extra(tmp_path / "step-000005") == {"attempt": 2}
 
 
-def test_no_folder_holds_no_checkpoint(tmp_path):
-    assert latest_checkpoint(tmp_path / "absent") is None
+def test_the_checkpoint_of_a_later_incarnation_outlives_a_higher_step_of_an_earlier_one(make_job, tmp_path):
+    policy = build_policy(make_job({}))
+    for step, incarnation in ((20, 1), (12, 2), (13, 2)):
+        path = save_checkpoint(tmp_path, step, policy, {"incarnation": incarnation}, keep=1)
+        assert checkpoints(tmp_path) == [path]
+
+
+def test_a_damaged_checkpoint_is_pruned_first(make_job, tmp_path):
+    policy = build_policy(make_job({}))
+    damaged = save_checkpoint(tmp_path, 30, policy, {"incarnation": 1})
+    (damaged / "state.json").write_text("{")
+    path = save_checkpoint(tmp_path, 2, policy, {"incarnation": 1}, keep=1)
+    assert checkpoints(tmp_path) == [path]
+
+
+def test_a_folder_that_does_not_exist_has_no_checkpoints(tmp_path):
+    assert checkpoints(tmp_path / "absent") == []
 
 
 def test_a_full_disk_is_told_and_older_checkpoints_stay(make_job, tmp_path, small_files_only):
@@ -70,7 +83,7 @@ def test_a_full_disk_is_told_and_older_checkpoints_stay(make_job, tmp_path, smal
 
 
 def test_a_folder_that_is_no_checkpoint_is_refused(make_job, tmp_path):
-    with pytest.raises(RefusedError, match="is no checkpoint"):
+    with pytest.raises(RefusedError, match="is not a checkpoint"):
         load_checkpoint(tmp_path, build_policy(make_job({})))
 
 

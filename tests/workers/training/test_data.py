@@ -9,8 +9,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from plaudit_workers.job.spec.data import Data, TrainData, ValidationData
-from plaudit_workers.job.spec.model import Model
+from plaudit_workers.job.spec.data import DataSpec, TrainDataSpec, ValidationDataSpec
+from plaudit_workers.job.spec.model import ModelSpec
 from plaudit_workers.process import RefusedError
 from plaudit_workers.training.data.dataset import PromptData
 from plaudit_workers.training.model.model import load_tokenizer
@@ -18,7 +18,7 @@ from plaudit_workers.training.model.model import load_tokenizer
 
 @pytest.fixture
 def tokenizer(model_folder):
-    return load_tokenizer(Model(source=str(model_folder)))
+    return load_tokenizer(ModelSpec(source=str(model_folder)))
 
 
 def row(number, prompt=None):
@@ -40,7 +40,7 @@ def write(folder, rows, suffix):
 
 
 def load(path, tokenizer, seed=1, **section):
-    return PromptData.load(TrainData(path=path, **section), tokenizer, seed)
+    return PromptData.load(TrainDataSpec(path=path, **section), tokenizer, seed)
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
@@ -60,6 +60,21 @@ def test_a_prompt_may_be_text_and_columns_may_hold_nothing(tmp_path, tokenizer):
     prompt = load(write(tmp_path, rows, ".jsonl"), tokenizer).prompt_at(0)
     assert (prompt.prompt_text, prompt.messages, prompt.ground_truth, prompt.extra_info) == ("7=", [], None, {})
     assert np.frombuffer(prompt.prompt_ids, "<i4").tolist() == [7, 10]
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
+def test_extra_info_may_be_json_text(tmp_path, tokenizer, suffix):
+    rows = [{**row(7), "extra_info": text} for text in ('{"index": 3}', "null", "")]
+    data = load(write(tmp_path, rows, suffix), tokenizer, shuffle=False)
+    assert [data.prompt_at(position).extra_info for position in range(3)] == [{"index": 3}, {}, {}]
+
+
+def test_extra_info_of_another_kind_is_refused_by_row(tmp_path, tokenizer):
+    rows = [row(7), {**row(8), "extra_info": "[1"}]
+    with pytest.raises(
+        RefusedError, match="row 2: column 'extra_info' is '\\[1'; give a mapping, the JSON text of a map"
+    ):
+        load(write(tmp_path, rows, ".jsonl"), tokenizer)
 
 
 def test_without_a_chat_template_contents_are_joined(tmp_path, tokenizer):
@@ -100,11 +115,11 @@ def test_prompts_that_are_too_long_are_left_out_and_counted(tmp_path, tokenizer)
 
 def test_validation_keeps_the_order_of_the_file_and_the_length_limit(tmp_path, tokenizer):
     path = write(tmp_path, [row(number, "1" * number) for number in range(1, 9)], ".jsonl")
-    section = Data(train=TrainData(path=path, max_prompt_length=6), validation=ValidationData(path=path))
+    section = DataSpec(train=TrainDataSpec(path=path, max_prompt_length=6), validation=ValidationDataSpec(path=path))
     data = PromptData.for_validation(section, tokenizer)
     assert data is not None
     assert [data.prompt_at(position).row for position in range(8)] == [0, 1, 2, 3, 4, 5, 0, 1]
-    assert PromptData.for_validation(Data(train=TrainData(path=path)), tokenizer) is None
+    assert PromptData.for_validation(DataSpec(train=TrainDataSpec(path=path)), tokenizer) is None
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from plaudit_workers.job.spec.algorithm import Loss
+from plaudit_workers.job.spec.algorithm import LossSpec
 from plaudit_workers.training.model.correction import correct
 from plaudit_workers.training.model.loss import TokenInputs, k3, policy_loss, token_weights
 
@@ -39,7 +39,7 @@ def tokens(logprobs, behaviour, advantages, weights=None, **further):
 )
 def test_clipping_by_hand(ratio, advantage, loss, has_gradient):
     inputs = tokens([math.log(ratio) - 1.0], [-1.0], [advantage])
-    terms = policy_loss(inputs, Loss(**PLAIN))
+    terms = policy_loss(inputs, LossSpec(**PLAIN))
     terms.total.backward()
     assert terms.total.item() == pytest.approx(loss, rel=1e-6)
     assert (inputs.logprobs.grad.item() != 0) is has_gradient
@@ -48,14 +48,14 @@ def test_clipping_by_hand(ratio, advantage, loss, has_gradient):
 
 def test_the_first_gradient_is_the_policy_gradient():
     inputs = tokens([-1.0, -2.0], [-1.0, -2.0], [3.0, -1.0], weights=[0.25, 0.75])
-    policy_loss(inputs, Loss(**PLAIN)).total.backward()
+    policy_loss(inputs, LossSpec(**PLAIN)).total.backward()
     assert inputs.logprobs.grad.tolist() == pytest.approx([-0.75, 0.75])
 
 
 def test_truncated_importance_weights_scale_the_gradient_and_are_cut():
     # pi / mu is 1.5, and 4 which is cut to 2; the ratio to the present policy itself is 1.
     inputs = tokens([math.log(0.6), math.log(0.4)], [math.log(0.4), math.log(0.1)], [1.0, 1.0])
-    terms = policy_loss(inputs, Loss(correction="tis", correction_cap=2.0))
+    terms = policy_loss(inputs, LossSpec(correction="tis", correction_cap=2.0))
     terms.total.backward()
     assert inputs.logprobs.grad.tolist() == pytest.approx([-1.5, -2.0])
     assert terms.sums["actor/importance_weight"].item() == pytest.approx(3.5)
@@ -66,17 +66,19 @@ def test_truncated_importance_weights_scale_the_gradient_and_are_cut():
 def test_the_clip_is_around_the_proximal_policy_and_the_weight_that_of_the_behaviour(correction):
     # mu 0.25, prox 0.5, pi 0.7: weight 2 (not above 3), ratio 1.4 clipped to 1.28.
     inputs = tokens([math.log(0.7)], [math.log(0.25)], [1.0], proximal=[math.log(0.5)])
-    terms = policy_loss(inputs, Loss(correction=correction, correction_cap=3.0))
+    terms = policy_loss(inputs, LossSpec(correction=correction, correction_cap=3.0))
     assert terms.total.item() == pytest.approx(-2 * 1.28)
     # The other way round the minimum is the unclipped one.
     inputs = tokens([math.log(0.7)], [math.log(0.25)], [-1.0], proximal=[math.log(0.5)])
-    assert policy_loss(inputs, Loss(correction=correction, correction_cap=3.0)).total.item() == pytest.approx(2 * 1.4)
+    assert policy_loss(inputs, LossSpec(correction=correction, correction_cap=3.0)).total.item() == pytest.approx(
+        2 * 1.4
+    )
 
 
 def test_decoupled_leaves_out_the_policy_gradient_of_a_token_above_the_cap():
     # Weights 1.5 and 4 with a cap of 2; the entropy term stays.
     inputs = tokens([math.log(0.6), math.log(0.4)], [math.log(0.4), math.log(0.1)], [1.0, 1.0])
-    terms = policy_loss(inputs, Loss(correction="decoupled", correction_cap=2.0))
+    terms = policy_loss(inputs, LossSpec(correction="decoupled", correction_cap=2.0))
     terms.total.backward()
     assert inputs.logprobs.grad.tolist() == pytest.approx([-1.5, 0.0])
     assert terms.sums["actor/importance_capped"].item() == 1
@@ -90,7 +92,7 @@ def test_no_correction_needs_no_proximal_policy():
 @pytest.mark.parametrize("correction", ["none", "tis", "decoupled"])
 def test_a_token_the_rollout_thought_impossible_gives_a_finite_loss(correction):
     inputs = tokens([-0.1], [-200.0], [1.0])
-    terms = policy_loss(inputs, Loss(correction=correction))
+    terms = policy_loss(inputs, LossSpec(correction=correction))
     terms.total.backward()
     assert math.isfinite(terms.total.item())
     assert math.isfinite(inputs.logprobs.grad.item())
@@ -100,7 +102,7 @@ def test_kl_and_entropy_terms_by_hand():
     inputs = tokens(
         [math.log(0.5)], [math.log(0.5)], [0.0], entropies=torch.tensor([0.6]), reference=torch.tensor([math.log(0.25)])
     )
-    settings = Loss(**PLAIN, kl_coefficient=0.1, entropy_coefficient=0.01)
+    settings = LossSpec(**PLAIN, kl_coefficient=0.1, entropy_coefficient=0.01)
     terms = policy_loss(inputs, settings)
     kl = 0.5 - math.log(0.5) - 1  # r = 0.25 / 0.5
     assert terms.sums["actor/kl_loss"].item() == pytest.approx(kl)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plaudit_workers.job.spec.rollout import Sampling
+from plaudit_workers.job.spec.rollout import SamplingSpec
 from plaudit_workers.process import RefusedError
 from plaudit_workers.training.model.temperature import refuse_cut_sampling, token_entropies, token_logprobs
 
@@ -38,8 +38,8 @@ def test_half_precision_logits_are_computed_in_float32():
 )
 def test_sampling_that_cannot_be_trained_on_is_refused(sampling, words):
     with pytest.raises(RefusedError, match=words):
-        refuse_cut_sampling(Sampling(**sampling))
+        refuse_cut_sampling(SamplingSpec(**sampling))
 
 
 def test_plain_sampling_is_accepted():
-    refuse_cut_sampling(Sampling(temperature=0.7))
+    refuse_cut_sampling(SamplingSpec(temperature=0.7))

@@ -11,8 +11,6 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-import msgspec
-
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Service
 from plaudit_wire.outage import OUTAGE
@@ -20,7 +18,7 @@ from plaudit_wire.sample import Sample
 from plaudit_workers.client.connect import ServiceError, connect
 from plaudit_workers.client.inbox import Inbox
 from plaudit_workers.client.result import Result
-from plaudit_workers.scoring.offline.lines import SampleInput
+from plaudit_workers.scoring.offline.lines import SampleInput, sample_input
 from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.sessions import (
     LARGEST_GROUP,
@@ -331,9 +329,9 @@ def _checked(sample: Input) -> SampleInput:
     if isinstance(sample, SampleInput):
         return sample
     try:
-        return msgspec.convert(sample, SampleInput)
-    except msgspec.ValidationError as error:
-        raise ServiceError(f"a sample cannot be taken: {error}. See plaudit_workers.client.SampleInput") from error
+        return sample_input(sample, SampleInput)
+    except ValueError as error:
+        raise ServiceError(f"invalid sample: {error}. See plaudit_workers.client.SampleInput") from error
 
 
 def _checked_id(own: str) -> str:

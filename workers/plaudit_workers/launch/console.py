@@ -1,4 +1,4 @@
-"""What ``plaudit run`` prints: a line a step as ``steps.jsonl`` grows, a summary with the ledger at the end."""
+"""Print what a run does: a line for each step as ``steps.jsonl`` grows, a summary with the ledger at the end."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from plaudit_metrics.sources.history import read_steps
 _COLUMNS = (
     ("step", "step", 6, "{:.0f}"),
     ("reward", "reward/mean", 8, "{:.3f}"),
+    ("no score", "reward_pipeline/masked_share", 10, "{:.0%}"),
     ("staleness", "reward_pipeline/staleness/mean", 10, "{:.2f}"),
     ("step s", "step_s", 8, "{:.2f}"),
     ("exposed reward s", "exposed_reward_s", 17, "{:.2f}"),
@@ -20,18 +21,25 @@ _COLUMNS = (
 
 
 class StepLines:
-    """Prints each newly closed step once: a table row on a terminal, a JSON line otherwise."""
+    """Print each newly closed step once.
 
-    def __init__(self, steps_file: Path, console: Console) -> None:
+    Args:
+        steps_file: ``steps.jsonl`` of the run; only lines added from now on are printed.
+        console: to print to.
+        as_json: print the lines of ``steps.jsonl`` as they are, for programs, instead of a table.
+    """
+
+    def __init__(self, steps_file: Path, console: Console, *, as_json: bool = False) -> None:
         self._file = steps_file
         self._console = console
+        self._as_json = as_json
         self._offset = steps_file.stat().st_size if steps_file.exists() else 0
         self._header_printed = False
         self.closed = 0
         """Steps closed since this object was made."""
 
     def print_new(self) -> None:
-        """Prints what was added to the file since the last call; a torn last line waits for its rest."""
+        """Print what was added to the file since the last call; a torn last line waits for its rest."""
         if not self._file.exists():
             return
         with self._file.open("rb") as file:
@@ -41,15 +49,16 @@ class StepLines:
                     break
                 self._offset += len(line)
                 self.closed += 1
-                step = json.loads(line)
-                if step["num_samples"]:  # step 0 is the validation before any training
-                    self._print(step)
+                self._print(line)
 
-    def _print(self, step: dict[str, Any]) -> None:
-        if not self._console.is_terminal:
-            chosen = {title: step.get(key) for title, key, _, _ in _COLUMNS} | {"verdict": step.get("verdict")}
-            self._console.out(json.dumps(chosen), highlight=False)
-            return
+    def _print(self, line: bytes) -> None:
+        step = json.loads(line)
+        if self._as_json:
+            print(line.decode().strip(), flush=True)
+        elif step["num_samples"]:  # step 0 is the validation before any training
+            self._print_row(step)
+
+    def _print_row(self, step: dict[str, Any]) -> None:
         if not self._header_printed:
             self._header_printed = True
             header = "".join(title.rjust(width) for title, _, width, _ in _COLUMNS)
@@ -63,7 +72,7 @@ def _cell(value: float | None, width: int, form: str) -> str:
 
 
 def print_summary(console: Console, folder: Path, *, restarts: dict[str, int]) -> None:
-    """Prints the run's first and last rewards, its ledger and what was started again."""
+    """Print the first and last rewards of the run, its ledger and the restarts of its processes."""
     steps = read_steps(folder / "steps.jsonl")
     rewards = [step.statistics["reward/mean"] for step in steps if "reward/mean" in step.statistics]
     if rewards:
@@ -78,5 +87,5 @@ def print_summary(console: Console, folder: Path, *, restarts: dict[str, int]) -
         counts = ", ".join(f"{name} {count}" for name, count in sorted(ledger.items()) if isinstance(count, int))
         console.out(f"ledger (groups): {counts}", highlight=False)
     if restarts:
-        console.out("started again: " + ", ".join(f"{name} {n}x" for name, n in restarts.items()), highlight=False)
-    console.out(f"everything of this run: {folder}", highlight=False)
+        console.out("restarted: " + ", ".join(f"{name} {n}x" for name, n in restarts.items()), highlight=False)
+    console.out(f"run folder: {folder}", highlight=False)

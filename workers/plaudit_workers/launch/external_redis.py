@@ -8,7 +8,7 @@ from plaudit_wire.redis_address import RedisAddress, RedisTls
 from plaudit_workers.job.secrets import secret_value
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.job.spec.section import SecretKey
-from plaudit_workers.job.spec.transport import Tls
+from plaudit_workers.job.spec.transport import TlsSpec
 
 
 def external_redis(job: RLJob, folder: Path) -> RedisAddress:
@@ -28,7 +28,7 @@ def external_redis(job: RLJob, folder: Path) -> RedisAddress:
     return RedisAddress(transport.url, password, transport.username, tls)
 
 
-def _files(tls: Tls, folder: Path) -> RedisTls:
+def _files(tls: TlsSpec, folder: Path) -> RedisTls:
     return RedisTls(
         ca_file=tls.ca_file or _written("caSecret", tls.ca_secret, folder / "ca.pem"),
         certificate_file=tls.certificate_file

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from plaudit_workers.job.loading.paths import is_hub_id
-from plaudit_workers.job.spec.scorers import RewardModel
+from plaudit_workers.job.spec.scorers import RewardModelSpec
 
 _VLLM_ON_CPU = {
     # GiB. Without a bound vLLM takes most of the machine's memory for a cache that pooling hardly uses.
@@ -23,7 +23,7 @@ _VLLM_ON_CPU = {
 }
 
 
-def server_command(model: RewardModel, name: str, host: str, port: int, *, with_gpu: bool) -> list[str]:
+def server_command(model: RewardModelSpec, name: str, host: str, port: int, *, with_gpu: bool) -> list[str]:
     """Arguments of a Python interpreter.
 
     Args:
@@ -51,7 +51,7 @@ def server_command(model: RewardModel, name: str, host: str, port: int, *, with_
     return ["-m", module, *_options({**common, **own, **model.arguments})]
 
 
-def server_environment(model: RewardModel, *, with_gpu: bool) -> dict[str, str]:
+def server_environment(model: RewardModelSpec, *, with_gpu: bool) -> dict[str, str]:
     """Variables that it needs besides those of its surroundings."""
     environment = {"TOKENIZERS_PARALLELISM": "false", "VLLM_NO_USAGE_STATS": "1"}
     if not is_hub_id(model.source):
@@ -61,7 +61,7 @@ def server_environment(model: RewardModel, *, with_gpu: bool) -> dict[str, str]:
     return environment
 
 
-def _vllm(model: RewardModel, *, with_gpu: bool) -> tuple[str, dict[str, Any]]:
+def _vllm(model: RewardModelSpec, *, with_gpu: bool) -> tuple[str, dict[str, Any]]:
     own: dict[str, Any] = {
         "runner": "pooling",
         "max_num_batched_tokens": model.max_batch_tokens,
@@ -73,7 +73,7 @@ def _vllm(model: RewardModel, *, with_gpu: bool) -> tuple[str, dict[str, Any]]:
     return "vllm.entrypoints.openai.api_server", own
 
 
-def _plaudit(model: RewardModel) -> tuple[str, dict[str, Any]]:
+def _plaudit(model: RewardModelSpec) -> tuple[str, dict[str, Any]]:
     return "plaudit_reward.model_server", {"max_batch_tokens": model.max_batch_tokens}
 
 

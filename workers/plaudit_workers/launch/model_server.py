@@ -21,7 +21,7 @@ import httpx
 
 from plaudit_wire.logs import get_logger
 from plaudit_workers.job.loading.load import JobError, load_job
-from plaudit_workers.job.spec.scorers import RewardModel
+from plaudit_workers.job.spec.scorers import RewardModelSpec
 from plaudit_workers.launch.model_command import server_command, server_environment
 from plaudit_workers.launch.redis_server import die_with_parent, free_port
 from plaudit_workers.process import EXIT_DONE, ProcessSettings, RefusedError
@@ -90,7 +90,7 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     return EXIT_DONE
 
 
-def _model(settings: ProcessSettings, scorer: str) -> RewardModel:
+def _model(settings: ProcessSettings, scorer: str) -> RewardModelSpec:
     try:
         job = load_job(settings.job_path)
     except JobError as error:
@@ -98,7 +98,7 @@ def _model(settings: ProcessSettings, scorer: str) -> RewardModel:
     return next(each.model for each in job.spec.reward.scorers if each.name == scorer and each.model is not None)
 
 
-async def _start(model: RewardModel, place: Place, port: int, log_file: Path | None) -> asyncio.subprocess.Process:
+async def _start(model: RewardModelSpec, place: Place, port: int, log_file: Path | None) -> asyncio.subprocess.Process:
     gpu = has_gpu()
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(log_file.open("ab")) if log_file else None

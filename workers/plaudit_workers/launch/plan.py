@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from plaudit_workers.job.spec.pod import GPU, Pod
+from plaudit_workers.job.spec.pod import GPU, PodSpec
+from plaudit_workers.job.spec.quantity import quantity
 from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.job.spec.scorers import Scorer
+from plaudit_workers.job.spec.scorers import ScorerSpec
 from plaudit_workers.launch.model_server import FOLDER
 from plaudit_workers.stream.connection import RedisAddress
 
@@ -118,11 +119,11 @@ def plan_processes(job: RLJob, context: RunContext, *, with_gpus: bool) -> dict[
     return {"metrics": plans.pop("metrics"), **servers, **plans}
 
 
-def _model_scorers(job: RLJob) -> list[Scorer]:
+def _model_scorers(job: RLJob) -> list[ScorerSpec]:
     return [scorer for scorer in job.spec.reward.scorers if scorer.model is not None]
 
 
-def _servers(scorer: Scorer, context: RunContext, *, with_gpus: bool) -> list[ProcessPlan]:
+def _servers(scorer: ScorerSpec, context: RunContext, *, with_gpus: bool) -> list[ProcessPlan]:
     """The servers of a reward model: a role, and so a placement group, of their own (verl's own resource pool)."""
     assert scorer.model is not None
     role, pod = f"model-{scorer.name}", scorer.model.pod
@@ -140,13 +141,12 @@ def _servers(scorer: Scorer, context: RunContext, *, with_gpus: bool) -> list[Pr
     return plans
 
 
-def _cpus(pod: Pod, default: float = 1.0) -> float:
-    """CPUs that a pod asks for (``2``, ``"500m"``)."""
-    asked = str(pod.resources.requests.get("cpu") or pod.resources.limits.get("cpu") or default)
-    return float(asked[:-1]) / 1000 if asked.endswith("m") else float(asked)
+def _cpus(pod: PodSpec, default: float = 1.0) -> float:
+    """Return the CPUs that a pod requests (``2``, ``"500m"``)."""
+    return float(quantity(pod.resources.requests.get("cpu") or pod.resources.limits.get("cpu") or default))
 
 
-def _gpus(pod: Pod, default: float) -> float:
+def _gpus(pod: PodSpec, default: float) -> float:
     """GPUs of one process: the engine's or the rank's own, unless its pod says none."""
     return 0 if str(pod.resources.limits.get(GPU, "")) == "0" else default
 

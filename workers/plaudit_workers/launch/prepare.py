@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from plaudit_workers.job.checks.files import check_files
-from plaudit_workers.job.checks.functions import check_functions
-from plaudit_workers.job.checks.support import unsupported
+from plaudit_workers.job.checks.preflight import preflight
 from plaudit_workers.job.loading.dump import dump_job
 from plaudit_workers.job.loading.load import load_job, locate
 from plaudit_workers.job.problem import JobError
@@ -25,9 +23,7 @@ def prepare(arguments: argparse.Namespace) -> tuple[RLJob, Path]:
         RefusedError: anything that would make the run fail later and can be known now.
     """
     job = _with_steps(load_job(arguments.job), arguments.steps)
-    problems = [*unsupported(job), *check_files(job)]
-    if not problems and not arguments.address:  # the nodes of a cluster may have other packages: its workers will tell
-        problems = check_functions(job)
+    problems = preflight(job, imports=not arguments.address)  # the nodes of a cluster may have other packages
     if problems:
         raise JobError(locate(problems, arguments.job), arguments.job)
     runs = Path(arguments.runs_folder)

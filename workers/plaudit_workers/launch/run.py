@@ -39,13 +39,13 @@ _POLL_S = 0.25
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs a job to its end; the exit codes are those of ``plaudit_workers.process``, and 130 after Ctrl-C."""
-    console = Console()
+    console = Console(stderr=arguments.json)  # standard output then holds JSON only
     logging.getLogger("plaudit_workers").setLevel(logging.ERROR)
     try:
         job, folder = prepare(arguments)
         for problem in ignored(job):
             console.out(str(problem), style="yellow", highlight=False)
-        ending = asyncio.run(_run(job, folder, arguments.address, console))
+        ending = asyncio.run(_run(job, folder, arguments, console))
     except RefusedError as error:
         ending = Ending(EXIT_REFUSED, str(error))
     except asyncio.CancelledError:
@@ -55,7 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
     return ending.code
 
 
-async def _run(job: RLJob, folder: Path, address: str | None, console: Console) -> Ending:
+async def _run(job: RLJob, folder: Path, arguments: argparse.Namespace, console: Console) -> Ending:
+    address: str | None = arguments.address
     stop = _stop_on_signals()
     secrets = {secret.variable: secret_value(secret, field) for field, secret in reward_secrets(job.spec.reward)}
     async with _redis(job, folder, on_cluster=address is not None) as redis_address:
@@ -76,7 +77,7 @@ async def _run(job: RLJob, folder: Path, address: str | None, console: Console) 
             if gpus:
                 plans = plan_processes(job, context, with_gpus=True)
                 plans = plans if address else share_gpus(plans, gpus)
-            lines = StepLines(folder / "steps.jsonl", console)
+            lines = StepLines(folder / "steps.jsonl", console, as_json=arguments.json)
             supervisor = Supervisor(
                 plans,
                 max_restarts=job.spec.lifecycle.failure_policy.max_restarts,

@@ -12,17 +12,16 @@ from plaudit_reward.isolation.function_scorer import FunctionScorer, PostProcess
 from plaudit_reward.pipeline.combiner import Combiner, FunctionCombiner, WeightedSum
 from plaudit_reward.pipeline.pipeline import Pipeline
 from plaudit_reward.pipeline.stage import GroupStage, Rules, Stage, When
-from plaudit_reward.scorer import GroupScorer
-from plaudit_reward.scorer import Scorer as SampleScorer
-from plaudit_workers.job.spec.reward import Reward
-from plaudit_workers.job.spec.scorers import Scorer
+from plaudit_reward.scorer import GroupScorer, Scorer
+from plaudit_workers.job.spec.reward import RewardSpec
+from plaudit_workers.job.spec.scorers import ScorerSpec
 from plaudit_workers.process import RefusedError, model_servers
 from plaudit_workers.scoring.kinds.context import AnyScorer, BuildContext
 from plaudit_workers.scoring.kinds.python import function_scorer
-from plaudit_workers.scoring.kinds.registry import make_scorer
+from plaudit_workers.scoring.kinds.registry import MAKERS
 
 
-async def build_pipeline(reward: Reward, worker: str, context: BuildContext | None = None) -> Pipeline:
+async def build_pipeline(reward: RewardSpec, worker: str, context: BuildContext | None = None) -> Pipeline:
     """Builds and opens every scorer of a job; nothing is left running when one is refused.
 
     Args:
@@ -51,11 +50,11 @@ async def build_pipeline(reward: Reward, worker: str, context: BuildContext | No
     )
 
 
-def _made(reward: Reward, context: BuildContext) -> list[AnyScorer]:
+def _made(reward: RewardSpec, context: BuildContext) -> list[AnyScorer]:
     made, problems = [], []
     for scorer in reward.scorers:
         try:
-            made.append(make_scorer(scorer, context))
+            made.append(MAKERS[scorer.kind](scorer, context))
         except (ConfigurationError, RefusedError) as error:
             problems.append(str(error))
     if problems:
@@ -74,19 +73,19 @@ async def _opened(scorers: Sequence[AnyScorer]) -> None:
     raise others[0] if others else RefusedError("\n".join(str(problem) for problem in problems))
 
 
-def _combining(reward: Reward) -> FunctionScorer | None:
+def _combining(reward: RewardSpec) -> FunctionScorer | None:
     if reward.combine.kind != "python":
         return None
     return function_scorer("combine", Target(reward.combine.path, reward.combine.function, scope="combine"), reward)
 
 
-def _combiner(function: FunctionScorer | None, reward: Reward) -> Combiner:
+def _combiner(function: FunctionScorer | None, reward: RewardSpec) -> Combiner:
     if function is None:
         return WeightedSum()
     return FunctionCombiner(function, timeout_s=reward.timeout_seconds, retries=reward.retries)
 
 
-def _rules(scorer: Scorer, reward: Reward) -> Rules:
+def _rules(scorer: ScorerSpec, reward: RewardSpec) -> Rules:
     return Rules(
         weight=scorer.weight,
         retries=reward.retries if scorer.retries is None else scorer.retries,
@@ -102,6 +101,6 @@ def _place(built: AnyScorer, rules: Rules, scope: str, stages: list[Stage], grou
         replaces = isinstance(built, FunctionScorer) and built.replaces_values
         group_stages.append(GroupStage(cast(GroupScorer, built), rules, replaces=replaces))
         return
-    stages.append(Stage(cast(SampleScorer, built), rules))
+    stages.append(Stage(cast(Scorer, built), rules))
     if isinstance(built, FunctionScorer) and built.post_processes:
         group_stages.append(GroupStage(PostProcess(built), rules, of=built.name))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from plaudit_reward.functions.function import declares_post_process
-from plaudit_workers.job.spec.reward import Reward
+from plaudit_workers.job.spec.reward import RewardSpec
 
 
-def has_group_scorers(reward: Reward) -> bool:
+def has_group_scorers(reward: RewardSpec) -> bool:
     """Whether a scorer has group scope, or is a class with ``post_process_scores``, or values are normalised by group.
 
     The files are not run.

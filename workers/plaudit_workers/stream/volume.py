@@ -1,33 +1,49 @@
 """Records too large for Redis, on the shared volume; Redis then holds a path and a checksum in their place.
 
-Written by rollouts and the trainer, read by everyone, deleted with the group by the trainer.
+Rollouts and the trainer write them, every process reads them, the trainer deletes them with their group. What Redis
+holds may be forged, so no path leaves the folder: a record lies in ``<group>/<name>``, both single names, opened
+without following links, and only a regular file of the announced size is read.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
+import re
 import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
+from urllib.parse import quote
 
 import msgspec
 
 from plaudit_wire.codec import RecordError, decoder
 from plaudit_wire.limits import INLINE_LIMIT_BYTES
 
+LARGEST_RECORD_BYTES: Final = 512 * 1024 * 1024
+"""The longest value that Redis itself holds; no record needs more."""
 _SPILLED = b"\x00"
+_LONGEST_NAME = 200
+_NAME = re.compile(r"(?!\.)[A-Za-z0-9%._~-]{1,255}")
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+_LINK = (errno.ELOOP, errno.ENOTDIR)
 
 
 class VolumeError(RecordError):
-    """The shared volume does not give the file now; it may later."""
+    """The shared volume cannot provide the file now; it may later."""
 
 
 class Spilled(msgspec.Struct, frozen=True, array_like=True):
-    """What stands in Redis for a record on the volume."""
+    """What Redis holds for a record on the volume."""
 
     path: str
-    """Below the spill folder."""
+    """``<group>/<name>`` below the spill folder."""
     size_bytes: int
     digest: str
     """BLAKE2b-128 of the file."""
@@ -46,35 +62,38 @@ class SpillFolder:
         self._limit_bytes = limit_bytes
 
     def needed(self, record: bytes, *, memory_is_short: bool = False) -> bool:
-        """Whether a record belongs on the volume."""
+        """Return True for a record that belongs on the volume."""
         return self._folder is not None and (memory_is_short or len(record) > self._limit_bytes)
 
     async def store(self, group: str, name: str, record: bytes) -> bytes:
-        """Writes a record; returns what to put into Redis. The same record again writes the same file."""
+        """Write a record; return what to put into Redis. The same record again writes the same file."""
         digest = _digest(record)
-        spilled = Spilled(f"{group}/{name}-{digest[:12]}", len(record), digest)
+        spilled = Spilled(f"{_folder_of(group)}/{name}-{digest[:12]}", len(record), digest)
         await asyncio.to_thread(self._write, spilled.path, record)
         return _SPILLED + msgspec.msgpack.encode(spilled)
 
     async def load(self, stored: bytes) -> bytes:
-        """The record behind what Redis holds (most often that itself).
+        """Return the record behind what Redis holds (most often that itself).
 
         Raises:
-            VolumeError: the file cannot be read.
-            RecordError: it is damaged, or this process knows no spill folder.
+            VolumeError: the file cannot be read now.
+            RecordError: it is damaged, its path leaves the folder, or this process was given no folder.
         """
         if stored[:1] != _SPILLED:
             return stored
-        spilled = decoder(Spilled).decode(stored[1:])
-        record = await asyncio.to_thread(self._read, spilled.path)
-        if len(record) != spilled.size_bytes or _digest(record) != spilled.digest:
-            raise RecordError(f"the file {spilled.path} in {self._folder} is not what was written there")
+        try:
+            spilled = decoder(Spilled).decode(stored[1:])
+        except msgspec.DecodeError as error:
+            raise RecordError(f"a damaged reference to a record on the shared volume: {error}") from error
+        record = await asyncio.to_thread(self._read, spilled)
+        if _digest(record) != spilled.digest:
+            raise RecordError(f"the file {spilled.path} in {self._folder} is not the one that was written")
         return record
 
     async def forget(self, group: str) -> None:
-        """Deletes what a group left on the volume."""
-        if self._folder is not None and (self._folder / group).is_dir():
-            await asyncio.to_thread(shutil.rmtree, self._folder / group, ignore_errors=True)
+        """Delete the files of a group."""
+        if self._folder is not None:
+            await asyncio.to_thread(self._remove, _folder_of(group))
 
     def _write(self, path: str, record: bytes) -> None:
         assert self._folder is not None
@@ -84,13 +103,62 @@ class SpillFolder:
         temporary.write_bytes(record)
         temporary.replace(target)
 
-    def _read(self, path: str) -> bytes:
+    def _read(self, spilled: Spilled) -> bytes:
         if self._folder is None:
-            raise RecordError(f"the record lies in {path} on the shared volume, and this process was given no folder")
+            raise RecordError(
+                f"the record is in {spilled.path} on the shared volume, and this process has no spill folder"
+            )
+        group, _, name = spilled.path.partition("/")
+        if not _NAME.fullmatch(group) or not _NAME.fullmatch(name):
+            raise RecordError(f"{spilled.path!r} is not the path of a spilled record (<group>/<name>)")
         try:
-            return (self._folder / path).read_bytes()
+            with (
+                _opened(self._folder, _FOLDER & ~os.O_NOFOLLOW) as top,
+                _opened(group, _FOLDER, top) as folder,
+                _opened(name, _FILE, folder) as file,
+            ):
+                return _whole_file(file, spilled)
         except OSError as error:
-            raise VolumeError(f"cannot read {path} in {self._folder}: {error}") from error
+            if error.errno in _LINK:
+                raise RecordError(f"{spilled.path} in {self._folder} leads through a link") from error
+            raise VolumeError(f"cannot read {spilled.path} in {self._folder}: {error}") from error
+
+    def _remove(self, group: str) -> None:
+        try:
+            with _opened(str(self._folder), _FOLDER & ~os.O_NOFOLLOW) as top:
+                shutil.rmtree(group, ignore_errors=True, dir_fd=top)
+        except OSError:
+            return  # the folder does not exist yet, or the volume is away: a leftover costs space, not correctness
+
+
+@contextmanager
+def _opened(path: str | Path, flags: int, folder: int | None = None) -> Iterator[int]:
+    descriptor = os.open(path, flags | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _whole_file(file: int, spilled: Spilled) -> bytes:
+    status = os.fstat(file)
+    if not stat.S_ISREG(status.st_mode):
+        raise RecordError(f"{spilled.path} is not a regular file")
+    if status.st_size != spilled.size_bytes or status.st_size > LARGEST_RECORD_BYTES:
+        raise RecordError(
+            f"{spilled.path} has {status.st_size} bytes; {spilled.size_bytes} were written, "
+            f"and at most {LARGEST_RECORD_BYTES} are read"
+        )
+    with os.fdopen(os.dup(file), "rb") as stream:
+        return stream.read(spilled.size_bytes)
+
+
+def _folder_of(group: str) -> str:
+    """Return a group's id as one name of a file system: clients of a reward service choose a part of theirs."""
+    name = quote(group, safe="")
+    if len(name) > _LONGEST_NAME or not name:
+        return _digest(group.encode())
+    return name if name[0] != "." else f"%2E{name[1:]}"
 
 
 def _digest(record: bytes) -> str:

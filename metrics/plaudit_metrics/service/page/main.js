@@ -47,16 +47,17 @@ function stepOf(hash) {
 /** Looks for news: looks at the queues since the last one, and the steps again when one was closed. */
 async function ask() {
   const since = state.looks.at(-1)?.time ?? 0;
-  const [queues, { steps }] = await Promise.all([load("queues", { after: since }), load("steps", { newest: 1 })]);
+  const [queues, { steps }, unscored] = await Promise.all([load("queues", { after: since }), load("steps", { newest: 1 }), load("failures")]);
   const newest = steps.length === 0 ? "none" : `${steps[0].incarnation}.${steps[0].step}`;
   if (newest !== state.newest) {
     await showSteps();
     state.newest = newest;
   }
-  return { queues, time: queues.looks.at(-1)?.time ?? since };
+  return { queues, unscored, time: queues.looks.at(-1)?.time ?? since };
 }
 
-function showNews({ queues }) {
+function showNews({ queues, unscored }) {
+  overview.showUnscored(unscored);
   if (queues.looks[0]?.time < state.looks.at(-1)?.time) state.looks = [];
   state.looks.push(...queues.looks);
   const oldest = (state.looks.at(-1)?.time ?? 0) - HOUR_S;

@@ -4,7 +4,7 @@ import { Chart } from "./chart.js";
 import { element, renew, swatch, table } from "./dom.js";
 import { clock, figure, moment, seconds, share } from "./format.js";
 import { CAUSES, OUTCOMES, QUEUES, verdictOf } from "./palette.js";
-import { causeSeconds, samplesTable, scorersTable, verdictPanel } from "./panels.js";
+import { causeSeconds, samplesTable, scorersTable, unscoredPanel, verdictPanel } from "./panels.js";
 import { report } from "./source.js";
 
 const STEP = { label: "Step", value: (step) => step.step, words: String };
@@ -44,6 +44,7 @@ export class Overview {
     this.workers = element("div");
     this.scorers = element("div");
     this.samples = element("div");
+    this.unscored = element("div");
     this.empty = element("p", { class: "card empty" }, "No step is closed yet. The first one appears here by itself.");
     const picker = element("select", { id: "count", on: { change: (event) => choose(Number(event.target.value)) } },
       CHOICES.map((each) => element("option", { value: each, selected: each === count }, `${each} steps`)));
@@ -60,7 +61,7 @@ export class Overview {
       element("div", { class: "head" }, element("h2", {}, "Queues")),
       element("div", { class: "pair" }, this.depth.node, this.age.node));
     this.reported = element("div", { class: "sections" });
-    this.node = element("div", { class: "sections" }, this.empty, this.ofSteps, report ? null : this.queues, this.rest, this.reported);
+    this.node = element("div", { class: "sections" }, this.unscored, this.empty, this.ofSteps, report ? null : this.queues, this.rest, this.reported);
   }
 
   /** Shows steps, oldest first, of which the newest is known in detail. */
@@ -73,6 +74,11 @@ export class Overview {
     for (const chart of [this.time, this.reward, this.staleness, this.outcomes]) chart.update(steps);
     renew(this.scorers, scorersTable(newest));
     renew(this.samples, samples.length === 0 ? lacking() : samplesTable(samples.slice(0, SLOWEST)));
+  }
+
+  /** Shows why samples of the open step have no score. */
+  showUnscored(counts) {
+    this.unscored.replaceChildren(unscoredPanel(counts));
   }
 
   /** Shows the looks at the queues, oldest first, and the workers of now. */

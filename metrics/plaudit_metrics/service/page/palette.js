@@ -14,6 +14,7 @@ export const CAUSES = [
   named("score", "scorers"),
   named("group_scorer", "group scorers"),
   named("ready_queue", "ready queue"),
+  named("pause", "pause: too many without a score"),
 ];
 
 /** Of a sample, in their order. */
@@ -54,10 +55,12 @@ export const QUEUES = [
 
 /** What a step with this verdict waited for. */
 export const VERDICTS = {
+  unscored: { words: "scores: too many samples have none", color: "--pause" },
   generation: { words: "generation", color: "--generation" },
   reward: { words: "scorers at work", color: "--score" },
   "reward-queue": { words: "a free reward worker", color: "--sample_queue" },
-  limiter: { words: "a limit", color: "--limiter" },
+  limiter: { words: "a limit of the job", color: "--limiter" },
+  endpoint: { words: "a judge’s endpoint (429, Retry-After)", color: "--limiter" },
   "group-scorer": { words: "group scorers", color: "--group_scorer" },
   straggler: { words: "one straggler", color: "--redelivery" },
   trainer: { words: "nothing: the trainer is the bottleneck", color: "--trainer" },

@@ -25,6 +25,7 @@ export function verdictPanel(step, { recent = null, reasoned = false } = {}) {
     element("h3", { class: "hidden" }, "Where its time went"),
     partition(CAUSES, (cause) => causeSeconds(step, cause), "share of the step"),
     figures(step),
+    failureList(failuresOf(step)),
     recent === null ? null : recently(recent),
     why,
   );
@@ -60,6 +61,31 @@ function figures(step) {
   ];
   return element("dl", { class: "figures" }, shown.map(([name, value, note]) =>
     element("div", {}, element("dt", {}, name), element("dd", {}, value, element("small", {}, note)))));
+}
+
+/** The failures of a closed step, by scorer, most frequent first: `64 × KeyError: 'answer' (reward.py:2)`. */
+function failuresOf(step) {
+  const key = new RegExp(`^${PIPELINE}/scorer/(.+)/reasons$`);
+  return Object.entries(step).flatMap(([name, text]) => {
+    const scorer = key.exec(name)?.[1];
+    return scorer === undefined ? [] : [{ scorer, text }];
+  });
+}
+
+/** Failed scores by scorer; null where there are none. */
+export function failureList(failures) {
+  if (failures.length === 0) return null;
+  return element("ul", { class: "failures", "aria-label": "Failed scores by scorer" },
+    failures.map(({ scorer, text }) => element("li", {}, element("b", {}, scorer), ": ", text)));
+}
+
+/** The samples that ended since the newest step closed and have no score, with the reasons. */
+export function unscoredPanel({ samples, unscored, failures }) {
+  if (failures.length === 0) return element("div");
+  return element("section", { class: "card", role: "status" },
+    element("h3", {}, "Samples without a score since the newest step"),
+    element("p", { class: "note" }, `${figure(unscored)} of ${figure(samples)} samples, ${share(unscored / samples)}`),
+    failureList(failures.map(({ scorer, count, reason, outcome }) => ({ scorer, text: `${count} × ${reason || outcome}` }))));
 }
 
 function recently({ recent, recent_verdict }) {
@@ -117,7 +143,9 @@ function scorerWords(scorer, said) {
   parts.push(`call ${seconds(said.call_s ?? 0)}`);
   if (said.limiter_s) parts.push(`limiter ${seconds(said.limiter_s)}`);
   if ((said.attempts ?? 1) > 1) parts.push(`${said.attempts} attempts`);
+  if (said.wait_s) parts.push(`wait for a process ${seconds(said.wait_s)}`);
   if (said.reason) parts.push(said.reason);
+  for (const [name, value] of Object.entries(said.extra ?? {})) parts.push(`${name} ${known(value) ? figure(value) : value}`);
   return parts.join(", ");
 }
 

@@ -107,7 +107,12 @@ async def test_a_step_whose_scores_failed_is_tried_again_and_trained_once_the_sc
     assert sorted(position for update in positions(policy) for position in update) == list(range(8))
     ledger = simulation.ledger()
     assert ledger["dropped:too_many_failed"] == ledger["admitted"] - 8 > 0
-    assert simulation.steps()[0].statistics["training/retries"] >= 1
+    first = simulation.steps()[0]
+    assert first.statistics["training/retries"] >= 1
+    pauses = [wait for wait in first.waits if wait.cause == "pause"]
+    assert len(pauses) == first.statistics["training/retries"]
+    assert all(wait.awaited == [] for wait in pauses)
+    assert sum(wait.end - wait.start for wait in pauses) == pytest.approx(0.4 * len(pauses), abs=0.1)
 
 
 async def test_a_job_whose_scores_never_work_fails_for_good_and_can_be_resumed(
@@ -116,13 +121,54 @@ async def test_a_job_whose_scores_never_work_fails_for_good_and_can_be_resumed(
     simulation.broken_file.touch()
     plan = make_plan(steps=2, retry_pauses_s=(0.05, 0.1, 0.15))
     async with simulation.workers():
-        with pytest.raises(JobFailedError, match="step 1: 100% of the samples have no score, after 4 tries"):
+        with pytest.raises(JobFailedError, match=r"step 1 not trained: 100% .* after 4 tries .* mine: 16 × Conn"):
             await simulation.train(plan)
         assert simulation.ledger()["dropped:too_many_failed"] == 16
         simulation.broken_file.unlink()
         done, policy = await simulation.train(plan)
     assert done
     assert sorted(position for update in positions(policy) for position in update) == list(range(8))
+
+
+async def test_a_step_in_which_every_score_is_a_data_error_fails_the_job_at_once_with_the_reasons(
+    simulation: Any, make_plan: MakePlan, caplog: pytest.LogCaptureFixture
+) -> None:
+    simulation.broken = set(range(8))
+    reason = r"mine: 16 × ValueError: could not convert string to float: 'no number' \(rewards.py:9 in compute_score\)"
+    async with simulation.workers():
+        with pytest.raises(JobFailedError, match=f"step 1 not trained: 100% .* after 1 try .*{reason}.*--resume"):
+            await simulation.train(make_plan(steps=2, retry_pauses_s=(600.0,)))
+    assert "step not trained" in caplog.text
+
+
+async def test_the_heartbeat_says_why_a_step_was_not_trained_and_when_the_next_try_is(
+    simulation: Any, make_plan: MakePlan
+) -> None:
+    simulation.broken = {0, 1, 2}
+    transport = await simulation.open()
+    async with simulation.workers():
+        training = asyncio.create_task(simulation.train(make_plan(steps=1, retry_pauses_s=(600.0,))))
+        async with asyncio.timeout(20):
+            while not (problems := [record.problem for record in await transport.workers() if record.problem]):
+                await asyncio.sleep(0.05)
+        training.cancel()
+        await asyncio.wait([training])
+    await transport.close()
+    (problem,) = problems
+    assert problem.startswith("step 1 not trained: 75% of its samples have no score, next try in 600 s. mine: 12 × Val")
+
+
+@pytest.mark.parametrize("on_failure", ["ignore", "mask"])
+async def test_samples_that_their_scorer_skips_do_not_count_as_failed(
+    simulation: Any, make_plan: MakePlan, positions: Any, on_failure: str
+) -> None:
+    simulation.on_failure, simulation.skipped = on_failure, {0, 1, 2}
+    async with simulation.workers():
+        done, policy = await simulation.train(make_plan(steps=2, retry_pauses_s=(600.0,)))
+    assert done
+    assert sorted(position for update in positions(policy) for position in update) == [3, 4, 5, 6, 7]
+    assert simulation.ledger()["dropped:too_few_scored"] == 3
+    assert "training/retries" not in simulation.steps()[0].statistics
 
 
 async def test_a_trainer_that_is_told_to_stop_in_the_middle_of_a_step_goes_on_there_later(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.process import RefusedError
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.group import Group
 from plaudit_workers.stream.group_hash import read_groups
@@ -220,3 +221,19 @@ async def test_a_run_goes_on_from_another_runs_checkpoint(
     assert sorted(position for update in positions(policy) for position in update) == list(range(16))
     assert other.ledger()["trained"] == 8
     assert [step.step for step in other.steps()] == [3, 4]
+
+
+async def test_a_run_whose_recorded_checkpoint_is_missing_is_refused_and_goes_on_once_it_is_back(
+    simulation: Any, make_plan: MakePlan, positions: Any, tmp_path: Any
+) -> None:
+    async with simulation.workers():
+        await simulation.train(make_plan(steps=2))
+        await simulation.train(make_plan(steps=2))  # records that it continued from step 2
+        checkpoint = simulation.folder / "checkpoints" / "step-000002"
+        checkpoint.rename(tmp_path / "backup")
+        with pytest.raises(RefusedError, match=r"continued from the checkpoint of version 1\.2 .* there is none"):
+            await simulation.train(make_plan(steps=3))
+        (tmp_path / "backup").rename(checkpoint)
+        done, policy = await simulation.train(make_plan(steps=3))
+    assert done
+    assert_whole(simulation, policy, positions, 12, 3)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from plaudit_workers.job.spec.algorithm import Loss
+from plaudit_workers.job.spec.algorithm import LossSpec
 from plaudit_workers.training.model.loss import TokenInputs, policy_loss, token_weights
 
 TABLE = json.loads(Path(__file__).with_name("table.json").read_text())
@@ -32,7 +32,7 @@ def test_loss_and_gradient_are_trls(row):
         weights=weights.repeat_interleave(lengths),
         reference=torch.tensor(row["reference"])[trained],
     )
-    settings = Loss(
+    settings = LossSpec(
         aggregation=row["aggregation"],
         correction=row["correction"],
         correction_cap=TABLE["correction_cap"],

@@ -9,7 +9,7 @@ from pydantic import Field
 from plaudit_workers.job.spec.section import Section
 
 
-class Loss(Section):
+class LossSpec(Section):
     """The policy loss: clipped ratio, optional KL and entropy terms, correction of stale samples."""
 
     clip_low: float = Field(default=0.2, gt=0, lt=1)
@@ -34,7 +34,7 @@ class Loss(Section):
     """The largest importance weight. Default 2: TIS's published choice."""
 
 
-class Optimizer(Section):
+class OptimizerSpec(Section):
     """AdamW with a linear warm-up and then a constant rate."""
 
     learning_rate: float = Field(default=1e-6, gt=0, le=10)
@@ -52,7 +52,7 @@ class Optimizer(Section):
     """Decay of the mean of squared gradients. Default 0.999: PyTorch's and verl's."""
 
 
-class Algorithm(Section):
+class AlgorithmSpec(Section):
     """How long, how much a step, how far behind the policy samples may be, and what is optimised."""
 
     steps: int = Field(ge=1, le=10_000_000)
@@ -74,7 +74,7 @@ class Algorithm(Section):
     """The advantage of a sample: ``grpo`` (reward - mean) / standard deviation of its group, ``drGrpo`` without the
     division, ``rloo`` against the mean of the others, ``reinforcePlusPlus`` normalised over the batch. Default grpo:
     the best known."""
-    loss: Loss = Loss()
+    loss: LossSpec = LossSpec()
     """The policy loss."""
-    optimizer: Optimizer = Optimizer()
+    optimizer: OptimizerSpec = OptimizerSpec()
     """The optimizer."""

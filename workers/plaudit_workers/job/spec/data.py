@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from plaudit_workers.job.spec.rollout import Sampling
+from plaudit_workers.job.spec.rollout import SamplingSpec
 from plaudit_workers.job.spec.section import FilePath, Section
 
 
-class TrainData(Section):
+class TrainDataSpec(Section):
     """The prompts of training."""
 
     path: FilePath = Field(min_length=1)
@@ -22,7 +22,7 @@ class TrainData(Section):
     with ``rollout.sampling.maxTokens`` it has to fit ``rollout.engine.maxModelLength``."""
 
 
-class ValidationSampling(Section):
+class ValidationSamplingSpec(Section):
     """How validation samples are drawn."""
 
     temperature: float = Field(default=0.0, ge=0, le=2)
@@ -34,9 +34,9 @@ class ValidationSampling(Section):
     max_tokens: int | None = Field(default=None, ge=1, le=1_000_000)
     """Most tokens of a response. Default: ``rollout.sampling.maxTokens``."""
 
-    def over(self, training: Sampling) -> Sampling:
+    def over(self, training: SamplingSpec) -> SamplingSpec:
         """The sampling of validation, with what is not said here taken from training."""
-        return Sampling(
+        return SamplingSpec(
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
@@ -44,7 +44,7 @@ class ValidationSampling(Section):
         )
 
 
-class ValidationData(Section):
+class ValidationDataSpec(Section):
     """Prompts that are scored now and then and never trained on."""
 
     path: FilePath = Field(min_length=1)
@@ -54,14 +54,14 @@ class ValidationData(Section):
     per cent of the work with usual data sizes."""
     samples_per_prompt: int = Field(default=1, ge=1, le=1024)
     """Samples of each prompt. Default 1: enough at temperature 0."""
-    sampling: ValidationSampling = ValidationSampling()
+    sampling: ValidationSamplingSpec = ValidationSamplingSpec()
     """How they are drawn."""
 
 
-class Data(Section):
+class DataSpec(Section):
     """Training prompts and, if wanted, validation prompts."""
 
-    train: TrainData
+    train: TrainDataSpec
     """What is trained on."""
-    validation: ValidationData | None = None
+    validation: ValidationDataSpec | None = None
     """What is measured on the way. Default: nothing."""

@@ -9,14 +9,14 @@ from pydantic import Field
 from plaudit_workers.job.spec.section import Section
 
 
-class FailurePolicy(Section):
+class FailurePolicySpec(Section):
     """What a failing trainer costs."""
 
     max_restarts: int = Field(default=3, ge=0, le=1000)
     """Attempts of the trainer after its first; disruptions by the cluster do not count. Default 3."""
 
 
-class Lifecycle(Section):
+class LifecycleSpec(Section):
     """Deadlines and cleaning up. ``plaudit run`` ignores all but ``failurePolicy``."""
 
     pre_running_deadline_seconds: int = Field(default=1800, ge=1)
@@ -29,5 +29,5 @@ class Lifecycle(Section):
     cleanup: Literal["All", "KeepTransport", "None"] = "All"
     """What is deleted at the end: everything but the object and the shared volume, all but Redis, or nothing. Default
     All."""
-    failure_policy: FailurePolicy = FailurePolicy()
+    failure_policy: FailurePolicySpec = FailurePolicySpec()
     """What a failing trainer costs."""

@@ -6,11 +6,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from plaudit_workers.job.spec.pod import Pod
+from plaudit_workers.job.spec.pod import PodSpec
 from plaudit_workers.job.spec.section import MUTABLE, Section
 
 
-class RewardLatency(Section):
+class RewardLatencySpec(Section):
     """The job's own objective for the time from a finished sample to its score; alerts burn against it."""
 
     threshold_seconds: float = Field(default=30.0, gt=0)
@@ -19,7 +19,7 @@ class RewardLatency(Section):
     """Share of samples that are to meet it. Default 0.99."""
 
 
-class Traces(Section):
+class TracesSpec(Section):
     """OpenTelemetry spans of single samples, sent by the metrics process."""
 
     endpoint: str = Field(default="", pattern=r"^(https?://.+)?$")
@@ -28,15 +28,15 @@ class Traces(Section):
     """Share of the samples that are sent, besides the slowest of each step. Default 0.01."""
 
 
-class Metrics(Section):
+class MetricsSpec(Section):
     """The metrics process."""
 
-    reward_latency: Annotated[RewardLatency, MUTABLE] = RewardLatency()
+    reward_latency: Annotated[RewardLatencySpec, MUTABLE] = RewardLatencySpec()
     """The objective for reward latency."""
-    traces: Traces = Traces()
+    traces: TracesSpec = TracesSpec()
     """Spans of single samples."""
     keep_samples: bool = True
     """Write every closed group with texts, scores and timings to ``samples/``. Default true: it is what ``rescore`` and
     a look at single samples need."""
-    pod: Pod = Pod()
+    pod: PodSpec = PodSpec()
     """Its pod."""

@@ -9,7 +9,7 @@ from pydantic import Field
 from plaudit_workers.job.spec.section import FilePath, Section, SourcePath
 
 
-class Model(Section):
+class ModelSpec(Section):
     """The policy: where its weights and its tokenizer come from, and in which precision it runs."""
 
     source: SourcePath = Field(min_length=1)

@@ -9,7 +9,7 @@ from plaudit_workers.job.spec.section import Opaque, Quantity, SecretKey, Sectio
 GPU = "nvidia.com/gpu"
 
 
-class Resources(Section):
+class ResourcesSpec(Section):
     """What a container asks for and may use."""
 
     requests: dict[str, Quantity] = Field(default={})
@@ -44,12 +44,12 @@ class VolumeMount(Section):
     """Mount without the right to write. Default false."""
 
 
-class Pod(Section):
+class PodSpec(Section):
     """How a role's pods differ from Plaudit's own choice. Under ``plaudit run`` only ``resources`` count."""
 
     image: str = ""
     """Container image. Default empty: the operator's image for the role."""
-    resources: Resources = Resources()
+    resources: ResourcesSpec = ResourcesSpec()
     """CPU, memory and GPUs of one pod; under ``plaudit run`` they size Ray's placement group."""
     env: list[EnvironmentVariable] = Field(default=[])
     """Further environment variables."""

@@ -6,12 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from plaudit_workers.job.spec.pod import Pod
-from plaudit_workers.job.spec.scorers import Scorer
+from plaudit_workers.job.spec.pod import PodSpec
+from plaudit_workers.job.spec.scorers import ScorerSpec
 from plaudit_workers.job.spec.section import MUTABLE, FilePath, Opaque, Section
 
 
-class Combine(Section):
+class CombineSpec(Section):
     """How a sample's scores become one reward."""
 
     kind: Literal["weightedSum", "python"] = "weightedSum"
@@ -29,7 +29,7 @@ class Combine(Section):
     values by name."""
 
 
-class Autoscaling(Section):
+class AutoscalingSpec(Section):
     """How the number of reward workers follows the queue. Under ``plaudit run`` it means ``workers.replicas``."""
 
     provider: Literal["keda", "hpa"] = "keda"
@@ -46,7 +46,7 @@ class Autoscaling(Section):
     between two steps' samples costs no worker."""
 
 
-class Workers(Section):
+class WorkersSpec(Section):
     """The processes that run the scorers."""
 
     replicas: Annotated[int, MUTABLE] = Field(default=1, ge=1, le=10_000)
@@ -55,9 +55,9 @@ class Workers(Section):
     """Samples that one worker has in work. Default 256: waiting for a judge costs no thread."""
     processes: int = Field(default=2, ge=1, le=1024)
     """Child processes of one worker, for scorers with ``isolation: process`` or ``thread``. Default 2."""
-    autoscaling: Annotated[Autoscaling | None, MUTABLE] = None
+    autoscaling: Annotated[AutoscalingSpec | None, MUTABLE] = None
     """Follow the queue. Default: a fixed number."""
-    pod: Pod = Pod()
+    pod: PodSpec = PodSpec()
     """Pods of the reward workers."""
 
 
@@ -74,19 +74,19 @@ class EgressRule(Section):
     """TCP ports. Default empty: all."""
 
 
-class NetworkPolicy(Section):
+class NetworkPolicySpec(Section):
     """What reward workers may reach besides Redis, DNS, metrics and the job's own reward models."""
 
     egress: list[EgressRule] = Field(default=[])
     """Judges and sandboxes. Default empty: nothing else."""
 
 
-class Reward(Section):
+class RewardSpec(Section):
     """Scorers, how they are combined, and what a failure means."""
 
-    scorers: list[Scorer] = Field(min_length=1, max_length=32)
+    scorers: list[ScorerSpec] = Field(min_length=1, max_length=32)
     """What is computed of each sample. They run at the same time unless ``when`` makes one wait for another."""
-    combine: Combine = Combine()
+    combine: CombineSpec = CombineSpec()
     """How scores become a reward."""
     on_failure: Literal["mask", "zero", "dropGroup"] = "mask"
     """What a sample without a score means: ``mask`` leaves it out of its group's mean, deviation and loss, ``zero``
@@ -105,7 +105,7 @@ class Reward(Section):
     min_samples_per_group: int = Field(default=2, ge=1, le=4096)
     """Scored samples that make a group worth training. Default 2, or 1 with ``samplesPerPrompt: 1``: a group of one
     has no spread to learn from."""
-    workers: Workers = Workers()
+    workers: WorkersSpec = WorkersSpec()
     """The processes that run the scorers."""
-    network_policy: NetworkPolicy = NetworkPolicy()
+    network_policy: NetworkPolicySpec = NetworkPolicySpec()
     """What they may reach."""

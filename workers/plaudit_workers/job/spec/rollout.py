@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from plaudit_workers.job.spec.pod import Pod
+from plaudit_workers.job.spec.pod import PodSpec
 from plaudit_workers.job.spec.section import MUTABLE, PYTHON_NAME, FilePath, Opaque, Section
 
 
-class Engine(Section):
+class EngineSpec(Section):
     """The inference engine of one rollout worker."""
 
     kind: Literal["vllm", "scripted"] = "vllm"
@@ -30,7 +30,7 @@ class Engine(Section):
     Unknown ones are refused when the engine starts."""
 
 
-class Sampling(Section):
+class SamplingSpec(Section):
     """The distribution that training samples are drawn from."""
 
     temperature: float = Field(default=1.0, ge=0, le=2)
@@ -43,7 +43,7 @@ class Sampling(Section):
     """Most tokens of a response; what is cut ends with ``length``. Default 1,024."""
 
 
-class Tool(Section):
+class ToolSpec(Section):
     """A function that the model may call."""
 
     path: FilePath = Field(min_length=1)
@@ -55,7 +55,7 @@ class Tool(Section):
     """Seconds after which a call is ended and the model told so. Default 30."""
 
 
-class Agent(Section):
+class AgentSpec(Section):
     """What happens between the prompt and the finished sample."""
 
     kind: Literal["singleTurn", "tools", "custom"] = "singleTurn"
@@ -63,7 +63,7 @@ class Agent(Section):
     ``custom``: a class of yours. Default singleTurn."""
     max_turns: int = Field(default=8, ge=1, le=1000)
     """Most generations of one sample, for ``tools``. Default 8."""
-    tools: list[Tool] = Field(default=[])
+    tools: list[ToolSpec] = Field(default=[])
     """What the model may call, for ``tools``."""
     path: FilePath = ""
     """Python file of the agent, for ``custom``: relative to the job file; on Kubernetes a file of ``spec.files``, or an
@@ -72,7 +72,7 @@ class Agent(Section):
     """The class in it, with ``async def run(prompt, generate) -> Trajectory``, for ``custom``."""
 
 
-class Rollout(Section):
+class RolloutSpec(Section):
     """Rollout workers: they take prompts and publish each sample the moment it is finished."""
 
     replicas: Annotated[int, MUTABLE] = Field(default=1, ge=1, le=10_000)
@@ -82,11 +82,11 @@ class Rollout(Section):
     """What happens to running samples when new weights come: ``continue`` goes on with the KV cache of the old weights
     (each token's version is recorded), ``recompute`` reads what was generated so far with the new weights, ``drain``
     finishes first. Default continue: no token is generated twice and none waits."""
-    engine: Engine = Engine()
+    engine: EngineSpec = EngineSpec()
     """The inference engine."""
-    sampling: Sampling = Sampling()
+    sampling: SamplingSpec = SamplingSpec()
     """How training samples are drawn."""
-    agent: Agent = Agent()
+    agent: AgentSpec = AgentSpec()
     """One generation, tools, or your own loop."""
-    pod: Pod = Pod()
+    pod: PodSpec = PodSpec()
     """Pods of the rollout workers."""

@@ -9,7 +9,7 @@ from pydantic import Field
 from plaudit_workers.job.spec.section import MUTABLE, Section
 
 
-class Scheduling(Section):
+class SchedulingSpec(Section):
     """Queue, gang, priority, suspension. ``plaudit run`` ignores it."""
 
     queue_name: str = Field(default="", max_length=63, pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$")

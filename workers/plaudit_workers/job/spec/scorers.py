@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from plaudit_workers.job.spec.pod import Pod
+from plaudit_workers.job.spec.pod import PodSpec
 from plaudit_workers.job.spec.section import (
-    DNS_LABEL,
     MUTABLE,
     PYTHON_NAME,
+    SCORER_NAME,
     FilePath,
     Opaque,
     SecretKey,
@@ -18,8 +19,39 @@ from plaudit_workers.job.spec.section import (
     SourcePath,
 )
 
+Kind = Literal["rule", "python", "judge", "model"]
 
-class PythonFunction(Section):
+
+@dataclass(frozen=True)
+class KindTraits:
+    """The fields of a scorer that belong to one kind. The rules of the job and the CEL rules of the CRD follow it."""
+
+    fields: tuple[str, ...]
+    """Fields, as written in YAML, that only this kind reads."""
+    example: str = ""
+    """A value for the first of ``fields``, where that field is required."""
+    scores_groups: bool = False
+    """The kind supports scope ``group``."""
+
+    @property
+    def section(self) -> str:
+        """The section that this kind requires; empty for none."""
+        return self.fields[0] if self.example else ""
+
+
+KINDS: dict[Kind, KindTraits] = {
+    "rule": KindTraits(("rule", "ruleArguments")),
+    "python": KindTraits(("python", "isolation"), "{path: rewards.py, function: compute_score}", scores_groups=True),
+    "judge": KindTraits(
+        ("judge", "limits"),
+        "{baseUrl: …, model: …, promptTemplate: {path: …}, parse: {regex: …}}",
+        scores_groups=True,
+    ),
+    "model": KindTraits(("model",), "{source: …}"),
+}
+
+
+class PythonFunctionSpec(Section):
     """A function or class in a file, called by the signature it has: verl's, TRL's or Plaudit's."""
 
     path: FilePath = Field(min_length=1)
@@ -31,7 +63,7 @@ class PythonFunction(Section):
     """Keyword arguments of every call (for a class: of its constructor)."""
 
 
-class PromptTemplate(Section):
+class PromptTemplateSpec(Section):
     """The judge's prompt."""
 
     path: FilePath = Field(min_length=1)
@@ -39,19 +71,19 @@ class PromptTemplate(Section):
     ``data_source`` and ``extra_info``."""
 
 
-class Parse(Section):
+class ParseSpec(Section):
     """How the judge's answer becomes a number: exactly one of the three."""
 
     regex: str = ""
     """A regular expression; the first group of its first match is the number (``scope: group``: of every match)."""
     json_path: str = ""
     """Where the number stands in the answer's first JSON, such as ``$.score`` (``scope: group``: a list of numbers)."""
-    python: PythonFunction | None = None
+    python: PythonFunctionSpec | None = None
     """A function ``(answer)`` or ``(answer, sample)`` that returns it; ``scope: group``: ``(answer, samples)``, a list.
     """
 
 
-class Judge(Section):
+class JudgeSpec(Section):
     """An OpenAI-compatible endpoint that is asked for a score."""
 
     base_url: str = Field(min_length=1, pattern=r"^https?://")
@@ -60,15 +92,15 @@ class Judge(Section):
     """The model's name there."""
     api_key_secret: SecretKey | None = None
     """The key. Default: none is sent."""
-    prompt_template: PromptTemplate
+    prompt_template: PromptTemplateSpec
     """What is asked."""
-    parse: Parse
+    parse: ParseSpec
     """How the answer is read."""
     arguments: Opaque = Field(default={})
     """Further members of the request, such as ``temperature`` or ``max_tokens``."""
 
 
-class SharedLimits(Section):
+class SharedLimitsSpec(Section):
     """One budget over several jobs, held in a Redis that all of them reach."""
 
     url: str = Field(min_length=1, pattern=r"^rediss?://")
@@ -79,7 +111,7 @@ class SharedLimits(Section):
     """Name of the budget: jobs with the same key share it."""
 
 
-class Limits(Section):
+class LimitsSpec(Section):
     """What may be asked of an endpoint by all workers of the job together."""
 
     requests_per_minute: int | None = Field(default=None, ge=1)
@@ -88,11 +120,11 @@ class Limits(Section):
     """Tokens, asked and answered, in any 60 s. Default: no limit."""
     concurrency: int | None = Field(default=None, ge=1)
     """Requests at a time. Default: no limit."""
-    shared: SharedLimits | None = None
+    shared: SharedLimitsSpec | None = None
     """Share the budget with other jobs. Default: the job's own."""
 
 
-class RewardModel(Section):
+class RewardModelSpec(Section):
     """A model with one output (``num_labels: 1``), served for the job."""
 
     source: SourcePath = Field(min_length=1)
@@ -119,11 +151,11 @@ class RewardModel(Section):
     refused when it starts."""
     replicas: int = Field(default=1, ge=1, le=1000)
     """Servers, one GPU each; reward workers spread their calls over them. Default 1."""
-    pod: Pod = Pod()
+    pod: PodSpec = PodSpec()
     """Pods of the servers. A server has one GPU where there are any, unless the limits say otherwise."""
 
 
-class When(Section):
+class WhenSpec(Section):
     """Score only samples on which an earlier scorer gave a value (to save calls)."""
 
     scorer: str = Field(min_length=1)
@@ -132,12 +164,13 @@ class When(Section):
     """The value it must have given; all other samples are ``skipped``."""
 
 
-class Scorer(Section):
+class ScorerSpec(Section):
     """One source of scores."""
 
-    name: str = Field(min_length=1, max_length=20, pattern=DNS_LABEL)
-    """Name in metrics, in stored samples and in ``when``: a DNS label of at most 20 characters, unique in the job."""
-    kind: Literal["rule", "python", "judge", "model"]
+    name: str = Field(min_length=1, max_length=20, pattern=SCORER_NAME)
+    """Name in metrics, in stored samples and in ``when``, such as ``accuracy_reward``: at most 20 of a-z, 0-9, ``-``
+    and ``_``, unique in the job. Kind ``model`` allows no ``_``: its pods carry the name."""
+    kind: Kind
     """``rule``: built in, chosen by data source; ``python``: a function of yours; ``judge``: an OpenAI-compatible
     endpoint; ``model``: a reward model served for the job."""
     weight: float = 1.0
@@ -149,18 +182,18 @@ class Scorer(Section):
     """Name of a built-in rule (``gsm8k``), for ``rule``. Default: by each row's ``data_source``."""
     rule_arguments: Opaque = Field(default={})
     """The rule's arguments, for ``rule``. Without ``rule``: by rule name, ``{math_dapo: {strictBoxed: true}}``."""
-    python: PythonFunction | None = None
+    python: PythonFunctionSpec | None = None
     """The function, for ``python``."""
-    judge: Judge | None = None
+    judge: JudgeSpec | None = None
     """The endpoint, for ``judge``."""
-    model: RewardModel | None = None
+    model: RewardModelSpec | None = None
     """The reward model, for ``model``."""
     isolation: Literal["process", "thread", "inline"] | None = None
     """Where a ``python`` scorer runs: ``process`` is killed at its time limit, ``thread`` suits functions that block on
     the network, ``inline`` is the worker's event loop. Default: process for plain functions, inline for async ones."""
-    when: When | None = None
+    when: WhenSpec | None = None
     """Score only some samples. Default: all."""
-    limits: Annotated[Limits | None, MUTABLE] = None
+    limits: Annotated[LimitsSpec | None, MUTABLE] = None
     """What may be asked of a judge. Default: no limit."""
     retries: int | None = Field(default=None, ge=0, le=100)
     """Further attempts after an infrastructure failure. Default: ``reward.retries``."""

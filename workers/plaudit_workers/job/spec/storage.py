@@ -7,7 +7,7 @@ from pydantic import Field
 from plaudit_workers.job.spec.section import Section
 
 
-class Storage(Section):
+class StorageSpec(Section):
     """The volume that all processes share. Under ``plaudit run`` it is the run's folder."""
 
     claim_name: str = ""
@@ -27,7 +27,7 @@ class FileItem(Section):
     """Name under which ``path`` fields of the job mean it; relative."""
 
 
-class Files(Section):
+class FilesSpec(Section):
     """Reward functions and templates for Kubernetes: a ConfigMap that is copied, with its digest, at admission."""
 
     config_map: str = ""

@@ -6,11 +6,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from plaudit_workers.job.spec.pod import Pod
+from plaudit_workers.job.spec.pod import PodSpec
 from plaudit_workers.job.spec.section import FilePath, Section
 
 
-class Checkpoint(Section):
+class CheckpointSpec(Section):
     """What a run can be taken up from: model, optimizer, data cursor, ledger. Kept in the run's folder."""
 
     every_steps: int = Field(default=10, ge=1)
@@ -22,7 +22,7 @@ class Checkpoint(Section):
     newest checkpoint."""
 
 
-class Trainer(Section):
+class TrainerSpec(Section):
     """Ranks, their strategy, memory and checkpoints."""
 
     ranks: int = Field(default=1, ge=1, le=100_000)
@@ -35,11 +35,11 @@ class Trainer(Section):
     micro_batch_tokens: int = Field(default=16_384, ge=1, le=100_000_000)
     """Tokens, prompts included, in one forward and backward pass of one rank; bounds activation memory. A longer sample
     is a micro-batch of its own. Default 16,384."""
-    checkpoint: Checkpoint = Checkpoint()
+    checkpoint: CheckpointSpec = CheckpointSpec()
     """What a run can be taken up from."""
     sinks: list[Literal["tensorboard", "wandb", "mlflow"]] = Field(default=[])
     """Where the figures of each step go besides ``steps.jsonl``. Default none."""
-    pod: Pod = Pod()
+    pod: PodSpec = PodSpec()
     """Pods of the trainer."""
 
     @property

@@ -6,15 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from plaudit_workers.job.spec.pod import Pod
+from plaudit_workers.job.spec.pod import PodSpec
+from plaudit_workers.job.spec.quantity import quantity
 from plaudit_workers.job.spec.section import BYTE_QUANTITY, FilePath, SecretKey, Section
 
-_FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
-    "Ki": 2**10,
-    "Mi": 2**20,
-    "Gi": 2**30,
-    "Ti": 2**40,
-}
 USABLE_SHARE = 0.6
 """Of a managed Redis's memory; the rest is for the fork that writes its file anew."""
 
@@ -28,7 +23,7 @@ class ConfigMapKey(Section):
     """Which of the ConfigMap's keys holds the value."""
 
 
-class Tls(Section):
+class TlsSpec(Section):
     """How the certificate of an external Redis is checked, and which one is shown to it. All of it is PEM."""
 
     ca_secret: SecretKey | None = None
@@ -50,7 +45,7 @@ class Tls(Section):
     the authority could pass for Redis."""
 
 
-class ManagedRedis(Section):
+class ManagedRedisSpec(Section):
     """A Redis of the job's own."""
 
     memory: str = Field(default="4Gi", pattern=BYTE_QUANTITY)
@@ -64,17 +59,16 @@ class ManagedRedis(Section):
     everysec: a dying Redis loses up to two seconds, which the ledger finds and does again."""
     image: str = ""
     """Container image. Default empty: the operator's."""
-    pod: Pod = Pod()
+    pod: PodSpec = PodSpec()
     """Its pod."""
 
     @property
     def max_memory_bytes(self) -> int:
         """Bytes that Redis may use (its ``maxmemory``): 60 % of ``memory``."""
-        digits = self.memory.rstrip("kMGTi")
-        return int(float(digits) * _FACTORS[self.memory[len(digits) :]] * USABLE_SHARE)
+        return int(float(quantity(self.memory)) * USABLE_SHARE)
 
 
-class Transport(Section):
+class TransportSpec(Section):
     """An external Redis by its address, or one of the job's own."""
 
     url: str = Field(default="", pattern=r"^(rediss?://.+)?$")
@@ -84,7 +78,7 @@ class Transport(Section):
     """User of the external Redis's ACL, with `passwordSecret`. Default empty: its user `default`."""
     password_secret: SecretKey | None = None
     """Password of the external Redis. Default: none."""
-    tls: Tls | None = None
+    tls: TlsSpec | None = None
     """How a ``rediss://`` address is checked. Default: against the system's authorities."""
-    managed: ManagedRedis = ManagedRedis()
+    managed: ManagedRedisSpec = ManagedRedisSpec()
     """The Redis of the job's own, where ``url`` is empty."""

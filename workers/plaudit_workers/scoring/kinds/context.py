@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from plaudit_reward.scorer import GroupScorer
-from plaudit_reward.scorer import Scorer as SampleScorer
-from plaudit_workers.job.spec.reward import Reward
-from plaudit_workers.job.spec.scorers import Scorer
+from plaudit_reward.scorer import GroupScorer, Scorer
+from plaudit_workers.job.spec.reward import RewardSpec
+from plaudit_workers.job.spec.scorers import ScorerSpec
 from plaudit_workers.stream.connection import RedisAddress
 
 
@@ -16,7 +15,7 @@ from plaudit_workers.stream.connection import RedisAddress
 class BuildContext:
     """Where the scorers will run."""
 
-    reward: Reward
+    reward: RewardSpec
     """The job's section, paths absolute."""
     worker: str
     """Name of this process."""
@@ -30,7 +29,7 @@ class BuildContext:
     """Share of the samples whose spans are kept (``metrics.traces``); None: nothing is traced."""
 
 
-AnyScorer = SampleScorer | GroupScorer
+AnyScorer = Scorer | GroupScorer
 
-Maker = Callable[[Scorer, BuildContext], AnyScorer]
+Maker = Callable[[ScorerSpec, BuildContext], AnyScorer]
 """Makes a scorer without starting anything: ``open`` does. Raises ``ConfigurationError`` or ``RefusedError``."""

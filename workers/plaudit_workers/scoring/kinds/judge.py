@@ -21,7 +21,7 @@ from plaudit_wire.logs import get_logger
 from plaudit_wire.sample import Sample
 from plaudit_wire.trace_context import drawn, traceparent
 from plaudit_workers.job.secrets import secret_value
-from plaudit_workers.job.spec.scorers import Judge, Scorer
+from plaudit_workers.job.spec.scorers import JudgeSpec, ScorerSpec
 from plaudit_workers.scoring.kinds.context import BuildContext
 from plaudit_workers.stream.connection import RedisAddress
 
@@ -31,8 +31,8 @@ _TIMEOUT_S = 5.0
 _RETRIES = 3
 
 
-def judge_scorer(scorer: Scorer, context: BuildContext) -> JudgeScorer:
-    """An endpoint, asked within the limits that all workers share."""
+def judge_scorer(scorer: ScorerSpec, context: BuildContext) -> JudgeScorer:
+    """Build a judge: an endpoint, and the limits that all workers share."""
     assert scorer.judge is not None
     judge = scorer.judge
     group = scorer.scope == "group"
@@ -57,7 +57,7 @@ def judge_scorer(scorer: Scorer, context: BuildContext) -> JudgeScorer:
     )
 
 
-def _parser(name: str, judge: Judge, group: bool) -> Parser:
+def _parser(name: str, judge: JudgeSpec, group: bool) -> Parser:
     parse = judge.parse
     if parse.python is not None:
         target = Target(
@@ -70,7 +70,7 @@ def _parser(name: str, judge: Judge, group: bool) -> Parser:
     return RegexParser(parse.regex, group=group) if parse.regex else JsonParser(parse.json_path, group=group)
 
 
-def _budget(scorer: Scorer, judge: Judge, context: BuildContext) -> Budget:
+def _budget(scorer: ScorerSpec, judge: JudgeSpec, context: BuildContext) -> Budget:
     if scorer.limits is None:
         return LocalBudget(Limits())
     given = scorer.limits

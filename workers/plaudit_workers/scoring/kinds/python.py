@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from plaudit_reward.functions.target import Target
 from plaudit_reward.isolation.function_scorer import FunctionScorer
-from plaudit_workers.job.spec.reward import Reward
-from plaudit_workers.job.spec.scorers import Scorer
+from plaudit_workers.job.spec.reward import RewardSpec
+from plaudit_workers.job.spec.scorers import ScorerSpec
 from plaudit_workers.scoring.kinds.context import BuildContext
 
 
-def python_scorer(scorer: Scorer, context: BuildContext) -> FunctionScorer:
+def python_scorer(scorer: ScorerSpec, context: BuildContext) -> FunctionScorer:
     """A user's function or class."""
     assert scorer.python is not None
     target = Target(
@@ -22,7 +22,7 @@ def python_scorer(scorer: Scorer, context: BuildContext) -> FunctionScorer:
     return function_scorer(scorer.name, target, context.reward)
 
 
-def function_scorer(name: str, target: Target, reward: Reward) -> FunctionScorer:
+def function_scorer(name: str, target: Target, reward: RewardSpec) -> FunctionScorer:
     """A function in as many child processes as the job says."""
     workers = reward.workers
     return FunctionScorer(name, target, processes=workers.processes, max_concurrent=workers.max_concurrent_samples)

@@ -1,8 +1,8 @@
-"""Checkpoints: all that a run needs to go on exactly where it was. Called by the conductor.
+"""Write and read checkpoints: the complete state from which a run continues exactly. Called by ``torch_backend``.
 
 ``checkpoints/step-000010/`` holds ``policy.pt`` (weights in float32, optimizer, schedule, random state) and
-``state.json`` (what the conductor gives: data cursor, policy version, ledger, incarnation). The folder is there as a
-whole or not at all, and does not depend on the number of ranks.
+``state.json`` (the conductor's state: data cursor, policy version, ledger, incarnation). A checkpoint is whole or
+absent, and does not depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from plaudit_workers.process import RefusedError
 from plaudit_workers.training.backend.policy import Policy
-from plaudit_workers.whole_files import remove, remove_leftovers, whole_folder
+from plaudit_workers.whole_files import recover_all, remove, remove_leftovers, whole_folder
 
 _STEP_NAME = re.compile(r"step-(\d{6,})")
 _POLICY_FILE = "policy.pt"
@@ -24,20 +24,20 @@ _STATE_FILE = "state.json"
 
 
 def save_checkpoint(folder: Path, step: int, policy: Policy, extra: dict[str, Any], keep: int | None = None) -> Path:
-    """Writes a checkpoint, then deletes those that are no longer to be kept.
+    """Write a checkpoint, then delete the oldest ones.
 
     Args:
-        folder: ``checkpoints`` of the run's folder.
-        step: the step after which the run stands; a checkpoint of the same step is replaced.
-        policy: whose state.
-        extra: plain JSON (text keys), given back by ``load_checkpoint``.
-        keep: the newest of all checkpoints that stay, at least 1; None deletes none.
+        folder: ``checkpoints`` in the run's folder.
+        step: the last closed step; an existing checkpoint of the same step is replaced.
+        policy: the model to save.
+        extra: plain JSON (text keys), returned by ``load_checkpoint``.
+        keep: number of newest checkpoints to keep, at least 1; None keeps all. See ``checkpoints`` for the order.
 
     Returns:
         The checkpoint's folder.
 
     Raises:
-        RefusedError: the disk is full; older checkpoints are untouched.
+        RefusedError: the disk is full; older checkpoints are unchanged.
     """
     target = folder / f"step-{step:06d}"
     with whole_folder(target) as temporary:
@@ -52,54 +52,65 @@ def save_checkpoint(folder: Path, step: int, policy: Policy, extra: dict[str, An
 
 
 def load_checkpoint(path: Path, policy: Policy) -> dict[str, Any]:
-    """Puts a checkpoint's state into the policy.
+    """Load a checkpoint into the policy.
 
     Args:
         path: a checkpoint's folder.
         policy: of the same model, with any number of ranks.
 
     Returns:
-        What ``save_checkpoint`` was given as ``extra``.
+        The ``extra`` that was passed to ``save_checkpoint``.
 
     Raises:
-        RefusedError: it is not a checkpoint, cannot be read, or is of another model.
+        RefusedError: the folder is not a checkpoint, cannot be read, or belongs to another model.
     """
     extra = read_extra(path)
     try:
         state = torch.load(path / _POLICY_FILE, map_location="cpu", weights_only=True, mmap=True)
         policy.load_state_dict(state)
-    # A damaged file meets torch's unpickler, zip reader and shape checks; each fails in its own way.
+    # A damaged file meets torch's unpickler, zip reader and shape checks; each fails with its own exception.
     except (OSError, RuntimeError, KeyError, ValueError, EOFError) as error:
         raise RefusedError(
-            f"checkpoint {path} cannot be loaded: {error}. Is it of this model? Name another one with "
-            "trainer.checkpoint.resumeFrom, or remove the folder to go on from the one before"
+            f"checkpoint {path} cannot be loaded: {error}. Is it of this model? Choose another one with "
+            "trainer.checkpoint.resumeFrom, or remove the folder to continue from the previous checkpoint"
         ) from error
     return extra
 
 
 def read_extra(path: Path) -> dict[str, Any]:
-    """What ``save_checkpoint`` was given as ``extra``, without loading the policy.
+    """Return the ``extra`` of a checkpoint without loading the policy.
 
     Raises:
-        RefusedError: the folder is no checkpoint.
+        RefusedError: the folder is not a checkpoint.
     """
     try:
         extra: dict[str, Any] = json.loads((path / _STATE_FILE).read_text())["extra"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RefusedError(
-            f"{path} is no checkpoint: its {_STATE_FILE} cannot be read ({error}); name a folder like "
+            f"{path} is not a checkpoint: its {_STATE_FILE} cannot be read ({error}). Give a folder like "
             "…/checkpoints/step-000010"
         ) from error
     return extra
 
 
-def latest_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint of the highest step; None when there is none. Incomplete ones do not count."""
-    found = checkpoints(folder)
-    return found[-1] if found else None
-
-
 def checkpoints(folder: Path) -> list[Path]:
-    """All checkpoints, oldest step first."""
+    """Return the checkpoints, oldest first: by incarnation, then by step.
+
+    The step alone does not order them: a trainer that was replaced may have saved a higher step than its successor.
+    """
     named = [(int(name[1]), path) for path in folder.glob("step-*") if (name := _STEP_NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(named) if (path / _STATE_FILE).is_file()]
+    whole = [(step, path) for step, path in named if (path / _STATE_FILE).is_file()]
+    return [path for _, path in sorted(whole, key=lambda item: (_incarnation(item[1]), item[0]))]
+
+
+def recovered_checkpoints(folder: Path) -> list[Path]:
+    """Finish replacements that a killed trainer began, then return ``checkpoints``. For the trainer that takes over."""
+    recover_all(folder)
+    return checkpoints(folder)
+
+
+def _incarnation(path: Path) -> int:
+    try:
+        return int(read_extra(path).get("incarnation", 0))
+    except RefusedError:
+        return -1  # a damaged checkpoint is the first to be deleted; loading it is refused by name

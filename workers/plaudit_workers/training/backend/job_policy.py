@@ -9,7 +9,12 @@ from typing import Any
 from plaudit_wire.messages import Announcement, PolicyVersion
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.stream.group import Group
-from plaudit_workers.training.backend.checkpoint import checkpoints, load_checkpoint, read_extra, save_checkpoint
+from plaudit_workers.training.backend.checkpoint import (
+    load_checkpoint,
+    read_extra,
+    recovered_checkpoints,
+    save_checkpoint,
+)
 from plaudit_workers.training.backend.policy import Policy
 from plaudit_workers.training.backend.publish import prune_weights, write_weights
 from plaudit_workers.training.model.batch import make_batch
@@ -50,7 +55,7 @@ class JobPolicy:
 
     def checkpoints(self) -> dict[Path, dict[str, Any]]:
         """The run's whole checkpoints."""
-        return {path: read_extra(path) for path in checkpoints(self._checkpoints)}
+        return {path: read_extra(path) for path in recovered_checkpoints(self._checkpoints)}
 
     def load(self, checkpoint: Path) -> dict[str, Any]:
         """Takes over a checkpoint."""

@@ -82,7 +82,7 @@ def group_record(group: Group, ending: Ending, closed: float) -> GroupRecord:
         step=ending.step,
         end=ending.end,
         num_samples=len(group.samples),
-        num_scored=len(group.samples) - num_failed(group),
+        num_scored=sum(sample.scoring is not None and sample.scoring.value is not None for sample in group.samples),
         admitted=group.admitted,
         closed=closed,
         terminal=group.terminal,
@@ -90,8 +90,3 @@ def group_record(group: Group, ending: Ending, closed: float) -> GroupRecord:
         taken=ending.taken,
         reason=(ending.reason or group.reason or "unknown") if ending.end == "dropped" else "",
     )
-
-
-def num_failed(group: Group) -> int:
-    """Samples of it without a score."""
-    return sum(1 for sample in group.samples if sample.scoring is None or sample.scoring.value is None)

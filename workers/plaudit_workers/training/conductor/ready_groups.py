@@ -12,7 +12,8 @@ from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import PolicyVersion
 from plaudit_wire.outage import OUTAGE
 from plaudit_workers.stream.group import Group
-from plaudit_workers.training.conductor.closing import Ending, discard_group, end_groups, num_failed
+from plaudit_workers.training.conductor.closing import Ending, discard_group, end_groups
+from plaudit_workers.training.conductor.failed_scores import has_failed
 from plaudit_workers.training.run.schedule import InFlight, ReadyGroup
 from plaudit_workers.training.run.state import Run, RunState
 
@@ -117,4 +118,5 @@ def sampled_versions(group: Group) -> set[PolicyVersion]:
 
 def summary(group: Group, flight: InFlight) -> ReadyGroup:
     """A group as the schedule sees it."""
-    return ReadyGroup(flight, len(group.samples), num_failed(group), trainable=group.phase == "ready")
+    num_failed = sum(map(has_failed, group.samples))
+    return ReadyGroup(flight, len(group.samples), num_failed, trainable=group.phase == "ready")

@@ -16,11 +16,12 @@ from typing import Any
 
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import PolicyVersion
+from plaudit_workers.process import RefusedError
 from plaudit_workers.stream.group import Group
 from plaudit_workers.training.conductor.policy_thread import PolicyThread
 from plaudit_workers.training.conductor.ready_groups import sampled_versions
 from plaudit_workers.training.run.ledger import TrainerLedger
-from plaudit_workers.training.run.lineage import Lineage
+from plaudit_workers.training.run.lineage import FILE_NAME, Lineage
 from plaudit_workers.training.run.schedule import InFlight, Schedule
 from plaudit_workers.training.run.state import Run, RunState
 
@@ -56,7 +57,7 @@ async def take_over(run: Run, policy: PolicyThread) -> tuple[RunState, dict[str,
     lineage = Lineage.read(folder)
     known = [extra["incarnation"] for extra in (await policy.checkpoints()).values()]
     incarnation = await run.streams.take_over(max([lineage.newest, *known]))
-    restored = await _restore(run, policy)
+    restored = await _restore(run, policy, lineage)
     lineage.parents[incarnation] = restored.parent
     lineage.write(folder)
     await _settle_open_groups(run, restored, lineage, PolicyVersion(incarnation, restored.step))
@@ -69,19 +70,46 @@ async def take_over(run: Run, policy: PolicyThread) -> tuple[RunState, dict[str,
     return state, restored.open_step
 
 
-async def _restore(run: Run, policy: PolicyThread) -> Restored:
+async def _restore(run: Run, policy: PolicyThread, lineage: Lineage) -> Restored:
     own = await policy.checkpoints()
-    if own:
-        # Not simply the highest step: a trainer that was replaced may have written one after its successor began.
-        newest = max(own, key=lambda path: (own[path]["incarnation"], own[path]["step"]))
+    # Not simply the highest step: a trainer that was replaced may have saved one after its successor began.
+    newest = max(own, key=lambda path: _version_of(own[path]), default=None)
+    refuse_lost_checkpoint(lineage, None if newest is None else _version_of(own[newest]), run.folder / "checkpoints")
+    if newest is not None:
         extra = await policy.load(newest)
         ledger = TrainerLedger.restored(extra["ledger"])
-        return Restored(extra["step"], ledger, PolicyVersion(extra["incarnation"], extra["step"]), extra["open_step"])
+        return Restored(extra["step"], ledger, _version_of(extra), extra["open_step"])
     if run.plan.resume_from:
         extra = await policy.load(Path(run.plan.resume_from))
         ledger = TrainerLedger.restored(extra["ledger"]).begun_anew()
         return Restored(extra["step"], ledger, PolicyVersion(0, extra["step"]))
     return Restored(0, TrainerLedger(), PolicyVersion(0, 0))
+
+
+def _version_of(extra: dict[str, Any]) -> PolicyVersion:
+    return PolicyVersion(extra["incarnation"], extra["step"])
+
+
+def refuse_lost_checkpoint(lineage: Lineage, newest: PolicyVersion | None, folder: Path) -> None:
+    """Check that the checkpoint from which the last trainer continued, or a newer one, exists.
+
+    Args:
+        lineage: of the run, before the new incarnation is added.
+        newest: version of the newest checkpoint; None when there is none.
+        folder: of the checkpoints, for the message.
+
+    Raises:
+        RefusedError: it is missing. To go on would train prompts a second time that the run has already learnt from.
+    """
+    parent = lineage.parents.get(lineage.newest, PolicyVersion(0, 0))
+    if parent.incarnation == 0 or (newest is not None and newest >= parent):
+        return
+    found = "there is none" if newest is None else f"the newest one is of version {newest}"
+    raise RefusedError(
+        f"{folder}: {FILE_NAME} records that the run continued from the checkpoint of version {parent} (step "
+        f"{parent.number}), but {found}. Restore step-{parent.number:06d} from a backup; to accept the loss and train "
+        f"again from what is left, delete {FILE_NAME}"
+    )
 
 
 async def _settle_open_groups(run: Run, restored: Restored, lineage: Lineage, head: PolicyVersion) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from plaudit_wire.logs import get_logger
 from plaudit_wire.records import StepRecord
 from plaudit_workers.stream.trainer.groups import StaleIncarnationError
+from plaudit_workers.training.conductor.failed_scores import failed_samples, failure_reasons
 from plaudit_workers.training.conductor.open_step import OpenStep
 from plaudit_workers.training.conductor.policy_thread import PolicyThread
 from plaudit_workers.training.conductor.step_report import StepReport
@@ -48,6 +49,9 @@ class RunRecords:
             RuntimeError: the ledger does not add up.
             RefusedError: the disk is full.
         """
+        if failed := list(failed_samples([group for group, _ in report.ended])):
+            reasons = failure_reasons(failed)
+            logger.warning("samples without a score", step=report.step, count=len(failed), reasons=reasons)
         record = await asyncio.to_thread(self._write, report, closed)
         await self._run.streams.record_step(record)
         await self.ledger()

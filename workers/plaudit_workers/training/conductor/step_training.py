@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plaudit_wire.logs import get_logger
-from plaudit_wire.records import GroupEnd, WaitRecord
+from plaudit_wire.records import PAUSE, GroupEnd, WaitRecord
 from plaudit_workers.process import JobFailedError
 from plaudit_workers.stream.group import Group
 from plaudit_workers.training.conductor.admission import Admitter
 from plaudit_workers.training.conductor.background_tasks import Beside
 from plaudit_workers.training.conductor.closing import Ending, close_groups, end_in_ledger
+from plaudit_workers.training.conductor.failed_scores import failed_samples, failure_reasons, is_permanent
 from plaudit_workers.training.conductor.open_step import Decision, OpenStep, Over, Retry, Update, Wait
 from plaudit_workers.training.conductor.policy_thread import PolicyThread
 from plaudit_workers.training.conductor.ready_groups import ReadyGroups
@@ -37,6 +38,8 @@ class StepTraining:
     ready: ReadyGroups
     beside: Beside
     stop: asyncio.Event
+    _paused_until: float = 0.0
+    """When the pause after a failed try ends (server's clock)."""
 
     async def train(self, step: OpenStep, report: StepReport) -> bool:
         """Trains on the step's groups as they become ready; False when it was told to stop before the end.
@@ -74,7 +77,7 @@ class StepTraining:
             await self.ready.wait(_LOOK_EVERY_S)
         if began:
             awaited = sorted(step.taken - in_hand)
-            report.waits.append(WaitRecord(began, max(began, self.run.clock.now()), awaited))
+            report.waits += wait_records(began, max(began, self.run.clock.now()), awaited, self._paused_until)
         return decision
 
     def _take_ready(self, step: OpenStep) -> None:
@@ -92,25 +95,35 @@ class StepTraining:
         figures = await self.policy.update(self.ready.get(group.flight.group for group in chosen))
         report.update_s += time.monotonic() - started
         report.updates.append(figures)
+        self.state.problem = ""
         self._end(chosen, report, "trained", taken=taken)
         step.ended(chosen)
 
     def _return(self, step: OpenStep, retry: Retry, report: StepReport) -> None:
-        """Drops what has too many failed scores; its prompts are admitted again after a pause."""
+        """Drop the groups of a step in which too many scores failed; admit their prompts again after a pause.
+
+        Raises:
+            JobFailedError: this was the last try, or trying again cannot help.
+        """
+        failed = list(failed_samples(self.ready.get(group.flight.group for group in retry.groups)))
         pauses = self.run.plan.retry_pauses_s
-        last = step.retries >= len(pauses)
+        last = step.retries >= len(pauses) or (retry.failed_share == 1 and is_permanent(failed))
         pause_s = 0.0 if last else pauses[step.retries]
-        fields = {"step": step.step, "failed_share": retry.failed_share, "tries": step.retries + 1, "pause_s": pause_s}
-        logger.error("too many samples without a score", **fields)
+        missing, reasons = f"{retry.failed_share:.0%} of its samples have no score", failure_reasons(failed)
+        logger.error(
+            "step not trained", step=step.step, failed_share=retry.failed_share, reasons=reasons, next_try_s=pause_s
+        )
+        self.state.problem = f"step {step.step} not trained: {missing}, next try in {pause_s:.0f} s. {reasons}"
         self.admitter.pause(pause_s)
+        self._paused_until = self.run.clock.now() + pause_s
         self._end(retry.groups, report, "dropped", reason="too_many_failed", again=True)
         step.returned(retry.groups)
         report.figures["training/retries"] = float(step.retries)
         if last:
             raise JobFailedError(
-                f"step {step.step}: {retry.failed_share:.0%} of the samples have no score, after {step.retries} tries "
-                f"(reward.maxFailedShare is {step.schedule.max_failed_share:.0%}). See the reward workers' logs; with "
-                "the scorers mended, --resume goes on from here"
+                f"step {step.step} not trained: {missing} after {step.retries} {_plural(step.retries, 'try', 'tries')} "
+                f"(reward.maxFailedShare is {step.schedule.max_failed_share:.0%}). {reasons}. Fix the scorers or their "
+                "data, then continue with --resume"
             )
 
     def _end(
@@ -128,3 +141,23 @@ class StepTraining:
         records = end_in_ledger(self.run, self.state, groups, ending)
         report.add(groups, records)
         self.beside.start(close_groups(self.run, self.state, records))
+
+
+def _plural(count: int, one: str, many: str) -> str:
+    return one if count == 1 else many
+
+
+def wait_records(began: float, ended: float, awaited: list[str], paused_until: float) -> list[WaitRecord]:
+    """Split a wait into the pause after a failed try, if it fell into one, and the wait for the groups that ended it.
+
+    A wait that ended before the pause did was ended by groups that were already in flight, so it is no pause.
+
+    Args:
+        began: seconds on the server's clock, as all points in time here.
+        ended: when the wait ended.
+        awaited: ids of the groups that ended it.
+        paused_until: when the last pause ended or will end.
+    """
+    if not began < paused_until <= ended:
+        return [WaitRecord(began, ended, awaited)]
+    return [WaitRecord(began, paused_until, [], PAUSE), WaitRecord(paused_until, ended, awaited)]

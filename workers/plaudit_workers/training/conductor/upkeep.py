@@ -38,6 +38,7 @@ class Upkeep:
         self._admitter = admitter
         self._ready = ready
         self._next_beat = 0.0
+        self._reported = ""
         self._unknown: set[str] = set()
 
     async def keep(self) -> None:
@@ -61,10 +62,11 @@ class Upkeep:
         await self._admitter.admit_training()
 
     async def _beat(self) -> None:
-        if time.monotonic() >= self._next_beat:
-            self._next_beat = time.monotonic() + _BEAT_EVERY_S
-            version = str(self._state.version)
-            await self._run.transport.beat(WorkerRecord(self._run.worker, "trainer", version=version))
+        problem = self._state.problem
+        if time.monotonic() >= self._next_beat or problem != self._reported:
+            self._next_beat, self._reported = time.monotonic() + _BEAT_EVERY_S, problem
+            record = WorkerRecord(self._run.worker, "trainer", version=str(self._state.version), problem=problem)
+            await self._run.transport.beat(record)
 
     async def _return_lost(self, open_groups: set[str]) -> None:
         """Groups in flight that Redis has lost (FLUSHALL, failover): their prompts are admitted again."""

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from plaudit_wire.logs import get_logger
-from plaudit_workers.job.spec.data import Data, TrainData
+from plaudit_workers.job.data_row import extra_info_of
+from plaudit_workers.job.spec.data import DataSpec, TrainDataSpec
 from plaudit_workers.process import RefusedError
 from plaudit_workers.training.data.rows import Rows, read_rows
 
@@ -66,21 +67,21 @@ class PromptData:
         self._order = lru_cache(maxsize=2)(self._shuffled)
 
     @classmethod
-    def for_training(cls, data: Data, tokenizer: PreTrainedTokenizerBase, seed: int) -> Self:
+    def for_training(cls, data: DataSpec, tokenizer: PreTrainedTokenizerBase, seed: int) -> Self:
         """Loads ``data.train``; see ``load``."""
         return cls.load(data.train, tokenizer, seed)
 
     @classmethod
-    def for_validation(cls, data: Data, tokenizer: PreTrainedTokenizerBase) -> Self | None:
+    def for_validation(cls, data: DataSpec, tokenizer: PreTrainedTokenizerBase) -> Self | None:
         """Loads ``data.validation`` in the file's order, if the job has one; the training's length limit holds too."""
         if data.validation is None:
             return None
         limit = data.train.max_prompt_length
-        section = TrainData(path=data.validation.path, shuffle=False, max_prompt_length=limit)
+        section = TrainDataSpec(path=data.validation.path, shuffle=False, max_prompt_length=limit)
         return cls.load(section, tokenizer, seed=0)
 
     @classmethod
-    def load(cls, section: TrainData, tokenizer: PreTrainedTokenizerBase, seed: int) -> Self:
+    def load(cls, section: TrainDataSpec, tokenizer: PreTrainedTokenizerBase, seed: int) -> Self:
         """Reads a file, applies the chat template, leaves out and counts the prompts that are too long.
 
         Args:
@@ -127,7 +128,7 @@ class PromptData:
             prompt_ids=self._prompt_ids[number].astype("<i4").tobytes(),
             messages=[] if isinstance(prompt, str) else prompt,
             ground_truth=row["reward_model"]["ground_truth"],
-            extra_info=row.get("extra_info") or {},
+            extra_info=extra_info_of(row.get("extra_info")),
         )
 
     def _shuffled(self, epoch: int) -> NDArray[np.int64]:

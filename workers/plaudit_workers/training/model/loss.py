@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from plaudit_workers.job.spec.algorithm import Loss
+from plaudit_workers.job.spec.algorithm import LossSpec
 from plaudit_workers.training.model.correction import MAX_LOG_RATIO, correct, exp_ratio
 
 
@@ -68,7 +68,7 @@ def token_weights(aggregation: str, lengths: Sequence[int]) -> list[float]:
     return [1 / (len(lengths) * length) for length in lengths]
 
 
-def policy_loss(tokens: TokenInputs, settings: Loss) -> LossTerms:
+def policy_loss(tokens: TokenInputs, settings: LossSpec) -> LossTerms:
     """Adds up the loss of one micro-batch.
 
     ``L = Σ_t w_t · (-c_t · min(r_t A_t, clip(r_t, 1 - clipLow, 1 + clipHigh) A_t) + β · k3_t - η · H_t)`` with

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils.logging import disable_progress_bar
 
 from plaudit_reward.packed_attention import PACKED_ATTENTION, Block, UnsupportedAttentionError, make_blocks
-from plaudit_workers.job.spec.model import Model
+from plaudit_workers.job.spec.model import ModelSpec
 from plaudit_workers.process import RefusedError
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -32,7 +32,7 @@ PACKING_TOLERANCE = 1e-3
 own scale; a model whose layers look across sequences is off by far more."""
 
 
-def load_tokenizer(model: Model) -> PreTrainedTokenizerBase:
+def load_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
     """Loads ``model.tokenizer`` (default: the one in ``model.source``), with ``model.chatTemplate`` in place.
 
     Raises:
@@ -53,7 +53,7 @@ def load_tokenizer(model: Model) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def load_model(model: Model) -> PreTrainedModel:
+def load_model(model: ModelSpec) -> PreTrainedModel:
     """Loads ``model.source`` on the CPU: float32, packed attention, evaluation mode (no dropout).
 
     Raises:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from plaudit_workers.job.spec.algorithm import Algorithm
+from plaudit_workers.job.spec.algorithm import AlgorithmSpec
 from plaudit_workers.training.model.sharding import as_sharded, gather
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -31,7 +31,7 @@ class PolicyOptimizer:
         algorithm: the job's optimizer settings and mini-batches.
     """
 
-    def __init__(self, parameters: Iterable[tuple[str, torch.nn.Parameter]], algorithm: Algorithm) -> None:
+    def __init__(self, parameters: Iterable[tuple[str, torch.nn.Parameter]], algorithm: AlgorithmSpec) -> None:
         self._parameters = dict(parameters)
         self._settings = algorithm.optimizer
         self._warmup_updates = algorithm.optimizer.warmup_steps * algorithm.mini_batches_per_step

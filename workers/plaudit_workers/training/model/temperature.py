@@ -11,11 +11,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from plaudit_workers.job.spec.rollout import Sampling
+from plaudit_workers.job.spec.rollout import SamplingSpec
 from plaudit_workers.process import RefusedError
 
 
-def refuse_cut_sampling(sampling: Sampling) -> None:
+def refuse_cut_sampling(sampling: SamplingSpec) -> None:
     """Checks that the training samples' distribution is one that the trainer can compute.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import Self
 
 from plaudit_wire.messages import Sampling
 from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.job.spec.rollout import Sampling as JobSampling
+from plaudit_workers.job.spec.rollout import SamplingSpec
 from plaudit_workers.training.run.schedule import Schedule
 
 
@@ -74,7 +74,7 @@ class RunPlan:
         )
 
 
-def _sampling(section: JobSampling) -> Sampling:
+def _sampling(section: SamplingSpec) -> Sampling:
     return Sampling(
         max_tokens=section.max_tokens, temperature=section.temperature, top_p=section.top_p, top_k=section.top_k
     )

@@ -31,7 +31,7 @@ class Schedule:
     """How many versions may lie between the policy that sampled a group and the one that is trained on it."""
     order: Order = "step"
     max_failed_share: float = 0.5
-    """A step in which a larger share of the samples has no score is not trained."""
+    """A step is not trained if scoring failed for a larger share of its samples."""
 
     @property
     def mini_batch_size(self) -> int:
@@ -73,7 +73,7 @@ class ReadyGroup:
     flight: InFlight
     num_samples: int
     num_failed: int
-    """Samples without a score."""
+    """Samples whose scoring failed; those that their scorers skipped on purpose do not count."""
     trainable: bool
     """False: too few scores, or a failure that drops the group; it is accounted for but not trained."""
 

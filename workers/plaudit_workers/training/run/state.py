@@ -42,6 +42,8 @@ class RunState:
     ledger: TrainerLedger = field(default_factory=TrainerLedger)
     closing: int = 0
     """Calls under way that end groups: the ledger counts these ends already, Redis perhaps not yet."""
+    problem: str = ""
+    """Why the run makes no progress now, for people; the trainer's heartbeat carries it."""
     counters_suspect: bool = False
     """Redis may count otherwise than the ledger does (lost keys, groups that reappeared)."""
 

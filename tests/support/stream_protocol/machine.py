@@ -6,9 +6,9 @@ import uuid
 
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
-from stream_watched_machine import WatchedMachine  # conftest.py has loaded it
 
 from plaudit_workers.stream.trainer.groups import StreamLimits
+from stream_protocol.watched_machine import WatchedMachine
 
 
 class Machine(WatchedMachine):

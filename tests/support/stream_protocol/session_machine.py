@@ -6,7 +6,8 @@ import uuid
 
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
-from stream_watched_machine import WatchedMachine  # conftest.py has loaded it
+
+from stream_protocol.watched_machine import WatchedMachine
 
 
 class SessionMachine(WatchedMachine):

@@ -6,7 +6,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from stream_own_redis import OwnRedis
+from stream_protocol.own_redis import OwnRedis
 
 PASSWORD = "word"
 

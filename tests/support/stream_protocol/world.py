@@ -8,15 +8,14 @@ protocol; the rules of the state machine only choose who does what next.
 from __future__ import annotations
 
 import random
-import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from builders import make_body
 from plaudit_metrics.sources.events import decode_event
 from plaudit_wire.messages import Body, PolicyVersion, Prompt, Sampling, encode_body
-from plaudit_wire.records import GenerationRecord, SampleRecord, ScoringRecord
-from plaudit_wire.sample import Sample
+from plaudit_wire.records import SampleRecord, ScoringRecord
 from plaudit_workers.deadletters.letters import DeadLetters
 from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.group import Group
@@ -324,14 +323,7 @@ class World:
 
     def body(self, prompt: Prompt, index: int) -> Body:
         tokens = [self.random.randrange(1 << 30) for _ in range(3)]
-        return Body(
-            response_ids=struct.pack("<3i", *tokens),
-            logprobs=struct.pack("<3f", 0, 0, 0),
-            loss_mask=b"\1\1\1",
-            version_spans=[(0, 1, 0)],
-            generation=GenerationRecord("rollout", 1.0, 1, 3, 0, 0),
-            sample=Sample(prompt.group, index, prompt.data_source, prompt.prompt, f"response {tokens}"),
-        )
+        return make_body(prompt, index, f"response {tokens}", tokens)
 
     async def commit_one(self, worker: Worker, outcome: str, drop: bool) -> None:
         delivery = self.random.choice(worker.held)

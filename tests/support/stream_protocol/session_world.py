@@ -11,8 +11,6 @@ import random
 from collections import Counter
 from typing import Any
 
-from stream_world import Worker, World, score_of  # conftest.py has loaded it
-
 from plaudit_metrics.sources.events import decode_event
 from plaudit_wire.codec import encode
 from plaudit_wire.messages import Service
@@ -21,6 +19,7 @@ from plaudit_wire.sample import Sample
 from plaudit_workers.stream.connection import RedisAddress
 from plaudit_workers.stream.sessions import Session, SessionGoneError, SessionTakenError, Submission
 from plaudit_workers.stream.transitions.scripts import Scripts
+from stream_protocol.world import Worker, World, score_of
 
 ROOM = 6
 

@@ -1,0 +1,118 @@
+"""Why samples have no score: the failures of each scorer, counted by kind, with the first reason of each kind.
+
+A kind is an outcome and the part of its reason that does not change from sample to sample: the type of an exception
+and its line, or the text before the first colon, without its numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import msgspec
+
+from plaudit_wire.printable import printable
+from plaudit_wire.records import Outcome, SampleRecord, ScoringRecord
+
+NO_SCORER = "(no scorer)"
+"""Stands for the scorer of samples that ended without one: poison, or given up at their group's deadline."""
+
+_MOST_KINDS = 8
+"""Kinds of failure that are kept for each scorer; further ones count as the last."""
+_REASON_CHARACTERS = 200
+_FOLDER = re.compile(r"\(/[^()]*/(?=[^/()]+:\d+)")
+_PLACE = re.compile(r"\([^()]+:\d+[^()]*\)$")
+_NUMBER = re.compile(r"\d+(\.\d+)?")
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """One kind of failure of one scorer."""
+
+    scorer: str
+    outcome: Outcome
+    reason: str
+    """Of the first sample that failed so; empty when it has none."""
+    count: int
+    """Samples that failed so."""
+
+    def __str__(self) -> str:
+        """Return ``64 × KeyError: 'answer' (reward.py:2 in compute_score)``."""
+        return f"{self.count} × {self.reason or self.outcome}"
+
+
+class FailureCounts:
+    """Counts failures by scorer and kind, in bounded memory.
+
+    Attributes:
+        samples: samples that were added.
+        unscored: those of them that have no score.
+    """
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.unscored = 0
+        self._reasons: dict[tuple[str, Outcome, str], str] = {}
+        self._counts: dict[tuple[str, Outcome, str], int] = {}
+
+    def add(self, scoring: ScoringRecord) -> None:
+        """Adds one terminal sample. A scorer's failure counts even where the sample has a score without it."""
+        self.samples += 1
+        self.unscored += scoring.value is None
+        failed = [
+            (name, record)
+            for name, record in scoring.scorers.items()
+            if record.value is None and record.outcome != "skipped"
+        ]
+        for name, record in failed:
+            self._add(name, record.outcome, record.reason or "")
+        if scoring.value is None and not failed:
+            self._add(NO_SCORER, scoring.outcome, scoring.reason or "")
+
+    def failures(self) -> list[Failure]:
+        """Return every kind of failure, the most frequent first."""
+        found = [
+            Failure(scorer, outcome, self._reasons[scorer, outcome, kind], count)
+            for (scorer, outcome, kind), count in self._counts.items()
+        ]
+        return sorted(found, key=lambda failure: -failure.count)
+
+    def _add(self, scorer: str, outcome: Outcome, reason: str) -> None:
+        key = (scorer, outcome, _kind(reason))
+        if key not in self._counts:
+            of_scorer = [known for known in self._counts if known[0] == scorer]
+            if len(of_scorer) >= _MOST_KINDS:
+                key = of_scorer[-1]
+            else:
+                self._reasons[key] = shortened(reason)
+        self._counts[key] = self._counts.get(key, 0) + 1
+
+
+def failures_of(samples: Iterable[SampleRecord]) -> list[Failure]:
+    """Return the failures of a step's samples, the most frequent first."""
+    counts = FailureCounts()
+    for sample in samples:
+        counts.add(sample.scoring)
+    return counts.failures()
+
+
+def failure_labels(failures: Iterable[Failure]) -> dict[str, str]:
+    """Return a step's labels ``reward_pipeline/scorer/<name>/reasons``: its failures, joined by semicolons."""
+    by_scorer: dict[str, list[str]] = {}
+    for failure in failures:
+        by_scorer.setdefault(failure.scorer, []).append(str(failure))
+    return {f"reward_pipeline/scorer/{name}/reasons": "; ".join(texts) for name, texts in sorted(by_scorer.items())}
+
+
+def shortened(reason: str) -> str:
+    """Return a reason as one printable line of at most 200 characters; a user's file is named without its folder."""
+    text = _FOLDER.sub("(", printable(" ".join(reason.split())))
+    place = _PLACE.search(text)
+    if len(text) <= _REASON_CHARACTERS:
+        return text
+    end = f" {place[0]}" if place else ""
+    return text[: _REASON_CHARACTERS - len(end) - 1].rstrip() + "…" + end
+
+
+def _kind(reason: str) -> str:
+    place = _PLACE.search(reason)
+    return _NUMBER.sub("#", reason.partition(":")[0][:80]) + (place[0] if place else "")

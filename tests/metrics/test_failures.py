@@ -1,0 +1,87 @@
+"""The failures of scorers are counted by kind, with the first reason of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from plaudit_metrics.statistics.failures import NO_SCORER, Failure, failures_of, shortened
+from plaudit_metrics.statistics.steps import step_record
+from plaudit_wire.records import ScorerRecord
+
+Build = Callable[..., Any]
+
+
+def failed(reason: str, outcome: Any = "data_error") -> ScorerRecord:
+    return ScorerRecord(outcome, reason=reason)
+
+
+def test_samples_that_fail_for_the_same_reason_are_one_line_with_their_count(sample: Build) -> None:
+    raised = failed("KeyError: 'answer' (/home/me/job/reward.py:2 in compute_score)")
+    samples = [sample(index=index, outcome="data_error", scorers={"mine": raised}) for index in range(64)]
+    (failure,) = failures_of(samples)
+    assert str(failure) == "64 × KeyError: 'answer' (reward.py:2 in compute_score)"
+    assert (failure.scorer, failure.outcome) == ("mine", "data_error")
+
+
+def test_a_reason_that_differs_from_sample_to_sample_is_one_kind_shown_by_its_first(sample: Build) -> None:
+    texts = [f"ValueError: no number in {number!r} (/x/reward.py:7 in f)" for number in ("a", "b", "c")]
+    texts += ["ValueError: no number in 'd' (/x/reward.py:9 in f)"]
+    samples = [sample(outcome="data_error", scorers={"mine": failed(text)}) for text in texts]
+    assert [str(each) for each in failures_of(samples)] == [
+        "3 × ValueError: no number in 'a' (reward.py:7 in f)",
+        "1 × ValueError: no number in 'd' (reward.py:9 in f)",
+    ]
+
+
+def test_failures_are_listed_by_scorer_the_most_frequent_first(sample: Build) -> None:
+    samples = [sample(outcome="timeout", scorers={"slow": failed("took longer than 5 s", "timeout")})]
+    samples += [sample(scorers={"mine": failed("KeyError: 1"), "rule": ScorerRecord("scored", 1.0)})] * 2
+    assert [(each.scorer, each.count) for each in failures_of(samples)] == [("mine", 2), ("slow", 1)]
+
+
+def test_a_scorer_that_was_skipped_did_not_fail(sample: Build) -> None:
+    skipped = ScorerRecord("skipped", reason="when: rule is not 1", attempts=0)
+    assert failures_of([sample(scorers={"judge": skipped, "rule": ScorerRecord("scored", 0.0)})]) == []
+
+
+def test_a_sample_that_ended_without_any_scorer_is_listed_by_its_outcome(sample: Build) -> None:
+    assert failures_of([sample(outcome="poison"), sample(outcome="poison")]) == [Failure(NO_SCORER, "poison", "", 2)]
+    assert str(Failure(NO_SCORER, "poison", "", 2)) == "2 × poison"
+
+
+def test_kinds_are_bounded(sample: Build) -> None:
+    kinds = [failed(f"{chr(97 + number)}{'x' * number}Error: wrong") for number in range(26)]
+    failures = failures_of([sample(outcome="data_error", scorers={"mine": kind}) for kind in kinds])
+    assert len(failures) == 8
+    assert sum(each.count for each in failures) == 26
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        ("KeyError: 'a' (/srv/code/reward.py:2 in f)", "KeyError: 'a' (reward.py:2 in f)"),
+        ("a\nb\n  c", "a b c"),
+        ("", ""),
+        ("\x1b[2J\x07gone", "\ufffd[2J\ufffdgone"),
+    ],
+)
+def test_a_reason_becomes_one_line(reason: str, shown: str) -> None:
+    assert shortened(reason) == shown
+
+
+def test_a_long_reason_is_cut_and_keeps_its_place() -> None:
+    text = shortened(f"ValueError: {'x' * 500} (/srv/reward.py:12 in f)")
+    assert len(text) <= 200
+    assert text.endswith("… (reward.py:12 in f)")
+
+
+def test_the_record_of_a_step_carries_the_reasons_by_scorer(sample: Build) -> None:
+    raised = failed("KeyError: 'answer' (reward.py:2 in compute_score)")
+    record = step_record(3, 1, [sample(outcome="data_error", scorers={"mine": raised})] * 2, opened=0.0, closed=9.0)
+    assert record.labels["reward_pipeline/scorer/mine/reasons"] == (
+        "2 × KeyError: 'answer' (reward.py:2 in compute_score)"
+    )
+    assert record.verdict == "unscored"

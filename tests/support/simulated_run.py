@@ -1,0 +1,268 @@
+"""Whole runs in one process: a conductor on a scripted policy, a rollout on a scripted engine, real scoring and Redis.
+
+``Simulation`` starts the three as tasks. The trainer can be killed: its task is cancelled wherever it happens to be,
+nothing is told to anybody, and the next one starts with a fresh connection and what lies on the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from plaudit_metrics.sources.history import read_steps
+from plaudit_wire.messages import Sampling
+from plaudit_wire.records import StepRecord
+from plaudit_workers.job.spec.reward import RewardSpec
+from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.rollout.agents.single_turn import SingleTurn
+from plaudit_workers.rollout.engines.script import Script
+from plaudit_workers.rollout.engines.scripted import ScriptedEngine
+from plaudit_workers.rollout.worker import RolloutOptions, RolloutWorker
+from plaudit_workers.scoring.build import build_pipeline
+from plaudit_workers.scoring.worker import ScoringOptions, ScoringWorker
+from plaudit_workers.stream.connection import RedisAddress, Transport
+from plaudit_workers.stream.group import Group
+from plaudit_workers.stream.trainer.groups import StreamLimits, TrainerStreams
+from plaudit_workers.stream.worker.consumer import ConsumerOptions
+from plaudit_workers.training.backend.scripted import ScriptedPolicy
+from plaudit_workers.training.conductor.conductor import conduct
+from plaudit_workers.training.run.plan import RunPlan, ValidationPlan
+from plaudit_workers.training.run.schedule import Schedule
+from plaudit_workers.training.run.server_clock import ServerClock
+from plaudit_workers.training.run.sinks import Sinks
+from plaudit_workers.training.run.state import Run
+
+SAMPLES = 4
+
+SCORERS = """
+import asyncio, random
+
+async def compute_score(data_source, solution_str, ground_truth, extra_info=None, slow_s=0.02, broken_file=""):
+    import pathlib
+    await asyncio.sleep(random.uniform(0, slow_s))
+    if broken_file and pathlib.Path(broken_file).exists():
+        raise ConnectionError("connection to the judge refused")
+    return None if ground_truth == "skip" else float(ground_truth)
+
+def spread(rewards):
+    return rewards
+"""
+
+# As scripts: a group that is admitted between two commands would be half in the state, which no file of Redis shows.
+_DUMP = """
+local state = {}
+for _, key in ipairs(redis.call('KEYS', ARGV[1])) do
+  state[#state + 1], state[#state + 2] = key, redis.call('DUMP', key)
+end
+return state
+"""
+_REWIND = """
+for _, key in ipairs(redis.call('KEYS', ARGV[1])) do redis.call('DEL', key) end
+for i = 2, #ARGV, 2 do redis.call('RESTORE', ARGV[i], 0, ARGV[i + 1]) end
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A prompt of the simulation: its ground truth is its position."""
+
+    data_source: str
+    prompt_text: str
+    prompt_ids: bytes
+    ground_truth: Any
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    extra_info: dict[str, Any] = field(default_factory=dict)
+
+
+class Rows:
+    """As many prompts as wanted."""
+
+    def __init__(self, num_rows: int, data_source: str, special: Mapping[int, str]) -> None:
+        self._num_rows = num_rows
+        self._data_source = data_source
+        self._special = special
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def prompt_at(self, position: int) -> Row:
+        ids = np.array([position % 7 + 1], "<i4").tobytes()
+        truth = self._special.get(position, float(position % self._num_rows))
+        return Row(self._data_source, f"prompt {position}", ids, truth)
+
+
+def make_plan(
+    *,
+    steps: int = 4,
+    prompts_per_step: int = 4,
+    mini_batches: int = 1,
+    staleness: int = 0,
+    order: Any = "step",
+    validate_every: int | None = None,
+    **changes: Any,
+) -> RunPlan:
+    sampling = Sampling(max_tokens=8)
+    validation = None if validate_every is None else ValidationPlan(validate_every, 1, Sampling(8, 0.0))
+    schedule = Schedule(steps, prompts_per_step, mini_batches, staleness, order)
+    given: dict[str, Any] = {"checkpoint_every_steps": 2, **changes}
+    return RunPlan(schedule, SAMPLES, sampling, validation=validation, **given)
+
+
+class Simulation:
+    """One run with all its processes."""
+
+    def __init__(self, server: RedisServer, run_name: str, folder: Path) -> None:
+        self.server = server
+        self.name = run_name
+        self.folder = folder
+        self.broken_file = folder / "broken"
+        self.update_s: Callable[[Sequence[Group]], float] = lambda groups: 0.01
+        self.latency_s = 0.01
+        self.slow_s = 0.02
+        self.limits: dict[str, Any] = {}
+        self.broken: set[int] = set()
+        """Positions whose samples cannot be scored."""
+        self.skipped: set[int] = set()
+        """Positions whose samples the scorer skips: it returns None."""
+        self.on_failure = "mask"
+        self.broken_validation: set[int] = set()
+        self.policy_class = ScriptedPolicy
+        self.engine_class = ScriptedEngine
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "rewards.py").write_text(SCORERS)
+
+    @property
+    def address(self) -> RedisAddress:
+        return RedisAddress(self.server.url, self.server.password)
+
+    async def open(self) -> Transport:
+        return await Transport.open(self.address, self.name)
+
+    async def train(self, plan: RunPlan, stop: asyncio.Event | None = None) -> tuple[bool, ScriptedPolicy]:
+        """A trainer's life: returns whether all steps are done, and the policy as it then is."""
+        transport = await self.open()
+        sinks = Sinks(self.folder)
+        policy = self.policy_class(self.folder, self.update_s)
+        limits = {
+            "max_open_groups": plan.schedule.max_in_flight,
+            "min_samples_per_group": 2,
+            **self.limits,
+        }
+        run = Run(
+            plan=plan,
+            folder=self.folder,
+            transport=transport,
+            streams=TrainerStreams(transport, StreamLimits(**limits)),
+            data=Rows(1000, "train", dict.fromkeys(self.broken, "no number") | dict.fromkeys(self.skipped, "skip")),
+            sinks=sinks,
+            clock=ServerClock(transport.now),
+            validation_data=Rows(6, "held-out", dict.fromkeys(self.broken_validation, "no number"))
+            if plan.validation
+            else None,
+        )
+        try:
+            return await conduct(run, policy, stop or asyncio.Event()), policy
+        finally:
+            sinks.close()
+            await transport.close()
+
+    async def killed(self, plan: RunPlan, after_s: float) -> bool:
+        """A trainer that dies after so many seconds; True when it was done before that."""
+        life = asyncio.create_task(self.train(plan))
+        done, _ = await asyncio.wait([life], timeout=after_s)
+        if done:
+            await life
+            return True
+        life.cancel()
+        await asyncio.wait([life])
+        return False
+
+    async def trainer_process(self, settings: dict[str, Any]) -> asyncio.subprocess.Process:
+        """A trainer as a process of its own."""
+        about = {"url": self.server.url, "password": self.server.password, "run": self.name, **settings}
+        program = str(Path(__file__).with_name("trainer_program.py"))
+        arguments = json.dumps({**about, "folder": str(self.folder)})
+        return await asyncio.create_subprocess_exec(sys.executable, program, arguments)
+
+    @asynccontextmanager
+    async def workers(self, rollouts: int = 1, reward_workers: int = 1) -> AsyncIterator[None]:
+        """Rollouts and reward workers, until the context ends."""
+        stop = asyncio.Event()
+        tasks = [asyncio.create_task(self._rollout(f"rollout-{i}", stop)) for i in range(rollouts)]
+        tasks += [asyncio.create_task(self._reward(f"reward-{i}", stop)) for i in range(reward_workers)]
+        try:
+            yield
+        finally:
+            stop.set()
+            await asyncio.gather(*tasks)
+
+    async def _rollout(self, name: str, stop: asyncio.Event) -> None:
+        transport = await self.open()
+        script = Script.from_arguments(
+            {
+                "latencySeconds": {"kind": "uniform", "low": 0.0, "high": self.latency_s},
+                "responseTokens": {"kind": "constant", "value": 4},
+            }
+        )
+        options = RolloutOptions(256, SAMPLES, drain_grace_s=0.5, consumer=ConsumerOptions(block_s=0.1))
+        worker = RolloutWorker(name, transport, self.engine_class(script), SingleTurn(), options)
+        try:
+            await worker.run(stop)
+        finally:
+            await transport.close()
+
+    async def _reward(self, name: str, stop: asyncio.Event) -> None:
+        transport = await self.open()
+        arguments = {"slow_s": self.slow_s, "broken_file": str(self.broken_file)}
+        python = {"path": str(self.folder / "rewards.py"), "function": "compute_score", "arguments": arguments}
+        scorers = [{"name": "mine", "kind": "python", "python": python, "onFailure": self.on_failure}]
+        reward = RewardSpec.model_validate({"scorers": scorers, "retries": 0}, by_alias=True, by_name=False)
+        options = ScoringOptions(drain_grace_s=0.5, consumer=ConsumerOptions(block_s=0.1))
+        worker = ScoringWorker(name, transport, await build_pipeline(reward, name), options)
+        try:
+            await worker.run(stop)
+        finally:
+            await transport.close()
+
+    async def state(self) -> list[bytes]:
+        """Everything that Redis holds of the run, as of one moment, to be put back later: keys and their dumps."""
+        state: list[bytes] = await self._at_once(_DUMP)
+        return state
+
+    async def rewind(self, state: list[bytes]) -> None:
+        """Redis comes back with an older state; an empty one is what FLUSHALL leaves."""
+        await self._at_once(_REWIND, *state)
+
+    async def _at_once(self, script: str, *arguments: bytes) -> Any:
+        transport = await self.open()
+        try:
+            answer: Any = await transport.commands.eval(script, 0, f"plaudit:{{{self.name}}}:*", *arguments)
+            return answer
+        finally:
+            await transport.close()
+
+    async def until_steps(self, count: int) -> None:
+        """Returns once so many steps are written down."""
+        async with asyncio.timeout(30):
+            while len(self.steps()) < count:
+                await asyncio.sleep(0.01)
+
+    def steps(self) -> list[StepRecord]:
+        return read_steps(self.folder / "steps.jsonl")
+
+    def ledger(self) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((self.folder / "ledger.json").read_text())
+        return content
+
+
+def positions(policy: ScriptedPolicy) -> list[list[int]]:
+    """The data positions of each update."""
+    return [[int(group.split("-")[1]) for group in update] for update in policy.trained]

@@ -1,0 +1,53 @@
+"""The lines of ``plaudit run``: a table for people, on a terminal or not, and JSON for programs."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from plaudit_metrics.sources.history import append_step
+from plaudit_wire.records import StepRecord
+from plaudit_workers.launch.console import StepLines
+
+
+def step(number: int, **statistics: float) -> StepRecord:
+    return StepRecord(
+        step=number,
+        incarnation=1,
+        opened=0.0,
+        closed=1.0,
+        num_samples=64,
+        num_groups=8,
+        statistics={"step_s": 1.23456789012345, **statistics},
+        verdict="generation",
+    )
+
+
+def printed(file: Path, *, terminal: bool, **arguments: Any) -> list[str]:
+    stream = io.StringIO()
+    lines = StepLines(file, Console(file=stream, force_terminal=terminal, color_system=None), **arguments)
+    append_step(file, step(1, **{"reward/mean": 0.05178, "reward_pipeline/masked_share": 0.4}))
+    append_step(file, step(2))
+    lines.print_new()
+    lines.print_new()
+    assert lines.closed == 2
+    return stream.getvalue().splitlines()
+
+
+def test_a_pipe_gets_the_same_rows_as_a_terminal(tmp_path: Path) -> None:
+    in_pipe = printed(tmp_path / "a.jsonl", terminal=False)
+    assert in_pipe == printed(tmp_path / "b.jsonl", terminal=True)
+    assert [line.split() for line in in_pipe[1:]] == [
+        ["1", "0.052", "40%", "-", "1.23", "-", "generation"],
+        ["2", "-", "-", "-", "1.23", "-", "generation"],
+    ]
+
+
+def test_json_is_the_line_of_the_file_on_standard_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(tmp_path / "steps.jsonl", terminal=False, as_json=True) == []
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == (tmp_path / "steps.jsonl").read_text().splitlines()
+    assert json.loads(lines[0])["reward/mean"] == 0.05178
