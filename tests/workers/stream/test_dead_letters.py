@@ -69,7 +69,7 @@ async def test_a_call_that_arrives_twice_puts_the_sample_back_once(
     _, letter = buried
     again = retry_dead(letter.group, letter.id)
     answers = [await transport.scripts.run(again) for _ in range(3)]
-    assert answers == [b"retried"] * 3
+    assert answers == ["retried"] * 3
     assert await transport.commands.xlen(transport.names.samples) == 2
     assert await transport.commands.hget(transport.names.group(letter.group), "open") == b"2"
 
