@@ -9,10 +9,10 @@ from types import FrameType
 
 from plaudit_operator.names import FIELD_MANAGER
 from plaudit_operator.operator import Operator
-from plaudit_operator.runtime.health import serve
+from plaudit_operator.runtime.health import HealthServer
 from plaudit_operator.runtime.kube import ApiServer
 from plaudit_operator.settings import Settings, SettingsError
-from plaudit_operator.status.progress import ask
+from plaudit_operator.status.progress import ProgressReader
 from plaudit_wire.logs import configure_logs
 
 _COLLECT_EVERY = 20_000
@@ -28,7 +28,8 @@ def main() -> int:
         sys.stderr.write(f"{error}\n")
         return 2
     configure_logs(None, worker=settings.identity)
-    operator = Operator(ApiServer(FIELD_MANAGER), settings, ask)
+    progress = ProgressReader()
+    operator = Operator(ApiServer(FIELD_MANAGER), settings, progress.read)
 
     def on_signal(_: int, __: FrameType | None) -> None:
         operator.stop.set()
@@ -38,9 +39,10 @@ def main() -> int:
     gc.collect()
     gc.freeze()  # what is imported stays
     gc.set_threshold(_COLLECT_EVERY)
-    server = serve(settings.port, operator.alive, operator.ready, operator.series.registry)
+    server = HealthServer(settings.port, operator.alive, operator.ready, operator.series.registry)
     operator.run()
-    server.shutdown()
+    server.close()
+    progress.close()
     return 1 if operator.lost else 0
 
 

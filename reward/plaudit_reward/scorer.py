@@ -18,6 +18,8 @@ class Attempt:
     """Seconds of work (both kinds of waiting excluded) after which the scorer must raise ``ScoreTimeoutError``."""
     waited_s: float = 0.0
     """Seconds spent waiting for a rate or concurrency limit; the scorer adds to it."""
+    held_s: float = 0.0
+    """The part of ``waited_s`` in which the endpoint had asked for a pause; the scorer adds to it."""
     queued_s: float = 0.0
     """Seconds spent waiting for a free process; the scorer adds to it. Part of the stage ``score``, not ``limiter``."""
 

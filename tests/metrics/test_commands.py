@@ -26,7 +26,18 @@ ID = "t-0-1.0"
 @pytest.fixture
 def samples(sample: Build) -> list[SampleRecord]:
     """Two scored samples and one that was never generated."""
-    scorers = {"judge": ScorerRecord("scored", 0.5, "well said", limiter_s=1.0, call_s=2.0, attempts=2)}
+    scorers = {
+        "judge": ScorerRecord(
+            "scored",
+            0.5,
+            "well said",
+            limiter_s=1.0,
+            call_s=2.0,
+            wait_s=0.5,
+            attempts=2,
+            extra={"acc": 1.0, "answer": "score: 5"},
+        )
+    }
     scored = [sample(ID, index, generation=2.0, limiter=1.0, score=2.0 + index, scorers=scorers) for index in range(2)]
     admitted = scored[0].stamps.admitted
     stamps = Stamps(admitted, committed=admitted + 30.0)

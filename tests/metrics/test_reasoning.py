@@ -6,12 +6,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plaudit_metrics.statistics.reasoning import reasoning
-from plaudit_metrics.statistics.verdict import verdict
+from plaudit_metrics.statistics.verdict import HELD_KEY, LIMITER_KEY, verdict
 from plaudit_metrics.statistics.waits import CAUSES
 
 SECONDS = st.sampled_from([0.0, 1.0, 2.0, 5.0, 6.0, 10.0]) | st.floats(0, 1e5)
 OUTCOMES = ("reward_pipeline/outcome/scored", "reward_pipeline/outcome/data_error")
-KEYS = ("step_s", "trainer_wait_s", "straggler_s", *(f"wait/{cause}_s" for cause in CAUSES), *OUTCOMES)
+KEYS = (
+    "step_s",
+    "trainer_wait_s",
+    "straggler_s",
+    *(f"wait/{cause}_s" for cause in CAUSES),
+    *OUTCOMES,
+    HELD_KEY,
+    LIMITER_KEY,
+)
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), SECONDS))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from builders import make_sample_record
-from plaudit_metrics.statistics.columns import SampleColumns
+from plaudit_metrics.statistics.columns import ColumnCollector, SampleColumns
 from plaudit_metrics.statistics.steps import slowest_samples, step_record, step_statistics
 from plaudit_wire.records import GroupRecord, ScorerRecord, ScoringRecord, Stamps, WaitRecord
 
@@ -88,6 +88,38 @@ def test_each_scorer_has_figures_of_its_own(sample: Build) -> None:
     assert statistics["reward_pipeline/scorer/judge/call_s/max"] == 60.0
     assert statistics["reward_pipeline/scorer/judge/outcome/timeout"] == 1
     assert statistics["reward_pipeline/scorer/rule/value/mean"] == 1.0
+
+
+def test_numeric_extras_of_a_scorer_have_a_mean_and_texts_none(sample: Build) -> None:
+    extras: list[dict[str, float | str]] = [{"acc": 1.0, "pred": "12"}, {"acc": 0.0}, {"pred": "7"}, {"acc": math.inf}]
+    samples = [sample(index=i, scorers={"mine": ScorerRecord("scored", 1.0, extra=e)}) for i, e in enumerate(extras)]
+    statistics = step_statistics(samples, opened=0.0, closed=5.0)
+    assert statistics["reward_pipeline/scorer/mine/extra/acc/mean"] == 0.5
+    assert not [key for key in statistics if "pred" in key]
+
+
+def test_the_number_of_extras_with_a_mean_is_bounded(sample: Build) -> None:
+    extra: dict[str, float | str] = {f"figure-{number}": 1.0 for number in range(100)}
+    samples = [sample(scorers={"mine": ScorerRecord("scored", 1.0, extra=extra)})]
+    statistics = step_statistics(samples, opened=0.0, closed=5.0)
+    assert len([key for key in statistics if "/extra/" in key]) == 16
+
+
+def test_columns_hold_every_sample_however_many_come(sample: Build) -> None:
+    samples = [
+        sample(f"t-{index % 7}-1.0", index, score=float(index), deliveries=1 + index % 3) for index in range(1000)
+    ]
+    columns = SampleColumns.from_records(samples)
+    assert columns.call_s.tolist() == [float(index) for index in range(1000)]
+    assert columns.deliveries.tolist() == [1 + index % 3 for index in range(1000)]
+    assert [columns.groups[code] for code in columns.group] == [each.group for each in samples]
+
+
+def test_columns_may_be_read_while_samples_still_come(sample: Build) -> None:
+    collector = ColumnCollector()
+    for index in range(200):
+        collector.add(sample(index=index, score=float(index)))
+        assert collector.columns().call_s.tolist() == [float(each) for each in range(index + 1)]
 
 
 def test_staleness_is_taken_over_what_was_trained_on(sample: Build, group: Build) -> None:

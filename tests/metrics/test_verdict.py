@@ -9,7 +9,7 @@ import pytest
 
 from plaudit_metrics.statistics.steps import step_statistics
 from plaudit_metrics.statistics.verdict import VERDICTS, explain, verdict, verdict_over
-from plaudit_wire.records import PAUSE, GroupRecord, SampleRecord, WaitRecord
+from plaudit_wire.records import PAUSE, GroupRecord, SampleRecord, ScorerRecord, WaitRecord
 
 Build = Callable[..., Any]
 START = 5_000.0
@@ -28,6 +28,7 @@ def step_of(
     admitted_before_s: float = 0.0,
     group_scorer: float = 0.0,
     last: dict[str, float] | None = None,
+    scorers: dict[str, ScorerRecord] | None = None,
     **stages: float,
 ) -> dict[str, float]:
     """One step of 8 groups of 4: admitted before the step opens, waited for in one stretch, then updated on.
@@ -44,7 +45,9 @@ def step_of(
                 own |= last
             varied = max(own, key=lambda stage: own[stage])
             own[varied] += spread(number * 4 + index)
-            of_group.append(sample(f"t-{number}-1.0", index, admitted=START - admitted_before_s, **own))
+            of_group.append(
+                sample(f"t-{number}-1.0", index, admitted=START - admitted_before_s, scorers=scorers, **own)
+            )
         samples += of_group
         groups.append(group(of_group, group_scorer=group_scorer))
     ready = max(each.ready or 0.0 for each in groups)
@@ -99,7 +102,7 @@ ASYNCHRONOUS = {
 
 
 def test_the_timelines_cover_every_verdict_that_follows_from_stamps() -> None:
-    assert set(SYNCHRONOUS) == set(ASYNCHRONOUS) == set(VERDICTS) - {"unscored"}
+    assert set(SYNCHRONOUS) == set(ASYNCHRONOUS) == set(VERDICTS) - {"unscored", "endpoint"}
 
 
 @pytest.mark.parametrize("truth", SYNCHRONOUS)
@@ -181,6 +184,31 @@ def test_a_step_that_never_waited_is_the_trainers() -> None:
 @pytest.mark.parametrize("name", VERDICTS)
 def test_every_verdict_is_explained_in_words(name: str) -> None:
     assert explain(name).endswith(".")
+
+
+def test_waits_for_an_endpoint_that_asked_for_pauses_are_not_called_a_limit_of_the_job(
+    sample: Build, group: Build
+) -> None:
+    """No limit is set; the judge answers 429 with Retry-After, and requests wait as long as it asked for."""
+    held, limited = ({"judge": ScorerRecord("scored", 1.0, limiter_s=20.0, held_s=seconds)} for seconds in (19.0, 2.0))
+    shape = SYNCHRONOUS["limiter"]
+    assert verdict(step_of(sample, group, **shape, scorers=held)) == "endpoint"
+    assert verdict(step_of(sample, group, **shape, scorers=limited)) == "limiter"
+    steps = [step_of(sample, group, **shape, scorers=held) for _ in range(3)]
+    assert verdict_over(steps) == "endpoint"
+
+
+def test_a_scorer_whose_calls_wait_longer_than_they_take_is_named_with_its_remedy() -> None:
+    figures = {
+        "reward_pipeline/scorer/mine/wait_s/mean": 0.55,
+        "reward_pipeline/scorer/mine/call_s/mean": 0.05,
+        "reward_pipeline/scorer/rule/wait_s/mean": 0.01,
+        "reward_pipeline/scorer/rule/call_s/mean": 0.02,
+    }
+    assert explain("reward", figures).endswith(
+        "Calls of mine waited 0.55 s for a free process and took 0.05 s: raise workers.processes."
+    )
+    assert explain("generation", figures) == explain("generation")
 
 
 def test_an_unknown_verdict_has_no_words() -> None:

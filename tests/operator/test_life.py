@@ -27,6 +27,7 @@ def test_a_job_gets_all_its_children_and_runs():
         ("Job", "job-trainer-0"),
         ("NetworkPolicy", "job-reward"),
         ("NetworkPolicy", "job-metrics"),
+        ("NetworkPolicy", "job-trainer"),
         ("NetworkPolicy", "job-redis"),
     }
     assert world.status["phase"] == "Running"
@@ -185,7 +186,7 @@ def test_a_job_is_suspended_when_its_last_pod_has_ended():
     world.cluster.put(ending)
     world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(scheduling={"suspend": True}))
     world.settle()
-    assert world.condition(ConditionType.SUSPENDED)["message"] == "pods are still ending: rollout 1"
+    assert world.condition(ConditionType.SUSPENDED)["message"] == "waiting for pods to end: rollout 1"
     world.cluster.remove("Pod", ending["metadata"]["name"])
     world.settle()
     assert world.status["phase"] == "Suspended"
@@ -321,7 +322,7 @@ def test_a_bad_job_is_told_and_makes_nothing():
     world = World(rljob(algorithm={"steps": 3, "promptsPerStep": 10, "miniBatchesPerStep": 3}))
     world.settle()
     assert world.status["phase"] == "Invalid"
-    assert "cannot be divided by miniBatchesPerStep" in world.condition(ConditionType.SPEC_VALID)["message"]
+    assert "is not a multiple of miniBatchesPerStep" in world.condition(ConditionType.SPEC_VALID)["message"]
     assert not world.children()
 
 
@@ -376,7 +377,7 @@ def test_reward_code_that_cannot_work_is_told_before_any_pod_starts_and_looked_a
     job["spec"]["reward"]["scorers"][0]["python"]["path"] = "reward.py"
     world = World(job)
     code = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "code", "namespace": "default"}}
-    for source, words in (("def compute_score(:\n", "line 1 of reward.py"), ("def other(): ...\n", "has no")):
+    for source, words in (("def compute_score(:\n", "line 1 of reward.py"), ("def other(): ...\n", "does not define")):
         world.cluster.put({**code, "data": {"reward.py": source}})
         world.deliver()
         again = world.reconcile()

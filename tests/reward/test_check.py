@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plaudit_reward.functions.check import problem_of
+from plaudit_reward.functions.check import check
 from plaudit_reward.functions.target import Target
 
 VERL = "def compute_score(data_source, solution_str, ground_truth, extra_info=None, k=1): return 1"
@@ -30,7 +30,7 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("source", "about"), GOOD)
 def test_a_file_that_fits_has_no_problem(tmp_path: Path, source: str, about: dict[str, Any]) -> None:
-    assert problem_of(target(tmp_path, source, **about)) is None
+    assert check(target(tmp_path, source, **about)).problem is None
 
 
 BAD: list[tuple[str, str, dict[str, Any], list[str]]] = [
@@ -88,13 +88,13 @@ def test_what_does_not_fit_is_told_with_its_remedy(
     tmp_path: Path, source: str, about: dict[str, Any], words: list[str]
 ) -> None:
     wanted = target(tmp_path, source, **about)
-    problem = problem_of(wanted)
+    problem = check(wanted).problem
     assert problem is not None
     assert [word for word in words if word.format(path=wanted.path) not in problem] == [], problem
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    problem = problem_of(Target(str(tmp_path / "absent.py"), "compute_score"))
+    problem = check(Target(str(tmp_path / "absent.py"), "compute_score")).problem
     assert problem is not None
     assert f"reward file {tmp_path / 'absent.py'} does not exist" in problem
 

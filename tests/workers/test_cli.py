@@ -60,7 +60,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "j", "--steps", "0"], "plaudit run: argument --steps: '0' is not a whole number of at least 1"),
         (["run", "j", "--run", "a/b"], "plaudit run: argument --run: 'a/b' is not a name: use letters"),
         (["validate", "j", "--bogus"], "plaudit: unrecognized arguments: --bogus"),
-        (["validate", "absent.yaml"], "absent.yaml: there is no such file. Give the path of a job file"),
+        (["validate", "absent.yaml"], "absent.yaml: no such file. Give the path of a job file"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -77,7 +77,9 @@ def test_a_valid_job_is_told_valid_with_what_run_would_say(job: Path, capsys: py
     assert main(["validate", str(job)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{job}: valid (scores)"
-    assert lines[1].startswith(f"{job}:8: note: spec.reward.workers.autoscaling: is ignored by plaudit run. Here")
+    assert lines[1].startswith(
+        f"{job}:8: note: spec.reward.workers.autoscaling: is ignored by plaudit run. Set reward.workers.replicas"
+    )
 
 
 def test_problems_of_files_come_with_the_lines_of_their_fields(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,7 +92,7 @@ def test_problems_of_files_come_with_the_lines_of_their_fields(job: Path, capsys
 
 def test_validate_for_kubernetes_looks_at_paths_and_not_at_files(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", "--kubernetes", str(job)]) == 2
-    assert "'reward.py' is relative, and on Kubernetes nothing lies beside the job file" in capsys.readouterr().err
+    assert "'reward.py' is relative; on Kubernetes there are no files next to the job file" in capsys.readouterr().err
     job.write_text(JOB.replace("path: reward.py", "path: /plaudit/code/reward.py"))
     assert main(["validate", "--kubernetes", str(job)]) == 0
 

@@ -68,6 +68,8 @@ class ScorerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str | None = None
     limiter_s: float = 0.0
     """Seconds spent waiting for a rate or concurrency limit."""
+    held_s: float = 0.0
+    """The part of ``limiter_s`` in which the endpoint had asked for a pause (Retry-After), whatever the limits."""
     retry_s: float = 0.0
     """Seconds of failed attempts and of the pauses between attempts."""
     call_s: float = 0.0

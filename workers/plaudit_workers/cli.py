@@ -1,7 +1,7 @@
 """The ``plaudit`` command: a table of commands, each of which imports its module only when it is called.
 
-Exit codes: 0 done · 1 crashed · 2 bad input, one message on standard error · 3 the job failed · 130 after Ctrl-C · 141
-when the reader of a pipe has gone.
+Exit codes: 0 done · 1 crashed · 2 bad input, one message on standard error · 3 the job failed · 130 after Ctrl-C ·
+141 the reader of standard output closed it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from plaudit_metrics.terminal.commands import report_arguments, steps_arguments,
 
 EXIT_REFUSED = 2
 EXIT_INTERRUPTED = 130
-EXIT_BROKEN_PIPE = 141
-"""The exit code that shells use for a program that SIGPIPE ended."""
+EXIT_CLOSED_PIPE = 141
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _submit_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("samples", type=Path, help="JSON lines: response, data_source, ground_truth, …")
+    parser.add_argument("samples", type=Path, help="JSON lines or Parquet: response, data_source, ground_truth, …")
     parser.add_argument(
         "-o",
         "--output",
@@ -86,21 +85,46 @@ def _submit_arguments(parser: argparse.ArgumentParser) -> None:
 def _score_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--job", type=Path, required=True, help="the job file; only spec.reward counts")
     parser.add_argument(
-        "--input", type=Path, required=True, metavar="FILE", help="JSON lines: response, ground_truth, …; - is stdin"
+        "--input",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="JSON lines or Parquet: response, ground_truth, …; - is stdin",
     )
     parser.add_argument(
         "--output", type=Path, required=True, metavar="FILE", help="scores, one a line, same order; - is stdout"
     )
 
 
+def _try_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", type=Path, help="the job file")
+    parser.add_argument("--rows", type=_positive, default=4, metavar="N", help="rows of the data (default: 4)")
+    parser.add_argument("--data", type=Path, metavar="FILE", help="other data than spec.data.train.path")
+
+
 def _rescore_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("samples", type=Path, help="the samples folder of a run, or one of its files")
+    parser.add_argument("samples", type=Path, help="a run's id or folder, its samples folder, or one of its files")
+    parser.add_argument("--runs-folder", type=Path, default=Path("runs"), metavar="FOLDER", help="default: runs")
     parser.add_argument("--job", type=Path, required=True, help="the job file; only spec.reward counts")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="both scores of each sample: .parquet or .jsonl"
     )
     parser.add_argument("--changes", type=_positive, default=10, metavar="N", help="samples told that changed most")
     parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
+
+
+def _samples_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, metavar="RUN", help="id of the run, its folder, or a samples folder or file")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--failed", action="store_true", help="only samples without a score, with the reasons")
+    which.add_argument("--lowest", action="store_true", help="the samples with the lowest scores")
+    parser.add_argument("--step", type=_positive, metavar="N", help="only samples of this step")
+    parser.add_argument("-n", "--most", type=_positive, default=10, metavar="N", help="samples to print (default: 10)")
+    parser.add_argument("--full", action="store_true", help="print texts whole, not their first 1,000 characters")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a sample, with all columns")
+    parser.add_argument(
+        "--runs-folder", type=Path, default=Path("runs"), metavar="FOLDER", help="where runs lie (default: runs)"
+    )
 
 
 def _dead_arguments(parser: argparse.ArgumentParser) -> None:
@@ -125,11 +149,23 @@ COMMANDS: dict[str, Command] = {
     "score": Command(
         "plaudit_workers.scoring.offline.score", "score", "score a file of samples, here", _score_arguments
     ),
+    "try": Command(
+        "plaudit_workers.scoring.offline.trial",
+        "try_scorers",
+        "score the first rows of a job's data",
+        _try_arguments,
+    ),
     "rescore": Command(
         "plaudit_workers.rescore.command",
         "rescore",
         "score a run's stored samples anew, and compare",
         _rescore_arguments,
+    ),
+    "samples": Command(
+        "plaudit_workers.samples.command",
+        "samples",
+        "print stored samples of a run: texts, scores, reasons",
+        _samples_arguments,
     ),
     "dead": Command(
         "plaudit_workers.deadletters.command",
@@ -183,14 +219,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = int(function(arguments))
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_BROKEN_PIPE
     except RefusedError as refused:
         print(refused, file=sys.stderr)
         return EXIT_REFUSED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader of standard output has closed it, as ``head`` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the flush at exit does not fail as well
+        return EXIT_CLOSED_PIPE
 
 
 def _parser() -> argparse.ArgumentParser:

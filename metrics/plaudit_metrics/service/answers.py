@@ -32,7 +32,7 @@ def step_detail(step: ClosedStep) -> dict[str, Any]:
     """The figures, the waits, the verdict in words and the rules that led to it."""
     record = step.record
     return step_summary(step) | {
-        "explanation": explain(record.verdict),
+        "explanation": explain(record.verdict, record.statistics),
         "reasoning": msgspec.to_builtins(reasoning(_own_figures(record))),
         "waits": msgspec.to_builtins(record.waits),
     }
@@ -63,7 +63,7 @@ def verdict_detail(recent: Sequence[StepRecord]) -> dict[str, Any]:
     return {
         "step": newest.step,
         "verdict": newest.verdict,
-        "explanation": explain(newest.verdict),
+        "explanation": explain(newest.verdict, newest.statistics),
         "seconds": _seconds(newest),
         "recent_verdict": verdict_over(_own_figures(record) for record in recent),
         "recent": Counter(record.verdict for record in recent),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
+from plaudit_metrics.sources.queue_history import MOST_LOOKS
 from plaudit_metrics.statistics.stages import STAGES
 from plaudit_metrics.statistics.verdict import VERDICTS
 
@@ -64,6 +65,7 @@ def _paths() -> dict[str, Any]:
             "Queues, workers and Redis over the last hour (a look every two seconds), and the workers of now",
             queues,
             _parameter("after", "only looks later than this: seconds since the epoch, as in their time", after),
+            _query("newest", "how many looks, the newest", MOST_LOOKS, MOST_LOOKS),
             fails=("400",),
         ),
         "/api/v1/openapi.json": _get("This document", {"type": "object"}),

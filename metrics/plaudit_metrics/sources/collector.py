@@ -15,7 +15,7 @@ from enum import Enum
 
 import msgspec
 
-from plaudit_metrics.sources.kept_steps import ClosedStep, KeptSteps
+from plaudit_metrics.sources.kept_steps import ClosedStep, EncodedSample, KeptSteps, encode_sample
 from plaudit_metrics.statistics.steps import step_statistics
 from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord
 
@@ -39,7 +39,7 @@ class _WaitingGroup:
     __slots__ = ("record", "samples")
 
     def __init__(self) -> None:
-        self.samples: dict[int, bytes] = {}
+        self.samples: dict[int, EncodedSample] = {}
         self.record: GroupRecord | None = None
 
 
@@ -77,11 +77,11 @@ class Collector:
         if counted is not None:
             return self._arrived_late(known=bool(counted >> record.index & 1))
         group = self._waiting.setdefault(record.group, _WaitingGroup())
-        encoded = msgspec.msgpack.encode(record)
+        sample = encode_sample(record)
         before = group.samples.get(record.index)
-        group.samples[record.index] = encoded
+        group.samples[record.index] = sample
         if before is not None:
-            return Arrival.replayed if before == encoded else Arrival.replaced
+            return Arrival.replayed if before == sample else Arrival.replaced
         self._num_waiting += 1
         self._forget_beyond_limit()
         return Arrival.new
@@ -101,18 +101,17 @@ class Collector:
         if (record.step, record.incarnation) in self._closed_steps:
             return None
         self._closed_steps.add((record.step, record.incarnation))
-        samples: list[SampleRecord] = []
+        samples: list[EncodedSample] = []
         groups: list[GroupRecord] = []
         for of_group, waiting in self._take_groups(record):
             groups.append(of_group)
-            samples += [msgspec.msgpack.decode(encoded, type=SampleRecord) for encoded in waiting.samples.values()]
+            samples += waiting.samples.values()
         return self.kept.put(_completed(record, samples, groups), samples, groups)
 
     def samples_of(self, group: str) -> list[SampleRecord]:
         """The samples of a group whose step is not closed yet."""
         waiting = self._waiting.get(group)
-        encoded = waiting.samples.values() if waiting is not None else ()
-        return [msgspec.msgpack.decode(each, type=SampleRecord) for each in encoded]
+        return [sample.decode() for sample in waiting.samples.values()] if waiting is not None else []
 
     def _take_groups(self, step: StepRecord) -> list[tuple[GroupRecord, _WaitingGroup]]:
         """Takes out the groups that the step closed; those of an earlier try of it, and validation's, are forgotten."""
@@ -144,9 +143,10 @@ class Collector:
             self.forgotten += lost
 
 
-def _completed(record: StepRecord, samples: Sequence[SampleRecord], groups: Sequence[GroupRecord]) -> StepRecord:
-    """Adds figures that the trainer did not send, computed from the events; the trainer's own figures stand."""
+def _completed(record: StepRecord, samples: Sequence[EncodedSample], groups: Sequence[GroupRecord]) -> StepRecord:
+    """Add figures that the trainer did not send, computed from the events; the trainer's own figures stand."""
     if "step_s" in record.statistics:
         return record  # it sent all of them, from its own records: nothing is missing there
-    computed = step_statistics(samples, groups=groups, waits=record.waits, opened=record.opened, closed=record.closed)
+    decoded = [sample.decode() for sample in samples]
+    computed = step_statistics(decoded, groups=groups, waits=record.waits, opened=record.opened, closed=record.closed)
     return msgspec.structs.replace(record, statistics=computed | record.statistics)

@@ -6,12 +6,15 @@ the newest steps only, encoded, up to a budget of bytes.
 
 from __future__ import annotations
 
+import heapq
+import operator
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from plaudit_metrics.sources.history import surviving
-from plaudit_metrics.statistics.steps import slowest_samples
+from plaudit_metrics.statistics.steps import wall_seconds
 from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord
 
 
@@ -31,6 +34,26 @@ class StepSamples(msgspec.Struct, frozen=True):
 
     samples: list[SampleRecord]
     groups: list[GroupRecord]
+
+
+class EncodedSample(NamedTuple):
+    """A sample as it waits for its step, and is kept after it: nothing but the slowest are ever decoded."""
+
+    wall_s: float
+    encoded: bytes
+
+    def decode(self) -> SampleRecord:
+        """Return the record."""
+        return _decoder.decode(self.encoded)
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(SampleRecord)
+
+
+def encode_sample(record: SampleRecord) -> EncodedSample:
+    """Return the record as it is kept."""
+    return EncodedSample(wall_seconds(record), _encoder.encode(record))
 
 
 class KeptSteps:
@@ -54,9 +77,10 @@ class KeptSteps:
         for record in records:
             self._put(ClosedStep(record))
 
-    def put(self, record: StepRecord, samples: Sequence[SampleRecord], groups: Sequence[GroupRecord]) -> ClosedStep:
-        """Keeps a closed step with its samples."""
-        slowest = slowest_samples(samples, self._slowest)
+    def put(self, record: StepRecord, samples: Sequence[EncodedSample], groups: Sequence[GroupRecord]) -> ClosedStep:
+        """Keep a closed step with its samples."""
+        longest = heapq.nlargest(self._slowest, samples, key=operator.itemgetter(0))
+        slowest = [sample.decode() for sample in longest]
         wanted = {sample.group for sample in slowest}
         closed = ClosedStep(
             record,
@@ -66,7 +90,8 @@ class KeptSteps:
         )
         if self._put(closed):
             self._samples.pop(record.step, None)
-            self._samples[record.step] = msgspec.msgpack.encode(StepSamples(list(samples), list(groups)))
+            content = {"samples": [msgspec.Raw(sample.encoded) for sample in samples], "groups": list(groups)}
+            self._samples[record.step] = _encoder.encode(content)
             self._forget_samples()
         return closed
 

@@ -1,6 +1,6 @@
 """Reads a run's stored samples (``samples/step-000012-i1.parquet``, written by the trainer) back as records.
 
-Of a scorer's ``extra`` nothing is stored; all else that timelines and statistics need is there.
+All that timelines, statistics and the lists of samples need is there.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from plaudit_metrics.sources.kept_steps import StepSamples
 from plaudit_wire.records import GenerationRecord, GroupRecord, SampleRecord, ScorerRecord, ScoringRecord, Stamps
 
 Row = Mapping[str, Any]
+
+_EXTRA = "extra/"
 
 _GENERATION = {name: name for name in GenerationRecord.__struct_fields__} | {"worker": "rollout_worker"}
 _SCORING = {name: name for name in ("outcome", "reason", "limiter_s", "retry_s", "call_s")} | {
@@ -80,13 +82,18 @@ def _groups(rows: Iterable[Row]) -> Iterable[GroupRecord]:
 
 
 def _scorers(row: Row) -> dict[str, ScorerRecord]:
-    """Columns are named ``scorer/<name>/<field>``; a scorer that was not asked about the sample has none."""
+    """Read ``scorer/<name>/<field>`` and ``scorer/<name>/extra/<extra>``; a scorer that was not asked has none."""
     fields: dict[str, dict[str, Any]] = {}
     for column, value in row.items():
         kind, _, rest = column.partition("/")
-        name, _, field = rest.rpartition("/")
-        if kind == "scorer" and value is not None:
-            fields.setdefault(name, {})[field] = value
+        name, _, field = rest.partition("/")
+        if kind != "scorer" or value is None:
+            continue
+        of_scorer = fields.setdefault(name, {})
+        if field.startswith(_EXTRA):
+            of_scorer.setdefault("extra", {})[field.removeprefix(_EXTRA)] = value
+        else:
+            of_scorer[field] = value
     return {name: msgspec.convert(of_scorer, ScorerRecord) for name, of_scorer in fields.items()}
 
 

@@ -21,7 +21,9 @@ from plaudit_wire.names import EVENTS_GROUP, Names
 logger = get_logger(__name__)
 
 _BATCH = 100
-"""Entries; each may hold 256 samples, and requests are answered between batches."""
+"""Entries read at a time; each holds the samples of one group."""
+_RECORDS_AT_A_TIME = 1000
+"""Records handled before requests are answered: about 10 ms."""
 _BLOCK_MS = 500
 _RETRY_AFTER_S = 1.0
 
@@ -80,9 +82,8 @@ class EventReader:
         not_handled = {each["message_id"] for each in pending}
         after: bytes | str = "-"
         while entries := await self._range(after, last):
-            self._deliver([entry for entry in entries if entry[0] not in not_handled], count=False)
+            await self._deliver([entry for entry in entries if entry[0] not in not_handled], count=False)
             after = b"(" + entries[-1][0]
-            await asyncio.sleep(0)
 
     async def _range(self, after: bytes | str, last: bytes) -> list[Entry]:
         entries: Any = await self._client.xrange(self._keys.events, min=after, max=last, count=_BATCH)
@@ -104,16 +105,28 @@ class EventReader:
         return [entry for _, entries in answer for entry in entries] if answer else []
 
     async def _finish(self, entries: list[Entry]) -> None:
-        self._deliver(entries, count=True)
+        await self._deliver(entries, count=True)
         await self._client.xack(self._keys.events, EVENTS_GROUP, *(entry_id for entry_id, _ in entries))
-        await asyncio.sleep(0)
 
-    def _deliver(self, entries: list[Entry], *, count: bool) -> None:
-        """An entry that was trimmed while it was pending comes without fields."""
-        decoded = [decode_event(fields) for _, fields in entries if fields]
-        self.undecodable += sum(not records for records in decoded)
-        if records := [record for of_entry in decoded for record in of_entry]:
-            self._handle(records, count)
+    async def _deliver(self, entries: list[Entry], *, count: bool) -> None:
+        """Decode and hand on entries, some records at a time: requests are answered in between.
+
+        An entry that was trimmed while it was pending comes without fields.
+        """
+        waiting: list[EventRecord] = []
+        for _, fields in entries:
+            if not fields:
+                continue
+            records = decode_event(fields)
+            self.undecodable += not records
+            waiting += records
+            if len(waiting) >= _RECORDS_AT_A_TIME:
+                self._handle(waiting, count)
+                waiting = []
+                await asyncio.sleep(0)
+        if waiting:
+            self._handle(waiting, count)
+        await asyncio.sleep(0)
 
 
 async def _sleep(seconds: float, stop: asyncio.Event) -> None:

@@ -81,7 +81,7 @@ def _rules(statistics: Mapping[str, float]) -> Iterable[Rule]:
         generation_s >= SIDE_SHARE * waited_s,
     )
     reward_s = sum(causes.values())
-    largest, name = reward_side(causes)
+    largest, name = reward_side(causes, statistics)
     yield Rule(
         name,
         "Did the reward side hold it?",

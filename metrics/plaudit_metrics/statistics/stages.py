@@ -37,30 +37,8 @@ SAMPLE_STAGES = (
 GROUP_STAGES = ("group_wait", "group_scorer", "ready_queue")
 STAGES = SAMPLE_STAGES + GROUP_STAGES
 
-
-def stamps_in_order(columns: SampleColumns) -> Floats:
-    """Points in time at which each sample left rollout_queue, generation, sample_queue, redelivery and scoring.
-
-    Returns:
-        Array of shape [6, number of samples], seconds since the epoch: admitted, taken, published, first taken, taken
-        by the worker that committed, committed. Never falls along the first axis; a missing point equals the next one.
-    """
-    points = np.stack(
-        [
-            columns.admitted,
-            columns.taken,
-            columns.published,
-            columns.score_first_taken,
-            columns.score_taken,
-            columns.committed,
-        ]
-    )
-    for later in range(len(points) - 1, 0, -1):
-        missing = np.isnan(points[later - 1])
-        points[later - 1][missing] = points[later][missing]
-    points = np.where(np.isnan(points), np.nanmax(points, axis=0, initial=-np.inf), points)
-    ordered: Floats = np.minimum(np.maximum.accumulate(points, axis=0), np.maximum(points[-1], points[0]))
-    return ordered
+_UNKNOWN = GroupRecord("", "train", 0, "trained", 0, 0, 0.0, 0.0)
+"""Stands for a group without a record: it has no points in time."""
 
 
 def sample_stage_seconds(columns: SampleColumns) -> dict[str, Floats]:
@@ -70,7 +48,7 @@ def sample_stage_seconds(columns: SampleColumns) -> dict[str, Floats]:
         For each of ``SAMPLE_STAGES`` an array of shape [number of samples], seconds. Their sum over the stages is
         ``committed - admitted``.
     """
-    admitted, taken, published, first_taken, score_taken, committed = stamps_in_order(columns)
+    admitted, taken, published, first_taken, score_taken, committed = columns.stamps
     engine_queue, tools, generation = _cut(published - taken, columns.engine_queue_s, columns.tool_s)
     limiter, retry, score, commit = _cut(committed - score_taken, columns.limiter_s, columns.retry_s, columns.call_s)
     return {
@@ -94,10 +72,14 @@ def group_stage_seconds(columns: SampleColumns, groups: Mapping[str, GroupRecord
         For each of ``GROUP_STAGES`` an array of shape [number of samples], seconds; NaN where the group's record is
         missing or lacks the stamp.
     """
-    records = [groups.get(group) for group in columns.groups]
+    records = [groups.get(group, _UNKNOWN) for group in columns.groups]
     terminal, ready, taken = (
-        np.array([getattr(record, name, None) for record in records], dtype=np.float64)[columns.group]
-        for name in ("terminal", "ready", "taken")
+        np.array(points, dtype=np.float64)[columns.group]
+        for points in (
+            [record.terminal for record in records],
+            [record.ready for record in records],
+            [record.taken for record in records],
+        )
     )
     return {
         "group_wait": np.maximum(terminal - columns.committed, 0.0),

@@ -8,8 +8,9 @@ From the step's figures (``steps.step_statistics``), in this order:
    missing. More workers would not help; that sample would have to be faster, or be given up sooner.
 4. ``generation``: at least three fifths of the waiting went to generation.
 5. At least three fifths of it went to the reward side: the largest of its causes gives the name: ``reward`` (scorers at
-   work), ``reward-queue`` (no free reward worker), ``limiter`` (a rate or concurrency limit), ``group-scorer``; for
-   ``ready_queue`` (the groups were ready, the trainer had not taken them) ``trainer``.
+   work), ``reward-queue`` (no free reward worker), ``limiter`` (a rate or concurrency limit of the job), ``endpoint``
+   (the same wait, at least half of it because the endpoint asked for a pause, as with status 429),
+   ``group-scorer``; for ``ready_queue`` (the groups were ready, the trainer had not taken them) ``trainer``.
 6. ``balanced``: neither side holds three fifths.
 
 The rule asks only where the *exposed* time went, so it holds for synchronous and asynchronous schedules: whatever
@@ -18,14 +19,25 @@ overlaps with the update is no part of a wait. Its threshold of a fifth is that 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Literal, get_args
 
 from plaudit_metrics.statistics.waits import CAUSES
 from plaudit_wire.records import OUTCOMES, PAUSE
 
 Verdict = Literal[
-    "unscored", "generation", "reward", "reward-queue", "limiter", "group-scorer", "straggler", "trainer", "balanced"
+    "unscored",
+    "generation",
+    "reward",
+    "reward-queue",
+    "limiter",
+    "endpoint",
+    "group-scorer",
+    "straggler",
+    "trainer",
+    "balanced",
 ]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
@@ -36,7 +48,12 @@ STRAGGLER_SHARE = 0.5
 SIDE_SHARE = 0.6
 """Generation, or the reward side, holds at least this share of the waiting."""
 
+_PROCESS_WAIT = re.compile(r"reward_pipeline/scorer/(.+)/wait_s/mean")
+HELD_SHARE = 0.5
+"""Of the waits for limits, the endpoints' own pauses take at least this share."""
+
 _OUTCOME_KEYS = tuple(f"reward_pipeline/outcome/{outcome}" for outcome in OUTCOMES)
+LIMITER_KEY, HELD_KEY = "reward_pipeline/limiter_total_s", "reward_pipeline/limiter_held_total_s"
 _SCORED_KEY = "reward_pipeline/outcome/scored"
 
 _NAMES: dict[str, Verdict] = {
@@ -54,7 +71,8 @@ _EXPLANATIONS: dict[Verdict, str] = {
     "generation": "The trainer waited for generation: add rollouts, or shorten responses.",
     "reward": "The trainer waited for scorers at work: make them faster, or hide them (maxStaleness, mini-batches).",
     "reward-queue": "Finished samples waited for a free reward worker: add reward workers or raise their concurrency.",
-    "limiter": "Scoring waited for a limit (a judge's rate, a free scorer process): raise it, or ask it less often.",
+    "limiter": "Scoring waited for a limit of the job (limits of a scorer): raise it, or send fewer requests.",
+    "endpoint": "A judge's endpoint asked for pauses (429, Retry-After): raise its quota, or send fewer requests.",
     "group-scorer": "Groups waited for their group-scope scorers: make them faster.",
     "straggler": "One sample or group held most of the wait: look at the slowest sample, or lower its time limit.",
     "trainer": "The trainer hardly waited: the update itself is the bottleneck.",
@@ -81,7 +99,7 @@ def verdict(statistics: Mapping[str, float]) -> Verdict:
     if generation_s >= SIDE_SHARE * waited_s:
         return "generation"
     if sum(causes.values()) >= SIDE_SHARE * waited_s:
-        return reward_side(causes)[1]
+        return reward_side(causes, statistics)[1]
     return "balanced"
 
 
@@ -97,9 +115,12 @@ def pauses_hold(statistics: Mapping[str, float]) -> bool:
     return paused_s > 0 and paused_s >= WAITING_SHARE * statistics.get("step_s", 0.0)
 
 
-def reward_side(cause_s: Mapping[str, float]) -> tuple[str, Verdict]:
+def reward_side(cause_s: Mapping[str, float], statistics: Mapping[str, float]) -> tuple[str, Verdict]:
     """Return the largest cause of the reward side, and the verdict that it gives."""
     largest = max(cause_s, key=lambda cause: cause_s[cause])
+    held_s, limiter_s = statistics.get(HELD_KEY, 0.0), statistics.get(LIMITER_KEY, 0.0)
+    if largest == "limiter" and held_s > 0 and held_s >= HELD_SHARE * limiter_s:
+        return largest, "endpoint"
     return largest, _NAMES[largest]
 
 
@@ -109,7 +130,8 @@ def verdict_over(steps: Iterable[Mapping[str, float]]) -> Verdict:
     In an asynchronous schedule steps come in bursts: one waits for two, and the next finds everything ready. A verdict
     on each alone says "trainer" of the second; this one weighs each by its seconds.
     """
-    keys = ("step_s", "trainer_wait_s", "straggler_s", *(f"wait/{cause}_s" for cause in CAUSES), *_OUTCOME_KEYS)
+    causes = (f"wait/{cause}_s" for cause in CAUSES)
+    keys = ("step_s", "trainer_wait_s", "straggler_s", *causes, *_OUTCOME_KEYS, HELD_KEY, LIMITER_KEY)
     sums = dict.fromkeys(keys, 0.0)
     for statistics in steps:
         for key in keys:
@@ -117,6 +139,28 @@ def verdict_over(steps: Iterable[Mapping[str, float]]) -> Verdict:
     return verdict(sums)
 
 
-def explain(name: str) -> str:
-    """Return a verdict's meaning and its remedy for people; empty for an unknown name."""
-    return next((text for known, text in _EXPLANATIONS.items() if known == name), "")
+def explain(name: str, statistics: Mapping[str, float] = MappingProxyType({})) -> str:
+    """Return a verdict's meaning and its remedy for people; empty for an unknown name.
+
+    Args:
+        name: the verdict.
+        statistics: the step's figures, for a remedy that they point to.
+    """
+    text = next((text for known, text in _EXPLANATIONS.items() if known == name), "")
+    return " ".join(filter(None, (text, _more_processes(statistics) if name == "reward" else "")))
+
+
+def _more_processes(statistics: Mapping[str, float]) -> str:
+    """Return a sentence on the scorer whose calls waited longest for a process, if longer than they took."""
+    waiting = []
+    for key, wait_s in statistics.items():
+        found = _PROCESS_WAIT.fullmatch(key)
+        call_s = statistics.get(f"reward_pipeline/scorer/{found[1]}/call_s/mean", 0.0) if found else 0.0
+        if found and wait_s > call_s:
+            waiting.append((wait_s, call_s, found[1]))
+    if not waiting:
+        return ""
+    wait_s, call_s, scorer = max(waiting)
+    return (
+        f"Calls of {scorer} waited {wait_s:.2f} s for a free process and took {call_s:.2f} s: raise workers.processes."
+    )

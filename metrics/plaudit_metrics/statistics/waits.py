@@ -26,7 +26,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from plaudit_metrics.statistics.columns import Floats, Integers, SampleColumns
-from plaudit_metrics.statistics.stages import stamps_in_order
 from plaudit_wire.records import PAUSE, GroupRecord, WaitRecord
 
 CAUSES = ("generation", "sample_queue", "limiter", "score", "group_scorer", "ready_queue", PAUSE)
@@ -103,14 +102,17 @@ class _Timeline:
         self.left = np.full((len(_OF_GROUPS) - 1, len(names)), -np.inf)
         for cause, left in enumerate(of_samples):
             np.maximum.at(self.left[cause], samples.group, left)
-        for name, record in groups.items():
-            self._complete(self._codes[name], record)
+        if groups:
+            self._complete(groups)
 
-    def _complete(self, group: int, record: GroupRecord) -> None:
-        if np.isneginf(self.left[0, group]):  # no samples known: the record alone says when they were terminal
-            self.left[:4, group] = record.terminal or record.ready or record.closed
-        terminal = float(self.left[3, group])
-        self.left[4, group] = terminal if record.ready is None else max(record.ready, terminal)
+    def _complete(self, groups: Mapping[str, GroupRecord]) -> None:
+        codes = np.array([self._codes[name] for name in groups], dtype=np.int64)
+        terminal = [record.terminal or record.ready or record.closed for record in groups.values()]
+        ready = np.array([record.ready for record in groups.values()], dtype=np.float64)
+        # Of a group without known samples the record alone tells when they were terminal.
+        without = np.isneginf(self.left[0, codes])
+        self.left[:4, codes[without]] = np.array(terminal, dtype=np.float64)[without]
+        self.left[4, codes] = np.fmax(self.left[3, codes], ready)
 
     def find(self, names: Sequence[str]) -> Integers:
         """Positions of those groups that anything is known of."""
@@ -118,12 +120,15 @@ class _Timeline:
 
     def committed_in(self, groups: Integers) -> Floats:
         """When each sample of the given groups became terminal."""
-        pieces = [self._committed[self._starts[group] : self._ends[group]] for group in groups]
-        return np.concatenate(pieces) if pieces else np.empty(0)
+        counts = self._ends[groups] - self._starts[groups]
+        before = np.cumsum(counts) - counts
+        places = np.repeat(self._starts[groups] - before, counts) + np.arange(counts.sum())
+        committed: Floats = self._committed[places]
+        return committed
 
 
 def _times_left(samples: SampleColumns) -> list[Floats]:
-    _, _, published, _, score_taken, committed = stamps_in_order(samples)
+    _, _, published, _, score_taken, committed = samples.stamps
     limited = np.minimum(score_taken + np.nan_to_num(samples.limiter_s), committed)
     return [published, score_taken, limited, committed]
 

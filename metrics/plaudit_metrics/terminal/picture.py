@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from plaudit_metrics.service.answers import RECENT_STEPS, sample_details, step_summary, verdict_detail
 from plaudit_metrics.sources.history import FILE_NAME, read_steps
-from plaudit_metrics.sources.kept_steps import ClosedStep, KeptSteps
+from plaudit_metrics.sources.kept_steps import ClosedStep, KeptSteps, encode_sample
 
 _WITHIN_S = 5.0
 _STEPS = 20
@@ -124,7 +124,7 @@ class Folder:
             stored = read_step_samples(self._folder, step.record.step, step.record.incarnation)
         except (OSError, ValueError):  # not stored (metrics.keepSamples), or being written
             return step
-        return KeptSteps().put(step.record, stored.samples, stored.groups)
+        return KeptSteps().put(step.record, [encode_sample(sample) for sample in stored.samples], stored.groups)
 
 
 def source_of(run: str | None, url: str | None, runs_folder: str) -> Source:

@@ -1,7 +1,7 @@
-"""CEL rules of the CRD: what a line can say about fields together, and which fields may not change.
+"""CEL rules of the CRD: contradictions between fields, and fields that cannot change.
 
-A rule that CEL would say badly or dearly (sums over sections, Redis's memory, GPUs), or that a laptop does not have (a
-claim, absolute paths), is left to ``SpecValid``.
+``SpecValid`` checks the rest: rules that are long or costly in CEL (sums over sections, Redis's memory, GPUs), and
+rules for clusters only (a claim, absolute paths).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from plaudit_workers.job.spec.rljob import TRAINING_SECTIONS
+from plaudit_workers.job.spec.scorers import KINDS, KindTraits
 
 Rule = dict[str, str]
 
@@ -18,24 +19,32 @@ def _rule(rule: str, message: str) -> Rule:
     return {"rule": rule, "message": message}
 
 
-def _kind_needs(kind: str, section: str, others: str) -> list[Rule]:
-    return [
-        _rule(f"self.kind != '{kind}' || has(self.{section})", f"kind {kind} needs the section {section}"),
-        _rule(f"self.kind == '{kind}' || !has(self.{section})", f"{section} belongs to kind {kind}; {others}"),
-    ]
+_OPAQUE_TO_CEL = ("ruleArguments",)
+"""Objects without a schema, which CEL cannot read; ``SpecValid`` checks them."""
 
 
-_OTHERS = "set kind to match, or leave the section out"
+def _kind_rules(kind: str, traits: KindTraits) -> Iterator[Rule]:
+    if traits.section:
+        rule = f"self.kind != '{kind}' || has(self.{traits.section})"
+        yield _rule(rule, f"kind {kind} needs the section {traits.section}")
+    for field in traits.fields:
+        if field not in _OPAQUE_TO_CEL:
+            yield _rule(
+                f"self.kind == '{kind}' || !has(self.{field})",
+                f"{field} applies to kind {kind} only: set kind to {kind}, or remove {field}",
+            )
+
+
 _TRAINS = "(has(self.rollout) || has(self.trainer))"
 
 RULES: dict[str, list[Rule]] = {
     "": [
         *(
-            _rule(f"!{_TRAINS} || has(self.{name})", f"{name} is missing, and a job with rollout or trainer needs it")
+            _rule(f"!{_TRAINS} || has(self.{name})", f"{name} is missing; a job with rollout or trainer requires it")
             for name in TRAINING_SECTIONS
         ),
         *(
-            _rule(f"{_TRAINS} || !has(self.{name})", f"{name} has no use in a job without rollout and trainer")
+            _rule(f"{_TRAINS} || !has(self.{name})", f"{name} is unused in a job without rollout and trainer")
             for name in ("model", "data", "algorithm")
         ),
     ],
@@ -46,16 +55,17 @@ RULES: dict[str, list[Rule]] = {
         ),
         _rule(
             "self.?order.orValue('step') == 'step' || self.?maxStaleness.orValue(0) > 0",
-            "order ready takes groups across steps: set maxStaleness to 1 or more",
+            "order ready trains groups across steps: set maxStaleness to 1 or more",
         ),
         _rule(
             "self.?samplesPerPrompt.orValue(8) > 1 || self.?advantage.orValue('grpo') == 'reinforcePlusPlus'",
-            "samplesPerPrompt 1 leaves nothing to compare within a group: give at least 2, or advantage "
-            "reinforcePlusPlus",
+            "with samplesPerPrompt 1 a group has nothing to compare: give at least 2, or advantage reinforcePlusPlus",
         ),
     ],
     "rollout.sampling": [
-        _rule("!has(self.temperature) || self.temperature > 0.0", "temperature 0 makes all samples of a group alike"),
+        _rule(
+            "!has(self.temperature) || self.temperature > 0.0", "with temperature 0 all samples of a group are the same"
+        ),
     ],
     "rollout.agent": [
         _rule(
@@ -68,12 +78,7 @@ RULES: dict[str, list[Rule]] = {
         ),
     ],
     "reward.scorers[]": [
-        *_kind_needs("python", "python", _OTHERS),
-        *_kind_needs("judge", "judge", _OTHERS),
-        *_kind_needs("model", "model", _OTHERS),
-        _rule("self.kind == 'rule' || !has(self.rule)", "rule belongs to kind rule"),
-        _rule("self.kind == 'python' || !has(self.isolation)", "isolation belongs to kind python"),
-        _rule("self.kind == 'judge' || !has(self.limits)", "limits belong to kind judge"),
+        *(rule for kind, traits in KINDS.items() for rule in _kind_rules(kind, traits)),
         _rule("!has(self.when) || self.when.scorer != self.name", "when must name a scorer earlier in the list"),
     ],
     "reward.scorers[].judge.parse": [
@@ -97,28 +102,28 @@ RULES: dict[str, list[Rule]] = {
     "scheduling": [
         _rule(
             "self.?gang.orValue('none') == 'none' || self.?queueName.orValue('') == ''",
-            "gang cannot be had in a queue: leave out gang, a queue admits the pods together as well",
+            "gang cannot be combined with queueName: remove gang, a queue also admits the pods together",
         ),
     ],
     "trainer": [
         _rule(
             "self.?strategy.orValue('single') != 'single' || self.?ranks.orValue(1) == 1",
-            "strategy single is one process: set strategy to fsdp2, or ranks to 1",
+            "strategy single runs one process: set strategy to fsdp2, or ranks to 1",
         ),
         _rule(
             "self.?ranks.orValue(1) <= self.?ranksPerPod.orValue(8) || "
             "self.?ranks.orValue(1) % self.?ranksPerPod.orValue(8) == 0",
-            "ranks must be a multiple of ranksPerPod, so that all pods are alike",
+            "ranks must be a multiple of ranksPerPod, so that every pod has the same number",
         ),
     ],
     "transport": [
         _rule(
             "self.?url.orValue('') != '' || !(has(self.username) || has(self.passwordSecret) || has(self.tls))",
-            "username, passwordSecret and tls belong to an external Redis: give url, or leave them out",
+            "username, passwordSecret and tls apply to an external Redis only: give url, or remove them",
         ),
         _rule(
             "!has(self.url) || !self.url.contains('@')",
-            "url holds a user or password: name the password's Secret in passwordSecret instead",
+            "url contains a user or a password: name the password's Secret in passwordSecret instead",
         ),
     ],
     "files": [
@@ -128,11 +133,11 @@ RULES: dict[str, list[Rule]] = {
         _rule("!has(self.mountPath) || self.mountPath != '/'", "mountPath must not be the root of the container"),
     ],
 }
-"""By path under ``spec`` (``[]``: each item of a list)."""
+"""CEL rules by path under ``spec`` (``[]``: each item of a list)."""
 
 
 def immutability_rules(sections: Mapping[str, Any]) -> list[Rule]:
-    """Transition rules on ``spec``: every field that is not marked mutable stays as it is, absent or present."""
+    """Return transition rules on ``spec``: a field that is not marked mutable cannot change, appear or disappear."""
     rules = [
         _rule(_unchanged(path), f"spec.{path} cannot change while the job exists")
         for path in _immutable(sections["Spec"], sections)
@@ -151,7 +156,7 @@ _GANGS_SIZE = (
 
 
 def _unchanged(path: str) -> str:
-    """CEL: absent in both or the same in both; through optionals the server could not tell what the rule costs."""
+    """Return CEL for: absent in both, or equal. With optionals the API server cannot estimate the cost of the rule."""
     parts = path.split(".")
     ways = [".".join(parts[: i + 1]) for i in range(len(parts))]
     now, before = (" && ".join(f"has({root}.{way})" for way in ways) for root in ("self", "oldSelf"))
@@ -159,7 +164,7 @@ def _unchanged(path: str) -> str:
 
 
 def scorer_immutability(sections: Mapping[str, Any]) -> list[Rule]:
-    """Transition rules on each scorer (found again by its name)."""
+    """Return transition rules on each scorer; the API server matches scorers by name."""
     fields = sections["ScorerSpec"]["properties"]
     return [
         _rule(_unchanged(name), f"{name} of a scorer cannot change while the job exists")
@@ -169,7 +174,7 @@ def scorer_immutability(sections: Mapping[str, Any]) -> list[Rule]:
 
 
 def _immutable(section: Mapping[str, Any], sections: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """The highest fields under which nothing may change."""
+    """Yield the topmost fields below which nothing may change."""
     for name, field in section["properties"].items():
         here = f"{path}.{name}".lstrip(".")
         if field.get("x-plaudit-mutable") or here == "reward.scorers":

@@ -1,75 +1,205 @@
-"""``status.progress``: asked of a job's metrics service, and what it knows to be wrong that no pod shows."""
+"""``status.progress``, read from a job's metrics service, and the troubles that no pod shows.
+
+The service runs in the job's namespace, in an image that its user chooses: nothing that it sends is trusted. A response
+has a limited size and time, is never decompressed or redirected, and is read into the fields below and no others. All
+requests run on one event loop of their own, so that no service can hold a thread of the operator.
+"""
 
 from __future__ import annotations
 
-import json
+import asyncio
 import math
-import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from typing import Any
 
-import urllib3
+import aiohttp
+import msgspec
 
 from plaudit_operator.children.metrics import address
 from plaudit_operator.names import Reason
+from plaudit_operator.runtime.background_loop import BackgroundLoop
+from plaudit_wire.logs import get_logger
 
-_POOL = urllib3.PoolManager(num_pools=64, retries=False, timeout=urllib3.Timeout(connect=1.0, read=2.0))
-_UNDELIVERED = re.compile(r'^plaudit_stream_undelivered\{[^}]*stream="samples"[^}]*\} ([0-9.e+]+)$', re.MULTILINE)
-_CIRCUIT_OPEN = re.compile(r'^plaudit_judge_circuit_open\{judge="([^"]*)"\} 1(?:\.0)?$', re.MULTILINE)
-_MEMORY = re.compile(r"^plaudit_redis_memory_bytes ([0-9.e+]+)$", re.MULTILINE)
-_MEMORY_LIMIT = re.compile(r"^plaudit_redis_memory_limit_bytes ([0-9.e+]+)$", re.MULTILINE)
+logger = get_logger(__name__)
+
+_REQUEST_WITHIN_S = 3.0
+_MOST_BYTES = 2 << 20
+_AT_A_TIME = 16
+_WAIT_S = 0.25
+"""A healthy service responds in milliseconds. A later response is used in the next look."""
+_FAILED_PAUSE_S = 20.0
+"""A service that failed is left alone for this long."""
+_MOST_JUDGES = 16
+_MOST_CHARACTERS = 64
 _NEARLY_FULL = 0.65
 """Share of Redis's memory. From 70 % on nothing is admitted, so a Redis that is full stays a little below or above."""
 
-
-def ask(name: str, namespace: str) -> dict[str, Any]:
-    """The job's progress; empty when its metrics service does not answer, or no step is closed yet."""
-    base = address(name, namespace)
-    try:
-        steps = json.loads(_get(f"{base}/api/v1/steps?newest=1"))["steps"]
-        series = _get(f"{base}/metrics")
-    except (urllib3.exceptions.HTTPError, OSError, ValueError, KeyError):
-        return {}
-    progress: dict[str, Any] = {"troubles": troubles(series)}
-    if found := _UNDELIVERED.search(series):
-        progress["backlog"] = int(float(found[1]))
-    return progress | (_of_step(steps[-1]) if steps else {})
+Progress = dict[str, Any]
 
 
-def troubles(series: str) -> list[dict[str, str]]:
-    """What Prometheus would be told and a person wants to know: reason and words, the same as long as it lasts."""
-    found = []
-    for judge in sorted(_CIRCUIT_OPEN.findall(series)):
-        words = (
-            f"scorer {judge!r}: its judge fails or cannot be reached, and is asked only now and then until it answers"
+class _Step(msgspec.Struct):
+    step: int | None = None
+    verdict: str | None = None
+    reward_mean: float | None = msgspec.field(default=None, name="reward/mean")
+    exposed_reward_s: float | None = None
+
+
+class _Steps(msgspec.Struct):
+    steps: list[_Step]
+
+
+class _Stream(msgspec.Struct):
+    undelivered: int = 0
+
+
+class _Look(msgspec.Struct):
+    streams: dict[str, _Stream] = {}
+    redis_memory_bytes: int = 0
+    redis_memory_limit_bytes: int = 0
+
+
+class _Worker(msgspec.Struct):
+    circuits_open: list[str] = []
+
+
+class _Queues(msgspec.Struct):
+    looks: list[_Look]
+    workers: list[_Worker] = []
+
+
+class ProgressReader:
+    """Reads the progress of jobs from their metrics services, on a thread of its own.
+
+    Args:
+        address_of: from a job's name and namespace to the base URL of its service.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        address_of: Callable[[str, str], str] = address,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._address_of = address_of
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._pending: dict[tuple[str, str], Future[Progress]] = {}
+        self._failed_at: dict[tuple[str, str], float] = {}
+        self._slots = asyncio.Semaphore(_AT_A_TIME)
+        self._background = BackgroundLoop("progress")
+
+    def read(self, name: str, namespace: str) -> Progress:
+        """Return the job's progress; empty if its service does not respond at once, or responds badly.
+
+        Args:
+            name: of the job.
+            namespace: of the job.
+        """
+        key = (namespace, name)
+        with self._lock:
+            if self._clock() - self._failed_at.get(key, -math.inf) < _FAILED_PAUSE_S:
+                return {}
+            if key not in self._pending:
+                fetched = self._fetch(self._address_of(name, namespace))
+                self._pending[key] = self._background.submit(fetched)
+            pending = self._pending[key]
+        wait([pending], _WAIT_S)
+        if not pending.done():
+            return {}
+        error = pending.exception()
+        self._finish(key, failed=error is not None)
+        if error is not None:
+            logger.info("no progress from the metrics service", namespace=namespace, job=name, error=repr(error)[:500])
+            return {}
+        return pending.result()
+
+    def close(self) -> None:
+        """Cancel the requests in flight and end the thread."""
+        self._background.close()
+
+    def _finish(self, key: tuple[str, str], *, failed: bool) -> None:
+        with self._lock:
+            self._pending.pop(key, None)
+            self._failed_at.pop(key, None)
+            now = self._clock()
+            if failed:
+                recent = {k: at for k, at in self._failed_at.items() if now - at < _FAILED_PAUSE_S}
+                self._failed_at = {**recent, key: now}
+
+    async def _fetch(self, base: str) -> Progress:
+        timeout = aiohttp.ClientTimeout(total=_REQUEST_WITHIN_S)
+        async with (
+            self._slots,
+            aiohttp.ClientSession(timeout=timeout, auto_decompress=False, headers=_HEADERS) as session,
+        ):
+            steps = msgspec.json.decode(await _get(session, f"{base}/api/v1/steps?newest=1"), type=_Steps)
+            queues = msgspec.json.decode(await _get(session, f"{base}/api/v1/queues?newest=1"), type=_Queues)
+        return _progress(steps, queues)
+
+
+_HEADERS = {"Accept-Encoding": "identity", "Connection": "close"}
+
+
+async def _get(session: aiohttp.ClientSession, url: str) -> bytes:
+    """Return the body of a response.
+
+    Raises:
+        ValueError: it is no success, compressed or too long.
+    """
+    async with session.get(url, allow_redirects=False) as response:
+        if response.status != 200 or response.headers.get("Content-Encoding", "identity") != "identity":
+            raise ValueError(f"{url}: HTTP {response.status} {response.headers.get('Content-Encoding', '')}")
+        body = bytearray()
+        async for chunk in response.content.iter_any():
+            body += chunk
+            if len(body) > _MOST_BYTES:
+                raise ValueError(f"{url}: more than {_MOST_BYTES} bytes")
+        return bytes(body)
+
+
+def _progress(steps: _Steps, queues: _Queues) -> Progress:
+    look = queues.looks[-1] if queues.looks else _Look()
+    judges = {judge for worker in queues.workers for judge in worker.circuits_open}
+    progress: Progress = {"troubles": troubles(judges, look.redis_memory_bytes, look.redis_memory_limit_bytes)}
+    if samples := look.streams.get("samples"):
+        progress["backlog"] = samples.undelivered
+    return progress | (dict(_of_step(steps.steps[-1])) if steps.steps else {})
+
+
+def troubles(judges: set[str], memory_bytes: int, memory_limit_bytes: int) -> list[dict[str, str]]:
+    """Return reason and message of what needs a person; the same for as long as it lasts.
+
+    Args:
+        judges: names of the scorers whose judge some reward worker does not ask now.
+        memory_bytes: memory that Redis uses.
+        memory_limit_bytes: its limit; 0 means none.
+    """
+    found = [_judge_failing(judge[:_MOST_CHARACTERS]) for judge in sorted(judges)[:_MOST_JUDGES]]
+    if memory_bytes > _NEARLY_FULL * memory_limit_bytes > 0:
+        message = (
+            f"Redis is full: its limit is {memory_limit_bytes / 2**20:.0f} MiB, and above 70 % of it no prompt is "
+            "admitted. Raise spec.transport.managed.memory in a new job, or keep fewer or shorter samples in flight"
         )
-        remedy = "Look at the judge, its baseUrl, key and network policy; kubectl plaudit logs JOB reward says why"
-        found.append({"reason": Reason.JUDGE_FAILING, "message": f"{words}. {remedy}"})
-    used, limit = _MEMORY.search(series), _MEMORY_LIMIT.search(series)
-    if used and limit and float(used[1]) > _NEARLY_FULL * float(limit[1]) > 0:
-        words = (
-            f"Redis has used up its memory ({float(limit[1]) / 2**20:.0f} MiB): no prompt is admitted above 70 % of it"
-        )
-        remedy = "Raise spec.transport.managed.memory in a new job, or have fewer or shorter samples in flight"
-        found.append({"reason": Reason.REDIS_FULL, "message": f"{words}. {remedy}"})
+        found.append({"reason": Reason.REDIS_FULL, "message": message})
     return found
 
 
-def _get(url: str) -> str:
-    response = _POOL.request("GET", url)
-    if response.status != 200:
-        raise ValueError(f"{url}: HTTP {response.status}")
-    return response.data.decode()
+def _judge_failing(judge: str) -> dict[str, str]:
+    message = (
+        f"scorer {judge!r}: its judge fails or cannot be reached; reward workers retry it only now and then. Check the "
+        "judge, its baseUrl, key and network policy; kubectl plaudit logs JOB reward shows the errors"
+    )
+    return {"reason": Reason.JUDGE_FAILING, "message": message}
 
 
-def _of_step(step: dict[str, Any]) -> dict[str, Any]:
-    named = {
-        "step": step.get("step"),
-        "verdict": step.get("verdict"),
-        "rewardMean": step.get("reward/mean"),
-        "exposedRewardSeconds": step.get("exposed_reward_s"),
-    }
-    return {name: value for name, value in named.items() if value is not None and not _is_nan(value)}
-
-
-def _is_nan(value: object) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
+def _of_step(step: _Step) -> Iterator[tuple[str, Any]]:
+    if step.step is not None and 0 <= step.step < 2**63:
+        yield "step", step.step
+    if step.verdict is not None:
+        yield "verdict", step.verdict[:_MOST_CHARACTERS]
+    for name, value in (("rewardMean", step.reward_mean), ("exposedRewardSeconds", step.exposed_reward_s)):
+        if value is not None and math.isfinite(value):
+            yield name, value

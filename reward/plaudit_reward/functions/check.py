@@ -1,7 +1,7 @@
-"""Whether a reward file can be used as a job says, told before anything starts: ``problem_of``.
+"""Check a reward file before anything starts: ``check``.
 
-The file is imported in a child process (``python -m plaudit_reward.functions.check``), for it may do anything; an
-instance of a class is not made, since that may take a GPU.
+A child process (``python -m plaudit_reward.functions.check``) imports the file, because an import can do anything. No
+instance of a class is made, since that may take a GPU.
 """
 
 from __future__ import annotations
@@ -19,11 +19,19 @@ from plaudit_reward.functions.target import Target
 _IMPORTED_WITHIN_S = 60.0
 
 
-def problem_of(target: Target) -> str | None:
-    """What is wrong with a function in a file: file, function, argument and remedy; None when nothing is.
+class Report(msgspec.Struct, frozen=True):
+    """The result of checking one function."""
 
-    A file that takes longer than a minute to import is left to the workers, which say the same.
-    """
+    problem: str | None = None
+    """File, function, argument and remedy; None for a function that can be called."""
+    columns: tuple[str, ...] = ()
+    """Columns of the data that the function requires (TRL's form)."""
+    timed_out: bool = False
+    """The import took longer than a minute and was stopped; the workers will import the file without a limit."""
+
+
+def check(target: Target) -> Report:
+    """Import a function's file in a child process and compare its signature with the job's arguments."""
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "plaudit_reward.functions.check"],
@@ -33,29 +41,27 @@ def problem_of(target: Target) -> str | None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return None
+        return Report(timed_out=True)
     try:
-        found: str | None = msgspec.json.decode(done.stdout, type=str | None)
+        return msgspec.json.decode(done.stdout, type=Report)
     except msgspec.DecodeError:
         last = (done.stderr.decode(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
-        return (
+        return Report(
             f"importing {target.path} ended its process (exit status {done.returncode}; {last}): a reward file must "
             "survive its own import"
         )
-    return found
 
 
 def _main() -> None:
     answer = os.dup(1)
-    os.dup2(2, 1)  # what the file prints is no answer
+    os.dup2(2, 1)  # the file may print; only the report goes to standard output
     target = msgspec.json.decode(sys.stdin.buffer.read(), type=Target)
-    found: str | None = None
     try:
-        UserFunction(target).check()
+        report = Report(columns=UserFunction(target).check())
     except ConfigurationError as error:
-        found = str(error)
-    os.write(answer, msgspec.json.encode(found))
-    os._exit(0)  # threads that the file has started are not waited for
+        report = Report(str(error))
+    os.write(answer, msgspec.json.encode(report))
+    os._exit(0)  # do not wait for threads that the file has started
 
 
 if __name__ == "__main__":

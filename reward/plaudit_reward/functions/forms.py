@@ -47,7 +47,7 @@ def _verl(function: Function, arguments: dict[str, Any]) -> Caller:
 def _trl(function: Function, arguments: dict[str, Any]) -> Caller:
     parameters = parameters_of(function)
     names, any_column = named(parameters), takes_any(parameters)
-    needed = {n for n, p in names.items() if p.default is p.empty}
+    needed = _without_default(function)
 
     def call(samples: Sequence[Sample], values: Any) -> Any:
         columns = {**trl_columns(samples), **arguments}
@@ -61,6 +61,16 @@ def _trl(function: Function, arguments: dict[str, Any]) -> Caller:
         return function(**passed)
 
     return call
+
+
+def required_columns(function: Function, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the columns of ``extra_info`` without which a function of TRL's form cannot be called."""
+    always = {*trl_columns([]), *arguments}
+    return tuple(sorted(_without_default(function) - always))
+
+
+def _without_default(function: Function) -> set[str]:
+    return {name for name, parameter in named(parameters_of(function)).items() if parameter.default is parameter.empty}
 
 
 def trl_columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:

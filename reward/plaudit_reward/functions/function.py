@@ -18,7 +18,7 @@ from typing import Any
 
 from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.functions.failure import failed_score
-from plaudit_reward.functions.forms import ONE_SCORE, Caller, caller
+from plaudit_reward.functions.forms import ONE_SCORE, Caller, caller, required_columns
 from plaudit_reward.functions.result import to_score, to_scores
 from plaudit_reward.functions.signature import named, parameters_of, recognise, takes_any
 from plaudit_reward.functions.target import Description, Target
@@ -72,8 +72,11 @@ class UserFunction:
             post_processes=self._post_process is not None,
         )
 
-    def check(self) -> None:
-        """Recognises the signature as ``prepare`` does, without making an instance of a class.
+    def check(self) -> tuple[str, ...]:
+        """Recognise the signature as ``prepare`` does, without making an instance of a class.
+
+        Returns:
+            The columns of the data that the function requires.
 
         Raises:
             ConfigurationError: the signature does not fit, or the class's constructor lacks an argument.
@@ -91,7 +94,8 @@ class UserFunction:
             static = isinstance(inspect.getattr_static(function, method.__name__), staticmethod | classmethod)
             arguments = {name: value for name, value in arguments.items() if name not in own}
             function = method if static else MethodType(method, object())
-        recognise(function, self.target.scope, arguments, self._where)
+        form = recognise(function, self.target.scope, arguments, self._where)
+        return required_columns(function, arguments) if form == "trl" else ()
 
     def call(self, samples: Sequence[Sample], values: Any, *, post_process: bool = False) -> Any:
         """Calls the function, or the class's ``post_process_scores``; an async one gives its coroutine.

@@ -47,18 +47,20 @@ class Ended(Generic[T]):
     reason: str | None
     limiter_s: float
     """Waiting for rate and concurrency limits, all attempts."""
+    held_s: float
+    """The part of ``limiter_s`` in which the endpoint had asked for a pause."""
     retry_s: float
     """Failed attempts and the pauses between attempts."""
     call_s: float
-    """The last attempt, from its begin or from when it queued for a free process."""
+    """The last attempt."""
     queued_s: float
-    """The part of ``retry_s`` and ``call_s`` that was queueing for a free process."""
+    """Waiting for a free process, all attempts; in none of the other three."""
     attempts: int
 
     @property
     def spent_s(self) -> float:
         """Seconds that count against the budget."""
-        return self.retry_s + self.call_s - self.queued_s
+        return self.retry_s + self.call_s
 
     def failure(self) -> Score:
         """The score of attempts that came to nothing."""
@@ -72,21 +74,22 @@ async def attempt_until_answered(call: Callable[[Attempt], Awaitable[T]], allowa
     in its mean each time, so that many samples do not return to a broken service together; a service that says how
     long it wants to be left alone is left alone for that time.
     """
-    limiter_s = retry_s = queued_s = 0.0
+    limiter_s = held_s = retry_s = queued_s = 0.0
     for number in range(1, allowance.retries + 2):
-        attempt = Attempt(min(allowance.call_s, allowance.budget_s - (retry_s - queued_s)))
+        attempt = Attempt(min(allowance.call_s, allowance.budget_s - retry_s))
         if attempt.limit_s <= 0:
-            return Ended(None, "timeout", "the sample's time was used up before it", 0.0, 0.0, 0.0, 0.0, number)
+            return Ended(None, "timeout", "the sample's time was used up before it", 0.0, 0.0, 0.0, 0.0, 0.0, number)
         began = time.monotonic()
         result, error = await _once(call, attempt)
         limiter_s, queued_s = limiter_s + attempt.waited_s, queued_s + attempt.queued_s
-        call_s = max(attempt.queued_s, time.monotonic() - began - attempt.waited_s)
+        held_s += attempt.held_s
+        call_s = max(0.0, time.monotonic() - began - attempt.waited_s - attempt.queued_s)
         if error is None:
-            return Ended(result, "scored", None, limiter_s, retry_s, call_s, queued_s, number)
+            return Ended(result, "scored", None, limiter_s, held_s, retry_s, call_s, queued_s, number)
         pause_s = _pause_s(number, error)
-        out_of_budget = retry_s + call_s + pause_s - queued_s >= allowance.budget_s
+        out_of_budget = retry_s + call_s + pause_s >= allowance.budget_s
         if not isinstance(error, _RETRIED) or number > allowance.retries or out_of_budget:
-            return Ended(None, _outcome(error), str(error), limiter_s, retry_s, call_s, queued_s, number)
+            return Ended(None, _outcome(error), str(error), limiter_s, held_s, retry_s, call_s, queued_s, number)
         await asyncio.sleep(pause_s)
         retry_s += call_s + pause_s
     raise AssertionError("the last attempt returns")

@@ -68,8 +68,10 @@ def record_of(score: Score, ended: Ended[Any]) -> ScorerRecord:
         value=score.value,
         reason=score.reason,
         limiter_s=ended.limiter_s,
+        held_s=ended.held_s,
         retry_s=ended.retry_s,
         call_s=ended.call_s,
+        wait_s=ended.queued_s,
         attempts=ended.attempts,
         extra=score.extra,
     )

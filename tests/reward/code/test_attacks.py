@@ -296,8 +296,10 @@ def test_a_program_that_misbehaves_costs_its_own_sample_and_says_why(worker: Wor
 def test_nothing_of_a_program_outlives_it(worker: Worker) -> None:
     worker.score("import time\ntime.sleep(1000)", timeSeconds=0.5)
     servers = children_of(worker.pid)
+    templates = [children_of(server) for server in servers]
     assert servers
-    assert [children_of(server) for server in servers] == [[]] * len(servers)
+    assert [len(children) for children in templates] == [1] * len(servers)
+    assert [children_of(template) for (template,) in templates] == [[]] * len(servers)
 
 
 def test_input_that_is_not_read_and_long_output_are_no_misfortune(worker: Worker) -> None:

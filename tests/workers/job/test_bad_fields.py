@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from plaudit_workers.job.problem import Problem
+from plaudit_workers.job.rules.judges import is_private
 
 RULE = {"name": "first", "kind": "rule"}
 PYTHON = {"name": "second", "kind": "python", "python": {"path": "r.py"}}
@@ -26,7 +28,7 @@ SINGLE_FIELDS: list[tuple[dict[str, Any], str]] = [
         {"algorithm.prompts_per_step": 8},
         "spec.algorithm.prompts_per_step: is not a field of this section. Did you mean",
     ),
-    ({"algorithm.order": "soon"}, "spec.algorithm.order: 'soon' is not possible. Give 'step' or 'ready'"),
+    ({"algorithm.order": "soon"}, "spec.algorithm.order: 'soon' is not supported. Give 'step' or 'ready'"),
     (
         {"algorithm.loss": {"clipLow": 1.0}},
         "spec.algorithm.loss.clipLow: 1.0 is not below 1.0. Give a number below 1.0",
@@ -36,22 +38,31 @@ SINGLE_FIELDS: list[tuple[dict[str, Any], str]] = [
         "spec.algorithm.optimizer.learningRate: nan is not a finite number. Give a finite number",
     ),
     ({"model.source": ""}, "spec.model.source: is empty. Give a value"),
-    ({"model.dtype": "fp8"}, "spec.model.dtype: 'fp8' is not possible. Give 'bfloat16', 'float16' or 'float32'"),
+    ({"model.dtype": "fp8"}, "spec.model.dtype: 'fp8' is not supported. Give 'bfloat16', 'float16' or 'float32'"),
     ({"model.trustRemoteCode": "yes"}, "spec.model.trustRemoteCode: 'yes' is not true or false. Write true or false"),
     ({"rollout": []}, "spec.rollout: [] is not a mapping. Write {key: value}"),
     ({"rollout.sampling": {"topP": 0}}, "spec.rollout.sampling.topP: 0 is not above 0.0. Give a number above 0.0"),
     ({"reward.scorers": {}}, "spec.reward.scorers: {} is not a list. Write [a, b]"),
     ({"reward.scorers": []}, "spec.reward.scorers: is empty. Give a value"),
-    ({"reward.scorers.0.name": "Digits!"}, "spec.reward.scorers[0].name: 'Digits!' is not a DNS label. Use lower-case"),
+    (
+        {"reward.scorers.0.name": "Digits!"},
+        "spec.reward.scorers[0].name: 'Digits!' is not a valid name. Use a-z, 0-9, '-' and '_', for example",
+    ),
     ({"reward.scorers.0.name": "d" * 21}, "has 21 characters. Give at most 20"),
-    ({"reward.scorers.0.kind": "pyton"}, "spec.reward.scorers[0].kind: 'pyton' is not possible. Give 'rule', 'python'"),
-    ({"reward.scorers.0.python.function": "a b"}, "'a b' is not the name of a Python function. Give the name as it"),
+    (
+        {"reward.scorers.0.kind": "pyton"},
+        "spec.reward.scorers[0].kind: 'pyton' is not supported. Give 'rule', 'python', 'judge' or 'model'",
+    ),
+    (
+        {"reward.scorers.0.python.function": "a b"},
+        "'a b' is not the name of a Python function. Give the name as the file defines it",
+    ),
     (
         {"transport": {"url": "http://x"}},
-        "spec.transport.url: 'http://x' is not the address of a Redis. Write redis://",
+        "spec.transport.url: 'http://x' is not the URL of a Redis. Write redis://host:port/0, or rediss:// for",
     ),
-    ({"transport": {"managed": {"memory": "4GB"}}}, "'4GB' is not an amount of bytes. Write it like 512Mi or 4Gi"),
-    ({"storage": {"mountPath": "here"}}, "spec.storage.mountPath: 'here' is not an absolute path. Begin with /"),
+    ({"transport": {"managed": {"memory": "4GB"}}}, "'4GB' is not a number of bytes. Write it like 512Mi or 4Gi"),
+    ({"storage": {"mountPath": "here"}}, "spec.storage.mountPath: 'here' is not an absolute path. Start it with /"),
     (
         {"trainer.pod": {"resources": {"limits": {"cpu": [1]}}}},
         "spec.trainer.pod.resources.limits.cpu: [1] is not text or a whole number. Write it like 4, 500m or 16Gi",
@@ -60,28 +71,34 @@ SINGLE_FIELDS: list[tuple[dict[str, Any], str]] = [
 ]
 
 RULES: list[tuple[dict[str, Any], str]] = [
-    ({"trainer": None}, "spec.trainer: is missing, and a job with rollout or trainer needs it. Add trainer: {}"),
-    ({"rollout": None}, "spec.rollout: is missing, and a job with rollout or trainer needs it. Add rollout: {}"),
-    ({"model": None}, "spec.model: is missing, and a job with rollout or trainer needs it. Add model: {source: …}"),
+    (
+        {"trainer": None},
+        "spec.trainer: is missing; a job with rollout or trainer requires it. Add trainer: {} for its defaults,",
+    ),
+    (
+        {"rollout": None},
+        "spec.rollout: is missing; a job with rollout or trainer requires it. Add rollout: {} for its defaults,",
+    ),
+    ({"model": None}, "spec.model: is missing; a job with rollout or trainer requires it. Add model: {source: …}"),
     (
         {"rollout": None, "trainer": None, "data": None, "algorithm": None},
-        "spec.model: has no use in a job without rollout and trainer",
+        "spec.model: is unused in a job without rollout and trainer. Add rollout: {} and trainer: {} to train,",
     ),
     (
         {"algorithm.promptsPerStep": 10, "algorithm.miniBatchesPerStep": 4},
-        "spec.algorithm.promptsPerStep: 10 cannot be divided by miniBatchesPerStep 4. Give a multiple of 4, such as 8",
+        "spec.algorithm.promptsPerStep: 10 is not a multiple of miniBatchesPerStep 4. Give a multiple of 4, such",
     ),
     (
         {"algorithm.order": "ready"},
-        "spec.algorithm.order: ready takes groups across steps, which maxStaleness 0 forbids. Set maxStaleness to 1",
+        "spec.algorithm.order: order ready trains groups across steps, but maxStaleness is 0. Set maxStaleness",
     ),
     (
         {"algorithm.samplesPerPrompt": 1},
-        "spec.algorithm.samplesPerPrompt: 1 leaves nothing to compare within a group, so advantage grpo is always 0",
+        "spec.algorithm.samplesPerPrompt: with 1, a group has nothing to compare and advantage grpo is always 0.",
     ),
     (
         {"algorithm.samplesPerPrompt": 4, "reward.minSamplesPerGroup": 5},
-        "spec.reward.minSamplesPerGroup: 5 is more than the 4 samples of a group (samplesPerPrompt)",
+        "spec.reward.minSamplesPerGroup: 5 is more than samplesPerPrompt 4, so every group would be dropped.",
     ),
     (
         {"rollout.engine": {"maxModelLength": 2000}},
@@ -93,28 +110,43 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"rollout.sampling": {"temperature": 0}},
-        "spec.rollout.sampling.temperature: 0 makes all samples of a group alike",
+        "spec.rollout.sampling.temperature: with 0, all samples of a group are the same and nothing is learned.",
     ),
-    ({"rollout.agent": {"kind": "tools"}}, "spec.rollout.agent.tools: is empty, and kind tools needs tools"),
-    ({"rollout.agent": {"kind": "custom", "path": "a.py"}}, "spec.rollout.agent.path: or class is missing, and kind"),
-    ({"trainer.ranks": 2}, "spec.trainer.strategy: single is one process, but ranks is 2. Set strategy to fsdp2"),
+    (
+        {"rollout.agent": {"kind": "tools"}},
+        "spec.rollout.agent.tools: is empty; kind tools requires it. List the tools: [{path: …, function: …}]",
+    ),
+    (
+        {"rollout.agent": {"kind": "custom", "path": "a.py"}},
+        "spec.rollout.agent.path: or class is missing; kind custom requires both. Give path: … and class: …",
+    ),
+    (
+        {"trainer.ranks": 2},
+        "spec.trainer.strategy: strategy single runs one process, but ranks is 2. Set strategy to fsdp2, or",
+    ),
     (
         {"trainer": {"ranks": 12, "strategy": "fsdp2"}},
-        "spec.trainer.ranks: 12 cannot be divided by ranksPerPod 8. Give a multiple",
+        "spec.trainer.ranks: 12 is not a multiple of ranksPerPod 8. Give a multiple, so that every pod has the",
     ),
     (
         {"trainer.pod": GPUS},
-        "spec.trainer.pod.resources.limits: nvidia.com/gpu: 3 does not fit ranks of a pod 1. Give 1",
+        "spec.trainer.pod.resources.limits: nvidia.com/gpu: 3 contradicts ranks of a pod 1. Give 1 (0 for a",
     ),
-    ({"rollout.pod": GPUS}, "spec.rollout.pod.resources.limits: nvidia.com/gpu: 3 does not fit tensorParallelSize 1"),
+    (
+        {"rollout.pod": GPUS},
+        "spec.rollout.pod.resources.limits: nvidia.com/gpu: 3 contradicts tensorParallelSize 1. Give 1 (0 for a",
+    ),
     (
         {"transport": {"managed": {"memory": "16Mi"}}},
         "spec.transport.managed.memory: 16Mi is too little for 512 samples in flight",
     ),
-    ({"transport": {"url": "redis://:secret@host:6379/0"}}, "spec.transport.url: holds a user or password"),
+    (
+        {"transport": {"url": "redis://:secret@host:6379/0"}},
+        "spec.transport.url: contains a user or a password, which would end up in the run's folder and in logs.",
+    ),
     (
         {"transport": {"passwordSecret": {"name": "redis", "key": "password"}}},
-        "spec.transport.passwordSecret: belongs to an external Redis, but url is empty",
+        "spec.transport.passwordSecret: applies to an external Redis only, but url is empty. Give url, or remove",
     ),
     (
         {"reward.workers": {"autoscaling": {"minReplicas": 4, "maxReplicas": 2}}},
@@ -123,7 +155,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ({"files": {"items": [{"key": "a", "path": "b"}]}}, "spec.files.configMap: is empty, but items are listed"),
     (
         {"files": {"configMap": "m", "items": [{"key": "a", "path": "b"}, {"key": "c", "path": "b"}]}},
-        "spec.files.items[1].path: 'b' is there twice",
+        "spec.files.items[1].path: 'b' is used twice. Give each file its own path",
     ),
 ]
 
@@ -133,35 +165,59 @@ def judge(**changes: Any) -> list[dict[str, Any]]:
 
 
 SCORERS: list[tuple[list[dict[str, Any]], str]] = [
-    ([RULE, RULE], "spec.reward.scorers[1].name: 'first' is there twice. Give each scorer a name of its own"),
-    ([{**RULE, "kind": "python"}], "spec.reward.scorers[0].python: is missing, and kind python needs it. Add python:"),
-    ([{**RULE, "kind": "judge"}], "spec.reward.scorers[0].judge: is missing, and kind judge needs it"),
-    ([{**RULE, "kind": "model"}], "spec.reward.scorers[0].model: is missing, and kind model needs it"),
-    ([{**PYTHON, "kind": "rule"}], "spec.reward.scorers[0].python: belongs to kind python, but the kind is rule"),
-    ([{**PYTHON, "rule": "gsm8k"}], "spec.reward.scorers[0].rule: has no meaning for kind python"),
+    ([RULE, RULE], "spec.reward.scorers[1].name: 'first' is used twice. Give each scorer its own name"),
+    (
+        [{**RULE, "kind": "python"}],
+        "spec.reward.scorers[0].python: is missing; kind python requires it. Add python: {path: rewards.py,",
+    ),
+    (
+        [{**RULE, "kind": "judge"}],
+        "spec.reward.scorers[0].judge: is missing; kind judge requires it. Add judge: {baseUrl: …, model: …,",
+    ),
+    (
+        [{**RULE, "kind": "model"}],
+        "spec.reward.scorers[0].model: is missing; kind model requires it. Add model: {source: …}",
+    ),
+    (
+        [{**PYTHON, "kind": "rule"}],
+        "spec.reward.scorers[0].python: applies to kind python only, but this scorer has kind rule. Set kind to",
+    ),
+    (
+        [{**PYTHON, "rule": "gsm8k"}],
+        "spec.reward.scorers[0].rule: applies to kind rule only, but this scorer has kind python. Set kind to",
+    ),
     ([{**RULE, "rule": "gsm9k"}], "spec.reward.scorers[0].rule: there is no rule 'gsm9k'. Rules are code, format, "),
-    ([{**RULE, "isolation": "inline"}], "spec.reward.scorers[0].isolation: has no meaning for kind rule"),
-    ([{**RULE, "limits": {}}], "spec.reward.scorers[0].limits: has no meaning for kind rule. Leave it out; it belongs"),
+    (
+        [{**RULE, "isolation": "inline"}],
+        "spec.reward.scorers[0].isolation: applies to kind python only, but this scorer has kind rule. Set kind",
+    ),
+    (
+        [{**RULE, "limits": {}}],
+        "spec.reward.scorers[0].limits: applies to kind judge only, but this scorer has kind rule. Set kind to",
+    ),
     (
         [{**RULE, "when": {"scorer": "second", "equals": 1}}, PYTHON],
-        "spec.reward.scorers[0].when.scorer: 'second' is not a scorer earlier in the list (there are: none: this",
+        "spec.reward.scorers[0].when.scorer: 'second' is not an earlier scorer in the list (earlier: none, this",
     ),
     (
         [{**PYTHON, "scope": "group"}, {**RULE, "when": {"scorer": "second", "equals": 1}}],
-        "spec.reward.scorers[1].when.scorer: 'second' scores whole groups, after all samples are scored",
+        "spec.reward.scorers[1].when.scorer: 'second' scores groups, after all their samples are scored. Name a",
     ),
     (
         [RULE, {**PYTHON, "scope": "group", "when": {"scorer": "first", "equals": 1}}],
-        "spec.reward.scorers[1].when: chooses single samples, but scope is group",
+        "spec.reward.scorers[1].when: selects single samples, but scope is group. Remove when, or set scope to",
     ),
-    ([{**RULE, "scope": "group"}], "spec.reward.scorers[0].scope: group is not possible for kind rule"),
+    (
+        [{**RULE, "scope": "group"}],
+        "spec.reward.scorers[0].scope: kind rule scores one sample at a time and cannot have scope group. Set",
+    ),
     (
         [{"name": "j", "kind": "judge", "judge": {**JUDGE, "parse": {}}}],
-        "spec.reward.scorers[0].judge.parse: needs exactly one of regex, jsonPath and python, and has none. Keep one",
+        "spec.reward.scorers[0].judge.parse: needs exactly one of regex, jsonPath and python, but has none. Give",
     ),
     (
         [{"name": "j", "kind": "judge", "judge": {**JUDGE, "parse": {"regex": "a", "jsonPath": "$.b"}}}],
-        "spec.reward.scorers[0].judge.parse: needs exactly one of regex, jsonPath and python, and has regex and",
+        "spec.reward.scorers[0].judge.parse: needs exactly one of regex, jsonPath and python, but has regex and",
     ),
     (
         judge(parse={"regex": "score: [0-9]"}),
@@ -172,27 +228,49 @@ SCORERS: list[tuple[list[dict[str, Any]], str]] = [
         judge(parse={"jsonPath": "score"}),
         "spec.reward.scorers[0].judge.parse.jsonPath: judge.parse.jsonPath 'score' does",
     ),
-    (judge(baseUrl="https://me:key@judge/v1"), "spec.reward.scorers[0].judge.baseUrl: holds a user or a password"),
+    (
+        judge(baseUrl="https://me:key@judge/v1"),
+        "spec.reward.scorers[0].judge.baseUrl: contains a user or a password. Name the key's Secret in",
+    ),
     (
         judge(baseUrl="https://judge/v1/chat/completions"),
-        "spec.reward.scorers[0].judge.baseUrl: 'https://judge/v1/chat/completions' names the route itself",
+        "spec.reward.scorers[0].judge.baseUrl: 'https://judge/v1/chat/completions' includes the route. End it",
     ),
     (
         judge(baseUrl="https://judge/v1?key=1"),
         "spec.reward.scorers[0].judge.baseUrl: 'https://judge/v1?key=1' has a query",
     ),
-    (judge(arguments={"stream": True}), "spec.reward.scorers[0].judge.arguments.stream: is set by Plaudit itself"),
-    ([{**judge()[0], "limits": {}}], "spec.reward.scorers[0].limits: limits nothing. Give requestsPerMinute"),
+    (
+        judge(baseUrl="http://judge.example/v1", apiKeySecret={"name": "judge", "key": "token"}),
+        "spec.reward.scorers[0].judge.baseUrl: 'http://judge.example/v1' would carry the key of apiKeySecret",
+    ),
+    (
+        judge(arguments={"stream": True}),
+        "spec.reward.scorers[0].judge.arguments.stream: is set by Plaudit. Remove it; every other member of the",
+    ),
+    (
+        [{**judge()[0], "limits": {}}],
+        "spec.reward.scorers[0].limits: sets no limit. Give requestsPerMinute, tokensPerMinute or concurrency,",
+    ),
     (
         [{**judge()[0], "limits": {"concurrency": 1, "shared": {"url": "redis://:secret@r:1/0", "key": "k"}}}],
-        "spec.reward.scorers[0].limits.shared.url: holds a user or a password. Name the password's Secret",
+        "spec.reward.scorers[0].limits.shared.url: contains a user or a password. Name the password's Secret in",
     ),
-    ([{**RULE, "weight": 0}], "spec.reward.scorers: all have weight 0, so every reward would be 0"),
+    (
+        [{**RULE, "weight": 0}],
+        "spec.reward.scorers: all have weight 0, so every reward is 0. Give at least one a weight",
+    ),
 ]
 
 COMBINES: list[tuple[dict[str, Any], str]] = [
-    ({"kind": "python", "path": "c.py"}, "spec.reward.combine: has no path or no function, and kind python needs both"),
-    ({"path": "c.py"}, "spec.reward.combine: path and function belong to kind python, but the kind is weightedSum"),
+    (
+        {"kind": "python", "path": "c.py"},
+        "spec.reward.combine: lacks path or function; kind python requires both. Give path and function",
+    ),
+    (
+        {"path": "c.py"},
+        "spec.reward.combine: path and function apply to kind python only, but the kind is weightedSum. Set kind",
+    ),
 ]
 
 
@@ -241,3 +319,15 @@ def assert_told(problems: list[Problem], words: str) -> None:
     told = [str(problem) for problem in problems]
     assert any(words in line for line in told), told
     assert all(problem.message and problem.remedy for problem in problems)
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "127.0.0.1", "[::1]", "10.1.2.3", "judge", "judge.models.svc", "j.internal"]
+)
+def test_a_key_may_travel_over_plain_http_inside_a_machine_or_a_private_network(host: str) -> None:
+    assert is_private(urlsplit(f"http://{host}:8000/v1").hostname or "")
+
+
+@pytest.mark.parametrize("host", ["judge.example", "8.8.8.8", "[2606:4700::1]", "judge.svc.example.com"])
+def test_a_key_may_not_travel_over_plain_http_elsewhere(host: str) -> None:
+    assert not is_private(urlsplit(f"http://{host}/v1").hostname or "")

@@ -52,10 +52,13 @@ def test_nothing_is_said_when_everything_is_there(told: Callable[..., list[str]]
 @pytest.mark.parametrize(
     ("missing", "words"),
     [
-        ("model/config.json", "spec.model.source: model has no config.json. Name a folder that save_pretrained"),
-        ("model/tokenizer.json", "spec.model.tokenizer: model holds no tokenizer. Name one that does"),
+        ("model/config.json", "spec.model.source: model has no config.json. Name a folder written by save_pretrained"),
+        ("model/tokenizer.json", "spec.model.tokenizer: model has no tokenizer. Name a folder with one"),
         ("data/train.parquet", "spec.data.train.path: there is no file data/train.parquet. Write the data first"),
-        ("reward.py", "spec.reward.scorers[0].python.path: there is no file reward.py. Paths are relative to the job"),
+        (
+            "reward.py",
+            "spec.reward.scorers[0].python.path: there is no file reward.py. Correct the path: it is relative",
+        ),
     ],
 )
 def test_a_missing_file_is_told(folder: Path, told: Callable[..., list[str]], missing: str, words: str) -> None:
@@ -78,7 +81,7 @@ def test_missing_folders_templates_and_checkpoints_are_told(told: Callable[..., 
 MODELS = [
     ({}, {}, {"input": "text"}, ""),
     ({"id2label": {"0": "LABEL_0"}}, {"chat_template": "{{ messages }}"}, {}, ""),
-    ({}, {}, {}, "spec.reward.scorers[0].model.input: chat needs a chat template, and the tokenizer in rm has none"),
+    ({}, {}, {}, "spec.reward.scorers[0].model.input: chat needs a chat template, but the tokenizer in rm has none"),
     (
         {"id2label": {"0": "a", "1": "b"}},
         {},
@@ -114,7 +117,7 @@ def test_a_hub_id_is_looked_up_in_the_cache_when_the_hub_is_out_of_reach(
     assert told(model__source="some/model") == []
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert (
-        "'some/model' is no folder beside the job file, and the hub is out of reach"
+        "'some/model' is not a folder next to the job file, and HF_HUB_OFFLINE is set"
         in told(model__source="some/model")[0]
     )
     (tmp_path / "cache" / "models--some--model").mkdir(parents=True)
@@ -126,10 +129,10 @@ def test_a_hub_id_is_looked_up_in_the_cache_when_the_hub_is_out_of_reach(
     [
         (
             "def compute_score(:\n    pass\n",
-            ".path: syntax error in line 1 of reward.py: invalid syntax. Mend the file",
+            ".path: syntax error in line 1 of reward.py: invalid syntax. Fix the file",
         ),
-        ("def other(sample): ...\n", ".function: reward.py has no 'compute_score'. It has: other"),
-        ("# nothing\n", ".function: reward.py has no 'compute_score'. It has: nothing"),
+        ("def other(sample): ...\n", ".function: reward.py does not define 'compute_score'. It defines: other"),
+        ("# nothing\n", ".function: reward.py does not define 'compute_score'. It defines: nothing"),
     ],
 )
 def test_a_python_file_without_the_function_is_told(
@@ -159,30 +162,45 @@ def test_a_function_may_come_about_in_many_ways(folder: Path, told: Callable[...
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([], "has no rows"),
-        ([{**ROW, "reward_model": "2"}], "has reward_model as string, without ground_truth"),
-        ([{"data_source": "a", "prompt": "b"}], "lacks column reward_model (it has data_source, prompt)"),
-        ([{"question": "a"}], "lacks columns data_source, prompt, reward_model (it has question)"),
+        ([], "has no rows. Rows need data_source, prompt (messages or text)"),
+        (
+            [ROW, {**ROW, "reward_model": None}],
+            "row 2: column reward_model is None. Give each row {ground_truth: …}; null",
+        ),
+        ([{**ROW, "reward_model": "2"}], "row 1: column reward_model is '2'. Give each row {ground_truth: …}; null"),
+        ([*[ROW] * 20, {**ROW, "prompt": None}], "row 21: column prompt is None. Give each prompt as messages"),
+        (
+            [{**ROW, "extra_info": "{'a': 1}"}],
+            "row 1: column extra_info is \"{'a': 1}\". Give a mapping, the JSON text of",
+        ),
+        ([{"data_source": "a", "prompt": "b"}], "lacks column reward_model (it has data_source, prompt). Rows need"),
+        ([{"question": "a"}], "lacks columns data_source, prompt, reward_model (it has question). Rows need"),
     ],
 )
 def test_a_parquet_file_with_wrong_columns_is_told(
     folder: Path, told: Callable[..., list[str]], rows: list[dict[str, Any]], words: str
 ) -> None:
     pa.parquet.write_table(pa.Table.from_pylist(rows or [ROW]).slice(0, len(rows)), folder / "data" / "train.parquet")
-    assert told() == [
-        f"spec.data.train.path: data/train.parquet {words}. Rows need data_source, prompt (messages or text) and "
-        "reward_model: {ground_truth: …}"
-    ]
+    (problem,) = told()
+    assert problem.startswith(f"spec.data.train.path: data/train.parquet {words}")
+
+
+@pytest.mark.parametrize("extra_info", [None, "", "null", '{"a": 1}', {"a": 1}])
+def test_extra_info_may_be_json_text_or_null(folder: Path, told: Callable[..., list[str]], extra_info: Any) -> None:
+    rows = [{**ROW, "extra_info": extra_info}]
+    pa.parquet.write_table(pa.Table.from_pylist(rows), folder / "data" / "train.parquet")
+    (folder / "rows.jsonl").write_text(json.dumps(rows[0]))
+    assert told() == told(data__train={"path": "rows.jsonl"}) == []
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("", "has no rows"),
-        ("{not json}\n", "has no JSON in row 1: "),
-        ("[1]\n", "has no object in row 1"),
-        (json.dumps(ROW) + '\n{"prompt": "a"}\n', "lacks columns data_source, reward_model in row 2 (it has prompt)"),
-        (json.dumps({**ROW, "reward_model": {}}) + "\n", "has reward_model without ground_truth in row 1"),
+        ("{not json}\n", "is not JSON in line 1: "),
+        ("[1]\n", "has no JSON object in line 1"),
+        (json.dumps(ROW) + '\n{"prompt": "a"}\n', "lacks columns data_source, reward_model in line 2 (it has prompt)"),
+        (json.dumps({**ROW, "reward_model": {}}) + "\n", "row 1: column reward_model is {}. Give each row"),
     ],
 )
 def test_a_jsonl_file_with_wrong_rows_is_told(
@@ -197,7 +215,7 @@ def test_other_data_files_are_told(folder: Path, told: Callable[..., list[str]])
     (folder / "rows.csv").write_text("a,b")
     (folder / "broken.parquet").write_text("no parquet")
     assert "ends with '.csv'. Give a .parquet or a .jsonl file" in told(data__train={"path": "rows.csv"})[0]
-    assert "broken.parquet is no Parquet file" in told(data__train={"path": "broken.parquet"})[0]
+    assert "broken.parquet is not a Parquet file" in told(data__train={"path": "broken.parquet"})[0]
     assert "data is a folder" in told(data__train={"path": "data"})[0]
 
 
@@ -209,7 +227,7 @@ def test_a_data_source_without_a_rule_is_told_before_sample_10000(folder: Path, 
     assert told(reward__scorers=[{**rules[0], "rule": "gsm8k"}]) == []
     for path in ("data/train.parquet", "rows.jsonl"):
         assert told(reward__scorers=rules, data__train={"path": path}) == [
-            f"spec.data.train.path: {path} holds data_source 'my/task', which scorer 'correct' has no rule for. Name a "
+            f"spec.data.train.path: {path} has data_source 'my/task', for which scorer 'correct' has no rule. Name a "
             "rule in the scorer (rule: gsm8k), or score it with a function (kind: python)"
         ]
 
@@ -221,9 +239,9 @@ def test_agents_tools_and_combinations_are_looked_into(folder: Path, told: Calla
         rollout={"agent": {"kind": "custom", "path": "lib.py", "class": "Agent"}},
         reward__combine={"kind": "python", **absent},
     ) == [
-        "spec.rollout.agent.class: lib.py has no 'Agent'. It has: present",
-        "spec.reward.combine.function: lib.py has no 'absent'. It has: present",
+        "spec.rollout.agent.class: lib.py does not define 'Agent'. It defines: present",
+        "spec.reward.combine.function: lib.py does not define 'absent'. It defines: present",
     ]
     assert told(rollout={"agent": {"kind": "tools", "tools": [absent]}}) == [
-        "spec.rollout.agent.tools[0].function: lib.py has no 'absent'. It has: present"
+        "spec.rollout.agent.tools[0].function: lib.py does not define 'absent'. It defines: present"
     ]

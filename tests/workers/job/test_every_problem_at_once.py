@@ -53,7 +53,7 @@ def test_problems_of_every_kind_come_in_the_order_of_the_file(write_job: Callabl
         (20, "spec.reward.minSamplesPerGroup"),
         (21, "spec.trainer.strategy"),
     ]
-    assert str(caught.value).splitlines()[1].startswith(f"{path}:3: metadata.name: 'Digits' is not a DNS label. ")
+    assert str(caught.value).splitlines()[1].startswith(f"{path}:3: metadata.name: 'Digits' is not a valid name. ")
 
 
 def test_rules_about_a_broken_field_are_not_guessed_at(
@@ -82,7 +82,9 @@ def test_a_null_is_refused_in_any_section_but_kept_in_opaque_ones(
 ) -> None:
     scorer = {"name": "a", "kind": "python", "python": {"path": "r.py", "arguments": {"limit": None}}, "when": None}
     problems = problems_of(changed({"reward.scorers": [scorer]}))
-    assert [(problem.field, problem.message) for problem in problems] == [("spec.reward.scorers[0].when", "is null")]
+    assert [(problem.field, problem.message) for problem in problems] == [
+        ("spec.reward.scorers[0].when", "has no value")
+    ]
 
 
 def test_a_valid_job_has_no_problems(small_job: str, problems_of: Callable[[str], list[Problem]]) -> None:

@@ -65,8 +65,8 @@ def test_validation_takes_the_length_of_training_unless_it_says_otherwise(
     ("text", "line", "words"),
     [
         ("", None, "the file is empty"),
-        ("- a\n- b\n", None, "the file holds a list instead of a mapping"),
-        ("just words", None, "the file holds a single value instead of a mapping"),
+        ("- a\n- b\n", None, "the file contains a list instead of a mapping"),
+        ("just words", None, "the file contains a single value instead of a mapping"),
         ("a: 1\nb: [1, 2\nc: 3\n", 3, "not valid YAML"),
         ("a: 1\na: 2\n", 2, "not valid YAML"),
         ("a: 1\n---\nb: 2\n", 2, "not valid YAML"),
@@ -87,9 +87,9 @@ def test_what_is_no_job_file_is_told_in_one_sentence(
 def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     for name, words in (
-        ("absent.yaml", "there is no such file"),
-        (".", "cannot be read"),
-        ("binary.yaml", "is not text in UTF-8"),
+        ("absent.yaml", "no such file"),
+        (".", "cannot read it"),
+        ("binary.yaml", "not UTF-8 text"),
     ):
         with pytest.raises(JobError, match=words):
             load_job(tmp_path / name)

@@ -19,13 +19,13 @@ Change = Callable[[dict[str, Any]], dict[str, Any]]
     [
         (
             {"rollout.agent": {"kind": "tools", "tools": [{"path": "t.py", "function": "f"}]}},
-            "spec.rollout.agent.kind: tools is not run by plaudit run yet",
+            "spec.rollout.agent.kind: tools is not supported by plaudit run yet",
         ),
         ({"rollout.sampling": {"topP": 0.9}}, "spec.rollout.sampling: topP 0.9, topK -1 cut the distribution"),
         ({"rollout.sampling": {"topK": 5}}, "spec.rollout.sampling: topP 1.0, topK 5 cut the distribution"),
         (
             {"transport": {"url": "rediss://r:1/0", "tls": {"caConfigMap": {"name": "ca", "key": "ca.crt"}}}},
-            "spec.transport.tls.caConfigMap: is nothing that plaudit run knows",
+            "spec.transport.tls.caConfigMap: is not supported by plaudit run",
         ),
     ],
 )
@@ -46,7 +46,7 @@ def test_a_sink_that_is_not_installed_is_refused_before_anything_starts(
     assert unsupported(job) == []
     monkeypatch.setitem(sys.modules, "wandb", None)  # how Python marks a module that cannot be imported
     (problem,) = unsupported(job)
-    assert str(problem).startswith("spec.trainer.sinks[1]: names wandb, which is not installed")
+    assert str(problem).startswith("spec.trainer.sinks[1]: wandb is not installed")
 
 
 def test_a_usual_job_is_not_refused_and_nothing_of_it_is_ignored(small_job: str, changed: Change) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plaudit_reward.functions.check import problem_of
+from plaudit_reward.functions.check import check
 from plaudit_reward.functions.target import Target
 from plaudit_workers.job.checks.support import unsupported
 from plaudit_workers.job.loading.load import load_job
@@ -33,7 +33,7 @@ def test_its_job_runs_as_it_is_and_its_functions_fit() -> None:
     assert unsupported(job) == []
     for scorer in job.spec.reward.scorers:
         assert scorer.python is not None
-        assert problem_of(Target(scorer.python.path, scorer.python.function, scope=scorer.scope)) is None
+        assert check(Target(scorer.python.path, scorer.python.function, scope=scorer.scope)).problem is None
 
 
 def test_a_row_keeps_the_columns_that_its_functions_ask_for() -> None:

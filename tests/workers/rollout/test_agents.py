@@ -49,7 +49,7 @@ def agent_file(tmp_path):
 
 
 def finished(tokens: list[int], *spans: tuple[int, int, int]) -> FinishedSample:
-    return FinishedSample("x", tokens, [-0.5] * len(tokens), list(spans), "stop", 0.1)
+    return FinishedSample(tokens, [-0.5] * len(tokens), list(spans), "stop", 0.1)
 
 
 def test_turns_join_with_spans_counted_from_the_trajectorys_begin() -> None:

@@ -18,18 +18,13 @@ NOWHERE = Path("nowhere")
 V0, V1 = PolicyVersion(1, 0), PolicyVersion(1, 1)
 
 
-def request(name="a", seed=1, max_tokens=100) -> SampleRequest:
-    return SampleRequest(name, [1, 2], Sampling(max_tokens=max_tokens), seed)
+def start(engine, seed=1, max_tokens=100) -> asyncio.Task:
+    return asyncio.create_task(engine.generate(SampleRequest([1, 2], Sampling(max_tokens=max_tokens), seed)))
 
 
-async def outcomes(engine, count):
-    found = {}
+async def results(tasks):
     async with asyncio.timeout(20):
-        async for batch in engine.finished():
-            found |= {outcome.id: outcome for outcome in batch}
-            if len(found) >= count:
-                break
-    return found
+        return await asyncio.gather(*tasks)
 
 
 def test_it_is_an_engine() -> None:
@@ -41,23 +36,20 @@ async def test_a_seed_gives_the_same_sample_on_any_engine() -> None:
     for _ in range(2):
         engine = ScriptedEngine(Script(Uniform(0.0, 0.05), LogNormal(20, 1.0)))
         await engine.load_weights(NOWHERE, V0)
-        for seed in range(20):
-            engine.submit(request(f"s{seed}", seed))
-        found.append(await outcomes(engine, 20))
+        samples = await results(start(engine, seed) for seed in range(20))
+        found.append([(sample.response_ids, sample.logprobs) for sample in samples])
     first, second = found
-    assert {k: (s.response_ids, s.logprobs) for k, s in first.items()} == {
-        k: (s.response_ids, s.logprobs) for k, s in second.items()
-    }
-    assert len({tuple(sample.response_ids) for sample in first.values()}) == 20
+    assert first == second
+    assert len({tuple(response_ids) for response_ids, _ in first}) == 20
 
 
 async def test_nothing_is_generated_before_weights_are_loaded() -> None:
     engine = ScriptedEngine(Script(Constant(0.0)))
-    engine.submit(request())
-    await asyncio.sleep(0.05)
-    assert engine.stats().num_finished == 0
+    waiting = start(engine)
+    await asyncio.sleep(0.06)
+    assert not waiting.done()
     await engine.load_weights(NOWHERE, V0)
-    sample = (await outcomes(engine, 1))["a"]
+    (sample,) = await results([waiting])
     assert sample.version_spans == [(0, 1, 0)]
     assert sample.engine_queue_s >= 0.05
 
@@ -69,11 +61,11 @@ def test_spans_cover_every_sample_from_its_first_token_in_order(num_tokens, max_
     async def check() -> None:
         engine = ScriptedEngine(Script(Constant(0.03), Constant(num_tokens)))
         await engine.load_weights(NOWHERE, V0)
-        engine.submit(request(max_tokens=max_tokens))
+        running = start(engine, max_tokens=max_tokens)
         for number, pause_s in enumerate(switches, 1):
             await asyncio.sleep(pause_s)
             await engine.load_weights(NOWHERE, PolicyVersion(1, number))
-        sample = (await outcomes(engine, 1))["a"]
+        (sample,) = await results([running])
         starts = [first for first, _, _ in sample.version_spans]
         numbers = [number for _, _, number in sample.version_spans]
         length = min(num_tokens, max_tokens)
@@ -91,44 +83,39 @@ def test_spans_cover_every_sample_from_its_first_token_in_order(num_tokens, max_
 async def test_a_drained_switch_waits_for_what_runs_and_holds_back_what_is_new() -> None:
     engine = ScriptedEngine(Script(Constant(0.2), Constant(50)))
     await engine.load_weights(NOWHERE, V0)
-    engine.submit(request("old"))
+    old = start(engine)
+    await asyncio.sleep(0.02)
     switch = asyncio.create_task(engine.load_weights(NOWHERE, V1, "drain"))
     await asyncio.sleep(0.02)
-    engine.submit(request("new"))
+    new = start(engine)
     await switch
-    found = await outcomes(engine, 2)
-    assert found["old"].version_spans == [(0, 1, 0)]
-    assert found["new"].version_spans == [(0, 1, 1)]
+    assert [sample.version_spans for sample in await results([old, new])] == [[(0, 1, 0)], [(0, 1, 1)]]
 
 
 async def test_no_more_run_at_once_than_there_are_places() -> None:
     engine = ScriptedEngine(Script(Constant(0.1)), max_concurrent_samples=2)
     await engine.load_weights(NOWHERE, V0)
     started = time.monotonic()
-    for number in range(6):
-        engine.submit(request(str(number)))
-    found = await outcomes(engine, 6)
+    found = await results(start(engine) for _ in range(6))
     assert time.monotonic() - started > 0.29  # a timer may ring a little early
-    queued = sorted(sample.engine_queue_s for sample in found.values())
+    queued = sorted(sample.engine_queue_s for sample in found)
     assert queued[1] < 0.09 < queued[2]
 
 
-async def test_cancelled_samples_are_forgotten_and_their_places_given_on() -> None:
-    engine = ScriptedEngine(Script(Constant(0.05)), max_concurrent_samples=1)
+async def test_the_places_of_cancelled_samples_are_free_for_others() -> None:
+    engine = ScriptedEngine(Script(Constant(60.0), Constant(5)), max_concurrent_samples=1)
     await engine.load_weights(NOWHERE, V0)
-    for name in ("running", "waiting", "wanted"):
-        engine.submit(request(name))
-    engine.cancel(["running", "waiting", "unknown"])
-    assert engine.stats().num_unfinished == 1
-    assert set(await outcomes(engine, 1)) == {"wanted"}
-
-
-async def test_a_closed_engine_ends_its_reader() -> None:
-    engine = ScriptedEngine(Script(Constant(60.0)))
-    await engine.load_weights(NOWHERE, V0)
-    engine.submit(request())
-    await engine.close()
-    assert [batch async for batch in engine.finished()] == []
+    running, waiting = start(engine), start(engine)
+    await asyncio.sleep(0.01)
+    wanted = start(engine)
+    for unwanted in (running, waiting):
+        unwanted.cancel()
+    await asyncio.wait([running, waiting])
+    switch = asyncio.create_task(engine.load_weights(NOWHERE, V1, "drain"))
+    await asyncio.sleep(0.01)
+    assert not switch.done()  # the one that is wanted has begun
+    wanted.cancel()
+    await asyncio.wait_for(switch, 20)
 
 
 @pytest.mark.parametrize(

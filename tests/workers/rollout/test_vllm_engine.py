@@ -12,7 +12,7 @@ from plaudit_workers.process import RefusedError
 from plaudit_workers.rollout.agents.single_turn import SingleTurn
 from plaudit_workers.rollout.engines.protocol import (
     FinishedSample,
-    RefusedSample,
+    RequestRefusedError,
     SampleRequest,
     WeightsUnreadableError,
 )
@@ -33,37 +33,22 @@ PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 0] * 15
 
 
 class Bench:
-    """An engine and what has come out of it."""
+    """An engine and the numbers of its policy versions."""
 
     def __init__(self, engine):
         self.engine = engine
-        self.outcomes = {}
         self.numbers = iter(range(1, 10_000))
-        self.changed = asyncio.Event()
-        self.also = None
-
-    async def read(self):
-        async for outcomes in self.engine.finished():
-            self.outcomes |= {outcome.id: outcome for outcome in outcomes}
-            self.changed.set()
-            if self.also is not None:
-                self.also.put_nowait(outcomes)
 
     def submit(self, prompt=PROMPT, seed=1, **sampling):
-        sample_id = f"sample-{next(self.numbers)}"
-        self.engine.submit(SampleRequest(sample_id, prompt, Sampling(**{"max_tokens": 40} | sampling), seed))
-        return sample_id
+        request = SampleRequest(prompt, Sampling(**{"max_tokens": 40} | sampling), seed)
+        return asyncio.create_task(self.engine.generate(request))
 
-    async def result(self, sample_id):
-        async with asyncio.timeout(30):
-            while sample_id not in self.outcomes:
-                self.changed.clear()
-                await self.changed.wait()
-        return self.outcomes[sample_id]
+    async def result(self, task):
+        return await asyncio.wait_for(task, 30)
 
-    async def load(self, folder, in_flight="continue"):
+    async def load(self, folder, switch="continue"):
         version = PolicyVersion(1, next(self.numbers))
-        await self.engine.load_weights(folder, version, in_flight)
+        await self.engine.load_weights(folder, version, switch)
         return version
 
     async def a_while(self):
@@ -78,11 +63,8 @@ async def bench(tiny_models):
     )
     engine = VllmEngine(settings)
     await engine.start()
-    bench = Bench(engine)
-    reading = asyncio.create_task(bench.read())
-    yield bench
+    yield Bench(engine)
     await engine.close()
-    await reading
 
 
 def close(expected, actual, tolerance=1e-4):
@@ -91,8 +73,8 @@ def close(expected, actual, tolerance=1e-4):
 
 async def test_log_probabilities_are_those_of_transformers(bench, tiny_models, reference):
     version = await bench.load(tiny_models[1])
-    ids = [bench.submit(seed=seed) for seed in range(8)]
-    for sample in [await bench.result(sample_id) for sample_id in ids]:
+    tasks = [bench.submit(seed=seed) for seed in range(8)]
+    for sample in [await bench.result(task) for task in tasks]:
         assert close(reference(tiny_models[1], PROMPT, sample.response_ids), sample.logprobs)
         assert sample.version_spans == [(0, 1, version.number)]
         assert len(sample.response_ids) == len(sample.logprobs)
@@ -141,10 +123,10 @@ async def test_a_new_request_never_sees_cached_blocks_of_old_weights(bench, tiny
 
 async def test_a_switch_in_the_middle_shows_in_the_spans(bench, tiny_models, reference):
     old = await bench.load(tiny_models[1])
-    ids = [bench.submit(seed=seed, max_tokens=300) for seed in range(4)]
+    tasks = [bench.submit(seed=seed, max_tokens=300) for seed in range(4)]
     await bench.a_while()
     new = await bench.load(tiny_models[2])
-    samples = [await bench.result(sample_id) for sample_id in ids]
+    samples = [await bench.result(task) for task in tasks]
     switched = [sample for sample in samples if len(sample.version_spans) == 2]
     assert len(switched) >= 2
     for sample in switched:
@@ -158,10 +140,10 @@ async def test_a_switch_in_the_middle_shows_in_the_spans(bench, tiny_models, ref
 
 async def test_recompute_samples_the_rest_as_if_the_new_weights_had_read_it_all(bench, tiny_models, reference):
     await bench.load(tiny_models[1])
-    ids = [bench.submit(seed=seed, max_tokens=300) for seed in range(4)]
+    tasks = [bench.submit(seed=seed, max_tokens=300) for seed in range(4)]
     await bench.a_while()
     await bench.load(tiny_models[2], "recompute")
-    samples = [await bench.result(sample_id) for sample_id in ids]
+    samples = [await bench.result(task) for task in tasks]
     switched = [sample for sample in samples if len(sample.version_spans) == 2]
     assert len(switched) >= 2
     for sample in switched:
@@ -179,7 +161,7 @@ async def test_drain_ends_what_runs_under_the_old_weights_first(bench, tiny_mode
     await asyncio.sleep(0)
     late = bench.submit(seed=9)
     new = await switch
-    for sample in [await bench.result(sample_id) for sample_id in running]:
+    for sample in [await bench.result(task) for task in running]:
         assert sample.version_spans == [(0, 1, old.number)]
     sample = await bench.result(late)
     assert sample.version_spans == [(0, 1, new.number)]
@@ -188,10 +170,10 @@ async def test_drain_ends_what_runs_under_the_old_weights_first(bench, tiny_mode
 
 async def test_what_has_not_begun_at_a_switch_begins_under_the_new_weights_alone(bench, tiny_models, reference):
     await bench.load(tiny_models[1])
-    ids = [bench.submit(seed=seed, max_tokens=100) for seed in range(40)]  # 16 run at a time
+    tasks = [bench.submit(seed=seed, max_tokens=100) for seed in range(40)]  # 16 run at a time
     await bench.a_while()
     new = await bench.load(tiny_models[2])
-    samples = [await bench.result(sample_id) for sample_id in ids]
+    samples = [await bench.result(task) for task in tasks]
     fresh = [sample for sample in samples if sample.version_spans == [(0, 1, new.number)]]
     assert len(fresh) >= 16
     for sample in fresh:
@@ -206,8 +188,8 @@ async def test_the_probe_tells_the_held_weights(bench, tiny_models, reference):
 
 async def test_a_response_ends_with_its_end_token_or_is_cut(bench, tiny_models):
     await bench.load(tiny_models[1])
-    ids = [bench.submit(seed=seed, max_tokens=30, temperature=2.0) for seed in range(16)]
-    samples = [await bench.result(sample_id) for sample_id in ids]
+    tasks = [bench.submit(seed=seed, max_tokens=30, temperature=2.0) for seed in range(16)]
+    samples = [await bench.result(task) for task in tasks]
     for sample in samples:
         ended = sample.response_ids[-1] == 14
         assert sample.finish_reason == ("stop" if ended else "length")
@@ -222,23 +204,29 @@ async def test_text_leaves_special_tokens_out(bench):
 
 async def test_a_prompt_longer_than_the_model_is_refused_and_others_go_on(bench, tiny_models):
     await bench.load(tiny_models[1])
-    refused = await bench.result(bench.submit(prompt=[1] * 600))
-    assert isinstance(refused, RefusedSample)
-    assert "600" in refused.reason
-    hot = await bench.result(bench.submit(temperature=9.0))
-    assert isinstance(hot, RefusedSample)
-    assert "temperature" in hot.reason
+    with pytest.raises(RequestRefusedError, match="600"):
+        await bench.result(bench.submit(prompt=[1] * 600))
+    with pytest.raises(RequestRefusedError, match="temperature"):
+        await bench.result(bench.submit(temperature=9.0))
     assert isinstance(await bench.result(bench.submit()), FinishedSample)
 
 
-async def test_a_cancelled_request_is_never_heard_of_again(bench, tiny_models):
+async def queue_seconds_behind_a_full_engine(bench, *, cancelled):
+    """Seconds that a request waits for one of the 16 places, all taken by long responses."""
+    long = [bench.submit(seed=seed, max_tokens=300) for seed in range(16)]
+    await bench.a_while()
+    if cancelled:
+        for task in long:
+            task.cancel()
+    sample = await bench.result(bench.submit(seed=99, max_tokens=1))
+    await asyncio.wait(long)
+    return sample.engine_queue_s
+
+
+async def test_a_cancelled_request_gives_its_place_in_the_engine_to_others(bench, tiny_models):
     await bench.load(tiny_models[1])
-    unwanted, wanted = bench.submit(max_tokens=300), bench.submit(max_tokens=300, seed=2)
-    before = bench.engine.stats()
-    bench.engine.cancel([unwanted])
-    assert bench.engine.stats().num_unfinished == before.num_unfinished - 1
-    await bench.result(wanted)
-    assert unwanted not in bench.outcomes
+    waited = await queue_seconds_behind_a_full_engine(bench, cancelled=False)
+    assert await queue_seconds_behind_a_full_engine(bench, cancelled=True) < waited / 2
 
 
 async def test_nothing_is_sampled_after_a_failed_load_until_one_succeeds(bench, tiny_models, tmp_path, reference):
@@ -247,7 +235,7 @@ async def test_nothing_is_sampled_after_a_failed_load_until_one_succeeds(bench, 
         await bench.load(tmp_path / "vanished")
     waiting = bench.submit()
     await asyncio.sleep(0.2)
-    assert waiting not in bench.outcomes
+    assert not waiting.done()
     new = await bench.load(tiny_models[2])
     sample = await bench.result(waiting)
     assert sample.version_spans == [(0, 1, new.number)]
@@ -257,17 +245,12 @@ async def test_nothing_is_sampled_after_a_failed_load_until_one_succeeds(bench, 
 class Lent:
     """The session's engine, lent to a worker that would start and close its own."""
 
-    def __init__(self, bench):
-        self.submit, self.cancel, self.decode = bench.engine.submit, bench.engine.cancel, bench.engine.decode
-        self.load_weights, self.probe, self.stats = bench.engine.load_weights, bench.engine.probe, bench.engine.stats
-        self.queue = asyncio.Queue()
+    def __init__(self, engine):
+        self.generate, self.decode = engine.generate, engine.decode
+        self.load_weights, self.probe = engine.load_weights, engine.probe
 
     async def start(self):
         return None
-
-    async def finished(self):
-        while True:
-            yield await self.queue.get()
 
     async def close(self):
         return None
@@ -283,8 +266,7 @@ async def vllm_run(run_class, redis_server, run_name, tmp_path):
 
 async def work_until(bench, run, name, check):
     """Runs a worker on the session's engine until the check returns something."""
-    lent = Lent(bench)
-    bench.also = lent.queue
+    lent = Lent(bench.engine)
     stop = asyncio.Event()
     worker = RolloutWorker(name, run.transport, lent, SingleTurn(), RolloutOptions(drain_grace_s=0.0))
     working = asyncio.create_task(worker.run(stop))
@@ -344,7 +326,7 @@ async def test_weights_that_are_not_the_trainers_are_noticed(
     await vllm_run.admit("t-0-1.0", n=1)
     group = await work_until(bench, vllm_run, "rollout-0", lambda: vllm_run.published("t-0-1.0", 1))
     assert group.samples[0].body.generation.logprob_mismatch > 0.1
-    assert "not the trainer's" in caplog.text
+    assert "differ from the trainer's" in caplog.text
 
 
 async def test_a_model_that_is_not_there_is_refused(tmp_path):

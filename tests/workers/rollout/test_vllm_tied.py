@@ -24,9 +24,7 @@ async def generate(source, weights):
     await engine.start()
     try:
         await engine.load_weights(weights, PolicyVersion(1, 0))
-        engine.submit(SampleRequest("one", PROMPT, Sampling(max_tokens=40), 1))
-        async for outcomes in engine.finished():
-            return outcomes[0]
+        return await engine.generate(SampleRequest(PROMPT, Sampling(max_tokens=40), 1))
     finally:
         await engine.close()
 

@@ -19,9 +19,9 @@ class Recording(ScriptedEngine):
         self.loaded = []
         self.logprobs = logprobs
 
-    async def load_weights(self, path, version, in_flight="continue") -> None:
+    async def load_weights(self, path, version, switch="continue") -> None:
         self.loaded.append((version.number, path.name))
-        await super().load_weights(path, version, in_flight)
+        await super().load_weights(path, version, switch)
 
     async def probe(self, ids):
         return self.logprobs
@@ -86,10 +86,10 @@ async def test_files_that_vanish_are_looked_for_under_the_next_announcement(run)
 
 async def test_a_load_that_fails_half_way_leaves_nothing_held(run) -> None:
     class Torn(Recording):
-        async def load_weights(self, path, version, in_flight="continue") -> None:
+        async def load_weights(self, path, version, switch="continue") -> None:
             if version.number == 1:
                 raise WeightsUnreadableError("torn")
-            await super().load_weights(path, version, in_flight)
+            await super().load_weights(path, version, switch)
 
     weights = follower(run, Torn())
     await run.announce(0)
@@ -107,7 +107,7 @@ async def test_the_probe_tells_how_far_the_loaded_weights_are_from_the_trainers(
     probe_file(run.folder / str(version), [1, 2, 3], [-1.0, -2.0])
     await weights.follow()
     assert weights.logprob_mismatch == pytest.approx(0.25)
-    assert "log-probabilities of the loaded weights are not the trainer's" in caplog.text
+    assert "log-probabilities of the loaded weights differ from the trainer's" in caplog.text
 
 
 async def test_a_probe_that_agrees_is_no_alarm(run, probe_file, caplog) -> None:
@@ -116,7 +116,7 @@ async def test_a_probe_that_agrees_is_no_alarm(run, probe_file, caplog) -> None:
     probe_file(run.folder / str(version), [1, 2, 3], [-1.001, -2.0])
     await weights.follow()
     assert weights.logprob_mismatch == pytest.approx(0.0005)
-    assert "not the trainer's" not in caplog.text
+    assert "differ from the trainer's" not in caplog.text
 
 
 def test_a_folder_without_a_probe_has_none_and_a_damaged_one_is_unreadable(tmp_path) -> None:

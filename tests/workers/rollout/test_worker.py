@@ -97,11 +97,25 @@ async def test_a_switch_in_the_middle_of_a_sample_shows_in_its_spans(run, start_
 
 
 class HalfDead(ScriptedEngine):
-    """Never ends a sample with an odd seed."""
+    """Never finishes a sample with an odd seed."""
 
-    def submit(self, request) -> None:
-        if request.seed % 2 == 0:
-            super().submit(request)
+    async def generate(self, request):
+        if request.seed % 2:
+            await asyncio.sleep(600)
+        return await super().generate(request)
+
+
+class Counting(ScriptedEngine):
+    """Counts the samples that somebody awaits."""
+
+    unfinished = 0
+
+    async def generate(self, request):
+        self.unfinished += 1
+        try:
+            return await super().generate(request)
+        finally:
+            self.unfinished -= 1
 
 
 async def test_a_redelivered_prompt_generates_only_what_is_missing_and_the_same_again(run, start_worker) -> None:
@@ -153,26 +167,25 @@ async def test_a_stopped_worker_finishes_what_it_can_and_hands_the_rest_back(run
 async def test_a_lost_lease_ends_the_work_and_frees_its_places(run, start_worker, eventually) -> None:
     await run.announce(0)
     await run.admit("t-0-1.0", n=4)
-    slow = engine(latency_s=60.0)
+    slow = Counting(Script(Constant(60.0)))
     async with start_worker(slow) as (worker, _):
         await eventually(lambda: busy(worker, 4))
         async with Consumer(run.transport, "prompts", "thief") as thief:
             (stolen,) = await thief.reclaim(1, lease_s=0.0)
             assert stolen.payload.group == "t-0-1.0"
             await eventually(lambda: busy(worker, 0))
-            assert slow.stats().num_unfinished == 0
+            assert slow.unfinished == 0
 
 
 async def test_work_on_a_group_that_is_gone_stops(run, start_worker, eventually) -> None:
     await run.announce(0)
     await run.admit("t-0-1.0", n=5)
-    script = Script(Uniform(0.2, 60.0))
-    slow = ScriptedEngine(script)
+    slow = Counting(Script(Uniform(0.2, 60.0)))
     async with start_worker(slow) as (worker, _):
         await eventually(lambda: busy(worker, 5))
         await run.trainer.close("t-0-1.0", "dropped", "rolled_back")
         await eventually(lambda: busy(worker, 0), within_s=60.0)
-        assert slow.stats().num_unfinished == 0
+        assert slow.unfinished == 0
         assert await run.transport.commands.xlen(run.transport.names.prompts) == 0
 
 
@@ -213,8 +226,8 @@ async def test_an_agent_that_raises_costs_its_own_samples_only(run, start_worker
 class Broken(ScriptedEngine):
     """An engine whose thread dies."""
 
-    def submit(self, request) -> None:
-        self._outbox.fail(EngineFailedError("the device fell off the bus"))
+    async def generate(self, request):
+        raise EngineFailedError("the device fell off the bus")
 
 
 async def test_a_broken_engine_ends_the_worker_and_its_prompts_are_free_at_once(run, start_worker) -> None:

@@ -62,6 +62,21 @@ def test_a_prompt_may_be_text_and_columns_may_hold_nothing(tmp_path, tokenizer):
     assert np.frombuffer(prompt.prompt_ids, "<i4").tolist() == [7, 10]
 
 
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
+def test_extra_info_may_be_json_text(tmp_path, tokenizer, suffix):
+    rows = [{**row(7), "extra_info": text} for text in ('{"index": 3}', "null", "")]
+    data = load(write(tmp_path, rows, suffix), tokenizer, shuffle=False)
+    assert [data.prompt_at(position).extra_info for position in range(3)] == [{"index": 3}, {}, {}]
+
+
+def test_extra_info_of_another_kind_is_refused_by_row(tmp_path, tokenizer):
+    rows = [row(7), {**row(8), "extra_info": "[1"}]
+    with pytest.raises(
+        RefusedError, match="row 2: column 'extra_info' is '\\[1'; give a mapping, the JSON text of a map"
+    ):
+        load(write(tmp_path, rows, ".jsonl"), tokenizer)
+
+
 def test_without_a_chat_template_contents_are_joined(tmp_path, tokenizer):
     tokenizer.chat_template = None
     messages = [{"role": "system", "content": "1"}, {"role": "user", "content": "2="}]

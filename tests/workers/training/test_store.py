@@ -42,6 +42,21 @@ def test_one_row_a_sample_with_texts_scores_times_and_versions(make_groups, tmp_
     assert (first["version_max"], json.loads(first["version_spans_json"])) == (0, [[0, 1, 0]])
 
 
+def test_what_a_scorer_returned_besides_its_value_has_columns_of_its_own(make_groups, tmp_path):
+    (group,) = make_groups([[0.25, 0.5]])
+    extras = [{"acc": 1.0, "pred": "12", "mixed": 3.0}, {"acc": 0.0, "mixed": "text"}]
+    samples = []
+    for sample, extra in zip(group.samples, extras, strict=True):
+        mine = msgspec.structs.replace(sample.scoring.scorers["mine"], extra=extra)
+        scoring = msgspec.structs.replace(sample.scoring, scorers={"mine": mine})
+        samples.append(msgspec.structs.replace(sample, scoring=scoring))
+    group = msgspec.structs.replace(group, samples=samples)
+    first, second = pyarrow.parquet.read_table(store_groups(tmp_path, 1, 1, [group], records_of([group]))).to_pylist()
+    key = "scorer/mine/extra/"
+    assert (first[key + "acc"], first[key + "pred"], first[key + "mixed"]) == (1.0, "12", "3.0")
+    assert (second[key + "acc"], second[key + "pred"], second[key + "mixed"]) == (0.0, None, "text")
+
+
 def test_the_file_is_zstd(make_groups, tmp_path):
     groups = make_groups([[0.25]])
     path = store_groups(tmp_path, 1, 1, groups, records_of(groups))

@@ -1,4 +1,4 @@
-"""What is wrong with a job, in words that a person can act on."""
+"""The problems of a job: field, message, remedy and line."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from plaudit_workers.errors import RefusedError
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing to mend."""
+    """One thing to fix."""
 
     field: str
-    """Where in the job, as written there: ``spec.reward.scorers[1].weight``; empty for the file as a whole."""
+    """The field as written: ``spec.reward.scorers[1].weight``; empty for the file as a whole."""
     message: str
-    """What is wrong, with the value."""
+    """The problem, with the value."""
     remedy: str
-    """What to do about it."""
+    """The remedy."""
     line: int | None = None
     """Line of the job file, from 1."""
     also: tuple[str, ...] = ()
-    """The other fields that have a part in it."""
+    """The other fields that are involved."""
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """All fields that have a part in it."""
+        """Return all fields that are involved."""
         return (self.field, *self.also)
 
     @property
     def location(self) -> tuple[str | int, ...]:
-        """Keys and indices from the root of the job to the field."""
+        """Return keys and indices from the root of the job to the field."""
         parts = self.field.replace("[", ".[").split(".")
         return tuple(int(part[1:-1]) if part.startswith("[") else part for part in parts if part)
 
@@ -41,7 +41,7 @@ class Problem:
 
 
 class JobError(RefusedError):
-    """The job cannot be run as written; holds every problem that was found, in the order of the file."""
+    """The job is invalid; carries every problem, in the order of the file."""
 
     def __init__(self, problems: Sequence[Problem], path: Path | str = "") -> None:
         self.problems = sorted(problems, key=lambda problem: problem.line or 0)

@@ -1,4 +1,4 @@
-"""Values of the Secrets that a job names: files in a pod, environment variables under ``plaudit run``."""
+"""Read the Secrets that a job names: files in a pod, environment variables under ``plaudit run``."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ SECRETS_FOLDER = "PLAUDIT_SECRETS_FOLDER"
 
 
 def secret_value(reference: SecretKey, field: str, environment: Mapping[str, str] = os.environ) -> str:
-    """The value, without the line end that editors leave.
+    """Return the value of a Secret without the trailing line end.
 
     Args:
-        reference: which.
-        field: of the job, for the message.
-        environment: of the process.
+        reference: name and key.
+        field: the job's field, for the message.
+        environment: the process's variables.
 
     Raises:
-        RefusedError: it is not there, or empty.
+        RefusedError: the value is missing or empty.
     """
     folder = environment.get(SECRETS_FOLDER)
     file = Path(folder, reference.name, reference.key) if folder else None
@@ -33,7 +33,7 @@ def secret_value(reference: SecretKey, field: str, environment: Mapping[str, str
         value, place = environment[reference.variable], f"environment variable {reference.variable}"
     else:
         raise RefusedError(
-            f"{field}: there is no value for key {reference.key!r} of Secret {reference.name!r}. Under plaudit run set "
+            f"{field}: key {reference.key!r} of Secret {reference.name!r} has no value. Under plaudit run set "
             f"the environment variable {reference.variable}; on Kubernetes the Secret must have that key"
         )
     if not value.strip():
@@ -42,7 +42,7 @@ def secret_value(reference: SecretKey, field: str, environment: Mapping[str, str
 
 
 def reward_secrets(reward: RewardSpec) -> Iterator[tuple[str, SecretKey]]:
-    """The Secrets that reward workers read, each with the field that names it."""
+    """Yield the Secrets that reward workers read, each with the field that names it."""
     for index, scorer in enumerate(reward.scorers):
         field = f"spec.reward.scorers[{index}]"
         if scorer.judge and scorer.judge.api_key_secret:

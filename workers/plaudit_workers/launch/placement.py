@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 import ray.exceptions
-from ray._raylet import Config
+from ray._raylet import Config  # type: ignore[attr-defined]
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 

@@ -1,4 +1,4 @@
-"""Which engine and which agent a job asks for. Called by ``worker``; each engine's packages load only when chosen."""
+"""Build the engine and the agent of a job. Called by ``worker``; an engine's packages are imported only if chosen."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ def _scripted(job: RLJob) -> Engine:
     from plaudit_workers.rollout.engines.scripted import ScriptedEngine
 
     rollout = job.spec.rollout
-    assert rollout is not None
     script = Script.from_arguments(rollout.engine.arguments)
     return ScriptedEngine(script, max_concurrent_samples=rollout.engine.max_concurrent_samples)
 
@@ -33,7 +32,6 @@ ENGINES: dict[str, Callable[[RLJob], Engine]] = {"vllm": _vllm, "scripted": _scr
 
 
 def _custom(job: RLJob) -> Agent:
-    assert job.spec.rollout is not None
     agent = job.spec.rollout.agent
     return load_agent(Path(agent.path), agent.class_name)
 
@@ -42,18 +40,16 @@ AGENTS: dict[str, Callable[[RLJob], Agent]] = {"singleTurn": lambda _: SingleTur
 
 
 def build_engine(job: RLJob) -> Engine:
-    """The engine of ``spec.rollout.engine``, not started."""
-    assert job.spec.rollout is not None
+    """Build the engine of ``spec.rollout.engine``; it is not started."""
     return ENGINES[job.spec.rollout.engine.kind](job)
 
 
 def build_agent(job: RLJob) -> Agent:
-    """The agent of ``spec.rollout.agent``.
+    """Build the agent of ``spec.rollout.agent``.
 
     Raises:
-        RefusedError: a kind that is not built yet, or a class that cannot be loaded.
+        RefusedError: an unsupported kind, or a class that cannot be loaded.
     """
-    assert job.spec.rollout is not None
     kind = job.spec.rollout.agent.kind
     if kind not in AGENTS:
         raise RefusedError(f"spec.rollout.agent.kind: {kind!r} is not available yet; use {' or '.join(AGENTS)}")

@@ -1,4 +1,4 @@
-"""One prompt's samples: which are still wanted → generate → publish. Called by ``worker`` for each delivery."""
+"""Generate and publish the missing samples of one prompt. Called by ``worker`` for each delivery."""
 
 from __future__ import annotations
 
@@ -8,42 +8,37 @@ from dataclasses import dataclass
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Prompt
 from plaudit_workers.rollout.agents.agent import Agent
-from plaudit_workers.rollout.engines.generation import Generation
 from plaudit_workers.rollout.engines.protocol import Engine, EngineFailedError
-from plaudit_workers.rollout.publisher import Publisher
 from plaudit_workers.rollout.sample_run import SampleRun, sample_body
 from plaudit_workers.rollout.slots import Claim
 from plaudit_workers.rollout.weights import PolicyWeights
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.outage import outlasting
-from plaudit_workers.stream.worker.dead_letter import bury
+from plaudit_workers.stream.worker.dead_letter import dead_letter
 from plaudit_workers.stream.worker.lease import Delivery
-from plaudit_workers.stream.worker.producer import Publication, discard, unpublished
+from plaudit_workers.stream.worker.producer import Publication, discard, publish, unpublished
 
 logger = get_logger(__name__)
 
 
-class _GroupGoneError(Exception):
-    """The transport refused a sample for good: nobody wants the rest of this group either."""
+class _GroupClosedError(Exception):
+    """The group is closed: the remaining samples are not needed either."""
 
 
 @dataclass(frozen=True)
 class PromptWork:
-    """What every prompt of a worker is worked with."""
+    """Everything that the prompts of a worker share."""
 
     worker: str
     transport: Transport
     engine: Engine
-    generation: Generation
     agent: Agent
     weights: PolicyWeights
-    publisher: Publisher
 
     async def run(self, delivery: Delivery[Prompt], claim: Claim) -> None:
-        """Generates and publishes every sample of the prompt that is still wanted; drops it when the lease is lost.
+        """Generate and publish every sample of the prompt that is not published yet; stop when the lease is lost.
 
-        Samples that cannot be generated (the agent raised, the prompt is longer than the model's length) end the
-        entry as a dead letter, when all others are published: the group's completion rule decides on them.
+        If some samples cannot be generated (the agent raised, the prompt exceeds the model's length), the entry is
+        dead-lettered once all others are published; the group's completion rule decides on them.
         """
         work = asyncio.ensure_future(self._all(delivery, claim))
         lost = asyncio.ensure_future(delivery.lost.wait())
@@ -62,40 +57,40 @@ class PromptWork:
     async def _all(self, delivery: Delivery[Prompt], claim: Claim) -> None:
         prompt = delivery.payload
         await self.weights.hold(prompt.min_version)
-        indices = await outlasting(lambda: unpublished(self.transport, prompt))
+        indices = await self.transport.retry_through_outage(lambda: unpublished(self.transport, prompt))
         claim.shrink_to(len(indices))
         if not indices:
-            await outlasting(lambda: discard(self.transport, delivery))
+            await discard(self.transport, delivery)
             return
         failures = await self._generate(delivery, indices, claim)
         if failures:
-            await outlasting(lambda: bury(self.transport, delivery, f"{len(failures)} samples failed: {failures[0]}"))
+            await dead_letter(self.transport, delivery, f"{len(failures)} samples failed: {failures[0]}")
 
     async def _generate(self, delivery: Delivery[Prompt], indices: list[int], claim: Claim) -> list[str]:
-        """Returns why samples failed; [] as well when the group is gone and nobody wants to know."""
+        """Return why samples failed; [] if none failed or the group is closed."""
         samples: list[asyncio.Task[str]] = []
         try:
             async with asyncio.TaskGroup() as group:
                 samples += [group.create_task(self._one(delivery, index, claim)) for index in indices]
-        except* _GroupGoneError:
-            logger.info("group gone", group=delivery.group)
+        except* _GroupClosedError:
+            logger.info("group closed", group=delivery.group)
             samples.clear()
         return [failure for sample in samples if (failure := sample.result())]
 
     async def _one(self, delivery: Delivery[Prompt], index: int, claim: Claim) -> str:
-        run = SampleRun(delivery.payload, index, self.generation)
+        run = SampleRun(delivery.payload, index, self.engine)
         try:
             trajectory = await run.run(self.agent)
         except EngineFailedError:
             raise
         except Exception as error:
-            # An agent runs users' code: whatever it raises costs this sample only.
+            # An agent runs users' code: whatever it raises fails this sample only.
             logger.exception("sample failed", group=delivery.group, index=index)
             return repr(error)
         finally:
-            claim.give_one()
+            claim.release_one()
         record = run.record(self.worker, trajectory, self.weights.logprob_mismatch)
         body = sample_body(delivery.payload, index, trajectory, record, self.engine.decode)
-        if await self.publisher.publish(delivery, index, body) is Publication.refused:
-            raise _GroupGoneError
+        if await publish(self.transport, delivery, index, body) is Publication.refused:
+            raise _GroupClosedError
         return ""

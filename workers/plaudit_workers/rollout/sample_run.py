@@ -1,8 +1,7 @@
-"""One sample from its prompt to the body that is published: agent, seeds, times. Called by ``prompt_work``."""
+"""Generate one sample and encode it for publication: agent, seeds, timings. Called by ``prompt_work``."""
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Sequence
 
@@ -12,42 +11,38 @@ from plaudit_wire.messages import Body, PolicyVersion, Prompt
 from plaudit_wire.records import GenerationRecord
 from plaudit_wire.sample import Sample
 from plaudit_workers.rollout.agents.agent import Agent, Trajectory
-from plaudit_workers.rollout.engines.generation import Generation
-from plaudit_workers.rollout.engines.protocol import FinishedSample, SampleRequest
+from plaudit_workers.rollout.engines.protocol import Engine, FinishedSample, SampleRequest
 
 _TURN_STRIDE = 1 << 32
 """Keeps the seeds of one sample's later turns apart from the first turns of other samples."""
 
-_request_numbers = itertools.count()
-"""Makes the engine's request ids unique, also when the same sample is run again in this process."""
-
 
 class TrajectoryError(Exception):
-    """An agent returned something that cannot be published; the message says what."""
+    """An agent returned a trajectory that cannot be published; the message says why."""
 
 
 class SampleRun:
-    """Generates sample ``index`` of a prompt and remembers how long what took.
+    """Generates sample ``index`` of a prompt and measures the time it takes.
 
     Args:
         prompt: the group's prompt.
         index: which of its n samples.
-        generation: the engine.
+        engine: generates the responses.
     """
 
-    def __init__(self, prompt: Prompt, index: int, generation: Generation) -> None:
+    def __init__(self, prompt: Prompt, index: int, engine: Engine) -> None:
         self._prompt = prompt
         self._index = index
-        self._generation = generation
+        self._engine = engine
         self._turns: list[FinishedSample] = []
         self._seconds_in_generate = 0.0
         self._tool_s = 0.0
 
     async def run(self, agent: Agent) -> Trajectory:
-        """Lets the agent generate the sample.
+        """Run the agent.
 
         Raises:
-            TrajectoryError: the agent returned something that cannot be published.
+            TrajectoryError: the agent returned a trajectory that cannot be published.
         """
         started = time.monotonic()
         trajectory = await agent.run(self._prompt, self._generate)
@@ -60,18 +55,17 @@ class SampleRun:
         turn = len(self._turns)
         started = time.monotonic()
         request = SampleRequest(
-            id=f"{self._prompt.group}/{self._index}/{next(_request_numbers)}",
             prompt_ids=ids,
             sampling=self._prompt.sampling,
             seed=self._prompt.seed + self._index + turn * _TURN_STRIDE,
         )
-        sample = await self._generation.generate(request)
+        sample = await self._engine.generate(request)
         self._turns.append(sample)
         self._seconds_in_generate += time.monotonic() - started
         return sample
 
     def record(self, worker: str, trajectory: Trajectory, logprob_mismatch: float | None) -> GenerationRecord:
-        """How it was generated; call after ``run``."""
+        """Return how the sample was generated; call this after ``run``."""
         versions = [PolicyVersion(incarnation, number) for _, incarnation, number in trajectory.version_spans]
         preemptions = [turn.num_preempted for turn in self._turns if turn.num_preempted >= 0]
         return GenerationRecord(
@@ -92,7 +86,7 @@ class SampleRun:
 def sample_body(
     prompt: Prompt, index: int, trajectory: Trajectory, generation: GenerationRecord, decode: Callable[[list[int]], str]
 ) -> Body:
-    """Encodes a trajectory as the record that is published."""
+    """Encode a trajectory as the record that is published."""
     response = decode(trajectory.response_ids) if trajectory.response is None else trajectory.response
     sample = Sample(
         group=prompt.group,

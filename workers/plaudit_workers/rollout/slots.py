@@ -1,4 +1,4 @@
-"""How many samples a worker has in work, and room for more. Used by ``worker`` and ``prompt_work``."""
+"""Count the samples that a worker is generating, and its free places. Used by ``worker`` and ``prompt_work``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 class Claim:
-    """The places that one prompt's samples take."""
+    """The places held by the samples of one prompt."""
 
     def __init__(self, slots: Slots, count: int) -> None:
         self._slots = slots
@@ -14,18 +14,18 @@ class Claim:
         slots.change_busy(count)
 
     def shrink_to(self, count: int) -> None:
-        """Gives places back until ``count`` are left; never grows."""
+        """Release places until ``count`` are left; never grow."""
         if count < self._count:
             self._slots.change_busy(count - self._count)
             self._count = count
 
-    def give_one(self) -> None:
-        """Gives back the place of a sample that is done."""
+    def release_one(self) -> None:
+        """Release the place of a finished sample."""
         self.shrink_to(self._count - 1)
 
 
 class Slots:
-    """Counts samples in work. ``limit`` bounds what is taken on, not what one prompt may bring."""
+    """Counts running samples. A single prompt may exceed ``limit``; nothing further is taken until places are free."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -34,21 +34,21 @@ class Slots:
 
     @property
     def free(self) -> int:
-        """Samples that may be taken on now; 0 when one prompt brought more than fitted."""
+        """Samples that may be started now; 0 while one prompt exceeds the limit."""
         return max(0, self.limit - self.busy)
 
     def claim(self, count: int) -> Claim:
-        """Takes ``count`` places."""
+        """Take ``count`` places."""
         return Claim(self, count)
 
     def change_busy(self, count: int) -> None:
-        """Adds ``count`` to the busy places; called by claims."""
+        """Add ``count`` to the busy places; called by claims."""
         self.busy += count
         if count < 0:
             self._freed.set()
 
     async def wait_free(self) -> None:
-        """Waits until at least one place is free."""
+        """Wait until at least one place is free."""
         while not self.free:
             self._freed.clear()
             await self._freed.wait()

@@ -1,9 +1,9 @@
-"""Keeps the engine on the announced policy: watch → load → check. Called by ``worker``.
+"""Keep the engine on the announced policy: watch → load → check. Called by ``worker``.
 
 A folder of weights (written by the trainer, ``weights/<incarnation>.<number>/``) holds ``*.safetensors`` and
 ``probe.json`` = ``{"ids": [L], "logprobs": [L - 1]}``: a sequence and the trainer's own log-probabilities of its next
-tokens at temperature 1. The rollout computes them again after loading: a difference past the threshold means that it
-does not hold the weights it thinks it holds.
+tokens at temperature 1. The rollout computes them again after loading: a difference above the threshold means that it
+did not load the announced weights.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ import msgspec
 
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Announcement, PolicyVersion
-from plaudit_workers.rollout.engines.protocol import Engine, InFlight, WeightsUnreadableError
+from plaudit_workers.rollout.engines.protocol import Engine, WeightsUnreadableError, WeightSwitch
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.outage import outlasting
 from plaudit_workers.weights_digest import weights_digest
 
 logger = get_logger(__name__)
 
 MISMATCH_THRESHOLD = 0.1
-"""Mean absolute difference (nats per token) past which the weights are suspect: bfloat16 kernels differ by about
+"""Mean absolute difference (nats per token) above which the weights are suspect: bfloat16 kernels differ by about
 0.01, float32 by 1e-6, a stale or half-loaded layer by 0.5 and more."""
 
 _POLL_S = 0.2
@@ -42,44 +41,44 @@ class Probe(msgspec.Struct, frozen=True):
 
 
 class PolicyWeights:
-    """Which policy the engine holds, and the way to the announced one.
+    """The policy version that the engine has loaded, and the loading of newer ones.
 
     Args:
-        transport: where the announcement is read.
+        transport: for reading the announcement.
         engine: loads the weights.
-        in_flight: what happens to running samples at a switch.
-        changed: called after ``held`` or ``loading`` changed; the heartbeat tells the trainer, who keeps those files.
+        switch: how running samples are treated at a switch.
+        changed: called after ``held`` or ``loading`` changed; the heartbeat reports both to the trainer.
     """
 
     def __init__(
-        self, transport: Transport, engine: Engine, in_flight: InFlight, changed: Callable[[], Awaitable[None]]
+        self, transport: Transport, engine: Engine, switch: WeightSwitch, changed: Callable[[], Awaitable[None]]
     ) -> None:
         self._transport = transport
         self._engine = engine
-        self._in_flight = in_flight
+        self._switch = switch
         self._changed = changed
         self._lock = asyncio.Lock()
         self.held: PolicyVersion | None = None
-        """None until the first load, and after a load that failed half-way."""
+        """None before the first load and after a failed one."""
         self.loading: PolicyVersion | None = None
         self.logprob_mismatch: float | None = None
-        """Of the held weights; None where the folder has no probe or the engine no model."""
+        """Of the loaded weights; None if the folder has no probe or the engine no model."""
 
     @property
     def ready(self) -> bool:
-        """Whether an announced version is held; a switch to a newer one does not interrupt readiness."""
+        """True while an announced version is loaded; a switch to a newer one does not interrupt readiness."""
         return self.held is not None
 
     async def watch(self) -> None:
-        """Follows the announcement until cancelled."""
+        """Follow the announcement until cancelled."""
         while True:
             await self.follow()
             await asyncio.sleep(_POLL_S)
 
     async def hold(self, least: PolicyVersion | None = None) -> None:
-        """Returns once an announced version is held that is at least ``least``; loads the announced one if need be.
+        """Return once a version of at least ``least`` is loaded; load the announced one if necessary.
 
-        It asks only when what is held will not do: ``watch`` looks for news all the time.
+        Redis is read only if the loaded version is too old: ``watch`` polls in the background.
         """
         while not self._suffices(least):
             await self.follow()
@@ -90,13 +89,13 @@ class PolicyWeights:
         return self.held is not None and self.loading is None and (least is None or self.held >= least)
 
     async def follow(self) -> bool:
-        """Reads the announcement once and loads what it names if that is not what is held.
+        """Read the announcement once and load its version unless it is loaded already.
 
         Returns:
-            Whether the announced version is held now. False: nothing is announced, or it could not be read or loaded.
+            True if the announced version is loaded now; False if nothing is announced or it could not be loaded.
         """
         async with self._lock:
-            announcement = await outlasting(self._transport.announced)
+            announcement = await self._transport.retry_through_outage(self._transport.announced)
             if announcement is None:
                 return False
             return announcement.version == self.held or await self._load(announcement)
@@ -123,19 +122,19 @@ class PolicyWeights:
         except OSError as error:
             raise WeightsUnreadableError(str(error)) from error
         if digest != announcement.digest:
-            raise WeightsUnreadableError(f"digest {digest} of the files is not the announced {announcement.digest}")
+            raise WeightsUnreadableError(f"the files have digest {digest}, announced was {announcement.digest}")
         probe = await asyncio.to_thread(read_probe, folder)
         try:
-            await self._engine.load_weights(folder, announcement.version, self._in_flight)
+            await self._engine.load_weights(folder, announcement.version, self._switch)
         except BaseException:
-            # Cancelled as well: the engine may hold the new weights by now, or half of them.
+            # Cancellation included: the engine may hold the new weights by now, or half of them.
             self.held = None
             raise
         self.held = announcement.version
         self.logprob_mismatch = await self._mismatch(probe)
         fields = {"version": str(announcement.version), "logprob_mismatch": self.logprob_mismatch}
         if self.logprob_mismatch is not None and not self.logprob_mismatch <= MISMATCH_THRESHOLD:
-            logger.error("log-probabilities of the loaded weights are not the trainer's", **fields)
+            logger.error("log-probabilities of the loaded weights differ from the trainer's", **fields)
         else:
             logger.info("weights loaded", **fields)
 
@@ -147,7 +146,7 @@ class PolicyWeights:
 
 
 def read_probe(folder: Path) -> Probe | None:
-    """The folder's probe; None where it has none.
+    """Read the folder's probe; None if it has none.
 
     Raises:
         WeightsUnreadableError: the file is not a probe.
@@ -161,7 +160,7 @@ def read_probe(folder: Path) -> Probe | None:
 
 
 def mean_difference(expected: Sequence[float], actual: Sequence[float]) -> float:
-    """Mean absolute difference of two [N] sequences; infinite when their lengths differ, 0 when both are empty."""
+    """Return the mean absolute difference of two [N] sequences: infinite if lengths differ, 0 if empty."""
     if len(expected) != len(actual):
         return math.inf
     return math.fsum(abs(a - b) for a, b in zip(expected, actual, strict=True)) / max(1, len(expected))

@@ -1,4 +1,4 @@
-"""The rollout process: hold the announced policy → take prompts → generate → publish each sample as it finishes.
+"""The rollout process: load the announced policy → take prompts → generate → publish each sample as it finishes.
 
 ``serve`` is the process (``python -m plaudit_workers.rollout``, or an actor that awaits it); ``RolloutWorker`` is the
 same without a job file, for tests and benchmarks.
@@ -13,22 +13,19 @@ from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Prompt
 from plaudit_wire.records import WorkerRecord
 from plaudit_workers.health import HealthServer
-from plaudit_workers.job.loading.load import JobError, load_job
 from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.process import EXIT_DONE, ProcessSettings, RefusedError
+from plaudit_workers.process import EXIT_DONE, ProcessSettings
 from plaudit_workers.rollout.agents.agent import Agent
-from plaudit_workers.rollout.engines.generation import Generation
-from plaudit_workers.rollout.engines.protocol import Engine, InFlight
+from plaudit_workers.rollout.engines.protocol import Engine, WeightSwitch
 from plaudit_workers.rollout.factory import build_agent, build_engine
 from plaudit_workers.rollout.prompt_work import PromptWork
-from plaudit_workers.rollout.publisher import Publisher
 from plaudit_workers.rollout.slots import Claim, Slots
 from plaudit_workers.rollout.weights import PolicyWeights
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.outage import outlasting
 from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
 from plaudit_workers.stream.worker.lease import Delivery
 from plaudit_workers.supervision import Supervised, unless_stopped
+from plaudit_workers.training_job import load_training_job
 
 logger = get_logger(__name__)
 
@@ -37,33 +34,33 @@ _BEAT_EVERY_S = 5.0
 
 @dataclass(frozen=True)
 class RolloutOptions:
-    """What a worker is told besides its engine and its agent."""
+    """Sizes and times of a worker."""
 
     max_concurrent_samples: int = 256
     samples_per_prompt: int = 1
-    """Of training prompts: says how many prompts fill the free places. One prompt more waits in the engine, so that a
-    place that falls free is taken in the next step and not a read of the stream later."""
-    in_flight: InFlight = "continue"
-    """What happens to running samples when the weights change."""
+    """Of training prompts: determines how many prompts fill the free places. One more prompt waits in the engine, so
+    that a freed place is refilled in the next engine step, without waiting for a stream read."""
+    weight_switch: WeightSwitch = "continue"
+    """How running samples are treated when the weights change."""
     drain_grace_s: float = 20.0
-    """After a stop, what is running may end within this; the rest is handed back."""
+    """Seconds that running prompts get after a stop; prompts that are not finished then are returned to the stream."""
     prompts_per_take: int = 4
-    """Prompts read at once: few, so that several rollouts share a burst of prompts."""
+    """Most prompts in one read: few, so that several rollouts share a burst of prompts."""
     consumer: ConsumerOptions = field(default_factory=ConsumerOptions)
     """Leases."""
 
 
 async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
-    """Runs a rollout worker until ``stop`` is set.
+    """Run a rollout worker until ``stop`` is set.
 
     Raises:
         RefusedError: the job, the transport, the model or the agent cannot work.
         EngineFailedError: the engine broke.
     """
-    job = _read_job(settings)
+    job = load_training_job(settings.job_path)
     agent = build_agent(job)
     engine = build_engine(job)
-    transport = await Transport.open(settings.redis, settings.run, spill=settings.run_folder / "spill")
+    transport = await Transport.open(settings.redis, settings.run, spill=settings.run_folder / "spill", stop=stop)
     try:
         worker = RolloutWorker(settings.worker, transport, engine, agent, _options(job))
         async with HealthServer(settings.health_port, ready=lambda: worker.ready):
@@ -73,28 +70,16 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     return EXIT_DONE
 
 
-def _read_job(settings: ProcessSettings) -> RLJob:
-    try:
-        job = load_job(settings.job_path)
-    except JobError as error:
-        raise RefusedError(str(error)) from error
-    if job.spec.rollout is None or job.spec.algorithm is None:
-        raise RefusedError(f"{settings.job_path}: spec.rollout is missing; a reward service has no rollout workers")
-    return job
-
-
 def _options(job: RLJob) -> RolloutOptions:
-    assert job.spec.rollout is not None
-    assert job.spec.algorithm is not None
     return RolloutOptions(
         max_concurrent_samples=job.spec.rollout.engine.max_concurrent_samples,
         samples_per_prompt=job.spec.algorithm.samples_per_prompt,
-        in_flight=job.spec.rollout.in_flight,
+        weight_switch=job.spec.rollout.in_flight,
     )
 
 
 class RolloutWorker:
-    """Generates the samples of the prompts that it takes.
+    """Takes prompts and generates their samples.
 
     Args:
         name: of this process, in heartbeats, records and the consumer group.
@@ -112,25 +97,23 @@ class RolloutWorker:
         self._engine = engine
         self._options = options
         self._slots = Slots(options.max_concurrent_samples + options.samples_per_prompt)
-        self._weights = PolicyWeights(transport, engine, options.in_flight, self._beat)
-        self._publisher = Publisher(transport)
-        self._generation = Generation(engine)
-        self._prompt_work = PromptWork(name, transport, engine, self._generation, agent, self._weights, self._publisher)
+        self._weights = PolicyWeights(transport, engine, options.weight_switch, self._beat)
+        self._prompt_work = PromptWork(name, transport, engine, agent, self._weights)
         self._works: set[asyncio.Task[None]] = set()
         self._stopping = False
 
     @property
     def ready(self) -> bool:
-        """Whether it takes prompts: it holds an announced policy and was not told to stop."""
+        """True while the worker takes prompts: an announced policy is loaded and no stop was requested."""
         return self._weights.ready and not self._stopping
 
     @property
     def busy(self) -> int:
-        """Samples in work."""
+        """Samples being generated."""
         return self._slots.busy
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Starts the engine, works until ``stop`` is set, drains, closes the engine.
+        """Start the engine, work until ``stop`` is set, drain, close the engine.
 
         Raises:
             EngineFailedError: the engine broke.
@@ -139,15 +122,13 @@ class RolloutWorker:
             async with Supervised() as tasks:
                 tasks.start(self._beats())
                 await self._engine.start()
-                tasks.start(self._generation.pump())
-                tasks.start(self._publisher.run())
                 tasks.start(self._weights.watch())
                 await self._work(tasks, stop)
         finally:
             await self._engine.close()
 
     async def _work(self, tasks: Supervised, stop: asyncio.Event) -> None:
-        # Leaving the consumer hands back what is still in work, at once after a failure.
+        # Leaving the consumer returns unfinished prompts to the stream, at once after a failure.
         async with Consumer[Prompt](self._transport, "prompts", self._name, self._options.consumer) as consumer:
             while not stop.is_set():
                 await self._take(tasks, consumer, stop)
@@ -178,7 +159,7 @@ class RolloutWorker:
         for work in left:
             work.cancel()
         await asyncio.wait(works)
-        logger.info("drained", finished=len(done), handed_back=len(left))
+        logger.info("drained", finished=len(done), returned=len(left))
 
     async def _beats(self) -> None:
         while True:
@@ -196,4 +177,4 @@ class RolloutWorker:
             version=str(weights.held or ""),
             loading=str(weights.loading or ""),
         )
-        await outlasting(lambda: self._transport.beat(record))
+        await self._transport.beat(record)

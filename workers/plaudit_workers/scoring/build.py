@@ -18,7 +18,7 @@ from plaudit_workers.job.spec.scorers import ScorerSpec
 from plaudit_workers.process import RefusedError, model_servers
 from plaudit_workers.scoring.kinds.context import AnyScorer, BuildContext
 from plaudit_workers.scoring.kinds.python import function_scorer
-from plaudit_workers.scoring.kinds.registry import make_scorer
+from plaudit_workers.scoring.kinds.registry import MAKERS
 
 
 async def build_pipeline(reward: RewardSpec, worker: str, context: BuildContext | None = None) -> Pipeline:
@@ -54,7 +54,7 @@ def _made(reward: RewardSpec, context: BuildContext) -> list[AnyScorer]:
     made, problems = [], []
     for scorer in reward.scorers:
         try:
-            made.append(make_scorer(scorer, context))
+            made.append(MAKERS[scorer.kind](scorer, context))
         except (ConfigurationError, RefusedError) as error:
             problems.append(str(error))
     if problems:

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 
 from plaudit_wire.logs import get_logger
 from plaudit_workers.health import HealthServer
-from plaudit_workers.job.loading.load import JobError, load_job
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.process import EXIT_DONE, ProcessSettings, RefusedError
 from plaudit_workers.scoring.group_scope import has_group_scorers
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.trainer.groups import StaleIncarnationError, StreamLimits, TrainerStreams
 from plaudit_workers.training.run.plan import RunPlan
+from plaudit_workers.training_job import load_training_job
 
 logger = get_logger(__name__)
 
@@ -26,14 +26,11 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
         RefusedError: job, data, model, checkpoint, disk or Redis are wrong, or another trainer took over.
         JobFailedError: too many scores failed, again and again.
     """
-    try:
-        job = load_job(settings.job_path)
-    except JobError as error:
-        raise RefusedError(str(error)) from error
+    job = load_training_job(settings.job_path)
     rank, world_size = ranks(os.environ, job.spec.trainer.ranks)
     if rank > 0:
         return await _follow(job, rank, world_size)
-    transport = await Transport.open(settings.redis, settings.run, spill=settings.run_folder / "spill")
+    transport = await Transport.open(settings.redis, settings.run, spill=settings.run_folder / "spill", stop=stop)
     try:
         async with HealthServer(settings.health_port, ready=lambda: True):
             done = await _conduct(job, settings, transport, world_size, stop)

@@ -143,7 +143,9 @@ function scorerWords(scorer, said) {
   parts.push(`call ${seconds(said.call_s ?? 0)}`);
   if (said.limiter_s) parts.push(`limiter ${seconds(said.limiter_s)}`);
   if ((said.attempts ?? 1) > 1) parts.push(`${said.attempts} attempts`);
+  if (said.wait_s) parts.push(`wait for a process ${seconds(said.wait_s)}`);
   if (said.reason) parts.push(said.reason);
+  for (const [name, value] of Object.entries(said.extra ?? {})) parts.push(`${name} ${known(value) ? figure(value) : value}`);
   return parts.join(", ");
 }
 

@@ -1,25 +1,30 @@
-"""Looks into a data file that a job names: its columns, from the first rows only."""
+"""Check every row of the data files that a job names, before anything starts."""
 
 from __future__ import annotations
 
-import json
-from itertools import islice
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from plaudit_workers.job.data_row import CHECKS, REMEDIES, REQUIRED_COLUMNS, extra_info_of
 from plaudit_workers.job.problem import Problem
 
-COLUMNS = ("data_source", "prompt", "reward_model")
-"""What every row must have; ``extra_info`` and others may be there."""
-
-_ROWS = 10
+_ROWS_AT_A_TIME = 4096
 _NEEDED = "Rows need data_source, prompt (messages or text) and reward_model: {ground_truth: …}"
 
 
+class _RowError(Exception):
+    """A file or a row that is not what the columns promise: the complaint, and the remedy."""
+
+    def __init__(self, complaint: str, remedy: str = _NEEDED) -> None:
+        super().__init__(complaint)
+        self.remedy = remedy
+
+
 def data_problem(field: str, path: str) -> Problem | None:
-    """What is wrong with a data file; None when nothing is.
+    """Return the first problem of a data file, or None.
 
     Args:
         field: the field of the job that names it.
@@ -27,82 +32,84 @@ def data_problem(field: str, path: str) -> Problem | None:
     """
     file = Path(path)
     if not file.is_file():
-        words = f"{path} is a folder" if file.is_dir() else f"there is no file {path}"
-        return Problem(field, words, "Write the data first, or mend the path: it is relative to the job file")
-    readers = {".parquet": _parquet_complaint, ".jsonl": _jsonl_complaint}
-    reader = readers.get(file.suffix)
-    if reader is None:
+        message = f"{path} is a folder" if file.is_dir() else f"there is no file {path}"
+        return Problem(field, message, "Write the data first, or correct the path: it is relative to the job file")
+    if file.suffix not in _READERS:
         return Problem(field, f"{path} ends with {file.suffix!r}", "Give a .parquet or a .jsonl file")
+    num_rows = 0
     try:
-        complaint = reader(file)
+        for num_rows, row in enumerate(data_rows(path, (*REQUIRED_COLUMNS, "extra_info")), 1):  # counted
+            _check(num_rows, row)
+    except _RowError as error:
+        return Problem(field, f"{path} {error}", error.remedy)
     except OSError as error:
-        return Problem(field, f"{path} cannot be read: {error.strerror or error}", "Write the file anew")
-    return Problem(field, f"{path} {complaint}", _NEEDED) if complaint else None
+        return Problem(field, f"cannot read {path}: {error.strerror or error}", "Write the file again")
+    return None if num_rows else Problem(field, f"{path} has no rows", _NEEDED)
 
 
-class _Row(msgspec.Struct):
-    """What is looked at of every row."""
-
-    data_source: str
-
-
-def data_sources(path: str) -> set[str]:
-    """The data sources of all rows of a file in which ``data_problem`` sees nothing wrong."""
-    if path.endswith(".parquet"):
-        import pyarrow.compute
-        import pyarrow.parquet
-
-        column = pyarrow.parquet.read_table(path, columns=["data_source"]).column("data_source")
-        return set(pyarrow.compute.unique(column).to_pylist())
-    decode = msgspec.json.Decoder(_Row).decode
-    with Path(path).open("rb") as lines:
-        return {decode(line).data_source for line in lines if line.strip()}
+def data_sources(path: str) -> set[Any]:
+    """Return the data sources of all rows of a file without problems."""
+    return {row["data_source"] for row in data_rows(path, ("data_source",))}
 
 
-def _parquet_complaint(file: Path) -> str | None:
+def shared_extra_info(path: str) -> set[str]:
+    """Return the keys of ``extra_info`` that every row of a file without problems has."""
+    shared: set[str] | None = None
+    for row in data_rows(path, ("extra_info",)):
+        keys = extra_info_of(row.get("extra_info")).keys()
+        shared = set(keys) if shared is None else shared & keys
+    return shared or set()
+
+
+def data_rows(path: str, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a file without problems; a column that the file does not have is missing in them."""
+    return _READERS[Path(path).suffix](Path(path), columns)
+
+
+def _parquet(file: Path, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     import pyarrow
     import pyarrow.parquet
 
     try:
-        metadata = pyarrow.parquet.read_metadata(file)
-    except pyarrow.ArrowInvalid:
-        return "is no Parquet file"
-    if metadata.num_rows == 0:
-        return "has no rows"
-    schema = metadata.schema.to_arrow_schema()
-    missing = [name for name in COLUMNS if name not in schema.names]
-    if missing:
-        return f"lacks {_columns(missing)} (it has {', '.join(schema.names)})"
-    reward_model = schema.field("reward_model").type
-    if not pyarrow.types.is_struct(reward_model) or reward_model.get_field_index("ground_truth") < 0:
-        return f"has reward_model as {reward_model}, without ground_truth"
-    return None
+        with pyarrow.parquet.ParquetFile(file) as opened:
+            names = opened.schema_arrow.names
+            _refuse_missing(names, columns)
+            for batch in opened.iter_batches(_ROWS_AT_A_TIME, columns=[name for name in columns if name in names]):
+                yield from batch.to_pylist()
+    except pyarrow.ArrowException as error:
+        raise _RowError(f"is not a Parquet file ({error})", "Write the file again") from error
 
 
-def _jsonl_complaint(file: Path) -> str | None:
+def _jsonl(file: Path, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    decode = msgspec.json.Decoder().decode
     with file.open("rb") as lines:
-        first = [line for line in islice(lines, _ROWS) if line.strip()]
-    if not first:
-        return "has no rows"
-    return next(
-        (complaint for number, line in enumerate(first, 1) if (complaint := _row_complaint(number, line))), None
-    )
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise _RowError(f"is not JSON in line {number}: {error}") from error
+            if not isinstance(row, dict):
+                raise _RowError(f"has no JSON object in line {number}")
+            _refuse_missing(list(row), columns, f" in line {number}")
+            yield row
 
 
-def _row_complaint(number: int, line: bytes) -> str | None:
-    try:
-        row: Any = json.loads(line)
-    except ValueError as error:
-        return f"has no JSON in row {number}: {error}"
-    if not isinstance(row, dict):
-        return f"has no object in row {number}"
-    missing = [name for name in COLUMNS if name not in row]
+_READERS = {".parquet": _parquet, ".jsonl": _jsonl}
+
+
+def _refuse_missing(names: list[str], columns: tuple[str, ...], place: str = "") -> None:
+    missing = [name for name in REQUIRED_COLUMNS if name in columns and name not in names]
     if missing:
-        return f"lacks {_columns(missing)} in row {number} (it has {', '.join(row)})"
-    if not isinstance(row["reward_model"], dict) or "ground_truth" not in row["reward_model"]:
-        return f"has reward_model without ground_truth in row {number}"
-    return None
+        noun = "column" if len(missing) == 1 else "columns"
+        raise _RowError(f"lacks {noun} {', '.join(missing)}{place} (it has {', '.join(names) or 'none'})")
 
 
-def _columns(names: list[str]) -> str:
-    return f"column {names[0]}" if len(names) == 1 else f"columns {', '.join(names)}"
+def _check(number: int, row: dict[str, Any]) -> None:
+    for column, is_valid in CHECKS.items():
+        value = row.get(column)
+        if not is_valid(value):
+            shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:77] + "..."
+            remedy = REMEDIES[column]
+            raise _RowError(f"row {number}: column {column} is {shown}", remedy[0].upper() + remedy[1:])

@@ -1,4 +1,4 @@
-"""Looks at everything on disk that a resolved job names, before anything starts."""
+"""Check every file and folder that a resolved job names, before anything starts."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from plaudit_reward.rules.routing import unknown_sources
 from plaudit_workers.job.checks.data_files import data_problem, data_sources
 from plaudit_workers.job.checks.python_files import python_problem
+from plaudit_workers.job.data_row import REMEDIES
 from plaudit_workers.job.loading.paths import is_hub_id
 from plaudit_workers.job.problem import Problem
 from plaudit_workers.job.rules.judges import template_problem
@@ -20,11 +21,11 @@ from plaudit_workers.job.spec.scorers import RewardModelSpec
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
-_RELATIVE = "Mend the path: it is relative to the job file"
+_RELATIVE = "Correct the path: it is relative to the job file"
 
 
 def check_files(job: RLJob) -> list[Problem]:
-    """Everything wrong with the files that the job names: models, data, Python files, templates, checkpoints.
+    """Find every problem of the files that the job names: models, data, Python files, templates, checkpoints.
 
     Args:
         job: resolved (``load_job``): every path is absolute.
@@ -40,7 +41,9 @@ def _model(job: RLJob) -> Iterator[Problem]:
         yield from _source("spec.model.tokenizer", model.tokenizer, ())
     tokenizer = model.tokenizer or model.source
     if Path(tokenizer).is_dir() and not any(Path(tokenizer, name).exists() for name in _TOKENIZER_FILES):
-        yield Problem("spec.model.tokenizer", f"{tokenizer} holds no tokenizer", "Name one that does, or save it there")
+        yield Problem(
+            "spec.model.tokenizer", f"{tokenizer} has no tokenizer", "Name a folder with one, or save it there"
+        )
     if model.chat_template:
         yield from _exists("spec.model.chatTemplate", model.chat_template)
 
@@ -51,11 +54,11 @@ def _source(field: str, source: str, needed: tuple[str, ...]) -> Iterator[Proble
         return
     folder = Path(source)
     if not folder.is_dir():
-        yield Problem(field, f"there is no folder {source}", f"Make or download the model first. {_RELATIVE}")
+        yield Problem(field, f"there is no folder {source}", f"Create or download the model first. {_RELATIVE}")
         return
     for name in needed:
         if not (folder / name).is_file():
-            yield Problem(field, f"{source} has no {name}", "Name a folder that save_pretrained has written")
+            yield Problem(field, f"{source} has no {name}", "Name a folder written by save_pretrained")
 
 
 def _hub(field: str, source: str) -> Iterator[Problem]:
@@ -64,7 +67,7 @@ def _hub(field: str, source: str) -> Iterator[Problem]:
     elif os.environ.get("HF_HUB_OFFLINE") in {"1", "true", "True", "ON", "YES"} and not is_in_hub_cache(source):
         yield Problem(
             field,
-            f"{source!r} is no folder beside the job file, and the hub is out of reach (HF_HUB_OFFLINE is set)",
+            f"{source!r} is not a folder next to the job file, and HF_HUB_OFFLINE is set",
             "Write the path of a folder with ./ or /, or unset HF_HUB_OFFLINE",
         )
 
@@ -87,19 +90,22 @@ def _data(job: RLJob) -> Iterator[Problem]:
 
 
 def _routes(job: RLJob, field: str, path: str) -> Iterator[Problem]:
-    """A data source that no rule knows is told now, not at sample 10,000."""
+    """Report data sources without a rule now, not at sample 10,000."""
     by_source = [scorer.name for scorer in job.spec.reward.scorers if scorer.kind == "rule" and scorer.rule is None]
     if not by_source:
         return
-    try:
-        unknown = unknown_sources(data_sources(path))
-    except (ValueError, TypeError) as error:
-        yield Problem(field, f"{path} has a row without data_source as text: {error}", "Mend that row")
+    sources = data_sources(path)
+    wrong = [source for source in sources if not isinstance(source, str)]
+    if wrong:
+        yield Problem(
+            field, f"{path} has data_source {wrong[0]!r}, which is not text", REMEDIES["data_source"].capitalize()
+        )
         return
+    unknown = unknown_sources(sources)
     if unknown:
         yield Problem(
             field,
-            f"{path} holds data_source {', '.join(map(repr, unknown))}, which scorer {by_source[0]!r} has no rule for",
+            f"{path} has data_source {', '.join(map(repr, unknown))}, for which scorer {by_source[0]!r} has no rule",
             "Name a rule in the scorer (rule: gsm8k), or score it with a function (kind: python)",
         )
 
@@ -124,7 +130,7 @@ def _scorers(job: RLJob) -> Iterator[Problem]:
 
 
 def _reward_model(field: str, model: RewardModelSpec) -> Iterator[Problem]:
-    """One output, and a chat template where one is needed: told now, not by every sample."""
+    """Check for one output and, where needed, a chat template, now and not with every sample."""
     problems = list(_source(f"{field}.source", model.source, ("config.json", "tokenizer_config.json")))
     yield from problems
     if problems or is_hub_id(model.source):
@@ -134,13 +140,13 @@ def _reward_model(field: str, model: RewardModelSpec) -> Iterator[Problem]:
     if labels != 1:
         yield Problem(
             f"{field}.source",
-            f"{model.source} has {labels} outputs (id2label in config.json), a reward model has one",
-            "Name a classifier that was trained with num_labels=1",
+            f"{model.source} has {labels} outputs (id2label in config.json); a reward model has one",
+            "Name a classifier trained with num_labels=1",
         )
     if model.input == "chat" and not (tokenizer.get("chat_template") or _holds_template(model.source)):
         yield Problem(
             f"{field}.input",
-            f"chat needs a chat template, and the tokenizer in {model.source} has none",
+            f"chat needs a chat template, but the tokenizer in {model.source} has none",
             "Set input to text, or save chat_template.jinja there",
         )
 
@@ -153,7 +159,7 @@ def _read_json(folder: str, name: str) -> dict[str, Any]:
     try:
         content = json.loads(Path(folder, name).read_text(encoding="utf-8"))
     except ValueError:
-        return {}  # whoever loads the model says what is wrong with the file
+        return {}  # the server reports the error when it loads the model
     return content if isinstance(content, dict) else {}
 
 

@@ -1,35 +1,68 @@
-"""Looks at the signatures of the functions that a job names against the arguments that it gives them.
+"""Check the reward functions of a job: their imports, signatures, arguments and the columns that they require.
 
 Unlike ``check_files`` this imports the files, each in a process of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from plaudit_reward.functions.check import problem_of
+from plaudit_reward.functions.check import check
 from plaudit_reward.functions.target import Target
+from plaudit_workers.job.checks.data_files import shared_extra_info
 from plaudit_workers.job.problem import Problem
 from plaudit_workers.job.spec.rljob import RLJob
 
 _AT_A_TIME = 4
 
 
-def check_functions(job: RLJob) -> list[Problem]:
-    """Everything that would keep a reward function of the job from being called.
+def check_functions(job: RLJob, broken: Collection[str] = ()) -> list[Problem]:
+    """Find everything that would keep a reward function of the job from being called.
 
     Args:
-        job: resolved (``load_job``), its files there (``check_files``).
+        job: resolved (``load_job``).
+        broken: fields with a problem (``check_files``); a function whose file has one is not imported.
     """
-    targets = dict(_targets(job))
+    targets = {
+        field: target
+        for field, target in _targets(job)
+        if not any(other == field or other.startswith(f"{field}.") for other in broken)
+    }
     with ThreadPoolExecutor(_AT_A_TIME) as pool:
-        found = pool.map(problem_of, targets.values())
-    return [
-        Problem(field, problem.rstrip("."), "Nothing was started")
-        for field, problem in zip(targets, found, strict=True)
-        if problem is not None
+        found = list(pool.map(check, targets.values()))
+    problems = [
+        Problem(field, report.problem.rstrip("."), "Nothing was started")
+        for field, report in zip(targets, found, strict=True)
+        if report.problem is not None
     ]
+    wanted = {field: report.columns for field, report in zip(targets, found, strict=True) if report.columns}
+    return [*problems, *_missing_columns(job, targets, wanted, broken)]
+
+
+def _missing_columns(
+    job: RLJob, targets: Mapping[str, Target], wanted: Mapping[str, Sequence[str]], broken: Collection[str]
+) -> Iterator[Problem]:
+    """Compare the columns that TRL functions require with the ``extra_info`` of every row."""
+    if not wanted or not job.spec.trains:
+        return
+    data = job.spec.data
+    paths = {"spec.data.train.path": data.train.path}
+    if data.validation:
+        paths["spec.data.validation.path"] = data.validation.path
+    for path_field, path in paths.items():
+        if path_field in broken:
+            continue
+        there = shared_extra_info(path)
+        for field, columns in wanted.items():
+            if missing := [column for column in columns if column not in there]:
+                yield Problem(
+                    field,
+                    f"{targets[field].function} requires column {', '.join(missing)}, which extra_info of {path} does "
+                    f"not have in every row (it has {', '.join(sorted(there)) or 'none'})",
+                    "Add it to extra_info of every row, or give the parameter a default",
+                    also=(path_field,),
+                )
 
 
 def _targets(job: RLJob) -> Iterator[tuple[str, Target]]:

@@ -1,4 +1,4 @@
-"""What a job must not say on Kubernetes, where no file lies beside the job file."""
+"""Find what keeps a job from running on Kubernetes, where no file lies next to the job file."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _PATHS = tuple(path_fields(RLJob))
 
 
 def kubernetes_problems(job: RLJob) -> list[Problem]:
-    """What keeps a job, with its paths as written (``read_job``), from running on Kubernetes."""
+    """Return the problems of a job on Kubernetes; its paths are as written (``read_job``)."""
     data = job_data(job)
     problems = [problem for name, mark in _PATHS for problem in _paths(job, data, name, mark.kind)]
     if job.spec.trains and not job.spec.storage.claim_name:
         problems.append(
             Problem(
                 "spec.storage.claimName",
-                "is empty, but trainer and rollouts share weights through a volume",
+                "is empty; trainer and rollouts share weights through a volume",
                 "Name a claim that many pods can mount (ReadWriteMany)",
             )
         )
@@ -29,15 +29,15 @@ def kubernetes_problems(job: RLJob) -> list[Problem]:
 
 
 def _cpu_of_scaled_workers(job: RLJob) -> Iterator[Problem]:
-    """An HPA goes by the share of what a pod requests; without a request it never scales, and says so only itself."""
+    """Require a CPU request for an HPA: without one it never scales, and only the HPA itself reports it."""
     workers = job.spec.reward.workers
     if workers.autoscaling is None or workers.autoscaling.provider != "hpa" or "spec" in workers.pod.template:
         return
     if "cpu" not in {**workers.pod.resources.requests, **workers.pod.resources.limits}:
         yield Problem(
             "spec.reward.workers.pod.resources.requests",
-            "has no cpu, and autoscaling by provider hpa goes by the share of it that is used",
-            'Give what one worker needs, such as cpu: "1"',
+            "has no cpu; the provider hpa scales by the share of it that is used",
+            'Give the CPU of one worker, such as cpu: "1"',
             also=("spec.reward.workers.autoscaling.provider",),
         )
 
@@ -51,14 +51,14 @@ def _paths(job: RLJob, data: Mapping[str, Any], name: str, kind: str) -> Iterato
         if path.startswith((".", "~")) or "data" in field.split(".") or not (everything or path in provided):
             yield Problem(
                 field,
-                f"{path!r} is relative, and on Kubernetes nothing lies beside the job file",
+                f"{path!r} is relative; on Kubernetes there are no files next to the job file",
                 f"Give an absolute path on the shared volume ({job.spec.storage.mount_path}/…) or in the image, or put "
                 "the file into a ConfigMap and list it in spec.files",
             )
 
 
 def _values(node: Any, way: list[str], name: str = "") -> Iterator[tuple[str, str]]:
-    """Every non-empty text at a way through plain data, with its written name; ``[]`` goes through a list."""
+    """Yield every non-empty text at a path through plain data, with its written name; ``[]`` means each entry."""
     if not way:
         yield name, str(node)
         return

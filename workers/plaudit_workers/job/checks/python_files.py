@@ -1,4 +1,4 @@
-"""Looks into a Python file that a job names, without running it."""
+"""Check a Python file that a job names, without running it."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from plaudit_workers.job.problem import Problem
 
 
 def python_problem(field: str, path: str, name: str, name_field: str) -> Problem | None:
-    """What is wrong with a file and the function or class wanted from it; None when nothing is.
+    """Return the problem of a file, or of the function or class that the job expects in it, or None.
 
     Args:
         field: the section of the job that names both.
         path: the file, absolute.
-        name: function or class; of a dotted name its first part is looked for.
-        name_field: how the field that holds the name is called.
+        name: function or class; only the first part of a dotted name is looked up.
+        name_field: the field with that name.
     """
     try:
         source = Path(path).read_bytes()
     except FileNotFoundError:
-        return Problem(f"{field}.path", f"there is no file {path}", "Paths are relative to the job file; mend it there")
+        return Problem(f"{field}.path", f"there is no file {path}", "Correct the path: it is relative to the job file")
     except OSError as error:
-        return Problem(f"{field}.path", f"{path} cannot be read: {error.strerror}", "Name a Python file")
+        return Problem(f"{field}.path", f"cannot read {path}: {error.strerror}", "Name a Python file")
     return source_problem(field, path, source, name, name_field)
 
 
 def source_problem(field: str, path: str, source: bytes, name: str, name_field: str) -> Problem | None:
-    """The same, of a file that was read already."""
+    """Return the same for a file that was already read."""
     try:
         tree = ast.parse(source, filename=path)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         place = f"line {line} of {path}" if line else path
-        return Problem(f"{field}.path", f"syntax error in {place}: {getattr(error, 'msg', error)}", "Mend the file")
+        return Problem(f"{field}.path", f"syntax error in {place}: {getattr(error, 'msg', error)}", "Fix the file")
     names = _names(tree)
     if names is None or name.split(".")[0] in names:
         return None
-    there = ", ".join(sorted(n for n in names if not n.startswith("_"))) or "nothing"
-    return Problem(f"{field}.{name_field}", f"{path} has no {name!r}", f"It has: {there}")
+    defined = ", ".join(sorted(n for n in names if not n.startswith("_"))) or "nothing"
+    return Problem(f"{field}.{name_field}", f"{path} does not define {name!r}", f"It defines: {defined}")
 
 
 def _names(tree: ast.Module) -> set[str] | None:
-    """What the module's top level binds; None when that cannot be known (``import *``, names bound in a block)."""
+    """Return the names that the module's top level binds; None if unknown (``import *``, names bound in a block)."""
     names: set[str] = set()
     for node in tree.body:
         match node:

@@ -1,4 +1,4 @@
-"""What ``plaudit run`` cannot do: fields that belong to Kubernetes are ignored and named, others are refused."""
+"""Find fields that ``plaudit run`` does not support: it refuses the job, or ignores a field for Kubernetes only."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from plaudit_workers.job.spec.pod import PodSpec, ResourcesSpec
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.job.spec.section import Section
 
-_NOT_YET = "is not run by plaudit run yet"
+_NOT_YET = "is not supported by plaudit run yet"
 
 
 def unsupported(job: RLJob) -> list[Problem]:
-    """What the job asks for and ``plaudit run`` has no machinery for: it refuses such a job."""
+    """Return the fields for which ``plaudit run`` refuses the job."""
     training = [*_rollout(job), *_sinks(job)] if job.spec.trains else []
     return [*training, *_transport(job)]
 
 
 def ignored(job: RLJob) -> list[Problem]:
-    """What the job sets and ``plaudit run`` pays no attention to, because it belongs to Kubernetes."""
+    """Return the fields that ``plaudit run`` ignores, because they concern Kubernetes only."""
     problems = [
         Problem(f"spec.{name}", "is ignored by plaudit run", remedy)
         for name, remedy in _KUBERNETES_ONLY.items()
         if _differs(job.spec, name)
     ]
     problems += [
-        Problem(f"spec.{name}.pod", "is ignored by plaudit run, but for its resources", "It counts on Kubernetes")
+        Problem(f"spec.{name}.pod", "is ignored by plaudit run, except for its resources", _ON_KUBERNETES)
         for name, pod in _pods(job)
         if pod.model_copy(update={"resources": ResourcesSpec()}) != PodSpec()
     ]
     return problems
 
 
-_ON_KUBERNETES = "It counts on Kubernetes"
+_ON_KUBERNETES = "It applies on Kubernetes"
 _KUBERNETES_ONLY = {
-    "reward.workers.autoscaling": "Here reward.workers.replicas says how many there are",
+    "reward.workers.autoscaling": "Set reward.workers.replicas instead",
     "reward.networkPolicy": _ON_KUBERNETES,
-    "transport.managed.storage": "Here Redis writes into the run's folder",
-    "transport.managed.storageClassName": "Here Redis writes into the run's folder",
-    "transport.managed.image": "Here a Redis server of this machine runs",
-    "storage": "Here everything lies in the run's folder",
-    "files": "Here files are found relative to the job file",
+    "transport.managed.storage": "Redis writes into the run's folder",
+    "transport.managed.storageClassName": "Redis writes into the run's folder",
+    "transport.managed.image": "A Redis server of this machine runs",
+    "storage": "Everything is in the run's folder",
+    "files": "Files are found relative to the job file",
     "scheduling": _ON_KUBERNETES,
     "lifecycle.preRunningDeadlineSeconds": _ON_KUBERNETES,
     "lifecycle.activeDeadlineSeconds": _ON_KUBERNETES,
@@ -52,7 +52,7 @@ _KUBERNETES_ONLY = {
 
 
 def _differs(section: Section, name: str) -> bool:
-    """Whether a field, named as written, is other than its default."""
+    """Return True where a field, named as written, differs from its default."""
     written, _, rest = name.partition(".")
     fields = {field.alias or python_name: python_name for python_name, field in type(section).model_fields.items()}
     value = getattr(section, fields[written])
@@ -85,8 +85,8 @@ def _rollout(job: RLJob) -> Iterator[Problem]:
     if sampling.top_p < 1 or sampling.top_k > 0:
         yield Problem(
             "spec.rollout.sampling",
-            f"topP {sampling.top_p}, topK {sampling.top_k} cut the distribution, which the trainer cannot follow",
-            "Set topP to 1 and topK to -1; validation may sample as it likes",
+            f"topP {sampling.top_p}, topK {sampling.top_k} cut the distribution, which the trainer cannot reproduce",
+            "Set topP to 1 and topK to -1; validation may use any values",
         )
 
 
@@ -95,8 +95,8 @@ def _sinks(job: RLJob) -> Iterator[Problem]:
         if find_spec(sink) is None:
             yield Problem(
                 f"spec.trainer.sinks[{index}]",
-                f"names {sink}, which is not installed",
-                f"Install plaudit-workers[{sink}], or take it out of the list: steps.jsonl is always written",
+                f"{sink} is not installed",
+                f"Install plaudit-workers[{sink}], or remove it: steps.jsonl is always written",
             )
 
 
@@ -104,5 +104,5 @@ def _transport(job: RLJob) -> Iterator[Problem]:
     tls = job.spec.transport.tls
     if tls and tls.ca_config_map:
         yield Problem(
-            "spec.transport.tls.caConfigMap", "is nothing that plaudit run knows", "Give the certificates in caFile"
+            "spec.transport.tls.caConfigMap", "is not supported by plaudit run", "Give the certificates in caFile"
         )

@@ -1,4 +1,4 @@
-"""A YAML document as plain data, with the line on which each of its parts stands."""
+"""Parse a YAML document into plain data and keep the line of each part."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Document:
 
     Args:
         text: the document.
-        path: named in problems.
+        path: for the messages.
 
     Raises:
-        JobError: the text is no YAML, or holds anything but one mapping.
+        JobError: the text is not YAML, or not one mapping.
     """
 
     def __init__(self, text: str, path: Path | str = "") -> None:
@@ -33,7 +33,7 @@ class Document:
         self.data: dict[str, Any] = _plain(self._tree)
 
     def line(self, location: Location) -> int | None:
-        """The line of a part, from 1; of the nearest part around it where there is none such; None for the root."""
+        """Return the line of a part (from 1), or of the nearest enclosing part; None for the root."""
         node: object = self._tree
         line: int | None = None
         for key in location:
@@ -49,7 +49,7 @@ class Document:
 
 
 def _line_of_key(node: CommentedMap, key: str | int) -> int | None:
-    """Merged keys (``<<``) have no line of their own here."""
+    """Return the line of a key; merged keys (``<<``) have none."""
     try:
         return int(node.lc.key(key)[0]) + 1
     except KeyError:
@@ -61,20 +61,20 @@ def _parse(text: str, path: Path | str) -> CommentedMap:
         tree = YAML(typ="rt").load(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        words = " ".join(part for part in (error.context, error.problem) if part)
-        raise JobError([_syntax(words, mark.line + 1 if mark else None)], path) from error
+        message = " ".join(part for part in (error.context, error.problem) if part)
+        raise JobError([_syntax(message, mark.line + 1 if mark else None)], path) from error
     except (ReaderError, YAMLError, ValueError) as error:
         raise JobError([_syntax(str(error).splitlines()[0], None)], path) from error
     except RecursionError as error:
         raise JobError([_syntax("nested too deeply", None)], path) from error
     if not isinstance(tree, CommentedMap):
-        words = "is empty" if tree is None else f"holds {_kind(tree)} instead of a mapping"
-        raise JobError([Problem("", f"the file {words}", "Begin with apiVersion: and kind: RLJob")], path)
+        found = "is empty" if tree is None else f"contains {_kind(tree)} instead of a mapping"
+        raise JobError([Problem("", f"the file {found}", "Start it with apiVersion: and kind: RLJob")], path)
     return tree
 
 
-def _syntax(words: str, line: int | None) -> Problem:
-    return Problem("", f"not valid YAML: {words}", "Mend the syntax (indentation, quotes, brackets) there", line)
+def _syntax(message: str, line: int | None) -> Problem:
+    return Problem("", f"not valid YAML: {message}", "Fix the syntax (indentation, quotes, brackets)", line)
 
 
 def _kind(tree: object) -> str:
@@ -82,7 +82,7 @@ def _kind(tree: object) -> str:
 
 
 def _plain(node: Any) -> Any:
-    """Dictionaries, lists and scalars without what the round-trip loader hangs on them."""
+    """Return dictionaries, lists and scalars without the attributes of the round-trip loader."""
     if isinstance(node, CommentedMap):
         return {_scalar(key): _plain(value) for key, value in node.items()}
     if isinstance(node, CommentedSeq):

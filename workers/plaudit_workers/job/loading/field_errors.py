@@ -1,9 +1,10 @@
-"""Validation errors of single fields, told in words with a remedy."""
+"""Turn pydantic's errors about single fields into messages with a remedy."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
@@ -11,28 +12,26 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from plaudit_workers.job.problem import Problem
-from plaudit_workers.job.spec.section import BYTE_QUANTITY, DNS_LABEL, PYTHON_NAME
+from plaudit_workers.job.spec.section import BYTE_QUANTITY, DNS_LABEL, PYTHON_NAME, SCORER_NAME
 
-_PATTERN_WORDS = {
-    DNS_LABEL: (
-        "is not a DNS label",
-        "Use lower-case letters, digits and '-', beginning and ending with one of the first",
-    ),
-    BYTE_QUANTITY: ("is not an amount of bytes", "Write it like 512Mi or 4Gi"),
-    PYTHON_NAME: ("is not the name of a Python function", "Give the name as it stands in the file"),
-    r"^https?://": ("is not a web address", "Begin with http:// or https://"),
-    r"^rediss?://": ("is not the address of a Redis", "Write redis://host:port/0, or rediss:// for TLS"),
-    r"^(rediss?://.+)?$": ("is not the address of a Redis", "Write redis://host:port/0, or rediss:// for TLS"),
-    r"^/": ("is not an absolute path", "Begin with /"),
-    r"^[^/]": ("is not a relative path", "Leave out the / at its beginning"),
+_PATTERNS = {
+    DNS_LABEL: ("is not a valid name", "Use a-z, 0-9 and '-', for example my-job"),
+    SCORER_NAME: ("is not a valid name", "Use a-z, 0-9, '-' and '_', for example accuracy_reward"),
+    BYTE_QUANTITY: ("is not a number of bytes", "Write it like 512Mi or 4Gi"),
+    PYTHON_NAME: ("is not the name of a Python function", "Give the name as the file defines it"),
+    r"^https?://": ("is not a URL", "Start it with http:// or https://"),
+    r"^rediss?://": ("is not the URL of a Redis", "Write redis://host:port/0, or rediss:// for TLS"),
+    r"^(rediss?://.+)?$": ("is not the URL of a Redis", "Write redis://host:port/0, or rediss:// for TLS"),
+    r"^/": ("is not an absolute path", "Start it with /"),
+    r"^[^/]": ("is not a relative path", "Remove the leading /"),
 }
-_TYPE_WORDS = {
+_TYPES = {
     "int_type": ("a whole number", "Write digits without quotes"),
-    "int_from_float": ("a whole number", "Leave out the fraction"),
+    "int_from_float": ("a whole number", "Remove the fraction"),
     "float_type": ("a number", "Write it without quotes"),
     "string_type": ("text", "Put it in quotes"),
     "bool_type": ("true or false", "Write true or false without quotes"),
-    "list_type": ("a list", "Write [a, b], or one '- ' line for each"),
+    "list_type": ("a list", "Write [a, b], or one '- ' line for each entry"),
     "dict_type": ("a mapping", "Write {key: value}, or one indented 'key: value' line for each"),
     "model_type": ("a mapping", "Write {key: value}, or one indented 'key: value' line for each"),
     "model_attributes_type": ("a mapping", "Write {key: value}, or one indented 'key: value' line for each"),
@@ -44,60 +43,60 @@ Location = tuple[str | int, ...]
 
 
 def field_name(location: Iterable[str | int]) -> str:
-    """The written name of a location: ``spec.reward.scorers[1].weight``."""
-    words = ""
+    """Return the written name of a location: ``spec.reward.scorers[1].weight``."""
+    name = ""
     for part in location:
-        words += f"[{part}]" if isinstance(part, int) else f".{part}" if words else str(part)
-    return words
+        name += f"[{part}]" if isinstance(part, int) else f".{part}" if name else str(part)
+    return name
 
 
 def null_problem(location: Location) -> Problem:
-    """What is said of a field without a value."""
+    """Return the problem of a field without a value."""
     return Problem(
-        field_name(location), "is null", "Give a value, or leave the field out (for a section of defaults write {})"
+        field_name(location), "has no value", "Give one, or remove the field (for a section of defaults write {})"
     )
 
 
-def tell(errors: Sequence[ErrorDetails], root: type[BaseModel], location: Location) -> Problem:
-    """Turns pydantic's errors about one field into a problem.
+def problem_of(errors: Sequence[ErrorDetails], root: type[BaseModel], location: Location) -> Problem:
+    """Turn pydantic's errors about one field into a problem.
 
     Args:
-        errors: what pydantic says; several where a value may be of several types and is of none.
+        errors: one, or one for each type of a union.
         root: the model that was validated, for names to suggest.
         location: keys and indices as written in the file.
     """
-    kinds = [_TYPE_WORDS[error["type"]][0] for error in errors if error["type"] in _TYPE_WORDS]
+    kinds = [_TYPES[error["type"]][0] for error in errors if error["type"] in _TYPES]
     if len(kinds) > 1:
         value = shown(errors[0]["input"])
         return Problem(field_name(location), f"{value} is not {' or '.join(kinds)}", "Write it like 4, 500m or 16Gi")
-    message, remedy = _words(errors[0], root, location)
+    message, remedy = _message(errors[0], root, location)
     return Problem(field_name(location), message, remedy)
 
 
-def _words(error: ErrorDetails, root: type[BaseModel], location: Location) -> tuple[str, str]:
+def _message(error: ErrorDetails, root: type[BaseModel], location: Location) -> tuple[str, str]:
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
-    if kind in _TYPE_WORDS:
-        wanted, remedy = _TYPE_WORDS[kind]
+    if kind in _TYPES:
+        wanted, remedy = _TYPES[kind]
         return f"{shown(value)} is not {wanted}", remedy
-    if kind in _SPEAKERS:
-        return _SPEAKERS[kind](value, context, root, location)
-    return f"{shown(value)}: {error['msg'].lower()}", "Look it up in docs/rljob.md"
+    if kind in _MESSAGES:
+        return _MESSAGES[kind](value, context, root, location)
+    return f"{shown(value)}: {error['msg'].lower()}", "See docs/rljob.md"
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it: short."""
-    words = repr(value)
-    return words if len(words) <= 60 else words[:57] + "..."
+    """Return a value for a message, cut after 60 characters."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
-Speaker = Callable[[Any, dict[str, Any], type[BaseModel], Location], tuple[str, str]]
+MessageOf = Callable[[Any, dict[str, Any], type[BaseModel], Location], tuple[str, str]]
 
 
 def _missing(_: Any, __: dict[str, Any], root: type[BaseModel], location: Location) -> tuple[str, str]:
     field = field_at(root, location)
     options = [str(option) for option in get_args(field.annotation)] if field and _is_choice(field) else []
-    words = f"one of {', '.join(options)}" if len(options) > 1 else "".join(options) or "…"
-    return "is missing", f"Add {location[-1]}: {words}"
+    value = f"one of {', '.join(options)}" if len(options) > 1 else "".join(options) or "…"
+    return "is missing", f"Add {location[-1]}: {value}"
 
 
 def _is_choice(field: FieldInfo) -> bool:
@@ -109,25 +108,50 @@ def _unknown(_: Any, __: dict[str, Any], root: type[BaseModel], location: Locati
     names = [field.alias or name for name, field in section.model_fields.items()] if section else []
     near = difflib.get_close_matches(str(location[-1]), names, n=1, cutoff=0.6)
     known = f"Fields here: {', '.join(names)}"
-    return "is not a field of this section", f"Did you mean {near[0]}? {known}" if near else known
+    elsewhere = [] if near else _elsewhere(root, location)
+    if near or elsewhere:
+        return "is not a field of this section", f"Did you mean {' or '.join(near or elsewhere)}? {known}"
+    return "is not a field of this section", known
+
+
+def _elsewhere(root: type[BaseModel], location: Location) -> list[str]:
+    """Return the fields of this name in other sections: nearest to ``location`` first, at most two."""
+    name, here = str(location[-1]), [part for part in location[:-1] if isinstance(part, str)]
+
+    def distance(path: str) -> int:
+        parts = path.replace("[]", "").split(".")[:-1]
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(parts, here, strict=False)))
+        return len(parts) + len(here) - 2 * shared
+
+    paths = sorted((path for path in _paths(root) if path.rsplit(".", 1)[-1] == name), key=distance)
+    nearest = [path for path in paths if distance(path) == distance(paths[0])]
+    return nearest[:2]
+
+
+def _paths(section: type[BaseModel], name: str = "") -> Iterator[str]:
+    """Yield the written name of every field below a section, without the pods, which every role has."""
+    for python_name, field in section.model_fields.items():
+        written = f"{name}.{field.alias or python_name}".lstrip(".")
+        yield written
+        inner = section_of(field.annotation)
+        if inner and python_name != "pod":
+            yield from _paths(inner, f"{written}[]" if get_origin(field.annotation) is list else written)
 
 
 def _choice(value: Any, context: dict[str, Any], *_: object) -> tuple[str, str]:
-    return f"{shown(value)} is not possible", f"Give {context['expected']}"
+    return f"{shown(value)} is not supported", f"Give {context['expected']}"
 
 
 def _pattern(value: Any, context: dict[str, Any], *_: object) -> tuple[str, str]:
-    words, remedy = _PATTERN_WORDS.get(
-        context["pattern"], ("does not have the right form", f"It must match {context['pattern']}")
-    )
-    return f"{shown(value)} {words}", remedy
+    message, remedy = _PATTERNS.get(context["pattern"], ("is malformed", f"It must match {context['pattern']}"))
+    return f"{shown(value)} {message}", remedy
 
 
-def _bound(words: str, key: str) -> Speaker:
-    def speak(value: Any, context: dict[str, Any], *_: object) -> tuple[str, str]:
-        return f"{shown(value)} is not {words} {context[key]:,}", f"Give a number {words} {context[key]:,}"
+def _bound(relation: str, key: str) -> MessageOf:
+    def message(value: Any, context: dict[str, Any], *_: object) -> tuple[str, str]:
+        return f"{shown(value)} is not {relation} {context[key]:,}", f"Give a number {relation} {context[key]:,}"
 
-    return speak
+    return message
 
 
 def _too_short(value: Any, context: dict[str, Any], *_: object) -> tuple[str, str]:
@@ -145,7 +169,7 @@ def _not_finite(value: Any, *_: object) -> tuple[str, str]:
     return f"{shown(value)} is not a finite number", "Give a finite number"
 
 
-_SPEAKERS: dict[str, Speaker] = {
+_MESSAGES: dict[str, MessageOf] = {
     "missing": _missing,
     "extra_forbidden": _unknown,
     "literal_error": _choice,
@@ -175,7 +199,7 @@ def _section(root: type[BaseModel], location: Location) -> type[BaseModel] | Non
 
 
 def field_at(root: type[BaseModel], location: Location) -> FieldInfo | None:
-    """The field of a model that a location names."""
+    """Return the field at a location."""
     section = _section(root, location[:-1])
     return _own_field(section, str(location[-1])) if section else None
 
@@ -185,7 +209,7 @@ def _own_field(section: type[BaseModel], written: str) -> FieldInfo | None:
 
 
 def section_of(annotation: object) -> type[BaseModel] | None:
-    """The section that a field holds, alone, in a list or optionally."""
+    """Return the section that a field holds, alone, in a list or optionally."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for part in get_args(annotation) if (found := section_of(part))), None)

@@ -1,4 +1,4 @@
-"""Reads a job file: every problem at once, each with its line; paths resolved against the file's folder."""
+"""Read a job file, report every problem with its line, and resolve paths against the file's folder."""
 
 from __future__ import annotations
 
@@ -10,28 +10,38 @@ from typing import Any
 from plaudit_workers.job.loading.document import Document
 from plaudit_workers.job.loading.dump import dump_job
 from plaudit_workers.job.loading.paths import resolve_paths
-from plaudit_workers.job.loading.validation import validate
+from plaudit_workers.job.loading.validation import Examination, examine, validate
 from plaudit_workers.job.problem import JobError, Problem
 from plaudit_workers.job.spec.rljob import RLJob
 
-__all__ = ["JobError", "Problem", "dump_job", "load_job", "locate", "parse_job", "read_job"]
+__all__ = ["JobError", "Problem", "dump_job", "examine_job", "load_job", "locate", "parse_job", "read_job"]
 
 
 def load_job(path: Path | str) -> RLJob:
-    """The job of a file, with every path absolute.
+    """Read the job of a file and make every path absolute.
 
     Raises:
-        JobError: with every problem of the file; nothing on disk but the file itself is looked at.
+        JobError: with every problem of the file; the files that it names are not opened.
     """
     path = Path(path)
     document = Document(_text(path), path)
     _job(document, path)
-    resolved = resolve_paths(document.data, path.resolve().parent)
-    return RLJob.model_validate(resolved, by_alias=True, by_name=False)
+    return _resolved(document, path)
+
+
+def examine_job(path: Path | str) -> Examination:
+    """Read the job of a file, paths absolute, with every problem that the file alone shows.
+
+    Raises:
+        JobError: the file cannot be read, or is not a YAML mapping.
+    """
+    path = Path(path)
+    document = Document(_text(path), path)
+    return examine(resolve_paths(document.data, path.resolve().parent))
 
 
 def read_job(path: Path | str) -> RLJob:
-    """The job of a file with its paths as written, for Kubernetes.
+    """Read the job of a file with its paths as written, for Kubernetes.
 
     Raises:
         JobError: as ``load_job``.
@@ -40,7 +50,7 @@ def read_job(path: Path | str) -> RLJob:
 
 
 def parse_job(written: Mapping[str, Any]) -> RLJob:
-    """The job of plain data in YAML's names.
+    """Validate plain data with the names of the YAML form.
 
     Raises:
         JobError: with every problem, without lines.
@@ -52,8 +62,13 @@ def parse_job(written: Mapping[str, Any]) -> RLJob:
 
 
 def locate(problems: Sequence[Problem], path: Path | str) -> list[Problem]:
-    """The same problems with the lines of their fields in the job file."""
+    """Add the line of each problem's field in the job file."""
     return _located(problems, Document(_text(Path(path)), path))
+
+
+def _resolved(document: Document, path: Path) -> RLJob:
+    resolved = resolve_paths(document.data, path.resolve().parent)
+    return RLJob.model_validate(resolved, by_alias=True, by_name=False)
 
 
 def _job(document: Document, path: Path | str) -> RLJob:
@@ -71,9 +86,9 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise JobError([Problem("", "there is no such file", "Give the path of a job file")], path) from error
+        raise JobError([Problem("", "no such file", "Give the path of a job file")], path) from error
     except UnicodeDecodeError as error:
-        raise JobError([Problem("", "is not text in UTF-8", "Give the path of a YAML file")], path) from error
+        raise JobError([Problem("", "not UTF-8 text", "Give the path of a YAML file")], path) from error
     except OSError as error:
-        words = (error.strerror or str(error)).lower()
-        raise JobError([Problem("", f"cannot be read: {words}", "Give a file that you may read")], path) from error
+        reason = (error.strerror or str(error)).lower()
+        raise JobError([Problem("", f"cannot read it: {reason}", "Give a file that you can read")], path) from error

@@ -1,4 +1,4 @@
-"""Paths in a job: relative ones are resolved against the job file's folder."""
+"""Resolve the relative paths of a job against the folder of the job file."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from plaudit_workers.job.spec.section import JobPath
 
 
 def resolve_paths(written: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The job's data with every path absolute.
+    """Return the job's data with every path absolute.
 
     Args:
-        written: a valid job as plain data in YAML's names.
-        folder: where the job file lies.
+        written: a job as plain data with the names of the YAML form; unknown fields and wrong types stay as they are.
+        folder: the folder of the job file.
     """
     return _resolved(written, RLJob, folder.resolve())
 
 
 def path_fields(section: type[BaseModel], name: str = "") -> Iterator[tuple[str, JobPath]]:
-    """Every field of a section, and of the sections in it, that holds a path: written name (``[]`` for lists), mark."""
+    """Yield every field below a section that holds a path: its written name (``[]`` for lists) and its mark."""
     for python_name, field in section.model_fields.items():
         written = f"{name}.{field.alias or python_name}".lstrip(".")
         mark = _mark(field)
@@ -39,7 +39,7 @@ def path_fields(section: type[BaseModel], name: str = "") -> Iterator[tuple[str,
 
 
 def is_hub_id(source: str) -> bool:
-    """Whether a model's source is a hub id and no path (in a resolved job: every path is absolute)."""
+    """Return True for a hub id, False for a path (in a resolved job, every path is absolute)."""
     return not source.startswith(("/", ".", "~"))
 
 
@@ -49,7 +49,9 @@ def _mark(field: FieldInfo) -> JobPath | None:
 
 def _resolved(written: Mapping[str, Any], section: type[BaseModel], folder: Path) -> dict[str, Any]:
     fields = {field.alias or name: field for name, field in section.model_fields.items()}
-    return {key: _resolved_value(value, fields[key], folder) for key, value in written.items()}
+    return {
+        key: _resolved_value(value, fields[key], folder) if key in fields else value for key, value in written.items()
+    }
 
 
 def _resolved_value(value: Any, field: FieldInfo, folder: Path) -> Any:
@@ -59,7 +61,7 @@ def _resolved_value(value: Any, field: FieldInfo, folder: Path) -> Any:
     if inner and isinstance(value, Mapping):
         return _resolved(value, inner, folder)
     if inner and isinstance(value, list):
-        return [_resolved(item, inner, folder) for item in value]
+        return [_resolved(item, inner, folder) if isinstance(item, Mapping) else item for item in value]
     return value
 
 

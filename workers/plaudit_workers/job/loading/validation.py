@@ -1,30 +1,62 @@
-"""Validates a job's data so that one pass tells every problem.
+"""Validate a job's data and report every problem in one pass.
 
-Pydantic looks at what fields say together only when each of them is right by itself. So broken fields are told, taken
-out, and the rest is looked at again; rules about a broken field are left out, for they would speak of values that
-nobody wrote.
+Pydantic stops at the first error inside a section. So each pass removes the broken fields from a copy, and the next
+pass validates the rest. Rules about several fields then run on what is left; a rule that involves a broken field is
+skipped, because it would report values that nobody wrote.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from plaudit_workers.job.loading.field_errors import Location, field_at, field_name, null_problem, section_of, tell
+from plaudit_workers.job.loading.field_errors import (
+    Location,
+    field_at,
+    field_name,
+    null_problem,
+    problem_of,
+    section_of,
+)
 from plaudit_workers.job.problem import Problem
+from plaudit_workers.job.rules.fields import rule_problems
 from plaudit_workers.job.spec.rljob import RLJob
 
 _ROUNDS = 20
-"""At most; each round tells all that one pass of pydantic can see."""
+"""Most passes; each finds every error that one pass of pydantic can see."""
+
+
+@dataclass(frozen=True)
+class Examination:
+    """The result of validating a job's data."""
+
+    job: RLJob | None
+    """The job; where there are problems, a job without the broken fields, for further checks. None: too broken."""
+    problems: list[Problem]
+    broken: tuple[str, ...] = ()
+    """Written names of the fields that were removed from ``job``."""
+
+    def concerning(self, problems: Sequence[Problem]) -> list[Problem]:
+        """Return the problems of a further check that involve no broken field."""
+        return [problem for problem in problems if not any(_touches(field, self.broken) for field in problem.fields)]
 
 
 def validate(written: Mapping[str, Any]) -> tuple[RLJob, list[Problem]] | tuple[None, list[Problem]]:
-    """The job, or every problem that keeps it from being one."""
+    """Return the job, or every problem that keeps it from being one."""
+    examination = examine(written)
+    if examination.job is None or examination.problems:
+        return None, examination.problems
+    return examination.job, []
+
+
+def examine(written: Mapping[str, Any]) -> Examination:
+    """Validate fields first, then the rules about several fields."""
     data = copy.deepcopy(dict(written))
     problems = list(_take_out_nulls(data, RLJob, ()))
     broken = [problem.field for problem in problems]
@@ -32,27 +64,25 @@ def validate(written: Mapping[str, Any]) -> tuple[RLJob, list[Problem]] | tuple[
         try:
             job = RLJob.model_validate(data, by_alias=True, by_name=False)
         except ValidationError as error:
-            details = error.errors(include_url=False)
-            if details[0]["type"] == "rules":
-                return None, problems + _about_sound_fields(details[0]["ctx"]["problems"], broken)
-            located = [(detail, _location(detail, data)) for detail in details]
-            problems += [problem for problem in _told(located) if not _within(problem.field, broken)]
+            located = [(detail, _location(detail, data)) for detail in error.errors(include_url=False)]
+            problems += [problem for problem in _described(located) if not _within(problem.field, broken)]
             broken += [_take_out(data, detail, location) for detail, location in located]
         else:
-            return (None, problems) if problems else (job, [])
-    return None, problems
+            examination = Examination(job, problems, tuple(broken))
+            return replace(examination, problems=problems + examination.concerning(rule_problems(job.spec)))
+    return Examination(None, problems, tuple(broken))
 
 
-def _told(located: Sequence[tuple[ErrorDetails, Location]]) -> list[Problem]:
-    """One problem a field: where a value may be of several types, pydantic tells an error for each of them."""
+def _described(located: Sequence[tuple[ErrorDetails, Location]]) -> list[Problem]:
+    """Return one problem for each field; pydantic reports one error for each type of a union."""
     by_location: dict[Location, list[ErrorDetails]] = {}
     for detail, location in located:
         by_location.setdefault(location, []).append(detail)
-    return [tell(details, RLJob, location) for location, details in by_location.items()]
+    return [problem_of(details, RLJob, location) for location, details in by_location.items()]
 
 
 def _location(detail: ErrorDetails, data: object) -> Location:
-    """The written place of an error: pydantic adds the types of a union to it, or ``[key]`` for a key."""
+    """Return the location as written; pydantic adds the types of a union, or ``[key]`` for a key."""
     location: list[str | int] = []
     node = data
     for part in detail["loc"]:
@@ -72,9 +102,9 @@ def _holds(node: object, part: str | int) -> bool:
 
 
 def _take_out(data: dict[str, Any], detail: ErrorDetails, location: Location) -> str:
-    """Removes the broken part from ``data``, or puts a stand-in where one is missing; returns its written name.
+    """Remove the broken part from ``data``, or add a stand-in for a missing one; return its written name.
 
-    Whole lists go, never single entries: the places of the others must stay.
+    A broken entry removes its whole list, because the indices of the other entries must stay.
     """
     way = list(location)
     while isinstance(way[-1], int):
@@ -90,14 +120,14 @@ def _take_out(data: dict[str, Any], detail: ErrorDetails, location: Location) ->
 
 
 def _inside(node: Any, part: str | int) -> Any:
-    """A part of plain data; an empty mapping where there is none (an error before this one took it out)."""
+    """Return a part of plain data; an empty mapping where an earlier error removed it."""
     if isinstance(node, list):
         return node[int(part)]
     return node.get(part, {}) if isinstance(node, dict) else {}
 
 
 def _stand_in(field: FieldInfo | None) -> Any:
-    """A value that a required field may have, to look at the other fields; it is never shown."""
+    """Return a valid value for a required field, so that the other fields can be validated; it is never shown."""
     if field is None or get_origin(field.annotation) is dict:
         return {}
     if get_origin(field.annotation) is list:
@@ -109,7 +139,7 @@ def _stand_in(field: FieldInfo | None) -> Any:
 
 
 def _take_out_nulls(data: dict[str, Any], section: type[BaseModel], way: Location) -> Iterator[Problem]:
-    """Fields without a value: the API server refuses them where a number is wanted, so they are refused everywhere."""
+    """Remove and report null fields: the API server rejects null for numbers, so a job file rejects it everywhere."""
     fields = {field.alias or name: field for name, field in section.model_fields.items()}
     for key in [key for key in data if key in fields]:
         value, here = data[key], (*way, key)
@@ -123,10 +153,6 @@ def _take_out_nulls(data: dict[str, Any], section: type[BaseModel], way: Locatio
             for index, item in enumerate(value):
                 if isinstance(item, dict):
                     yield from _take_out_nulls(item, inner, (*here, index))
-
-
-def _about_sound_fields(problems: Sequence[Problem], broken: Sequence[str]) -> list[Problem]:
-    return [problem for problem in problems if not any(_touches(field, broken) for field in problem.fields)]
 
 
 def _touches(field: str, broken: Sequence[str]) -> bool:

@@ -1,23 +1,21 @@
-"""What fields say together: every rule of a job in one place, told in words.
+"""Check the fields of a job against each other.
 
-Each rule is a function from the specification to the problems it sees; ``rule_problems`` runs them all. Ranges of
-single fields stand with the fields.
+Each rule is a function that yields problems; ``rule_problems`` runs them all. The range of a single field is declared
+with the field.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from plaudit_wire.limits import ADMISSION_MEMORY_SHARE, INLINE_LIMIT_BYTES
 from plaudit_workers.job.problem import Problem
 from plaudit_workers.job.rules.scorers import scorer_problems
 from plaudit_workers.job.spec.pod import GPU, PodSpec
+from plaudit_workers.job.spec.rljob import Spec
 from plaudit_workers.job.spec.transport import USABLE_SHARE, TlsSpec
-
-if TYPE_CHECKING:
-    from plaudit_workers.job.spec.rljob import Spec
 
 _BYTES_PER_TOKEN = 9
 """int32 id, float32 log-probability, uint8 loss mask."""
@@ -25,14 +23,10 @@ _TEXT_BYTES_PER_TOKEN = 8
 """About four bytes of text a token, once in the body and once in the entry that scorers read."""
 _OVERHEAD_BYTES = 4096
 """Prompt's share, stamps, records, Redis's own."""
-_LARGEST_RECORD_BYTES = 256 * 1024
-"""Larger records lie on the shared volume."""
-_ADMISSION_SHARE = 0.7
-"""Above this share of Redis's memory nothing more is admitted."""
 
 
 def rule_problems(spec: Spec) -> list[Problem]:
-    """Everything that two or more fields of the job say against each other."""
+    """Return every contradiction between two or more fields of the job."""
     rules = (_ALWAYS + _TRAINING) if spec.trains else (_ALWAYS + _SCORING_ONLY)
     return [problem for rule in rules for problem in rule(spec)]
 
@@ -40,15 +34,15 @@ def rule_problems(spec: Spec) -> list[Problem]:
 def _sections_together(spec: Spec) -> Iterator[Problem]:
     for name, remedy in _SECTION_REMEDIES.items():
         if name not in spec.model_fields_set:
-            yield Problem(f"spec.{name}", "is missing, and a job with rollout or trainer needs it", remedy)
+            yield Problem(f"spec.{name}", "is missing; a job with rollout or trainer requires it", remedy)
 
 
 _SECTION_REMEDIES = {
     "model": "Add model: {source: …}",
     "data": "Add data: {train: {path: …}}",
     "algorithm": "Add algorithm: {steps: …}",
-    "rollout": "Add rollout: {} for its defaults, or leave out trainer as well for a job that only scores",
-    "trainer": "Add trainer: {} for its defaults, or leave out rollout as well for a job that only scores",
+    "rollout": "Add rollout: {} for its defaults, or remove trainer for a job that only scores",
+    "trainer": "Add trainer: {} for its defaults, or remove rollout for a job that only scores",
 }
 
 
@@ -57,8 +51,8 @@ def _no_orphans(spec: Spec) -> Iterator[Problem]:
         if name in spec.model_fields_set:
             yield Problem(
                 f"spec.{name}",
-                "has no use in a job without rollout and trainer",
-                "Add rollout: {} and trainer: {} to train, or leave this section out for a job that only scores",
+                "is unused in a job without rollout and trainer",
+                "Add rollout: {} and trainer: {} to train, or remove this section for a job that only scores",
             )
 
 
@@ -67,7 +61,7 @@ def _mini_batches(spec: Spec) -> Iterator[Problem]:
     if prompts % parts:
         yield Problem(
             "spec.algorithm.promptsPerStep",
-            f"{prompts} cannot be divided by miniBatchesPerStep {parts}",
+            f"{prompts} is not a multiple of miniBatchesPerStep {parts}",
             f"Give a multiple of {parts}, such as {max(parts, prompts - prompts % parts)}",
             also=("spec.algorithm.miniBatchesPerStep",),
         )
@@ -77,7 +71,7 @@ def _order(spec: Spec) -> Iterator[Problem]:
     if spec.algorithm.order == "ready" and spec.algorithm.max_staleness == 0:
         yield Problem(
             "spec.algorithm.order",
-            "ready takes groups across steps, which maxStaleness 0 forbids",
+            "order ready trains groups across steps, but maxStaleness is 0",
             "Set maxStaleness to 1 or more, or order to step",
             also=("spec.algorithm.maxStaleness",),
         )
@@ -88,7 +82,7 @@ def _group_size(spec: Spec) -> Iterator[Problem]:
     if samples < 2 and advantage != "reinforcePlusPlus":
         yield Problem(
             "spec.algorithm.samplesPerPrompt",
-            f"{samples} leaves nothing to compare within a group, so advantage {advantage} is always 0",
+            f"with {samples}, a group has nothing to compare and advantage {advantage} is always 0",
             "Give at least 2, or set advantage to reinforcePlusPlus",
             also=("spec.algorithm.advantage",),
         )
@@ -96,7 +90,7 @@ def _group_size(spec: Spec) -> Iterator[Problem]:
     if least > samples:
         yield Problem(
             "spec.reward.minSamplesPerGroup",
-            f"{least} is more than the {samples} samples of a group (samplesPerPrompt): every group would be dropped",
+            f"{least} is more than samplesPerPrompt {samples}, so every group would be dropped",
             f"Give at most {samples}",
             also=("spec.algorithm.samplesPerPrompt",),
         )
@@ -111,7 +105,7 @@ def _lengths(spec: Spec) -> Iterator[Problem]:
         yield Problem(
             field,
             f"{room} is less than maxPromptLength {prompt} + maxTokens {response} = {prompt + response}",
-            f"Give at least {prompt + response}, or lower one of the two",
+            f"Give at least {prompt + response}, or lower maxPromptLength or maxTokens",
             also=parts,
         )
     own = spec.data.validation.sampling.max_tokens if spec.data.validation else None
@@ -119,7 +113,7 @@ def _lengths(spec: Spec) -> Iterator[Problem]:
         yield Problem(
             field,
             f"{room} is less than maxPromptLength {prompt} + validation's maxTokens {own} = {prompt + own}",
-            f"Give at least {prompt + own}, or lower one of the two",
+            f"Give at least {prompt + own}, or lower maxPromptLength or maxTokens",
             also=(*parts, "spec.data.validation.sampling.maxTokens"),
         )
 
@@ -128,7 +122,7 @@ def _temperature(spec: Spec) -> Iterator[Problem]:
     if spec.rollout.sampling.temperature == 0:
         yield Problem(
             "spec.rollout.sampling.temperature",
-            "0 makes all samples of a group alike, so there is nothing to learn from",
+            "with 0, all samples of a group are the same and nothing is learned",
             "Give a value above 0, such as 1.0",
         )
 
@@ -137,11 +131,11 @@ def _agent(spec: Spec) -> Iterator[Problem]:
     agent = spec.rollout.agent
     if agent.kind == "tools" and not agent.tools:
         yield Problem(
-            "spec.rollout.agent.tools", "is empty, and kind tools needs tools", "List them: [{path: …, function: …}]"
+            "spec.rollout.agent.tools", "is empty; kind tools requires it", "List the tools: [{path: …, function: …}]"
         )
     if agent.kind == "custom" and not (agent.path and agent.class_name):
         yield Problem(
-            "spec.rollout.agent.path", "or class is missing, and kind custom needs both", "Give path: … and class: …"
+            "spec.rollout.agent.path", "or class is missing; kind custom requires both", "Give path: … and class: …"
         )
 
 
@@ -150,15 +144,15 @@ def _ranks(spec: Spec) -> Iterator[Problem]:
     if trainer.strategy == "single" and trainer.ranks > 1:
         yield Problem(
             "spec.trainer.strategy",
-            f"single is one process, but ranks is {trainer.ranks}",
+            f"strategy single runs one process, but ranks is {trainer.ranks}",
             "Set strategy to fsdp2, or ranks to 1",
             also=("spec.trainer.ranks",),
         )
     if trainer.ranks > trainer.ranks_per_pod and trainer.ranks % trainer.ranks_per_pod:
         yield Problem(
             "spec.trainer.ranks",
-            f"{trainer.ranks} cannot be divided by ranksPerPod {trainer.ranks_per_pod}",
-            "Give a multiple, so that all pods are alike",
+            f"{trainer.ranks} is not a multiple of ranksPerPod {trainer.ranks_per_pod}",
+            "Give a multiple, so that every pod has the same number",
             also=("spec.trainer.ranksPerPod",),
         )
 
@@ -182,8 +176,8 @@ def _gpu_mismatch(section: str, pod: PodSpec, derived: int, source: str, source_
         if stated is not None and str(stated) not in {"0", str(derived)}:
             yield Problem(
                 f"{section}.pod.resources.{kind}",
-                f"{GPU}: {stated} does not fit {source} {derived}",
-                f"Give {derived} (or 0 for a CPU), or leave it out: GPUs follow from the engine",
+                f"{GPU}: {stated} contradicts {source} {derived}",
+                f"Give {derived} (0 for a CPU), or remove it: the number of GPUs follows from the engine",
                 also=(source_field,),
             )
 
@@ -192,16 +186,17 @@ def _redis_memory(spec: Spec) -> Iterator[Problem]:
     if spec.transport.url:
         return
     algorithm, tokens = spec.algorithm, spec.rollout.sampling.max_tokens
-    sample = min(tokens * (_BYTES_PER_TOKEN + _TEXT_BYTES_PER_TOKEN) + _OVERHEAD_BYTES, _LARGEST_RECORD_BYTES)
+    sample = min(tokens * (_BYTES_PER_TOKEN + _TEXT_BYTES_PER_TOKEN) + _OVERHEAD_BYTES, INLINE_LIMIT_BYTES)
     samples = algorithm.prompts_per_step * (1 + algorithm.max_staleness) * algorithm.samples_per_prompt
-    room = spec.transport.managed.max_memory_bytes * _ADMISSION_SHARE
+    room = spec.transport.managed.max_memory_bytes * ADMISSION_MEMORY_SHARE
     if samples * sample > room:
         needed_gib = samples * sample / 2**30
         yield Problem(
             "spec.transport.managed.memory",
             f"{spec.transport.managed.memory} is too little for {samples} samples in flight ({needed_gib:.2f} GiB)",
-            f"Give at least {math.ceil(needed_gib / USABLE_SHARE / _ADMISSION_SHARE)}Gi (Redis may use 60 % of it and "
-            "admits up to 70 % of that), or lower promptsPerStep, samplesPerPrompt, maxStaleness or maxTokens",
+            f"Give at least {math.ceil(needed_gib / USABLE_SHARE / ADMISSION_MEMORY_SHARE)}Gi (Redis may use 60 % "
+            "of it and admits up to 70 % of that), or lower promptsPerStep, samplesPerPrompt, maxStaleness or "
+            "maxTokens",
             also=(
                 "spec.algorithm.promptsPerStep",
                 "spec.algorithm.samplesPerPrompt",
@@ -216,7 +211,7 @@ def _transport(spec: Spec) -> Iterator[Problem]:
     if transport.url and "@" in urlsplit(transport.url).netloc:
         yield Problem(
             "spec.transport.url",
-            "holds a user or password, which would be written to the run's folder and to logs",
+            "contains a user or a password, which would end up in the run's folder and in logs",
             "Name the password's Secret in passwordSecret instead",
         )
     for name, given, own in (
@@ -227,8 +222,8 @@ def _transport(spec: Spec) -> Iterator[Problem]:
         if given and not transport.url:
             yield Problem(
                 f"spec.transport.{name}",
-                "belongs to an external Redis, but url is empty",
-                f"Give url, or leave this out: the job's own Redis {own}",
+                "applies to an external Redis only, but url is empty",
+                f"Give url, or remove this: the job's own Redis {own}",
                 also=("spec.transport.url",),
             )
     if transport.username and not transport.password_secret:
@@ -245,21 +240,21 @@ def _transport(spec: Spec) -> Iterator[Problem]:
 def _tls(tls: TlsSpec, url: str) -> Iterator[Problem]:
     field = "spec.transport.tls"
     if not url.startswith("rediss://"):
-        yield Problem(field, f"is for rediss://, but url is {url!r}", "Write rediss:// there, or leave tls out")
+        yield Problem(field, f"applies to rediss:// only, but url is {url!r}", "Use rediss:// in url, or remove tls")
     authorities = {"caSecret": tls.ca_secret, "caConfigMap": tls.ca_config_map, "caFile": tls.ca_file}
     given = [name for name, value in authorities.items() if value]
     if len(given) > 1:
-        yield Problem(f"{field}.{given[1]}", f"is given as well as {given[0]}", "Keep one of them")
+        yield Problem(f"{field}.{given[1]}", f"is given together with {given[0]}", "Keep one of them")
     pairs = (
         ("certificateSecret", tls.certificate_secret, "keySecret", tls.key_secret),
         ("certificateFile", tls.certificate_file, "keyFile", tls.key_file),
     )
     for certificate_name, certificate, key_name, key in pairs:
         if bool(certificate) != bool(key):
-            missing, there = (key_name, certificate_name) if certificate else (certificate_name, key_name)
-            yield Problem(f"{field}.{missing}", f"is missing, and {there} is given", "A certificate needs its key")
+            missing, present = (key_name, certificate_name) if certificate else (certificate_name, key_name)
+            yield Problem(f"{field}.{missing}", f"is missing, but {present} is given", "A certificate needs its key")
     if tls.certificate_secret and tls.certificate_file:
-        yield Problem(f"{field}.certificateFile", "is given as well as certificateSecret", "Keep one of them")
+        yield Problem(f"{field}.certificateFile", "is given together with certificateSecret", "Keep one of them")
 
 
 def _autoscaling(spec: Spec) -> Iterator[Problem]:
@@ -275,38 +270,38 @@ def _autoscaling(spec: Spec) -> Iterator[Problem]:
 
 def _files(spec: Spec) -> Iterator[Problem]:
     if spec.files.items and not spec.files.config_map:
-        yield Problem("spec.files.configMap", "is empty, but items are listed", "Name the ConfigMap that holds them")
+        yield Problem("spec.files.configMap", "is empty, but items are listed", "Name their ConfigMap")
     paths = [item.path for item in spec.files.items]
     for index, path in enumerate(paths):
         if path in paths[:index]:
-            yield Problem(f"spec.files.items[{index}].path", f"{path!r} is there twice", "Give each file its own path")
+            yield Problem(f"spec.files.items[{index}].path", f"{path!r} is used twice", "Give each file its own path")
 
 
-Rule = Callable[["Spec"], Iterator[Problem]]
+Rule = Callable[[Spec], Iterator[Problem]]
 
 
-def _whole(spec: Spec) -> Iterator[Problem]:
+def _gang_or_queue(spec: Spec) -> Iterator[Problem]:
     scheduling = spec.scheduling
     if scheduling.gang != "none" and scheduling.queue_name:
         yield Problem(
             "spec.scheduling.gang",
-            f"{scheduling.gang} cannot be had in a queue (queueName {scheduling.queue_name!r})",
-            "Leave out gang: a queue admits trainer, rollouts and Redis together as well",
+            f"gang {scheduling.gang} cannot be combined with queueName {scheduling.queue_name!r}",
+            "Remove gang: a queue also admits trainer, rollouts and Redis together",
             also=("spec.scheduling.queueName",),
         )
 
 
-def _nothing_to_gather(spec: Spec) -> Iterator[Problem]:
+def _gang_without_training(spec: Spec) -> Iterator[Problem]:
     if spec.scheduling.whole:
         yield Problem(
             "spec.scheduling",
-            "gang and queueName gather trainer and rollouts, and this job has neither",
-            "Leave them out: reward workers start one by one",
+            "gang and queueName start trainer and rollouts together, but this job has neither",
+            "Remove them: reward workers start one by one",
         )
 
 
 _ALWAYS: tuple[Rule, ...] = (scorer_problems, _transport, _autoscaling, _files)
-_SCORING_ONLY: tuple[Rule, ...] = (_no_orphans, _nothing_to_gather)
+_SCORING_ONLY: tuple[Rule, ...] = (_no_orphans, _gang_without_training)
 _TRAINING: tuple[Rule, ...] = (
     _sections_together,
     _mini_batches,
@@ -318,5 +313,5 @@ _TRAINING: tuple[Rule, ...] = (
     _ranks,
     _gpus,
     _redis_memory,
-    _whole,
+    _gang_or_queue,
 )

@@ -1,24 +1,19 @@
-"""The rules about ``spec.reward``: what scorers say together, and what belongs to which kind."""
+"""Check the scorers of a job against each other, and each scorer against its kind."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.rules.routing import RULES, read_arguments
 from plaudit_workers.job.problem import Problem
 from plaudit_workers.job.rules.judges import judge_problems
-from plaudit_workers.job.spec.scorers import ScorerSpec
-
-if TYPE_CHECKING:
-    from plaudit_workers.job.spec.rljob import Spec
-
-_SECTION_OF_KIND = {"python": "python", "judge": "judge", "model": "model"}
+from plaudit_workers.job.spec.rljob import Spec
+from plaudit_workers.job.spec.scorers import KINDS, ScorerSpec
 
 
 def scorer_problems(spec: Spec) -> Iterator[Problem]:
-    """Everything that the scorers, and their combination, say against each other."""
+    """Yield every contradiction between scorers, and between them and ``combine``."""
     for index, scorer in enumerate(spec.reward.scorers):
         field = f"spec.reward.scorers[{index}]"
         earlier = spec.reward.scorers[:index]
@@ -33,28 +28,43 @@ def scorer_problems(spec: Spec) -> Iterator[Problem]:
 
 def _name(field: str, scorer: ScorerSpec, earlier: list[ScorerSpec]) -> Iterator[Problem]:
     if any(other.name == scorer.name for other in earlier):
-        yield Problem(f"{field}.name", f"{scorer.name!r} is there twice", "Give each scorer a name of its own")
+        yield Problem(f"{field}.name", f"{scorer.name!r} is used twice", "Give each scorer its own name")
+    if scorer.kind == "model" and "_" in scorer.name:
+        yield Problem(
+            f"{field}.name",
+            f"{scorer.name!r} has '_', which the names of a reward model's pods cannot have",
+            f"Use '-': {scorer.name.replace('_', '-')}",
+            also=(f"{field}.kind",),
+        )
 
 
 def _kind(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
-    for kind, section in _SECTION_OF_KIND.items():
-        given = getattr(scorer, section) is not None
-        if kind == scorer.kind and not given:
-            yield Problem(
-                f"{field}.{section}", f"is missing, and kind {kind} needs it", f"Add {section}: {_FORMS[section]}"
-            )
-        if kind != scorer.kind and given:
-            yield Problem(
-                f"{field}.{section}",
-                f"belongs to kind {kind}, but the kind is {scorer.kind}",
-                f"Set kind to {kind}, or leave {section} out",
-                also=(f"{field}.kind",),
-            )
+    for kind, traits in KINDS.items():
+        for name in traits.fields:
+            given = _is_given(scorer, name)
+            if kind == scorer.kind and name == traits.section and not given:
+                yield Problem(
+                    f"{field}.{name}", f"is missing; kind {kind} requires it", f"Add {name}: {traits.example}"
+                )
+            if kind != scorer.kind and given:
+                yield Problem(
+                    f"{field}.{name}",
+                    f"applies to kind {kind} only, but this scorer has kind {scorer.kind}",
+                    f"Set kind to {kind}, or remove {name}",
+                    also=(f"{field}.kind",),
+                )
     if scorer.kind == "rule" and scorer.rule is not None and scorer.rule not in RULES:
         yield Problem(f"{field}.rule", f"there is no rule {scorer.rule!r}", f"Rules are {', '.join(sorted(RULES))}")
     elif scorer.kind == "rule":
         yield from _rule_arguments(field, scorer)
-    yield from _foreign(field, scorer)
+
+
+def _is_given(scorer: ScorerSpec, written: str) -> bool:
+    """Return True where the field differs from its default."""
+    for name, described in type(scorer).model_fields.items():
+        if described.alias == written:
+            return bool(getattr(scorer, name) != described.default)
+    raise KeyError(written)
 
 
 def _rule_arguments(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
@@ -65,57 +75,35 @@ def _rule_arguments(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
         yield Problem(f"{field}.ruleArguments", str(error), remedy, also=(f"{field}.rule",))
 
 
-def _foreign(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
-    for name, given, kinds in (
-        ("rule", scorer.rule is not None, ("rule",)),
-        ("ruleArguments", bool(scorer.rule_arguments), ("rule",)),
-        ("isolation", scorer.isolation is not None, ("python",)),
-        ("limits", scorer.limits is not None, ("judge",)),
-    ):
-        if given and scorer.kind not in kinds:
-            yield Problem(
-                f"{field}.{name}",
-                f"has no meaning for kind {scorer.kind}",
-                f"Leave it out; it belongs to kind {' or '.join(kinds)}",
-                also=(f"{field}.kind",),
-            )
-
-
-_FORMS = {
-    "python": "{path: rewards.py, function: compute_score}",
-    "judge": "{baseUrl: …, model: …, promptTemplate: {path: …}, parse: {regex: …}}",
-    "model": "{source: …}",
-}
-
-
 def _when(field: str, scorer: ScorerSpec, earlier: list[ScorerSpec]) -> Iterator[Problem]:
     if scorer.when is None:
         return
     target = next((other for other in earlier if other.name == scorer.when.scorer), None)
     if target is None:
-        names = ", ".join(other.name for other in earlier) or "none: this is the first"
+        names = ", ".join(other.name for other in earlier) or "none, this is the first"
         yield Problem(
             f"{field}.when.scorer",
-            f"{scorer.when.scorer!r} is not a scorer earlier in the list (there are: {names})",
-            "Name an earlier scorer, or move this one behind it",
+            f"{scorer.when.scorer!r} is not an earlier scorer in the list (earlier: {names})",
+            "Name an earlier scorer, or move this one after it",
             also=tuple(f"spec.reward.scorers[{i}].name" for i in range(len(earlier))),
         )
     elif target.scope == "group":
         yield Problem(
             f"{field}.when.scorer",
-            f"{target.name!r} scores whole groups, after all samples are scored",
-            "Name a scorer of scope sample",
+            f"{target.name!r} scores groups, after all their samples are scored",
+            "Name a scorer with scope sample",
         )
 
 
 def _scope(field: str, scorer: ScorerSpec, spec: Spec) -> Iterator[Problem]:
     if scorer.scope != "group":
         return
-    if scorer.kind in {"rule", "model"}:
+    if not KINDS[scorer.kind].scores_groups:
+        possible = " or ".join(kind for kind, traits in KINDS.items() if traits.scores_groups)
         yield Problem(
             f"{field}.scope",
-            f"group is not possible for kind {scorer.kind}, which scores one sample at a time",
-            "Set scope to sample, or use kind python or judge",
+            f"kind {scorer.kind} scores one sample at a time and cannot have scope group",
+            f"Set scope to sample, or use kind {possible}",
             also=(f"{field}.kind",),
         )
     if spec.trains and spec.algorithm.samples_per_prompt < 2:
@@ -128,8 +116,8 @@ def _scope(field: str, scorer: ScorerSpec, spec: Spec) -> Iterator[Problem]:
     if scorer.when is not None:
         yield Problem(
             f"{field}.when",
-            "chooses single samples, but scope is group",
-            "Leave when out, or set scope to sample",
+            "selects single samples, but scope is group",
+            "Remove when, or set scope to sample",
             also=(f"{field}.scope",),
         )
 
@@ -139,8 +127,8 @@ def _weights(spec: Spec) -> Iterator[Problem]:
     if spec.reward.combine.kind == "weightedSum" and all(scorer.weight == 0 for scorer in scorers):
         yield Problem(
             "spec.reward.scorers",
-            "all have weight 0, so every reward would be 0",
-            "Give one of them a weight",
+            "all have weight 0, so every reward is 0",
+            "Give at least one a weight",
             also=tuple(f"spec.reward.scorers[{i}].weight" for i in range(len(scorers))),
         )
 
@@ -150,15 +138,15 @@ def _combine(spec: Spec) -> Iterator[Problem]:
     given = bool(combine.path or combine.function)
     if combine.kind == "python" and not (combine.path and combine.function):
         yield Problem(
-            "spec.reward.combine", "has no path or no function, and kind python needs both", "Give path and function"
+            "spec.reward.combine", "lacks path or function; kind python requires both", "Give path and function"
         )
     if combine.normalize == "group":
         yield from _normalize(spec)
     if combine.kind == "weightedSum" and given:
         yield Problem(
             "spec.reward.combine",
-            "path and function belong to kind python, but the kind is weightedSum",
-            "Set kind to python, or leave them out",
+            "path and function apply to kind python only, but the kind is weightedSum",
+            "Set kind to python, or remove them",
         )
 
 
@@ -166,8 +154,8 @@ def _normalize(spec: Spec) -> Iterator[Problem]:
     if spec.reward.combine.kind == "python":
         yield Problem(
             "spec.reward.combine.normalize",
-            "group belongs to kind weightedSum, but the kind is python",
-            "Set kind to weightedSum, or normalize in a function of scope group",
+            "group applies to kind weightedSum only, but the kind is python",
+            "Set kind to weightedSum, or normalize in a function with scope group",
             also=("spec.reward.combine.kind",),
         )
     if not spec.trains:
@@ -177,13 +165,13 @@ def _normalize(spec: Spec) -> Iterator[Problem]:
         yield Problem(
             "spec.reward.combine.normalize",
             f"group compares samples of a prompt, but samplesPerPrompt is {algorithm.samples_per_prompt}",
-            "Set samplesPerPrompt to 2 or more, or leave normalize out",
+            "Set samplesPerPrompt to 2 or more, or remove normalize",
             also=("spec.algorithm.samplesPerPrompt",),
         )
     if algorithm.advantage == "grpo":
         yield Problem(
             "spec.algorithm.advantage",
-            "grpo divides by the spread of a group's rewards, which combine.normalize has done scorer by scorer",
-            "Set advantage to reinforcePlusPlus (as GDPO: normalised over the batch) or drGrpo (not once more)",
+            "grpo divides by the spread of a group's rewards, as combine.normalize already does for each scorer",
+            "Set advantage to reinforcePlusPlus (GDPO: normalised over the batch) or drGrpo (no second division)",
             also=("spec.reward.combine.normalize",),
         )

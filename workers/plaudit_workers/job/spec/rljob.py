@@ -1,16 +1,14 @@
 """RLJob: the one description of a job, on a laptop, on a Ray cluster and on Kubernetes.
 
-One file per section; what two fields say together is validated in ``rules.py``; ``load.py`` reads the YAML.
+One file per section. ``job.rules`` checks fields against each other, ``job.loading`` reads and validates the YAML.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
 
-from plaudit_workers.job.rules.fields import rule_problems
 from plaudit_workers.job.spec.algorithm import AlgorithmSpec
 from plaudit_workers.job.spec.data import DataSpec, TrainDataSpec
 from plaudit_workers.job.spec.lifecycle import LifecycleSpec
@@ -26,7 +24,6 @@ from plaudit_workers.job.spec.trainer import TrainerSpec
 from plaudit_workers.job.spec.transport import TransportSpec
 
 API_VERSION = "plaudit.dev/v1alpha1"
-KIND = "RLJob"
 
 TRAINING_SECTIONS = ("model", "data", "algorithm", "rollout", "trainer")
 """Sections that a job has all of, or none of: a job without them only scores what others submit."""
@@ -45,7 +42,7 @@ def _no_algorithm() -> AlgorithmSpec:
 
 
 class Spec(Section):
-    """What is to be done."""
+    """The specification of the job."""
 
     seed: int = Field(default=1, ge=0, le=2**31 - 1)
     """Every random choice follows from it: data order, sampling, weights of new layers. Default 1."""
@@ -76,7 +73,7 @@ class Spec(Section):
 
     @property
     def trains(self) -> bool:
-        """Whether the job generates and trains; otherwise it is a reward service that others submit samples to."""
+        """Return True for a job that generates and trains, False for a reward service."""
         return not self.model_fields_set.isdisjoint({"rollout", "trainer"})
 
     @model_validator(mode="before")
@@ -95,25 +92,17 @@ class RLJob(Section):
     metadata: Metadata
     """The job's name."""
     spec: Spec
-    """What is to be done."""
-
-    @model_validator(mode="after")
-    def _rules(self) -> Self:
-        problems = rule_problems(self.spec)
-        if problems:
-            words = "; ".join(str(problem) for problem in problems)
-            raise PydanticCustomError("rules", "{words}", {"words": words, "problems": problems})
-        return self
+    """The specification of the job."""
 
 
 def _with_least_group(written: object) -> object:
-    """``minSamplesPerGroup`` is 1 where it is not said and groups have one sample: its default depends on another."""
+    """Default ``minSamplesPerGroup`` to 1 where a group has one sample."""
     if not isinstance(written, dict):
         return written
     algorithm, reward = written.get("algorithm"), written.get("reward")
     if not isinstance(algorithm, dict) or not isinstance(reward, dict):
         return written
-    said = {"minSamplesPerGroup", "min_samples_per_group"} & reward.keys()
-    if said or algorithm.get("samplesPerPrompt", algorithm.get("samples_per_prompt")) != 1:
+    given = {"minSamplesPerGroup", "min_samples_per_group"} & reward.keys()
+    if given or algorithm.get("samplesPerPrompt", algorithm.get("samples_per_prompt")) != 1:
         return written
     return {**written, "reward": {**reward, "minSamplesPerGroup": 1}}

@@ -2,21 +2,53 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from plaudit_workers.job.spec.pod import PodSpec
 from plaudit_workers.job.spec.section import (
-    DNS_LABEL,
     MUTABLE,
     PYTHON_NAME,
+    SCORER_NAME,
     FilePath,
     Opaque,
     SecretKey,
     Section,
     SourcePath,
 )
+
+Kind = Literal["rule", "python", "judge", "model"]
+
+
+@dataclass(frozen=True)
+class KindTraits:
+    """The fields of a scorer that belong to one kind. The rules of the job and the CEL rules of the CRD follow it."""
+
+    fields: tuple[str, ...]
+    """Fields, as written in YAML, that only this kind reads."""
+    example: str = ""
+    """A value for the first of ``fields``, where that field is required."""
+    scores_groups: bool = False
+    """The kind supports scope ``group``."""
+
+    @property
+    def section(self) -> str:
+        """The section that this kind requires; empty for none."""
+        return self.fields[0] if self.example else ""
+
+
+KINDS: dict[Kind, KindTraits] = {
+    "rule": KindTraits(("rule", "ruleArguments")),
+    "python": KindTraits(("python", "isolation"), "{path: rewards.py, function: compute_score}", scores_groups=True),
+    "judge": KindTraits(
+        ("judge", "limits"),
+        "{baseUrl: …, model: …, promptTemplate: {path: …}, parse: {regex: …}}",
+        scores_groups=True,
+    ),
+    "model": KindTraits(("model",), "{source: …}"),
+}
 
 
 class PythonFunctionSpec(Section):
@@ -135,9 +167,10 @@ class WhenSpec(Section):
 class ScorerSpec(Section):
     """One source of scores."""
 
-    name: str = Field(min_length=1, max_length=20, pattern=DNS_LABEL)
-    """Name in metrics, in stored samples and in ``when``: a DNS label of at most 20 characters, unique in the job."""
-    kind: Literal["rule", "python", "judge", "model"]
+    name: str = Field(min_length=1, max_length=20, pattern=SCORER_NAME)
+    """Name in metrics, in stored samples and in ``when``, such as ``accuracy_reward``: at most 20 of a-z, 0-9, ``-``
+    and ``_``, unique in the job. Kind ``model`` allows no ``_``: its pods carry the name."""
+    kind: Kind
     """``rule``: built in, chosen by data source; ``python``: a function of yours; ``judge``: an OpenAI-compatible
     endpoint; ``model``: a reward model served for the job."""
     weight: float = 1.0

@@ -67,6 +67,7 @@ Quantity = Annotated[str | int, Field(json_schema_extra=_QUANTITY_SCHEMA)]
 
 BYTE_QUANTITY = r"^[0-9]+(\.[0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?$"
 DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+SCORER_NAME = r"^[a-z0-9]([-_a-z0-9]*[a-z0-9])?$"
 PYTHON_NAME = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
 
 

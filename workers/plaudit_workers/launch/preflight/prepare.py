@@ -8,9 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from plaudit_workers.job.checks.files import check_files
-from plaudit_workers.job.checks.functions import check_functions
-from plaudit_workers.job.checks.support import unsupported
+from plaudit_workers.job.checks.preflight import preflight
 from plaudit_workers.job.loading.dump import dump_job
 from plaudit_workers.job.loading.load import load_job, locate
 from plaudit_workers.job.problem import JobError
@@ -45,14 +43,13 @@ def prepare(arguments: argparse.Namespace, console: Console) -> tuple[RLJob, Pat
 
 
 def _check(job: RLJob, arguments: argparse.Namespace, console: Console) -> None:
-    problems = [*unsupported(job), *check_files(job)]
+    imports = not arguments.address  # the nodes of a cluster may have other packages; its workers check
+    files = sorted({scorer.python.path for scorer in job.spec.reward.scorers if scorer.python})
+    with reported_wait(console, f"the import of {', '.join(files)}" if files and imports else "the job's files"):
+        problems = preflight(job, imports=imports)
     if not problems:
         with reported_wait(console, "the model hub"):
             problems = check_hub_models(job)
-    if not problems and not arguments.address:  # the nodes of a cluster may have other packages; its workers check
-        files = sorted({scorer.python.path for scorer in job.spec.reward.scorers if scorer.python})
-        with reported_wait(console, f"the import of {', '.join(files)}"):
-            problems = check_functions(job)
     if problems:
         raise JobError(locate(problems, arguments.job), arguments.job)
 

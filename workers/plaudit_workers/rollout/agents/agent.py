@@ -1,6 +1,6 @@
-"""What an agent is: it turns a prompt into a trajectory by calling ``generate`` as often as it likes.
+"""Agents turn a prompt into a trajectory by calling ``generate`` any number of times.
 
-Called by ``prompt_work``; implemented by ``single_turn``, ``custom`` and (``kind: custom``) by users' own classes.
+Called by ``prompt_work``; implemented by ``single_turn`` and (``kind: custom``) by users' own classes.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from plaudit_wire.messages import Prompt
 from plaudit_workers.rollout.engines.protocol import FinishedSample, VersionSpan
 
 Generate = Callable[[Sequence[int]], Awaitable[FinishedSample]]
-"""``await generate(ids)``: continues ``ids`` ([L] token ids, the prompt's included) under the prompt's sampling.
+"""``await generate(ids)`` continues ``ids`` ([L] token ids, prompt included) with the prompt's sampling parameters.
 
-The n-th call of a sample has a seed of its own, so a repeated run gives the same trajectory. Time spent in it counts
-as generation; the rest of ``run`` counts as tools.
+The n-th call of a sample has its own seed, so a repeated run gives the same trajectory. Time spent in ``generate``
+counts as generation; the rest of ``run`` counts as tools.
 """
 
 
 @dataclass(slots=True)
 class Trajectory:
-    """One sample as its agent left it; ``T`` tokens after the prompt, tool output included."""
+    """One finished sample: ``T`` tokens after the prompt, tool output included."""
 
     response_ids: list[int] = field(default_factory=list)
     """[T]"""
     logprobs: list[float] = field(default_factory=list)
     """[T]; 0 where ``loss_mask`` is 0."""
     loss_mask: list[int] = field(default_factory=list)
-    """[T]: 1 where the policy chose the token, 0 where a tool or the agent put it."""
+    """[T]: 1 where the policy chose the token, 0 where a tool or the agent inserted it."""
     version_spans: list[VersionSpan] = field(default_factory=list)
     """(first token, incarnation, number); begins with token 0 when ``T`` > 0."""
     finish_reason: str = "stop"
     response: str | None = None
-    """The text that scorers see; None = the decoded ``response_ids``."""
+    """The text for the scorers; None: the decoded ``response_ids``."""
 
     def add_turn(self, sample: FinishedSample) -> None:
-        """Appends what the policy generated."""
+        """Append a response of the policy."""
         offset = len(self.response_ids)
         self.response_ids += sample.response_ids
         self.logprobs += sample.logprobs
@@ -48,13 +48,13 @@ class Trajectory:
         self.finish_reason = sample.finish_reason
 
     def add_observation(self, ids: Sequence[int]) -> None:
-        """Appends tokens that the policy did not choose: they carry no loss."""
+        """Append tokens that the policy did not choose: they carry no loss."""
         self.response_ids += ids
         self.logprobs += [0.0] * len(ids)
         self.loss_mask += [0] * len(ids)
 
     def problem(self) -> str:
-        """What is wrong with it, in words; empty when it can be published."""
+        """Return why the trajectory cannot be published; empty if it can."""
         lengths = {len(self.response_ids), len(self.logprobs), len(self.loss_mask)}
         if len(lengths) > 1:
             return "response_ids, logprobs and loss_mask differ in length"
@@ -69,5 +69,5 @@ class Agent(Protocol):
     """Generates one sample of a prompt. One instance serves all samples of a process, many at a time."""
 
     async def run(self, prompt: Prompt, generate: Generate) -> Trajectory:
-        """Returns the trajectory; an exception fails this sample only."""
+        """Return the trajectory; an exception fails this sample only."""
         ...

@@ -1,4 +1,4 @@
-"""``agent.kind: custom``: a class of the user's, loaded from a Python file."""
+"""``agent.kind: custom``: a user's class, loaded from a Python file."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from plaudit_workers.rollout.agents.agent import Agent
 
 
 def load_agent(path: Path, class_name: str) -> Agent:
-    """Imports the file and makes one instance of the class, without arguments.
+    """Import the file and create one instance of the class, without arguments.
 
     Args:
-        path: a Python file; it may import its neighbours only by what is on ``sys.path``.
+        path: a Python file; its folder is not added to ``sys.path``.
         class_name: a class with ``async def run(self, prompt, generate) -> Trajectory``.
 
     Raises:
-        RefusedError: no such file or class, the file does not import, or ``run`` is not a coroutine function.
+        RefusedError: file or class are missing, the import fails, or ``run`` is not a coroutine function.
     """
     agent_class: Any = getattr(_module(path), class_name, None)
     if not inspect.isclass(agent_class):

@@ -1,4 +1,4 @@
-"""``agent.kind: singleTurn``: the prompt in, one response out."""
+"""``agent.kind: singleTurn``: one response to the prompt."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from plaudit_workers.rollout.agents.agent import Generate, Trajectory
 
 
 class SingleTurn:
-    """Asks the policy once."""
+    """Calls the policy once."""
 
     async def run(self, prompt: Prompt, generate: Generate) -> Trajectory:
-        """Returns the policy's response as it is."""
+        """Return the policy's response unchanged."""
         trajectory = Trajectory()
         trajectory.add_turn(await generate(np.frombuffer(prompt.prompt_ids, "<i4").tolist()))
         return trajectory

@@ -1,18 +1,17 @@
-"""The seam between a rollout worker and whatever generates: ``VllmEngine``, ``ScriptedEngine``, or a third.
+"""The protocol between a rollout worker and an inference engine: ``VllmEngine``, ``ScriptedEngine``, or a third.
 
-An engine runs many samples at once. The worker submits them one by one and reads finished ones as they come; weights
-are switched while samples run, and each finished sample says which policy version sampled each of its tokens.
+An engine runs many samples at once: every agent awaits ``generate``. Weights are switched while samples run, and each
+finished sample names the policy version that sampled each of its tokens.
 
 | struct | written by | read by |
 | --- | --- | --- |
 | ``SampleRequest`` | an agent's call of ``generate`` | engine |
-| ``FinishedSample``, ``RefusedSample`` | engine | the agent, through ``generation.Generation`` |
-| ``EngineStats`` | engine | worker, benchmarks |
+| ``FinishedSample`` | engine | agent |
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
@@ -22,11 +21,11 @@ from plaudit_wire.messages import PolicyVersion, Sampling
 FinishReason = Literal["stop", "length"]
 """``stop``: the policy ended the response itself. ``length``: it was cut at ``max_tokens`` or the model's length."""
 
-InFlight = Literal["continue", "recompute", "drain"]
-"""What happens to running samples when the weights change.
+WeightSwitch = Literal["continue", "recompute", "drain"]
+"""How running samples are treated when the weights change (``rollout.inFlight``).
 
-``continue``: they go on with the key-value cache of the old weights. ``recompute``: their cache is computed again
-under the new weights. ``drain``: they end under the old weights first; new ones wait for that.
+``continue``: they keep the key-value cache of the old weights. ``recompute``: their cache is computed again under the
+new weights. ``drain``: they finish under the old weights first; new samples wait for that.
 """
 
 VersionSpan = tuple[int, int, int]
@@ -34,19 +33,21 @@ VersionSpan = tuple[int, int, int]
 
 
 class EngineFailedError(Exception):
-    """The engine broke and cannot go on; the process has to be started again."""
+    """The engine broke; the process has to be restarted."""
 
 
 class WeightsUnreadableError(Exception):
-    """The weights could not be loaded. The engine holds no version now and generates nothing until a load succeeds."""
+    """The weights could not be loaded. The engine holds no version and generates nothing until a load succeeds."""
+
+
+class RequestRefusedError(Exception):
+    """The engine can never generate this request, for example because the prompt exceeds the model's length."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
     """One response to generate."""
 
-    id: str
-    """Unique among all that runs in the engine."""
     prompt_ids: Sequence[int]
     """[num_prompt_tokens] token ids."""
     sampling: Sampling
@@ -58,76 +59,46 @@ class SampleRequest:
 class FinishedSample:
     """One response, ``T`` tokens long (the end-of-sequence token included)."""
 
-    id: str
     response_ids: list[int]
     """[T] token ids."""
     logprobs: list[float]
     """[T] natural log-probabilities under the distribution sampled from (temperature, top_p, top_k applied)."""
     version_spans: list[VersionSpan]
-    """Which policy version sampled which tokens; begins with token 0 when ``T`` > 0."""
+    """The policy version that sampled each range of tokens; begins with token 0 when ``T`` > 0."""
     finish_reason: FinishReason
     generate_s: float
-    """Seconds from ``submit`` to the last token."""
+    """Seconds from the call of ``generate`` to the last token."""
     engine_queue_s: float = 0.0
-    """The part of ``generate_s`` before the engine scheduled it first."""
+    """The part of ``generate_s`` before the engine first scheduled the request."""
     num_preempted: int = -1
-    """Preemptions by the engine; -1 when it does not say."""
-
-
-@dataclass(frozen=True, slots=True)
-class RefusedSample:
-    """The engine cannot generate this request, now or later (the prompt is longer than the model's length)."""
-
-    id: str
-    reason: str
-
-
-Outcome = FinishedSample | RefusedSample
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """What an engine has done and is doing."""
-
-    num_unfinished: int
-    """Submitted and neither finished, refused nor cancelled."""
-    num_finished: int
-    num_response_tokens: int
-    """Tokens of all finished samples."""
+    """Preemptions by the engine; -1 if the engine does not report them."""
 
 
 @runtime_checkable
 class Engine(Protocol):
-    """Generates samples. All methods are called on one event loop and none blocks it."""
+    """Generates samples. All methods are called on one event loop, and none blocks it."""
 
     async def start(self) -> None:
-        """Gets ready to take weights.
+        """Prepare the engine to load weights.
 
         Raises:
             RefusedError: the model or the engine's arguments cannot work.
         """
         ...
 
-    def submit(self, request: SampleRequest) -> None:
-        """Takes one request; its end comes through ``finished``. Before the first ``load_weights`` it waits."""
-        ...
-
-    def cancel(self, ids: Sequence[str]) -> None:
-        """Forgets these requests; nothing more is heard of them. Unknown ids are ignored."""
-        ...
-
-    def finished(self) -> AsyncIterator[list[Outcome]]:
-        """Yields what has finished since the last time, at least one at a time. One reader only.
+    async def generate(self, request: SampleRequest) -> FinishedSample:
+        """Generate one response. Waits for the first ``load_weights``; cancelling the call cancels the request.
 
         Raises:
+            RequestRefusedError: the engine can never generate this request.
             EngineFailedError: the engine broke.
         """
         ...
 
-    async def load_weights(self, path: Path, version: PolicyVersion, in_flight: InFlight = "continue") -> None:
-        """Switches to the weights in folder ``path``, which are ``version``; returns when they are held.
+    async def load_weights(self, path: Path, version: PolicyVersion, switch: WeightSwitch = "continue") -> None:
+        """Switch to the weights in folder ``path``, which are ``version``; return when they are loaded.
 
-        Samples that run go on or end first, as ``in_flight`` says; those that have not begun get the new weights.
+        Running samples are treated as ``switch`` says; samples that have not begun get the new weights.
 
         Raises:
             WeightsUnreadableError: the files vanished or are not this model's weights.
@@ -136,24 +107,20 @@ class Engine(Protocol):
         ...
 
     async def probe(self, ids: Sequence[int]) -> list[float] | None:
-        """Log-probabilities of each token after the first under the held weights at temperature 1.
+        """Compute the log-probability of each token after the first under the loaded weights at temperature 1.
 
         Args:
             ids: [L] token ids.
 
         Returns:
-            [L - 1] natural log-probabilities, or None if the engine has no model to ask.
+            [L - 1] natural log-probabilities, or None if the engine has no model.
         """
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of [T] token ids, special tokens left out."""
-        ...
-
-    def stats(self) -> EngineStats:
-        """Counts since the start."""
+        """Return the text of [T] token ids, without special tokens."""
         ...
 
     async def close(self) -> None:
-        """Stops and frees everything; unfinished samples are lost."""
+        """Stop the engine and free its resources. Calls of ``generate`` have to be cancelled before."""
         ...

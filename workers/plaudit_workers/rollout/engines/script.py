@@ -1,4 +1,4 @@
-"""What a scripted engine plays: how long samples take and how long they are. Read by ``scripted_engine``."""
+"""The script of a scripted engine: distributions of the samples' latency and length. Read by ``scripted``."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     value: float
 
     def draw(self, random: np.random.Generator) -> float:
-        """One value."""
+        """Draw one value."""
         return self.value
 
 
 class Uniform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="uniform"):
-    """Between ``low`` and ``high``, evenly."""
+    """Uniform between ``low`` and ``high``."""
 
     low: float
     high: float
 
     def draw(self, random: np.random.Generator) -> float:
-        """One value."""
+        """Draw one value."""
         return float(random.uniform(self.low, self.high))
 
 
@@ -39,7 +39,7 @@ class Exponential(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
     mean: float
 
     def draw(self, random: np.random.Generator) -> float:
-        """One value."""
+        """Draw one value."""
         return float(random.exponential(self.mean))
 
 
@@ -50,7 +50,7 @@ class LogNormal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
     sigma: float
 
     def draw(self, random: np.random.Generator) -> float:
-        """One value."""
+        """Draw one value."""
         return float(self.median * math.exp(self.sigma * random.standard_normal()))
 
 
@@ -58,7 +58,7 @@ Distribution = Constant | Uniform | Exponential | LogNormal
 
 
 class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """What ``engine.arguments`` may say."""
+    """The fields of ``engine.arguments``."""
 
     latency_seconds: Distribution = Constant(0.05)
     """Seconds from a sample's start to its last token."""
@@ -66,11 +66,11 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ca
     """Length before ``max_tokens`` cuts it; rounded, at least 1."""
     vocabulary_size: int = 16
     load_seconds: float = 0.0
-    """How long a switch of weights takes; running samples go on meanwhile."""
+    """Seconds that a switch of weights takes; running samples continue meanwhile."""
 
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, Any]) -> Script:
-        """Reads ``engine.arguments``.
+        """Read ``engine.arguments``.
 
         Raises:
             RefusedError: an unknown name or a wrong type.

@@ -1,8 +1,8 @@
-"""An engine without a model: responses are drawn from a script instead of a policy. For tests and for load generation.
+"""An engine without a model: draws responses from a script instead of a policy. For tests and for load generation.
 
-Everything it says of a sample (tokens, log-probabilities, length, latency) follows from the request's seed alone, so
-runs can be repeated; policy versions are honoured as a real engine would: a switch in the middle of a response shows
-in its version spans. ``engine.kind: scripted`` selects it; it is never a default.
+A sample's tokens, log-probabilities, length and latency depend only on the request's seed, so runs are repeatable.
+Policy versions are treated as in a real engine: a switch in the middle of a response appears in its version spans.
+``engine.kind: scripted`` selects it; it is never a default.
 
 ``engine.arguments`` (camelCase in YAML)::
 
@@ -16,27 +16,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from plaudit_wire.messages import PolicyVersion
-from plaudit_workers.rollout.engines.outbox import Outbox
-from plaudit_workers.rollout.engines.protocol import (
-    EngineStats,
-    FinishedSample,
-    InFlight,
-    Outcome,
-    SampleRequest,
-    VersionSpan,
-)
+from plaudit_workers.rollout.engines.protocol import FinishedSample, SampleRequest, VersionSpan, WeightSwitch
 from plaudit_workers.rollout.engines.script import Script
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Running:
     request: SampleRequest
     submitted: float
@@ -46,103 +37,76 @@ class _Running:
     logprobs: list[float]
     response_ids: list[int]
     spans: list[VersionSpan] = field(default_factory=list)
-    timer: asyncio.TimerHandle | None = None
 
 
 class ScriptedEngine:
-    """Plays a script; see the module's text.
+    """Plays a script; see the module's docstring.
 
     Args:
         script: distributions and sizes.
-        max_concurrent_samples: how many run at once; the rest waits, first come first served.
+        max_concurrent_samples: number of samples that run at once; others wait, first come first served.
     """
 
     def __init__(self, script: Script, *, max_concurrent_samples: int = 256) -> None:
         self._script = script
-        self._max_concurrent_samples = max_concurrent_samples
-        self._waiting: deque[tuple[SampleRequest, float]] = deque()
-        self._running: dict[str, _Running] = {}
+        self._places = asyncio.Semaphore(max_concurrent_samples)
+        self._running: set[_Running] = set()
         self._version: PolicyVersion | None = None
-        self._draining = False
+        self._open = asyncio.Event()
+        """Weights are loaded and no switch waits for running samples: new samples may begin."""
         self._idle = asyncio.Event()
         self._idle.set()
-        self._outbox = Outbox()
-        self._num_finished = 0
-        self._num_response_tokens = 0
 
     async def start(self) -> None:
-        """Nothing to prepare."""
+        """Do nothing: there is nothing to prepare."""
 
-    def submit(self, request: SampleRequest) -> None:
-        """Starts the sample, or queues it while all places are taken or no weights are held."""
-        self._waiting.append((request, time.monotonic()))
-        self._start_waiting()
+    async def generate(self, request: SampleRequest) -> FinishedSample:
+        """Draw a response and return it after its latency; wait while all places are taken or no weights are loaded."""
+        submitted = time.monotonic()
+        async with self._places:
+            while not self._open.is_set():
+                await self._open.wait()
+            running = self._begin(request, submitted)
+            try:
+                await asyncio.sleep(running.latency_s)
+            finally:
+                self._running.discard(running)
+                if not self._running:
+                    self._idle.set()
+        return _finished(running, time.monotonic())
 
-    def cancel(self, ids: Sequence[str]) -> None:
-        """Forgets these requests."""
-        unwanted = set(ids)
-        self._waiting = deque(item for item in self._waiting if item[0].id not in unwanted)
-        for sample_id in unwanted & self._running.keys():
-            timer = self._running.pop(sample_id).timer
-            if timer is not None:
-                timer.cancel()
-        self._freed()
-
-    def finished(self) -> AsyncIterator[list[Outcome]]:
-        """Yields finished samples in batches."""
-        return self._outbox.read()
-
-    async def load_weights(self, path: Path, version: PolicyVersion, in_flight: InFlight = "continue") -> None:
-        """Takes ``load_seconds`` and holds ``version`` then; the folder is not read, ``recompute`` costs nothing."""
+    async def load_weights(self, path: Path, version: PolicyVersion, switch: WeightSwitch = "continue") -> None:
+        """Hold ``version`` after ``load_seconds``; the folder is not read, and ``recompute`` costs nothing."""
         await asyncio.sleep(self._script.load_seconds)
-        if in_flight == "drain":
-            self._draining = True
-            await self._idle.wait()
-            self._draining = False
+        if switch == "drain":
+            self._open.clear()
+            while self._running:
+                await self._idle.wait()
         self._version = version
         now = time.monotonic()
-        for running in self._running.values():
+        for running in self._running:
             _begin_span(running, now, version)
-        self._start_waiting()
+        self._open.set()
 
     async def probe(self, ids: Sequence[int]) -> list[float] | None:
-        """None: there is no model."""
+        """Return None: there is no model."""
         return None
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The ids themselves, as words."""
+        """Return the ids as text."""
         return " ".join(map(str, ids))
 
-    def stats(self) -> EngineStats:
-        """Counts since the start."""
-        return EngineStats(len(self._waiting) + len(self._running), self._num_finished, self._num_response_tokens)
-
     async def close(self) -> None:
-        """Stops all timers."""
-        self.cancel([*self._running, *(request.id for request, _ in self._waiting)])
-        self._outbox.close()
+        """Do nothing: whoever awaits a sample cancels it."""
 
-    def _start_waiting(self) -> None:
-        while (
-            self._waiting
-            and self._version is not None
-            and not self._draining
-            and len(self._running) < self._max_concurrent_samples
-        ):
-            request, submitted = self._waiting.popleft()
-            running = self._draw(request, submitted)
-            running.spans.append((0, self._version.incarnation, self._version.number))
-            running.timer = asyncio.get_running_loop().call_later(running.latency_s, self._finish, request.id)
-            self._running[request.id] = running
-            self._idle.clear()
-
-    def _draw(self, request: SampleRequest, submitted: float) -> _Running:
+    def _begin(self, request: SampleRequest, submitted: float) -> _Running:
+        assert self._version is not None
         random = np.random.default_rng(request.seed & (2**63 - 1))
         num_tokens = max(1, round(self._script.response_tokens.draw(random)))
         latency_s = max(0.0, self._script.latency_seconds.draw(random))
         response_ids = random.integers(0, self._script.vocabulary_size, num_tokens)
         logprobs = np.log(random.uniform(0.05, 1.0, num_tokens))
-        return _Running(
+        running = _Running(
             request=request,
             submitted=submitted,
             started=time.monotonic(),
@@ -150,20 +114,11 @@ class ScriptedEngine:
             num_tokens=num_tokens,
             response_ids=response_ids.tolist(),
             logprobs=logprobs.tolist(),
+            spans=[(0, self._version.incarnation, self._version.number)],
         )
-
-    def _finish(self, sample_id: str) -> None:
-        running = self._running.pop(sample_id)
-        finished = _finished(running, time.monotonic())
-        self._num_finished += 1
-        self._num_response_tokens += len(finished.response_ids)
-        self._outbox.put([finished])
-        self._freed()
-
-    def _freed(self) -> None:
-        self._start_waiting()
-        if not self._running:
-            self._idle.set()
+        self._running.add(running)
+        self._idle.clear()
+        return running
 
 
 def _begin_span(running: _Running, now: float, version: PolicyVersion) -> None:
@@ -178,7 +133,6 @@ def _finished(running: _Running, now: float) -> FinishedSample:
     limit = running.request.sampling.max_tokens
     cut = running.num_tokens > limit
     return FinishedSample(
-        id=running.request.id,
         response_ids=running.response_ids[:limit],
         logprobs=running.logprobs[:limit],
         version_spans=[span for span in running.spans if span[0] < limit],

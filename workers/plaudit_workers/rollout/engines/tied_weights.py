@@ -1,4 +1,4 @@
-"""Weights of a model whose output head is its embedding, for an engine that keeps the two apart.
+"""Load a model whose output head is tied to its embedding into an engine that keeps them separate.
 
 vLLM's CPU backend packs the head's matrix when it builds the model; a reload replaces the embedding and leaves the
 packed head at the old weights, without an error (log-probabilities off by 0.5 and more). So on a CPU the model is built
@@ -21,7 +21,7 @@ _HEAD = "lm_head.weight"
 
 
 def untied_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yields (name, tensor) of all ``*.safetensors``, and the embedding once more as the head if there is none."""
+    """Yield (name, tensor) of all ``*.safetensors``; if they have no head, yield the embedding again as the head."""
     has_head, embedding = False, None
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:

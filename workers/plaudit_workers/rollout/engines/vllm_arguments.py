@@ -1,4 +1,4 @@
-"""What vLLM is told: the environment of the process and the engine's arguments. Called by ``vllm_engine``.
+"""Configure vLLM: the environment of the process and the engine's arguments. Called by ``vllm_engine``.
 
 Importing this module imports nothing heavy; ``prepare_environment`` has to run before torch or vLLM are imported.
 """
@@ -21,12 +21,12 @@ _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 _CPU_CACHE_BYTES = 1 << 30
 _CPU_BATCH_TOKENS = 4096
 _OWNED = {"model", "load_format", "logprobs_mode", "async_scheduling", "disable_log_stats", "max_num_seqs"}
-"""Arguments that correctness of the rollout rests on; a job cannot set them."""
+"""Arguments on which the rollout's correctness depends; a job cannot set them."""
 
 
 @dataclass(frozen=True)
 class VllmSettings:
-    """One engine."""
+    """Model and sizes of one engine."""
 
     source: str
     """Hub id or folder with ``config.json`` and tokenizer; its weights are not read."""
@@ -45,14 +45,12 @@ class VllmSettings:
 
     @classmethod
     def from_job(cls, job: RLJob) -> VllmSettings:
-        """Reads ``spec.model`` and ``spec.rollout``.
+        """Read ``spec.model`` and ``spec.rollout``.
 
         Raises:
-            RefusedError: ``engine.arguments`` sets what the rollout has to decide itself.
+            RefusedError: ``engine.arguments`` sets an argument that the rollout controls.
         """
         model, rollout = job.spec.model, job.spec.rollout
-        assert model is not None
-        assert rollout is not None
         engine = rollout.engine
         if owned := sorted(_OWNED & engine.arguments.keys()):
             raise RefusedError(f"spec.rollout.engine.arguments: {', '.join(owned)} cannot be set; remove it")
@@ -71,16 +69,16 @@ class VllmSettings:
 
 
 def has_gpu() -> bool:
-    """Whether this machine shows a GPU; asked before torch is imported."""
+    """Return True if this machine has a GPU; works before torch is imported."""
     return any(os.path.exists(device) for device in _GPU_DEVICES)
 
 
 def prepare_environment(source: str, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Sets what vLLM and torch read when they are imported.
+    """Set the variables that vLLM and torch read when they are imported.
 
     Args:
         source: of the model; a folder needs no hub.
-        environment: what the user set stays, except for the one variable that the step loop rests on.
+        environment: changed; variables that the user set stay, except the one on which the step loop depends.
     """
     # The engine core runs in this process: only then does nothing happen between two of our steps.
     environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -97,7 +95,7 @@ def prepare_environment(source: str, environment: MutableMapping[str, str] = os.
 
 
 def engine_arguments(settings: VllmSettings) -> EngineArgs:
-    """The engine's arguments for these settings.
+    """Return the engine's arguments for these settings.
 
     Raises:
         RefusedError: an unknown argument, or a model that vLLM cannot read.
@@ -135,7 +133,7 @@ def engine_arguments(settings: VllmSettings) -> EngineArgs:
 
 
 def is_untied(arguments: EngineArgs) -> bool:
-    """Whether the model is built with a head of its own though its configuration may tie it to the embedding."""
+    """Return True if the model is built with its own output head although its configuration may tie it."""
     overrides = arguments.hf_overrides
     return isinstance(overrides, dict) and overrides.get("tie_word_embeddings") is False
 
@@ -151,5 +149,5 @@ def _suit_cpu(arguments: dict[str, Any], *, tied: bool) -> None:
     arguments["enable_chunked_prefill"] = False
     arguments.setdefault("max_num_batched_tokens", max(_CPU_BATCH_TOKENS, arguments["max_model_len"]))
     if tied:
-        # See ``tied_weights``: the loop tells by this override that it has to bring the head along.
+        # See ``tied_weights``: by this override the loop knows that it has to load the head separately.
         arguments["hf_overrides"] = {**arguments.get("hf_overrides", {}), "tie_word_embeddings": False}

@@ -1,4 +1,4 @@
-"""``engine.kind: vllm``: the asyncio face of a vLLM engine that one thread of this process drives.
+"""``engine.kind: vllm``: the asyncio interface of a vLLM engine that one thread of this process drives.
 
 Works on a GPU (tensor parallelism included) and, with vLLM's CPU build, without one; also inside an actor whose event
 loop is not on the main thread.
@@ -7,10 +7,11 @@ loop is not on the main thread.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -18,16 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.rollout.engines.outbox import Outbox
-from plaudit_workers.rollout.engines.protocol import (
-    EngineFailedError,
-    EngineStats,
-    FinishedSample,
-    InFlight,
-    Outcome,
-    SampleRequest,
-)
-from plaudit_workers.rollout.engines.resolve_future import settle
+from plaudit_workers.rollout.engines.protocol import EngineFailedError, FinishedSample, SampleRequest, WeightSwitch
 from plaudit_workers.rollout.engines.vllm_arguments import (
     VllmSettings,
     engine_arguments,
@@ -35,6 +27,7 @@ from plaudit_workers.rollout.engines.vllm_arguments import (
     is_untied,
     prepare_environment,
 )
+from plaudit_workers.rollout.engines.vllm_requests import Generation, WeightLoad, resolve
 
 if TYPE_CHECKING:
     from plaudit_workers.rollout.engines.vllm_loop import VllmLoop
@@ -49,74 +42,62 @@ class VllmEngine:
 
     def __init__(self, settings: VllmSettings) -> None:
         self._settings = settings
-        self._outbox = Outbox()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._vllm: VllmLoop | None = None
         self._tokenizer: Any = None
         self._error: EngineFailedError | None = None
-        self._awaited: set[Future[Any]] = set()
-        self._unfinished: set[str] = set()
-        self._num_finished = 0
-        self._num_response_tokens = 0
+        self._awaited: set[asyncio.Future[Any]] = set()
+        self._request_ids = map(str, itertools.count())
 
     @classmethod
     def from_job(cls, job: RLJob) -> VllmEngine:
-        """The engine that ``spec.model`` and ``spec.rollout`` describe."""
+        """Build the engine that ``spec.model`` and ``spec.rollout`` describe."""
         return cls(VllmSettings.from_job(job))
 
     async def start(self) -> None:
-        """Builds the engine in its thread; its weights are random until the first ``load_weights``."""
+        """Build the engine in its thread; its weights are random until the first ``load_weights``."""
         self._loop = asyncio.get_running_loop()
         started: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, args=(started,), name="vllm", daemon=True)
         self._thread.start()
         await asyncio.wrap_future(started)
 
-    def submit(self, request: SampleRequest) -> None:
-        """Hands one request to the thread."""
-        vllm, submitted = self._started(), time.monotonic()
-        self._unfinished.add(request.id)
-        vllm.call(lambda: vllm.submit(request, submitted))
+    async def generate(self, request: SampleRequest) -> FinishedSample:
+        """Generate one response; see ``Engine.generate``."""
+        vllm, request_id, submitted = self._started(), next(self._request_ids), time.monotonic()
+        try:
+            finished: FinishedSample = await self._answer(
+                lambda future: vllm.submit(Generation(request_id, request, submitted, future))
+            )
+        except asyncio.CancelledError:
+            vllm.call(partial(vllm.cancel, request_id))
+            raise
+        return finished
 
-    def cancel(self, ids: Sequence[str]) -> None:
-        """Forgets these requests."""
+    async def load_weights(self, path: Path, version: PolicyVersion, switch: WeightSwitch = "continue") -> None:
+        """Switch the weights between two steps."""
         vllm = self._started()
-        self._unfinished.difference_update(ids)
-        vllm.call(lambda: vllm.cancel(ids))
-
-    def finished(self) -> AsyncIterator[list[Outcome]]:
-        """Yields what ended, a step's worth or more at a time."""
-        return self._outbox.read()
-
-    async def load_weights(self, path: Path, version: PolicyVersion, in_flight: InFlight = "continue") -> None:
-        """Switches the weights between two steps."""
-        vllm = self._started()
-        await self._answer(lambda done: vllm.load(path, version, in_flight, done))
+        await self._answer(lambda future: vllm.load(WeightLoad(path, version, switch, future)))
 
     async def probe(self, ids: Sequence[int]) -> list[float] | None:
-        """Log-probabilities of ``ids[1:]`` under the held weights, computed beside what runs."""
+        """Compute the log-probabilities of ``ids[1:]`` under the loaded weights, beside the running samples."""
         vllm = self._started()
-        logprobs: list[float] = await self._answer(lambda done: vllm.probe(ids, done))
+        logprobs: list[float] = await self._answer(lambda future: vllm.probe(ids, future))
         return logprobs
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text, special tokens left out."""
+        """Return the text, without special tokens."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
         return text
 
-    def stats(self) -> EngineStats:
-        """Counts since the start."""
-        return EngineStats(len(self._unfinished), self._num_finished, self._num_response_tokens)
-
     async def close(self) -> None:
-        """Ends the thread after the step that it is in."""
+        """Stop the thread after its current step."""
         if self._vllm is not None:
             self._vllm.call(self._vllm.close)
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
             self._thread = None
-        self._outbox.close()
 
     def _started(self) -> VllmLoop:
         if self._error is not None:
@@ -125,14 +106,15 @@ class VllmEngine:
             raise EngineFailedError("the engine is not started")
         return self._vllm
 
-    async def _answer(self, ask: Callable[[Future[Any]], None]) -> Any:
-        done: Future[Any] = Future()
-        self._awaited.add(done)
+    async def _answer(self, command: Callable[[asyncio.Future[Any]], None]) -> Any:
+        """Run ``command`` in the engine's thread and await the future that it is given."""
+        future = asyncio.get_running_loop().create_future()
+        self._awaited.add(future)
         try:
-            self._started().call(lambda: ask(done))
-            return await asyncio.wrap_future(done)
+            self._started().call(lambda: command(future))
+            return await future
         finally:
-            self._awaited.discard(done)
+            self._awaited.discard(future)
 
     def _run(self, started: Future[None]) -> None:
         try:
@@ -144,7 +126,7 @@ class VllmEngine:
         try:
             self._vllm.run()
         except Exception as error:
-            self._post(partial(self._fail, error))
+            self._post(partial(self._fail, EngineFailedError(f"vLLM failed: {error!r}")))
         finally:
             self._vllm.shut_down()
 
@@ -162,26 +144,15 @@ class VllmEngine:
         engine = LLMEngine.from_engine_args(arguments)
         # Each finished request keeps its times; vLLM's own Prometheus series would cost 5 % of a small model's speed.
         engine.logger_manager = None
-        return VllmLoop(engine, self._report, untied=is_untied(arguments)), engine.get_tokenizer()
-
-    def _report(self, outcomes: list[Outcome]) -> None:
-        self._post(partial(self._take_in, outcomes))
+        return VllmLoop(
+            engine, lambda answers: self._post(partial(resolve, answers)), untied=is_untied(arguments)
+        ), engine.get_tokenizer()
 
     def _post(self, callback: Callable[[], None]) -> None:
         assert self._loop is not None
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(callback)
 
-    def _take_in(self, outcomes: list[Outcome]) -> None:
-        for outcome in outcomes:
-            self._unfinished.discard(outcome.id)
-            if isinstance(outcome, FinishedSample):
-                self._num_finished += 1
-                self._num_response_tokens += len(outcome.response_ids)
-        self._outbox.put(outcomes)
-
-    def _fail(self, error: Exception) -> None:
-        self._error = EngineFailedError(f"vLLM failed: {error!r}")
-        self._outbox.fail(self._error)
-        for done in self._awaited:
-            settle(done, error=self._error)
+    def _fail(self, error: EngineFailedError) -> None:
+        self._error = error
+        resolve((future, error) for future in self._awaited)

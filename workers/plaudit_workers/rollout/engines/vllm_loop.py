@@ -1,23 +1,21 @@
-"""vLLM's engine and the one thread that touches it: commands → switch weights → admit → step → report.
+"""Drive vLLM's engine from one thread: commands → switch weights → admit → step → answer. Called by ``vllm_engine``.
 
-Because the loop is ours, a switch of weights simply happens between two steps: requests that run stay, and the label
-of the weights (``set_weight_version``) changes between the same two steps, so vLLM's own spans say which tokens the
-old weights sampled.
+A switch of weights happens between two steps of this loop: running requests stay, and the label of the weights
+(``set_weight_version``) changes between the same two steps, so vLLM's own spans separate the tokens of the old weights
+from those of the new ones.
 
-New requests carry the policy version as ``cache_salt``: without it vLLM's prefix cache would serve key-value blocks
-of the old weights to them. Requests that have not sampled a token when the weights change are put in again for the
+New requests carry the policy version as ``cache_salt``; without it, vLLM's prefix cache would serve them key-value
+blocks of the old weights. Requests that have not sampled a token when the weights change are submitted again for the
 same reason.
 """
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
-from pathlib import Path
 
 from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
@@ -28,37 +26,16 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.rollout.engines.protocol import (
     FinishedSample,
-    InFlight,
-    Outcome,
-    RefusedSample,
+    RequestRefusedError,
     SampleRequest,
     WeightsUnreadableError,
 )
-from plaudit_workers.rollout.engines.resolve_future import settle
 from plaudit_workers.rollout.engines.tied_weights import untied_weights
+from plaudit_workers.rollout.engines.vllm_requests import Answer, Generation, WeightLoad
 
 _REFUSALS = (VLLMClientError, ValueError)
-"""What vLLM raises when a request can never be generated."""
+"""Exceptions of vLLM for a request that can never be generated."""
 _SEED_BITS = (1 << 63) - 1
-
-
-@dataclass(slots=True)
-class _Entry:
-    """A request inside vLLM."""
-
-    request: SampleRequest
-    submitted: float
-    internal_id: str
-    recomputed: int = 0
-    """Preemptions that a switch of weights caused: not the engine's lack of memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Load:
-    path: Path
-    version: PolicyVersion
-    in_flight: InFlight
-    done: Future[None]
 
 
 class VllmLoop:
@@ -66,70 +43,71 @@ class VllmLoop:
 
     Args:
         engine: vLLM's engine, its core in this process.
-        report: called with what finished in a step.
-        untied: the model was built with a head of its own; see ``tied_weights``.
+        report: called once a round with the answers of that round.
+        untied: the model was built with an output head of its own; see ``tied_weights``.
     """
 
-    def __init__(self, engine: LLMEngine, report: Callable[[list[Outcome]], None], *, untied: bool = False) -> None:
+    def __init__(self, engine: LLMEngine, report: Callable[[list[Answer]], None], *, untied: bool = False) -> None:
         self._engine = engine
         self._report = report
         self._untied = untied
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._line: deque[tuple[SampleRequest, float]] = deque()
-        self._entries: dict[str, _Entry] = {}
-        self._probes: dict[str, Future[list[float]]] = {}
-        self._loads: deque[_Load] = deque()
+        self._line: deque[Generation] = deque()
+        self._running: dict[str, Generation] = {}
+        self._probes: dict[str, asyncio.Future[list[float]]] = {}
+        self._loads: deque[WeightLoad] = deque()
+        self._answers: list[Answer] = []
         self._version: PolicyVersion | None = None
         self._closing = False
-        # It was built without reading weights; from now on it reads those it is pointed to.
+        # It was built without reading weights; from now on it reads those that it is given.
         engine.collective_rpc("update_config", kwargs={"overrides": {"load_config": {"load_format": "auto"}}})
 
     def call(self, command: Callable[[], None]) -> None:
-        """Has the loop run ``command`` before its next step. From any thread."""
+        """Run ``command`` before the next step. From any thread."""
         self._commands.put(command)
 
     def run(self) -> None:
-        """Works until ``close``; raises what vLLM raises in a step."""
+        """Work until ``close``; raise what vLLM raises in a step."""
         while not self._closing:
             self._run_commands()
             self._switch_weights()
             self._admit()
             self._step()
+            self._send_answers()
 
     def close(self) -> None:
-        """Ends ``run`` after this round."""
+        """End ``run`` after this round."""
         self._closing = True
 
     def shut_down(self) -> None:
-        """Frees the engine; call when ``run`` has returned or raised."""
+        """Free the engine; call this after ``run`` has returned or raised."""
         self._engine.engine_core.shutdown()
 
-    def submit(self, request: SampleRequest, submitted: float) -> None:
-        """Lines a request up."""
-        self._line.append((request, submitted))
+    def submit(self, generation: Generation) -> None:
+        """Queue a request."""
+        self._line.append(generation)
 
-    def cancel(self, ids: Sequence[str]) -> None:
-        """Forgets requests, running or in line."""
-        unwanted = set(ids)
-        self._line = deque(item for item in self._line if item[0].id not in unwanted)
-        running = [sample_id for sample_id in unwanted if self._entries.pop(sample_id, None)]
-        if running:
-            self._engine.abort_request(running)
+    def cancel(self, request_id: str) -> None:
+        """Drop a request, queued or running; ignore one that is unknown."""
+        if self._running.pop(request_id, None):
+            self._engine.abort_request([request_id])
+        else:
+            self._line = deque(generation for generation in self._line if generation.id != request_id)
 
-    def load(self, path: Path, version: PolicyVersion, in_flight: InFlight, done: Future[None]) -> None:
-        """Switches the weights as soon as ``in_flight`` allows."""
-        self._loads.append(_Load(path, version, in_flight, done))
+    def load(self, load: WeightLoad) -> None:
+        """Switch the weights as soon as ``load.switch`` allows."""
+        self._loads.append(load)
 
-    def probe(self, ids: Sequence[int], done: Future[list[float]]) -> None:
-        """Asks for the log-probabilities of ``ids[1:]``; [L] in, [L - 1] out."""
+    def probe(self, ids: Sequence[int], future: asyncio.Future[list[float]]) -> None:
+        """Compute the log-probabilities of ``ids[1:]``; [L] in, [L - 1] out."""
         probe_id = f"probe-{time.monotonic_ns()}"
-        self._probes[probe_id] = done
         parameters = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
         try:
             self._engine.add_request(probe_id, tokens_input(list(ids)), parameters)
         except _REFUSALS as error:
-            del self._probes[probe_id]
-            settle(done, error=WeightsUnreadableError(f"the probe does not fit this model: {error}"))
+            self._answers.append((future, WeightsUnreadableError(f"the probe does not fit this model: {error}")))
+        else:
+            self._probes[probe_id] = future
 
     def _run_commands(self) -> None:
         idle = not (self._loads or self._can_step() or (self._line and self._version is not None))
@@ -143,71 +121,70 @@ class VllmLoop:
         return self._version is not None and self._engine.has_unfinished_requests()
 
     def _switch_weights(self) -> None:
-        while self._loads and not (self._loads[0].in_flight == "drain" and self._can_step()):
+        while self._loads and not (self._loads[0].switch == "drain" and self._can_step()):
             load = self._loads.popleft()
             try:
                 self._load(load)
             except Exception as error:
                 # Missing or torn files surface as many types; the caller reads the announcement again.
                 self._version = None
-                settle(load.done, error=WeightsUnreadableError(f"{load.path}: {error!r}"))
+                self._answers.append((load.future, WeightsUnreadableError(f"{load.path}: {error!r}")))
             else:
-                settle(load.done)
+                self._answers.append((load.future, None))
 
-    def _load(self, load: _Load) -> None:
+    def _load(self, load: WeightLoad) -> None:
         weights = {"weights_iterator": untied_weights(load.path)} if self._untied else {"weights_path": str(load.path)}
         self._engine.collective_rpc("reload_weights", kwargs=weights)
         self._engine.set_weight_version(str(load.version))
         self._version = load.version
-        self._resubmit_unbegun()
-        if load.in_flight == "recompute" and self._entries:
+        self._requeue_unbegun()
+        if load.switch == "recompute" and self._running:
             self._engine.reset_prefix_cache(reset_running_requests=True)
-            for entry in self._entries.values():
-                entry.recomputed += 1
+            for generation in self._running.values():
+                generation.recomputed += 1
 
-    def _resubmit_unbegun(self) -> None:
+    def _requeue_unbegun(self) -> None:
         states = self._engine.output_processor.request_states
-        unbegun = [entry for entry in self._entries.values() if states[entry.internal_id].is_prefilling]
+        unbegun = [each for each in self._running.values() if states[each.internal_id].is_prefilling]
         if unbegun:
-            self._engine.abort_request([entry.request.id for entry in unbegun])
-        for entry in reversed(unbegun):
-            del self._entries[entry.request.id]
-            self._line.appendleft((entry.request, entry.submitted))
+            self._engine.abort_request([generation.id for generation in unbegun])
+        for generation in reversed(unbegun):
+            del self._running[generation.id]
+            self._line.appendleft(generation)
 
     def _admit(self) -> None:
         if self._version is None or self._loads:
             return
-        refused: list[Outcome] = []
         while self._line:
-            request, submitted = self._line.popleft()
+            generation = self._line.popleft()
             try:
-                internal_id = self._engine.add_request(
-                    request.id,
-                    tokens_input(list(request.prompt_ids), cache_salt=str(self._version)),
-                    _sampling_parameters(request),
+                generation.internal_id = self._engine.add_request(
+                    generation.id,
+                    tokens_input(list(generation.request.prompt_ids), cache_salt=str(self._version)),
+                    _sampling_parameters(generation.request),
                 )
             except _REFUSALS as error:
-                refused.append(RefusedSample(request.id, str(error)))
+                self._answers.append((generation.future, RequestRefusedError(str(error))))
             else:
-                self._entries[request.id] = _Entry(request, submitted, internal_id)
-        if refused:
-            self._report(refused)
+                self._running[generation.id] = generation
 
     def _step(self) -> None:
-        if not self._can_step():
-            return
-        outputs = self._engine.step()
-        outcomes = [outcome for output in outputs if (outcome := self._outcome(output)) is not None]
-        if outcomes:
-            self._report(outcomes)
+        if self._can_step():
+            for output in self._engine.step():
+                self._finish(output)
 
-    def _outcome(self, output: RequestOutput) -> Outcome | None:
+    def _finish(self, output: RequestOutput) -> None:
         probe = self._probes.pop(output.request_id, None)
         if probe is not None:
-            settle(probe, _prompt_logprobs(output))
-            return None
-        entry = self._entries.pop(output.request_id, None)
-        return None if entry is None else _finished(entry, output)
+            self._answers.append((probe, _prompt_logprobs(output)))
+        generation = self._running.pop(output.request_id, None)
+        if generation is not None:
+            self._answers.append((generation.future, _finished(generation, output)))
+
+    def _send_answers(self) -> None:
+        if self._answers:
+            self._report(self._answers)
+            self._answers = []
 
 
 def _sampling_parameters(request: SampleRequest) -> SamplingParams:
@@ -226,21 +203,20 @@ def _sampling_parameters(request: SampleRequest) -> SamplingParams:
     )
 
 
-def _finished(entry: _Entry, output: RequestOutput) -> Outcome:
+def _finished(generation: Generation, output: RequestOutput) -> FinishedSample | RequestRefusedError:
     completion, metrics = output.outputs[0], output.metrics
     if completion.finish_reason not in ("stop", "length"):
-        return RefusedSample(entry.request.id, f"the engine ended it with {completion.finish_reason!r}")
+        return RequestRefusedError(f"the engine ended it with {completion.finish_reason!r}")
     spans = [_version_span(span.version, span.start) for span in completion.weight_versions]
     return FinishedSample(
-        id=entry.request.id,
         response_ids=list(completion.token_ids),
         # With logprobs=0 there is exactly the sampled token's at each position.
         logprobs=completion.logprobs.logprobs,
         version_spans=spans,
         finish_reason=completion.finish_reason,
-        generate_s=time.monotonic() - entry.submitted,
-        engine_queue_s=max(0.0, metrics.scheduled_ts - entry.submitted),
-        num_preempted=max(0, metrics.num_preemptions - entry.recomputed),
+        generate_s=time.monotonic() - generation.submitted,
+        engine_queue_s=max(0.0, metrics.scheduled_ts - generation.submitted),
+        num_preempted=max(0, metrics.num_preemptions - generation.recomputed),
     )
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from plaudit_wire.logs import get_logger
+from plaudit_workers.job.data_row import extra_info_of
 from plaudit_workers.job.spec.data import DataSpec, TrainDataSpec
 from plaudit_workers.process import RefusedError
 from plaudit_workers.training.data.rows import Rows, read_rows
@@ -127,7 +128,7 @@ class PromptData:
             prompt_ids=self._prompt_ids[number].astype("<i4").tobytes(),
             messages=[] if isinstance(prompt, str) else prompt,
             ground_truth=row["reward_model"]["ground_truth"],
-            extra_info=row.get("extra_info") or {},
+            extra_info=extra_info_of(row.get("extra_info")),
         )
 
     def _shuffled(self, epoch: int) -> NDArray[np.int64]:

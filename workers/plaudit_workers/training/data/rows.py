@@ -15,16 +15,10 @@ import msgspec
 import pyarrow
 import pyarrow.parquet
 
+from plaudit_workers.job.data_row import CHECKS, REMEDIES, REQUIRED_COLUMNS
 from plaudit_workers.process import RefusedError
 
-REQUIRED_COLUMNS = ("data_source", "prompt", "reward_model")
 OPTIONAL_COLUMNS = ("extra_info",)
-
-_REMEDIES = {
-    "data_source": "name where each prompt comes from (text); rule scorers are chosen by it",
-    "prompt": "give each prompt as messages ([{role, content}, …]) or as text",
-    "reward_model": "give each row {ground_truth: …}; null where scorers need none",
-}
 
 
 class Rows(Protocol):
@@ -39,7 +33,7 @@ class Rows(Protocol):
         ...
 
     def column(self, name: str) -> list[Any]:
-        """One column of all rows."""
+        """Return one column of all rows; without such a column nothing, or a null for each row."""
         ...
 
 
@@ -57,6 +51,8 @@ class _Table:
         return row
 
     def column(self, name: str) -> list[Any]:
+        if name not in self.table.column_names:
+            return []
         values: list[Any] = self.table.column(name).to_pylist()
         return values
 
@@ -65,7 +61,7 @@ class _Lines(list[dict[str, Any]]):
     """A JSONL file's rows."""
 
     def column(self, name: str) -> list[Any]:
-        return [row[name] for row in self]
+        return [row.get(name) for row in self]
 
 
 def read_rows(path: Path) -> Rows:
@@ -121,26 +117,15 @@ def refuse_missing_columns(path: Path, names: Sequence[str], place: str = "") ->
         if column not in names:
             found = ", ".join(names) or "none"
             raise RefusedError(
-                f"data file {path}{place}: column {column!r} is missing (found: {found}); {_REMEDIES[column]}"
+                f"data file {path}{place}: column {column!r} is missing (found: {found}); {REMEDIES[column]}"
             )
 
 
 def _refuse_rows(path: Path, rows: Rows) -> None:
     """Looks at every row before the run begins, rather than when its turn comes."""
-    for column, is_right in (("prompt", _is_prompt), ("reward_model", _has_ground_truth)):
+    for column, is_valid in CHECKS.items():
         for number, value in enumerate(rows.column(column), start=1):
-            if not is_right(value):
+            if not is_valid(value):
                 raise RefusedError(
-                    f"data file {path}, row {number}: column {column!r} is {value!r}; {_REMEDIES[column]}"
+                    f"data file {path}, row {number}: column {column!r} is {value!r}; {REMEDIES[column]}"
                 )
-
-
-def _is_prompt(value: Any) -> bool:
-    if isinstance(value, str):
-        return True
-    is_list = isinstance(value, list) and len(value) > 0
-    return is_list and all(isinstance(message, dict) and {"role", "content"} <= message.keys() for message in value)
-
-
-def _has_ground_truth(value: Any) -> bool:
-    return isinstance(value, dict) and "ground_truth" in value

@@ -3,6 +3,8 @@
 ``samples/step-000012-i1.parquet`` (step 12 as incarnation 1 trained it; of several the highest incarnation is the
 surviving one). Columns: where the sample belongs, its texts, what each scorer said (``scorer/<name>/…``), when it
 passed from stage to stage, which policy versions wrote it. JSON columns hold what data rows may shape as they like.
+What a scorer returned besides its value (verl's ``acc``, a judge's answer and tokens) is in
+``scorer/<name>/extra/<extra>``: numbers as numbers, all else as text.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ _COLUMNS: dict[str, pyarrow.DataType] = {
     "admitted_for_step": _WHOLE,
     "data_source": _TEXT,
     "prompt": _TEXT,
+    "messages_json": _TEXT,
+    "max_tokens": _WHOLE,
     "response": _TEXT,
     "ground_truth_json": _TEXT,
     "extra_info_json": _TEXT,
@@ -69,8 +73,12 @@ _SCORER_COLUMNS: dict[str, pyarrow.DataType] = {
     "call_s": _REAL,
     "limiter_s": _REAL,
     "retry_s": _REAL,
+    "wait_s": _REAL,
     "attempts": _WHOLE,
 }
+
+MOST_EXTRAS = 64
+"""Extras of one scorer that get a column each (``scorer/<name>/extra/<extra>``); further ones are not stored."""
 
 
 def store_groups(
@@ -93,10 +101,14 @@ def store_groups(
     """
     rows = [row for group in groups for row in _rows(step, incarnation, group, records[group.id])]
     scorers = sorted({name for group in groups for sample in group.samples for name in _scorers(sample)})
+    extras = _extra_columns(groups)
+    for row in rows:
+        _fit_extras(row, extras)
     schema = pyarrow.schema(
         [
             *_COLUMNS.items(),
             *((f"scorer/{name}/{column}", kind) for name in scorers for column, kind in _SCORER_COLUMNS.items()),
+            *extras.items(),
         ]
     )
     target = folder / f"step-{step:06d}-i{incarnation}.parquet"
@@ -118,6 +130,8 @@ def _rows(step: int, incarnation: int, group: Group, record: GroupRecord) -> Ite
         "admitted_for_step": prompt.step,
         "data_source": prompt.data_source,
         "prompt": prompt.prompt,
+        "messages_json": _json(prompt.messages),
+        "max_tokens": prompt.sampling.max_tokens,
         "ground_truth_json": _json(prompt.ground_truth),
         "extra_info_json": _json(prompt.extra_info),
         "end": record.end,
@@ -167,7 +181,35 @@ def _scoring_columns(scoring: ScoringRecord | None) -> dict[str, Any]:
     }
     for name, scorer in scoring.scorers.items():
         columns |= {f"scorer/{name}/{column}": getattr(scorer, column) for column in _SCORER_COLUMNS}
+        columns |= {_extra_column(name, extra): value for extra, value in scorer.extra.items()}
     return columns
+
+
+def _extra_columns(groups: Sequence[Group]) -> dict[str, pyarrow.DataType]:
+    """Return a column for each extra of each scorer: of numbers where all its values are, else of text."""
+    by_scorer: dict[str, dict[str, bool]] = {}
+    scorings = (sample.scoring for group in groups for sample in group.samples if sample.scoring is not None)
+    for name, scorer in ((name, scorer) for scoring in scorings for name, scorer in scoring.scorers.items()):
+        numeric = by_scorer.setdefault(name, {})
+        for extra, value in scorer.extra.items():
+            if extra in numeric or len(numeric) < MOST_EXTRAS:
+                numeric[extra] = numeric.get(extra, True) and not isinstance(value, str)
+    return {
+        _extra_column(name, extra): _REAL if is_number else _TEXT
+        for name, numeric in sorted(by_scorer.items())
+        for extra, is_number in sorted(numeric.items())
+    }
+
+
+def _extra_column(scorer: str, extra: str) -> str:
+    return f"scorer/{scorer}/extra/{extra}"
+
+
+def _fit_extras(row: dict[str, Any], extras: Mapping[str, pyarrow.DataType]) -> None:
+    """Write the numbers of text columns as text."""
+    for column, kind in extras.items():
+        if kind == _TEXT and isinstance(row.get(column), int | float):
+            row[column] = _json(row[column])
 
 
 def _scorers(sample: GroupSample) -> list[str]:

@@ -1,0 +1,110 @@
+"""``plaudit validate`` reports every problem that ``plaudit run`` would, in one list with one exit code."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plaudit_workers.cli import main
+from plaudit_workers.job.problem import Problem
+
+REWARDS = """
+import nowhere_to_be_found
+
+def compute_score(sample): ...
+"""
+TRL = "def accuracy_reward(completions, solution, level): return [1.0 for _ in completions]\n"
+JOB = """
+apiVersion: plaudit.dev/v1alpha1
+kind: RLJob
+metadata: {name: scores}
+spec:
+  reward:
+    retry: 3
+    scorers:
+      - {name: accuracy_reward, kind: python, python: {path: rewards.py}}
+      - {name: other, kind: python, python: {path: other.py, arguments: {typo: 1}}}
+      - {name: gated, kind: rule, rule: gsm8k, when: {scorer: nobody, equals: 1}}
+      - {name: gone, kind: python, python: {path: gone.py}}
+"""
+
+
+def lines_of(path: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    assert main(["validate", str(path)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    return [line.removeprefix(f"{path}:") for line in printed.err.splitlines()]
+
+
+def test_fields_rules_files_imports_and_arguments_are_one_list(
+    write_job: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    (tmp_path / "other.py").write_text("def compute_score(sample): ...\n")
+    found = lines_of(write_job(JOB), capsys)
+    assert [line.split(": ")[:2] for line in found] == [
+        ["7", "spec.reward.retry"],
+        ["9", "spec.reward.scorers[0].python"],
+        ["10", "spec.reward.scorers[1].python"],
+        ["11", "spec.reward.scorers[2].when.scorer"],
+        ["12", "spec.reward.scorers[3].python.path"],
+    ]
+    assert "No module named 'nowhere_to_be_found'" in found[1]
+    assert "has no parameter 'typo'" in found[2]
+
+
+def test_what_plaudit_run_does_not_support_is_a_problem(
+    write_job: Callable[..., Path],
+    changed: Callable[[dict[str, Any]], dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = lines_of(write_job(changed({"rollout.sampling": {"topP": 0.9}})), capsys)
+    assert any("topP 0.9, topK -1 cut the distribution" in line for line in found)
+
+
+def test_columns_that_a_trl_function_requires_are_compared_with_the_data(
+    write_job: Callable[..., Path],
+    changed: Callable[[dict[str, Any]], dict[str, Any]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    row = {"data_source": "a", "prompt": "b", "reward_model": {"ground_truth": "c"}}
+    rows = [{**row, "extra_info": {"level": 1, "unit": "m"}}, {**row, "extra_info": '{"unit": "m"}'}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(each) for each in rows))
+    (tmp_path / "rewards.py").write_text(TRL)
+    scorer = {"name": "accuracy_reward", "kind": "python", "scope": "group"}
+    scorer["python"] = {"path": "rewards.py", "function": "accuracy_reward"}  # type: ignore[assignment]
+    job = changed({"reward.scorers": [scorer], "data.train.path": "rows.jsonl"})
+    found = [line for line in lines_of(write_job(job), capsys) if "accuracy_reward" in line]
+    assert len(found) == 1
+    assert "accuracy_reward requires column level, which extra_info of" in found[0]
+    assert "does not have in every row (it has unit)" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "suggestion"),
+    [
+        ({"algorithm.learningRate": 1e-5}, "Did you mean spec.algorithm.optimizer.learningRate? Fields here: steps"),
+        ({"trainer.learningRate": 1e-5}, "Did you mean spec.algorithm.optimizer.learningRate? Fields here: ranks"),
+        ({"algorithm.everySteps": 1}, "Did you mean spec.data.validation.everySteps or spec.trainer.checkpoint."),
+        ({"reward.judge": {}}, "Did you mean spec.reward.scorers[].judge? Fields here: "),
+    ],
+)
+def test_a_field_in_the_wrong_section_is_shown_its_section(
+    changed: Callable[[dict[str, Any]], dict[str, Any]],
+    problems_of: Callable[[dict[str, Any]], list[Problem]],
+    fields: dict[str, Any],
+    suggestion: str,
+) -> None:
+    (problem,) = problems_of(changed(fields))
+    assert problem.remedy.startswith(suggestion)
+
+
+def test_a_reward_model_s_name_names_pods(
+    changed: Callable[[dict[str, Any]], dict[str, Any]], problems_of: Callable[[dict[str, Any]], list[Problem]]
+) -> None:
+    model = {"name": "my_model", "kind": "model", "model": {"source": "./m"}}
+    (problem,) = problems_of(changed({"reward.scorers": [model]}))
+    assert (problem.field, problem.remedy) == ("spec.reward.scorers[0].name", "Use '-': my-model")

@@ -1,0 +1,51 @@
+"""Requests of the event loop to the thread that drives vLLM, each with the future that answers it. No heavy imports."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plaudit_wire.messages import PolicyVersion
+from plaudit_workers.rollout.engines.protocol import FinishedSample, SampleRequest, WeightSwitch
+
+Answer = tuple[asyncio.Future[Any], Any]
+"""A future and its result; an exception is raised to whoever awaits it."""
+
+
+@dataclass(slots=True)
+class Generation:
+    """One response, from its submission until it is finished."""
+
+    id: str
+    request: SampleRequest
+    submitted: float
+    """Monotonic clock, seconds."""
+    future: asyncio.Future[FinishedSample]
+    internal_id: str = ""
+    """vLLM's own id, while the request is inside vLLM."""
+    recomputed: int = 0
+    """Preemptions caused by switches of weights, not by a lack of memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightLoad:
+    """A switch of weights."""
+
+    path: Path
+    version: PolicyVersion
+    switch: WeightSwitch
+    future: asyncio.Future[None]
+
+
+def resolve(answers: Iterable[Answer]) -> None:
+    """Resolve futures on their event loop; those that were cancelled meanwhile are ignored."""
+    for future, answer in answers:
+        if future.done():
+            continue
+        if isinstance(answer, Exception):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)

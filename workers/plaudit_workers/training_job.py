@@ -1,0 +1,27 @@
+"""Load the job of a rollout worker or a trainer. Called when these processes start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from plaudit_workers.job.loading.load import JobError, load_job
+from plaudit_workers.job.spec.rljob import RLJob
+from plaudit_workers.process import RefusedError
+
+
+def load_training_job(path: Path) -> RLJob:
+    """Load a job that generates and trains.
+
+    Raises:
+        RefusedError: the job is invalid, or it only scores.
+    """
+    try:
+        job = load_job(path)
+    except JobError as error:
+        raise RefusedError(str(error)) from error
+    if not job.spec.trains:
+        raise RefusedError(
+            f"{path}: spec.rollout and spec.trainer are missing, so this job only scores samples and has neither "
+            "rollout workers nor a trainer. Start reward workers only, or add both sections"
+        )
+    return job
