@@ -32,8 +32,6 @@ EXIT_CRASHED = 1
 EXIT_REFUSED = 2
 EXIT_FAILED = 3
 
-_REQUIRED = ("PLAUDIT_JOB", "PLAUDIT_RUN", "PLAUDIT_RUN_FOLDER", "PLAUDIT_REDIS_URL")
-
 
 @dataclass(frozen=True)
 class ProcessSettings:
