@@ -1,6 +1,7 @@
-"""``/healthz`` and ``/readyz`` of a process: the two questions that a kubelet asks. Used by every role.
+"""Serve ``/healthz`` and ``/readyz`` of a process to the kubelet. Used by every role.
 
-Plain HTTP/1.1 over asyncio: two fixed paths and no body worth naming do not need a web framework in each image.
+Plain HTTP/1.1 over asyncio, because every connection here has a deadline: uvicorn lets a client that never finishes its
+request hold a connection for good, and anyone in the cluster can reach this port.
 """
 
 from __future__ import annotations
@@ -10,17 +11,17 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-_REQUEST_WITHIN_S = 5.0
+_REQUEST_TIMEOUT_S = 5.0
 _REASONS = {200: "OK", 404: "Not Found", 503: "Service Unavailable"}
 
 
 class HealthServer:
-    """Answers 200 or 503, and 404 for other paths.
+    """Respond with 200 or 503, and with 404 to other paths.
 
     Args:
-        port: TCP port on all addresses (the kubelet asks at the pod's); 0 = serve nothing.
-        ready: whether the process can take work now (``/readyz``).
-        alive: whether the process should be left running (``/healthz``).
+        port: TCP port on all addresses, since the kubelet connects to the pod's; 0 = serve nothing.
+        ready: returns True while the process can take work (``/readyz``).
+        alive: returns False when the process should be restarted (``/healthz``).
     """
 
     def __init__(self, port: int, ready: Callable[[], bool], alive: Callable[[], bool] = lambda: True) -> None:
@@ -42,7 +43,7 @@ class HealthServer:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async with asyncio.timeout(_REQUEST_WITHIN_S):
+            async with asyncio.timeout(_REQUEST_TIMEOUT_S):
                 status = self._status(await reader.readuntil(b"\r\n\r\n"))
                 writer.write(_response(status))
                 await writer.drain()

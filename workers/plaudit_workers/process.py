@@ -1,10 +1,10 @@
-"""What every process of a job is told when it starts, and how it ends.
+"""Read the settings of a process of a job, and define how it ends.
 
 Each role is ``python -m plaudit_workers.<role>`` (or an actor that calls the same function): it reads a handful of
 environment variables, runs ``async def serve(settings, stop)`` and exits with the number that ``serve`` returns.
 
-Exit codes: 0 done · 1 crashed, may be started again · 2 the job or its surroundings are wrong (one clear message) ·
-3 the job failed for good.
+Exit codes: 0 done · 1 crashed, may be restarted · 2 the job or its environment is wrong (one message) · 3 the job
+failed for good.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ EXIT_FAILED = 3
 
 @dataclass(frozen=True)
 class ProcessSettings:
-    """The environment of a process of a job, read once."""
+    """The settings of a process of a job, read once from its environment."""
 
     job_path: Path
     """``PLAUDIT_JOB``: the resolved job file."""
     run: str
     """``PLAUDIT_RUN``: id of the run, part of every key in Redis."""
     run_folder: Path
-    """``PLAUDIT_RUN_FOLDER``: where checkpoints, weights, samples and logs lie."""
+    """``PLAUDIT_RUN_FOLDER``: holds checkpoints, weights, samples and logs."""
     redis: RedisAddress
     """``PLAUDIT_REDIS_URL``, ``PLAUDIT_REDIS_USERNAME``, ``PLAUDIT_REDIS_PASSWORD`` or ``PLAUDIT_REDIS_PASSWORD_FILE``,
     ``PLAUDIT_REDIS_TLS_…``: see ``RedisAddress``."""
     worker: str
-    """``PLAUDIT_WORKER``: name of this process, one of its own a start: default host name, process id (1 in every
+    """``PLAUDIT_WORKER``: name of this process, new at each start: default host name, process id (1 in every
     container) and six random digits."""
     health_port: int
     """``PLAUDIT_HEALTH_PORT``: serves ``/healthz`` and ``/readyz``; 0 = none. The metrics service's own port."""
@@ -59,7 +59,7 @@ class ProcessSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> ProcessSettings:
-        """Reads the settings.
+        """Read the settings.
 
         Raises:
             RefusedError: a variable is missing or not a number.
@@ -89,7 +89,7 @@ class ProcessSettings:
 
 
 def model_servers(environment: Mapping[str, str] = os.environ) -> dict[str, list[str]]:
-    """Reads ``PLAUDIT_MODEL_SERVERS``; see ``ProcessSettings.model_servers``. Raises ``RefusedError``."""
+    """Read ``PLAUDIT_MODEL_SERVERS``; see ``ProcessSettings.model_servers``. Raises ``RefusedError``."""
     written = environment.get("PLAUDIT_MODEL_SERVERS", "")
     try:
         return msgspec.json.decode(written, type=dict[str, list[str]]) if written else {}
@@ -112,14 +112,14 @@ Serve = Callable[[ProcessSettings, asyncio.Event], Awaitable[int]]
 
 @dataclass(frozen=True)
 class Ending:
-    """How a process ended: the exit code, and for everything but 0 the reason in words."""
+    """How a process ended: its exit code and, unless that is 0, the reason as a sentence."""
 
     code: int
     message: str = ""
 
 
 async def serve_guarded(serve: Serve, settings: ProcessSettings, stop: asyncio.Event) -> Ending:
-    """Runs ``serve`` and turns what escapes it into an exit code and one logged message."""
+    """Run ``serve``; turn an exception that escapes it into an exit code and one logged message."""
     logger = get_logger("plaudit")
     try:
         return Ending(await serve(settings, stop))
@@ -146,7 +146,7 @@ def exit_when_stopped() -> int:
 
 
 def main(serve: Serve) -> int:
-    """Entry point of every role's ``__main__``: settings, logs, SIGTERM and SIGINT, exit code."""
+    """Run a role: the entry point of each ``__main__``. Reads settings, configures logs, handles SIGTERM and SIGINT."""
     try:
         settings = ProcessSettings.from_environment()
     except RefusedError as error:

@@ -1,4 +1,4 @@
-"""Tasks that live and die together, and waiting under a stop signal. Used by the workers of every role."""
+"""Run tasks that end together, and wait under a stop signal. Used by the workers of every role."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, Self
 
 
 class Supervised(AbstractAsyncContextManager["Supervised"]):
-    """Tasks beside a body: when one fails, the others and the body are cancelled; when the body ends, all are.
+    """Run tasks beside a body: when one fails, the others and the body are cancelled; when the body ends, all are.
 
-    Leaving it raises what the first failed task raised, itself and not in a group.
+    On exit it raises the exception of the first task that failed, and not a group.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class Supervised(AbstractAsyncContextManager["Supervised"]):
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Runs ``work`` beside the body."""
+        """Run ``work`` beside the body."""
         task = self._group.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -47,7 +47,7 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 async def set_within(event: asyncio.Event, timeout_s: float) -> None:
-    """Returns when ``event`` is set from now on, or after ``timeout_s``."""
+    """Return when ``event`` is set from now on, or after ``timeout_s``."""
     event.clear()
     try:
         async with asyncio.timeout(timeout_s):
@@ -57,10 +57,10 @@ async def set_within(event: asyncio.Event, timeout_s: float) -> None:
 
 
 async def unless_stopped(stop: asyncio.Event, work: Awaitable[object]) -> bool:
-    """Awaits ``work``, or cancels it when ``stop`` is set first.
+    """Await ``work``, or cancel it when ``stop`` is set first.
 
     Returns:
-        Whether ``work`` ended by itself. What it raised is raised.
+        True when ``work`` ended by itself. An exception of ``work`` is raised.
     """
     running = asyncio.ensure_future(work)
     stopped = asyncio.ensure_future(stop.wait())

@@ -13,6 +13,7 @@ import sys
 import msgspec
 
 from plaudit_reward.errors import ConfigurationError
+from plaudit_reward.functions.environment import function_environment
 from plaudit_reward.functions.function import UserFunction
 from plaudit_reward.functions.target import Target
 
@@ -37,6 +38,7 @@ def check(target: Target) -> Report:
             [sys.executable, "-P", "-m", "plaudit_reward.functions.check"],
             input=msgspec.json.encode(target),
             capture_output=True,
+            env=function_environment(os.environ),
             timeout=_IMPORTED_WITHIN_S,
             check=False,
         )

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from plaudit_reward.functions.environment import function_environment
 from plaudit_reward.isolation.messages import READ_BYTES, Frames, FromChild, Load, frame, messages_from_child
 from plaudit_reward.isolation.output import Output
 from plaudit_reward.isolation.signals import signal_name
@@ -18,8 +19,6 @@ from plaudit_reward.isolation.signals import signal_name
 _EXIT_WITHIN_S = 1.0
 """A child that closed its connection has so long to end by itself, so that its exit code can be told."""
 _LOOK_EVERY_S = 0.005
-_WORKERS_OWN = ("PLAUDIT_SECRET", "PLAUDIT_REDIS")
-"""Passwords and keys of the job, and where they lie."""
 
 OnMessages = Callable[[list[FromChild]], None]
 OnExit = Callable[[str], None]
@@ -76,7 +75,7 @@ class ChildProcess(asyncio.Protocol):
                 stdin=subprocess.DEVNULL,
                 stdout=write_end,
                 stderr=write_end,
-                env=_environment(),
+                env=function_environment(os.environ),
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
@@ -152,11 +151,6 @@ class ChildProcess(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
         self._output.close()
-
-
-def _environment() -> dict[str, str]:
-    """The worker's own, without what only the worker itself is to know."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(_WORKERS_OWN)}
 
 
 def _exited(pid: int) -> bool:

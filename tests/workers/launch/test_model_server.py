@@ -1,4 +1,4 @@
-"""The process of a reward model server: one that cannot serve ends the run in words. The rest: tests/e2e."""
+"""The process of a reward model server: one that cannot serve ends the run with a message. The rest: tests/e2e."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from plaudit_wire.redis_address import RedisAddress
-from plaudit_workers.launch.model_server import Place, serve
+from plaudit_workers.launch.model_server import ServerIdentity, serve
 from plaudit_workers.process import ProcessSettings, RefusedError
 
 JOB = """
@@ -22,7 +22,7 @@ spec:
 """
 
 
-async def test_what_a_server_refuses_is_told_with_its_last_words(
+async def test_a_server_that_does_not_start_is_refused_with_the_end_of_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
@@ -39,6 +39,6 @@ async def test_what_a_server_refuses_is_told_with_its_last_words(
         health_port=0,
         log_file=tmp_path / "log",
     )
-    with pytest.raises(RefusedError, match=r"(?s)last words:.*argument --max-queue: 0 is below 1"):
+    with pytest.raises(RefusedError, match=r"(?s)Its log ends:.*argument --max-queue: 0 is below 1"):
         await serve(settings, asyncio.Event())
-    assert not Place("helpful", 0, "").file(tmp_path).exists()
+    assert not ServerIdentity("helpful", 0, "").file(tmp_path).exists()

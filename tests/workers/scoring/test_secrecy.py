@@ -1,4 +1,4 @@
-"""What a user's function gets to know of its worker: nothing that would let it pass for the worker."""
+"""A user's function sees nothing of its worker that would let it pass for the worker, or use the keys of its user."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ libc = ctypes.CDLL(None)
 FUNCTIONS = """
     import os
 
+    def of_worker(data_source, solution_str, ground_truth, extra_info=None):
+        return float(len([name for name in os.environ if name.startswith(("PLAUDIT_SECRET", "PLAUDIT_REDIS"))]))
+
     def of_child(data_source, solution_str, ground_truth, extra_info=None):
-        told = [name for name in os.environ if name.startswith(("PLAUDIT_SECRET", "PLAUDIT_REDIS"))]
-        return {"score": float(len(told)), "told": " ".join(told)}
+        keys = [name for name in os.environ if name.startswith(("HF_TOKEN", "AWS_", "OPENAI_"))]
+        return of_worker(data_source, solution_str, ground_truth) + len(keys)
 """
 JOB = """
 apiVersion: plaudit.dev/v1alpha1
@@ -32,7 +35,7 @@ spec:
     workers: {processes: 1}
     scorers:
       - {name: child, kind: python, python: {path: curious.py, function: of_child}, isolation: process}
-      - {name: inline, kind: python, python: {path: curious.py, function: of_child}, isolation: inline}
+      - {name: inline, kind: python, python: {path: curious.py, function: of_worker}, isolation: inline}
 """
 
 
@@ -50,6 +53,9 @@ async def test_children_have_no_secret_and_the_worker_cannot_be_looked_into(
         "PLAUDIT_REDIS_PASSWORD_FILE": str(tmp_path / "password"),
         "PLAUDIT_SECRETS_FOLDER": str(tmp_path),
         "PLAUDIT_SECRET_JUDGE_KEY": "secret",
+        "HF_TOKEN": "secret",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "OPENAI_API_KEY": "secret",
     }
     for name, value in environment.items():
         monkeypatch.setenv(name, value)

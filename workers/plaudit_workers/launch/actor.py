@@ -1,4 +1,4 @@
-"""What runs inside the Ray actor of a process: the actor's process *is* the role."""
+"""Run one process of a job as a Ray actor: the actor's process *is* the role."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from plaudit_workers.process import EXIT_CRASHED, Ending, ProcessSettings, serve
 
 
 class ProcessActor:
-    """Runs one role until it ends or is stopped.
+    """Run one role until it ends or is stopped.
 
-    A crash ends the whole process, so that nothing half-dead is reused: Ray starts a fresh one, and the supervisor
-    calls ``run`` again.
+    A crash ends the whole process, so that no broken state is reused: Ray starts a new one, and the supervisor calls
+    ``run`` again.
     """
 
     def __init__(self, name: str, serve: str) -> None:
-        # A name of its own a start: what a dead start held is claimed by others, never mistaken for ours.
+        # A new name at each start: others claim the work of a dead process, and nobody mistakes it for this one's.
         os.environ["PLAUDIT_WORKER"] = f"{name}-{uuid.uuid4().hex[:8]}"
         self._serve = serve
         self._settings = ProcessSettings.from_environment()
@@ -31,9 +31,9 @@ class ProcessActor:
         configure_logs(self._settings.log_file, worker=self._settings.worker)
 
     async def run(self, extra_environment: dict[str, str]) -> tuple[int, str]:
-        """Serves the role; returns its exit code and, if it was refused or failed, why.
+        """Serve the role; return its exit code and the reason if it was refused or failed.
 
-        A second call (the first one's reply was lost, the process lives) waits for the same role.
+        A second call waits for the same role: the reply to the first may be lost while the process lives.
         """
         if self._running is None:
             os.environ.update(extra_environment)
@@ -50,11 +50,11 @@ class ProcessActor:
         return ending
 
     async def stop(self) -> None:
-        """Asks the role to finish what it is doing and to end (what SIGTERM is to a pod)."""
+        """Ask the role to finish its work and to end, as SIGTERM asks a pod."""
         self._stop.set()
 
     async def address(self) -> tuple[str, int]:
-        """This node's address and a free port on it, where ranks meet."""
+        """Return this node's address and a free port on it, for the rendezvous of ranks."""
         import ray
 
         from plaudit_workers.launch.redis_server import free_port
@@ -63,26 +63,26 @@ class ProcessActor:
         return host, free_port(host)
 
     async def pid(self) -> int:
-        """Process id of this start."""
+        """Return the process id."""
         return os.getpid()
 
 
 async def serve_metrics(_: ProcessSettings, stop: asyncio.Event) -> int:
-    """The metrics service under ``plaudit run``; right of workers in the import order, it has settings of its own."""
+    """Serve metrics under ``plaudit run``. The service is below workers in the import order, with its own settings."""
     from plaudit_metrics.service.serve import ServiceSettings, serve
 
     return await serve(ServiceSettings.from_environment(), stop)
 
 
 def _write_pid(log_file: Path | None) -> None:
-    """Leaves the process id and the name of this start beside the log, for whoever wants to look at this process."""
+    """Write the process id and the name of this process beside its log, for whoever wants to inspect it."""
     if log_file is not None:
         log_file.with_suffix(".pid").write_text(f"{os.getpid()}\n")
         log_file.with_suffix(".worker").write_text(os.environ["PLAUDIT_WORKER"] + "\n")
 
 
 def _redirect_output(log_file: Path | None) -> None:
-    """Sends what libraries print to the process's own log, beside its JSON lines."""
+    """Send the output of libraries to the log of the process, beside its JSON lines."""
     if log_file is None:
         return
     log_file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""How a reward model server is started: its command line and environment, pure, from the job's section alone.
+"""Build the command line and environment of a reward model server from the job's section. Pure.
 
-Used by ``plaudit run`` (``model_server``) and by whoever makes pods of it.
+Used by ``plaudit run`` (``model_server``) and by the operator.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ _VLLM_ON_CPU = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     # The engine's only worker lives in the engine's own process: one import of vLLM less, ten seconds of a core.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    # Compiling costs a small model more than it ever gains.
+    # Compiling costs a small model more time than it saves.
     "TORCHDYNAMO_DISABLE": "1",
 }
 
 
 def server_command(model: RewardModelSpec, name: str, host: str, port: int, *, with_gpu: bool) -> list[str]:
-    """Arguments of a Python interpreter.
+    """Return the arguments of a Python interpreter that runs the server.
 
     Args:
         model: what to serve.
-        name: under which it is served.
+        name: under which the model is served.
         host: address to listen on.
-        port: likewise.
-        with_gpu: whether the server has one.
+        port: to listen on.
+        with_gpu: the server has a GPU.
     """
     engine = _vllm(model, with_gpu=with_gpu) if model.engine == "vllm" else _plaudit(model)
     common: dict[str, Any] = {
@@ -52,7 +52,7 @@ def server_command(model: RewardModelSpec, name: str, host: str, port: int, *, w
 
 
 def server_environment(model: RewardModelSpec, *, with_gpu: bool) -> dict[str, str]:
-    """Variables that it needs besides those of its surroundings."""
+    """Return the variables that the server needs besides those it inherits."""
     environment = {"TOKENIZERS_PARALLELISM": "false", "VLLM_NO_USAGE_STATS": "1"}
     if not is_hub_id(model.source):
         environment["HF_HUB_OFFLINE"] = "1"

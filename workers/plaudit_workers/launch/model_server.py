@@ -1,8 +1,7 @@
-"""The process of one reward model server under ``plaudit run``: starts the engine as a child, says where it listens.
+"""Run one reward model server under ``plaudit run``: start the engine as a child and publish its address.
 
-The address stands in ``<run folder>/model-servers/<scorer>/<number>.url`` while the server is healthy; reward workers
-look into that folder. A child that dies or no longer answers ends this process, which is then started anew, on a port
-of its own each time.
+While the server is healthy its address is in ``<run folder>/model-servers/<scorer>/<number>.url``, a folder that reward
+workers read. If the child dies or stops responding, this process ends and is restarted with a new port.
 """
 
 from __future__ import annotations
@@ -32,54 +31,54 @@ logger = get_logger(__name__)
 FOLDER = "model-servers"
 """In the run's folder: one folder a scorer, one file a server."""
 
-_LOOK_EVERY_S = 0.25
-_LOOK_AT_HEALTHY_EVERY_S = 2.0
-_ANSWER_WITHIN_S = 5.0
-_SILENT_FOR_S = 30.0
-"""A server that is healthy and then does not answer for so long is started anew."""
+_CHECK_STARTING_EVERY_S = 0.25
+_CHECK_HEALTHY_EVERY_S = 2.0
+_RESPONSE_TIMEOUT_S = 5.0
+_UNRESPONSIVE_AFTER_S = 30.0
+"""A server that was healthy and has not responded for so long is restarted."""
 _DRAIN_WITHIN_S = 20.0
 _TAIL_LINES = 8
 
 
 class ServerDiedError(Exception):
-    """The engine's process ended, or does not answer; another start may help."""
+    """The engine's process ended or does not respond; a restart may help."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Which server this is."""
+class ServerIdentity:
+    """The identity of a server."""
 
     scorer: str
     number: int
     host: str
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Place:
-        """Reads ``PLAUDIT_MODEL_SERVER`` (``scorer/number``) and ``PLAUDIT_MODEL_SERVER_HOST`` (empty: this node)."""
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> ServerIdentity:
+        """Read ``PLAUDIT_MODEL_SERVER`` (``scorer/number``) and ``PLAUDIT_MODEL_SERVER_HOST`` (empty: this node)."""
         scorer, _, number = environment["PLAUDIT_MODEL_SERVER"].partition("/")
         return cls(scorer, int(number), environment.get("PLAUDIT_MODEL_SERVER_HOST") or _own_address())
 
     def file(self, run_folder: Path) -> Path:
-        """Where its address stands."""
+        """Return the file that holds its address."""
         return run_folder / FOLDER / self.scorer / f"{self.number}.url"
 
 
 async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
-    """Serves one replica of a scorer's reward model until ``stop`` is set.
+    """Serve one replica of a scorer's reward model until ``stop`` is set.
 
     Raises:
-        RefusedError: the engine ended before it was ready; its last words are in the message.
-        ServerDiedError: it ended, or fell silent, later.
+        RefusedError: the engine ended before it was ready; the message quotes the end of its log.
+        ServerDiedError: it ended or stopped responding later.
     """
-    place = Place.from_environment()
-    model = _model(settings, place.scorer)
-    port = free_port(place.host)
-    url = f"http://{place.host}:{port}"
-    child = await _start(model, place, port, settings.log_file)
+    identity = ServerIdentity.from_environment()
+    model = _model(settings, identity.scorer)
+    port = free_port(identity.host)
+    url = f"http://{identity.host}:{port}"
+    child = await _start(model, identity, port, settings.log_file)
     logger.info("starting", engine=model.engine, pid=child.pid, url=url)
-    file = place.file(settings.run_folder)
+    file = identity.file(settings.run_folder)
     try:
-        async with httpx.AsyncClient(timeout=_ANSWER_WITHIN_S, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=_RESPONSE_TIMEOUT_S, trust_env=False) as client:
             if await _until_ready(child, client, url, stop, settings):
                 logger.info("serving", url=url)
                 _write(file, url)
@@ -98,13 +97,15 @@ def _model(settings: ProcessSettings, scorer: str) -> RewardModelSpec:
     return next(each.model for each in job.spec.reward.scorers if each.name == scorer and each.model is not None)
 
 
-async def _start(model: RewardModelSpec, place: Place, port: int, log_file: Path | None) -> asyncio.subprocess.Process:
+async def _start(
+    model: RewardModelSpec, identity: ServerIdentity, port: int, log_file: Path | None
+) -> asyncio.subprocess.Process:
     gpu = has_gpu()
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(log_file.open("ab")) if log_file else None
         return await asyncio.create_subprocess_exec(
             sys.executable,
-            *server_command(model, place.scorer, place.host, port, with_gpu=gpu),
+            *server_command(model, identity.scorer, identity.host, port, with_gpu=gpu),
             env={**os.environ, **server_environment(model, with_gpu=gpu)},
             stdout=log,
             stderr=log,
@@ -120,15 +121,15 @@ async def _until_ready(
     stop: asyncio.Event,
     settings: ProcessSettings,
 ) -> bool:
-    """Waits, however long loading takes; false when ``stop`` came first."""
+    """Wait until the engine has loaded, however long that takes. Return False when ``stop`` is set first."""
     while not stop.is_set():
         if child.returncode is not None:
             if child.returncode < 0:
                 raise ServerDiedError(f"killed by signal {-child.returncode} while it started")
-            raise RefusedError(f"the reward model server did not start. Its last words:\n{_tail(settings.log_file)}")
+            raise RefusedError(f"the reward model server did not start. Its log ends:\n{_tail(settings.log_file)}")
         if await _healthy(client, url):
             return True
-        await _pause(stop, _LOOK_EVERY_S)
+        await _pause(stop, _CHECK_STARTING_EVERY_S)
     return False
 
 
@@ -140,9 +141,9 @@ async def _watch(child: asyncio.subprocess.Process, client: httpx.AsyncClient, u
             raise ServerDiedError(f"the engine ended with {child.returncode}")
         if await _healthy(client, url):
             answered_s = loop.time()
-        elif loop.time() - answered_s > _SILENT_FOR_S:
-            raise ServerDiedError(f"the engine has not answered for {_SILENT_FOR_S:.0f} s")
-        await _pause(stop, _LOOK_AT_HEALTHY_EVERY_S, child)
+        elif loop.time() - answered_s > _UNRESPONSIVE_AFTER_S:
+            raise ServerDiedError(f"the engine has not responded for {_UNRESPONSIVE_AFTER_S:.0f} s")
+        await _pause(stop, _CHECK_HEALTHY_EVERY_S, child)
 
 
 async def _healthy(client: httpx.AsyncClient, url: str) -> bool:
@@ -153,7 +154,7 @@ async def _healthy(client: httpx.AsyncClient, url: str) -> bool:
 
 
 async def _pause(stop: asyncio.Event, seconds: float, child: asyncio.subprocess.Process | None = None) -> None:
-    """Sleeps, but not past a stop nor the child's end."""
+    """Sleep, but not beyond a stop or the child's end."""
     waiting: list[asyncio.Future[Any]] = [asyncio.ensure_future(stop.wait())]
     if child is not None:
         waiting.append(asyncio.ensure_future(child.wait()))
@@ -163,7 +164,7 @@ async def _pause(stop: asyncio.Event, seconds: float, child: asyncio.subprocess.
 
 
 async def _end(child: asyncio.subprocess.Process) -> None:
-    """SIGTERM, time to drain, then the end of its whole group."""
+    """Send SIGTERM, allow time to drain, then kill its process group."""
     if child.returncode is None:
         child.terminate()
         with contextlib.suppress(TimeoutError):

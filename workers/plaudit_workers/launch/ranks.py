@@ -1,9 +1,9 @@
-"""``python -m plaudit_workers.launch.ranks``: the ranks of one pod, each a process of its own.
+"""``python -m plaudit_workers.launch.ranks``: run the ranks of one pod, each as a process of its own.
 
 Reads ``NODE_RANK`` (index of this pod), ``LOCAL_WORLD_SIZE`` (ranks here), ``WORLD_SIZE``, ``MASTER_ADDR`` and
 ``MASTER_PORT``; starts ``python -m plaudit_workers.training`` with ``RANK`` and ``LOCAL_RANK``. The ranks share
-collectives, so the first that fails ends the others; its exit code becomes this process's, so that whoever watches the
-pod reads what the trainer meant by it (torchrun would turn every code into 1).
+collectives, so the first that fails ends the others; its exit code becomes this process's, so that the
+pod's exit code is the trainer's (torchrun would turn every code into 1).
 """
 
 from __future__ import annotations
@@ -21,29 +21,28 @@ _ENDS_WITHIN_S = 10.0
 _MODULE = "plaudit_workers.training"
 
 
-def environments(surroundings: Mapping[str, str]) -> list[dict[str, str]]:
-    """The environment of each rank of this pod."""
-    ranks_here, node = int(surroundings["LOCAL_WORLD_SIZE"]), int(surroundings["NODE_RANK"])
+def environments(environment: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return the environment of each rank of this pod."""
+    ranks_here, node = int(environment["LOCAL_WORLD_SIZE"]), int(environment["NODE_RANK"])
     return [
-        {**surroundings, "RANK": str(node * ranks_here + local), "LOCAL_RANK": str(local)}
-        for local in range(ranks_here)
+        {**environment, "RANK": str(node * ranks_here + local), "LOCAL_RANK": str(local)} for local in range(ranks_here)
     ]
 
 
-def run(command: Sequence[str], surroundings: Mapping[str, str]) -> int:
-    """Runs the ranks to their end; SIGTERM is handed on to all of them.
+def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run the ranks to their end and forward SIGTERM to all of them.
 
     Returns:
-        0 when all ended with 0, else the code of the first that did not (128 + the signal that ended it).
+        0 when all ended with 0, else the code of the first that did not (128 + the signal that killed it).
     """
-    ranks = [subprocess.Popen(command, env=environment) for environment in environments(surroundings)]
+    ranks = [subprocess.Popen(command, env=each) for each in environments(environment)]
 
-    def hand_on(number: int, _: object) -> None:
+    def forward(number: int, _: object) -> None:
         for rank in ranks:
             rank.send_signal(number)
 
-    signal.signal(signal.SIGTERM, hand_on)
-    signal.signal(signal.SIGINT, hand_on)
+    signal.signal(signal.SIGTERM, forward)
+    signal.signal(signal.SIGINT, forward)
     while True:
         codes = [rank.poll() for rank in ranks]
         failed = next((code for code in codes if code), None)
