@@ -1,4 +1,4 @@
-"""The ``plaudit`` command: a table of commands, each of which imports its module only when it is called.
+"""The ``plaudit`` command: a table of commands. A command's module is imported only when the command is called.
 
 Exit codes: 0 done · 1 crashed · 2 bad input, one message on standard error · 3 the job failed · 130 after Ctrl-C ·
 141 the reader of standard output closed it.
@@ -27,7 +27,7 @@ class Command:
     """One command of ``plaudit``."""
 
     module: str
-    """Where its function is; imported when the command is called."""
+    """Module of its function, imported when the command is called."""
     function: str
     """``function(arguments) -> exit code``."""
     summary: str
@@ -40,22 +40,24 @@ def _validate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kubernetes",
         action="store_true",
-        help="look at it as kubectl apply would: paths on the volume, no local files",
+        help="check it for kubectl apply: paths are on the volume, local files do not count",
     )
 
 
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", type=Path, help="the job file")
-    parser.add_argument("--address", help="an existing Ray cluster (ray://host:port or auto); default: one of its own")
+    parser.add_argument(
+        "--address", help="existing Ray cluster: auto, host:port or ray://host:port (default: one of its own)"
+    )
     parser.add_argument("--resume", action="store_true", help="continue the newest run of this job, or --run")
     parser.add_argument(
         "--accept-changes", action="store_true", help="with --resume: train on with the job's changed fields"
     )
     parser.add_argument(
-        "--run", type=_run_name, metavar="NAME", help="id of the run; default: the job's name and a short uid"
+        "--run", type=_run_name, metavar="NAME", help="id of the run (default: the job's name and a short random id)"
     )
-    parser.add_argument("--runs-folder", default="runs", metavar="FOLDER", help="where runs lie (default: runs)")
-    parser.add_argument("--steps", type=_positive, metavar="N", help="instead of spec.algorithm.steps")
+    parser.add_argument("--runs-folder", default="runs", metavar="FOLDER", help="folder of the runs (default: runs)")
+    parser.add_argument("--steps", type=_positive, metavar="N", help="replaces spec.algorithm.steps")
     parser.add_argument(
         "--json", action="store_true", help="print closed steps as JSON lines, all other messages on standard error"
     )
@@ -68,17 +70,19 @@ def _submit_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         metavar="FILE",
-        help="scores, one a line, in order; the same command goes on with it",
+        help="scores, one a line, in order; the same command continues an unfinished file",
     )
-    parser.add_argument("--run", type=_run_name, metavar="NAME", help="id of the run that serves")
+    parser.add_argument("--run", type=_run_name, metavar="NAME", help="id of the service's run")
     parser.add_argument(
-        "--job", default="", metavar="NAME", help="the service of this job, where --redis holds several"
+        "--job", default="", metavar="NAME", help="choose the service of this job when --redis has several"
     )
     parser.add_argument("--redis", metavar="URL", help="the service's Redis; its password in PLAUDIT_REDIS_PASSWORD")
-    parser.add_argument("--runs-folder", default="runs", metavar="FOLDER", help="where runs lie (default: runs)")
-    parser.add_argument("--session", default="", metavar="NAME", help="default: one of these samples and this output")
+    parser.add_argument("--runs-folder", default="runs", metavar="FOLDER", help="folder of the runs (default: runs)")
     parser.add_argument(
-        "--wait", type=float, default=0.0, metavar="SECONDS", help="for a service that is not there yet"
+        "--session", default="", metavar="NAME", help="default: derived from the samples and the output"
+    )
+    parser.add_argument(
+        "--wait", type=float, default=0.0, metavar="SECONDS", help="how long to wait for a service that is not up yet"
     )
 
 
@@ -109,7 +113,13 @@ def _rescore_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="both scores of each sample: .parquet or .jsonl"
     )
-    parser.add_argument("--changes", type=_positive, default=10, metavar="N", help="samples told that changed most")
+    parser.add_argument(
+        "--changes",
+        type=_positive,
+        default=10,
+        metavar="N",
+        help="samples to list whose score changed most (default: 10)",
+    )
     parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
 
 
@@ -123,7 +133,7 @@ def _samples_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--full", action="store_true", help="print texts whole, not their first 1,000 characters")
     parser.add_argument("--json", action="store_true", help="print one JSON object a sample, with all columns")
     parser.add_argument(
-        "--runs-folder", type=Path, default=Path("runs"), metavar="FOLDER", help="where runs lie (default: runs)"
+        "--runs-folder", type=Path, default=Path("runs"), metavar="FOLDER", help="folder of the runs (default: runs)"
     )
 
 
@@ -133,21 +143,23 @@ def _dead_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("letters", nargs="*", metavar="LETTER", help="ids as list prints them, or all")
     parser.add_argument("--redis", metavar="URL", help="the run's Redis; its password in PLAUDIT_REDIS_PASSWORD")
     parser.add_argument(
-        "--runs-folder", type=Path, default=Path("runs"), metavar="FOLDER", help="where runs lie (default: runs)"
+        "--runs-folder", type=Path, default=Path("runs"), metavar="FOLDER", help="folder of the runs (default: runs)"
     )
 
 
 def _no_arguments(_: argparse.ArgumentParser) -> None:
-    """The command takes none."""
+    """Add no arguments."""
 
 
 COMMANDS: dict[str, Command] = {
-    "run": Command("plaudit_workers.launch.run", "run", "run a job on Ray, here or on a cluster", _run_arguments),
+    "run": Command(
+        "plaudit_workers.launch.run", "run", "run a job on this machine or on a Ray cluster", _run_arguments
+    ),
     "submit": Command(
-        "plaudit_workers.submit", "submit", "have a running scoring service score a file of samples", _submit_arguments
+        "plaudit_workers.submit", "submit", "score a file of samples on a running scoring service", _submit_arguments
     ),
     "score": Command(
-        "plaudit_workers.scoring.offline.score", "score", "score a file of samples, here", _score_arguments
+        "plaudit_workers.scoring.offline.score", "score", "score a file of samples on this machine", _score_arguments
     ),
     "try": Command(
         "plaudit_workers.scoring.offline.trial",
@@ -158,7 +170,7 @@ COMMANDS: dict[str, Command] = {
     "rescore": Command(
         "plaudit_workers.rescore.command",
         "rescore",
-        "score a run's stored samples anew, and compare",
+        "score the stored samples of a run again and compare",
         _rescore_arguments,
     ),
     "samples": Command(
@@ -174,24 +186,28 @@ COMMANDS: dict[str, Command] = {
         _dead_arguments,
     ),
     "validate": Command(
-        "plaudit_workers.job.commands", "validate", "tell every problem of a job file, with lines", _validate_arguments
+        "plaudit_workers.job.commands",
+        "validate",
+        "report every problem of a job file, with lines",
+        _validate_arguments,
     ),
     "schema": Command(
         "plaudit_workers.job.commands", "schema", "print the JSON Schema of a job, for editors", _no_arguments
     ),
     "steps": Command(
-        "plaudit_metrics.terminal.commands", "steps", "show what each step of a run did and waited for", steps_arguments
+        "plaudit_metrics.terminal.commands",
+        "steps",
+        "show the steps of a run and what each waited for",
+        steps_arguments,
     ),
-    "top": Command(
-        "plaudit_metrics.terminal.top", "top", "watch a run: what it waits for, its queues and workers", top_arguments
-    ),
+    "top": Command("plaudit_metrics.terminal.top", "top", "watch a run live: waits, queues, workers", top_arguments),
     "trace": Command(
         "plaudit_metrics.terminal.commands", "trace", "write a step's timeline for Perfetto", trace_arguments
     ),
     "report": Command(
         "plaudit_metrics.terminal.commands",
         "report",
-        "write one HTML file that tells of a run, to send on",
+        "write a run's report as one HTML file",
         report_arguments,
     ),
 }
@@ -199,14 +215,14 @@ COMMANDS: dict[str, Command] = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line instead of printing the usage as well."""
+    """Print an error as one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_REFUSED, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit code."""
+    """Run one command. Return the exit code."""
     try:
         arguments = _parser().parse_args(argv)
     except SystemExit as ended:
@@ -241,7 +257,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _Version(argparse.Action):
-    """Looks the version up only when it is asked for."""
+    """Look up the version only for ``--version``."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:  # noqa: A002 (argparse's name)
         super().__init__(option_strings, dest, nargs=0, help=help)
