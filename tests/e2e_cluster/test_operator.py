@@ -92,7 +92,7 @@ def test_a_job_gets_its_children_and_is_left_alone_at_rest(leader: OperatorProce
 
 def test_children_that_are_deleted_or_changed_by_hand_come_back(leader: OperatorProcess, definition: Cluster):
     make(definition, "hands")
-    definition.until("children", lambda: len(children(definition, "hands")) == 15, 60)
+    definition.until("children", lambda: len(children(definition, "hands")) == 16, 60)
     kubectl = partial(definition.kubectl, "--namespace", NAMESPACE)
     kubectl("delete", "deployment/hands-reward", "service/hands-redis", "networkpolicy/hands-reward", "--wait=false")
     kubectl("scale", "deployment/hands-rollout", "--replicas=7")
@@ -104,7 +104,7 @@ def test_children_that_are_deleted_or_changed_by_hand_come_back(leader: Operator
         metrics = definition.get("deployment", "hands-metrics", NAMESPACE)
         image = metrics["spec"]["template"]["spec"]["containers"][0]["image"]
         count = len(children(definition, "hands"))
-        return count == 15 and rollout["spec"]["replicas"] == 2 and image == "localhost/none:1"
+        return count == 16 and rollout["spec"]["replicas"] == 2 and image == "localhost/none:1"
 
     definition.until("healed", healed, 60)
 
@@ -136,7 +136,7 @@ def test_a_standby_takes_over_when_the_leader_dies_and_an_upgrade_changes_nothin
     leader: OperatorProcess, start: Start, definition: Cluster
 ):
     make(definition, "stays")
-    definition.until("children", lambda: len(children(definition, "stays")) == 15, 60)
+    definition.until("children", lambda: len(children(definition, "stays")) == 16, 60)
     definition.until("told", lambda: status(definition, "stays").get("phase"), 60)
     before = children(definition, "stays")
     standby = start("two", PLAUDIT_IMAGE_WORKER="localhost/newer:2", PLAUDIT_RUN_AS_USER="2000")
@@ -144,5 +144,5 @@ def test_a_standby_takes_over_when_the_leader_dies_and_an_upgrade_changes_nothin
     leader.kill()
     definition.until("takeover", lambda: standby.leads, 60)
     make(definition, "next")
-    definition.until("children of the next", lambda: len(children(definition, "next")) == 15, 60)
+    definition.until("children of the next", lambda: len(children(definition, "next")) == 16, 60)
     assert children(definition, "stays") == before

@@ -65,6 +65,7 @@ def test_kinds_are_bounded(sample: Build) -> None:
         ("KeyError: 'a' (/srv/code/reward.py:2 in f)", "KeyError: 'a' (reward.py:2 in f)"),
         ("a\nb\n  c", "a b c"),
         ("", ""),
+        ("\x1b[2J\x07gone", "\ufffd[2J\ufffdgone"),
     ],
 )
 def test_a_reason_becomes_one_line(reason: str, shown: str) -> None:

@@ -17,7 +17,7 @@ from plaudit_metrics.service.series import Series
 from plaudit_metrics.service.view import RunView
 from plaudit_metrics.sources.kept_steps import KeptSteps
 from plaudit_metrics.sources.queue_history import QueueHistory
-from plaudit_metrics.sources.run_snapshot import StreamDepth, Surroundings
+from plaudit_metrics.sources.run_snapshot import RunSnapshot, StreamDepth
 from plaudit_metrics.statistics.steps import step_record
 from plaudit_wire.records import WaitRecord, WorkerRecord
 
@@ -37,7 +37,7 @@ def client(sample: Build, group: Build) -> httpx.AsyncClient:
     view.handle([*samples, record, step], True)
     for number in range(3):
         view.look(
-            Surroundings(
+            RunSnapshot(
                 time=100.0 + number,
                 streams={"samples": StreamDepth(number, 1, 2.5)},
                 workers={("reward", "busy"): 2, ("reward", "idle"): 1},
@@ -75,7 +75,7 @@ def _wrong_queries() -> list[tuple[str, str, str]]:
         for parameter in PATHS[path]["get"]["parameters"]:
             if parameter["in"] == "query":
                 schema = parameter["schema"]
-                values = ["many", str(schema["minimum"] - 1)]
+                values = ["many", "-1" if schema["minimum"] == 0 else "0", "9" * 5000, "\u00b2"]
                 values += [str(schema["maximum"] + 1)] if "maximum" in schema else ["inf"]
                 wrong += [(path, parameter["name"], value) for value in values]
     return wrong
@@ -90,9 +90,54 @@ async def test_a_number_out_of_its_bounds_is_refused_as_promised(
     jsonschema.validate(answer.json(), schema_of(path, "400"))
 
 
+@pytest.mark.parametrize("number", ["9" * 5000, "\u00b2", "-1", "1.0", "none"])
+async def test_a_step_that_is_no_number_is_not_known(client: httpx.AsyncClient, number: str) -> None:
+    for path in ("", "/samples", "/trace"):
+        answer = await client.get(f"/api/v1/steps/{number}{path}")
+        assert answer.status_code == 404
+        assert len(answer.json()["error"]) < 200
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:9464", 200),
+        ("[::1]:9464", 200),
+        ("10.1.2.3", 200),
+        ("localhost:9464", 200),
+        ("gsm8k-metrics", 200),
+        ("gsm8k-metrics.team.svc:9464", 200),
+        ("gsm8k-metrics.team.svc.cluster.local", 200),
+        ("evil.example", 421),
+        ("evil.example:9464", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("svc.evil.example", 421),
+    ],
+)
+async def test_a_page_of_another_site_cannot_read_the_service_under_its_own_name(
+    client: httpx.AsyncClient, host: str, status: int
+) -> None:
+    for path in ("/", "/metrics", "/api/v1/steps", "/api/v1/openapi.json"):
+        answer = await client.get(path, headers={"Host": host})
+        assert answer.status_code == status, path
+        assert answer.headers.get_list("X-Content-Type-Options") == ["nosniff"]
+
+
+async def test_health_is_answered_whatever_the_name(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/healthz", headers={"Host": "evil.example"})).status_code == 200
+
+
+@pytest.mark.parametrize("hosts", [("Plaudit.example",), ("*",)])
+async def test_an_ingress_may_be_allowed_by_name(hosts: tuple[str, ...]) -> None:
+    application = Api("demo", RunView(Series(), KeptSteps()), lambda: "", hosts).application()
+    transport = httpx.ASGITransport(application)
+    async with httpx.AsyncClient(transport=transport, base_url="http://plaudit.example") as client:
+        assert (await client.get("/api/v1/steps")).status_code == 200
+
+
 def test_every_route_is_described() -> None:
     application = Api("demo", RunView(Series(), KeptSteps()), lambda: "").application()
-    routes = {each.path.replace("{step:int}", "{step}") for each in application.routes if isinstance(each, Route)}
+    routes = {each.path for each in application.routes if isinstance(each, Route)}
     assert routes == set(PATHS)
 
 
@@ -120,7 +165,7 @@ async def test_the_queues_of_the_last_hour_are_told_from_a_point_in_time_on(clie
 def test_the_history_of_queues_is_bounded() -> None:
     history = QueueHistory(limit=3)
     for time in range(10):
-        history.add(Surroundings(time=float(time)))
+        history.add(RunSnapshot(time=float(time)))
     assert [seen.time for seen in history.after(0.0)] == [7.0, 8.0, 9.0]
 
 

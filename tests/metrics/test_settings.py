@@ -26,11 +26,13 @@ def test_everything_can_be_set() -> None:
             "PLAUDIT_RUN_FOLDER": "/runs/demo-1",
             "PLAUDIT_LOG_FILE": "/runs/demo-1/logs/metrics.log",
             "PLAUDIT_REWARD_LATENCY_THRESHOLD_S": "2.5",
+            "PLAUDIT_METRICS_ALLOWED_HOSTS": "plaudit.example, metrics.example,",
         }
     )
     assert settings.port == 9464
     assert settings.run_folder == Path("/runs/demo-1")
     assert settings.latency_threshold_s == 2.5
+    assert settings.allowed_hosts == ("plaudit.example", "metrics.example")
 
 
 def test_the_port_of_the_process_is_the_services_port() -> None:

@@ -73,6 +73,22 @@ def test_failures_of_the_open_step_and_of_the_newest_are_shown_with_their_reason
     assert "slow: 12 × took longer than 5 s" in shown
 
 
+def test_names_and_texts_are_neither_markup_nor_escape_sequences(capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "[/x][bold]\x1b]0;owned\x07\x1b[2J\x9b31m"
+    verdict = {"recent_verdict": evil, "step": 1, "verdict": evil, "explanation": evil}
+    step = {"step": 1, "opened": 0.0, "closed": 1.0, "verdict": evil, "reward_pipeline/scorer/[/x]/reasons": evil}
+    sample = {"group": evil, "index": 0, "wall_s": 1.0, "stages_s": {evil: 1.0}, "scoring": {"worker": evil}}
+    depth = {"undelivered": 1, "in_flight": 1, "oldest_undelivered_s": 0.0}
+    failure = {"scorer": evil, "outcome": "data_error", "reason": evil, "count": 1}
+    failures = {"samples": 1, "unscored": 1, "failures": [failure]}
+    picture = Picture(evil, verdict, [step], [sample], {evil: depth}, [{"worker": evil, "version": evil}], failures)
+    Console(width=300).print(frame(picture, trouble=evil))
+    Console(width=300).print(frame(Picture(evil)))
+    shown = capsys.readouterr().out
+    assert "[/x][bold]" in shown
+    assert [each for each in shown if not each.isprintable() and each != "\n"] == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

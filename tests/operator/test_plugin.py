@@ -12,6 +12,7 @@ import pytest
 from plaudit_operator.names import Reason
 from plaudit_operator.plugin.commands import main
 from plaudit_operator.plugin.job import ended, is_ready, missing_pods, summary, unknown_job
+from plaudit_wire.printable import printable
 
 NOW = 1_767_225_600.0  # 2026-01-01T00:00:00Z
 EARLIER = "2025-12-31T22:00:00Z"
@@ -108,6 +109,15 @@ def test_a_wrong_command_line_is_refused(line: list[str], word: str, capsys: pyt
     with pytest.raises(SystemExit):
         main(line)
     assert word in capsys.readouterr().err
+
+
+def test_control_sequences_of_the_cluster_do_not_reach_the_terminal():
+    hostile = "\x1b]0;owned\x07\x9b2J\u202e[/x] line one\nline two"
+    crashing = job("Running", condition("Degraded", "True", Reason.CRASHING, hostile))
+    said = printable(summary(crashing, [], NOW), keep="\n")
+    assert all(character.isprintable() or character == "\n" for character in said)
+    assert "[/x] line one\nline two" in said
+    assert "owned" in said
 
 
 def test_help_loads_nothing_heavy():

@@ -224,10 +224,28 @@ def test_redis_lets_in_the_pods_that_use_it(world: World) -> None:
 def test_redis_lets_in_keda_when_it_scales_and_clients_of_a_scoring_service() -> None:
     world = settled(scoring_job(reward={**rljob()["spec"]["reward"], **KEDA}))
     [rule] = policy(world, "redis")["ingress"]
-    job, clients, keda = rule["from"]
+    job, clients, elsewhere, keda = rule["from"]
     assert set(job["podSelector"]["matchExpressions"][0]["values"]) == {"reward", "metrics"}
-    assert clients == {"namespaceSelector": {}, "podSelector": {"matchLabels": {"plaudit.dev/client": "job"}}}
+    assert clients == {"podSelector": {"matchLabels": {"plaudit.dev/client": "job"}}}  # in its own namespace
+    trusted = {"matchLabels": {"plaudit.dev/client-of": "default"}}
+    assert elsewhere == {"namespaceSelector": trusted, **clients}
     assert keda == {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "keda"}}}
+
+
+def test_the_ranks_of_a_trainer_reach_each_other_and_nobody_else_reaches_them(world: World) -> None:
+    spec = policy(world, "trainer")
+    [rule] = spec["ingress"]
+    assert spec["policyTypes"] == ["Ingress"]
+    assert rule == {"from": [{"podSelector": {"matchLabels": {names.LABEL_JOB: "job", names.LABEL_ROLE: "trainer"}}}]}
+
+
+def test_a_reward_model_is_reached_by_the_jobs_reward_workers_alone() -> None:
+    scorer = {"name": "rm", "kind": "model", "model": {"source": "/plaudit/rm"}}
+    world = settled(rljob(reward={"scorers": [scorer]}))
+    [rule] = policy(world, "model")["ingress"]
+    assert rule["ports"] == [{"protocol": "TCP", "port": 8000}]
+    assert rule["from"] == [{"podSelector": {"matchLabels": {names.LABEL_JOB: "job", names.LABEL_ROLE: "reward"}}}]
+    assert world.cluster.find("NetworkPolicy", "job-trainer")
 
 
 def test_metrics_are_open_on_their_port_alone(world: World) -> None:

@@ -1,12 +1,14 @@
 """The ``plaudit`` command: a table of commands, each of which imports its module only when it is called.
 
-Exit codes: 0 done · 1 crashed · 2 bad input, one message on standard error · 3 the job failed · 130 after Ctrl-C.
+Exit codes: 0 done · 1 crashed · 2 bad input, one message on standard error · 3 the job failed · 130 after Ctrl-C ·
+141 the reader of standard output closed it.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from plaudit_metrics.terminal.commands import report_arguments, steps_arguments,
 
 EXIT_REFUSED = 2
 EXIT_INTERRUPTED = 130
+EXIT_CLOSED_PIPE = 141
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _submit_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("samples", type=Path, help="JSON lines: response, data_source, ground_truth, …")
+    parser.add_argument("samples", type=Path, help="JSON lines or Parquet: response, data_source, ground_truth, …")
     parser.add_argument(
         "-o",
         "--output",
@@ -79,15 +82,26 @@ def _submit_arguments(parser: argparse.ArgumentParser) -> None:
 def _score_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--job", type=Path, required=True, help="the job file; only spec.reward counts")
     parser.add_argument(
-        "--input", type=Path, required=True, metavar="FILE", help="JSON lines: response, ground_truth, …; - is stdin"
+        "--input",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="JSON lines or Parquet: response, ground_truth, …; - is stdin",
     )
     parser.add_argument(
         "--output", type=Path, required=True, metavar="FILE", help="scores, one a line, same order; - is stdout"
     )
 
 
+def _try_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", type=Path, help="the job file")
+    parser.add_argument("--rows", type=_positive, default=4, metavar="N", help="rows of the data (default: 4)")
+    parser.add_argument("--data", type=Path, metavar="FILE", help="other data than spec.data.train.path")
+
+
 def _rescore_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("samples", type=Path, help="the samples folder of a run, or one of its files")
+    parser.add_argument("samples", type=Path, help="a run's id or folder, its samples folder, or one of its files")
+    parser.add_argument("--runs-folder", type=Path, default=Path("runs"), metavar="FOLDER", help="default: runs")
     parser.add_argument("--job", type=Path, required=True, help="the job file; only spec.reward counts")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="both scores of each sample: .parquet or .jsonl"
@@ -117,6 +131,12 @@ COMMANDS: dict[str, Command] = {
     ),
     "score": Command(
         "plaudit_workers.scoring.offline.score", "score", "score a file of samples, here", _score_arguments
+    ),
+    "try": Command(
+        "plaudit_workers.scoring.offline.trial",
+        "try_scorers",
+        "score the first rows of a job's data",
+        _try_arguments,
     ),
     "rescore": Command(
         "plaudit_workers.rescore.command",
@@ -173,12 +193,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         function = getattr(importlib.import_module(command.module), command.function)
-        return int(function(arguments))
+        code = int(function(arguments))
+        sys.stdout.flush()
+        return code
     except RefusedError as refused:
         print(refused, file=sys.stderr)
         return EXIT_REFUSED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader of standard output has closed it, as ``head`` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the flush at exit does not fail as well
+        return EXIT_CLOSED_PIPE
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,7 +1,8 @@
-"""``plaudit submit``: a file of samples through a running scoring service, in order; goes on after a kill.
+"""``plaudit submit``: score a file of samples with a running scoring service, in order; resume after a kill.
 
-Input and output are those of ``plaudit score`` (``scoring.lines``). A line of the output is written before its result
-is acknowledged, so the file itself says how far a command that was killed has come.
+Input and output are those of ``plaudit score`` (``scoring.offline.lines``). A line of the output is written before its
+result is acknowledged, so the output shows how far a killed command came. Each line has the digest of its sample, so
+the same command on an edited input notices.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import json
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -24,42 +24,70 @@ from plaudit_workers.client import Result, RewardClient, SampleInput, ServiceErr
 from plaudit_workers.launch.service import ADDRESS_FILE
 from plaudit_workers.process import EXIT_DONE, RefusedError, redis_from
 from plaudit_workers.scoring.offline.lines import SampleOutput, read_samples
+from plaudit_workers.scoring.offline.progress import Progress
 from plaudit_workers.stream.connection import RedisAddress
 
 _LOOK_EVERY_S = 0.2
+_REREAD_EVERY_S = 1.0
+
+Service = tuple[RedisAddress, str]
+"""Redis of a scoring service, and the id of its run."""
+
+
+class _Line(SampleOutput, frozen=True, omit_defaults=True, kw_only=True):
+    """One line of the output."""
+
+    digest: str = ""
+    """Of the sample as submitted."""
 
 
 def submit(arguments: argparse.Namespace) -> int:
-    """Runs the command.
+    """Run the command.
 
     Raises:
         RefusedError: the samples, the output or the service cannot be used; nothing was submitted.
     """
     samples = list(read_samples(arguments.samples))
-    address, run = _service(arguments)
-    session = arguments.session or _session_of(arguments)
-    with _Output(arguments.output, len(samples)) as output:
+    service = _service(arguments)
+    with _Output(arguments.output, samples, arguments.samples) as output:
         if output.written < len(samples):
-            asyncio.run(_score(samples, output, address, run, session, arguments))
-        print(output.summary(), file=sys.stderr)
+            asyncio.run(_score_on(service, arguments, output))
+            print(output.progress.summary(), file=sys.stderr)
+        else:
+            print(f"{arguments.output} already has the scores of all {len(samples):,} samples", file=sys.stderr)
     return EXIT_DONE
 
 
-async def _score(
-    samples: Sequence[SampleInput],
-    output: _Output,
-    address: RedisAddress,
-    run: str,
-    session: str,
-    arguments: argparse.Namespace,
-) -> None:
-    named = [
-        msgspec.structs.replace(sample, id=f"{number}.{_digest(msgspec.json.encode(sample))}")
-        for number, sample in enumerate(samples)
-    ]
+async def _score_on(service: Service, arguments: argparse.Namespace, output: _Output) -> None:
+    """Score the samples; when ``plaudit run --resume`` starts the service elsewhere, continue there."""
+    session = arguments.session or _session_of(arguments)
+    while True:
+        scoring = asyncio.create_task(_score(output, service, session, arguments))
+        moving = asyncio.create_task(_moved(service, arguments))
+        await asyncio.wait({scoring, moving}, return_when=asyncio.FIRST_COMPLETED)
+        if scoring.done():
+            moving.cancel()
+            return scoring.result()
+        scoring.cancel()
+        await asyncio.gather(scoring, return_exceptions=True)
+        service = moving.result()
+        print(f"the service has moved to {service[0].url}; continuing there", file=sys.stderr)
+
+
+async def _moved(service: Service, arguments: argparse.Namespace) -> Service:
+    """Wait until the run's folder names another Redis; a Redis given by ``--redis`` never moves."""
+    while True:
+        await asyncio.sleep(_REREAD_EVERY_S)
+        found = None if arguments.redis else _read_service(Path(arguments.runs_folder), service[1])
+        if found is not None and found != service:
+            return found
+
+
+async def _score(output: _Output, service: Service, session: str, arguments: argparse.Namespace) -> None:
+    address, run = service
     async with RewardClient(address, run=run, job=arguments.job, session=session, wait_s=arguments.wait) as client:
-        submitting = asyncio.create_task(client.submit(named[output.written :]))
-        await asyncio.sleep(0)  # it has begun: ``results`` lasts as long as it does
+        submitting = asyncio.create_task(client.submit(output.missing()))
+        await asyncio.sleep(0)  # start it: ``results`` lasts as long as it does
         try:
             async for result in client.results(acknowledge=False):
                 await client.acknowledge(output.take(result))
@@ -70,57 +98,96 @@ async def _score(
 
 
 class _Output:
-    """Writes results in the order of the samples; holds those that came before their turn.
+    """Write results in the order of the samples; hold those that arrive before their turn.
 
     Args:
         path: the file; None = standard output.
-        wanted: how many lines it is to have.
+        samples: the input.
+        source: the file of the input, for messages.
 
     Attributes:
         written: complete lines in it.
+        progress: of this command.
     """
 
-    def __init__(self, path: Path | None, wanted: int) -> None:
+    def __init__(self, path: Path | None, samples: Sequence[SampleInput], source: Path) -> None:
         self._path = path
         self._file: BinaryIO = sys.stdout.buffer if path is None else _opened(path)
         self._held: dict[int, Result] = {}
-        self._outcomes: Counter[str] = Counter()
-        self._wanted = wanted
+        self._samples = samples
+        self._source = source
+        self._digests = [_digest(msgspec.json.encode(sample)) for sample in samples]
+        self.progress = Progress()
         self.written = 0
 
     def __enter__(self) -> _Output:
-        if self._path is not None:
-            self.written = _complete_lines(self._file)
-        if self.written > self._wanted:
+        if self._path is None:
+            self.progress = Progress(len(self._samples))
+            return self
+        try:
+            self.written = self._complete_lines()
+        except BaseException:
             self._file.close()
-            raise RefusedError(
-                f"{self._path} has {self.written} lines, more than the {self._wanted} samples: it belongs to another "
-                "file. Name another --output"
-            )
+            raise
+        self.progress = Progress(len(self._samples) - self.written)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._path is not None:
             self._file.close()
 
+    def missing(self) -> list[SampleInput]:
+        """Return the samples without a line, under the ids of this command: number and digest."""
+        return [
+            msgspec.structs.replace(self._samples[number], id=f"{number}.{self._digests[number]}")
+            for number in range(self.written, len(self._samples))
+        ]
+
     def take(self, result: Result) -> list[str]:
-        """Writes it if it is its turn, and those that waited for it; the ids of all that are in the file now."""
+        """Write a result and those that waited for it; return the ids of all that are now in the file."""
         self._held[int(result.id.partition(".")[0])] = result
         done = [self._held.pop(number).id for number in list(self._held) if number < self.written]
         while self.written in self._held:
-            next_one = self._held.pop(self.written)
-            line = SampleOutput(next_one.score, next_one.outcome, next_one.reason, next_one.scorers)
+            number, one = self.written, self._held.pop(self.written)
+            line = _Line(
+                id=self._samples[number].id,
+                score=one.score,
+                outcome=one.outcome,
+                reason=one.reason,
+                scorers=one.scorers,
+                digest=self._digests[number],
+            )
             self._file.write(msgspec.json.encode(line) + b"\n")
-            self._outcomes[next_one.outcome] += 1
+            self.progress.add(one.outcome, one.score, one.reason)
             self.written += 1
-            done.append(next_one.id)
+            done.append(one.id)
         self._file.flush()
         return done
 
-    def summary(self) -> str:
-        """How many samples ended how."""
-        outcomes = ", ".join(f"{outcome} {count}" for outcome, count in self._outcomes.most_common())
-        return f"{self.written} samples scored; by this command: {outcomes or 'none, all were there'}"
+    def _complete_lines(self) -> int:
+        """Count the lines, each of which must be of its sample; remove one that a kill has cut."""
+        num_lines, end = 0, 0
+        for line in self._file:
+            if not line.endswith(b"\n"):
+                break
+            self._check(num_lines, line)
+            num_lines, end = num_lines + 1, end + len(line)
+        self._file.seek(end)
+        self._file.truncate()
+        return num_lines
+
+    def _check(self, number: int, line: bytes) -> None:
+        if number >= len(self._samples):
+            problem = f"has more lines than the {len(self._samples):,} samples of {self._source}"
+        else:
+            try:
+                digest = msgspec.json.decode(line, type=_Line).digest
+            except msgspec.DecodeError:
+                digest = ""
+            if digest == self._digests[number]:
+                return
+            problem = f"line {number + 1} is not the score of sample {number + 1} of {self._source}, which has changed"
+        raise RefusedError(f"--output {self._path}: {problem}. Delete it to score all samples, or name another file")
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -131,19 +198,8 @@ def _opened(path: Path) -> BinaryIO:
         raise RefusedError(f"--output {path} cannot be written: {error.strerror}") from error
 
 
-def _complete_lines(file: BinaryIO) -> int:
-    """Counts them, and cuts off one that a kill has torn."""
-    lines, end = 0, 0
-    for line in file:
-        if line.endswith(b"\n"):
-            lines, end = lines + 1, end + len(line)
-    file.seek(end)
-    file.truncate()
-    return lines
-
-
 def _session_of(arguments: argparse.Namespace) -> str:
-    """The same for the same samples into the same output; standard output cannot be gone on with."""
+    """Return a name for these samples and this output; empty for standard output, which cannot be resumed."""
     if arguments.output is None:
         return ""
     return f"submit-{_digest(arguments.samples.read_bytes() + str(arguments.output.resolve()).encode())}"
@@ -153,20 +209,27 @@ def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
-def _service(arguments: argparse.Namespace) -> tuple[RedisAddress, str]:
-    """Where the service is: ``--redis``, or what ``plaudit run`` leaves in the run's folder once it is there."""
+def _service(arguments: argparse.Namespace) -> Service:
+    """Return the service of ``--redis``, or the one that ``plaudit run`` names in its folder; wait for it."""
     if arguments.redis:
         return redis_from(os.environ, arguments.redis), arguments.run or ""
-    runs = Path(arguments.runs_folder)
-    pattern, deadline = f"{arguments.run or '*'}/{ADDRESS_FILE}", time.monotonic() + arguments.wait
-    while not (files := list(runs.glob(pattern))) and time.monotonic() < deadline:
+    runs, deadline = Path(arguments.runs_folder), time.monotonic() + arguments.wait
+    while (found := _read_service(runs, arguments.run)) is None and time.monotonic() < deadline:
         time.sleep(_LOOK_EVERY_S)
-    if not files:
-        what = f"no scoring service of the name {arguments.run}" if arguments.run else "no scoring service"
+    if found is None:
+        name = f"no scoring service with the name {arguments.run}" if arguments.run else "no scoring service"
         raise ServiceError(
-            f"{runs}/ holds {what}: start one with 'plaudit run', name its --runs-folder, or give --redis and --run"
+            f"{runs}/ has {name}: start one with 'plaudit run', name its --runs-folder, or give --redis and --run"
         )
-    newest = max(files, key=lambda file: file.stat().st_mtime)
-    left = json.loads(newest.read_text())
-    run = left.pop("run")
-    return msgspec.convert(left, RedisAddress), run
+    return found
+
+
+def _read_service(runs: Path, run: str | None) -> Service | None:
+    """Read the newest address file of a run, or of any; None if there is none, or while it is being written."""
+    try:
+        newest = max(runs.glob(f"{run or '*'}/{ADDRESS_FILE}"), key=lambda file: file.stat().st_mtime)
+        left = json.loads(newest.read_text())
+    except (ValueError, FileNotFoundError):
+        return None
+    name = left.pop("run")
+    return msgspec.convert(left, RedisAddress), name

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -21,12 +22,17 @@ from plaudit_metrics.service.answers import (
     step_timeline,
     verdict_detail,
 )
+from plaudit_metrics.service.guard import BrowserGuard
 from plaudit_metrics.service.openapi import MOST_SAMPLES, MOST_STEPS, MOST_TRACED, document
 from plaudit_metrics.service.view import RunView
 from plaudit_metrics.sources.kept_steps import ClosedStep
 from plaudit_metrics.sources.queue_history import MOST_LOOKS
-from plaudit_metrics.sources.run_snapshot import Surroundings
+from plaudit_metrics.sources.run_snapshot import RunSnapshot
 from plaudit_wire.trace_context import traceparent
+
+_MOST_DIGITS = 18
+_SHOWN = 80
+"""Characters of a wrong parameter that its error repeats."""
 
 
 class _RefusedRequestError(Exception):
@@ -44,12 +50,14 @@ class Api:
         run: id of the run.
         view: what is known of it.
         problem: why the service is not ready; empty when it is.
+        hosts: names by which clients may address it, besides its own (``BrowserGuard``).
     """
 
-    def __init__(self, run: str, view: RunView, problem: Callable[[], str]) -> None:
+    def __init__(self, run: str, view: RunView, problem: Callable[[], str], hosts: Collection[str] = ()) -> None:
         self._run = run
         self._view = view
         self._problem = problem
+        self._hosts = hosts
 
     def application(self) -> Starlette:
         """The ASGI application."""
@@ -58,9 +66,9 @@ class Api:
                 *page.routes(),
                 Route("/metrics", self._metrics),
                 Route("/api/v1/steps", self._steps),
-                Route("/api/v1/steps/{step:int}", self._step),
-                Route("/api/v1/steps/{step:int}/samples", self._samples),
-                Route("/api/v1/steps/{step:int}/trace", self._trace),
+                Route("/api/v1/steps/{step}", self._step),
+                Route("/api/v1/steps/{step}/samples", self._samples),
+                Route("/api/v1/steps/{step}/trace", self._trace),
                 Route("/api/v1/verdict", self._verdict),
                 Route("/api/v1/failures", self._failures),
                 Route("/api/v1/queues", self._queues),
@@ -69,6 +77,7 @@ class Api:
                 Route("/readyz", self._readyz),
             ],
             exception_handlers={_RefusedRequestError: _refuse},
+            middleware=[Middleware(BrowserGuard, hosts=self._hosts)],
         )
 
     async def _metrics(self, _: Request) -> Response:
@@ -118,7 +127,7 @@ class Api:
     async def _queues(self, request: Request) -> Response:
         looks = self._view.queues.after(_point_in_time(request, "after"))
         looks = looks[-_count(request, "newest", MOST_LOOKS, MOST_LOOKS) :]
-        workers = self._view.surroundings.worker_records
+        workers = self._view.snapshot.worker_records
         return _json({"run": self._run, "looks": [_look(seen) for seen in looks], "workers": workers})
 
     async def _healthz(self, _: Request) -> Response:
@@ -130,14 +139,17 @@ class Api:
         return Response("ok\n", media_type="text/plain")
 
     def _find(self, request: Request) -> ClosedStep:
-        number = request.path_params["step"]
-        step = self._view.kept.get(number)
+        text = request.path_params["step"]
+        number = _whole_number(text)
+        step = None if number is None else self._view.kept.get(number)
         if step is None:
-            raise _RefusedRequestError(404, f"step {number} is not known: not closed yet, rolled back, or too long ago")
+            raise _RefusedRequestError(
+                404, f"step {text[:_SHOWN]} is not known: not closed yet, rolled back, or too long ago"
+            )
         return step
 
 
-def _look(seen: Surroundings) -> dict[str, Any]:
+def _look(seen: RunSnapshot) -> dict[str, Any]:
     workers: dict[str, dict[str, int]] = {}
     for (role, state), count in seen.workers.items():
         workers.setdefault(role, {})[state] = count
@@ -154,9 +166,15 @@ def _look(seen: Surroundings) -> dict[str, Any]:
 
 def _count(request: Request, name: str, default: int, most: int) -> int:
     text = request.query_params.get(name, str(default))
-    if not text.isdigit() or not 1 <= int(text) <= most:
-        raise _RefusedRequestError(400, f"{name} is {text!r}; give a whole number from 1 to {most}")
-    return int(text)
+    number = _whole_number(text)
+    if number is None or not 1 <= number <= most:
+        raise _RefusedRequestError(400, f"{name} is {text[:_SHOWN]!r}; give a whole number from 1 to {most}")
+    return number
+
+
+def _whole_number(text: str) -> int | None:
+    """Return the number; None for other text (``²`` is a digit too) and for numbers of more digits than any count."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else None
 
 
 def _point_in_time(request: Request, name: str) -> float:
@@ -166,7 +184,7 @@ def _point_in_time(request: Request, name: str) -> float:
     except ValueError:
         time = -1.0
     if not 0 <= time < float("inf"):
-        raise _RefusedRequestError(400, f"{name} is {text!r}; give seconds since the epoch, at least 0")
+        raise _RefusedRequestError(400, f"{name} is {text[:_SHOWN]!r}; give seconds since the epoch, at least 0")
     return time
 
 

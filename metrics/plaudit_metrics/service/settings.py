@@ -27,6 +27,9 @@ class ServiceSettings:
     """``PLAUDIT_METRICS_HOST``: the address to listen on; the loopback unless told otherwise."""
     port: int = 0
     """``PLAUDIT_METRICS_PORT`` (or ``PLAUDIT_HEALTH_PORT``): 0 = any free one, which the log names."""
+    allowed_hosts: tuple[str, ...] = ()
+    """``PLAUDIT_METRICS_ALLOWED_HOSTS``: names by which browsers may address it besides ``localhost``, addresses and
+    Kubernetes' own names, separated by commas: an ingress's, for example. ``*`` allows all."""
     run_folder: Path | None = None
     """``PLAUDIT_RUN_FOLDER``: its ``steps.jsonl`` gives the steps that ``events`` no longer holds; None = none."""
     log_file: Path | None = None
@@ -56,11 +59,13 @@ class ServiceSettings:
             )
         folder, log_file = environment.get("PLAUDIT_RUN_FOLDER"), environment.get("PLAUDIT_LOG_FILE")
         port = "PLAUDIT_METRICS_PORT" if environment.get("PLAUDIT_METRICS_PORT") else "PLAUDIT_HEALTH_PORT"
+        hosts = environment.get("PLAUDIT_METRICS_ALLOWED_HOSTS", "")
         return cls(
             run=environment["PLAUDIT_RUN"],
             redis=_redis(environment),
             host=environment.get("PLAUDIT_METRICS_HOST") or cls.host,
             port=int(_number(environment, port, cls.port)),
+            allowed_hosts=tuple(filter(None, (each.strip() for each in hosts.split(",")))),
             run_folder=Path(folder) if folder else None,
             log_file=Path(log_file) if log_file else None,
             latency_threshold_s=_number(environment, "PLAUDIT_REWARD_LATENCY_THRESHOLD_S", cls.latency_threshold_s),

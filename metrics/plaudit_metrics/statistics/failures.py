@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from plaudit_wire.printable import printable
 from plaudit_wire.records import Outcome, SampleRecord, ScoringRecord
 
 NO_SCORER = "(no scorer)"
@@ -103,8 +104,8 @@ def failure_labels(failures: Iterable[Failure]) -> dict[str, str]:
 
 
 def shortened(reason: str) -> str:
-    """Return a reason as one line of at most 200 characters; a user's file is named without its folder."""
-    text = _FOLDER.sub("(", " ".join(reason.split()))
+    """Return a reason as one printable line of at most 200 characters; a user's file is named without its folder."""
+    text = _FOLDER.sub("(", printable(" ".join(reason.split())))
     place = _PLACE.search(text)
     if len(text) <= _REASON_CHARACTERS:
         return text

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from plaudit_metrics.sources.history import FILE_NAME, flat_step, read_steps
+from plaudit_wire.printable import printable
 from plaudit_wire.records import StepRecord
 
 _REFUSED = 2
@@ -89,7 +90,7 @@ def _answer(work: Callable[[], None]) -> int:
     try:
         work()
     except (_UnknownRunError, OSError) as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(printable(f"{error}", keep="\n") + "\n")
         return _REFUSED
     return 0
 
@@ -124,7 +125,7 @@ def _write_steps(records: Sequence[StepRecord], arguments: argparse.Namespace, o
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
     cells = [[heading for heading, _, _ in _COLUMNS]]
-    cells += [[form.format(row[key]) if key in row else "-" for _, key, form in _COLUMNS] for row in rows]
+    cells += [[printable(form.format(row[key])) if key in row else "-" for _, key, form in _COLUMNS] for row in rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(_COLUMNS))]
     lines = ("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
     return "".join(f"{line}\n" for line in lines)
@@ -135,7 +136,7 @@ def _reasons(records: Sequence[StepRecord]) -> str:
     pattern = re.compile(r"reward_pipeline/scorer/(.+)/reasons")
     labels = records[-1].labels if records else {}
     found = [(each[1], labels[each[0]]) for key in labels if (each := pattern.fullmatch(key)) is not None]
-    return "".join(f"{name}: {text}\n" for name, text in found)
+    return "".join(printable(f"{name}: {text}") + "\n" for name, text in found)
 
 
 def _write_trace(folder: Path, arguments: argparse.Namespace) -> None:

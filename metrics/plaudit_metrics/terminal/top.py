@@ -15,6 +15,7 @@ import sys
 import termios
 import tty
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -25,6 +26,7 @@ from rich.text import Text
 
 from plaudit_metrics.statistics.stages import STAGES
 from plaudit_metrics.terminal.picture import Picture, Source, UnknownRunError, source_of
+from plaudit_wire.printable import printable
 from plaudit_wire.records import OUTCOMES, PAUSE
 
 _REFUSED = 2
@@ -51,7 +53,7 @@ def top(arguments: argparse.Namespace) -> int:
         source = source_of(arguments.run, arguments.url, arguments.runs_folder)
         picture = source.look()
     except UnknownRunError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(printable(str(error)) + "\n")
         return _REFUSED
     console = Console()
     if console.is_terminal and sys.stdin.isatty():
@@ -103,10 +105,13 @@ def frame(picture: Picture, trouble: str = "") -> RenderableType:
     Args:
         picture: what is known.
         trouble: why it is not of this moment; empty when it is.
+
+    Names and texts come from users and their policies: control characters are replaced, and none is read as markup.
     """
+    picture = Picture(*(_printable(getattr(picture, each.name)) for each in fields(picture)))
     parts: list[RenderableType] = [_verdict(picture)]
     if trouble:
-        parts.append(Text(trouble, style="bold red"))
+        parts.append(Text(printable(trouble), style="bold red"))
     parts += _open_step_failures(picture.failures)
     if picture.steps:
         parts += [_steps(picture.steps[-_STEPS:]), _last_step(picture.steps[-1])]
@@ -119,13 +124,21 @@ def frame(picture: Picture, trouble: str = "") -> RenderableType:
     return Group(*parts)
 
 
+def _printable(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, Mapping):
+        return {_printable(key): _printable(each) for key, each in value.items()}
+    return [_printable(each) for each in value] if isinstance(value, list | tuple) else value
+
+
 def _verdict(picture: Picture) -> RenderableType:
     if picture.verdict is None:
-        return Panel(Text("no step is closed yet"), title=picture.run)
+        return Panel(Text("no step is closed yet"), title=Text(picture.run))
     words = Text(picture.verdict["recent_verdict"], style="bold")
     words.append(f" over the last steps · step {picture.verdict['step']}: {picture.verdict['verdict']}\n")
     words.append(picture.verdict["explanation"])
-    return Panel(words, title=picture.run, subtitle="q ends")
+    return Panel(words, title=Text(picture.run), subtitle="q ends")
 
 
 def _open_step_failures(failures: Mapping[str, Any]) -> list[RenderableType]:
@@ -160,7 +173,7 @@ def _steps(steps: Sequence[Mapping[str, Any]]) -> Table:
             _number(step.get("exposed_reward_s"), "{:.2f}"),
             _number(step.get("reward_pipeline/masked_share"), "{:.1%}"),
             _bar(step),
-            str(step.get("verdict", "")),
+            Text(str(step.get("verdict", ""))),
         )
     return table
 
@@ -206,7 +219,9 @@ def _queues(picture: Picture) -> Table:
     for heading in ("stream", "waiting", "in work", "oldest s"):
         table.add_column(heading, justify="left" if heading == "stream" else "right")
     for name, depth in picture.streams.items():
-        table.add_row(name, str(depth["undelivered"]), str(depth["in_flight"]), f"{depth['oldest_undelivered_s']:.1f}")
+        table.add_row(
+            Text(name), str(depth["undelivered"]), str(depth["in_flight"]), f"{depth['oldest_undelivered_s']:.1f}"
+        )
     return table
 
 
@@ -217,7 +232,8 @@ def _workers(workers: Sequence[Mapping[str, Any]]) -> Table:
     for worker in workers:
         busy, slots = worker.get("busy", 0), worker.get("slots", 0)
         state = "starting" if not worker.get("ready", True) else "busy" if busy else "idle"
-        table.add_row(worker["worker"], state, f"{busy} of {slots}" if slots else "-", worker.get("version") or "-")
+        policy = Text(worker.get("version") or "-")
+        table.add_row(Text(worker["worker"]), state, f"{busy} of {slots}" if slots else "-", policy)
     return table
 
 
@@ -230,10 +246,10 @@ def _samples(samples: Sequence[Mapping[str, Any]]) -> Table:
     for sample in samples:
         longest = sorted(sample["stages_s"].items(), key=lambda stage: -stage[1])[:3]
         table.add_row(
-            f"{sample['group']}/{sample['index']}",
+            Text(f"{sample['group']}/{sample['index']}"),
             f"{sample['wall_s']:.2f}",
-            ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in longest),
-            sample["scoring"].get("worker") or "-",
+            Text(", ".join(f"{stage} {seconds:.2f}" for stage, seconds in longest)),
+            Text(sample["scoring"].get("worker") or "-"),
         )
     return table
 

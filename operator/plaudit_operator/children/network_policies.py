@@ -1,4 +1,4 @@
-"""Who may speak to whom: reward workers to little, Redis from who uses it and KEDA, metrics from who looks at it.
+"""Network policies: restrict egress of reward workers, and ingress to Redis, metrics, reward models and trainer.
 
 A policy knows no host names: a judge outside the cluster opens its port to all public addresses.
 """
@@ -25,11 +25,18 @@ _DNS: Manifest = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP",
 
 
 def manifests(context: JobContext) -> list[Manifest]:
-    """The policies of a job; none where the operator is told to make none."""
+    """Return the policies of a job; none if the operator's settings turn them off."""
     if not context.settings.network_policies:
         return []
     policies = [_reward(context), _metrics(context)]
-    return [*policies, _redis(context)] if transport.managed(context) else policies
+    if transport.managed(context):
+        policies.append(_redis(context))
+    if reward_model.served(context):
+        policies.append(_from_role(context, reward_model.ROLE, "reward", [_tcp(names.MODEL_PORT)]))
+    if context.spec.trains:
+        # Ranks meet at one port, and then exchange gradients on ports that NCCL and Gloo choose.
+        policies.append(_from_role(context, "trainer", "trainer", []))
+    return policies
 
 
 def _policy(context: JobContext, role: str, spec: Manifest) -> Manifest:
@@ -38,7 +45,7 @@ def _policy(context: JobContext, role: str, spec: Manifest) -> Manifest:
 
 
 def _reward(context: JobContext) -> Manifest:
-    """Nothing comes in but probes (kubelets are not subject to policies); out goes what the job declares."""
+    """Close ingress (policies do not apply to kubelets' probes); open egress to what the job declares."""
     egress = [_DNS, _to_redis(context)]
     if reward_model.served(context):
         egress.append(_to_role(context, reward_model.ROLE, names.MODEL_PORT))
@@ -104,6 +111,14 @@ def _metrics(context: JobContext) -> Manifest:
     return _policy(context, "metrics", {"policyTypes": ["Ingress"], "ingress": [allowed]})
 
 
+def _from_role(context: JobContext, role: str, sender: str, ports: list[Manifest]) -> Manifest:
+    """Let pods of one role of the job in, on these ports (empty: all)."""
+    allowed: Manifest = {"from": [{"podSelector": {"matchLabels": context.labels(sender)}}]}
+    return _policy(
+        context, role, {"policyTypes": ["Ingress"], "ingress": [allowed | ({"ports": ports} if ports else {})]}
+    )
+
+
 def _redis(context: JobContext) -> Manifest:
     roles = [role for role in users(trains=context.spec.trains) if role in _ROLES_WITH_PODS]
     of_job = {
@@ -112,7 +127,9 @@ def _redis(context: JobContext) -> Manifest:
     }
     peers: list[Manifest] = [{"podSelector": of_job}]
     if not context.spec.trains:
-        peers.append({"namespaceSelector": {}, "podSelector": {"matchLabels": {names.LABEL_CLIENT: context.name}}})
+        clients: Manifest = {"podSelector": {"matchLabels": {names.LABEL_CLIENT: context.name}}}
+        namespaces = {"matchLabels": {names.LABEL_CLIENT_OF: context.namespace}}
+        peers += [clients, {"namespaceSelector": namespaces, **clients}]
     if context.spec.reward.workers.autoscaling:
         peers.append(_namespace(context.settings.keda_namespace))
     allowed = {"from": peers, "ports": [_tcp(names.REDIS_PORT)]}

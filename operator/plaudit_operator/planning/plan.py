@@ -1,6 +1,6 @@
-"""What to do about a job: a pure function of what is observed and the time. No calls, no clock, no memory.
+"""Plan the next actions for a job: a pure function of the observed objects and the time.
 
-Run twice on the same world it says the same; run on the world that it asked for it asks for nothing.
+Equal observations give equal plans, and a cluster that already is as planned gives an empty one.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from plaudit_operator.status.status import JobEnd, ended_status, refused_status,
 PROGRESS_EVERY_S = 10.0
 _LOOK_FOR_FILES_EVERY_S = 15.0
 _AFTER_A_COUNT_S = 1.0
-"""The status that was written comes back as an event, usually sooner."""
+"""The watch usually reports the written status sooner."""
 _GRACE_OF_A_BROKEN_RANK_S = 10
-"""Ranks whose group is broken hang in a collective: they have nothing to save."""
+"""Ranks of a broken group hang in a collective and have nothing to save."""
 
 
 def plan(observed: Observed, settings: Settings, now: float) -> Plan:
-    """What to do about a job now.
+    """Return what to do about a job now.
 
     Args:
-        observed: the job and everything that belongs to it.
+        observed: the job and its objects in the cluster.
         settings: the operator's.
         now: seconds since the epoch.
     """
     if observed.job["metadata"].get("deletionTimestamp"):
-        return Plan(dict(observed.status))  # children have the job as owner and go with it
+        return Plan(dict(observed.status))  # garbage collection deletes the children
     if observed.ended:
         return _after_the_end(observed, now)
     rendered = rendering(observed, settings)
@@ -56,7 +56,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
 
 
 def _after_the_end(observed: Observed, now: float) -> Plan:
-    """Terminal is terminal: nothing is ever made again."""
+    """Return the plan of an ended job: it creates nothing."""
     left = time_left_s(observed, now)
     return Plan(
         dict(observed.status),
@@ -99,13 +99,13 @@ def _ending(context: JobContext, observed: Observed, attempt: Attempt | None) ->
         return JobEnd(ConditionType.FAILED, attempt.reason, attempt.message)
     most = context.spec.lifecycle.failure_policy.max_restarts
     if attempt.verdict == "failed" and too_many(observed, most):
-        message = f"{attempt.message}. It was the last of {most + 1} (lifecycle.failurePolicy.maxRestarts is {most})"
+        message = f"{attempt.message}. No restarts are left (lifecycle.failurePolicy.maxRestarts is {most})"
         return JobEnd(ConditionType.FAILED, Reason.TOO_MANY_RESTARTS, message)
     return None
 
 
 def _next_attempt(rendered: Rendering, observed: Observed, attempt: Attempt, now: float) -> Plan:
-    """Counts an attempt that ended. What follows from the count is done when it is written."""
+    """Count an attempt that ended. The next attempt starts once the count is written."""
     context = rendered.context
     counter = "restarts" if attempt.verdict == "failed" else "disruptions"
     counted = {**observed.status, counter: int(observed.status.get(counter, 0)) + 1, "attempt": attempt.number + 1}

@@ -1,8 +1,8 @@
 """``kubectl plaudit``: how a job goes, its logs by role, its metrics page, suspend and resume. kubectl does the work.
 
-    plugin.py        the command line
-    plugin_job.py    the job that a command is about, in words
-    kubectl.py       kubectl itself
+    commands.py     the command line
+    job.py          the text about a job
+    kubectl.py      kubectl itself
 
 Exit codes: kubectl's own, or 1 when a command makes no sense for the job as it is; 2 for a bad command line.
 """
@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from plaudit_operator import names
 from plaudit_operator.plugin.job import Object, ended, is_ready, missing_pods, summary, unknown_job
 from plaudit_operator.plugin.kubectl import Kubectl, KubectlError
+from plaudit_wire.printable import printable
 
 RESOURCE = "rljobs.plaudit.dev"
 ROLES = ("trainer", "rollout", "reward", "model", "metrics", "redis")
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         kubectl = Kubectl.found(options.namespace, options.context, options.kubeconfig)
         sys.exit(_COMMANDS[options.command](kubectl, options))
     except (KubectlError, PluginError) as error:
-        sys.exit(f"kubectl plaudit: {error}")
+        sys.exit(printable(f"kubectl plaudit: {error}", keep="\n"))
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -47,7 +48,7 @@ def _status(kubectl: Kubectl, options: argparse.Namespace) -> int:
     job = _job(kubectl, options.job)
     selector = f"involvedObject.uid={job['metadata']['uid']}"
     events = kubectl.items("events", "--field-selector", selector)
-    sys.stdout.write(summary(job, events, time.time()))
+    sys.stdout.write(printable(summary(job, events, time.time()), keep="\n"))
     return 0
 
 

@@ -13,21 +13,26 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
 from typing import Any, Literal
+from urllib.parse import urlsplit, urlunsplit
 
-import httpx
 import msgspec
 
-from plaudit_reward.code.backend import CaseResult
+from plaudit_reward.code.asserts.check import AssertCheck, Executed
+from plaudit_reward.code.asserts.sources import Part, script_of
+from plaudit_reward.code.backend import CaseResult, Timer
 from plaudit_reward.code.cases import Case
+from plaudit_reward.code.comparison import Comparison
 from plaudit_reward.code.sandbox.limits import Limits
-from plaudit_reward.code.sandbox.program import PREAMBLE
-from plaudit_reward.errors import DataError, InfrastructureError
+from plaudit_reward.code.sandbox.preamble import PREAMBLE
+from plaudit_reward.errors import CallTimeoutError, DataError, InfrastructureError
+from plaudit_reward.http.client import HttpClient
+from plaudit_reward.http.errors import NoResponseError, ResponseTooLargeError
+from plaudit_reward.http.proxy import proxy_for
+from plaudit_reward.http.response import excerpt, retry_after_s
 
 _ATTEMPTS = 3
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-_CONNECT_WITHIN_S = 10.0
 _ANSWER_WITHIN_S = 10.0
 """After the program's own time, as verl waits."""
 _TRANSIENT = frozenset({408, 425, 429})
@@ -64,13 +69,13 @@ class FusionBackend:
     waits_for: Literal["process", "limit"] = "limit"
 
     def __init__(self, url: str, concurrency: int) -> None:
-        parsed = httpx.URL(url)
-        self._url = parsed if parsed.path not in {"", "/"} else parsed.copy_with(path="/run_code")
+        parts = urlsplit(url)
+        self._url = url if parts.path not in {"", "/"} else urlunsplit(parts._replace(path="/run_code"))
         self.num_samples = concurrency
         self._places = asyncio.Semaphore(concurrency)
-        self._client = httpx.AsyncClient(
-            limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
-        )
+        self._comparison = Comparison()
+        self._asserts = AssertCheck(self._comparison, "")
+        self._http = HttpClient(max_connections=concurrency, proxy=proxy_for(self._url))
 
     async def open(self) -> None:
         """Nothing to start: a server that is away for a moment must not end a job."""
@@ -86,24 +91,57 @@ class FusionBackend:
         first, newline, others = block.partition("\n")
         return others if newline and first.strip().isalpha() else block
 
-    async def run(
-        self, program: str, function: str | None, case: Case, limits: Limits, on_begin: Callable[[], None]
-    ) -> CaseResult:
-        """Runs one test case; asks up to three times while the server is away or overloaded."""
-        code = f"{program}\n\n{case.behind}"
-        body = {
-            "code": code if function is None else _calling(code, function),
-            "stdin": case.stdin,
-            "language": "python",
-            "compile_timeout": limits.time_s,
-            "run_timeout": limits.time_s,
-            "memory_limit_MB": max(1, limits.memory_bytes >> 20),
-            "files": {},
-            "fetch_files": [],
-        }
+    async def run(self, program: str, function: str | None, case: Case, limits: Limits, timer: Timer) -> CaseResult:
+        """Run one test case; the expected output or value is never sent along with the program."""
+        if not case.behind:
+            return await self._run(program, function, case, limits, timer)
+
+        async def execute(part: Part, text: str, payload: str, stdin: str) -> Executed:
+            return await self._execute(script_of(part, text, payload), stdin, limits, timer)
+
+        if function is None:
+            return await self._asserts.check(execute, program, case)
+        checked = await self._asserts.check(execute, program, case._replace(expected=None))
+        if not checked.passed or case.expected is None:
+            return checked
+        return await self._run(program, function, case, limits, timer)
+
+    async def _run(self, program: str, function: str | None, case: Case, limits: Limits, timer: Timer) -> CaseResult:
+        code = program if function is None else _calling(program, function)
+        executed = await self._execute(code, case.stdin, limits, timer)
+        if executed.ending != "finished":
+            return CaseResult(False, executed.ending, executed.reason)
+        assert case.expected is not None
+        return CaseResult(await self._comparison.compare("same text", executed.stdout, case.expected), "finished")
+
+    async def _execute(self, code: str, stdin: str, limits: Limits, timer: Timer) -> Executed:
+        """Run a program on the server.
+
+        A program that the server fails to run again and again, while it runs another one, is to blame itself.
+        """
         async with self._places:
-            on_begin()
-            return _judge(await self._ask_until_answered(body, limits), case)
+            timer.begin()
+            try:
+                return await self._ask_again_when_healthy(_body(code, stdin, limits), limits)
+            finally:
+                timer.end()
+
+    async def _ask_again_when_healthy(self, body: dict[str, Any], limits: Limits) -> Executed:
+        try:
+            return _executed(await self._ask_until_answered(body, limits))
+        except (ServerFailureError, RefusedError):
+            good = {**body, "code": _KNOWN_GOOD}
+            healthy = _executed(await self._ask_until_answered(good, limits))
+            if healthy.stdout.strip() != b"42":
+                raise
+        try:
+            return _executed(await self._ask_until_answered(body, limits))
+        except (ServerFailureError, RefusedError) as error:
+            return Executed("crashed", reason=str(error))
+
+    def blames_program(self, num_done: int) -> bool:
+        """Return True when the server responds: it has then ended at least one case of the sample."""
+        return num_done > 0
 
     async def _ask_until_answered(self, body: dict[str, Any], limits: Limits) -> _Answer:
         for attempt in range(1, _ATTEMPTS + 1):
@@ -111,7 +149,8 @@ class FusionBackend:
                 return await self._ask(body, limits)
             except _TransientError as error:
                 if attempt == _ATTEMPTS:
-                    raise InfrastructureError(f"{error} ({_ATTEMPTS} times)") from error
+                    kind = ServerFailureError if error.under_program else InfrastructureError
+                    raise kind(f"{error} ({_ATTEMPTS} times)") from error
                 await asyncio.sleep(error.pause_s(attempt))
         raise AssertionError("the last attempt returns")
 
@@ -123,69 +162,94 @@ class FusionBackend:
             DataError: the server refuses the request itself.
             InfrastructureError: what answers is no Sandbox Fusion, or its sandbox is broken.
         """
-        timeout = httpx.Timeout(2 * limits.time_s + _ANSWER_WITHIN_S, connect=_CONNECT_WITHIN_S)
+        limit_s = 2 * limits.time_s + _ANSWER_WITHIN_S
         most = limits.output_bytes * _BYTES_PER_CHARACTER
-        content = bytearray()
         try:
-            async with self._client.stream("POST", self._url, json=body, timeout=timeout) as response:
-                async for part in response.aiter_bytes():
-                    content += part
-                    if len(content) > most:
-                        return _Answer("OutputLimit")
-        except httpx.TransportError as error:
-            told = str(error) or type(error).__name__
-            raise _TransientError(f"Sandbox Fusion at {self._url} is not to be reached: {told}") from error
-        status = response.status_code
-        if status in _TRANSIENT or status >= 500:
-            raise _TransientError(f"Sandbox Fusion answers {status}", response.headers.get("retry-after"))
+            response = await self._http.post(self._url, msgspec.json.encode(body), limit_s, max_bytes=most)
+        except ResponseTooLargeError:
+            return _Answer("OutputLimit")
+        except (NoResponseError, CallTimeoutError) as error:
+            raise _TransientError(f"Sandbox Fusion at {error}") from error
+        status, content = response.status, response.body
+        if status in _TRANSIENT or status >= 500 or 300 <= status < 400:
+            busy = status in _TRANSIENT or status == 503
+            raise _TransientError(
+                f"Sandbox Fusion at {self._url} responded {status}",
+                retry_after_s(response.headers),
+                under_program=not busy,
+            )
         if status >= 400:
-            told = content[:200].decode(errors="replace")
-            raise DataError(f"Sandbox Fusion at {self._url} refuses the program with {status}: {told}")
+            raise RefusedError(f"Sandbox Fusion at {self._url} refused the program with {status}: {excerpt(content)}")
         try:
             return msgspec.json.decode(content, type=_Answer)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise _TransientError(f"what answers at {self._url} is no Sandbox Fusion: {error}") from error
+            raise _TransientError(f"the server at {self._url} is not a Sandbox Fusion: {error}") from error
 
     async def close(self) -> None:
-        """Closes the connections."""
-        await self._client.aclose()
+        """Close the connections."""
+        await self._comparison.close()
+        await self._http.close()
 
 
 class _TransientError(Exception):
     """The server did not answer this time."""
 
-    def __init__(self, message: str, retry_after: str | None = None) -> None:
+    def __init__(self, message: str, retry_after_s: float | None = None, *, under_program: bool = True) -> None:
         super().__init__(message)
-        self._retry_after = retry_after
+        self.under_program = under_program
+        self._retry_after_s = retry_after_s
 
     def pause_s(self, attempt: int) -> float:
         """Until the next attempt: what the server asks for, else a random time that doubles in its mean."""
-        if self._retry_after is not None and self._retry_after.isdecimal():
-            return min(_LONGEST_PAUSE_S, float(self._retry_after))
+        if self._retry_after_s is not None:
+            return min(_LONGEST_PAUSE_S, self._retry_after_s)
         return random.uniform(0.5, 1.5) * _FIRST_PAUSE_S * 2.0 ** (attempt - 1)
 
 
-def _judge(answer: _Answer, case: Case) -> CaseResult:
+_KNOWN_GOOD = "print(6 * 7)"
+
+
+def _body(code: str, stdin: str, limits: Limits) -> dict[str, Any]:
+    return {
+        "code": code,
+        "stdin": stdin,
+        "language": "python",
+        "compile_timeout": limits.time_s,
+        "run_timeout": limits.time_s,
+        "memory_limit_MB": max(1, limits.memory_bytes >> 20),
+        "files": {},
+        "fetch_files": [],
+    }
+
+
+def _executed(answer: _Answer) -> Executed:
     if answer.status == "OutputLimit":
-        return CaseResult(False, "output limit")
+        return Executed("output limit")
     compiled, ran = answer.compile_result, answer.run_result
     if answer.status == "Success" and ran is not None and ran.status == "Finished":
-        printed = (ran.stdout or "").rstrip("\n")
-        return CaseResult(case.expected is None or printed == case.expected.rstrip("\n"), "finished")
+        return Executed("finished", (ran.stdout or "").encode("utf-8", "surrogatepass"))
     if answer.status == "Failed":
         for result in (compiled, ran):
             if result is not None and (failed := _failure(result)) is not None:
                 return failed
-    told = answer.message or "without a message"
-    raise InfrastructureError(f"Sandbox Fusion could not run the program: {answer.status}, {told}")
+    message = answer.message or "without a message"
+    raise ServerFailureError(f"Sandbox Fusion could not run the program: {answer.status}, {message}")
 
 
-def _failure(result: _Result) -> CaseResult | None:
+class RefusedError(DataError):
+    """The server refused a request: for its input, or for the program."""
+
+
+class ServerFailureError(InfrastructureError):
+    """The server failed under this program: it may be the server's fault, or the program's."""
+
+
+def _failure(result: _Result) -> Executed | None:
     last_line = (result.stderr or "").strip().rpartition("\n")[2]
     if result.status == "TimeLimitExceeded":
-        return CaseResult(False, "time limit")
+        return Executed("time limit")
     if result.status == "Error" or (result.status == "Finished" and result.return_code != 0):
-        return CaseResult(False, "raised", last_line)
+        return Executed("raised", reason=last_line)
     return None
 
 

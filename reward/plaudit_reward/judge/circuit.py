@@ -1,7 +1,8 @@
-"""A circuit breaker: an endpoint that fails again and again is left alone for a while, then asked once."""
+"""A circuit breaker: stops requests to an endpoint that keeps failing, then probes it with one at a time."""
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -26,90 +27,101 @@ class Circuit:
 
         closed ── 5 failures in a row, or one refusal (401, 403, 404) ──▶ open ── pause is over ──▶ half open
           ▲                                                                ▲                            │
-          └──────────────────────────── the one call answers ──────────────┼────────────────────────────┤
+          └──────────────────────── the probe gets a response ─────────────┼────────────────────────────┤
                                                                            └── it fails: pause doubled ─┘
 
-    A 429 is no failure: an endpoint that is busy is there.
+    A 429 is not a failure: a busy endpoint is up. Nor is a request that fails after others, sent later or earlier, got
+    a response while it was in flight: with hundreds in flight some hang at any time, and time out together.
 
     Args:
         name: of the judge.
+        base_url: of its endpoint, for log and errors.
         clock: monotonic seconds.
     """
 
-    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, name: str, base_url: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = name
+        self._base_url = base_url
         self._clock = clock
         self._failures = 0
-        self._reason = ""
+        self._last_failure = ""
+        self._responded_at = -math.inf
         self._pause_s = 0.0
         self._probe_at: float | None = None
         self._probing = False
 
     @property
     def is_open(self) -> bool:
-        """Whether the endpoint is left alone, or only probed."""
+        """True while requests are stopped, or only probes are sent."""
         return self._probe_at is not None
 
     @property
     def probe_due(self) -> bool:
-        """Whether it is half open and nobody is asking."""
+        """True when it is half open and no probe is in flight."""
         return self._probe_at is not None and not self._probing and self._clock() >= self._probe_at
 
     def check(self) -> None:
-        """Lets pass what would be called now.
+        """Return where a request may be sent now.
 
         Raises:
-            CircuitOpenError: the endpoint is left alone.
+            CircuitOpenError: requests are stopped.
         """
         if self._probe_at is None or self.probe_due:
             return
-        wait_s = _WHILE_PROBING_S if self._probing else self._probe_at - self._clock()
-        raise CircuitOpenError(f"the endpoint is not asked for now: {self._reason}", retry_after_s=max(0.0, wait_s))
+        wait_s = max(0.0, _WHILE_PROBING_S if self._probing else self._probe_at - self._clock())
+        raise CircuitOpenError(f"{self._reason()}; next try in {wait_s:.0f} s", retry_after_s=wait_s)
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """Around one call of the endpoint: notes how it ended.
+        """Record the result of one request, which the block sends.
 
         Raises:
-            CircuitOpenError: the endpoint is left alone.
+            CircuitOpenError: requests are stopped.
         """
         self.check()
         probe = self._probe_at is not None
         self._probing = probe
+        sent_at = self._clock()
         try:
             yield
         except EndpointRefusedError as error:
             self._failed(str(error), probe, at_once=True)
             raise
         except BusyError:
-            self._answered()
+            self._responded()
             raise
         except (InfrastructureError, CallTimeoutError) as error:
-            self._failed(str(error), probe)
+            if probe or self._responded_at <= sent_at:
+                self._failed(str(error), probe)
             raise
         except Exception:
-            self._answered()
+            self._responded()
             raise
         else:
-            self._answered()
+            self._responded()
         finally:
             if probe:
                 self._probing = False
 
-    def _answered(self) -> None:
+    def _responded(self) -> None:
         if self._probe_at is not None:
-            logger.warning("judge answers again", judge=self._name)
-        self._failures, self._pause_s, self._probe_at = 0, 0.0, None
+            logger.warning("judge responds again", judge=self._name, url=self._base_url)
+        self._failures, self._pause_s, self._probe_at, self._responded_at = 0, 0.0, None, self._clock()
 
     def _failed(self, reason: str, probe: bool, *, at_once: bool = False) -> None:
         self._failures += 1
         if self._probe_at is not None and not probe:
-            return  # it began before the circuit opened
+            return  # the request was sent before the circuit opened
         if not probe and not at_once and self._failures < FAILURES_IN_A_ROW:
             return
         self._pause_s = min(_LONGEST_PAUSE_S, self._pause_s * 2 or _FIRST_PAUSE_S)
         # Workers that saw the same outage must not come back together.
         self._probe_at = self._clock() + random.uniform(0.75, 1.0) * self._pause_s
-        self._reason = f"{self._failures} calls failed in a row, the last: {reason}" if self._failures > 1 else reason
-        fields = {"judge": self._name, "reason": self._reason, "pause_s": round(self._pause_s, 1)}
-        logger.warning("judge is not asked for now", **fields)
+        self._last_failure = reason
+        fields = {"judge": self._name, "reason": self._reason(), "pause_s": round(self._pause_s, 1)}
+        logger.warning("judge fails; requests to it stop", **fields)
+
+    def _reason(self) -> str:
+        if self._failures > 1:
+            return f"judge {self._base_url}: {self._failures} failures in a row (last: {self._last_failure})"
+        return f"judge {self._base_url}: {self._last_failure}"

@@ -1,33 +1,31 @@
-"""What an endpoint's refusals mean: try again, leave it alone, or give this sample up.
+"""Maps an endpoint's refusals to errors: retry, stop asking, or give this sample up.
 
 ::
 
     InfrastructureError
-    ├── BusyError               429, or 503 with Retry-After: it is there, and has enough to do
-    ├── EndpointRefusedError    401, 403, 404, 405, a redirect: the endpoint's address, key or model is wrong
-    └── CircuitOpenError        it was not asked: it failed too often
+    ├── BusyError               429, or 503 with Retry-After: the endpoint works and has too many requests
+    ├── EndpointRefusedError    401, 403, 404, 405, 407, a redirect: its address, key or model is wrong
+    └── CircuitOpenError        no request was sent: too many had failed
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from email.utils import parsedate_to_datetime
 
 from plaudit_reward.errors import DataError, InfrastructureError, RewardError
+from plaudit_reward.http.response import retry_after_s
 
 _REFUSALS = frozenset({401, 403, 404, 405, 407})
-_PASSING = frozenset({408, 409, 425})
-_LONGEST_RETRY_AFTER_S = 3600.0
+_TRANSIENT = frozenset({408, 409, 425})
 _REMEDY = {
     401: "check apiKeySecret",
-    403: "check apiKeySecret and what the key may do",
+    403: "check apiKeySecret and the key's permissions",
     404: "check baseUrl (up to and with /v1) and model",
 }
 
 
 class BusyError(InfrastructureError):
-    """The endpoint wants fewer requests."""
+    """The endpoint asks for fewer requests."""
 
 
 class EndpointRefusedError(InfrastructureError):
@@ -35,49 +33,25 @@ class EndpointRefusedError(InfrastructureError):
 
 
 class CircuitOpenError(InfrastructureError):
-    """The endpoint was not asked."""
+    """No request was sent."""
 
 
-def failure_of(status: int, headers: Mapping[str, str], message: str) -> RewardError:
-    """The error that stands for a response other than 200.
+def failure_of(base_url: str, status: int, headers: Mapping[str, str], message: str) -> RewardError:
+    """Return the error for a response other than 200.
 
     Args:
+        base_url: of the endpoint, for the error's message.
         status: HTTP status.
-        headers: of the response, lower case names.
-        message: what the endpoint said.
+        headers: of the response; names in lower case, or a mapping that ignores case.
+        message: the endpoint's own.
     """
-    words = f"the endpoint answered {status}: {message}" if message else f"the endpoint answered {status}"
+    text = f"{base_url} responded {status}: {message}" if message else f"{base_url} responded {status}"
     wait_s = retry_after_s(headers)
     if status == 429 or (status == 503 and wait_s is not None):
-        return BusyError(words, retry_after_s=wait_s)
+        return BusyError(text, retry_after_s=wait_s)
     if status in _REFUSALS or status < 400:
         remedy = _REMEDY.get(status, "check baseUrl")
-        return EndpointRefusedError(f"{words} ({remedy})", retry_after_s=wait_s)
-    if status >= 500 or status in _PASSING:
-        return InfrastructureError(words, retry_after_s=wait_s)
-    return DataError(words)
-
-
-def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds that ``Retry-After`` asks for, given as such or as a date; None when it says nothing sensible.
-
-    A date is read against the response's own ``Date``, so that a wrong clock here or there does no harm.
-    """
-    text = headers.get("retry-after", "").strip()
-    try:
-        return _bounded(float(text))
-    except ValueError:
-        pass
-    try:
-        until = parsedate_to_datetime(text).timestamp()
-    except ValueError:
-        return None
-    try:
-        now = parsedate_to_datetime(headers.get("date", "")).timestamp()
-    except ValueError:
-        now = time.time()
-    return _bounded(until - now)
-
-
-def _bounded(seconds: float) -> float | None:
-    return min(max(0.0, seconds), _LONGEST_RETRY_AFTER_S) if seconds == seconds else None
+        return EndpointRefusedError(f"{text} ({remedy})", retry_after_s=wait_s)
+    if status >= 500 or status in _TRANSIENT:
+        return InfrastructureError(text, retry_after_s=wait_s)
+    return DataError(text)

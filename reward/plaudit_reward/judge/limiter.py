@@ -20,14 +20,17 @@ from plaudit_wire.logs import get_logger
 logger = get_logger(__name__)
 
 _ALWAYS_ROOM = 1_000_000
-_AT_A_TIME = 256
-"""Requests that one exchange asks for."""
+_MOST_AT_A_TIME = 256
+_LEAST_AT_A_TIME = 4
+"""Bounds on the requests that one exchange asks for. It asks for twice as many as the last one let through."""
 _AT_ONCE_S = 0.1
 _RENEW_EVERY_S = 4.0
 _SOON_S = 2.0
 _LEAST_LOOK_AHEAD = 16
 _LONGEST_PAUSE_S = 2.0
 _LONGEST_HOLD_S = 60.0
+_RECENT_RESPONSES = 32
+_HOLDING_SHARE = 0.25
 
 
 @dataclass
@@ -64,9 +67,11 @@ class Limiter:
         self._sent_late: list[tuple[str, float]] = []
         """Requests and when they were sent, monotonic seconds."""
         self._in_flight = 0
+        self._at_a_time = _MOST_AT_A_TIME
         self._refused = False
         """The first that waits was refused: until the time to come again, only an ended request changes that."""
         self._held_from_s = self._held_until_s = 0.0
+        self._refusals: deque[bool] = deque(maxlen=_RECENT_RESPONSES)
         self._passed_at: deque[float] = deque()
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -94,6 +99,9 @@ class Limiter:
         Raises:
             InfrastructureError: the budget cannot be asked.
         """
+        if not self._budget.limits.present and time.monotonic() >= self._held_until_s and not self._waiting:
+            self._in_flight += 1
+            return Passage(Request("", tokens), tokens)
         waiting = _Waiting(Request(str(next(self._ids)), tokens))
         self._waiting.append(waiting)
         if not self._refused:
@@ -107,6 +115,11 @@ class Limiter:
             raise
         return Passage(waiting.request, tokens, passed_s)
 
+    @property
+    def rated(self) -> bool:
+        """True where requests or tokens are limited over time, so that the moment of sending counts."""
+        return self._budget.limits.rated
+
     def sent(self, passage: Passage) -> None:
         """The request has left this process: where that took a while, its window begins only now."""
         now = time.monotonic()
@@ -117,16 +130,29 @@ class Limiter:
     def leave(self, passage: Passage) -> None:
         """The request has ended."""
         self._in_flight -= 1
+        if not self._budget.limits.present:
+            return
         if passage.tokens != passage.request.tokens:
             self._settled.append(Settled(passage.request.id, passage.tokens))
         self._news.set()
 
-    def hold(self, seconds: float) -> None:
-        """Let nothing more through for a while, a minute at most: the endpoint asked for it."""
+    def accepted(self) -> None:
+        """Record that the endpoint worked on a request."""
+        self._refusals.append(False)
+
+    def refused(self, retry_after_s: float) -> None:
+        """Record that the endpoint refused a request and asked for a pause.
+
+        One refusal among many accepted requests delays its own sample only. Once a quarter of the last responses are
+        refusals, no request passes until the pause is over, a minute at most.
+        """
+        self._refusals.append(True)
+        if sum(self._refusals) < _HOLDING_SHARE * len(self._refusals):
+            return
         now = time.monotonic()
         if now >= self._held_until_s:
             self._held_from_s = now
-        self._held_until_s = max(self._held_until_s, now + min(seconds, _LONGEST_HOLD_S))
+        self._held_until_s = max(self._held_until_s, now + min(retry_after_s, _LONGEST_HOLD_S))
 
     def held_s(self, start_s: float, end_s: float) -> float:
         """Return how much of a span of monotonic time lies in the newest pause that the endpoint asked for."""
@@ -164,7 +190,7 @@ class Limiter:
     async def _exchange(self, *, asking: bool) -> float:
         """One exchange; returns after how many seconds the next is due even without news."""
         self._forget_ended()
-        asked = [w for w in itertools.islice(self._waiting, _AT_A_TIME) if not w.passed.done()] if asking else []
+        asked = [w for w in itertools.islice(self._waiting, self._at_a_time) if not w.passed.done()] if asking else []
         settled, self._settled = self._settled, []
         late, self._sent_late = self._sent_late, []
         now = time.monotonic()
@@ -182,6 +208,8 @@ class Limiter:
         self._let_through(asked[: passed.number], now)
         self._forget_ended()
         self._refused = passed.number < len(asked)
+        if asked:
+            self._at_a_time = min(_MOST_AT_A_TIME, max(_LEAST_AT_A_TIME, 2 * passed.number))
         if self._refused:
             return passed.again_s
         return 0.0 if self._waiting else _RENEW_EVERY_S if self._in_flight else math.inf

@@ -1,4 +1,4 @@
-"""``kind: judge``: render the prompt → wait for the limits → ask → parse."""
+"""``kind: judge``: render the prompt → wait for the limits → ask the endpoint → parse its answer."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ _LEAST_PARSE_S = 1.0
 
 
 class JudgeScorer:
-    """Scores by what an endpoint answers; of sample or group scope as its template and parser are.
+    """Scores samples by an endpoint's answers; of sample or group scope as its template and parser are.
 
     Args:
         name: of the scorer in the job.
-        template: makes the prompt.
+        template: renders the prompt.
         client: asks the endpoint; closed here.
         parser: reads the answer; opened and closed here.
         limiter: started and stopped here.
-        estimate: of the tokens that a request takes.
-        report: of what was used; started and stopped here. None outside of a run.
-        traceparent: of a sample, told to the endpoint (a group's is its first sample's). None where nothing is traced.
+        estimate: predicts the tokens of a request.
+        report: adds the usage to the run's; started and stopped here. None outside of a run.
+        traceparent: returns the trace context of a sample, sent as a header (a group's is its first sample's). None
+            where nothing is traced.
     """
 
     def __init__(
@@ -58,10 +59,10 @@ class JudgeScorer:
         self._estimate = estimate
         self._report = report
         self._traceparent = traceparent
-        self._circuit = Circuit(name)
+        self._circuit = Circuit(name, client.base_url)
 
     async def open(self) -> None:
-        """Starts the limiter and the parser; the endpoint is asked by the first sample, it may come up later."""
+        """Start the limiter and the parser. The endpoint may come up later: the first sample connects to it."""
         await self._parser.open()
         self._limiter.start()
         if self._report is not None:
@@ -69,41 +70,41 @@ class JudgeScorer:
 
     @property
     def circuit_open(self) -> bool:
-        """Whether the endpoint is left alone, or only probed."""
+        """True while requests to the endpoint are stopped, or only probes are sent."""
         return self._circuit.is_open
 
     async def score(self, sample: Sample, attempt: Attempt) -> Score:
-        """Scores one sample."""
+        """Score one sample."""
         (score,) = await self.score_group([sample], [], attempt)
         return score
 
     async def score_group(self, samples: Sequence[Sample], values: Sequence[float], attempt: Attempt) -> list[Score]:
-        """Scores all samples of a group by one answer."""
+        """Score all samples of a group by one answer."""
         prompt = self._template.render(samples)
-        headers = {"traceparent": self._traceparent(samples[0])} if self._traceparent else {}
+        headers = {"traceparent": self._traceparent(samples[0])} if self._traceparent else None
         answer, spent_s = await self._ask(prompt, attempt, headers)
         parsing = Attempt(max(_LEAST_PARSE_S, attempt.limit_s - spent_s))
         scores = await self._parser.scores(answer.text, samples, parsing)
         attempt.queued_s += parsing.queued_s
-        # One answer about many samples is kept once.
+        # An answer about several samples is recorded once.
         return [_with_answer(scores[0], answer), *scores[1:]]
 
     def room(self) -> int:
-        """How many more samples it could begin soon; while the endpoint is away one, to see whether it is back."""
+        """Return how many more samples could begin soon; one, the probe, while the circuit is open."""
         if self._circuit.is_open:
             return 1 if self._circuit.probe_due else 0
         return self._limiter.room()
 
     async def close(self) -> None:
-        """Ends the connections."""
+        """Stop the limiter, the parser and the report, and close the connections."""
         await self._limiter.stop()
         await self._client.close()
         await self._parser.close()
         if self._report is not None:
             await self._report.stop()
 
-    async def _ask(self, prompt: str, attempt: Attempt, headers: Mapping[str, str]) -> tuple[Answer, float]:
-        """The answer, and the seconds of the call."""
+    async def _ask(self, prompt: str, attempt: Attempt, headers: Mapping[str, str] | None) -> tuple[Answer, float]:
+        """Return the answer and the seconds of the call."""
         self._circuit.check()
         began = time.monotonic()
         try:
@@ -115,16 +116,17 @@ class JudgeScorer:
         began = time.monotonic()
         try:
             with self._circuit.call():
-                sent = partial(self._limiter.sent, passage)
-                answer = await self._client.ask(prompt, attempt.limit_s, sent, headers)
+                on_sent = partial(self._limiter.sent, passage) if self._limiter.rated else None
+                answer = await self._client.ask(prompt, attempt.limit_s, on_sent, headers)
         except CircuitOpenError:
             passage.tokens = NEVER_SENT
             raise
         except (BusyError, EndpointRefusedError) as error:
             passage.tokens = 0
-            self._limiter.hold(error.retry_after_s or 0.0)
+            self._limiter.refused(error.retry_after_s or 0.0)
             raise
         else:
+            self._limiter.accepted()
             self._learn(prompt, answer, passage)
             return answer, time.monotonic() - began
         finally:
@@ -137,5 +139,9 @@ class JudgeScorer:
 
 
 def _with_answer(score: Score, answer: Answer) -> Score:
-    said = {"answer": answer.text, "prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.completion_tokens}
-    return msgspec.structs.replace(score, extra={**extra_of(said), **score.extra})
+    items = {
+        "answer": answer.text,
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.completion_tokens,
+    }
+    return msgspec.structs.replace(score, extra={**extra_of(items), **score.extra})

@@ -1,9 +1,9 @@
-"""``kind: model``: sends a sample to one of the scorer's reward model servers, takes the logit as its value.
+"""``kind: model``: sends a sample to one of the scorer's reward model servers and returns the logit as its value.
 
-What a server says decides what becomes of the sample: 200 is a value; 429 is a queue that is full, so another server is
-asked, or the same one after its ``Retry-After``; 503 is a server that ends, which is asked no more until it is healthy;
-any other 4xx is about this sample (too long, no chat template) and never tried again; a lost connection or a 5xx is an
-``InfrastructureError``, which the pipeline tries again.
+The response decides. 200 carries the value. 429 means a full queue: the sample goes to another server, or to the same
+one after its ``Retry-After``. 503 means a server that is shutting down: it gets no requests until it is healthy. 401
+and 403 mean a wrong token. Any other 4xx is about this sample (too long, no chat template) and is never retried. A lost
+connection or a 5xx is an ``InfrastructureError``, which the pipeline retries.
 """
 
 from __future__ import annotations
@@ -15,10 +15,18 @@ import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import httpx
 import msgspec
 
-from plaudit_reward.errors import ConfigurationError, DataError, InfrastructureError, ScoreTimeoutError
+from plaudit_reward.errors import (
+    CallTimeoutError,
+    ConfigurationError,
+    DataError,
+    InfrastructureError,
+    ScoreTimeoutError,
+)
+from plaudit_reward.http.client import HttpClient
+from plaudit_reward.http.errors import NoResponseError, UnreachableError
+from plaudit_reward.http.response import Response, error_message, retry_after_s
 from plaudit_reward.model_client.addresses import find
 from plaudit_reward.model_client.replicas import Replica, Replicas
 from plaudit_reward.score import Score
@@ -30,12 +38,15 @@ logger = get_logger(__name__)
 
 Form = Literal["chat", "text"]
 
+TOKEN_VARIABLE = "PLAUDIT_MODEL_SERVER_TOKEN"  # noqa: S105  # the variable's name
+"""Environment variable: the bearer token of the reward model servers; unset or empty: none."""
+
 _FIND_EVERY_S = 2.0
 _WATCH_EVERY_S = 0.1
 _PROBE_WITHIN_S = 2.0
-_CONNECT_WITHIN_S = 5.0
-_KEEP_IDLE_S = 2.0
-"""Below the 5 s after which vLLM closes an idle connection: a request must not meet a closing one."""
+_SPARE_CONNECTIONS = 16
+"""For probes, so that they never wait for samples."""
+_WRONG_TOKEN = frozenset({401, 403})
 _LONGEST_RETRY_AFTER_S = 60.0
 
 
@@ -48,6 +59,9 @@ class _Answer(msgspec.Struct):
     data: list[_Result]
 
 
+_decode = msgspec.json.Decoder(_Answer).decode
+
+
 class ModelScorer:
     """Scores by a reward model with one output, behind vLLM's ``/classify`` or Plaudit's own.
 
@@ -55,11 +69,14 @@ class ModelScorer:
         name: of the scorer in the job.
         places: of its servers; see ``addresses``.
         form: ``chat``: the messages and the response, rendered by the reward model's chat template; ``text``: prompt
-            and response as they stand.
+            and response, concatenated.
         max_concurrent: requests at a time.
+        token: bearer token of the servers; empty: none.
     """
 
-    def __init__(self, name: str, places: Sequence[str], *, form: Form = "chat", max_concurrent: int = 256) -> None:
+    def __init__(
+        self, name: str, places: Sequence[str], *, form: Form = "chat", max_concurrent: int = 256, token: str = ""
+    ) -> None:
         self.name = name
         self._places = list(places)
         self._form = form
@@ -67,28 +84,32 @@ class ModelScorer:
         self._replicas = Replicas()
         self._changed = asyncio.Event()
         self._in_work = 0
-        self._client: httpx.AsyncClient | None = None
+        self._token = token
+        self._http: HttpClient | None = None
         self._watching: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Begins to look for servers; they may come later than the worker.
+        """Start to look for servers; they may come up later than the worker.
 
         Raises:
-            ConfigurationError: nobody said where servers are.
+            ConfigurationError: there are no addresses of servers, an HTTP header cannot carry the token, or the process
+                may not open so many connections.
         """
         if not self._places:
             raise ConfigurationError(
-                f"scorer {self.name}: nobody said where its reward model is served. 'plaudit run' and the operator "
+                f"scorer {self.name}: the address of its reward model is missing. 'plaudit run' and the operator "
                 "start the servers; to start this process by hand, set PLAUDIT_MODEL_SERVERS"
             )
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_KEEP_IDLE_S)
-        # Calls are timed by the attempt; proxies are for the world outside.
-        timeout = httpx.Timeout(None, connect=_CONNECT_WITHIN_S)
-        self._client = httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False)
+        # The servers belong to the job, so no proxy lies between.
+        self._http = HttpClient(
+            max_connections=self._max_concurrent + _SPARE_CONNECTIONS,
+            bearer_token=self._token,
+            key_field=TOKEN_VARIABLE,
+        )
         self._watching = asyncio.create_task(self._watch())
 
     async def score(self, sample: Sample, attempt: Attempt) -> Score:
-        """Asks servers until one answers."""
+        """Score one sample; ask further servers while those asked are full or shutting down."""
         self._in_work += 1
         try:
             return await self._score(request_body(sample, self._form), attempt)
@@ -96,17 +117,17 @@ class ModelScorer:
             self._in_work -= 1
 
     def room(self) -> int:
-        """None while no server is healthy: what is not taken keeps its time."""
+        """Return how many more samples could begin; none while no server is healthy, so that their time stays whole."""
         return max(0, self._max_concurrent - self._in_work) if self._replicas.any_healthy else 0
 
     async def close(self) -> None:
-        """Ends the watch and the connections."""
+        """Stop the probes and close the connections."""
         if self._watching is not None:
             self._watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watching
-        if self._client is not None:
-            await self._client.aclose()
+        if self._http is not None:
+            await self._http.close()
 
     async def _score(self, body: bytes, attempt: Attempt) -> Score:
         began_s = time.monotonic()
@@ -114,10 +135,10 @@ class ModelScorer:
             replica = await self._pick(attempt, began_s)
             response = await self._ask(replica, body, _left_s(attempt, began_s))
             if response is not None:
-                return _read(response)
+                return _score_of(replica.url, response.body)
 
     async def _pick(self, attempt: Attempt, began_s: float) -> Replica:
-        """Waits for a server: a full one is a limit (its wait is not the sample's time), one that is away is not."""
+        """Wait for a server: for a full one as limiter wait, for an unhealthy one within the sample's time."""
         while True:
             now_s = time.monotonic()
             replica = self._replicas.pick(now_s)
@@ -138,44 +159,53 @@ class ModelScorer:
             async with asyncio.timeout(max(0.0, at_most_s)):
                 await self._changed.wait()
 
-    async def _ask(self, replica: Replica, body: bytes, within_s: float) -> httpx.Response | None:
-        """One request; None when another server must be asked."""
+    async def _ask(self, replica: Replica, body: bytes, limit_s: float) -> Response | None:
+        """Send one request; return None when another server must be asked."""
         replica.outstanding += 1
         try:
-            response = await self._post(replica, body, within_s)
+            response = await self._post(replica, body, limit_s)
         finally:
             replica.outstanding -= 1
         now_s = time.monotonic()
-        if response.status_code == 429:
-            self._replicas.full(replica, now_s, _retry_after_s(response))
+        if response.status == 429:
+            self._replicas.full(replica, now_s, _pause_s(response))
             return None
-        if response.status_code == 503:
-            self._replicas.eject(replica, now_s, _retry_after_s(response))
+        if response.status == 503:
+            self._replicas.eject(replica, now_s, _pause_s(response))
             return None
-        if response.status_code >= 500 or response.status_code == 408:
+        if response.status >= 500 or response.status == 408:
             self._replicas.failed(replica, now_s)
-            raise InfrastructureError(f"{replica.url} answered {_told(response)}")
+            raise InfrastructureError(f"{replica.url} responded {self._explained(response)}")
         self._replicas.answered(replica)
+        if response.status in _WRONG_TOKEN:
+            raise InfrastructureError(
+                f"{replica.url} responded {self._explained(response)} (set {TOKEN_VARIABLE} to the server's token)"
+            )
+        if response.status != 200 and response.status < 400:
+            raise InfrastructureError(f"{replica.url} responded {response.status}; a reward model server sends 200")
+        if response.status != 200:
+            raise DataError(f"{replica.url} refused the sample: {self._explained(response)}")
         return response
 
-    async def _post(self, replica: Replica, body: bytes, within_s: float) -> httpx.Response:
-        assert self._client is not None
-        headers = {"Content-Type": "application/json"}
+    async def _post(self, replica: Replica, body: bytes, limit_s: float) -> Response:
+        assert self._http is not None
         try:
-            async with asyncio.timeout(within_s):
-                return await self._client.post(f"{replica.url}/classify", content=body, headers=headers)
-        except TimeoutError as error:
+            return await self._http.post(f"{replica.url}/classify", body, limit_s)
+        except CallTimeoutError as error:
             self._replicas.failed(replica, time.monotonic())
-            raise ScoreTimeoutError(f"{replica.url} did not answer within {within_s:.1f} s") from error
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise ScoreTimeoutError(str(error)) from None
+        except UnreachableError:
             self._replicas.eject(replica, time.monotonic())
-            raise InfrastructureError(f"{replica.url} cannot be reached: {error}") from error
-        except httpx.TransportError as error:
+            raise
+        except NoResponseError:
             self._replicas.failed(replica, time.monotonic())
-            raise InfrastructureError(f"{replica.url} broke off: {type(error).__name__} {error}") from error
+            raise
+
+    def _explained(self, response: Response) -> str:
+        return f"{response.status}: {error_message(response.body, self._token)}"
 
     async def _watch(self) -> None:
-        """Finds servers and probes those that are not healthy, for as long as the scorer is open."""
+        """Look up the servers and probe the unhealthy ones until the scorer closes."""
         find_at_s = 0.0
         while True:
             if time.monotonic() >= find_at_s:
@@ -186,23 +216,22 @@ class ModelScorer:
             await asyncio.sleep(_WATCH_EVERY_S)
 
     async def _probe(self, replica: Replica) -> None:
-        assert self._client is not None
+        assert self._http is not None
         try:
-            response = await self._client.get(f"{replica.url}/health", timeout=_PROBE_WITHIN_S)
-            healthy = response.status_code == 200
-        except httpx.TransportError:
+            healthy = (await self._http.get(f"{replica.url}/health", _PROBE_WITHIN_S)).status == 200
+        except (NoResponseError, CallTimeoutError):
             healthy = False
         self._replicas.probed(replica, time.monotonic(), healthy=healthy)
         if healthy:
             logger.info("reward model server is healthy", scorer=self.name, url=replica.url)
-            self._changed.set()  # all who wait look again
+            self._changed.set()  # all waiting samples look again
             self._changed = asyncio.Event()
 
 
 def request_body(sample: Sample, form: Form) -> bytes:
-    """What is sent for a sample: its raw logit is asked for.
+    """Return the body of the request for a sample's raw logit.
 
-    A prompt without messages is one message of the user.
+    A prompt without messages becomes one message of the user.
     """
     if form == "text":
         return msgspec.json.encode({"input": sample.prompt + sample.response, "use_activation": False})
@@ -211,37 +240,26 @@ def request_body(sample: Sample, form: Form) -> bytes:
     return msgspec.json.encode({"messages": messages, "use_activation": False})
 
 
-def _read(response: httpx.Response) -> Score:
-    if response.status_code != 200:
-        raise DataError(f"the reward model's server refused the sample: {_told(response)}")
+def _score_of(url: str, body: bytes) -> Score:
     try:
-        answer = msgspec.json.decode(response.content, type=_Answer)
-        (result,) = answer.data
-    except (msgspec.DecodeError, ValueError) as error:
-        raise InfrastructureError(f"{response.url} answered what is no classification: {error}") from error
+        (result,) = _decode(body).data
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+        raise InfrastructureError(f"{url}: the response is not a classification of one input: {error}") from error
     if len(result.probs) != 1:
         raise DataError(
-            f"the model has {len(result.probs)} labels; a reward model has one (num_labels: 1). Name another source"
+            f"{url}: the model has {len(result.probs)} labels; a reward model has one (num_labels: 1). Name another "
+            "source"
         )
     (logit,) = result.probs
     return Score.scored(math.nan if logit is None else logit)
 
 
-def _told(response: httpx.Response) -> str:
-    """The server's own words: the ``message`` of vLLM's error form, else the body's beginning."""
-    try:
-        message = str(response.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        message = response.text[:500]
-    return f"HTTP {response.status_code}: {message}"
-
-
-def _retry_after_s(response: httpx.Response) -> float:
-    """Seconds of ``Retry-After``; one where it is missing, or is a date, which the servers do not send."""
-    told = response.headers.get("Retry-After", "")
-    return min(float(told), _LONGEST_RETRY_AFTER_S) if told.isdigit() else 1.0
+def _pause_s(response: Response) -> float:
+    """Return the seconds of ``Retry-After``, at most a minute; one where the header is missing."""
+    asked_s = retry_after_s(response.headers)
+    return 1.0 if asked_s is None else min(asked_s, _LONGEST_RETRY_AFTER_S)
 
 
 def _left_s(attempt: Attempt, began_s: float) -> float:
-    """What the attempt may still work, waits for limits excluded."""
+    """Return the seconds that the attempt has left, waits for limits excluded."""
     return attempt.limit_s - (time.monotonic() - began_s - attempt.waited_s)

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from plaudit_reward.errors import CallTimeoutError, DataError, InfrastructureError
-from plaudit_reward.judge.failures import BusyError, CircuitOpenError, EndpointRefusedError, retry_after_s
+from plaudit_reward.http.errors import ConnectionLostError, ResponseTooLargeError
+from plaudit_reward.http.response import retry_after_s
+from plaudit_reward.judge.failures import BusyError, CircuitOpenError, EndpointRefusedError
 from plaudit_reward.judge.usage import Usage
 from plaudit_reward.pipeline.pipeline import Pipeline
 from plaudit_reward.pipeline.stage import Rules, Stage
@@ -21,26 +23,26 @@ from plaudit_wire.sample import Sample
 Make = Callable[..., Any]
 
 FAULTS: list[tuple[dict[str, Any], type[Exception], str, str]] = [
-    ({"status": 429}, BusyError, "answered 429", "429"),
-    ({"status": 503, "headers": {"Retry-After": "2"}}, BusyError, "answered 503", "503"),
-    ({"status": 500, "body": b"<h1>oh no</h1>"}, InfrastructureError, "answered 500: <h1>oh no</h1>", "500"),
-    ({"status": 408}, InfrastructureError, "answered 408", "408"),
+    ({"status": 429}, BusyError, "responded 429", "429"),
+    ({"status": 503, "headers": {"Retry-After": "2"}}, BusyError, "responded 503", "503"),
+    ({"status": 500, "body": b"<h1>oh no</h1>"}, InfrastructureError, "responded 500: <h1>oh no</h1>", "500"),
+    ({"status": 408}, InfrastructureError, "responded 408", "408"),
     ({"status": 401, "body": {"error": {"message": "bad key hush"}}}, EndpointRefusedError, r"bad key \*\*\*", "401"),
     ({"status": 404, "body": {"detail": "Not Found"}}, EndpointRefusedError, "Not Found.*baseUrl", "404"),
-    ({"status": 307, "headers": {"Location": "/v2"}}, EndpointRefusedError, "answered 307", "307"),
+    ({"status": 307, "headers": {"Location": "/v2"}}, EndpointRefusedError, "responded 307", "307"),
     ({"status": 400, "body": {"error": {"message": "prompt too long"}}}, DataError, "400: prompt too long", "400"),
-    ({"status": 422, "body": {"error": "no"}}, DataError, "answered 422: no", "422"),
-    ({"cut": "before"}, InfrastructureError, "cannot be reached", "unreachable"),
-    ({"cut": "middle"}, InfrastructureError, "cannot be reached", "unreachable"),
-    ({"body": b'{"choices": [{"mess'}, InfrastructureError, "no chat completion", "200"),
-    ({"body": b"\xff\xfe"}, InfrastructureError, "no chat completion", "200"),
+    ({"status": 422, "body": {"error": "no"}}, DataError, "responded 422: no", "422"),
+    ({"cut": "before"}, ConnectionLostError, "ended before the whole response", "unreachable"),
+    ({"cut": "middle"}, ConnectionLostError, "ended before the whole response", "unreachable"),
+    ({"body": b'{"choices": [{"mess'}, InfrastructureError, "not a chat completion", "200"),
+    ({"body": b"\xff\xfe"}, InfrastructureError, "not a chat completion", "200"),
     ({"body": {"choices": "none"}}, InfrastructureError, r"Expected `array`, got `str` - at `\$.choices`", "200"),
     ({"body": {"choices": []}}, InfrastructureError, "no choices", "200"),
-    ({"body": {"choices": [{"message": {"content": 7}}]}}, InfrastructureError, "no chat completion", "200"),
+    ({"body": {"choices": [{"message": {"content": 7}}]}}, InfrastructureError, "not a chat completion", "200"),
     ({"body": {"choices": [{"message": {}, "finish_reason": "length"}]}}, DataError, "empty .*length", "200"),
-    ({"body": b"x" * (5 << 20)}, InfrastructureError, "longer than", "unreachable"),
-    ({"after_s": 5}, CallTimeoutError, "no answer within 0.2 s", "timeout"),
-    ({"drip_s": 0.05}, CallTimeoutError, "no answer within 0.2 s", "timeout"),
+    ({"body": b"x" * (5 << 20)}, ResponseTooLargeError, "longer than", "unreachable"),
+    ({"after_s": 5}, CallTimeoutError, "no response within 0.2 s", "timeout"),
+    ({"drip_s": 0.05}, CallTimeoutError, "no response within 0.2 s", "timeout"),
 ]
 
 
@@ -159,15 +161,16 @@ async def test_an_outage_opens_the_circuit_and_one_call_at_a_time_sees_whether_i
     judge = await make_judge()
     await server.stop()
     for index in range(5):
-        with pytest.raises(InfrastructureError, match="cannot be reached"):
+        with pytest.raises(InfrastructureError, match="cannot connect: Connection refused"):
             await judge.score(make_sample(index=index), Attempt(5.0))
     assert judge.circuit_open
     assert judge.room() == 0
     with pytest.raises(
-        CircuitOpenError, match=r"endpoint is not asked for now: 5 calls failed .* cannot be reached"
-    ) as told:
+        CircuitOpenError,
+        match=r"judge http://127.*/v1: 5 failures in a row \(last: http://127.*refused\); next try in [01] s",
+    ) as error:
         await judge.score(make_sample(), Attempt(5.0))
-    assert told.value.retry_after_s is not None
+    assert error.value.retry_after_s is not None
     assert usage.requests == {"unreachable": 5}
     await server.start()
     scoring = await Pipeline([Stage(judge, Rules(retries=3))]).score(make_sample())
@@ -211,3 +214,41 @@ async def test_samples_that_are_refused_do_not_open_the_circuit(
         with pytest.raises(BusyError):
             await judge.score(make_sample(index=index), Attempt(5.0))
     assert not judge.circuit_open
+
+
+async def test_requests_that_hang_while_others_get_answers_do_not_open_the_circuit(
+    server: Any, faults: Any, make_judge: Make, make_sample: Make
+) -> None:
+    """Ten of 30 hang and time out in the same moment, when the answers to the others have long arrived."""
+    server.reply = lambda request, number: faults.Reply(after_s=9 if number <= 10 else 0)
+    judge = await make_judge()
+    ended = await asyncio.gather(
+        *(judge.score(make_sample(index=i), Attempt(0.5)) for i in range(30)), return_exceptions=True
+    )
+    assert sum(isinstance(one, CallTimeoutError) for one in ended) == 10
+    assert not judge.circuit_open
+
+
+async def test_one_refusal_among_many_answers_delays_its_own_sample_only(
+    server: Any, faults: Any, make_judge: Make, make_sample: Make
+) -> None:
+    server.reply = lambda request, number: (
+        faults.Reply(429, headers={"Retry-After": "60"}) if number == 20 else faults.Reply()
+    )
+    judge = await make_judge()
+    for index in range(30):
+        if index == 19:
+            with pytest.raises(BusyError):
+                await judge.score(make_sample(index=index), Attempt(5.0))
+        else:
+            await judge.score(make_sample(index=index), Attempt(5.0))
+    server.reply = lambda request, number: faults.Reply(429, headers={"Retry-After": "60"})
+    ended = await asyncio.gather(
+        *(judge.score(make_sample(index=i), Attempt(5.0)) for i in range(12)), return_exceptions=True
+    )
+    assert all(isinstance(one, BusyError) for one in ended)
+    waiting = asyncio.create_task(judge.score(make_sample(), Attempt(5.0)))
+    await asyncio.sleep(0.2)
+    assert not waiting.done()
+    assert len(server.requests) == 42
+    waiting.cancel()

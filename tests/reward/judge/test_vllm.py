@@ -95,11 +95,11 @@ async def test_vllms_answers_are_scored_and_its_refusals_told(
     assert score.outcome == "scored", score
     assert score.extra["completion_tokens"] == 32
     assert usage.tokens["completion"] == 32
-    with pytest.raises(DataError, match=r"answered 400: .*maximum context length"):
+    with pytest.raises(DataError, match=r"responded 400: .*maximum context length"):
         await judge.score(make_sample("1" * 500), Attempt(60.0))
     await judge.close()
     stranger = await opened("wrong")
-    with pytest.raises(EndpointRefusedError, match=r"answered 401: Unauthorized \(check apiKeySecret\)"):
+    with pytest.raises(EndpointRefusedError, match=r"responded 401: Unauthorized \(check apiKeySecret\)"):
         await stranger.score(make_sample("1"), Attempt(60.0))
     assert stranger.circuit_open
     await stranger.close()

@@ -42,14 +42,14 @@ async def test_what_is_sent() -> None:
 
 
 WRONG: list[tuple[Any, type[RewardError], str]] = [
-    ((400, {}, ERROR), DataError, "HTTP 400: too long for me"),
-    ((404, {}, b"nothing here"), DataError, "HTTP 404: nothing here"),
+    ((400, {}, ERROR), DataError, "refused the sample: 400: too long for me"),
+    ((404, {}, b"nothing here"), DataError, "refused the sample: 404: nothing here"),
     ((200, {}, b'{"data": [{"probs": [1, 2]}]}'), DataError, "2 labels; a reward model has one"),
-    ((200, {}, b'{"data": []}'), InfrastructureError, "no classification"),
-    ((200, {}, b"<html>"), InfrastructureError, "no classification"),
-    ((500, {}, ERROR), InfrastructureError, "HTTP 500: too long for me"),
-    ((408, {}, ERROR), InfrastructureError, "HTTP 408"),
-    (None, InfrastructureError, "broke off"),
+    ((200, {}, b'{"data": []}'), InfrastructureError, "not a classification"),
+    ((200, {}, b"<html>"), InfrastructureError, "not a classification"),
+    ((500, {}, ERROR), InfrastructureError, "responded 500: too long for me"),
+    ((408, {}, ERROR), InfrastructureError, "responded 408"),
+    (None, InfrastructureError, "ended before the whole response"),
 ]
 
 
@@ -111,7 +111,7 @@ async def test_a_server_that_does_not_answer_times_out(servers: Servers, open_sc
         await asyncio.sleep(1000)
 
     server.answer = never
-    with pytest.raises(ScoreTimeoutError, match=r"did not answer within 0\.[12] s"):
+    with pytest.raises(ScoreTimeoutError, match=r"no response within 0\.[12]"):
         await (await open_scorer([server.url])).score(SAMPLE, Attempt(0.2))
 
 
@@ -179,5 +179,5 @@ async def test_a_name_is_all_addresses_that_dns_has_for_it() -> None:
 
 
 async def test_a_scorer_without_places_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="scorer rm: nobody said where"):
+    with pytest.raises(ConfigurationError, match="scorer rm: the address of its reward model is missing"):
         await ModelScorer("rm", []).open()

@@ -69,15 +69,59 @@ async def test_it_waits_for_a_run_that_is_still_starting(start_service: Any, tmp
     assert len(output.read_text().splitlines()) == 3
 
 
+async def test_an_edited_input_is_not_given_the_old_scores(
+    start_service: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples, output = tmp_path / "samples.jsonl", tmp_path / "scores.jsonl"
+    rows = [{"response": str(i), "ground_truth": str(i), "id": f"mine-{i}"} for i in range(3)]
+    samples.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "let-go").touch()
+    async with start_service(SLOW) as service:
+        monkeypatch.setenv("PLAUDIT_REDIS_PASSWORD", service.server.password)
+        command = ["submit", str(samples), "-o", str(output), "--redis", service.server.url, "--run", service.run]
+        assert await asyncio.to_thread(main, command) == 0
+        assert [json.loads(line)["id"] for line in output.read_text().splitlines()] == ["mine-0", "mine-1", "mine-2"]
+        assert ": scored 3; mean score 1\n" in capsys.readouterr().err
+        assert await asyncio.to_thread(main, command) == 0
+        assert "already has the scores of all 3 samples" in capsys.readouterr().err
+        before = output.read_text()
+        samples.write_text(samples.read_text().replace('"response": "1"', '"response": "2"'))
+        assert await asyncio.to_thread(main, command) == 2
+        assert "line 2 is not the score of sample 2 of" in capsys.readouterr().err
+        assert output.read_text() == before
+
+
+async def test_it_follows_a_service_that_is_resumed_on_another_port(
+    start_service: Any, tmp_path: Path, run_name: str
+) -> None:
+    samples, output, run = write_samples(tmp_path / "samples.jsonl", 4), tmp_path / "scores.jsonl", tmp_path / run_name
+    run.mkdir()
+
+    def announce(url: str, password: str) -> None:
+        (tmp_path / "new").write_text(json.dumps({"url": url, "password": password, "run": run_name}))
+        (tmp_path / "new").rename(run / "service.json")
+
+    announce("redis://127.0.0.1:1/0", "gone")
+    (tmp_path / "let-go").touch()
+    arguments = [str(samples), "-o", str(output), "--runs-folder", str(tmp_path), "--wait", "60"]
+    submitting = await asyncio.create_subprocess_exec(sys.executable, "-m", "plaudit_workers.cli", "submit", *arguments)
+    async with start_service(SLOW) as service:
+        await asyncio.sleep(1.0)
+        assert submitting.returncode is None
+        announce(service.server.url, service.server.password)
+        assert await submitting.wait() == 0
+    assert len(output.read_text().splitlines()) == 4
+
+
 REFUSED = [
     (["{folder}/absent.jsonl"], "absent.jsonl cannot be read"),
     (["{folder}/bad.jsonl"], "bad.jsonl:2: Object contains unknown field `answer`. A line is a JSON object with"),
-    (["{folder}/good.jsonl", "--runs-folder", "{folder}"], "holds no scoring service"),
-    (["{folder}/good.jsonl", "--runs-folder", "{folder}", "--run", "x"], "no scoring service of the name x"),
+    (["{folder}/good.jsonl", "--runs-folder", "{folder}"], "has no scoring service"),
+    (["{folder}/good.jsonl", "--runs-folder", "{folder}", "--run", "x"], "no scoring service with the name x"),
     (["{folder}/good.jsonl", "--redis", "redis://127.0.0.1:1/0", "--run", "x"], "cannot be reached"),
     (
         ["{folder}/good.jsonl", "--redis", "redis://127.0.0.1:1/0", "-o", "{folder}/long.jsonl"],
-        "long.jsonl has 9 lines, more than the 3 samples",
+        "long.jsonl: line 1 is not the score of sample 1 of",
     ),
 ]
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from plaudit_workers.job.problem import Problem
+from plaudit_workers.job.rules.judges import is_private
 
 RULE = {"name": "first", "kind": "rule"}
 PYTHON = {"name": "second", "kind": "python", "python": {"path": "r.py"}}
@@ -239,6 +241,10 @@ SCORERS: list[tuple[list[dict[str, Any]], str]] = [
         "spec.reward.scorers[0].judge.baseUrl: 'https://judge/v1?key=1' has a query",
     ),
     (
+        judge(baseUrl="http://judge.example/v1", apiKeySecret={"name": "judge", "key": "token"}),
+        "spec.reward.scorers[0].judge.baseUrl: 'http://judge.example/v1' would carry the key of apiKeySecret",
+    ),
+    (
         judge(arguments={"stream": True}),
         "spec.reward.scorers[0].judge.arguments.stream: is set by Plaudit. Remove it; every other member of the",
     ),
@@ -313,3 +319,15 @@ def assert_told(problems: list[Problem], words: str) -> None:
     told = [str(problem) for problem in problems]
     assert any(words in line for line in told), told
     assert all(problem.message and problem.remedy for problem in problems)
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "127.0.0.1", "[::1]", "10.1.2.3", "judge", "judge.models.svc", "j.internal"]
+)
+def test_a_key_may_travel_over_plain_http_inside_a_machine_or_a_private_network(host: str) -> None:
+    assert is_private(urlsplit(f"http://{host}:8000/v1").hostname or "")
+
+
+@pytest.mark.parametrize("host", ["judge.example", "8.8.8.8", "[2606:4700::1]", "judge.svc.example.com"])
+def test_a_key_may_not_travel_over_plain_http_elsewhere(host: str) -> None:
+    assert not is_private(urlsplit(f"http://{host}/v1").hostname or "")

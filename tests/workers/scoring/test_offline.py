@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from plaudit_reward.pipeline.pipeline import Pipeline
@@ -97,7 +101,7 @@ def test_groups_are_scored_as_a_whole(score: Score, tmp_path: Path, capsys: pyte
     assert (code, [one["score"] for one in scores]) == (0, [3.0, 3.1, 3.2, 1.0, 1.0, 1.0])
     code, _ = score([*samples, {"response": "late", "group": "g"}], scorer)
     assert code == 2
-    assert "samples.jsonl:7: group 'g' had ended before. Sort the lines by group" in capsys.readouterr().err
+    assert "samples.jsonl:7: group 'g' ended before this line. Sort the lines by group" in capsys.readouterr().err
 
 
 def test_standard_input_is_scored_up_to_the_broken_line(
@@ -164,3 +168,72 @@ def test_messages_are_the_prompt_of_a_chat() -> None:
     assert stored is not None
     sample: Sample = stored.as_sample(1, 0)
     assert (sample.prompt, sample.messages[0]["role"], sample.index) == ("2 + 2?", "user", 3)
+
+
+NULLS = {"prompt": None, "extra_info": None, "ground_truth": "4", "id": None, "group": None, "index": None}
+
+
+def test_null_means_absent_in_every_optional_field(score: Score) -> None:
+    row = {**gsm8k("4"), **NULLS, "response_tokens": None, "max_tokens": None, "finish_reason": None}
+    code, scores = score([row])
+    assert (code, [one["score"] for one in scores]) == (0, [1.0])
+
+
+def test_verl_s_columns_are_read_and_ids_are_repeated(score: Score) -> None:
+    verl = {"reward_model": {"ground_truth": "4", "style": "rule"}, "ability": "math", "extra_info": '{"index": 1}'}
+    code, scores = score([{"data_source": "openai/gsm8k", "response": "#### 4", "id": "a", **verl}])
+    assert (code, [(one["id"], one["score"]) for one in scores]) == (0, [("a", 1.0)])
+
+
+@pytest.mark.parametrize("answers", [{"response": "#### 4"}, {"responses": ["#### 4", "#### 5"]}])
+def test_parquet_is_read_by_its_content(score: Score, tmp_path: Path, answers: dict[str, Any]) -> None:
+    score([])  # writes the job
+    row = {"data_source": "openai/gsm8k", "prompt": [{"role": "user", "content": "2+2"}], **answers}
+    rows = [{**row, "reward_model": {"ground_truth": "4"}, "extra_info": None, "whatever": 1}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "samples.jsonl")
+    arguments = ["--input", str(tmp_path / "samples.jsonl"), "--output", str(tmp_path / "scores.jsonl")]
+    assert main(["score", "--job", str(tmp_path / "job.yaml"), *arguments]) == 0
+    written = [json.loads(line)["score"] for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
+    assert written == [1.0, 0.0][: len(written)]
+    assert len(written) == len(answers.get("responses", [0]))
+
+
+def test_parquet_without_responses_names_its_columns(
+    score: Score, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    score([])
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"prompt": "a"}]), tmp_path / "data.parquet")
+    arguments = ["--input", str(tmp_path / "data.parquet"), "--output", "-"]
+    assert main(["score", "--job", str(tmp_path / "job.yaml"), *arguments]) == 2
+    assert "has no column response or responses (it has prompt)" in capsys.readouterr().err
+
+
+def test_what_a_reward_function_prints_and_its_reasons_are_shown(score: Score, tmp_path: Path) -> None:
+    rewards = tmp_path / "rewards.py"
+    rewards.write_text(
+        "import sys, warnings\n"
+        "def mine(sample):\n"
+        "    print('seen', sample.response, flush=True)\n"
+        "    print('on stderr', file=sys.stderr, flush=True)\n"
+        "    warnings.warn('old')\n"
+        "    return {}['answer']\n"
+    )
+    score([{"response": "a"}] * 3, f"{{name: mine, kind: python, python: {{path: {rewards}, function: mine}}}}")
+    command = [sys.executable, "-m", "plaudit_workers.cli", "score", "--job", "job.yaml", "--output", "-"]
+    done = subprocess.run(
+        [*command, "--input", "samples.jsonl"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert [json.loads(line)["outcome"] for line in done.stdout.splitlines()] == ["data_error"] * 3
+    for line in ("mine: seen a", "mine: on stderr", "UserWarning: old", "3 × mine: KeyError: 'answer'"):
+        assert line in done.stderr, done.stderr
+
+
+def test_a_closed_pipe_ends_the_command_without_a_traceback(score: Score, tmp_path: Path) -> None:
+    score([gsm8k("4")] * 3000)
+    scoring = "score --job job.yaml --input samples.jsonl --output -"
+    for command in (scoring, "schema"):
+        piped = f"{sys.executable} -m plaudit_workers.cli {command} | true; echo ${{PIPESTATUS[0]}}"
+        done = subprocess.run(["bash", "-c", piped], cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert "Traceback" not in done.stderr
+        assert "BrokenPipe" not in done.stderr
+        assert done.stdout.strip() == "141"

@@ -11,15 +11,14 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-import msgspec
-
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Service
+from plaudit_wire.outage import OUTAGE
 from plaudit_wire.sample import Sample
 from plaudit_workers.client.connect import ServiceError, connect
 from plaudit_workers.client.inbox import Inbox
 from plaudit_workers.client.result import Result
-from plaudit_workers.scoring.offline.lines import SampleInput
+from plaudit_workers.scoring.offline.lines import SampleInput, sample_input
 from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.sessions import (
     LARGEST_GROUP,
@@ -28,7 +27,6 @@ from plaudit_workers.stream.sessions import (
     SessionTakenError,
     Submission,
 )
-from plaudit_workers.stream.transitions.scripts import OUTAGE
 from plaudit_workers.supervision import set_within
 
 logger = get_logger(__name__)
@@ -231,8 +229,6 @@ class RewardClient:
             return False
         except SessionTakenError as error:
             raise self._taken_over(error) from error
-        except OUTAGE as error:
-            raise ServiceError(f"Redis at {self._address.url} has been away for minutes: {error}") from error
         for (group, samples), answer in zip(list(left.items()), answers, strict=True):
             if answer is Submission.conflict:
                 raise ServiceError(
@@ -265,7 +261,7 @@ class RewardClient:
                 for group in await self._session.read(_RESULTS_A_READ, _UPKEEP_EVERY_S):
                     self._inbox.take(self._session.own_id(group.group), group)
             except OUTAGE as error:
-                logger.warning("redis is away", error=str(error))
+                self._transport.outages.report(error)
                 await asyncio.sleep(_ROOM_PAUSE_S)
             except SessionGoneError:
                 await self._session.open()
@@ -333,9 +329,9 @@ def _checked(sample: Input) -> SampleInput:
     if isinstance(sample, SampleInput):
         return sample
     try:
-        return msgspec.convert(sample, SampleInput)
-    except msgspec.ValidationError as error:
-        raise ServiceError(f"a sample cannot be taken: {error}. See plaudit_workers.client.SampleInput") from error
+        return sample_input(sample, SampleInput)
+    except ValueError as error:
+        raise ServiceError(f"invalid sample: {error}. See plaudit_workers.client.SampleInput") from error
 
 
 def _checked_id(own: str) -> str:

@@ -20,7 +20,7 @@ class Result:
         score: the reward; None exactly unless ``outcome`` is ``scored``.
         outcome: ``scored`` · ``data_error`` · ``infra_error`` · ``timeout`` · ``skipped`` · ``poison`` · ``given_up``.
         reason: why there is no score.
-        scorers: what each scorer said.
+        scorers: what each scorer output.
         seconds: from its submission until its score was there.
         drop_group: a scorer's ``onFailure: dropGroup`` says that nothing of its group is to be trained on.
     """
@@ -38,14 +38,14 @@ class Result:
 def results_of(own_id: str, group: GroupResult) -> Iterator[Result]:
     """The results of one group's samples, in their order."""
     for index, sample in enumerate(group.samples):
-        said = SampleOutput.from_record(sample.scoring)
+        output = SampleOutput.from_record(sample.scoring)
         yield Result(
             own_id,
             index,
-            said.score,
-            said.outcome,
-            said.reason,
-            said.scorers,
+            output.score,
+            output.outcome,
+            output.reason,
+            output.scorers,
             sample.seconds,
             sample.scoring.drop_group,
         )

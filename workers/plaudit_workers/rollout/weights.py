@@ -18,7 +18,6 @@ from plaudit_wire.messages import Announcement, PolicyVersion
 from plaudit_workers.published_weights import PROBE_FILE, Probe, weights_digest
 from plaudit_workers.rollout.engines.protocol import Engine, WeightsUnreadableError, WeightSwitch
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.outage import outlasting
 
 logger = get_logger(__name__)
 
@@ -85,7 +84,7 @@ class PolicyWeights:
             True if the announced version is loaded now; False if nothing is announced or it could not be loaded.
         """
         async with self._lock:
-            announcement = await outlasting(self._transport.announced)
+            announcement = await self._transport.retry_through_outage(self._transport.announced)
             if announcement is None:
                 return False
             return announcement.version == self.held or await self._load(announcement)

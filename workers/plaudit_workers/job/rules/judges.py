@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -11,6 +12,7 @@ from plaudit_reward.judge.prompt import PromptTemplate
 from plaudit_workers.job.problem import Problem
 from plaudit_workers.job.spec.scorers import JudgeSpec, LimitsSpec, ScorerSpec
 
+_PRIVATE_DOMAINS = (".svc", ".local", ".localhost", ".internal", ".lan", ".home.arpa")
 _OWN_MEMBERS = ("model", "messages", "stream", "n")
 
 
@@ -58,8 +60,24 @@ def _base_url(field: str, judge: JudgeSpec) -> Iterator[Problem]:
         yield Problem(field, "contains a user or a password", "Name the key's Secret in apiKeySecret instead")
     if parts.path.rstrip("/").endswith("/chat/completions"):
         yield Problem(field, f"{judge.base_url!r} includes the route", "End it with /v1: Plaudit adds the route")
+    if judge.api_key_secret and parts.scheme == "http" and not is_private(parts.hostname or ""):
+        yield Problem(
+            field,
+            f"{judge.base_url!r} would carry the key of apiKeySecret unencrypted over a network",
+            "Write https://; http is for loopback, private addresses, and names of the cluster or a private domain "
+            "(judge, judge.models.svc, judge.internal)",
+        )
     if parts.query or parts.fragment:
         yield Problem(field, f"{judge.base_url!r} has a query or a fragment", "Remove it")
+
+
+def is_private(host: str) -> bool:
+    """Return True for a host inside the machine, the cluster or a private network, as far as its name shows."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return "." not in host or host.endswith(_PRIVATE_DOMAINS)
+    return address.is_loopback or address.is_private
 
 
 def _arguments(field: str, judge: JudgeSpec) -> Iterator[Problem]:

@@ -32,7 +32,7 @@ _RETRIES = 3
 
 
 def judge_scorer(scorer: ScorerSpec, context: BuildContext) -> JudgeScorer:
-    """An endpoint, asked within the limits that all workers share."""
+    """Build a judge: an endpoint, and the limits that all workers share."""
     assert scorer.judge is not None
     judge = scorer.judge
     group = scorer.scope == "group"

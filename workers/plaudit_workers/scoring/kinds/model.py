@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from plaudit_reward.model_client.scorer import ModelScorer
+import os
+
+from plaudit_reward.model_client.scorer import TOKEN_VARIABLE, ModelScorer
 from plaudit_workers.job.spec.scorers import ScorerSpec
 from plaudit_workers.scoring.kinds.context import BuildContext
 
 
 def model_scorer(scorer: ScorerSpec, context: BuildContext) -> ModelScorer:
-    """A reward model, at the servers that the run has for it."""
+    """Build the client of a reward model, at the servers that the run has for it."""
     assert scorer.model is not None
     return ModelScorer(
         scorer.name,
         context.model_servers.get(scorer.name, ()),
         form=scorer.model.input,
         max_concurrent=context.reward.workers.max_concurrent_samples,
+        token=os.environ.get(TOKEN_VARIABLE, ""),
     )

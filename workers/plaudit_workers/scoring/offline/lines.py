@@ -1,20 +1,22 @@
-"""Samples and scores as lines of JSON: what ``plaudit score`` and ``plaudit submit`` read and write."""
+"""Samples in and scores out: JSON objects or Parquet rows of ``plaudit score``, ``plaudit submit`` and the client."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 
 from plaudit_wire.records import Outcome, ScoringRecord
 from plaudit_wire.sample import Sample
+from plaudit_workers.job.data_row import extra_info_of
 from plaudit_workers.process import RefusedError
+from plaudit_workers.scoring.offline.entries import Entry, file_entries
 
 
 class SampleInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One response that is to be scored, with the columns of its data row (verl's names)."""
+    """One response to score, with the columns of its data row (verl's names)."""
 
     response: str
     prompt: str | list[dict[str, Any]] = ""
@@ -24,14 +26,14 @@ class SampleInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     extra_info: dict[str, Any] = {}
     response_tokens: int = 0
     max_tokens: int = 0
-    """The most tokens the response could have had; for length penalties."""
+    """The limit on the response's tokens; for length penalties."""
     finish_reason: str = "stop"
     """``stop`` or ``length``."""
     id: str = ""
-    """Of the sample, for a scoring service; empty: made up."""
+    """Id of the sample, repeated in its score; empty: a scoring service generates one."""
 
     def sample(self, group: str, index: int) -> Sample:
-        """The sample as scorers see it, as number ``index`` of a group."""
+        """Return the sample for the scorers, as number ``index`` of a group."""
         chat = not isinstance(self.prompt, str)
         messages: Any = self.prompt if chat else []
         return Sample(
@@ -49,8 +51,42 @@ class SampleInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         )
 
 
+Input = TypeVar("Input", bound=SampleInput)
+
+_IGNORED = ("ability", "agent_name")
+"""Columns of verl's data files that no scorer reads."""
+
+
+def sample_input(row: Mapping[str, Any], kind: type[Input]) -> Input:
+    """Convert a row: null means absent, verl's ``reward_model`` holds the ground truth, extra_info may be JSON text.
+
+    Raises:
+        ValueError: a required field is missing, a field is unknown or has the wrong type (msgspec's error is one).
+    """
+    fields = {name: value for name, value in row.items() if value is not None and name not in _IGNORED}
+    reward_model = fields.pop("reward_model", None)
+    if isinstance(reward_model, Mapping):
+        fields.setdefault("ground_truth", reward_model.get("ground_truth"))
+    if "extra_info" in fields:
+        try:
+            fields["extra_info"] = extra_info_of(fields["extra_info"])
+        except ValueError as error:
+            raise ValueError(f"extra_info {error}") from error
+    return msgspec.convert(fields, kind)
+
+
+def decode_entry(entry: Entry, kind: type[Input]) -> Input:
+    """Read the sample of a line or row.
+
+    Raises:
+        ValueError: as ``sample_input``, or the line is not a JSON object.
+    """
+    row = entry if isinstance(entry, Mapping) else msgspec.json.decode(entry, type=dict[str, Any])
+    return sample_input(row, kind)
+
+
 class ScorerOutput(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one scorer said."""
+    """The result of one scorer."""
 
     outcome: Outcome
     value: float | None = None
@@ -60,46 +96,44 @@ class ScorerOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     extra: dict[str, float | str] = {}
 
 
-class SampleOutput(msgspec.Struct, frozen=True):
-    """What one sample's scoring came to; ``score`` is present exactly when ``outcome`` is ``scored``."""
+class SampleOutput(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The result of one sample; ``score`` is present exactly when ``outcome`` is ``scored``."""
 
+    id: str = ""
+    """The id of the input, where it has one."""
     score: float | None
     outcome: Outcome
     reason: str | None
     scorers: dict[str, ScorerOutput]
 
     @classmethod
-    def from_record(cls, record: ScoringRecord) -> Self:
-        """Of the record that a pipeline gave."""
+    def from_record(cls, record: ScoringRecord, id: str = "") -> Self:  # noqa: A002 (the field's name)
+        """Convert the record of a pipeline."""
         scorers = {
             name: ScorerOutput(
                 of.outcome, of.value, of.reason, round(of.limiter_s + of.retry_s + of.call_s, 6), dict(of.extra)
             )
             for name, of in record.scorers.items()
         }
-        return cls(record.value, record.outcome, record.reason, scorers)
+        return cls(id=id, score=record.value, outcome=record.outcome, reason=record.reason, scorers=scorers)
 
 
 def read_samples(path: Path) -> Iterator[SampleInput]:
-    """The samples of a file, one JSON object a line; empty lines are left out.
+    """Yield the samples of a file of JSON lines or Parquet rows; skip empty lines.
 
     Raises:
-        RefusedError: the file cannot be read, or a line is no such object; the message names line and field.
+        RefusedError: the file cannot be read, or a line is not a sample; the message names line and field.
     """
-    decoder = msgspec.json.Decoder(SampleInput)
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    try:
-                        yield decoder.decode(line)
-                    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                        raise RefusedError(f"{path}:{number}: {error}. {_EXPECTED}") from error
-    except OSError as error:
-        raise RefusedError(f"{path} cannot be read: {error.strerror}") from error
+    for number, entry in enumerate(file_entries(path), 1):
+        if not entry or not (isinstance(entry, Mapping) or entry.strip()):
+            continue
+        try:
+            yield decode_entry(entry, SampleInput)
+        except ValueError as error:
+            raise RefusedError(f"{path}:{number}: {error}. {EXPECTED}") from error
 
 
-_EXPECTED = (
-    "A line is a JSON object with response, and perhaps prompt, data_source, ground_truth, extra_info, "
-    "response_tokens, max_tokens, finish_reason, id"
+EXPECTED = (
+    "A line is a JSON object with response, and optionally prompt, data_source, ground_truth (or verl's reward_model), "
+    "extra_info, response_tokens, max_tokens, finish_reason, id"
 )

@@ -1,9 +1,9 @@
-"""``plaudit score``: a file of samples through a job's scorers, in this process, without Redis.
+"""``plaudit score``: score a file of samples with a job's scorers, in this process, without Redis.
 
-read → score → write: lines are read as places become free, scored as a reward worker scores them, and written in their
-order; what is held in memory does not grow with the file. A file is looked through first, so that a broken line, or a
-data source without a rule, is told before anything is scored; standard input is refused at such a line, when everything
-before it is written.
+read → score → write: samples are read as places become free, scored as a reward worker scores them, and written in
+their order; memory does not grow with the file. A file is read once before, so that an invalid line, or a data source
+without a rule, is reported before anything is scored. Standard input is refused at such a line, after everything before
+it is written.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,17 +27,21 @@ from plaudit_workers.job.spec.reward import RewardSpec
 from plaudit_workers.process import EXIT_DONE, RefusedError
 from plaudit_workers.scoring.build import build_pipeline
 from plaudit_workers.scoring.group_scope import has_group_scorers
+from plaudit_workers.scoring.offline.entries import Entry, file_entries
 from plaudit_workers.scoring.offline.lines import SampleOutput
+from plaudit_workers.scoring.offline.printed import show_logs
+from plaudit_workers.scoring.offline.progress import Progress
 from plaudit_workers.scoring.offline.stored import StoredReader
 
 _STANDARD = Path("-")
 _HELD_PER_PLACE = 4
-"""So many samples for each that may be in work are held, so that a slow one does not keep the others waiting."""
-_TELL_EVERY_S = 5.0
+"""Samples held for each that may be in work, so that a slow one does not block the others."""
+_BEGUN_AT_A_TIME = 8
+"""Samples begun in one round of the event loop, so that a start with hundreds of free places delays nothing else."""
 
 
 def score(arguments: argparse.Namespace) -> int:
-    """Runs the command.
+    """Run the command.
 
     Raises:
         RefusedError: the job, a line or a file cannot be used.
@@ -46,49 +49,49 @@ def score(arguments: argparse.Namespace) -> int:
     reward = load_job(arguments.job).spec.reward
     _check_files(arguments.input, arguments.output)
     if arguments.input != _STANDARD:
-        with _opened(arguments.input, "rb") as lines:
-            _reader(arguments.input, reward).check(lines)
-    with _opened(arguments.input, "rb") as lines, _opened(arguments.output, "wb") as output:
-        asyncio.run(_score(reward, _reader(arguments.input, reward), lines, output))
+        reader_for(arguments.input, reward).check(file_entries(arguments.input, "--input"))
+    show_logs()
+    with _output(arguments.output) as output:
+        asyncio.run(_score(reward, reader_for(arguments.input, reward), _entries(arguments.input), output))
     return EXIT_DONE
 
 
-async def _score(reward: RewardSpec, reader: StoredReader, lines: BinaryIO, output: BinaryIO) -> None:
+async def _score(reward: RewardSpec, reader: StoredReader, entries: AsyncIterator[Entry], output: BinaryIO) -> None:
     pipeline = await build_pipeline(reward, "score")
-    progress = _Progress()
-    units = reader.units(_each(lines))
+    progress = Progress()
     try:
-        async for scoring in scored_in_order(pipeline, units, reward.workers.max_concurrent_samples):
-            output.write(msgspec.json.encode(SampleOutput.from_record(scoring)) + b"\n")
-            progress.add(scoring)
+        async for scoring in scored_in_order(pipeline, reader.units(entries), reward.workers.max_concurrent_samples):
+            output.write(msgspec.json.encode(SampleOutput.from_record(scoring, reader.ids.popleft())) + b"\n")
+            progress.add(scoring.outcome, scoring.value, scoring.reason)
+        output.flush()
     finally:
         await pipeline.close()
-        output.flush()
-        progress.end()
+        print(progress.summary(), file=sys.stderr)
 
 
 async def scored_in_order(
     pipeline: Pipeline, units: AsyncIterator[list[Sample]], max_concurrent: int
 ) -> AsyncIterator[ScoringRecord]:
-    """The scorings of all samples, in their order.
+    """Yield the scorings of all samples, in their order.
+
+    A sample gets its task when a place is free, so that only the reader ever waits for one.
 
     Args:
-        pipeline: scores them.
-        units: samples that are scored together: single ones, or groups.
+        pipeline: the scorers.
+        units: samples that are scored together: single ones or, where ``pipeline.scores_groups``, groups.
         max_concurrent: samples in work at a time.
 
     Raises:
-        RefusedError: of ``units``, after the scorings of all that came before.
+        RefusedError: raised by ``units``, after the scorings of all earlier samples.
     """
-    places = asyncio.Semaphore(max_concurrent)
     held: deque[asyncio.Task[list[ScoringRecord]]] = deque()
     num_held = 0
     refused: RefusedError | None = None
     try:
         try:
-            async for unit in units:
-                held.append(asyncio.create_task(_scored(pipeline, unit, places)))
-                num_held += len(unit)
+            async for num_samples, task in _begun(pipeline, units, asyncio.Semaphore(max_concurrent)):
+                held.append(task)
+                num_held += num_samples
                 while held and (num_held > _HELD_PER_PLACE * max_concurrent or held[0].done()):
                     scorings = await held.popleft()
                     num_held -= len(scorings)
@@ -106,46 +109,39 @@ async def scored_in_order(
         raise refused
 
 
-async def _scored(pipeline: Pipeline, unit: list[Sample], places: asyncio.Semaphore) -> list[ScoringRecord]:
-    async def one(sample: Sample) -> ScoringRecord:
-        async with places:
-            return await pipeline.score(sample)
-
-    if len(unit) == 1 and not pipeline.scores_groups:
-        return [await one(unit[0])]
-    scorings = await asyncio.gather(*(one(sample) for sample in unit))
-    return await pipeline.score_group(unit, scorings) if pipeline.scores_groups else scorings
-
-
-class _Progress:
-    """Says on standard error how far it is, and what it came to."""
-
-    def __init__(self) -> None:
-        self._began_s = self._told_s = time.monotonic()
-        self._outcomes: Counter[str] = Counter()
-        self._total = 0.0
-
-    def add(self, scoring: ScoringRecord) -> None:
-        """One more sample is written."""
-        self._outcomes[scoring.outcome] += 1
-        self._total += scoring.value or 0.0
-        if time.monotonic() - self._told_s > _TELL_EVERY_S:
-            self._told_s = time.monotonic()
-            print(self._so_far(), file=sys.stderr)
-
-    def end(self) -> None:
-        """All are written."""
-        outcomes = ", ".join(f"{outcome} {count:,}" for outcome, count in self._outcomes.most_common())
-        scored = self._outcomes["scored"]
-        mean = f"; mean score {self._total / scored:.4g}" if scored else ""
-        print(f"{self._so_far()}: {outcomes or 'there were none'}{mean}", file=sys.stderr)
-
-    def _so_far(self) -> str:
-        count, seconds = self._outcomes.total(), time.monotonic() - self._began_s
-        return f"{count:,} samples in {seconds:.1f} s"
+async def _begun(
+    pipeline: Pipeline, units: AsyncIterator[list[Sample]], places: asyncio.Semaphore
+) -> AsyncIterator[tuple[int, asyncio.Task[list[ScoringRecord]]]]:
+    """Yield the number of samples and the task of each unit, as places become free."""
+    num_begun = 0
+    async for unit in units:
+        scorings = []
+        for sample in unit:
+            await places.acquire()
+            scorings.append(asyncio.create_task(_scored(pipeline, sample, places)))
+            num_begun += 1
+            if num_begun % _BEGUN_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+        together = pipeline.scores_groups
+        yield len(unit), asyncio.create_task(_grouped(pipeline, unit, scorings)) if together else scorings[0]
 
 
-def _reader(path: Path, reward: RewardSpec) -> StoredReader:
+async def _scored(pipeline: Pipeline, sample: Sample, places: asyncio.Semaphore) -> list[ScoringRecord]:
+    try:
+        return [await pipeline.score(sample)]
+    finally:
+        places.release()
+
+
+async def _grouped(
+    pipeline: Pipeline, unit: list[Sample], scorings: list[asyncio.Task[list[ScoringRecord]]]
+) -> list[ScoringRecord]:
+    records = [record for records in await asyncio.gather(*scorings) for record in records]
+    return await pipeline.score_group(unit, records)
+
+
+def reader_for(path: Path, reward: RewardSpec) -> StoredReader:
+    """Return the reader of a file of samples for a job's scorers."""
     by_source = (scorer.name for scorer in reward.scorers if scorer.kind == "rule" and scorer.rule is None)
     name = "standard input" if path == _STANDARD else str(path)
     return StoredReader(name, next(by_source, None), has_group_scorers(reward))
@@ -157,24 +153,23 @@ def _check_files(source: Path, output: Path) -> None:
 
 
 @contextmanager
-def _opened(path: Path, mode: str) -> Iterator[BinaryIO]:
+def _output(path: Path) -> Iterator[BinaryIO]:
     if path == _STANDARD:
-        yield sys.stdin.buffer if mode == "rb" else sys.stdout.buffer
+        yield sys.stdout.buffer
         return
     try:
-        file: BinaryIO = path.open(mode)  # type: ignore[assignment]  # a binary mode
+        file = path.open("wb")
     except OSError as error:
-        option, words = ("--input", "cannot be read") if mode == "rb" else ("--output", "cannot be written")
-        raise RefusedError(f"{option} {path} {words}: {error.strerror}. Mend the path") from error
+        raise RefusedError(f"--output {path} cannot be written: {error.strerror}. Correct the path") from error
     with file:
         yield file
 
 
-async def _each(lines: BinaryIO) -> AsyncIterator[bytes]:
-    """The lines; waiting for standard input keeps nobody else waiting."""
-    if lines is not sys.stdin.buffer:
-        for line in lines:
-            yield line
+async def _entries(path: Path) -> AsyncIterator[Entry]:
+    """Yield lines or rows; waiting for standard input does not block the scorers."""
+    if path != _STANDARD:
+        for entry in file_entries(path, "--input"):
+            yield entry
         return
-    while line := await asyncio.to_thread(lines.readline):
+    while line := await asyncio.to_thread(sys.stdin.buffer.readline):
         yield line

@@ -1,67 +1,64 @@
-"""Reads stored samples, one JSON object a line, for ``plaudit score``; a broken line is told by its number."""
+"""Read samples with their groups for ``plaudit score``; an error names the line."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator, Iterable
-
-import msgspec
 
 from plaudit_reward.rules.routing import rule_of
 from plaudit_wire.sample import Sample
 from plaudit_workers.process import RefusedError
-from plaudit_workers.scoring.offline.lines import SampleInput
+from plaudit_workers.scoring.offline.entries import Entry
+from plaudit_workers.scoring.offline.lines import EXPECTED, SampleInput, decode_entry
 
-_MAX_TOLD = 10
-_FIELDS = (
-    "response, and perhaps prompt, data_source, ground_truth, extra_info, group, index, response_tokens, max_tokens, "
-    "finish_reason"
-)
+_MAX_REPORTED = 10
 
 
 class StoredSample(SampleInput, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line."""
+    """One line or row."""
 
     group: str = ""
-    """Samples of one group lie next to each other; empty: the sample is alone."""
+    """Samples of one group are adjacent; empty: the sample has no group."""
     index: int | None = None
-    """Which of its group's samples; None: by its place among them."""
+    """Its number in the group; None: its place among them."""
 
     def as_sample(self, number: int, place: int) -> Sample:
-        """The sample as scorers see it, from line ``number``, the ``place``-th of its group."""
+        """Return the sample for the scorers, from line ``number``, at ``place`` in its group."""
         return self.sample(self.group or f"line-{number}", place if self.index is None else self.index)
 
 
 class StoredReader:
-    """Turns lines into samples, one file from its first line on.
+    """Turn the lines or rows of one file into samples, from the first on.
 
     Args:
-        name: of the file, for messages.
-        by_source: name of a scorer that finds its rule by data source; None where there is none.
-        grouped: whether groups are scored as a whole, so that their samples must lie together.
+        name: name of the file, for messages.
+        by_source: name of a scorer that finds its rule by data source, or None.
+        grouped: groups are scored as a whole, so their samples must be adjacent.
     """
 
     def __init__(self, name: str, by_source: str | None, grouped: bool) -> None:
         self._name = name
         self._by_source = by_source
         self._grouped = grouped
-        self._decode = msgspec.json.Decoder(StoredSample).decode
         self._number = 0
         self._group = ""
         self._past_groups: set[int] = set()
+        self.ids: deque[str] = deque()
+        """Ids of the samples that ``units`` has yielded, in their order; whoever writes a score takes its id."""
 
-    def parse(self, line: bytes) -> StoredSample | None:
-        """The sample of the next line; None for an empty one.
+    def parse(self, entry: Entry) -> StoredSample | None:
+        """Return the sample of the next line or row; None for an empty line.
 
         Raises:
-            RefusedError: the line is no sample, no rule scores its data source, or its group had ended before.
+            RefusedError: it is not a sample, no rule scores its data source, or its group ended before.
         """
         self._number += 1
-        if not line.strip():
+        if isinstance(entry, bytes) and not entry.strip():
             return None
         try:
-            sample = self._decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise self._refused(f"{error}. A line is a JSON object with {_FIELDS}") from error
+            sample = decode_entry(entry, StoredSample)
+        except ValueError as error:
+            raise self._refused(f"{error}. {EXPECTED}, group, index") from error
         if self._by_source is not None and rule_of(sample.data_source) is None:
             raise self._refused(
                 f"scorer {self._by_source} has no rule for data_source {sample.data_source!r}. Name a rule in the "
@@ -70,35 +67,36 @@ class StoredReader:
         self._follow(sample.group)
         return sample
 
-    def check(self, lines: Iterable[bytes]) -> None:
-        """Looks through all lines.
+    def check(self, entries: Iterable[Entry]) -> None:
+        """Read all lines or rows.
 
         Raises:
-            RefusedError: some are broken; names the first of them.
+            RefusedError: some are invalid; lists the first of them.
         """
-        told: list[str] = []
-        for line in lines:
+        reported: list[str] = []
+        for entry in entries:
             try:
-                self.parse(line)
+                self.parse(entry)
             except RefusedError as refused:
-                told.append(str(refused))
-                if len(told) == _MAX_TOLD:
-                    told.append(f"{self._name}: perhaps more: these are the first {_MAX_TOLD}")
+                reported.append(str(refused))
+                if len(reported) == _MAX_REPORTED:
+                    reported.append(f"{self._name}: there may be more; these are the first {_MAX_REPORTED}")
                     break
-        if told:
-            raise RefusedError("\n".join(told))
+        if reported:
+            raise RefusedError("\n".join(reported))
 
-    async def units(self, lines: AsyncIterator[bytes]) -> AsyncIterator[list[Sample]]:
-        """What is scored together: the samples of a group where groups are scored as a whole, else single samples.
+    async def units(self, entries: AsyncIterator[Entry]) -> AsyncIterator[list[Sample]]:
+        """Yield groups where groups are scored as a whole, else single samples.
 
         Raises:
             RefusedError: see ``parse``.
         """
         unit: list[Sample] = []
-        async for line in lines:
-            stored = self.parse(line)
+        async for entry in entries:
+            stored = self.parse(entry)
             if stored is None:
                 continue
+            self.ids.append(stored.id)
             group = stored.group if self._grouped else ""
             if unit and unit[0].group != group:
                 yield unit
@@ -117,8 +115,8 @@ class StoredReader:
         if self._group:
             self._past_groups.add(hash(self._group))
         if group and hash(group) in self._past_groups:
-            raise self._refused(f"group {group!r} had ended before. Sort the lines by group: its samples lie together")
+            raise self._refused(f"group {group!r} ended before this line. Sort the lines by group")
         self._group = group
 
-    def _refused(self, words: str) -> RefusedError:
-        return RefusedError(f"{self._name}:{self._number}: {words}")
+    def _refused(self, message: str) -> RefusedError:
+        return RefusedError(f"{self._name}:{self._number}: {message}")

@@ -240,7 +240,7 @@ class PolicyModel:
         )
 
     def _proximal_logprobs(self, rows: list[MicroBatch], temperature: float) -> list[Tensor] | None:
-        """Return log-probabilities under the published policy; None while the present weights are the published ones."""
+        """Return log-probabilities under the published policy; None while the model has its weights."""
         if self._proximal is None:
             return None
         with torch.no_grad(), self._exchanged(self._proximal):

@@ -1,0 +1,204 @@
+"""Sends one request and returns one whole response, or raises one typed error. Retries belong to the caller."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import aiohttp
+from aiohttp.abc import AbstractStreamWriter
+from multidict import CIMultiDict
+from yarl import URL
+
+from plaudit_reward.errors import CallTimeoutError, ConfigurationError
+from plaudit_reward.http.errors import ConnectionLostError, NoResponseError, ResponseTooLargeError, UnreachableError
+from plaudit_reward.http.open_files import allow_connections
+from plaudit_reward.http.response import Response, one_line
+
+MAX_RESPONSE_BYTES = 4 << 20
+_CONNECT_WITHIN_S = 10.0
+_KEEP_IDLE_S = 2.0
+"""Below the 5 s after which uvicorn (vLLM's server) closes an idle connection: a request must not meet its end."""
+
+
+class HttpClient:
+    """A pool of kept-alive connections.
+
+    Verifies TLS certificates against the system's store (or ``SSL_CERT_FILE``, ``SSL_CERT_DIR``), follows no
+    redirects, keeps no cookies and asks for uncompressed bodies, so that a response cannot grow after its size was
+    checked.
+
+    Args:
+        max_connections: requests at a time; the rest wait, within their time limit.
+        bearer_token: sent with every request; empty: none. No error repeats it.
+        key_field: field or variable that holds the token, for errors.
+        proxy: URL of the proxy to use; None: connect directly.
+
+    Raises:
+        ConfigurationError: a header cannot carry the token, or the process may not open so many connections.
+    """
+
+    def __init__(
+        self, *, max_connections: int, bearer_token: str = "", key_field: str = "the token", proxy: str | None = None
+    ) -> None:
+        _check_token(bearer_token, key_field)
+        allow_connections(max_connections)
+        self._max_connections = max_connections
+        self._token = bearer_token
+        self._proxy = proxy
+        self._session: aiohttp.ClientSession | None = None
+        self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "User-Agent": "plaudit"}
+        if bearer_token:
+            self._headers["Authorization"] = f"Bearer {bearer_token}"
+
+    async def post(
+        self,
+        url: str,
+        body: bytes,
+        limit_s: float,
+        *,
+        headers: Mapping[str, str] | None = None,
+        on_sent: Callable[[], None] | None = None,
+        max_bytes: int = MAX_RESPONSE_BYTES,
+    ) -> Response:
+        """Send JSON and return the response, whatever its status.
+
+        Args:
+            url: with scheme, host and path.
+            body: JSON.
+            limit_s: seconds until the whole response has arrived; opening a connection included.
+            headers: of this request only.
+            on_sent: called when the body has been handed to the connection.
+            max_bytes: of the response's body.
+
+        Raises:
+            CallTimeoutError: no whole response within ``limit_s``.
+            NoResponseError: see ``errors``.
+        """
+        data = body if on_sent is None else _NotifyingPayload(body, on_sent)
+        return await self._send("POST", url, limit_s, max_bytes, data, headers)
+
+    async def get(self, url: str, limit_s: float) -> Response:
+        """Return the response of a ``GET``. Raises as ``post`` does."""
+        return await self._send("GET", url, limit_s, MAX_RESPONSE_BYTES, None, None)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def _send(
+        self, method: str, url: str, limit_s: float, max_bytes: int, data: Any, headers: Mapping[str, str] | None
+    ) -> Response:
+        try:
+            async with asyncio.timeout(limit_s):
+                session = self._session or self._open()
+                async with session.request(
+                    method, url, data=data, headers=headers, allow_redirects=False, proxy=self._proxy
+                ) as response:
+                    return Response(response.status, response.headers, await _body(response, max_bytes))
+        except aiohttp.ConnectionTimeoutError:
+            raise UnreachableError(f"{_address(url)}: no connection within {_CONNECT_WITHIN_S:g} s") from None
+        except TimeoutError:
+            raise CallTimeoutError(f"{_address(url)}: no response within {limit_s:g} s") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            # Without the cause: aiohttp's errors hold the request's headers, and so the token.
+            raise self._no_response(url, error) from None
+
+    def _open(self) -> aiohttp.ClientSession:
+        """Create the session inside the event loop that will use it."""
+        # A context of its own: aiohttp's is made at import, before a process may have set SSL_CERT_FILE.
+        connector = aiohttp.TCPConnector(
+            limit=self._max_connections, keepalive_timeout=_KEEP_IDLE_S, ssl=ssl.create_default_context()
+        )
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            headers=CIMultiDict(self._headers),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_WITHIN_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+        )
+        return self._session
+
+    def _no_response(self, url: str, error: Exception) -> NoResponseError:
+        kind = UnreachableError if isinstance(error, _UNREACHABLE) else ConnectionLostError
+        return kind(f"{_address(url)}: {one_line(_reason(error), self._token)}")
+
+
+class _NotifyingPayload(aiohttp.BytesPayload):
+    """Bytes that report when they have been handed to the connection."""
+
+    def __init__(self, value: bytes, on_sent: Callable[[], None]) -> None:
+        super().__init__(value)
+        self._on_sent = on_sent
+
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        await super().write_with_length(writer, content_length)
+        self._on_sent()
+
+
+async def _body(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+    encoding = response.headers.get("Content-Encoding", "identity")
+    if encoding.lower() != "identity":
+        raise ConnectionLostError(f"{_address(str(response.url))}: the response is compressed ({one_line(encoding)})")
+    body = b""
+    async for part in response.content.iter_any():
+        body = body + part if body else part
+        if len(body) > max_bytes:
+            raise ResponseTooLargeError(f"{_address(str(response.url))}: the response is longer than {max_bytes} bytes")
+    return body
+
+
+_UNREACHABLE = (
+    aiohttp.ClientConnectorError,
+    aiohttp.ClientHttpProxyError,
+    aiohttp.InvalidURL,
+    aiohttp.NonHttpUrlClientError,
+)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return f"the TLS certificate is not trusted: {error.certificate_error}"
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return f"the name cannot be resolved: {_system_reason(error.os_error)}"
+    if isinstance(error, aiohttp.ClientProxyConnectionError):
+        return f"the proxy cannot be reached: {_system_reason(error.os_error)}"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return f"cannot connect: {_system_reason(error.os_error)}"
+    if isinstance(error, aiohttp.ClientHttpProxyError):
+        return f"the proxy refused with {error.status}"
+    if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError | ConnectionResetError):
+        return "the connection ended before the whole response"
+    if isinstance(error, aiohttp.ClientResponseError):
+        return f"the response is not HTTP: {error.message}"
+    if isinstance(error, aiohttp.ClientOSError):
+        return f"the connection broke: {_system_reason(error)}"
+    return f"{type(error).__name__}: {error}"
+
+
+def _system_reason(error: OSError) -> str:
+    """Return the operating system's own message; asyncio adds address and call to it."""
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    return error.strerror or str(error)
+
+
+def _address(url: str) -> str:
+    """Return scheme, host and port of a URL: what an error may show of it."""
+    try:
+        return str(URL(url).origin())
+    except ValueError:
+        return "the server's address is not a URL"
+
+
+def _check_token(token: str, source: str) -> None:
+    for place, character in enumerate(token, 1):
+        if not "!" <= character <= "~":
+            raise ConfigurationError(
+                f"{source}: character {place} of {len(token)} is no visible ASCII character, and an HTTP header cannot "
+                "carry it. Store the key without spaces, line ends and quotes"
+            )

@@ -1,0 +1,169 @@
+"""The chart's ValidatingAdmissionPolicy: what the pods of an RLJob may ask for."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import chart
+import pytest
+import training
+from real_cluster import Cluster
+from world import rljob
+
+NAMESPACE = "policy"
+JOB = rljob()
+JOB["metadata"] = {"name": "job", "namespace": NAMESPACE}
+
+
+def with_pod(pod: dict[str, Any], role: str = "trainer") -> dict[str, Any]:
+    """The job with fields in the pod of one role."""
+    job = copy.deepcopy(JOB)
+    if role == "model":
+        scorer = {"name": "model", "kind": "model", "model": {"source": "/plaudit/model", "pod": pod}}
+        job["spec"]["reward"]["scorers"].append(scorer)
+    elif role == "redis":
+        job["spec"]["transport"] = {"managed": {"pod": pod}}
+    elif role == "reward":
+        job["spec"]["reward"]["workers"] = {"pod": pod}
+    else:
+        job["spec"].setdefault(role, {})["pod"] = pod
+    return job
+
+
+def with_spec(role: str = "trainer", **spec: Any) -> dict[str, Any]:
+    """The job with fields in the pod template's spec of one role."""
+    return with_pod({"template": {"spec": spec}}, role)
+
+
+def container(**context: Any) -> dict[str, Any]:
+    return with_spec(containers=[{"name": "trainer", "securityContext": context}])
+
+
+PRIVILEGED = {"name": "trainer", "securityContext": {"privileged": True}}
+REJECTED = {
+    "a privileged container": (container(privileged=True), "privileges"),
+    "privileges in an init container": (with_spec(initContainers=[PRIVILEGED]), "privileges"),
+    "a privileged sidecar": (with_spec(containers=[{**PRIVILEGED, "name": "mine", "image": "x:1"}]), "privileges"),
+    "escalation": (container(allowPrivilegeEscalation=True), "privileges"),
+    "a capability": (container(capabilities={"add": ["SYS_ADMIN"]}), "privileges"),
+    "capabilities that are kept": (container(capabilities={"drop": []}), "privileges"),
+    "no seccomp": (container(seccompProfile={"type": "Unconfined"}), "privileges"),
+    "no seccomp for the pod": (with_spec(securityContext={"seccompProfile": {"type": "Unconfined"}}), "privileges"),
+    "a sysctl": (with_spec(securityContext={"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}), "privileges"),
+    "a security context taken out": (
+        with_spec(containers=[{"name": "trainer", "securityContext": None}]),
+        "privileges",
+    ),
+    "a field of it taken out": (container(allowPrivilegeEscalation=None), "privileges"),
+    "root": (container(runAsUser=0), "root"),
+    "root for the pod": (with_spec(securityContext={"runAsNonRoot": False}), "root"),
+    "the node's network": (with_spec(hostNetwork=True), "its node"),
+    "the node's processes": (with_spec("rollout", hostPID=True), "its node"),
+    "the node's IPC": (with_spec("reward", hostIPC=True), "its node"),
+    "a port of the node": (
+        with_spec(containers=[{"name": "trainer", "ports": [{"containerPort": 1, "hostPort": 1}]}]),
+        "its node",
+    ),
+    "a chosen node": (with_spec("metrics", nodeName="node1"), "its node"),
+    "the node's files": (with_pod({"volumes": [{"name": "root", "hostPath": {"path": "/"}}]}), "persistentVolumeClaim"),
+    "the node's files by template": (
+        with_spec("redis", volumes=[{"name": "root", "hostPath": {"path": "/"}}]),
+        "persistentVolumeClaim",
+    ),
+    "a file server": (with_spec(volumes=[{"name": "n", "nfs": {"server": "s", "path": "/"}}]), "persistentVolumeClaim"),
+    "another service account": (with_pod({"serviceAccountName": "admin"}, "model"), "service account"),
+    "another service account by template": (with_spec(serviceAccountName="admin"), "service account"),
+    "the namespace's service account": (with_spec(serviceAccountName=None), "service account"),
+    "its old name": (with_spec(serviceAccount="admin"), "service account"),
+    "another role's label": (
+        with_pod({"template": {"metadata": {"labels": {"plaudit.dev/role": "redis"}}}}),
+        "belong to the operator",
+    ),
+    "another queue": (
+        with_pod({"template": {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": None}}}}),
+        "belong to the operator",
+    ),
+    "no gate": (with_spec(schedulingGates=[]), "belong to the operator"),
+}
+ACCEPTED = {
+    "nothing": JOB,
+    "what a pod needs": with_pod(
+        {
+            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
+            "template": {
+                "metadata": {"labels": {"team": "a", "kueue.x-k8s.io/priority-class": "high"}},
+                "spec": {
+                    "securityContext": {"runAsUser": 2000, "fsGroup": 3000},
+                    "runtimeClassName": "gvisor",
+                    "containers": [
+                        {"name": "trainer", "securityContext": {"capabilities": {"drop": ["ALL"]}}, "ports": []},
+                        {"name": "sidecar", "image": "x:1", "ports": [{"containerPort": 9}]},
+                    ],
+                },
+            },
+        }
+    ),
+}
+
+
+def create(cluster: Cluster, *jobs: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    """Creates jobs on trial; unlike ``apply``, kubectl sends their nulls."""
+    text = "\n---\n".join(map(json.dumps, jobs))
+    return cluster.kubectl("create", "--dry-run=server", "-f", "-", text=text, check=False)
+
+
+def install(cluster: Cluster, **values: Any) -> None:
+    """Applies the policy; the API server follows within seconds."""
+    manifests = chart.template(cluster, "job-policy", jobPolicy=values)
+    cluster.kubectl("apply", "--server-side", "-f", "-", text=manifests)
+
+
+@pytest.fixture(scope="module")
+def policy(definition: Cluster) -> Iterator[Cluster]:
+    definition.kubectl("create", "namespace", NAMESPACE, check=False)
+    install(definition)
+    job = with_spec(hostNetwork=True)
+    definition.until("the policy", lambda: create(definition, job).returncode != 0, 60)
+    yield definition
+    manifests = chart.template(definition, "job-policy")
+    definition.kubectl("delete", "-f", "-", "--ignore-not-found", text=manifests)
+    definition.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
+
+
+@pytest.mark.parametrize("name", REJECTED)
+def test_a_job_that_asks_for_too_much_is_rejected_with_the_remedy(policy: Cluster, name: str):
+    job, words = REJECTED[name]
+    done = create(policy, job)
+    assert done.returncode != 0, name
+    assert words in done.stderr
+    assert "leave" in done.stderr or "use a persistentVolumeClaim" in done.stderr
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_a_job_like_any_other_is_accepted(policy: Cluster, name: str):
+    done = create(policy, ACCEPTED[name])
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_charts_values_make_exceptions(policy: Cluster):
+    install(policy, allow=["host", "volumes", "privileged", "root"], serviceAccounts=["bucket-reader"])
+    jobs = [job for job, words in REJECTED.values() if words in ("its node", "persistentVolumeClaim", "root")]
+    jobs.append(with_pod({"serviceAccountName": "bucket-reader"}))
+    policy.until("exceptions", lambda: create(policy, *jobs).returncode == 0, 60)
+    assert create(policy, with_pod({"serviceAccountName": "admin"})).returncode != 0
+    install(policy, exemptNamespaces=[NAMESPACE])
+    exempt = with_pod({"serviceAccountName": "admin"})
+    policy.until("an exempt namespace", lambda: create(policy, exempt).returncode == 0, 60)
+
+
+def test_a_training_job_of_the_suite_is_accepted(policy: Cluster):
+    job = training.copy_digits(1, "accepted")
+    job["metadata"]["namespace"] = NAMESPACE
+    install(policy)
+    policy.until("the policy", lambda: create(policy, with_spec(hostPID=True)).returncode != 0, 60)
+    done = create(policy, job)
+    assert done.returncode == 0, done.stderr
