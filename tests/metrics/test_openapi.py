@@ -17,7 +17,7 @@ from plaudit_metrics.service.series import Series
 from plaudit_metrics.service.view import RunView
 from plaudit_metrics.sources.kept_steps import KeptSteps
 from plaudit_metrics.sources.queue_history import QueueHistory
-from plaudit_metrics.sources.run_snapshot import StreamDepth, Surroundings
+from plaudit_metrics.sources.run_snapshot import RunSnapshot, StreamDepth
 from plaudit_metrics.statistics.steps import step_record
 from plaudit_wire.records import WaitRecord, WorkerRecord
 
@@ -37,7 +37,7 @@ def client(sample: Build, group: Build) -> httpx.AsyncClient:
     view.handle([*samples, record, step], True)
     for number in range(3):
         view.look(
-            Surroundings(
+            RunSnapshot(
                 time=100.0 + number,
                 streams={"samples": StreamDepth(number, 1, 2.5)},
                 workers={("reward", "busy"): 2, ("reward", "idle"): 1},
@@ -165,7 +165,7 @@ async def test_the_queues_of_the_last_hour_are_told_from_a_point_in_time_on(clie
 def test_the_history_of_queues_is_bounded() -> None:
     history = QueueHistory(limit=3)
     for time in range(10):
-        history.add(Surroundings(time=float(time)))
+        history.add(RunSnapshot(time=float(time)))
     assert [seen.time for seen in history.after(0.0)] == [7.0, 8.0, 9.0]
 
 

@@ -15,10 +15,10 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.exposition import generate_latest
 
 from plaudit_metrics.service.series import Series
-from plaudit_metrics.sources.run_snapshot import StreamDepth, Surroundings
+from plaudit_metrics.sources.run_snapshot import RunSnapshot, StreamDepth
 from plaudit_metrics.statistics.batch_histogram import BUCKETS, BatchHistogram
 from plaudit_metrics.statistics.steps import step_record
-from plaudit_wire.records import ScorerRecord, WorkerRecord
+from plaudit_wire.records import ScorerRecord, StepRecord, WorkerRecord
 
 Build = Callable[..., Any]
 
@@ -37,8 +37,8 @@ def used(sample: Build, group: Build) -> Series:
     series.count_group(record, samples)
     series.count_step(step_record(3, 1, samples, groups=[record], opened=0.0, closed=20.0), records_missing=1)
     series.count_late(2)
-    series.show_surroundings(
-        Surroundings(
+    series.show_snapshot(
+        RunSnapshot(
             streams={"samples": StreamDepth(4, 2, 7.5)},
             redeliveries={"samples": 3},
             duplicates={"samples": 1},
@@ -74,6 +74,9 @@ def used(sample: Build, group: Build) -> Series:
         ("plaudit_step", {}, 3),
         ("plaudit_step_last_closed_timestamp_seconds", {}, 20),
         ("plaudit_step_seconds_sum", {}, 20),
+        ("plaudit_last_step_seconds", {}, 20),
+        ("plaudit_last_step_masked_share", {}, 0.5),
+        ("plaudit_redis_up", {}, 1),
         ("plaudit_records_missing_total", {}, 1),
         ("plaudit_records_late_total", {}, 2),
         ("plaudit_stream_undelivered", {"stream": "samples"}, 4),
@@ -94,8 +97,26 @@ def test_a_series_has_the_value_of_what_happened(used: Series, name: str, labels
     assert used.registry.get_sample_value(name, labels) == pytest.approx(value)
 
 
+def test_a_redis_that_does_not_respond_is_shown_as_down_until_it_does(used: Series) -> None:
+    used.show_redis_down()
+    assert used.registry.get_sample_value("plaudit_redis_up") == 0
+    used.show_snapshot(RunSnapshot(time=1234.5))
+    assert used.registry.get_sample_value("plaudit_redis_up") == 1
+    assert used.registry.get_sample_value("plaudit_redis_last_seen_timestamp_seconds") == 1234.5
+
+
+def test_a_restored_step_has_its_last_step_gauges(used: Series) -> None:
+    restored = Series()
+    restored.show_step(StepRecord(9, 1, 10.0, 310.0, 1, 1, {"exposed_reward_s": 60.0, "wait/score_s": 50.0}))
+    value = restored.registry.get_sample_value
+    assert value("plaudit_last_step_seconds") == 300
+    assert value("plaudit_last_step_exposed_reward_seconds") == 60
+    assert value("plaudit_last_step_wait_seconds", {"cause": "score"}) == 50
+    assert value("plaudit_step_seconds_count") == 0
+
+
 def test_workers_that_are_gone_are_no_longer_shown(used: Series) -> None:
-    used.show_surroundings(Surroundings(workers={("rollout", "idle"): 1}))
+    used.show_snapshot(RunSnapshot(workers={("rollout", "idle"): 1}))
     assert used.registry.get_sample_value("plaudit_workers", {"role": "reward", "state": "busy"}) is None
     assert used.registry.get_sample_value("plaudit_workers", {"role": "rollout", "state": "idle"}) == 1
 

@@ -112,6 +112,10 @@ async def metric(client: httpx.AsyncClient, series: str) -> float | None:
     return float(found[0]) if found else None
 
 
+async def metric_is(client: httpx.AsyncClient, series: str, value: float) -> bool:
+    return await metric(client, series) == value
+
+
 async def knows_steps(client: httpx.AsyncClient, steps: list[int]) -> bool:
     return [step["step"] for step in (await client.get("/api/v1/steps")).json()["steps"]] == steps
 
@@ -322,6 +326,7 @@ async def test_redis_may_die_and_come_back(tmp_path: Path, run_name: str, record
             await publish(redis, run_name, records_of_step(1))
             await until(lambda: knows_steps(client, [1]))
             server.kill()
+            await until(lambda: metric_is(client, "plaudit_redis_up", 0))
             assert (await client.get("/api/v1/steps/1")).status_code == 200
             server.start()
             await publish(redis, run_name, records_of_step(2))

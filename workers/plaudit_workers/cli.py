@@ -93,8 +93,15 @@ def _score_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _try_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", type=Path, help="the job file")
+    parser.add_argument("--rows", type=_positive, default=4, metavar="N", help="rows of the data (default: 4)")
+    parser.add_argument("--data", type=Path, metavar="FILE", help="other data than spec.data.train.path")
+
+
 def _rescore_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("samples", type=Path, help="the samples folder of a run, or one of its files")
+    parser.add_argument("samples", type=Path, help="a run's id or folder, its samples folder, or one of its files")
+    parser.add_argument("--runs-folder", type=Path, default=Path("runs"), metavar="FOLDER", help="default: runs")
     parser.add_argument("--job", type=Path, required=True, help="the job file; only spec.reward counts")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="both scores of each sample: .parquet or .jsonl"
@@ -124,6 +131,12 @@ COMMANDS: dict[str, Command] = {
     ),
     "score": Command(
         "plaudit_workers.scoring.offline.score", "score", "score a file of samples, here", _score_arguments
+    ),
+    "try": Command(
+        "plaudit_workers.scoring.offline.trial",
+        "try_scorers",
+        "score the first rows of a job's data",
+        _try_arguments,
     ),
     "rescore": Command(
         "plaudit_workers.rescore.command",

@@ -1,4 +1,4 @@
-"""The alerts: what fires, when, and where the runbook tells what to do. No ``histogram_quantile`` anywhere."""
+"""Alert rules: expression, severity, summary, and the runbook's section. None uses ``histogram_quantile``."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class Alert:
 
     name: str
     severity: str
-    """``page``: somebody has to look now; ``ticket``: on the next working day."""
+    """``page``: a person must act now; ``ticket``: on the next working day."""
     summary: str
     """One sentence, with Prometheus's template language."""
     expression: str
     held: str = "0m"
-    """For how long the expression must hold."""
+    """How long the expression must hold before the alert fires."""
     where: str = "run"
-    """``run`` or ``operator``: the file it goes to."""
+    """``run`` or ``operator``: the file that holds it."""
 
     def rule(self, windows: Windows) -> dict[str, Any]:
-        """The rule as Prometheus reads it."""
+        """Return the rule as Prometheus reads it."""
         return {
             "alert": self.name,
             "expr": windows.expression(self.expression),
@@ -45,7 +45,7 @@ def _burn(burn: t.Burn) -> Alert:
     return Alert(
         "RewardLatencyBurn",
         burn.severity,
-        f"Rewards come too late: over {burn.long} the error budget burns {burn.factor:g} times too fast.",
+        f"Rewards are late: over the last {burn.long} the error budget burns {burn.factor:g} times too fast.",
         f"{errors}{burn.long} > {burn.factor:g} * {budget}\n"
         f"and {errors}{burn.short} > {burn.factor:g} * {budget}\n"
         f"and run:plaudit_reward_latency:increase{burn.long} >= {t.BURN_LEAST_SAMPLES}",
@@ -57,17 +57,22 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "RewardStarvesTrainer",
         "ticket",
-        "The trainer spends {{ $value | humanizePercentage }} of its steps waiting for rewards alone.",
-        f"run:plaudit_exposed_reward:ratio_rate30m > {t.EXPOSED_REWARD_SHARE}\n"
-        f"and increase(plaudit_step_seconds_count[30m]) >= {t.EXPOSED_REWARD_STEPS}",
+        "The trainer waits for rewards, after generation has ended, {{ $value | humanizePercentage }} of its time.",
+        f"(run:plaudit_exposed_reward:ratio_rate30m > {t.EXPOSED_REWARD_SHARE}\n"
+        f"  and increase(plaudit_step_seconds_count[30m]) >= {t.EXPOSED_REWARD_STEPS}\n"
+        f"  unless plaudit_last_step_seconds >= {t.EXPOSED_LONG_STEP_S})\n"
+        f"or (run:plaudit_last_step_exposed_reward:ratio > {t.EXPOSED_REWARD_SHARE}\n"
+        f"  and plaudit_last_step_seconds >= {t.EXPOSED_LONG_STEP_S})",
     ),
     Alert(
         "StepStalled",
         "page",
-        "No step was closed for {{ $value | humanizeDuration }}.",
+        "No step has closed for {{ $value | humanizeDuration }}.",
+        # The mean is NaN after a restart of the metrics service: then the last step alone decides.
         f"({_SINCE_STEP} > {t.STALLED_AFTER_S}\n"
-        f"  and {_SINCE_STEP} > {t.STALLED_AFTER_STEPS} * plaudit_step_seconds_sum / plaudit_step_seconds_count)\n"
-        f"or {_SINCE_STEP} > {t.STALLED_FOR_CERTAIN_S}",
+        f"  and {_SINCE_STEP} > {t.STALLED_AFTER_STEPS} * (plaudit_last_step_seconds > 0)\n"
+        f"  unless {_SINCE_STEP} <= {t.STALLED_AFTER_STEPS} * plaudit_step_seconds_sum / plaudit_step_seconds_count)\n"
+        f"or ({_SINCE_STEP} > {t.STALLED_FOR_CERTAIN_S} unless plaudit_last_step_seconds > 0)",
         held="2m",
     ),
     Alert(
@@ -80,7 +85,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "BacklogGrowing",
         "ticket",
-        "{{ $value | humanize }} entries of {{ $labels.stream }} wait for a reward worker, more and more.",
+        "{{ $value | humanize }} entries of {{ $labels.stream }} wait for a reward worker, and the backlog grows.",
         f"min_over_time({_BACKLOG}[10m]) > max_over_time({_BACKLOG}[10m] offset 20m)\n"
         f"and {_BACKLOG} > {t.BACKLOG_LEAST}",
         held="10m",
@@ -88,7 +93,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "ScoresFailing",
         "page",
-        "{{ $value | humanizePercentage }} of the samples get no score because what scores them fails.",
+        "{{ $value | humanizePercentage }} of the samples have no score because scorers fail.",
         f"run:plaudit_scores_failed:ratio_rate10m > {t.FAILED_SHARE}\n"
         f"and sum without (outcome) (increase(plaudit_samples_total[10m])) >= {t.FAILED_LEAST_SAMPLES}",
         held="5m",
@@ -96,14 +101,14 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "JudgeCircuitOpen",
         "page",
-        "The judge {{ $labels.judge }} fails so often that it is not asked any more.",
+        "The judge {{ $labels.judge }} fails repeatedly; its circuit breaker is open and no requests are sent.",
         "plaudit_judge_circuit_open == 1",
         held="5m",
     ),
     Alert(
         "JudgeBudgetExhausted",
         "ticket",
-        "Samples wait {{ $value | humanizeDuration }} each for the limits of {{ $labels.judge }}.",
+        "Samples wait {{ $value | humanizeDuration }} on average for the limits of {{ $labels.judge }}.",
         "rate(plaudit_limiter_wait_seconds_sum[10m]) / rate(plaudit_limiter_wait_seconds_count[10m])"
         f" > {t.LIMITER_WAIT_S}",
         held="10m",
@@ -117,34 +122,41 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "DeadLetters",
         "ticket",
-        "A record of {{ $labels.stream }} killed every worker that took it.",
+        "A record of {{ $labels.stream }} became a dead letter: three workers were lost with it, or it cannot be read.",
         "increase(plaudit_dead_letters_total[15m]) > 0",
     ),
     Alert(
         "RedisMemoryHigh",
         "page",
-        "Redis uses {{ $value | humanizePercentage }} of its memory: nothing is admitted.",
+        "Redis uses {{ $value | humanizePercentage }} of its memory: no new groups are admitted.",
         f"plaudit_redis_memory_bytes / (plaudit_redis_memory_limit_bytes > 0) > {t.REDIS_MEMORY_SHARE}",
         held="5m",
     ),
     Alert(
+        "RedisDown",
+        "page",
+        "The metrics service cannot reach Redis: the run stands still, and its figures are from before.",
+        "plaudit_redis_up == 0",
+        held="1m",
+    ),
+    Alert(
         "RedisPersistenceFailing",
         "page",
-        "Redis does not write its append-only file: if it dies, the run's open work is lost.",
+        "Redis does not write its append-only file: if it dies, open work is repeated from the last checkpoint.",
         "plaudit_redis_aof_ok == 0",
         held="5m",
     ),
     Alert(
         "RolloutBehind",
         "ticket",
-        "A rollout that takes prompts is {{ $value }} policy versions behind.",
+        "A ready rollout is {{ $value }} policy versions behind.",
         f"plaudit_policy_version_lag > {t.VERSIONS_BEHIND}",
         held="5m",
     ),
     Alert(
         "LogprobMismatch",
         "page",
-        "{{ $value | humanizePercentage }} of the samples were generated by other weights than announced.",
+        "{{ $value | humanizePercentage }} of the samples were generated with weights other than announced.",
         "1 - rate(plaudit_logprob_mismatch_bucket"
         f'{{le="{t.LOGPROB_DIFFERENCE}"}}[15m]) / ignoring(le) rate(plaudit_logprob_mismatch_count[15m])'
         f" > {t.LOGPROB_SHARE}",
@@ -153,7 +165,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "OperatorStuck",
         "page",
-        "The operator sees no events of the cluster, or cannot keep up with them.",
+        "The operator receives no events from the cluster, or cannot keep up with them.",
         f"plaudit_operator_watch_last_event_age_seconds > {t.OPERATOR_EVENT_AGE_S}\n"
         f"or plaudit_operator_queue_depth > {t.OPERATOR_QUEUE_DEPTH}",
         held="10m",
@@ -162,7 +174,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "OperatorDown",
         "page",
-        "No operator leads: RLJobs are not reconciled; running jobs go on.",
+        "No operator holds the lease: RLJobs are not reconciled. Running jobs continue.",
         "absent(plaudit_operator_leader == 1)",
         held="5m",
         where="operator",
@@ -171,6 +183,6 @@ ALERTS: tuple[Alert, ...] = (
 
 
 def alert_rules(where: str, windows: Windows = AS_WRITTEN) -> dict[str, Any]:
-    """The alert file's content, for ``run`` or ``operator``."""
+    """Return the content of the alert file for ``run`` or ``operator``."""
     rules = [alert.rule(windows) for alert in ALERTS if alert.where == where]
     return {"groups": [{"name": f"plaudit.{where}", "rules": rules}]}

@@ -35,11 +35,14 @@ def _shares(windows: Windows) -> list[dict[str, str]]:
         "run:plaudit_exposed_reward:ratio_rate30m": (
             "rate(plaudit_step_exposed_reward_seconds_sum[30m]) / rate(plaudit_step_seconds_sum[30m])"
         ),
+        "run:plaudit_last_step_exposed_reward:ratio": (
+            "plaudit_last_step_exposed_reward_seconds / (plaudit_last_step_seconds > 0)"
+        ),
         "run:plaudit_step_wait:ratio_rate30m": (
             "rate(plaudit_step_wait_seconds_sum[30m]) / ignoring(cause) group_left rate(plaudit_step_seconds_sum[30m])"
         ),
         "run:plaudit_scores_failed:ratio_rate10m": (
-            'sum without (outcome) (rate(plaudit_samples_total{outcome=~"infra_error|timeout"}[10m]))'
+            'sum without (outcome) (rate(plaudit_samples_total{outcome=~"infra_error|timeout|data_error"}[10m]))'
             " / sum without (outcome) (rate(plaudit_samples_total[10m]))"
         ),
         "run:plaudit_samples:rate5m": "sum without (outcome) (rate(plaudit_samples_total[5m]))",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from plaudit_wire.limits import ADMISSION_MEMORY_SHARE
+
 
 @dataclass(frozen=True)
 class Burn:
@@ -25,8 +27,11 @@ EXPOSED_REWARD_SHARE = 0.2
 """Of step time; the verdict's own threshold for "the trainer waits"."""
 EXPOSED_REWARD_STEPS = 3
 
-STALLED_AFTER_STEPS = 10
-"""Times the mean step."""
+EXPOSED_LONG_STEP_S = 600
+"""A step of this length or more is judged alone: too few of them close in half an hour."""
+
+STALLED_AFTER_STEPS = 4
+"""Times the mean step, and times the last one."""
 STALLED_AFTER_S = 900
 STALLED_FOR_CERTAIN_S = 7200
 """Where no step was seen yet, so that there is no mean."""
@@ -42,7 +47,7 @@ LIMITER_WAIT_S = 10
 """Mean wait of a scored sample for its judge's limits."""
 
 REDELIVERIES = 10
-REDIS_MEMORY_SHARE = 0.7
+REDIS_MEMORY_SHARE = ADMISSION_MEMORY_SHARE
 """Above it nothing is admitted any more."""
 VERSIONS_BEHIND = 1
 LOGPROB_DIFFERENCE = "0.1"

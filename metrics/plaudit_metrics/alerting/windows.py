@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
-_WINDOW = re.compile(r"\b(\d+)(s|m|h)\b")
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from plaudit_metrics.service.openapi import MOST_SAMPLES, MOST_STEPS, MOST_TRACE
 from plaudit_metrics.service.view import RunView
 from plaudit_metrics.sources.kept_steps import ClosedStep
 from plaudit_metrics.sources.queue_history import MOST_LOOKS
-from plaudit_metrics.sources.run_snapshot import Surroundings
+from plaudit_metrics.sources.run_snapshot import RunSnapshot
 from plaudit_wire.trace_context import traceparent
 
 _MOST_DIGITS = 18
@@ -127,7 +127,7 @@ class Api:
     async def _queues(self, request: Request) -> Response:
         looks = self._view.queues.after(_point_in_time(request, "after"))
         looks = looks[-_count(request, "newest", MOST_LOOKS, MOST_LOOKS) :]
-        workers = self._view.surroundings.worker_records
+        workers = self._view.snapshot.worker_records
         return _json({"run": self._run, "looks": [_look(seen) for seen in looks], "workers": workers})
 
     async def _healthz(self, _: Request) -> Response:
@@ -149,7 +149,7 @@ class Api:
         return step
 
 
-def _look(seen: Surroundings) -> dict[str, Any]:
+def _look(seen: RunSnapshot) -> dict[str, Any]:
     workers: dict[str, dict[str, int]] = {}
     for (role, state), count in seen.workers.items():
         workers.setdefault(role, {})[state] = count

@@ -1,4 +1,4 @@
-"""Every Prometheus series of the metrics service, declared once; one method an event.
+"""Declare every Prometheus series of the metrics service; one method an event.
 
 Never a label: step, sample, group, pod name, prompt, error text.
 """
@@ -11,7 +11,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Summary
 
 from plaudit_metrics.service.copied_counter import CopiedCounter
-from plaudit_metrics.sources.run_snapshot import WORKER_STATES, Surroundings
+from plaudit_metrics.sources.run_snapshot import WORKER_STATES, RunSnapshot
 from plaudit_metrics.statistics.batch_histogram import BatchHistogram
 from plaudit_metrics.statistics.columns import SampleColumns
 from plaudit_metrics.statistics.stages import group_stage_seconds, sample_stage_seconds
@@ -35,7 +35,7 @@ class Series:
         self._latency_threshold_s = latency_threshold_s
         self._declare_samples()
         self._declare_steps()
-        self._declare_surroundings()
+        self._declare_snapshot()
         self.reward_latency_target.set(latency_target)
 
     def _declare_samples(self) -> None:
@@ -51,7 +51,7 @@ class Series:
         )
         self.logprob_mismatch = BatchHistogram(
             "plaudit_logprob_mismatch",
-            "Mean difference of the rollout's and the trainer's log-probabilities, of the weights of a sample",
+            "Mean difference of the rollout's and the trainer's log-probabilities, by a sample's weights",
             [],
             registry,
             _MISMATCH_BUCKETS,
@@ -61,12 +61,14 @@ class Series:
         self.reward_latency_good = Counter(
             "plaudit_reward_latency_good", "Samples scored within the job's threshold", registry=registry
         )
-        self.reward_latency = Counter("plaudit_reward_latency", "Samples published and terminal", registry=registry)
+        self.reward_latency = Counter(
+            "plaudit_reward_latency", "Samples that became terminal after publication", registry=registry
+        )
         self.reward_latency_target = Gauge(
             "plaudit_reward_latency_target", "Share of samples promised within the threshold", registry=registry
         )
         self.records_late = Counter(
-            "plaudit_records_late", "Event records that came after their step was closed", registry=registry
+            "plaudit_records_late", "Event records that arrived after their step was closed", registry=registry
         )
         self.records_missing = Counter(
             "plaudit_records_missing", "Samples of closed steps whose events were lost", registry=registry
@@ -88,7 +90,24 @@ class Series:
         )
         self.step_exposed_reward_seconds = Summary(
             "plaudit_step_exposed_reward_seconds",
-            "Seconds that the trainer waited with nothing of it being generated",
+            "Seconds that the trainer waited for rewards after generation had ended",
+            registry=registry,
+        )
+        self.last_step = Gauge("plaudit_last_step_seconds", "Seconds of the newest closed step", registry=registry)
+        self.last_step_exposed_reward = Gauge(
+            "plaudit_last_step_exposed_reward_seconds",
+            "Seconds of the newest closed step in which the trainer waited for rewards after generation had ended",
+            registry=registry,
+        )
+        self.last_step_wait = Gauge(
+            "plaudit_last_step_wait_seconds",
+            "Seconds of the newest closed step in which the trainer waited, by cause",
+            ["cause"],
+            registry=registry,
+        )
+        self.last_step_masked_share = Gauge(
+            "plaudit_last_step_masked_share",
+            "Share of the newest closed step's samples without a score",
             registry=registry,
         )
         self.reward_mean = Gauge("plaudit_reward_mean", "Mean reward of the newest closed step", registry=registry)
@@ -101,13 +120,13 @@ class Series:
         for cause in CAUSES:
             self.step_wait_seconds.labels(cause)
 
-    def _declare_surroundings(self) -> None:
+    def _declare_snapshot(self) -> None:
         registry = self.registry
         self.stream_undelivered = Gauge(
             "plaudit_stream_undelivered", "Entries that no consumer has read", ["stream"], registry=registry
         )
         self.stream_in_flight = Gauge(
-            "plaudit_stream_in_flight", "Entries read and not yet done", ["stream"], registry=registry
+            "plaudit_stream_in_flight", "Entries that a consumer works on", ["stream"], registry=registry
         )
         self.stream_oldest_undelivered = Gauge(
             "plaudit_stream_oldest_undelivered_seconds",
@@ -129,12 +148,23 @@ class Series:
             "plaudit_judge_tokens", "Tokens that a judge read and wrote", ["judge", "kind"], registry
         )
         self.judge_circuit_open = Gauge(
-            "plaudit_judge_circuit_open", "1 while a reward worker does not ask the judge", ["judge"], registry=registry
+            "plaudit_judge_circuit_open",
+            "1 while a reward worker's circuit breaker for the judge is open",
+            ["judge"],
+            registry=registry,
         )
         self.workers = Gauge("plaudit_workers", "Live processes", ["role", "state"], registry=registry)
         self.policy_version = Gauge("plaudit_policy_version", "Announced policy version", registry=registry)
         self.policy_version_lag = Gauge(
-            "plaudit_policy_version_lag", "Versions that the last ready rollout is behind", registry=registry
+            "plaudit_policy_version_lag",
+            "Policy versions by which the slowest ready rollout is behind",
+            registry=registry,
+        )
+        self.redis_up = Gauge("plaudit_redis_up", "1 while Redis responds", registry=registry)
+        self.redis_last_seen = Gauge(
+            "plaudit_redis_last_seen_timestamp_seconds",
+            "When Redis responded last; all figures of streams, workers and Redis are from then",
+            registry=registry,
         )
         self.redis_memory = Gauge("plaudit_redis_memory_bytes", "Memory that Redis uses", registry=registry)
         self.redis_memory_limit = Gauge(
@@ -145,7 +175,7 @@ class Series:
         )
 
     def count_samples(self, records: Sequence[SampleRecord]) -> None:
-        """Counts samples that became terminal."""
+        """Count samples that became terminal."""
         if not records:
             return
         columns = SampleColumns.from_records(records)
@@ -164,7 +194,7 @@ class Series:
         self.reward_latency_good.inc(int((latency_s <= self._latency_threshold_s).sum()))
 
     def count_group(self, record: GroupRecord, samples: Sequence[SampleRecord]) -> None:
-        """Counts a closed group and how long its samples waited for each other, its scorers and the trainer."""
+        """Count a closed group, and the waits of its samples for each other, for group scorers and for the trainer."""
         self.groups.labels(record.end).inc()
         if not samples:
             return
@@ -174,7 +204,7 @@ class Series:
         self.stage_seconds.observe(seconds["ready_queue"][:1], "ready_queue")
 
     def count_step(self, record: StepRecord, *, records_missing: int) -> None:
-        """Counts a closed step."""
+        """Count a closed step."""
         statistics = record.statistics
         self.step_seconds.observe(record.closed - record.opened)
         self.step_exposed_reward_seconds.observe(statistics.get("exposed_reward_s", 0.0))
@@ -184,21 +214,36 @@ class Series:
         self.show_step(record)
 
     def show_step(self, record: StepRecord) -> None:
-        """Shows a step as the newest, without counting it (one that was closed before this process began)."""
+        """Show a step as the newest without counting it, such as one that was closed before this process started."""
         self.step.set(record.step)
         self.step_last_closed.set(record.closed)
+        self._show_last_step(record)
         if "reward/mean" in record.statistics:
             self.reward_mean.set(record.statistics["reward/mean"])
         for statistic in ("min", "mean", "max"):
             if (staleness := record.statistics.get(f"reward_pipeline/staleness/{statistic}")) is not None:
                 self.staleness.labels(statistic).set(staleness)
 
+    def _show_last_step(self, record: StepRecord) -> None:
+        statistics = record.statistics
+        self.last_step.set(record.closed - record.opened)
+        self.last_step_exposed_reward.set(statistics.get("exposed_reward_s", 0.0))
+        for cause in CAUSES:
+            self.last_step_wait.labels(cause).set(statistics.get(f"wait/{cause}_s", 0.0))
+        self.last_step_masked_share.set(statistics.get("reward_pipeline/masked_share", 0.0))
+
     def count_late(self, count: int) -> None:
-        """Counts records that came after their step was closed."""
+        """Count records that arrived after their step was closed."""
         self.records_late.inc(count)
 
-    def show_surroundings(self, seen: Surroundings) -> None:
-        """Shows streams, workers and Redis as they were last looked at."""
+    def show_redis_down(self) -> None:
+        """Show that Redis does not respond. All figures read from it stay as they were."""
+        self.redis_up.set(0)
+
+    def show_snapshot(self, seen: RunSnapshot) -> None:
+        """Show streams, workers and Redis as the snapshot has them."""
+        self.redis_up.set(1)
+        self.redis_last_seen.set(seen.time)
         for stream, depth in seen.streams.items():
             self.stream_undelivered.labels(stream).set(depth.undelivered)
             self.stream_in_flight.labels(stream).set(depth.in_flight)

@@ -57,7 +57,7 @@ async def serve(settings: ServiceSettings, stop: asyncio.Event) -> int:
         with socket.create_server((settings.host, settings.port)) as listener:
             await _serve_on(listener, client, settings, stop, sender)
     except (MissingPackageError, _TlsRefusedError, RedisError, OSError) as error:
-        logger.error("refused", error=_words(error, settings))
+        logger.error("refused", error=_message(error, settings))
         return 2
     finally:
         await client.aclose()
@@ -79,10 +79,10 @@ async def _serve_on(
         view.restore(read_steps(settings.run_folder / FILE_NAME))
     keys = Names(settings.run)
     reader = EventReader(client, keys, view.handle)
-    lookout = _Lookout(client, keys, view)
+    snapshots = _SnapshotTaker(client, keys, view)
     server = HttpServer(
         uvicorn.Config(
-            Api(settings.run, view, lambda: _problem(reader, lookout), settings.allowed_hosts).application(),
+            Api(settings.run, view, lambda: _problem(reader, snapshots), settings.allowed_hosts).application(),
             lifespan="off",
             log_config=None,
             access_log=False,
@@ -94,38 +94,39 @@ async def _serve_on(
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(server.serve(sockets=[listener]))
         tasks.create_task(reader.run(stop))
-        tasks.create_task(lookout.run(stop))
+        tasks.create_task(snapshots.run(stop))
         await stop.wait()
         server.should_exit = True
 
 
-class _Lookout:
-    """Looks at the run's surroundings every two seconds."""
+class _SnapshotTaker:
+    """Takes a snapshot of the run every two seconds."""
 
     def __init__(self, client: Redis, keys: Names, view: RunView) -> None:
         self._client = client
         self._keys = keys
         self._view = view
-        self.heard = time.monotonic()
-        """When Redis answered last."""
+        self.responded_s = time.monotonic()
+        """When Redis responded last (monotonic)."""
 
     async def run(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
             try:
                 self._view.look(await look(self._client, self._keys))
-                self.heard = time.monotonic()
+                self.responded_s = time.monotonic()
             except (RedisError, OSError) as error:
-                logger.warning("redis is away", error=str(error))
+                self._view.series.show_redis_down()
+                logger.warning("cannot read the run from Redis; retrying", error=str(error))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_EVERY_S):
                     await stop.wait()
 
 
-def _problem(reader: EventReader, lookout: _Lookout) -> str:
+def _problem(reader: EventReader, snapshots: _SnapshotTaker) -> str:
     """Why the service is not ready; empty when it is."""
     if not reader.ready.is_set():
         return "the events of the run are being read"
-    if time.monotonic() - lookout.heard > _REDIS_WITHIN_S:
+    if time.monotonic() - snapshots.responded_s > _REDIS_WITHIN_S:
         return f"redis has not answered for {_REDIS_WITHIN_S:.0f} seconds"
     return ""
 
@@ -151,7 +152,7 @@ class _TlsRefusedError(Exception):
     """What of TLS is wrong, in words."""
 
 
-def _words(error: Exception, settings: ServiceSettings) -> str:
+def _message(error: Exception, settings: ServiceSettings) -> str:
     if isinstance(error, MissingPackageError | _TlsRefusedError):
         return str(error)
     if isinstance(error, AuthenticationError | ResponseError):

@@ -9,7 +9,7 @@ from plaudit_metrics.sources.collector import Arrival, Collector
 from plaudit_metrics.sources.events import EventRecord
 from plaudit_metrics.sources.kept_steps import KeptSteps, StepSamples
 from plaudit_metrics.sources.queue_history import QueueHistory
-from plaudit_metrics.sources.run_snapshot import Surroundings
+from plaudit_metrics.sources.run_snapshot import RunSnapshot
 from plaudit_metrics.statistics.failures import FailureCounts
 from plaudit_wire.records import NO_STEP, GroupRecord, SampleRecord, StepRecord
 
@@ -30,7 +30,7 @@ class RunView:
         self.series = series
         self.kept = kept
         self.collector = Collector(kept)
-        self.surroundings = Surroundings()
+        self.snapshot = RunSnapshot()
         self.queues = QueueHistory()
         self.failures = FailureCounts()
         """Of the samples that ended since the newest step closed."""
@@ -75,8 +75,8 @@ class RunView:
         else:
             self.series.show_step(closed.record)
 
-    def look(self, surroundings: Surroundings) -> None:
+    def look(self, snapshot: RunSnapshot) -> None:
         """Takes a new look at streams, workers and Redis."""
-        self.surroundings = surroundings
-        self.queues.add(surroundings)
-        self.series.show_surroundings(surroundings)
+        self.snapshot = snapshot
+        self.queues.add(snapshot)
+        self.series.show_snapshot(snapshot)

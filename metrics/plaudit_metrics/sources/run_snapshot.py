@@ -11,11 +11,11 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
+from plaudit_wire.codec import RecordError, decode
+from plaudit_wire.limits import LIVE_WITHIN_S
+from plaudit_wire.messages import Announcement
 from plaudit_wire.names import CONSUMER_GROUPS, Names
 from plaudit_wire.records import WorkerRecord
-
-LIVE_WITHIN_S = 20.0
-"""A process not heard of for longer is gone."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class StreamDepth:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class RunSnapshot:
     """A run as one look shows it."""
 
     time: float = 0.0
@@ -60,13 +60,7 @@ class Surroundings:
         return {judge: judge in failing for judge in sorted(known | failing)}
 
 
-class _Announced(msgspec.Struct):
-    """What of the announced policy matters here: incarnation and number of its version."""
-
-    version: tuple[int, int]
-
-
-async def look(client: Redis, keys: Names) -> Surroundings:
+async def look(client: Redis, keys: Names) -> RunSnapshot:
     """Takes one look.
 
     Raises:
@@ -78,7 +72,7 @@ async def look(client: Redis, keys: Names) -> Surroundings:
     workers = await _live_workers(client, keys, now)
     info: dict[str, Any] = await client.info()
     version = _announced_number(await client.hget(keys.state, "announced"))
-    return Surroundings(
+    return RunSnapshot(
         time=now,
         streams={name: await _depth(client, keys.stream(name), group, now) for name, group in CONSUMER_GROUPS.items()},
         redeliveries=_counters(counters, "redelivered"),
@@ -166,12 +160,11 @@ def _lag(workers: list[WorkerRecord], announced: int | None) -> int:
 
 
 def _announced_number(stored: Any) -> int | None:
-    """Number of the announced policy version: a byte of schema version, then a record whose ``version`` is a pair."""
+    """Return the number of the announced policy version; None before the first, or when it cannot be read."""
     try:
-        announced = msgspec.msgpack.decode(memoryview(stored or b" ")[1:], type=_Announced)
-    except msgspec.MsgspecError:
+        return None if stored is None else decode(stored, Announcement).version.number
+    except RecordError:
         return None
-    return announced.version[1]
 
 
 def _counters(counted: Mapping[str, str], name: str) -> dict[str, int]:

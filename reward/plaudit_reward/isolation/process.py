@@ -13,6 +13,7 @@ from typing import Any
 
 from plaudit_reward.isolation.messages import READ_BYTES, Frames, FromChild, Load, frame, messages_from_child
 from plaudit_reward.isolation.output import Output
+from plaudit_reward.isolation.signals import signal_name
 
 _EXIT_WITHIN_S = 1.0
 """A child that closed its connection has so long to end by itself, so that its exit code can be told."""
@@ -169,5 +170,5 @@ def _exited(pid: int) -> bool:
 def _ending(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
-    name = signal.Signals(-code).name
+    name = signal_name(-code)
     return f"was killed by {name}" + (" (out of memory?)" if code == -signal.SIGKILL else "")

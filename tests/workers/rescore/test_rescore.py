@@ -110,7 +110,10 @@ def test_group_scorers_see_whole_groups(job: Any, stored: Any, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nowhere"], "holds no stored samples (step-000001-i1.parquet, …): give the samples folder of a run"),
+        (
+            ["nowhere"],
+            "no stored samples of nowhere: give a run's id (with --runs-folder, now runs), a run's folder",
+        ),
         (["new.yaml"], "cannot be read"),
         (["samples", "-o", "out.csv"], "end its name in .parquet or .jsonl"),
     ],
@@ -147,3 +150,36 @@ def test_of_many_changes_the_largest_are_kept() -> None:
         comparison.add_outcomes("scored", "scored")
         comparison.add_scores(Change(1, "t-0-1.0", index, 0.0, float(size), ""))
     assert [change.after for change in comparison.summary().changed_most] == [1000.0, 999.0, 998.0]
+
+
+TRL = "{name: trl, kind: python, scope: group, python: {path: trl.py, function: trl}}"
+
+
+def test_a_run_is_found_by_its_id_or_folder_and_messages_reach_trl_functions(
+    job: Any, stored: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "trl.py").write_text(
+        "def trl(prompts, completions):\n"
+        "    return [float(p[-1]['content'] + c[0]['content']) for p, c in zip(prompts, completions)]\n"
+    )
+    messages = json.dumps([{"role": "user", "content": "4"}])
+    folder = Path(stored("step-000001-i1.parquet", ("t-0-1.0", 0, "2", 0.0), ("t-0-1.0", 1, "3", 0.0)))
+    table = pyarrow.parquet.read_table(folder / "step-000001-i1.parquet")
+    column = table.schema.get_field_index("messages_json")
+    table = table.set_column(column, "messages_json", pyarrow.array([messages, messages]))
+    pyarrow.parquet.write_table(table, folder / "step-000001-i1.parquet")
+    (tmp_path / "runs" / "mine-1").mkdir(parents=True)
+    folder.rename(tmp_path / "runs" / "mine-1" / "samples")
+    monkeypatch.chdir(tmp_path)
+    for run in ("mine-1", "runs/mine-1", "runs/mine-1/samples", "runs/mine-1/samples/step-000001-i1.parquet"):
+        assert main(["rescore", run, "--job", job(TRL), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["mean_after"] == 42.5
+
+
+def test_samples_of_an_older_run_have_no_messages(job: Any, stored: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path(stored("step-000001-i1.parquet", ("t-0-1.0", 0, "ab", 0.0)))
+    file = folder / "step-000001-i1.parquet"
+    table = pyarrow.parquet.read_table(file).drop_columns(["messages_json", "max_tokens"])
+    pyarrow.parquet.write_table(table, file)
+    assert main(["rescore", str(file), "--job", job(LENGTH), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["mean_after"] == 2.0

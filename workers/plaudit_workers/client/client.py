@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Service
+from plaudit_wire.outage import OUTAGE
 from plaudit_wire.sample import Sample
 from plaudit_workers.client.connect import ServiceError, connect
 from plaudit_workers.client.inbox import Inbox
@@ -26,7 +27,6 @@ from plaudit_workers.stream.sessions import (
     SessionTakenError,
     Submission,
 )
-from plaudit_workers.stream.transitions.scripts import OUTAGE
 from plaudit_workers.supervision import set_within
 
 logger = get_logger(__name__)
@@ -229,8 +229,6 @@ class RewardClient:
             return False
         except SessionTakenError as error:
             raise self._taken_over(error) from error
-        except OUTAGE as error:
-            raise ServiceError(f"Redis at {self._address.url} has been away for minutes: {error}") from error
         for (group, samples), answer in zip(list(left.items()), answers, strict=True):
             if answer is Submission.conflict:
                 raise ServiceError(
@@ -263,7 +261,7 @@ class RewardClient:
                 for group in await self._session.read(_RESULTS_A_READ, _UPKEEP_EVERY_S):
                     self._inbox.take(self._session.own_id(group.group), group)
             except OUTAGE as error:
-                logger.warning("redis is away", error=str(error))
+                self._transport.outages.report(error)
                 await asyncio.sleep(_ROOM_PAUSE_S)
             except SessionGoneError:
                 await self._session.open()

@@ -11,9 +11,10 @@ from redis.exceptions import AuthenticationError, ResponseError
 from plaudit_wire.codec import RecordError, decode
 from plaudit_wire.messages import Service
 from plaudit_wire.names import Names
+from plaudit_wire.outage import OUTAGE
 from plaudit_workers.process import RefusedError
 from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.transitions.scripts import OUTAGE, Scripts
+from plaudit_workers.stream.transitions.scripts import Scripts
 
 _LOOK_AGAIN_S = 0.5
 

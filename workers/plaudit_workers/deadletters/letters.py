@@ -12,7 +12,7 @@ from plaudit_wire.messages import Prompt
 from plaudit_wire.names import Stream
 from plaudit_wire.sample import Sample
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.transitions.scripts import new_call
+from plaudit_workers.stream.transitions.worker import retry_dead
 from plaudit_workers.stream.volume import VolumeError
 
 Retried = Literal["retried", "unknown", "ended"]
@@ -81,8 +81,7 @@ class DeadLetters:
 
         Only while its group is open: a group whose last sample has ended is on its way to the trainer.
         """
-        answer: bytes = await self._transport.scripts.call("retry_dead", letter.group, new_call(), letter.id)
-        return cast(Retried, answer.decode())
+        return cast(Retried, await self._transport.scripts.run(retry_dead(letter.group, letter.id)))
 
     async def drop(self, letter: Letter) -> bool:
         """Deletes a letter; its sample stays ended as ``poison``. Whether it was there."""

@@ -1,6 +1,6 @@
-"""``plaudit rescore SAMPLES --job JOB``: a job's scorers over stored samples, and what they change.
+"""``plaudit rescore RUN --job JOB``: score a run's stored samples with another job's scorers, and compare.
 
-read → score → compare: scored as ``plaudit score`` scores; memory does not grow with the number of samples.
+read → score → compare: samples are scored as ``plaudit score`` does; memory does not grow with their number.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from plaudit_workers.job.spec.reward import RewardSpec
 from plaudit_workers.process import EXIT_DONE
 from plaudit_workers.rescore.comparison import Change, Comparison, Summary
 from plaudit_workers.rescore.output import Write, written_rows
-from plaudit_workers.rescore.rows import StoredSample, sample_files, stored_groups
+from plaudit_workers.rescore.rows import StoredSample, sample_files, samples_path, stored_groups
 from plaudit_workers.scoring.build import build_pipeline
+from plaudit_workers.scoring.offline.printed import show_logs
 from plaudit_workers.scoring.offline.score import scored_in_order
 
 _RESPONSE_CHARACTERS = 200
@@ -28,18 +29,19 @@ _SHOWN_CHARACTERS = 60
 
 
 def rescore(arguments: argparse.Namespace) -> int:
-    """Runs the command.
+    """Run the command.
 
     Raises:
         RefusedError: the job, the samples or the output cannot be used.
     """
     reward = load_job(arguments.job).spec.reward
-    groups = stored_groups(sample_files(arguments.samples))
+    groups = stored_groups(sample_files(samples_path(arguments.samples, arguments.runs_folder)))
     comparison = Comparison(arguments.changes)
+    show_logs()
     with written_rows(arguments.output, [scorer.name for scorer in reward.scorers]) as write:
         asyncio.run(_rescore(reward, groups, comparison, write))
     summary = comparison.summary()
-    print(msgspec.json.encode(summary).decode() if arguments.json else in_words(summary))
+    print(msgspec.json.encode(summary).decode() if arguments.json else readable(summary))
     return EXIT_DONE
 
 
@@ -73,8 +75,8 @@ def _compare(comparison: Comparison, stored: StoredSample, scoring: ScoringRecor
         comparison.add_scores(Change(stored.step, sample.group, sample.index, stored.score, scoring.value, response))
 
 
-def in_words(summary: Summary) -> str:
-    """The summary as a text of a few lines."""
+def readable(summary: Summary) -> str:
+    """Return the summary as a few lines of text."""
     lines = [
         f"samples           {summary.samples:,}",
         f"outcomes before   {_outcomes(summary.outcomes_before)}",
@@ -103,4 +105,4 @@ def _outcomes(outcomes: dict[str, int]) -> str:
 
 
 def _correlation(value: float | None) -> str:
-    return "none: one of them has a single value" if value is None else f"{value:.3f}"
+    return "undefined: one side has a single value" if value is None else f"{value:.3f}"

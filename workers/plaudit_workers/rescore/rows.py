@@ -1,4 +1,4 @@
-"""Reads stored samples, a batch of rows at a time. Written by ``training.store``."""
+"""Read stored samples, a batch of rows at a time. ``training.run.stored_samples`` writes them."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ _COLUMNS = [
     "outcome",
     "score",
 ]
+_ADDED_COLUMNS = ["messages_json", "max_tokens"]
+"""Columns that samples of older runs lack."""
 
 
 class StoredSample(NamedTuple):
-    """A sample and what it was scored in its run."""
+    """A sample with its outcome and score in the run."""
 
     step: int
     sample: Sample
@@ -43,11 +45,32 @@ class StoredSample(NamedTuple):
     score: float | None
 
 
-def sample_files(path: Path) -> list[Path]:
-    """The files of a run's samples, by step; of a step that was trained again after a resume, the newest.
+def samples_path(given: Path, runs: Path) -> Path:
+    """Return the folder or file of samples that a user means.
 
     Args:
-        path: the run's ``samples`` folder, or one file.
+        given: a file, a samples folder, a run's folder, or a run's id.
+        runs: folder of the runs, for an id.
+
+    Raises:
+        RefusedError: there is none.
+    """
+    if given.is_file() or any(given.glob("step-*.parquet")):
+        return given
+    for folder in (given / "samples", runs / given / "samples"):
+        if folder.is_dir():
+            return folder
+    raise RefusedError(
+        f"no stored samples of {given}: give a run's id (with --runs-folder, now {runs}), a run's folder, or a samples "
+        "folder or file. A run stores samples unless metrics.keepSamples is false"
+    )
+
+
+def sample_files(path: Path) -> list[Path]:
+    """Return the files of a run's samples by step; of a step that was trained twice after a resume, the newest.
+
+    Args:
+        path: a samples folder, or one file.
 
     Raises:
         RefusedError: there are none.
@@ -60,18 +83,15 @@ def sample_files(path: Path) -> list[Path]:
             step, incarnation = int(found[1]), int(found[2])
             newest[step] = max(newest.get(step, (-1, file)), (incarnation, file))
     if not newest:
-        raise RefusedError(
-            f"{path} holds no stored samples (step-000001-i1.parquet, …): give the samples folder of a run, or one "
-            "file. A run stores them unless metrics.keepSamples is false"
-        )
+        raise RefusedError(f"{path} has no stored samples yet: a run stores them when it closes its first step")
     return [newest[step][1] for step in sorted(newest)]
 
 
 def stored_groups(files: Iterable[Path]) -> Iterator[list[StoredSample]]:
-    """The samples of one group after the other; those that were never generated are left out.
+    """Yield the samples of one group after the other, without those that were never generated.
 
     Raises:
-        RefusedError: a file is not one of stored samples.
+        RefusedError: a file does not hold stored samples.
     """
     rows = (row for file in files for row in _rows(file))
     for _, group in itertools.groupby(rows, lambda row: (row["step"], row["group"])):
@@ -86,9 +106,10 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
             missing = set(_COLUMNS) - set(opened.schema_arrow.names)
             if missing:
                 raise RefusedError(
-                    f"{file} holds no stored samples of Plaudit: columns {', '.join(sorted(missing))} are missing"
+                    f"{file} does not hold stored samples: it lacks the columns {', '.join(sorted(missing))}"
                 )
-            for batch in opened.iter_batches(_ROWS_AT_A_TIME, columns=_COLUMNS):
+            added = [name for name in _ADDED_COLUMNS if name in opened.schema_arrow.names]
+            for batch in opened.iter_batches(_ROWS_AT_A_TIME, columns=_COLUMNS + added):
                 yield from batch.to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
         raise RefusedError(f"{file} cannot be read: {error}. Give the samples folder of a run") from error
@@ -103,7 +124,9 @@ def _stored(row: dict[str, Any]) -> StoredSample:
         response=row["response"],
         ground_truth=msgspec.json.decode(row["ground_truth_json"]),
         extra_info=msgspec.json.decode(row["extra_info_json"]),
+        messages=msgspec.json.decode(row.get("messages_json") or "[]"),
         response_tokens=row["response_tokens"] or 0,
+        max_tokens=row.get("max_tokens") or 0,
         finish_reason=row["finish_reason"] or "stop",
         split=row["split"],
     )

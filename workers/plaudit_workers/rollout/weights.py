@@ -19,7 +19,6 @@ from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Announcement, PolicyVersion
 from plaudit_workers.rollout.engines.protocol import Engine, WeightsUnreadableError, WeightSwitch
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.outage import outlasting
 from plaudit_workers.weights_digest import weights_digest
 
 logger = get_logger(__name__)
@@ -96,7 +95,7 @@ class PolicyWeights:
             True if the announced version is loaded now; False if nothing is announced or it could not be loaded.
         """
         async with self._lock:
-            announcement = await outlasting(self._transport.announced)
+            announcement = await self._transport.retry_through_outage(self._transport.announced)
             if announcement is None:
                 return False
             return announcement.version == self.held or await self._load(announcement)

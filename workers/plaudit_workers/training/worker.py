@@ -30,7 +30,7 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     rank, world_size = ranks(os.environ, job.spec.trainer.ranks)
     if rank > 0:
         return await _follow(job, rank, world_size)
-    transport = await Transport.open(settings.redis, settings.run, spill=settings.run_folder / "spill")
+    transport = await Transport.open(settings.redis, settings.run, spill=settings.run_folder / "spill", stop=stop)
     try:
         async with HealthServer(settings.health_port, ready=lambda: True):
             done = await _conduct(job, settings, transport, world_size, stop)

@@ -38,7 +38,7 @@ def data_problem(field: str, path: str) -> Problem | None:
         return Problem(field, f"{path} ends with {file.suffix!r}", "Give a .parquet or a .jsonl file")
     num_rows = 0
     try:
-        for num_rows, row in enumerate(_rows(file), 1):  # counted
+        for num_rows, row in enumerate(data_rows(path, (*REQUIRED_COLUMNS, "extra_info")), 1):  # counted
             _check(num_rows, row)
     except _RowError as error:
         return Problem(field, f"{path} {error}", error.remedy)
@@ -49,20 +49,21 @@ def data_problem(field: str, path: str) -> Problem | None:
 
 def data_sources(path: str) -> set[Any]:
     """Return the data sources of all rows of a file without problems."""
-    return {row["data_source"] for row in _rows(Path(path), ("data_source",))}
+    return {row["data_source"] for row in data_rows(path, ("data_source",))}
 
 
 def shared_extra_info(path: str) -> set[str]:
     """Return the keys of ``extra_info`` that every row of a file without problems has."""
     shared: set[str] | None = None
-    for row in _rows(Path(path), ("extra_info",)):
+    for row in data_rows(path, ("extra_info",)):
         keys = extra_info_of(row.get("extra_info")).keys()
         shared = set(keys) if shared is None else shared & keys
     return shared or set()
 
 
-def _rows(file: Path, columns: tuple[str, ...] = (*REQUIRED_COLUMNS, "extra_info")) -> Iterator[dict[str, Any]]:
-    return _READERS[file.suffix](file, columns)
+def data_rows(path: str, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a file without problems; a column that the file does not have is missing in them."""
+    return _READERS[Path(path).suffix](Path(path), columns)
 
 
 def _parquet(file: Path, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:

@@ -7,11 +7,12 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from plaudit_wire.logs import get_logger
+from plaudit_wire.outage import OUTAGE
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.group import Group
 from plaudit_workers.stream.group_hash import read_groups
 from plaudit_workers.stream.trainer.fence import Fence
-from plaudit_workers.stream.transitions.scripts import OUTAGE, Argument
+from plaudit_workers.stream.transitions.trainer import take_ready
 
 logger = get_logger(__name__)
 
@@ -66,16 +67,14 @@ class ReadyGroups:
         return found
 
     async def _take_rows(self, count: int) -> list[tuple[str, str, int]]:
-        arguments: list[Argument] = ["", self._fence.incarnation, count, *self._held.values()]
         try:
-            rows: list[tuple[bytes, bytes, int]] = await self._fence.call("take_ready", *arguments)
+            return await self._fence.run(take_ready(self._fence.incarnation, count, list(self._held.values())))
         except ResponseError as error:
             if "NOGROUP" not in str(error):
                 raise
             logger.error("the streams' groups are gone", stream="ready")
             await self._transport.recreate_groups()
             return []
-        return [(entry.decode(), group.decode(), n) for entry, group, n in rows]
 
     async def _wait(self, block_s: float) -> None:
         """Looks without taking: an entry that a replaced trainer read would be lost to its successor."""
@@ -83,7 +82,7 @@ class ReadyGroups:
         try:
             reply: Any = await self._reader.xread(seen, count=1000, block=max(round(block_s * 1000), 1))
         except OUTAGE as error:
-            logger.warning("redis is away", stream="ready", error=str(error))
+            self._transport.outages.report(error)
             return
         if reply:
             self._last_seen = reply[0][1][-1][0].decode()

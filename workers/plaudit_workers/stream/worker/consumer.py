@@ -21,19 +21,20 @@ from plaudit_wire.codec import RecordError, decode
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import GroupDelivery, Prompt
 from plaudit_wire.names import CONSUMER_GROUPS
+from plaudit_wire.outage import OUTAGE
 from plaudit_wire.sample import Sample
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.transitions.scripts import OUTAGE
+from plaudit_workers.stream.transitions import leases as transitions
 from plaudit_workers.stream.volume import VolumeError
-from plaudit_workers.stream.worker.dead_letter import bury
+from plaudit_workers.stream.worker.dead_letter import dead_letter
 from plaudit_workers.stream.worker.lease import Delivery, Leases
+from plaudit_workers.supervision import Supervised
 
 logger = get_logger(__name__)
 
 T = TypeVar("T")
 
 _OLD_S = 2.0
-_SILENT_MS = 3_600_000
 _PAYLOADS: dict[str, type[Any]] = {"prompts": Prompt, "samples": Sample}
 
 
@@ -93,24 +94,46 @@ class Consumer(Generic[T]):
         self._claim_next = 0.0
         self._reclaim_not_before = time.monotonic() + options.renew_every_s
         self._taking = asyncio.Lock()
-        self._renewals: asyncio.Task[None] | None = None
+        self._took = 0.0
+        self._tasks = Supervised()
 
     async def __aenter__(self) -> Self:
-        self._renewals = asyncio.create_task(self._leases.renew_forever(self._options.renew_every_s))
+        self._tasks = Supervised()
+        await self._tasks.__aenter__()
+        self._tasks.start(self._renew_forever())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Hands back what is still in work, and leaves."""
-        if self._renewals is not None:
-            self._renewals.cancel()
-            await asyncio.gather(self._renewals, return_exceptions=True)
+        """Hand back what is still in work, and leave. Raises what ended the renewals, if they failed."""
         try:
-            await self._leave()
-        except (*OUTAGE, ResponseError) as problem:
-            logger.warning("could not leave", stream=self.stream, error=str(problem))
-        await self._reader.aclose(close_connection_pool=True)
+            await self._tasks.__aexit__(kind, error, trace)
+        finally:
+            try:
+                await self._leave()
+            except (*OUTAGE, ResponseError) as problem:
+                logger.warning("could not hand back the work", stream=self.stream, error=str(problem))
+            await self._reader.aclose(close_connection_pool=True)
+
+    async def _renew_forever(self) -> None:
+        """Renew the leases until cancelled. Every look at Redis that fails stops claims from others (``_take``).
+
+        A worker that is full, or that may not take work now, notices an outage only here.
+        """
+        while True:
+            await asyncio.sleep(self._options.renew_every_s)
+            try:
+                idle = not self._leases.in_work and time.monotonic() - self._took > self._options.renew_every_s
+                await self._leases.renew(even_if_empty=idle)
+            except OUTAGE as error:
+                self._lost_contact(error)
+
+    def _lost_contact(self, error: Exception) -> None:
+        """Stop claiming from other consumers: after an outage their leases look lapsed until they have renewed them."""
+        self._transport.outages.report(error)
+        self._away = True
+        self._reclaim_not_before = math.inf
 
     async def take(self, slots: int) -> list[Delivery[T]]:
         """At most ``slots`` entries, those that were delivered before first; [] when there is nothing for ``block_s``.
@@ -122,11 +145,11 @@ class Consumer(Generic[T]):
             return []
         async with self._taking:
             try:
-                return await self._take(slots)
+                deliveries = await self._take(slots)
+                self._took = time.monotonic()
+                return deliveries
             except OUTAGE as error:
-                logger.warning("redis is away", stream=self.stream, error=str(error))
-                self._away = True
-                self._reclaim_not_before = math.inf
+                self._lost_contact(error)
                 await asyncio.sleep(min(0.2, self._options.block_s))
             except ResponseError as error:
                 if not str(error).startswith(("NOGROUP", "UNBLOCKED")):  # the latter: the key went while we waited
@@ -154,7 +177,7 @@ class Consumer(Generic[T]):
         self._away = False
         if self._reclaim_not_before == math.inf:
             self._reclaim_not_before = time.monotonic() + self._options.lease_s
-        await self._transport.scripts.call("forget", "", self.stream, "", _SILENT_MS)
+        await self._transport.scripts.run(transitions.forget(self.stream))
 
     async def reclaim(self, slots: int, lease_s: float | None = None) -> list[Delivery[T]]:
         """Takes entries whose lease has lapsed, and own ones whose delivery was lost; ``take`` does it every second.
@@ -167,16 +190,9 @@ class Consumer(Generic[T]):
         self._claim_next = time.monotonic() + options.reclaim_every_s
         if lease_s is None:
             lease_s = options.lease_s if time.monotonic() >= self._reclaim_not_before else -0.001
-        rows = await self._transport.reads.call(
-            "claim",
-            "",
-            self.stream,
-            self._worker,
-            slots,
-            round(lease_s * 1000),
-            options.alone_from,
-            options.poison_limit,
-            *self._leases.in_work,
+        limits = (round(lease_s * 1000), options.alone_from, options.poison_limit)
+        rows = await self._transport.reads.run(
+            transitions.claim(self.stream, self._worker, slots, limits, self._leases.in_work)
         )
         fresh = await self._deliver([(row[0].decode(), row[1], _pairs(row[2])) for row in rows])
         alone = [delivery for delivery in fresh if delivery.deliveries >= options.alone_from]
@@ -233,10 +249,10 @@ class Consumer(Generic[T]):
             self._leases.remove(delivery.entry_id)  # the next look at own pending entries finds it again
             return
         except RecordError as error:
-            await self._bury(delivery, str(error))
+            await self._dead_letter(delivery, str(error))
             return
         if delivery.deliveries > self._options.poison_limit:
-            await self._bury(delivery, f"{delivery.deliveries - 1} workers were lost with it in work")
+            await self._dead_letter(delivery, f"{delivery.deliveries - 1} workers were lost with it in work")
 
     def _delivery(self, entry_id: str, count: int, fields: dict[bytes, bytes]) -> Delivery[Any]:
         if self.stream != "samples":
@@ -250,8 +266,8 @@ class Consumer(Generic[T]):
         record = await self._transport.volume.load(fields[b"record"])
         return cast(T, decode(record, _PAYLOADS[self.stream]))
 
-    async def _bury(self, delivery: Delivery[Any], reason: str) -> None:
-        await bury(self._transport, delivery, reason)
+    async def _dead_letter(self, delivery: Delivery[Any], reason: str) -> None:
+        await dead_letter(self._transport, delivery, reason)
         self.finished(delivery)
 
     async def _discard_needless(self, deliveries: Iterable[Delivery[Any]]) -> None:
@@ -264,8 +280,7 @@ class Consumer(Generic[T]):
         ]
         if not old:
             return
-        about: list[Any] = [part for d in old for part in (d.entry_id, d.group, "-" if d.index is None else d.index)]
-        for entry in await self._transport.reads.call("discard", "", self.stream, *about):
+        for entry in await self._transport.reads.run(transitions.discard(self.stream, old)):
             self._leases.remove(entry.decode())
 
     async def hand_back(self, deliveries: Iterable[Delivery[T]]) -> None:
@@ -285,12 +300,12 @@ class Consumer(Generic[T]):
         await self._leases.renew()
 
     async def _leave(self) -> None:
-        rows = await self._transport.reads.call(
-            "claim", "", self.stream, self._worker, 10_000, -1, 0, 0, *self._leases.in_work
+        rows = await self._transport.reads.run(
+            transitions.claim(self.stream, self._worker, 10_000, (-1, 0, 0), self._leases.in_work)
         )
         unseen = [self._delivery(row[0].decode(), row[1], _pairs(row[2])) for row in rows]
         await self._leases.hand_back([*self._leases.in_work.values(), *unseen])
-        await self._transport.reads.call("forget", "", self.stream, self._worker, _SILENT_MS)
+        await self._transport.reads.run(transitions.forget(self.stream, self._worker))
 
 
 def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:

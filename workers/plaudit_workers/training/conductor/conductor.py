@@ -19,8 +19,8 @@ from typing import Any
 
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import PolicyVersion
+from plaudit_wire.outage import OUTAGE
 from plaudit_workers.process import JobFailedError, RefusedError
-from plaudit_workers.stream.transitions.scripts import OUTAGE
 from plaudit_workers.training.conductor.admission import Admitter
 from plaudit_workers.training.conductor.background_tasks import Beside
 from plaudit_workers.training.conductor.closing import correct_counters, end_unseen

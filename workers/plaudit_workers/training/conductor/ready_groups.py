@@ -10,8 +10,8 @@ from redis.exceptions import ResponseError
 
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import PolicyVersion
+from plaudit_wire.outage import OUTAGE
 from plaudit_workers.stream.group import Group
-from plaudit_workers.stream.transitions.scripts import OUTAGE
 from plaudit_workers.training.conductor.closing import Ending, discard_group, end_groups
 from plaudit_workers.training.conductor.failed_scores import has_failed
 from plaudit_workers.training.run.schedule import InFlight, ReadyGroup
@@ -49,7 +49,7 @@ class ReadyGroups:
                 for group in groups:
                     await self._sort_in(group)
             except OUTAGE as error:
-                logger.warning("redis is away", stream="ready", error=str(error))
+                self._run.transport.outages.report(error)
                 await asyncio.sleep(_PAUSE_S)
             except ResponseError as error:
                 if "NOGROUP" not in str(error):

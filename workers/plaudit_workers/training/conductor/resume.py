@@ -18,7 +18,6 @@ from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.process import RefusedError
 from plaudit_workers.stream.group import Group
-from plaudit_workers.stream.outage import outlasting
 from plaudit_workers.training.conductor.policy_thread import PolicyThread
 from plaudit_workers.training.conductor.ready_groups import sampled_versions
 from plaudit_workers.training.run.ledger import TrainerLedger
@@ -114,12 +113,13 @@ def refuse_lost_checkpoint(lineage: Lineage, newest: PolicyVersion | None, folde
 
 
 async def _settle_open_groups(run: Run, restored: Restored, lineage: Lineage, head: PolicyVersion) -> None:
-    counters = await outlasting(run.streams.counters)
-    ids = await outlasting(run.streams.open_groups)
+    retry = run.transport.retry_through_outage
+    counters = await retry(run.streams.counters)
+    ids = await retry(run.streams.open_groups)
     found: list[Group] = []
     for start in range(0, len(ids), _READ_AT_ONCE):
         part = ids[start : start + _READ_AT_ONCE]
-        read = await asyncio.gather(*(outlasting(partial(run.streams.read, group)) for group in part))
+        read = await asyncio.gather(*(retry(partial(run.streams.read, group)) for group in part))
         found += [group for group in read if group is not None]
     ledger = restored.ledger
     adoption = adopt(run.plan.schedule, restored.step, ledger, found, lambda version: lineage.survives(version, head))

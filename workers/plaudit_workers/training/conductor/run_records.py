@@ -8,7 +8,6 @@ from typing import Any
 
 from plaudit_wire.logs import get_logger
 from plaudit_wire.records import StepRecord
-from plaudit_workers.stream.outage import outlasting
 from plaudit_workers.stream.trainer.groups import StaleIncarnationError
 from plaudit_workers.training.conductor.failed_scores import failed_samples, failure_reasons
 from plaudit_workers.training.conductor.open_step import OpenStep
@@ -76,7 +75,7 @@ class RunRecords:
             RuntimeError: the ledger does not add up.
         """
         ledger = self._state.ledger
-        counters = await outlasting(self._run.streams.counters)
+        counters = await self._run.transport.retry_through_outage(self._run.streams.counters)
         own = ledger.counters()
         if any(counters.get(name, 0) != count for name, count in own.items()):
             self._state.counters_suspect = True  # often only because a prompt is being admitted just now

@@ -9,8 +9,8 @@ import asyncio
 import time
 
 from plaudit_wire.logs import get_logger
+from plaudit_wire.outage import OUTAGE
 from plaudit_wire.records import WorkerRecord
-from plaudit_workers.stream.transitions.scripts import OUTAGE
 from plaudit_workers.training.conductor.admission import Admitter
 from plaudit_workers.training.conductor.closing import correct_counters, discard_group
 from plaudit_workers.training.conductor.ready_groups import ReadyGroups
@@ -47,7 +47,7 @@ class Upkeep:
             try:
                 await self._once()
             except OUTAGE as error:
-                logger.warning("redis is away", error=str(error))
+                self._run.transport.outages.report(error)
             await asyncio.sleep(_EVERY_S)
 
     async def _once(self) -> None:
