@@ -13,6 +13,7 @@ from plaudit_operator import names
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed, attempt_of
 from plaudit_operator.pod_state import exit_of, is_disrupted
+from plaudit_workers.job.spec.lifecycle import FailurePolicySpec
 
 Verdict = Literal["absent", "running", "done", "failed", "disrupted", "final"]
 
@@ -63,16 +64,34 @@ def _failed(observed: Observed, number: int, job: Object) -> Attempt:
         if message is not None:
             return Attempt(number, "final", reason, f"the trainer exited with code {code}: {message}", job)
     if not exits or any(map(is_disrupted, pods)) or any(code == names.EXIT_STOPPED for code, _ in exits):
-        message = f"the cluster ended attempt {number} of the trainer; the next one resumes from its checkpoint"
+        message = f"the cluster ended attempt {number} of the trainer{_rejection(pods)}"
         return Attempt(number, "disrupted", Reason.DISRUPTED, message, job)
     code, message = max(exits, key=lambda found: (bool(found[1]), found[0]))
     text = f"attempt {number} of the trainer exited with code {code}: {message or 'no message'}"
     return Attempt(number, "failed", Reason.ATTEMPT_FAILED, text, job)
 
 
-def too_many(observed: Observed, max_restarts: int) -> bool:
-    """Return True if one more failed attempt exceeds ``maxRestarts``."""
-    return int(observed.status.get("restarts", 0)) + 1 > max_restarts
+def _rejection(pods: list[Object]) -> str:
+    """Return what kubelets reported about pods that they did not run; empty if they ran all."""
+    statuses = [pod.get("status") or {} for pod in pods]
+    reports = [
+        ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
+        for status in statuses
+        if status.get("phase") == "Failed" and status.get("reason")
+    ]
+    return f" ({reports[0]})" if reports else ""
+
+
+def exhausted(observed: Observed, attempt: Attempt, policy: FailurePolicySpec) -> tuple[str, str] | None:
+    """Return reason and message if the end of ``attempt`` exceeds a limit of the policy, else None."""
+    restarts, disruptions = (int(observed.status.get(counter, 0)) for counter in ("restarts", "disruptions"))
+    if attempt.verdict == "failed" and restarts >= policy.max_restarts:
+        limit = f"lifecycle.failurePolicy.maxRestarts is {policy.max_restarts}"
+        return Reason.TOO_MANY_RESTARTS, f"{attempt.message}. No restarts are left ({limit})"
+    if attempt.verdict == "disrupted" and disruptions >= policy.max_disruptions:
+        limit = f"lifecycle.failurePolicy.maxDisruptions is {policy.max_disruptions}"
+        return Reason.TOO_MANY_DISRUPTIONS, f"{attempt.message}. It was one disruption too many ({limit})"
+    return None
 
 
 def _has(job: Object, condition: str) -> bool:

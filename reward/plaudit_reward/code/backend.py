@@ -17,9 +17,10 @@ class CaseResult(NamedTuple):
     reason: str = ""
 
     def failure(self) -> str:
-        """Return why the case did not pass."""
+        """Return why the case did not pass, as text that can be encoded whatever the program raised."""
         how = "wrong answer" if self.ending == "finished" else self.ending
-        return f"{how}: {self.reason}" if self.reason else how
+        reason = self.reason.encode("utf-8", "replace").decode()
+        return f"{how}: {reason}" if reason else how
 
 
 class Timer(Protocol):

@@ -22,6 +22,7 @@ from plaudit_reward.errors import InfrastructureError
 _SMALL_BYTES = 1 << 16
 """Output up to this length is compared in the worker: a millisecond or two."""
 _WITHIN_S = 20.0
+"""An honest output of 16 MiB takes about two seconds."""
 _MEMORY_BYTES = 4 << 30
 _LENGTH = struct.Struct("<I")
 
@@ -38,9 +39,14 @@ _decoder = msgspec.msgpack.Decoder(_Task)
 
 
 class Comparison:
-    """Compares outputs; starts its process when it is first needed, and again after one that was killed."""
+    """Compares outputs; starts its process when it is first needed, and again after one that was killed.
 
-    def __init__(self) -> None:
+    Args:
+        within_s: seconds that one comparison may take.
+    """
+
+    def __init__(self, within_s: float = _WITHIN_S) -> None:
+        self._within_s = within_s
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
 
@@ -53,7 +59,7 @@ class Comparison:
             return judge(form, written, expected)
         async with self._turn:
             try:
-                async with asyncio.timeout(_WITHIN_S):
+                async with asyncio.timeout(self._within_s):
                     return await self._compare(_Task(form, written, expected))
             except (TimeoutError, EOFError, ConnectionError):
                 await self._stop()

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from plaudit_reward.code.options import CodeOptions
@@ -125,6 +126,8 @@ VALUES = {
     "a mock": "from unittest.mock import MagicMock, ANY\ndef f(*_): return ANY",
     "a mock of a mock": "from unittest.mock import MagicMock\nf = MagicMock()",
     "raises": "def f(*_): raise ValueError",
+    "raises half of a surrogate pair": "def f(*_): raise ValueError('\\udc80')",
+    "returns half of a surrogate pair": "def f(*_): return '\\udc80'",
     "raises an assertion": "def f(*_): raise AssertionError",
     "exits": "def f(*_): raise SystemExit(0)",
     "leaves": "import os\ndef f(*_): os._exit(0)",
@@ -216,6 +219,7 @@ def score() -> Iterator[ScoreProgram]:
 
 def assert_zero(score: Score) -> None:
     assert (score.outcome, score.value) == ("scored", 0.0), score
+    assert msgspec.msgpack.encode(score)  # whatever the program raised, the score can travel
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -60,6 +60,7 @@ class RewardClient:
         run: id of the run that serves; empty: the only service of ``job`` there, or the only one.
         job: name of the RLJob.
         password: of Redis.
+        username: of Redis; empty: the user ``default``.
         session: name under which a later client goes on where this one was killed; empty: made up, and what is left
             when the context is left is given up.
         keep_s: the session and its results are kept for so long without a sign of a client.
@@ -73,6 +74,7 @@ class RewardClient:
         run: str = "",
         job: str = "",
         password: str = "",
+        username: str = "",
         session: str = "",
         keep_s: float = KEPT_S,
         wait_s: float = 0.0,
@@ -80,7 +82,7 @@ class RewardClient:
         if session and not _NAME.fullmatch(session):
             raise ServiceError(f"session {session!r}: give at most 100 letters, digits, '.', '_' and '-'")
         self._where = {"run": run, "job": job}
-        self._address = RedisAddress(url, password) if isinstance(url, str) else url
+        self._address = RedisAddress(url, password, username) if isinstance(url, str) else url
         self._named = bool(session)
         self.session = session or uuid.uuid4().hex
         self._keep_s = keep_s

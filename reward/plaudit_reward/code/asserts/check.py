@@ -18,7 +18,8 @@ from plaudit_reward.code.sandbox.preamble import PREAMBLE
 from plaudit_reward.errors import DataError
 
 _MOST_ROUNDS = 64
-_MOST_VERDICT_BYTES = 4 << 20
+_MOST_VERDICT_BYTES = 1 << 20
+"""It may hold arguments that the program itself returned; the worker reads it within milliseconds."""
 _CACHED_TEXTS = 4096
 
 

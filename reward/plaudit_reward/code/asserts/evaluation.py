@@ -202,7 +202,7 @@ def _exception_class(names: list[str]) -> type[BaseException]:
     for name in names:
         kind = getattr(builtins, name, None)
         if isinstance(kind, type) and issubclass(kind, Exception):
-            return type("_Raised", (kind,), {"__init__": lambda self, message: Exception.__init__(self, message)})
+            return type(name, (kind,), {"__init__": lambda self, message: Exception.__init__(self, message)})
     return RuntimeError
 
 

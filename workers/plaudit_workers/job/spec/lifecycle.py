@@ -14,6 +14,9 @@ class FailurePolicySpec(Section):
 
     max_restarts: int = Field(default=3, ge=0, le=1000)
     """Restarts of the trainer before the job fails; disruptions by the cluster do not count. Default 3."""
+    max_disruptions: int = Field(default=100, ge=0, le=100_000)
+    """Attempts of the trainer that the cluster may end (drain, preemption, eviction, a kubelet's refusal) before the
+    job fails. Kubernetes only. Default 100."""
 
 
 class LifecycleSpec(Section):
