@@ -95,13 +95,13 @@ _OF_LETTER = ("stream", "entry", "reason", "consumer", "deliveries", "history", 
 def _letter(letter: str, fields: Mapping[bytes, bytes], now_s: float) -> Letter:
     about = {name.decode(): value for name, value in fields.items()}
     stream = cast(Stream, about["stream"].decode())
-    group, _, rest = (about.get("sample") or about["group"]).decode().partition(" ")
+    group, _, rest = (about.get("sample") or about.get("group") or b"").decode(errors="replace").partition(" ")
     return Letter(
         id=letter,
         stream=stream,
         role=_ROLES[stream],
         group=group,
-        index=int(rest.split()[0]) if rest else None,
+        index=int(rest.split()[0]) if rest.split()[:1] and rest.split()[0].isdigit() else None,
         reason=about["reason"].decode(),
         deliveries=int(about["deliveries"]),
         age_s=max(0.0, now_s - float(about["buried"])),
