@@ -28,6 +28,7 @@ from plaudit_metrics.sources.run_snapshot import look
 from plaudit_metrics.sources.stream import EventReader
 from plaudit_wire.logs import get_logger
 from plaudit_wire.names import Names
+from plaudit_wire.outage import OUTAGE, Outages
 
 __all__ = ["ServiceSettings", "SettingsError", "serve"]
 
@@ -37,14 +38,14 @@ _LOOK_EVERY_S = 2.0
 _END_WITHIN_S = 2
 """A scraper's connection that stays open holds up the end no longer."""
 _REDIS_WITHIN_S = 30.0
-"""Redis may be away for so long before the service counts as not ready (or, at the start, gives up)."""
+"""The service is not ready once Redis has not answered for so long."""
 
 
 async def serve(settings: ServiceSettings, stop: asyncio.Event) -> int:
     """Serves one run's metrics until ``stop`` is set.
 
     Returns:
-        0 when stopped; 2 when it cannot serve (port taken, wrong password, no Redis), after one logged message.
+        0 when stopped; 2 when it cannot serve (port taken, wrong password), after one logged message.
     """
     disable_created_metrics()  # type: ignore[no-untyped-call]  # of each counter, when it was made: series that nobody asks for
     # One client for all: a blocking read takes a connection of its own from the pool; nothing is sent twice.
@@ -132,20 +133,21 @@ def _problem(reader: EventReader, snapshots: _SnapshotTaker) -> str:
 
 
 async def _wait_for_redis(client: Redis, settings: ServiceSettings, stop: asyncio.Event) -> None:
-    """Waits for the first answer; a refusal (wrong password or certificate) ends the wait at once."""
-    deadline = time.monotonic() + _REDIS_WITHIN_S
+    """Wait for the first answer, however long; a wrong password or certificate ends the wait at once."""
+    outages = Outages(settings.redis.url)
     while not stop.is_set():
         try:
             await client.ping()
-            return
         except (AuthenticationError, ResponseError):
             raise
-        except (RedisError, OSError) as error:
+        except OUTAGE as error:
             if problem := await settings.redis.tls_problem(error):
                 raise _TlsRefusedError(problem) from error
-            if time.monotonic() > deadline:
-                raise
+            outages.report(error)
             await asyncio.sleep(0.5)
+        else:
+            outages.end()
+            return
 
 
 class _TlsRefusedError(Exception):
