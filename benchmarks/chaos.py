@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -29,6 +28,7 @@ import redis
 import yaml
 
 from plaudit_metrics.sources.history import read_steps
+from plaudit_workers.deadletters.address import redis_address
 
 VICTIMS = ("rollout", "reward", "trainer", "redis")
 EXAMPLE = Path(__file__).parent.parent / "examples" / "01-copy-digits"
@@ -178,9 +178,8 @@ def _pending(run: Run, consumer: str) -> dict[str, int]:
 
 
 def _client(run: Run) -> redis.Redis:
-    configuration = (run.folder / "redis" / "redis.conf").read_text()
-    port, password = (re.search(rf"^{key} (\S+)$", configuration, re.M).group(1) for key in ("port", "requirepass"))
-    return redis.Redis(port=int(port), password=password, socket_timeout=2)
+    address = redis_address(run.folder, None)
+    return redis.Redis.from_url(address.url, username=address.username, password=address.password, socket_timeout=2)
 
 
 def schedule(kills: int, rng: random.Random, apart_s: tuple[float, float]) -> Iterator[tuple[float, str]]:

@@ -14,10 +14,10 @@ from plaudit_wire.sample import Sample
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.group import Group
 from plaudit_workers.stream.trainer.groups import Admission, StreamLimits, TrainerStreams
-from plaudit_workers.stream.worker.commits import commit, commit_many
+from plaudit_workers.stream.worker.commits import commit
 from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
 from plaudit_workers.stream.worker.lease import Delivery
-from plaudit_workers.stream.worker.producer import publish, publish_many
+from plaudit_workers.stream.worker.producer import publish
 
 TOKENS = 512
 GROUP_SIZE = 8
@@ -102,8 +102,8 @@ async def rollout(transport: Transport, groups: int, paced: bool) -> Hops:
             if paced:
                 _spawn(publishing, *(publish_paced(d, done + i) for i, d in enumerate(deliveries)))
             elif deliveries:
-                items = [(d, i, make_body(d.payload, i)) for d in deliveries for i in range(GROUP_SIZE)]
-                await publish_many(transport, items)
+                samples = [(d, i, make_body(d.payload, i)) for d in deliveries for i in range(GROUP_SIZE)]
+                await asyncio.gather(*(publish(transport, *sample) for sample in samples))
                 for delivery in deliveries:
                     consumer.finished(delivery)
             done += len(deliveries)
@@ -138,7 +138,7 @@ async def reward(transport: Transport, groups: int, paced: bool) -> Hops:
             if paced:
                 _spawn(scoring, *(score(delivery) for delivery in deliveries))
             elif deliveries:
-                await commit_many(transport, [(delivery, no_op_score()) for delivery in deliveries])
+                await asyncio.gather(*(commit(transport, delivery, no_op_score()) for delivery in deliveries))
                 for delivery in deliveries:
                     consumer.finished(delivery)
         await asyncio.gather(*scoring)

@@ -54,5 +54,6 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=5)
     arguments = parser.parse_args()
     service = json.loads((arguments.runs_folder / arguments.run / "service.json").read_text())
-    with SyncRewardClient(service["url"], run=service["run"], password=service["password"], wait_s=60) as client:
+    login = {name: service[name] for name in ("username", "password")}
+    with SyncRewardClient(service["url"], run=service["run"], wait_s=60, **login) as client:
         train(client, arguments.steps)

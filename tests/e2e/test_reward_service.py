@@ -60,7 +60,7 @@ def test_a_file_is_scored_in_its_order_and_the_same_command_changes_nothing(serv
     assert set(lines[0]["scorers"]) == {"correct", "brief"}
     again = service.submit("-o", str(output))
     assert (again.returncode, len(output.read_text().splitlines())) == (0, 3)
-    assert "all were there" in again.stderr
+    assert "already has the scores of all 3 samples" in again.stderr
 
 
 def test_the_examples_loop_gets_its_rewards(service: Service) -> None:

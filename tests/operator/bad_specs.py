@@ -98,7 +98,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"trainer": ABSENT}, "trainer"),
     ({"model": ABSENT}, "model"),
     ({"data": ABSENT}, "data"),
-    ({"rollout": ABSENT, "trainer": ABSENT}, "has no use"),
+    ({"rollout": ABSENT, "trainer": ABSENT}, "unused"),
     ({"storage": ABSENT}, "claimName"),
     ({"algorithm": {"steps": 3, "promptsPerStep": 10, "miniBatchesPerStep": 3}}, "miniBatchesPerStep"),
     ({"algorithm.order": "ready"}, "maxStaleness"),
@@ -137,7 +137,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"transport": {"managed": {"memory": "1Mi"}}}, "memory"),
     ({"trainer.pod": {"resources": {"limits": {"nvidia.com/gpu": 3}}}}, "nvidia.com/gpu"),
     ({"model.sorce": "x"}, "sorce"),
-    ({**_SCORING_ONLY, "scheduling": {"gang": "native"}}, "gather trainer and rollouts"),
+    ({**_SCORING_ONLY, "scheduling": {"gang": "native"}}, "trainer and rollouts together"),
     # What the operator does not do yet.
     ({"transport": {"url": "redis://host:6379/0", "tls": {"caFile": "/ca.pem"}}}, "rediss"),
     ({"transport": {"tls": {"caFile": "/ca.pem"}}}, "url"),

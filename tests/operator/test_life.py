@@ -186,7 +186,7 @@ def test_a_job_is_suspended_when_its_last_pod_has_ended():
     world.cluster.put(ending)
     world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(scheduling={"suspend": True}))
     world.settle()
-    assert world.condition(ConditionType.SUSPENDED)["message"] == "pods are still ending: rollout 1"
+    assert world.condition(ConditionType.SUSPENDED)["message"] == "waiting for pods to end: rollout 1"
     world.cluster.remove("Pod", ending["metadata"]["name"])
     world.settle()
     assert world.status["phase"] == "Suspended"

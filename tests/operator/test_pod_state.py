@@ -29,8 +29,8 @@ def ended(code: int, reason: str = "Error", message: str = "") -> dict[str, Any]
     [
         (waiting("ErrImagePull", "no such image"), "ImagePullFailed", "image x:1: no such image"),
         (waiting("CreateContainerConfigError", 'secret "a" not found'), "SecretOrConfigMissing", 'secret "a"'),
-        (ended(137, "OOMKilled"), "OutOfMemory", "more memory than its limit"),
-        (ended(1, message="ValueError: boom"), "Crashing", "ended with 1: ValueError: boom"),
+        (ended(137, "OOMKilled"), "OutOfMemory", "exceeded its memory limit"),
+        (ended(1, message="ValueError: boom"), "Crashing", "exited with code 1: ValueError: boom"),
         (
             pod(
                 {
@@ -62,7 +62,7 @@ def test_a_crash_loop_tells_how_the_last_try_ended():
     looping = pod({}, state={"waiting": {"reason": "CrashLoopBackOff"}}, lastState=last)
     found = problem_of(looping, NOW)
     assert found
-    assert found[1] == "p: rollout ended with 2: refused"
+    assert found[1] == "p: rollout exited with code 2: refused"
 
 
 def test_a_pod_that_runs_or_ended_well_has_no_problem():
@@ -72,8 +72,9 @@ def test_a_pod_that_runs_or_ended_well_has_no_problem():
 
 def test_of_a_line_of_json_only_what_a_person_reads_is_told():
     log = 'first line\n{"time": "2026", "level": "error", "worker": "w", "message": "refused", "error": "no such file"}'
-    assert problem_of(ended(2, message=log), NOW) == ("Crashing", "p: rollout ended with 2: refused: no such file")
-    assert problem_of(ended(2, message='{"cut": '), NOW) == ("Crashing", 'p: rollout ended with 2: {"cut":')
+    crashing = "p: rollout exited with code 2"
+    assert problem_of(ended(2, message=log), NOW) == ("Crashing", f"{crashing}: refused: no such file")
+    assert problem_of(ended(2, message='{"cut": '), NOW) == ("Crashing", 'p: rollout exited with code 2: {"cut":')
 
 
 def test_only_the_end_of_long_last_words_is_told():

@@ -117,7 +117,7 @@ def container(**status: Any) -> dict[str, Any]:
             "OutOfMemory",
             "spec.reward.workers.pod.resources.limits.memory",
         ),
-        ("rollout", "RolloutReady", {"conditions": [UNSCHEDULABLE]}, "Unschedulable", "ask for less"),
+        ("rollout", "RolloutReady", {"conditions": [UNSCHEDULABLE]}, "Unschedulable", "lower spec.rollout.pod"),
     ],
 )
 def test_trouble_is_told_once_with_what_to_do(role: str, kind: str, pods: dict[str, Any], reason: str, words: str):

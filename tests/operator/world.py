@@ -8,6 +8,7 @@ from cluster_model import ClusterModel, Inline
 
 from plaudit_operator import names
 from plaudit_operator.cache import Cache
+from plaudit_operator.observed import seconds
 from plaudit_operator.planning.reconcile import Reconciler, Result
 from plaudit_operator.runtime.errors import KubeError
 from plaudit_operator.runtime.kinds import RLJOB, WATCHED, kind_of
@@ -86,15 +87,18 @@ class World:
         except KubeError:
             return None
 
-    def settle(self, turns: int = 60) -> None:
-        """Operator and controllers take turns until neither has anything to do."""
+    def settle(self, turns: int = 60, *, passing_pauses: bool = True) -> None:
+        """Operator and controllers take turns until neither has anything to do; a back-off passes at once."""
         for _ in range(turns):
             before = self.cluster.writes
             self.deliver()
             result = self.reconcile()
             self.cluster.run_controllers()
             if self.cluster.writes == before and result is not None and not self._pending():
-                return
+                pause_s = (seconds(self.status.get("nextAttemptTime")) or 0) - self.cluster.now
+                if pause_s <= 0 or not passing_pauses:
+                    return
+                self.cluster.now += pause_s
         raise AssertionError(f"not settled after {turns} turns: {self.cluster.calls[-10:]}")
 
     def _pending(self) -> bool:

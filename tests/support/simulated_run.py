@@ -32,13 +32,13 @@ from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.group import Group
 from plaudit_workers.stream.trainer.groups import StreamLimits, TrainerStreams
 from plaudit_workers.stream.worker.consumer import ConsumerOptions
-from plaudit_workers.training.backend.scripted import ScriptedPolicy
+from plaudit_workers.training.backend.scripted import ScriptedBackend
 from plaudit_workers.training.conductor.conductor import conduct
 from plaudit_workers.training.run.plan import RunPlan, ValidationPlan
 from plaudit_workers.training.run.schedule import Schedule
 from plaudit_workers.training.run.server_clock import ServerClock
 from plaudit_workers.training.run.sinks import Sinks
-from plaudit_workers.training.run.state import Run
+from plaudit_workers.training.run.state import RunContext
 
 SAMPLES = 4
 
@@ -134,7 +134,7 @@ class Simulation:
         """Positions whose samples the scorer skips: it returns None."""
         self.on_failure = "mask"
         self.broken_validation: set[int] = set()
-        self.policy_class = ScriptedPolicy
+        self.policy_class = ScriptedBackend
         self.engine_class = ScriptedEngine
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "rewards.py").write_text(SCORERS)
@@ -146,7 +146,7 @@ class Simulation:
     async def open(self) -> Transport:
         return await Transport.open(self.address, self.name)
 
-    async def train(self, plan: RunPlan, stop: asyncio.Event | None = None) -> tuple[bool, ScriptedPolicy]:
+    async def train(self, plan: RunPlan, stop: asyncio.Event | None = None) -> tuple[bool, ScriptedBackend]:
         """A trainer's life: returns whether all steps are done, and the policy as it then is."""
         transport = await self.open()
         sinks = Sinks(self.folder)
@@ -156,7 +156,7 @@ class Simulation:
             "min_samples_per_group": 2,
             **self.limits,
         }
-        run = Run(
+        run = RunContext(
             plan=plan,
             folder=self.folder,
             transport=transport,
@@ -263,6 +263,6 @@ class Simulation:
         return content
 
 
-def positions(policy: ScriptedPolicy) -> list[list[int]]:
+def positions(policy: ScriptedBackend) -> list[list[int]]:
     """The data positions of each update."""
     return [[int(group.split("-")[1]) for group in update] for update in policy.trained]

@@ -62,7 +62,7 @@ def _json_lines(worker: str) -> structlog.stdlib.ProcessorFormatter:
             "worker": worker,
             "message": event["event"],
             **getattr(record, "fields", {}),
-            **({"exc_info": record.exc_info} if record.exc_info else {}),
+            **({"exc_info": event["exc_info"]} if event.get("exc_info") else {}),  # the record's own is cleared by now
         }
 
     return structlog.stdlib.ProcessorFormatter(

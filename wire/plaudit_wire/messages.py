@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from plaudit_wire.codec import decode, decoder, encode
+from plaudit_wire.limits import ADMISSION_MEMORY_SHARE
 from plaudit_wire.records import GenerationRecord, Split
 from plaudit_wire.sample import Sample
 
@@ -113,7 +114,7 @@ class Service(msgspec.Struct, frozen=True):
     """From a group's submission to its release; the same again for its group-scope scorers."""
     room: int
     """Samples that one session may have in work; a group that alone has more is taken when nothing else is."""
-    memory_share: float = 0.7
+    memory_share: float = ADMISSION_MEMORY_SHARE
     """Nothing is taken above this share of Redis's memory."""
 
 

@@ -47,7 +47,10 @@ def _validate_arguments(parser: argparse.ArgumentParser) -> None:
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", type=Path, help="the job file")
     parser.add_argument("--address", help="an existing Ray cluster (ray://host:port or auto); default: one of its own")
-    parser.add_argument("--resume", action="store_true", help="go on with the newest run of this job, or with --run")
+    parser.add_argument("--resume", action="store_true", help="continue the newest run of this job, or --run")
+    parser.add_argument(
+        "--accept-changes", action="store_true", help="with --resume: train on with the job's changed fields"
+    )
     parser.add_argument(
         "--run", type=_run_name, metavar="NAME", help="id of the run; default: the job's name and a short uid"
     )
@@ -110,6 +113,20 @@ def _rescore_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
 
 
+def _samples_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, metavar="RUN", help="id of the run, its folder, or a samples folder or file")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--failed", action="store_true", help="only samples without a score, with the reasons")
+    which.add_argument("--lowest", action="store_true", help="the samples with the lowest scores")
+    parser.add_argument("--step", type=_positive, metavar="N", help="only samples of this step")
+    parser.add_argument("-n", "--most", type=_positive, default=10, metavar="N", help="samples to print (default: 10)")
+    parser.add_argument("--full", action="store_true", help="print texts whole, not their first 1,000 characters")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a sample, with all columns")
+    parser.add_argument(
+        "--runs-folder", type=Path, default=Path("runs"), metavar="FOLDER", help="where runs lie (default: runs)"
+    )
+
+
 def _dead_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=["list", "show", "retry", "drop"])
     parser.add_argument("run", type=_run_name, help="id of the run")
@@ -143,6 +160,12 @@ COMMANDS: dict[str, Command] = {
         "rescore",
         "score a run's stored samples anew, and compare",
         _rescore_arguments,
+    ),
+    "samples": Command(
+        "plaudit_workers.samples.command",
+        "samples",
+        "print stored samples of a run: texts, scores, reasons",
+        _samples_arguments,
     ),
     "dead": Command(
         "plaudit_workers.deadletters.command",
@@ -189,7 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as ended:
         return int(ended.code or 0)
     command = COMMANDS[arguments.command]
-    from plaudit_workers.process import RefusedError
+    from plaudit_workers.errors import RefusedError
 
     try:
         function = getattr(importlib.import_module(command.module), command.function)

@@ -7,3 +7,7 @@ class RefusedError(Exception):
 
 class JobFailedError(Exception):
     """The job ran and failed for good (too many failed scores, restarts used up)."""
+
+
+class StoppedError(Exception):
+    """The process was stopped before it began its work."""

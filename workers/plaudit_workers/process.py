@@ -25,13 +25,12 @@ from plaudit_wire.logs import configure_logs, get_logger
 from plaudit_wire.redis_address import PasswordFileError, RedisAddress
 from plaudit_workers.errors import JobFailedError as JobFailedError
 from plaudit_workers.errors import RefusedError as RefusedError
+from plaudit_workers.errors import StoppedError
 
 EXIT_DONE = 0
 EXIT_CRASHED = 1
 EXIT_REFUSED = 2
 EXIT_FAILED = 3
-
-_REQUIRED = ("PLAUDIT_JOB", "PLAUDIT_RUN", "PLAUDIT_RUN_FOLDER", "PLAUDIT_REDIS_URL")
 
 
 @dataclass(frozen=True)
@@ -127,12 +126,23 @@ async def serve_guarded(serve: Serve, settings: ProcessSettings, stop: asyncio.E
     except RefusedError as error:
         logger.error("refused", error=str(error))
         return Ending(EXIT_REFUSED, str(error))
+    except StoppedError as error:
+        logger.info("stopped", reason=str(error))
+        return Ending(exit_when_stopped())
     except JobFailedError as error:
         logger.error("job failed", error=str(error))
         return Ending(EXIT_FAILED, str(error))
     except Exception as error:
         logger.exception("crashed")
         return Ending(EXIT_CRASHED, f"{type(error).__name__}: {error}")
+
+
+def exit_when_stopped() -> int:
+    """Return the exit code of a process that was stopped before its work was done.
+
+    ``PLAUDIT_EXIT_WHEN_STOPPED`` sets it where only the exit code is visible, and a stop must not look like the end.
+    """
+    return int(os.environ.get("PLAUDIT_EXIT_WHEN_STOPPED", EXIT_DONE))
 
 
 def main(serve: Serve) -> int:

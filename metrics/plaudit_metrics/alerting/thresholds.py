@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from plaudit_wire.limits import ADMISSION_MEMORY_SHARE
+
 
 @dataclass(frozen=True)
 class Burn:
@@ -45,7 +47,7 @@ LIMITER_WAIT_S = 10
 """Mean wait of a sample for its judge's limits."""
 
 REDELIVERIES = 10
-REDIS_MEMORY_SHARE = 0.7
+REDIS_MEMORY_SHARE = ADMISSION_MEMORY_SHARE
 """Above it no groups are admitted."""
 VERSIONS_BEHIND = 1
 LOGPROB_DIFFERENCE = "0.1"

@@ -28,6 +28,7 @@ from plaudit_metrics.sources.run_snapshot import look
 from plaudit_metrics.sources.stream import EventReader
 from plaudit_wire.logs import get_logger
 from plaudit_wire.names import Names
+from plaudit_wire.outage import OUTAGE, Outages
 
 __all__ = ["ServiceSettings", "SettingsError", "serve"]
 
@@ -37,14 +38,14 @@ _LOOK_EVERY_S = 2.0
 _END_WITHIN_S = 2
 """Open connections of scrapers delay the shutdown no longer."""
 _REDIS_WITHIN_S = 30.0
-"""After as long without Redis the service is not ready (at its start: gives up)."""
+"""After as long without a response from Redis the service is not ready."""
 
 
 async def serve(settings: ServiceSettings, stop: asyncio.Event) -> int:
     """Serve one run's metrics until ``stop`` is set.
 
     Returns:
-        0 when stopped; 2 when it cannot serve (port taken, wrong password, no Redis), after one logged message.
+        0 when stopped; 2 when it cannot serve (port taken, wrong password), after one logged message.
     """
     disable_created_metrics()  # type: ignore[no-untyped-call]  # series with each counter's creation time, which nothing uses
     # One client for everything: a blocking read takes its own connection from the pool; no command is sent twice.
@@ -132,20 +133,21 @@ def _problem(reader: EventReader, snapshots: _SnapshotTaker) -> str:
 
 
 async def _wait_for_redis(client: Redis, settings: ServiceSettings, stop: asyncio.Event) -> None:
-    """Waits for the first answer; a refusal (wrong password or certificate) ends the wait at once."""
-    deadline = time.monotonic() + _REDIS_WITHIN_S
+    """Wait for the first answer, however long; a wrong password or certificate ends the wait at once."""
+    outages = Outages(settings.redis.url)
     while not stop.is_set():
         try:
             await client.ping()
-            return
         except (AuthenticationError, ResponseError):
             raise
-        except (RedisError, OSError) as error:
+        except OUTAGE as error:
             if problem := await settings.redis.tls_problem(error):
                 raise _TlsRefusedError(problem) from error
-            if time.monotonic() > deadline:
-                raise
+            outages.report(error)
             await asyncio.sleep(0.5)
+        else:
+            outages.end()
+            return
 
 
 class _TlsRefusedError(Exception):

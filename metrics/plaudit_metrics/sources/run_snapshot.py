@@ -11,11 +11,11 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
+from plaudit_wire.codec import RecordError, decode
+from plaudit_wire.limits import LIVE_WITHIN_S
+from plaudit_wire.messages import Announcement
 from plaudit_wire.names import CONSUMER_GROUPS, Names
 from plaudit_wire.records import WorkerRecord
-
-LIVE_WITHIN_S = 20.0
-"""A process without a heartbeat for longer is gone."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,6 @@ class RunSnapshot:
         known = {labels[0] for labels in self.judge_requests}
         failing = {judge for worker in self.worker_records for judge in worker.circuits_open}
         return {judge: judge in failing for judge in sorted(known | failing)}
-
-
-class _Announced(msgspec.Struct):
-    """The part of the announcement that is read here: incarnation and number of the version."""
-
-    version: tuple[int, int]
 
 
 async def look(client: Redis, keys: Names) -> RunSnapshot:
@@ -166,12 +160,11 @@ def _lag(workers: list[WorkerRecord], announced: int | None) -> int:
 
 
 def _announced_number(stored: Any) -> int | None:
-    """Return the number of the announced policy version: after a byte of schema version, ``version`` is a pair."""
+    """Return the number of the announced policy version; None before the first, or when it cannot be read."""
     try:
-        announced = msgspec.msgpack.decode(memoryview(stored or b" ")[1:], type=_Announced)
-    except msgspec.MsgspecError:
+        return None if stored is None else decode(stored, Announcement).version.number
+    except RecordError:
         return None
-    return announced.version[1]
 
 
 def _counters(counted: Mapping[str, str], name: str) -> dict[str, int]:

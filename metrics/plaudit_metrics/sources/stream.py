@@ -69,11 +69,20 @@ class EventReader:
                 await _sleep(_RETRY_AFTER_S, stop)
 
     async def _ensure_group(self) -> None:
+        if await self._group_exists():  # Redis denies XGROUP CREATE on a full memory before it looks
+            return
         try:
             await self._client.xgroup_create(self._keys.events, EVENTS_GROUP, id="0", mkstream=True)
         except ResponseError as error:
             if "BUSYGROUP" not in str(error):
                 raise
+
+    async def _group_exists(self) -> bool:
+        try:
+            groups: list[dict[str, Any]] = await self._client.xinfo_groups(self._keys.events)
+        except ResponseError:  # no such key
+            return False
+        return any(group["name"] == EVENTS_GROUP.encode() for group in groups)
 
     async def _read_again(self) -> None:
         groups: list[dict[str, Any]] = await self._client.xinfo_groups(self._keys.events)

@@ -1,7 +1,7 @@
-"""From an RLJob object to the job that runs: validated once, frozen with its files, changed only where it may.
+"""Admit an RLJob: validate it once, freeze it with its files, and then accept changes of mutable fields only.
 
-What is frozen lies in the job's ConfigMap: ``job.yaml`` (what the processes read), ``spec.json`` (the specification as
-admitted), ``templates.json`` (pod templates as rendered by the operator that admitted it) and the job's files.
+The job's ConfigMap holds what is frozen: ``job.yaml`` (for its processes), ``spec.json`` (the spec as admitted),
+``templates.json`` (pod templates as rendered by the operator that admitted it) and the job's files.
 """
 
 from __future__ import annotations
@@ -47,16 +47,15 @@ class Admitted:
 
     job: RLJob
     spec: Mapping[str, Any]
-    """As first admitted."""
+    """The spec as first admitted."""
     files: tuple[JobFile, ...]
     templates: Mapping[str, Any]
     """Frozen pod templates by child: ``{"inputs": digest, "template": …}``; empty before the first reconcile."""
     written: Mapping[str, str] = field(default_factory=dict)
-    """What the job's ConfigMap holds now; empty before the first reconcile."""
+    """Data of the job's ConfigMap; empty before the first reconcile."""
     reason: str = Reason.VALID
-    message: str = "the specification is valid"
-    """What is to be said of the specification; with another reason than ``Valid`` it is of a change that does not
-    count, and the job runs on as admitted."""
+    message: str = "valid and in effect"
+    """A reason other than ``Valid`` means that the edit was rejected and the running job keeps its old spec."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +67,12 @@ class Refused:
 
 
 def admit(job_object: Object, config: Object | None, files: Object | None) -> Admitted | Refused:
-    """Validates a job, or finds it as it was frozen.
+    """Validate a job, or read it as it was frozen.
 
     Args:
         job_object: the RLJob.
         config: the job's own ConfigMap, when it was admitted before.
-        files: the ConfigMap that ``spec.files`` names; looked at only before admission. None: it is not there.
+        files: the ConfigMap that ``spec.files`` names; used only before admission. None if missing.
     """
     if config is not None and "spec.json" in config.get("data", {}):
         return _frozen(job_object, config["data"])
@@ -82,12 +81,12 @@ def admit(job_object: Object, config: Object | None, files: Object | None) -> Ad
         return parsed
     problems = [*kubernetes_problems(parsed), *unsupported(parsed)]
     if problems:
-        return Refused(Reason.INVALID, _words(JobError(problems)))
+        return Refused(Reason.INVALID, _text(JobError(problems)))
     found = _files(parsed, files)
     if isinstance(found, Refused):
         return found
     if problems := list(_code_problems(parsed, found)):
-        return Refused(Reason.FILES_INVALID, _words(JobError(problems)))
+        return Refused(Reason.FILES_INVALID, _text(JobError(problems)))
     return Admitted(parsed, dict(job_object["spec"]), found, {})
 
 
@@ -98,14 +97,22 @@ def _frozen(job_object: Object, data: Mapping[str, str]) -> Admitted | Refused:
     current = job_object["spec"]
     parsed = _parsed(job_object, overlaid(admitted, current))
     if isinstance(parsed, Refused):
-        # The change is bad: what is in the ConfigMap goes on.
+        # A bad edit: the job continues with the spec in its ConfigMap.
         before = _parsed(job_object, overlaid(admitted, msgspec.json.decode(data["current.json"])))
         if isinstance(before, Refused):
             return before
-        return Admitted(before, admitted, files, templates, data, parsed.reason, f"not changed: {parsed.message}")
+        return Admitted(
+            before,
+            admitted,
+            files,
+            templates,
+            data,
+            parsed.reason,
+            f"edit rejected, the job keeps its old spec: {parsed.message}",
+        )
     changed = frozen_changes(admitted, current)
     if changed:
-        message = f"{', '.join(changed)} cannot change while the job exists; it runs on as admitted"
+        message = f"edit rejected, the job keeps its old spec: {', '.join(changed)} cannot change while the job exists"
         return Admitted(parsed, admitted, files, templates, data, Reason.IMMUTABLE_CHANGED, message)
     return Admitted(parsed, admitted, files, templates, data)
 
@@ -116,10 +123,10 @@ def _parsed(job_object: Object, spec: Mapping[str, Any]) -> RLJob | Refused:
     try:
         return parse_job(written)
     except JobError as error:
-        return Refused(Reason.INVALID, _words(error))
+        return Refused(Reason.INVALID, _text(error))
 
 
-def _words(error: JobError) -> str:
+def _text(error: JobError) -> str:
     return "; ".join(str(problem) for problem in error.problems)
 
 
@@ -128,17 +135,22 @@ def _files(job: RLJob, source: Object | None) -> tuple[JobFile, ...] | Refused:
     if not wanted.config_map:
         return ()
     if source is None:
-        return Refused(Reason.FILES_MISSING, f"there is no ConfigMap {wanted.config_map!r} here (spec.files.configMap)")
+        return Refused(
+            Reason.FILES_MISSING,
+            f"spec.files.configMap: ConfigMap {wanted.config_map!r} does not exist in this namespace. Create it",
+        )
     data: Mapping[str, str] = source.get("data") or {}
     items = [(item.key, item.path) for item in wanted.items] or [(key, key) for key in sorted(data)]
     missing = [key for key, _ in items if key not in data]
     if missing:
-        return Refused(Reason.FILES_MISSING, f"ConfigMap {wanted.config_map!r} has no key {', '.join(missing)}")
+        return Refused(
+            Reason.FILES_MISSING, f"spec.files: ConfigMap {wanted.config_map!r} has no key {', '.join(missing)}. Add it"
+        )
     return tuple(JobFile(f"file-{i}", path, data[key]) for i, (key, path) in enumerate(items))
 
 
 def _code_problems(job: RLJob, files: tuple[JobFile, ...]) -> Iterator[Problem]:
-    """What is wrong with reward code that travels with the job: told before any pod starts."""
+    """Yield problems of reward code that travels with the job, before any pod starts."""
     sources = {file.path: file.content.encode() for file in files}
     reward = job.spec.reward
     named = [
@@ -153,5 +165,5 @@ def _code_problems(job: RLJob, files: tuple[JobFile, ...]) -> Iterator[Problem]:
 
 
 def digest(data: Any) -> str:
-    """A short digest of plain data."""
+    """Return a short digest of plain data."""
     return hashlib.sha256(msgspec.json.encode(data, order="sorted")).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""What a job may ask for and this operator has no machinery for: refused, never ignored."""
+"""Combinations of fields that do not work on Kubernetes: rejected, never ignored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from plaudit_workers.job.spec.rljob import RLJob
 
 
 def unsupported(job: RLJob) -> Iterator[Problem]:
-    """Fields whose meaning on Kubernetes cannot be had."""
+    """Yield a problem for each field that cannot work."""
     scaling, tls = job.spec.reward.workers.autoscaling, job.spec.transport.tls
     if tls is None or scaling is None or scaling.provider != "keda":
         return
@@ -17,14 +17,14 @@ def unsupported(job: RLJob) -> Iterator[Problem]:
         if file:
             yield Problem(
                 f"spec.transport.tls.{name}",
-                "is a file of the pods, and KEDA, which asks Redis too, does not see it",
+                "is a file in the pods, which KEDA cannot read, and KEDA connects to Redis too",
                 f"Give a key of a Secret in {name.removesuffix('File')}Secret",
                 also=("spec.reward.workers.autoscaling",),
             )
     if not tls.check_server_name:
         yield Problem(
             "spec.transport.tls.checkServerName",
-            "is false, and KEDA, which asks Redis too, checks the name always",
+            "is false, but KEDA connects to Redis too and always checks the name",
             "Use a name in url that the certificate was issued for, or autoscaling by hpa",
             also=("spec.reward.workers.autoscaling",),
         )

@@ -96,6 +96,8 @@ STATUS: dict[str, Any] = {
         "attempt": _count("Number of the trainer's present attempt, from 0."),
         "restarts": _count("Attempts of the trainer that failed and were not the cluster's doing."),
         "disruptions": _count("Attempts of the trainer that the cluster ended."),
+        "shortAttempts": _count("Attempts in a row that ran for less than ten minutes; they lengthen the back-off."),
+        "nextAttemptTime": _time("When the trainer's next attempt may start, once one has ended."),
         "startTime": _time("When all of it first ran."),
         "completionTime": _time("When it ended."),
     },

@@ -1,4 +1,4 @@
-"""Carries out a plan: what was frozen first, the rest in parallel, each object by itself."""
+"""Carry out a plan: frozen objects first, the rest in parallel."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ Key = tuple[str, str]
 
 @dataclass
 class Outcome:
-    """What became of a plan's actions."""
+    """Results of a plan's actions."""
 
     refusals: dict[Key, str] = field(default_factory=dict)
-    """Why an object cannot be written, by kind and name: a person has to do something."""
+    """Why an object cannot be written, by kind and name. A retry does not help."""
     failures: list[KubeError] = field(default_factory=list)
-    """What is to be tried again soon."""
+    """Errors for which a retry helps."""
     calls: int = 0
 
 
 class AwaitedError(KubeError):
-    """An object of an earlier job of the same name is still there; it goes by garbage collection."""
+    """An object of an earlier job of the same name exists until garbage collection deletes it."""
 
 
 def carry_out(kube: Kube, pool: Executor, observed: Observed, actions: list[Action]) -> Outcome:
-    """Carries out actions; one that fails does not keep the others from being tried, unless it had to be first."""
+    """Carry out actions. A failure does not stop the others, unless it is of an action with ``first``."""
     outcome = Outcome()
     first = [action for action in actions if isinstance(action, Create | Apply) and action.first]
     rest = [action for action in actions if action not in first and not isinstance(action, EmitEvent)]
@@ -94,15 +94,17 @@ def _create(kube: Kube, observed: Observed, action: Create) -> None:
 
 
 def _expect_own(kube: Kube, observed: Observed, manifest: dict[str, Any]) -> None:
-    """The name is taken: by an object that the cache does not show yet, by an earlier job's, or by a stranger's."""
+    """Raise unless the object of this name belongs to the job and the cache merely does not show it yet."""
     kind, name = kind_of(manifest["kind"]), manifest["metadata"]["name"]
     present = kube.get(kind, observed.namespace, name)
     if owner_uid(present) == observed.uid:
         return
     owners = present["metadata"].get("ownerReferences") or []
     if any(owner["kind"] == "RLJob" and owner["name"] == observed.name for owner in owners):
-        raise AwaitedError(f"{kind.kind} {name} of an earlier job is still there")
-    raise AlreadyExistsError(f"there is a {kind.kind} {name} that is not this job's; rename the job, or delete it")
+        raise AwaitedError(f"{kind.kind} {name} of an earlier job is not deleted yet")
+    raise AlreadyExistsError(
+        f"a {kind.kind} named {name} exists and is not this job's; rename the job or delete that object"
+    )
 
 
 def _apply(kube: Kube, _: Observed, action: Apply) -> None:

@@ -1,6 +1,6 @@
-"""What to do about a job: a pure function of what is observed and the time. No calls, no clock, no memory.
+"""Plan the next actions for a job: a pure function of the observed objects and the time.
 
-Run twice on the same world it says the same; run on the world that it asked for it asks for nothing.
+Equal observations give equal plans, and a cluster that already is as planned gives an empty one.
 """
 
 from __future__ import annotations
@@ -17,35 +17,36 @@ from plaudit_operator.names import ConditionType, Reason
 from plaudit_operator.observed import Observed, attempt_of, owner_uid
 from plaudit_operator.planning.drift import differs
 from plaudit_operator.planning.rendering import Rendering, rendering
+from plaudit_operator.policies import backoff
 from plaudit_operator.policies.cleanup import cleanup_actions
 from plaudit_operator.policies.deadlines import next_deadline
-from plaudit_operator.policies.failure import Attempt, present_attempt, too_many
+from plaudit_operator.policies.failure import Attempt, exhausted, present_attempt
 from plaudit_operator.policies.lost_nodes import lost_pods
 from plaudit_operator.policies.suspend import scale_actions, suspend_job, unpause_actions
 from plaudit_operator.policies.ttl import time_left_s
 from plaudit_operator.runtime.kinds import CHILDREN
 from plaudit_operator.settings import Settings
-from plaudit_operator.status.roles import role_states
+from plaudit_operator.status.roles import RoleState, role_states
 from plaudit_operator.status.status import JobEnd, ended_status, refused_status, status
 
 PROGRESS_EVERY_S = 10.0
 _LOOK_FOR_FILES_EVERY_S = 15.0
 _AFTER_A_COUNT_S = 1.0
-"""The status that was written comes back as an event, usually sooner."""
+"""The watch usually reports the written status sooner."""
 _GRACE_OF_A_BROKEN_RANK_S = 10
-"""Ranks whose group is broken hang in a collective: they have nothing to save."""
+"""Ranks of a broken group hang in a collective and have nothing to save."""
 
 
 def plan(observed: Observed, settings: Settings, now: float) -> Plan:
-    """What to do about a job now.
+    """Return what to do about a job now.
 
     Args:
-        observed: the job and everything that belongs to it.
+        observed: the job and its objects in the cluster.
         settings: the operator's.
         now: seconds since the epoch.
     """
     if observed.job["metadata"].get("deletionTimestamp"):
-        return Plan(dict(observed.status))  # children have the job as owner and go with it
+        return Plan(dict(observed.status))  # garbage collection deletes the children
     if observed.ended:
         return _after_the_end(observed, now)
     rendered = rendering(observed, settings)
@@ -56,7 +57,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
 
 
 def _after_the_end(observed: Observed, now: float) -> Plan:
-    """Terminal is terminal: nothing is ever made again."""
+    """Return the plan of an ended job: it creates nothing."""
     left = time_left_s(observed, now)
     return Plan(
         dict(observed.status),
@@ -82,10 +83,14 @@ def _alive(rendered: Rendering, observed: Observed, now: float) -> Plan:
     roles = role_states(context, observed, attempt, now)
     lost, next_lost = lost_pods(observed, now)
     actions = [*_children(rendered, observed), *lost]
+    pause_s = 0.0
     if attempt:
-        actions += _trainer_actions(rendered, observed, attempt)
+        pause_s = backoff.left_s(observed, now) if attempt.verdict == "absent" else 0.0
+        actions += _trainer_actions(rendered, observed, attempt, pauses=pause_s > 0)
+        if pause_s > 0 and not suspended:
+            roles["trainer"] = _backing_off(roles["trainer"], observed)
     report = status(context, observed, roles, now, suspended=suspended, waits=rendered.waits)
-    waits = [next_lost, deadline.left_s if deadline else None]
+    waits = [next_lost, deadline.left_s if deadline else None, pause_s or None]
     waits.append(PROGRESS_EVERY_S if report["phase"] in ("Running", "Degraded") else None)
     return Plan(report, actions, min((wait for wait in waits if wait is not None), default=None))
 
@@ -97,18 +102,16 @@ def _ending(context: JobContext, observed: Observed, attempt: Attempt | None) ->
         return JobEnd(ConditionType.COMPLETE, attempt.reason, attempt.message)
     if attempt.verdict == "final":
         return JobEnd(ConditionType.FAILED, attempt.reason, attempt.message)
-    most = context.spec.lifecycle.failure_policy.max_restarts
-    if attempt.verdict == "failed" and too_many(observed, most):
-        message = f"{attempt.message}. It was the last of {most + 1} (lifecycle.failurePolicy.maxRestarts is {most})"
-        return JobEnd(ConditionType.FAILED, Reason.TOO_MANY_RESTARTS, message)
-    return None
+    over = exhausted(observed, attempt, context.spec.lifecycle.failure_policy)
+    return JobEnd(ConditionType.FAILED, *over) if over else None
 
 
 def _next_attempt(rendered: Rendering, observed: Observed, attempt: Attempt, now: float) -> Plan:
-    """Counts an attempt that ended. What follows from the count is done when it is written."""
+    """Count an attempt that ended. The next attempt starts once the count is written."""
     context = rendered.context
     counter = "restarts" if attempt.verdict == "failed" else "disruptions"
     counted = {**observed.status, counter: int(observed.status.get(counter, 0)) + 1, "attempt": attempt.number + 1}
+    counted |= backoff.after_attempt(observed, attempt, now)
     after = replace(observed, job={**observed.job, "status": counted})
     roles = role_states(context, after, Attempt(attempt.number + 1, "absent"), now)
     roles["trainer"] = replace(roles["trainer"], reason=attempt.reason, problem=attempt.message)
@@ -162,8 +165,14 @@ def _obsolete(observed: Observed, wanted: Sequence[Manifest]) -> Iterator[Delete
                 yield Delete(kind.kind, metadata["name"], metadata["uid"])
 
 
-def _trainer_actions(rendered: Rendering, observed: Observed, attempt: Attempt) -> Iterator[Action]:
-    """Earlier attempts go, with all their pods; then, and only then, comes the present one."""
+def _backing_off(trainer_role: RoleState, observed: Observed) -> RoleState:
+    next_time, count = observed.status["nextAttemptTime"], observed.status["shortAttempts"]
+    pause = f"The next attempt starts at {next_time}: {count} in a row ran for less than 10 minutes"
+    return replace(trainer_role, reason=Reason.BACK_OFF, remedy=pause)
+
+
+def _trainer_actions(rendered: Rendering, observed: Observed, attempt: Attempt, *, pauses: bool) -> Iterator[Action]:
+    """Delete earlier attempts with all their pods; once they are gone, and the back-off is over, start this one."""
     earlier = [job for job in observed.own("Job") if attempt_of(job) < attempt.number]
     for job in earlier:
         if not job["metadata"].get("deletionTimestamp"):
@@ -173,7 +182,7 @@ def _trainer_actions(rendered: Rendering, observed: Observed, attempt: Attempt) 
         if attempt_of(pod) < attempt.number and not pod["metadata"].get("deletionTimestamp"):
             metadata = pod["metadata"]
             yield Delete("Pod", metadata["name"], metadata["uid"], grace_s=_GRACE_OF_A_BROKEN_RANK_S)
-    if attempt.verdict == "absent" and not (earlier or pods or rendered.suspended):
+    if attempt.verdict == "absent" and not (earlier or pods or rendered.suspended or pauses):
         template = rendered.templates["trainer"]["template"]
         yield Create(trainer.job(rendered.context, template, attempt.number, suspend=False))
     if attempt.job is not None and bool(attempt.job["spec"].get("suspend")) != rendered.suspended:

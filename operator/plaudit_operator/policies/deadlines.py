@@ -1,4 +1,4 @@
-"""Deadlines: a job that cannot get what it needs gives back what it holds; one that runs too long ends."""
+"""Deadlines: a job that does not start in time fails and frees its resources; one that runs too long ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plaudit_workers.job.spec.lifecycle import LifecycleSpec
 
 @dataclass(frozen=True)
 class Deadline:
-    """The deadline that comes first."""
+    """The deadline that comes next."""
 
     reason: str
     message: str
@@ -19,9 +19,9 @@ class Deadline:
 
 
 def next_deadline(observed: Observed, lifecycle: LifecycleSpec, now: float, *, suspended: bool) -> Deadline | None:
-    """The deadline that counts now; ``left_s`` at or below 0 means that it is over. None: there is none.
+    """Return the deadline that applies now; None if there is none. It has passed if ``left_s`` is 0 or less.
 
-    Time in suspension, and in a queue, does not count: both clocks begin anew when a job is resumed or admitted.
+    Suspension and waiting in a queue do not count: both clocks restart when a job is resumed or admitted.
     """
     if suspended:
         return None
@@ -30,7 +30,7 @@ def next_deadline(observed: Observed, lifecycle: LifecycleSpec, now: float, *, s
     if started is None:
         limit = lifecycle.pre_running_deadline_seconds
         begin = max(seconds(observed.job["metadata"]["creationTimestamp"]) or now, resumed)
-        message = f"the job did not run within {limit} s (lifecycle.preRunningDeadlineSeconds): {_missing(observed)}"
+        message = f"not all pods ran within {limit} s (lifecycle.preRunningDeadlineSeconds): {_missing(observed)}"
         return Deadline(Reason.PRE_RUNNING_DEADLINE, message, begin + limit - now)
     if lifecycle.active_deadline_seconds is None:
         return None
@@ -40,7 +40,7 @@ def next_deadline(observed: Observed, lifecycle: LifecycleSpec, now: float, *, s
 
 
 def _resumed(observed: Observed, now: float) -> float:
-    """When the last suspension ended: now, when that is not reported yet."""
+    """Return when the last suspension ended; now if its end is not reported yet."""
     condition = observed.condition(ConditionType.SUSPENDED)
     if condition.get("status") == "True":
         return now
@@ -48,7 +48,7 @@ def _resumed(observed: Observed, now: float) -> float:
 
 
 def _missing(observed: Observed) -> str:
-    """What was last said of the roles that were not ready."""
+    """Return the last messages of the roles that were not ready."""
     waited = (
         ConditionType.ADMITTED,
         ConditionType.TRANSPORT_READY,
@@ -56,6 +56,6 @@ def _missing(observed: Observed) -> str:
         ConditionType.REWARD_READY,
         ConditionType.TRAINER_RUNNING,
     )
-    said = [observed.condition(kind) for kind in waited]
-    words = [f"{c['type']}: {c['message']}" for c in said if c.get("status") == "False" and c.get("message")]
-    return "; ".join(words) or "some of its pods were not ready"
+    conditions = [observed.condition(type_) for type_ in waited]
+    missing = [f"{c['type']}: {c['message']}" for c in conditions if c.get("status") == "False" and c.get("message")]
+    return "; ".join(missing) or "some pods were not ready"

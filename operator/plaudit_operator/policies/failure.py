@@ -1,7 +1,7 @@
-"""Failure policy: what the end of a trainer's attempt means, and whether there is another one.
+"""Failure policy: classify the end of a trainer's attempt, and decide whether there is another one.
 
-An attempt that the cluster ended (eviction, preemption, lost node, a deleted pod, a drain) is a disruption and costs
-nothing. Exit codes 42 and 3 end the job; anything else costs a restart.
+An attempt that the cluster ended (eviction, preemption, lost node, deleted pod, drain) is a disruption, which does not
+count as a restart. Exit codes 42 and 3 end the job; anything else counts as a restart.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from plaudit_operator import names
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed, attempt_of
 from plaudit_operator.pod_state import exit_of, is_disrupted
+from plaudit_workers.job.spec.lifecycle import FailurePolicySpec
 
 Verdict = Literal["absent", "running", "done", "failed", "disrupted", "final"]
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """The trainer's present attempt."""
+    """The trainer's current attempt."""
 
     number: int
     verdict: Verdict
@@ -29,21 +30,21 @@ class Attempt:
 
 
 def present_attempt(observed: Observed) -> Attempt:
-    """The attempt that counts, and how it stands."""
+    """Return the current attempt."""
     jobs = {attempt_of(job): job for job in observed.own("Job")}
     number = max([int(observed.status.get("attempt", 0)), *jobs])
     job = jobs.get(number)
     if job is None:
         return Attempt(number, "absent")
     if _has(job, "Complete"):
-        return Attempt(number, "done", Reason.TRAINER_DONE, "the trainer closed its last step", job)
+        return Attempt(number, "done", Reason.TRAINER_DONE, "the trainer finished its last step", job)
     if _has(job, "Failed") or _has(job, "FailureTarget"):
         return _failed(observed, number, job)
     return Attempt(number, "running", job=job)
 
 
 def pods_missing(observed: Observed) -> bool:
-    """Whether an attempt failed and none of its pods says how: they are gone, or their events are still under way."""
+    """Return True if an attempt failed and no pod shows how: they are deleted, or their events have not arrived."""
     attempt = present_attempt(observed)
     return attempt.verdict == "disrupted" and not any(attempt_of(p) == attempt.number for p in _ended(observed))
 
@@ -61,18 +62,36 @@ def _failed(observed: Observed, number: int, job: Object) -> Attempt:
     ):
         message = next((message for found, message in exits if found == code), None)
         if message is not None:
-            return Attempt(number, "final", reason, f"the trainer ended with {code}: {message}", job)
+            return Attempt(number, "final", reason, f"the trainer exited with code {code}: {message}", job)
     if not exits or any(map(is_disrupted, pods)) or any(code == names.EXIT_STOPPED for code, _ in exits):
-        message = f"the cluster ended attempt {number} of the trainer; it goes on from its checkpoint"
+        message = f"the cluster ended attempt {number} of the trainer{_rejection(pods)}"
         return Attempt(number, "disrupted", Reason.DISRUPTED, message, job)
     code, message = max(exits, key=lambda found: (bool(found[1]), found[0]))
-    words = f"attempt {number} of the trainer ended with {code}: {message or 'no message'}"
-    return Attempt(number, "failed", Reason.ATTEMPT_FAILED, words, job)
+    text = f"attempt {number} of the trainer exited with code {code}: {message or 'no message'}"
+    return Attempt(number, "failed", Reason.ATTEMPT_FAILED, text, job)
 
 
-def too_many(observed: Observed, max_restarts: int) -> bool:
-    """Whether one more failed attempt is one too many."""
-    return int(observed.status.get("restarts", 0)) + 1 > max_restarts
+def _rejection(pods: list[Object]) -> str:
+    """Return what kubelets reported about pods that they did not run; empty if they ran all."""
+    statuses = [pod.get("status") or {} for pod in pods]
+    reports = [
+        ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
+        for status in statuses
+        if status.get("phase") == "Failed" and status.get("reason")
+    ]
+    return f" ({reports[0]})" if reports else ""
+
+
+def exhausted(observed: Observed, attempt: Attempt, policy: FailurePolicySpec) -> tuple[str, str] | None:
+    """Return reason and message if the end of ``attempt`` exceeds a limit of the policy, else None."""
+    restarts, disruptions = (int(observed.status.get(counter, 0)) for counter in ("restarts", "disruptions"))
+    if attempt.verdict == "failed" and restarts >= policy.max_restarts:
+        limit = f"lifecycle.failurePolicy.maxRestarts is {policy.max_restarts}"
+        return Reason.TOO_MANY_RESTARTS, f"{attempt.message}. No restarts are left ({limit})"
+    if attempt.verdict == "disrupted" and disruptions >= policy.max_disruptions:
+        limit = f"lifecycle.failurePolicy.maxDisruptions is {policy.max_disruptions}"
+        return Reason.TOO_MANY_DISRUPTIONS, f"{attempt.message}. It was one disruption too many ({limit})"
+    return None
 
 
 def _has(job: Object, condition: str) -> bool:

@@ -1,4 +1,4 @@
-"""The condition ``Degraded``: a job that ran lacks something now, or something works badly that no pod shows."""
+"""The condition ``Degraded``: pods of a running job are missing, or its metrics report trouble."""
 
 from __future__ import annotations
 
@@ -12,25 +12,28 @@ from plaudit_operator.status.conditions import NEEDED, Condition
 from plaudit_operator.status.roles import RoleState, lack_of
 
 _AUTOSCALER_KNOWS_AFTER_S = 120.0
-"""So long after the last pod is ready: before that nobody has figures of it, or Redis was away."""
+"""Time from the last pod's readiness until an autoscaler can be expected to have metrics."""
 
 
 def healthy() -> Condition:
-    """Nothing is wrong, or the job never ran: then it is only starting."""
-    return Condition.of(ConditionType.DEGRADED, False, Reason.HEALTHY, "nothing of it is missing")
+    """Return the condition of a job without trouble, or that is still starting."""
+    return Condition.of(ConditionType.DEGRADED, False, Reason.HEALTHY, "all pods are ready")
 
 
 def degraded(observed: Observed, roles: Mapping[str, RoleState], now: float) -> Condition:
-    """What a job that has run lacks.
+    """Return the condition of a job that ran before.
 
     Args:
-        observed: what the cluster holds of it.
-        roles: as they stand.
+        observed: its objects in the cluster.
+        roles: the state of each role.
         now: seconds since the epoch.
     """
     missing = [role for role in roles.values() if not role.is_ready]
     if any(role.name == "transport" for role in missing) and _node_lost(observed):
-        words = "Redis's node is lost. Its pod is never forced away: the job waits until the node is back"
+        words = (
+            "the node of Redis is lost; the job waits for it. Redis's pod is never deleted by force: two of them on "
+            "one volume would corrupt it. If the node will not return, delete the Node object"
+        )
         return Condition.of(ConditionType.DEGRADED, True, Reason.NODE_LOST, words)
     if missing:
         return Condition.of(ConditionType.DEGRADED, True, *lack_of(missing))
@@ -45,7 +48,7 @@ def _node_lost(observed: Observed) -> bool:
 
 
 def _troubles(observed: Observed, now: float) -> list[dict[str, str]]:
-    """What no pod shows: reason and message."""
+    """Return reason and message of trouble that no pod shows."""
     known = {**observed.status.get("progress", {}), **observed.progress}.get("troubles") or []
     settled = now - _all_ready_since(observed, now) >= _AUTOSCALER_KNOWS_AFTER_S
     return [*known, *(autoscaler_troubles(observed) if settled else [])]

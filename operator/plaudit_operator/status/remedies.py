@@ -1,4 +1,4 @@
-"""What to do about a role whose pods are missing, by reason: the end of the condition's message."""
+"""The remedy for a role whose pods are not ready, by reason: the end of the condition's message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PODS = {
 
 
 def remedy(reason: str, role: str, job: str) -> str:
-    """A sentence; empty when waiting is all there is to do.
+    """Return a sentence; empty if there is nothing to do but wait.
 
     Args:
         reason: of ``names.Reason``.
@@ -25,11 +25,11 @@ def remedy(reason: str, role: str, job: str) -> str:
     limit = "spec.transport.managed.memory" if role == "transport" else f"{pod}.resources.limits.memory"
     logs = {"transport": "redis"}.get(role, role.partition("/")[0])
     sentences = {
-        Reason.UNSCHEDULABLE: f"Make room, add nodes, or ask for less ({pod}.resources, nodeSelector, tolerations)",
-        Reason.IMAGE_PULL: f"Mend the chart's images and images.pullSecret, or set {pod}.image in a new job",
-        Reason.CONFIG_MISSING: "Create what is missing; the pods then start by themselves",
+        Reason.UNSCHEDULABLE: f"Add nodes, or lower {pod}.resources, or change its nodeSelector or tolerations",
+        Reason.IMAGE_PULL: f"Correct the chart's images and images.pullSecret, or set {pod}.image in a new job",
+        Reason.CONFIG_MISSING: "Create it; the pods then start without further action",
         Reason.OUT_OF_MEMORY: f"Raise {limit} in a new job",
-        Reason.CRASHING: f"kubectl plaudit logs {job} {logs} shows more",
-        Reason.REFUSED_BY_CLUSTER: "Raise the namespace's quota, or ask for less; it is tried again by itself",
+        Reason.CRASHING: f"See kubectl plaudit logs {job} {logs}",
+        Reason.REFUSED_BY_CLUSTER: "Raise the namespace's quota or lower the pod's resources; the operator retries",
     }
     return sentences.get(reason, "")

@@ -1,4 +1,4 @@
-"""The roles of a job as they stand: pods wanted, ready, failing."""
+"""The state of each role of a job: pods wanted, ready, failing."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ class RoleState:
     updated: int
     restarts: int
     held: int = 0
-    """Pods that hold what they run on: those that are ending do until they have ended."""
+    """Pods that hold resources; terminating ones do until they end."""
     reason: str = ""
-    """Why pods are missing, in a word of ``names.Reason``; empty when that is not known."""
+    """Why pods are not ready, of ``names.Reason``; empty if unknown."""
     problem: str = ""
     remedy: str = ""
-    """What to do about it."""
+    """A sentence that says what to do."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether all pods that there should be are ready."""
+        """True if all wanted pods are ready."""
         return self.ready >= self.desired
 
     def report(self) -> dict[str, Any]:
-        """As it stands in ``status.roles``."""
+        """Return the entry of ``status.roles``."""
         report = {
             "name": self.name,
             "desired": self.desired,
@@ -52,18 +52,18 @@ class RoleState:
 
 
 def lack_of(missing: Sequence[RoleState]) -> tuple[str, str]:
-    """Reason and message of a condition that is not true for want of these roles: how many, why, what to do."""
+    """Return reason and message of a condition that is false because these roles are not ready."""
     reason = next((role.reason for role in missing if role.reason), Reason.STARTING)
     return reason, "; ".join(map(_lack, missing))
 
 
 def _lack(role: RoleState) -> str:
-    words = ". ".join(words for words in (role.problem, role.remedy) if words)
-    return f"{role.name} {role.ready}/{role.desired}" + (f": {words}" if words else "")
+    explanation = ". ".join(text for text in (role.problem, role.remedy) if text)
+    return f"{role.name} {role.ready}/{role.desired}" + (f": {explanation}" if explanation else "")
 
 
 def role_states(context: JobContext, observed: Observed, attempt: Attempt | None, now: float) -> dict[str, RoleState]:
-    """Every role of the job by its name in the status; a reward model by ``model/<scorer>``."""
+    """Return the state of every role by its name in the status; of a reward model by ``model/<scorer>``."""
     states = {}
     if transport.managed(context):
         pods = observed.pods_of("redis")
@@ -114,7 +114,7 @@ def _last_failure(observed: Observed, role: str) -> str:
 
 
 def _refused(status: Object) -> tuple[str, str] | None:
-    """What the API server says of pods that a controller may not make: a quota, an admission policy."""
+    """Return why the API server rejects the pods of a controller: a quota, an admission policy."""
     conditions = status.get("conditions") or []
     refused = (c for c in conditions if c["type"] == "ReplicaFailure" and c["status"] == "True")
     return next(((Reason.REFUSED_BY_CLUSTER, c.get("message", "")) for c in refused), None)

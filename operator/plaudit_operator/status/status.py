@@ -1,4 +1,4 @@
-"""``status`` of an RLJob, out of what is observed: pure, and the same for the same world."""
+"""Compute ``status`` of an RLJob from what is observed: pure, and equal for equal observations."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class JobEnd:
 
 
 def refused_status(observed: Observed, refused: Refused, now: float) -> Status:
-    """The status of a job that cannot run as written."""
+    """Return the status of a job that cannot run as written."""
     words = [
         Condition.of(ConditionType.SPEC_VALID, False, refused.reason, refused.message),
-        Condition.of(ConditionType.ADMITTED, False, refused.reason, "nothing was made for it"),
+        Condition.of(ConditionType.ADMITTED, False, refused.reason, "no objects were created"),
     ]
     return _finished(observed, {}, words, now)
 
 
 def ended_status(observed: Observed, ending: JobEnd, now: float) -> Status:
-    """The status at a job's end; ``merged`` keeps what was said of it before."""
+    """Return the status at a job's end; ``merged`` keeps the conditions from before."""
     words = [
         Condition.of(ending.condition, True, ending.reason, ending.message),
         Condition.of(ConditionType.TRAINER_RUNNING, False, ending.reason, ending.message),
@@ -58,15 +58,15 @@ def status(
     suspended: bool,
     waits: Wait = "",
 ) -> Status:
-    """The status of a job that runs, or is on its way there.
+    """Return the status of a job that runs or starts.
 
     Args:
         context: the job.
-        observed: what the cluster holds of it.
-        roles: as they stand.
+        observed: its objects in the cluster.
+        roles: the state of each role.
         now: seconds since the epoch.
-        suspended: whether it is to rest.
-        waits: for what it waits before all of it may start.
+        suspended: True if the job is to be suspended.
+        waits: what the job waits for before all of it may start.
     """
     rest: _Rest = "suspended" if suspended else waits
     words = [
@@ -90,12 +90,12 @@ def status(
 
 
 _Rest = Literal["", "suspended", "queue", "room"]
-"""Why roles have no pods although nothing is wrong with them."""
+"""Why roles have no pods although nothing is wrong."""
 
 _RESTS = {
-    "suspended": (Reason.SUSPENDED_BY_USER, "the job is suspended (scheduling.suspend)"),
-    "queue": (Reason.QUEUED, "the job waits in its queue (scheduling.queueName)"),
-    "room": (Reason.WAITING_FOR_ROOM, "starts when trainer, rollouts and Redis have their place"),
+    "suspended": (Reason.SUSPENDED_BY_USER, "suspended by scheduling.suspend"),
+    "queue": (Reason.QUEUED, "waiting in the queue of scheduling.queueName"),
+    "room": (Reason.WAITING_FOR_ROOM, "waiting until trainer, rollouts and Redis are scheduled"),
 }
 _COUNTERS = ("attempt", "restarts", "disruptions")
 
@@ -121,7 +121,7 @@ def _progress(observed: Observed) -> Status:
 
 def _admitted(observed: Observed) -> Condition:
     if not observed.refusals:
-        return Condition.of(ConditionType.ADMITTED, True, Reason.ADMITTED, "everything that belongs to it is made")
+        return Condition.of(ConditionType.ADMITTED, True, Reason.ADMITTED, "all objects of the job exist")
     words = "; ".join(f"{kind} {name}: {why}" for (kind, name), why in sorted(observed.refusals.items()))
     if any("is not this job's" in why for why in observed.refusals.values()):
         return Condition.of(ConditionType.ADMITTED, False, Reason.NAME_TAKEN, words)
@@ -131,20 +131,22 @@ def _admitted(observed: Observed) -> Condition:
 
 
 _NO_GANGS = (
-    "scheduling.gang is native, and this cluster has no PodGroup of scheduling.k8s.io, so nothing was started. "
-    "Its administrator can turn on the feature gates GenericWorkload and GangScheduling "
-    "(docs/kubernetes/scheduling.md); gang: none does without"
+    "scheduling.gang is native, but this cluster does not serve PodGroup of scheduling.k8s.io: nothing was started. "
+    "Set gang: none in a new job, or have an administrator turn on the feature gates GenericWorkload and "
+    "GangScheduling (docs/kubernetes/scheduling.md)"
 )
 
 
 def _ready(context: JobContext, roles: Mapping[str, RoleState], rest: _Rest) -> Iterator[Condition]:
-    """Of the roles that wait for room together the scheduler says what is missing."""
+    """Yield the conditions of the roles; of roles that are scheduled together the scheduler reports what is missing."""
     together: _Rest = "" if rest == "room" else rest
     if transport.managed(context):
         redis: _Rest = together if context.spec.scheduling.whole else ""
         yield _role(ConditionType.TRANSPORT_READY, [roles["transport"]], redis)
     else:
-        yield Condition.of(ConditionType.TRANSPORT_READY, True, Reason.EXTERNAL, f"Redis at {context.redis_url}")
+        yield Condition.of(
+            ConditionType.TRANSPORT_READY, True, Reason.EXTERNAL, f"external Redis at {context.redis_url}"
+        )
     if context.spec.trains:
         yield _role(ConditionType.ROLLOUT_READY, [roles["rollout"]], together)
     scoring = [role for name, role in roles.items() if name == "reward" or name.startswith("model/")]
@@ -165,16 +167,21 @@ def _role(kind: str, roles: list[RoleState], rest: _Rest, *, ready: str = Reason
 def _suspended(context: JobContext, roles: Mapping[str, RoleState], rest: _Rest) -> Condition:
     if rest == "queue":
         queue = context.spec.scheduling.queue_name
-        words = f"trainer, rollouts and Redis wait in queue {queue!r}: kubectl describe workload {context.run}"
+        words = f"waiting in queue {queue!r}; kubectl describe workload {context.run} shows its position"
         return Condition.of(ConditionType.SUSPENDED, True, Reason.QUEUED, words)
     if rest != "suspended":
         return Condition.of(ConditionType.SUSPENDED, False, Reason.NOT_SUSPENDED, "")
     left = [role for role in roles.values() if role.name != "metrics" and _has_pods(role)]
     if left:
         words = ", ".join(f"{role.name} {role.held}" for role in left)
-        return Condition.of(ConditionType.SUSPENDED, False, Reason.SUSPENDING, f"pods are still ending: {words}")
-    stays = "Its volumes stay" if context.spec.scheduling.whole else "Redis and volumes stay"
-    return Condition.of(ConditionType.SUSPENDED, True, Reason.SUSPENDED_BY_USER, f"{stays}; it goes on when resumed")
+        return Condition.of(ConditionType.SUSPENDED, False, Reason.SUSPENDING, f"waiting for pods to end: {words}")
+    stays = "its volumes are kept" if context.spec.scheduling.whole else "Redis and volumes are kept"
+    return Condition.of(
+        ConditionType.SUSPENDED,
+        True,
+        Reason.SUSPENDED_BY_USER,
+        f"suspended; {stays}. Resume it with kubectl plaudit resume {context.name}",
+    )
 
 
 def _has_pods(role: RoleState) -> bool:
@@ -225,5 +232,5 @@ _TROUBLES = {
     Reason.CRASHING,
     Reason.REFUSED_BY_CLUSTER,
 }
-"""Reasons of a role that is not ready which a person has to know of."""
+"""Reasons of a role that is not ready for which a Warning event is emitted."""
 _SILENT_AT_FIRST = {(ConditionType.SPEC_VALID, "True"), (ConditionType.DEGRADED, "False")}

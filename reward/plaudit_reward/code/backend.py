@@ -1,8 +1,7 @@
-"""What runs test cases: the local sandbox, or a Sandbox Fusion server."""
+"""The interface of what runs test cases: the local sandbox, or a Sandbox Fusion server."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol
 
 from plaudit_reward.code.cases import Case
@@ -11,16 +10,27 @@ from plaudit_reward.code.sandbox.messages import Ending
 
 
 class CaseResult(NamedTuple):
-    """What became of one test case."""
+    """The result of one test case."""
 
     passed: bool
     ending: Ending
     reason: str = ""
 
     def failure(self) -> str:
-        """Why it did not pass, in words."""
+        """Return why the case did not pass, as text that can be encoded whatever the program raised."""
         how = "wrong answer" if self.ending == "finished" else self.ending
-        return f"{how}: {self.reason}" if self.reason else how
+        reason = self.reason.encode("utf-8", "replace").decode()
+        return f"{how}: {reason}" if reason else how
+
+
+class Timer(Protocol):
+    """Measures how long a sample's programs run; waiting for a free process or request does not count."""
+
+    def begin(self) -> None:
+        """A program begins."""
+
+    def end(self) -> None:
+        """A program that began has ended."""
 
 
 class Backend(Protocol):
@@ -32,34 +42,37 @@ class Backend(Protocol):
     """How many samples it can work on at a time."""
 
     async def open(self) -> None:
-        """Starts what it needs.
+        """Start its processes.
 
         Raises:
-            ConfigurationError: it cannot work here.
+            ConfigurationError: it cannot work on this machine.
         """
         ...
 
     def program(self, response: str) -> str | None:
-        """The program in a model's response; None where there is none."""
+        """Return the program in a model's response; None when there is none."""
         ...
 
-    async def run(
-        self, program: str, function: str | None, case: Case, limits: Limits, on_begin: Callable[[], None]
-    ) -> CaseResult:
-        """Runs one test case.
+    async def run(self, program: str, function: str | None, case: Case, limits: Limits, timer: Timer) -> CaseResult:
+        """Run one test case.
 
         Args:
             program: its text.
             function: to call, or None for a program that reads and prints.
             case: the test case.
-            limits: of this run.
-            on_begin: called when it has a place.
+            limits: of each process.
+            timer: of the sample; begun and ended around everything that runs the program.
 
         Raises:
-            InfrastructureError: what runs programs is broken or away.
+            DataError: the case cannot be judged.
+            InfrastructureError: no program can be run at present.
         """
         ...
 
+    def blames_program(self, num_done: int) -> bool:
+        """Return True when a sample whose time is up, with ``num_done`` cases done, has used that time itself."""
+        ...
+
     async def close(self) -> None:
-        """Ends processes and connections."""
+        """End processes and connections."""
         ...

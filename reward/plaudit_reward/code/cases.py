@@ -3,7 +3,7 @@
 The ground truth is an object, or its JSON text: ``inputs`` and ``outputs``, lists of the same length. Without
 ``fn_name`` each input is what the program reads and each output what it prints (text, or a list of lines). With
 ``fn_name`` each input is the arguments, one JSON text a line, and each output the JSON text of the result.
-``assert_case`` (a list of program texts, each put behind the program) may take the place of both.
+``assert_case`` (a list of texts, each an assert about what the program defines) may take the place of both.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Case(NamedTuple):
     stdin: str
     """What the program reads; the arguments of a function, one JSON text a line."""
     expected: str | None
-    """What it must print or, as JSON, return; None: it must only end well."""
+    """What it must print or, as JSON, return; None: only ``behind`` counts."""
     behind: str = ""
-    """Text that is put behind the program."""
+    """Text of an assert about what the program defines; it is evaluated outside the program's process."""
 
 
 class Cases(NamedTuple):
@@ -34,7 +34,7 @@ class Cases(NamedTuple):
 
 
 def cases_of(ground_truth: Any) -> Cases:
-    """Reads a row's ground truth.
+    """Read a row's ground truth.
 
     Raises:
         DataError: it holds no test cases in that form.
@@ -63,6 +63,7 @@ def cases_of(ground_truth: Any) -> Cases:
             f"ground_truth has {len(inputs)} inputs, {len(expected)} outputs and {len(behind)} assert_case; each case "
             "needs one of each that is there"
         )
+    _check_asserts(expected, behind)
     if function is not None:
         _check_json(inputs, expected)
     return Cases(function, [Case(*parts) for parts in zip(inputs, expected, behind, strict=True)])
@@ -86,12 +87,29 @@ def _texts(name: str, values: Any) -> list[str]:
     return [_text(f"ground_truth.{name}[{index}]", value) for index, value in enumerate(values)]
 
 
+def is_unicode(text: str) -> bool:
+    """Return True when a text can be encoded: it has no half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _text(where: str, value: Any) -> str:
-    if isinstance(value, str):
-        return value
     if isinstance(value, list) and all(isinstance(line, str) for line in value):
-        return "\n".join(value)
+        value = "\n".join(value)
+    if isinstance(value, str):
+        if not is_unicode(value):
+            raise DataError(f"{where} is no valid Unicode text; remove the halves of surrogate pairs from it")
+        return value
     raise DataError(f"{where} is {type(value).__name__}; it must be a text, or a list of lines")
+
+
+def _check_asserts(expected: list[str | None], behind: list[str]) -> None:
+    for index, (output, text) in enumerate(zip(expected, behind, strict=True)):
+        if output is None and not text.strip():
+            raise DataError(f"ground_truth.assert_case[{index}] is empty, so that every program would pass; remove it")
 
 
 def _check_json(inputs: list[str], expected: list[str | None]) -> None:

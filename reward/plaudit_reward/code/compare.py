@@ -1,7 +1,11 @@
-"""Whether what a program printed, or a function returned, is what a test case expects: as lenient as verl.
+"""Compares what a program printed or returned with what a test case expects, as leniently as verl.
 
 verl's ``prime_code`` tries one comparison after another; these are its results. Printed text is right when it equals
 the expected one, but for blank lines and blanks around lines, or when all lines are numbers that are close.
+
+A result is compared in the JSON form that the program's process wrote (``asserts.plain``, ``sandbox.values``), which
+the program may have forged. It is never turned into a dict or set: keys are only looked up in those of the expected
+value, so that keys with equal hashes cost no more than others.
 """
 
 from __future__ import annotations
@@ -13,10 +17,13 @@ from typing import Any
 
 _RELATIVE, _ABSOLUTE = 1e-5, 1e-8
 """Closeness of numbers: numpy's ``allclose``, which verl calls."""
+_MOST_DEPTH = 200
+_LONGEST_NUMBER = 4_300
+"""Characters of a line that is read as a number: Python's own limit for integers."""
 
 
 def same_output(printed: str, expected: str) -> bool:
-    """Whether a program printed what it should."""
+    """Return True when a program printed what it should."""
     lines = printed.splitlines()
     if any("\n".join(form).strip() == expected.strip() for form in (lines, [line.strip() for line in lines])):
         return True
@@ -28,6 +35,8 @@ def same_output(printed: str, expected: str) -> bool:
 def _close(lines: Sequence[str], wanted: Sequence[str]) -> bool:
     if len(lines) != len(wanted) or all(a.isdigit() and b.isdigit() for a, b in zip(lines, wanted, strict=True)):
         return False
+    if any(len(line) > _LONGEST_NUMBER for line in lines):
+        return False
     try:
         numbers = [(float(a), float(b)) for a, b in zip(lines, wanted, strict=True)]
     except ValueError:
@@ -36,22 +45,124 @@ def _close(lines: Sequence[str], wanted: Sequence[str]) -> bool:
 
 
 def same_result(returned: Any, expected: str) -> bool:
-    """Whether a function returned what it should.
+    """Return True when a function returned what it should.
 
     Args:
-        returned: its result, tuples and number keys kept.
+        returned: its result in JSON form.
         expected: JSON text of the result, or of a list that holds it; keys that are numbers are compared as such.
     """
     wanted = _with_number_keys(json.loads(expected))
-    value = list(returned) if isinstance(returned, tuple) else returned
-    if bool(value == wanted):
+    value = _as_list(returned)
+    if equals(value, wanted):
         return True
     if not (isinstance(wanted, list) and wanted):
         return False
-    if bool(value == wanted[0]):
+    if equals(value, wanted[0]):
         return True
-    rows_are_tuples = isinstance(value, list) and bool(value) and isinstance(value[0], tuple)
-    return rows_are_tuples and [list(row) if isinstance(row, tuple) else row for row in value] == wanted[0]
+    rows = _content(value, "list")
+    if not rows or _content(rows[0], "tuple") is None:
+        return False
+    return equals(["list", [_as_list(row) for row in rows]], wanted[0])
+
+
+def equals(tree: Any, wanted: Any, depth: int = 0) -> bool:
+    """Return True when a value equals a Python value made of literals, as ``==`` would decide.
+
+    Args:
+        tree: the value in JSON form; nothing is assumed about it.
+        wanted: the Python value.
+        depth: of the containers around both.
+    """
+    if depth > _MOST_DEPTH or isinstance(tree, dict):
+        return False
+    if not isinstance(tree, list):
+        return isinstance(wanted, bool | int | float | complex | str | None) and bool(tree == wanted)
+    if len(tree) != 2:
+        return False
+    kind, content = tree
+    if not isinstance(kind, str):
+        return False
+    if kind in _SCALARS:
+        return not isinstance(wanted, list | tuple | dict | set | frozenset) and _scalar(kind, content) == wanted
+    if not isinstance(content, list):
+        return False
+    if isinstance(wanted, list | tuple) and type(wanted) is _ORDERED.get(kind):
+        pairs = zip(content, wanted, strict=False)
+        return len(content) == len(wanted) and all(equals(item, other, depth + 1) for item, other in pairs)
+    if kind in {"set", "frozenset"} and isinstance(wanted, set | frozenset):
+        found = {id(key) for key in _found_keys(content, {key: key for key in wanted})}
+        return len(content) == len(wanted) == len(found)
+    if kind in {"dict", "Counter", "OrderedDict"} and isinstance(wanted, dict):
+        return _equal_mapping(content, wanted, depth)
+    return False
+
+
+_ORDERED: dict[Any, type] = {"list": list, "tuple": tuple}
+
+
+def _equal_mapping(pairs: list[Any], wanted: dict[Any, Any], depth: int) -> bool:
+    if len(pairs) != len(wanted) or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        return False
+    keys = _found_keys([pair[0] for pair in pairs], {key: key for key in wanted})
+    if len(keys) != len(pairs) or len({id(key) for key in keys}) != len(wanted):
+        return False
+    return all(equals(pair[1], wanted[key], depth + 1) for pair, key in zip(pairs, keys, strict=True))
+
+
+def _found_keys(trees: list[Any], wanted: dict[Any, Any]) -> list[Any]:
+    """Return the wanted keys that equal these, in order, up to the first that equals none."""
+    found: list[Any] = []
+    for tree in trees:
+        key = _key(tree, 0)
+        if key is _NO_KEY or key not in wanted:
+            break
+        found.append(wanted[key])
+    return found
+
+
+_NO_KEY = object()
+
+
+def _key(tree: Any, depth: int) -> Any:
+    """Return the hashable value of a key or of an item of a set; ``_NO_KEY`` when it is none."""
+    if not isinstance(tree, list | dict):
+        return tree
+    if isinstance(tree, dict) or len(tree) != 2 or depth > _MOST_DEPTH:
+        return _NO_KEY
+    kind, content = tree
+    if not isinstance(kind, str):
+        return _NO_KEY
+    if kind in _SCALARS:
+        return _scalar(kind, content)
+    parts = [_key(part, depth + 1) for part in content] if kind == "tuple" and isinstance(content, list) else [_NO_KEY]
+    return _NO_KEY if any(part is _NO_KEY for part in parts) else tuple(parts)
+
+
+_SCALARS = frozenset({"int", "float", "complex", "bytes"})
+
+
+def _scalar(kind: str, content: Any) -> Any:
+    try:
+        if kind == "complex":
+            real, imaginary = (_scalar(*part) if isinstance(part, list) else float(part) for part in content[1])
+            return complex(real, imaginary)
+        if kind == "int":
+            return int(content, 16)
+        return float(content) if kind == "float" else bytes.fromhex(content)
+    except (TypeError, ValueError, OverflowError):
+        return _NO_KEY
+
+
+def _content(tree: Any, kind: str) -> list[Any] | None:
+    """Return the items of a container of this kind; None for anything else."""
+    found = isinstance(tree, list) and len(tree) == 2 and tree[0] == kind and isinstance(tree[1], list)
+    return tree[1] if found else None
+
+
+def _as_list(tree: Any) -> Any:
+    """Return a tuple's form as that of a list, anything else as it is."""
+    items = _content(tree, "tuple")
+    return tree if items is None else ["list", items]
 
 
 def _with_number_keys(wanted: Any) -> Any:

@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
 from typing import Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from plaudit_reward.code.backend import CaseResult
+from plaudit_reward.code.asserts.check import AssertCheck, Executed
+from plaudit_reward.code.asserts.sources import Part, script_of
+from plaudit_reward.code.backend import CaseResult, Timer
 from plaudit_reward.code.cases import Case
+from plaudit_reward.code.comparison import Comparison
 from plaudit_reward.code.sandbox.limits import Limits
-from plaudit_reward.code.sandbox.program import PREAMBLE
+from plaudit_reward.code.sandbox.preamble import PREAMBLE
 from plaudit_reward.errors import CallTimeoutError, DataError, InfrastructureError
 from plaudit_reward.http.client import HttpClient
 from plaudit_reward.http.errors import NoResponseError, ResponseTooLargeError
@@ -71,6 +73,8 @@ class FusionBackend:
         self._url = url if parts.path not in {"", "/"} else urlunsplit(parts._replace(path="/run_code"))
         self.num_samples = concurrency
         self._places = asyncio.Semaphore(concurrency)
+        self._comparison = Comparison()
+        self._asserts = AssertCheck(self._comparison, "")
         self._http = HttpClient(max_connections=concurrency, proxy=proxy_for(self._url))
 
     async def open(self) -> None:
@@ -87,24 +91,57 @@ class FusionBackend:
         first, newline, others = block.partition("\n")
         return others if newline and first.strip().isalpha() else block
 
-    async def run(
-        self, program: str, function: str | None, case: Case, limits: Limits, on_begin: Callable[[], None]
-    ) -> CaseResult:
-        """Runs one test case; asks up to three times while the server is away or overloaded."""
-        code = f"{program}\n\n{case.behind}"
-        body = {
-            "code": code if function is None else _calling(code, function),
-            "stdin": case.stdin,
-            "language": "python",
-            "compile_timeout": limits.time_s,
-            "run_timeout": limits.time_s,
-            "memory_limit_MB": max(1, limits.memory_bytes >> 20),
-            "files": {},
-            "fetch_files": [],
-        }
+    async def run(self, program: str, function: str | None, case: Case, limits: Limits, timer: Timer) -> CaseResult:
+        """Run one test case; the expected output or value is never sent along with the program."""
+        if not case.behind:
+            return await self._run(program, function, case, limits, timer)
+
+        async def execute(part: Part, text: str, payload: str, stdin: str) -> Executed:
+            return await self._execute(script_of(part, text, payload), stdin, limits, timer)
+
+        if function is None:
+            return await self._asserts.check(execute, program, case)
+        checked = await self._asserts.check(execute, program, case._replace(expected=None))
+        if not checked.passed or case.expected is None:
+            return checked
+        return await self._run(program, function, case, limits, timer)
+
+    async def _run(self, program: str, function: str | None, case: Case, limits: Limits, timer: Timer) -> CaseResult:
+        code = program if function is None else _calling(program, function)
+        executed = await self._execute(code, case.stdin, limits, timer)
+        if executed.ending != "finished":
+            return CaseResult(False, executed.ending, executed.reason)
+        assert case.expected is not None
+        return CaseResult(await self._comparison.compare("same text", executed.stdout, case.expected), "finished")
+
+    async def _execute(self, code: str, stdin: str, limits: Limits, timer: Timer) -> Executed:
+        """Run a program on the server.
+
+        A program that the server fails to run again and again, while it runs another one, is to blame itself.
+        """
         async with self._places:
-            on_begin()
-            return _judge(await self._ask_until_answered(body, limits), case)
+            timer.begin()
+            try:
+                return await self._ask_again_when_healthy(_body(code, stdin, limits), limits)
+            finally:
+                timer.end()
+
+    async def _ask_again_when_healthy(self, body: dict[str, Any], limits: Limits) -> Executed:
+        try:
+            return _executed(await self._ask_until_answered(body, limits))
+        except (ServerFailureError, RefusedError):
+            good = {**body, "code": _KNOWN_GOOD}
+            healthy = _executed(await self._ask_until_answered(good, limits))
+            if healthy.stdout.strip() != b"42":
+                raise
+        try:
+            return _executed(await self._ask_until_answered(body, limits))
+        except (ServerFailureError, RefusedError) as error:
+            return Executed("crashed", reason=str(error))
+
+    def blames_program(self, num_done: int) -> bool:
+        """Return True when the server responds: it has then ended at least one case of the sample."""
+        return num_done > 0
 
     async def _ask_until_answered(self, body: dict[str, Any], limits: Limits) -> _Answer:
         for attempt in range(1, _ATTEMPTS + 1):
@@ -112,7 +149,8 @@ class FusionBackend:
                 return await self._ask(body, limits)
             except _TransientError as error:
                 if attempt == _ATTEMPTS:
-                    raise InfrastructureError(f"{error} ({_ATTEMPTS} times)") from error
+                    kind = ServerFailureError if error.under_program else InfrastructureError
+                    raise kind(f"{error} ({_ATTEMPTS} times)") from error
                 await asyncio.sleep(error.pause_s(attempt))
         raise AssertionError("the last attempt returns")
 
@@ -134,9 +172,14 @@ class FusionBackend:
             raise _TransientError(f"Sandbox Fusion at {error}") from error
         status, content = response.status, response.body
         if status in _TRANSIENT or status >= 500 or 300 <= status < 400:
-            raise _TransientError(f"Sandbox Fusion at {self._url} responded {status}", retry_after_s(response.headers))
+            busy = status in _TRANSIENT or status == 503
+            raise _TransientError(
+                f"Sandbox Fusion at {self._url} responded {status}",
+                retry_after_s(response.headers),
+                under_program=not busy,
+            )
         if status >= 400:
-            raise DataError(f"Sandbox Fusion at {self._url} refused the program with {status}: {excerpt(content)}")
+            raise RefusedError(f"Sandbox Fusion at {self._url} refused the program with {status}: {excerpt(content)}")
         try:
             return msgspec.json.decode(content, type=_Answer)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -144,14 +187,16 @@ class FusionBackend:
 
     async def close(self) -> None:
         """Close the connections."""
+        await self._comparison.close()
         await self._http.close()
 
 
 class _TransientError(Exception):
     """The server did not answer this time."""
 
-    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+    def __init__(self, message: str, retry_after_s: float | None = None, *, under_program: bool = True) -> None:
         super().__init__(message)
+        self.under_program = under_program
         self._retry_after_s = retry_after_s
 
     def pause_s(self, attempt: int) -> float:
@@ -161,27 +206,50 @@ class _TransientError(Exception):
         return random.uniform(0.5, 1.5) * _FIRST_PAUSE_S * 2.0 ** (attempt - 1)
 
 
-def _judge(answer: _Answer, case: Case) -> CaseResult:
+_KNOWN_GOOD = "print(6 * 7)"
+
+
+def _body(code: str, stdin: str, limits: Limits) -> dict[str, Any]:
+    return {
+        "code": code,
+        "stdin": stdin,
+        "language": "python",
+        "compile_timeout": limits.time_s,
+        "run_timeout": limits.time_s,
+        "memory_limit_MB": max(1, limits.memory_bytes >> 20),
+        "files": {},
+        "fetch_files": [],
+    }
+
+
+def _executed(answer: _Answer) -> Executed:
     if answer.status == "OutputLimit":
-        return CaseResult(False, "output limit")
+        return Executed("output limit")
     compiled, ran = answer.compile_result, answer.run_result
     if answer.status == "Success" and ran is not None and ran.status == "Finished":
-        printed = (ran.stdout or "").rstrip("\n")
-        return CaseResult(case.expected is None or printed == case.expected.rstrip("\n"), "finished")
+        return Executed("finished", (ran.stdout or "").encode("utf-8", "surrogatepass"))
     if answer.status == "Failed":
         for result in (compiled, ran):
             if result is not None and (failed := _failure(result)) is not None:
                 return failed
-    told = answer.message or "without a message"
-    raise InfrastructureError(f"Sandbox Fusion could not run the program: {answer.status}, {told}")
+    message = answer.message or "without a message"
+    raise ServerFailureError(f"Sandbox Fusion could not run the program: {answer.status}, {message}")
 
 
-def _failure(result: _Result) -> CaseResult | None:
+class RefusedError(DataError):
+    """The server refused a request: for its input, or for the program."""
+
+
+class ServerFailureError(InfrastructureError):
+    """The server failed under this program: it may be the server's fault, or the program's."""
+
+
+def _failure(result: _Result) -> Executed | None:
     last_line = (result.stderr or "").strip().rpartition("\n")[2]
     if result.status == "TimeLimitExceeded":
-        return CaseResult(False, "time limit")
+        return Executed("time limit")
     if result.status == "Error" or (result.status == "Finished" and result.return_code != 0):
-        return CaseResult(False, "raised", last_line)
+        return Executed("raised", reason=last_line)
     return None
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from typing import Literal
 
-from plaudit_reward.code.backend import CaseResult
+from plaudit_reward.code.asserts.check import AssertCheck, Executed
+from plaudit_reward.code.asserts.sources import Part
+from plaudit_reward.code.backend import CaseResult, Timer
 from plaudit_reward.code.cases import Case
-from plaudit_reward.code.compare import same_output, same_result
+from plaudit_reward.code.comparison import Comparison
 from plaudit_reward.code.sandbox.limits import Limits
-from plaudit_reward.code.sandbox.messages import Run
+from plaudit_reward.code.sandbox.messages import Ran, Run
+from plaudit_reward.code.sandbox.preamble import PREAMBLE
 from plaudit_reward.code.sandbox.sandbox import Sandbox
-from plaudit_reward.code.sandbox.values import decode_value
 
-_LONG_BYTES = 1 << 18
-"""Longer output is compared in a thread: the worker's event loop has others to serve."""
 _SAMPLES_PER_PROCESS = 4
 """Their test cases are short, and a process must not wait for the next sample."""
 
@@ -34,44 +32,65 @@ class LocalBackend:
     def __init__(self, processes: int, *, as_script: bool = False, allow_without_landlock: bool = False) -> None:
         self._sandbox = Sandbox(processes, allow_without_landlock=allow_without_landlock)
         self._as_script = as_script
+        self._comparison = Comparison()
+        self._asserts = AssertCheck(self._comparison, PREAMBLE)
         self.num_samples = processes * _SAMPLES_PER_PROCESS
 
     async def open(self) -> None:
-        """Starts the sandbox.
+        """Start the sandbox.
 
         Raises:
-            ConfigurationError: programs cannot be locked up on this machine.
+            ConfigurationError: programs cannot be confined on this machine.
         """
         await self._sandbox.open()
 
     def program(self, response: str) -> str | None:
-        """The last block of Python; where there is no fence, the whole response."""
+        """Return the last block of Python; the whole response where it has no fence."""
         return response.rpartition("```python")[2].partition("```")[0]
 
-    async def run(
-        self, program: str, function: str | None, case: Case, limits: Limits, on_begin: Callable[[], None]
-    ) -> CaseResult:
-        """Runs one test case; what is expected never enters the sandbox."""
-        source = f"{program}\n\n{case.behind}" if case.behind else program
-        ran = await self._sandbox.run(Run(source, case.stdin, function, self._as_script, limits), on_begin)
+    async def run(self, program: str, function: str | None, case: Case, limits: Limits, timer: Timer) -> CaseResult:
+        """Run one test case; the expected output or value never enters the program's process."""
+        if not case.behind:
+            return await self._run(program, function, case, limits, timer)
+
+        async def execute(part: Part, text: str, payload: str, stdin: str) -> Executed:
+            ran = await self._sandboxed(Run(text, stdin, part=part, payload=payload, limits=limits), timer)
+            return Executed(ran.ending, ran.stdout, ran.reason)
+
+        if function is None:
+            return await self._asserts.check(execute, program, case)
+        checked = await self._asserts.check(execute, program, case._replace(expected=None))
+        if not checked.passed or case.expected is None:
+            return checked
+        return await self._run(program, function, case, limits, timer)
+
+    async def _run(self, program: str, function: str | None, case: Case, limits: Limits, timer: Timer) -> CaseResult:
+        ran = await self._sandboxed(Run(program, case.stdin, function, self._as_script, limits=limits), timer)
         if ran.ending != "finished":
             return CaseResult(False, ran.ending, ran.reason)
-        if len(ran.stdout) < _LONG_BYTES:
-            return _judge(ran.stdout, function, case)
-        return await asyncio.to_thread(_judge, ran.stdout, function, case)
+        assert case.expected is not None
+        form: Literal["printed", "result"] = "printed" if function is None else "result"
+        return CaseResult(await self._comparison.compare(form, ran.stdout, case.expected), "finished")
+
+    async def _sandboxed(self, run: Run, timer: Timer) -> Ran:
+        begun = False
+
+        def begin() -> None:
+            nonlocal begun
+            begun = True
+            timer.begin()
+
+        try:
+            return await self._sandbox.run(run, begin)
+        finally:
+            if begun:
+                timer.end()
+
+    def blames_program(self, num_done: int) -> bool:
+        """Return True: the sandbox measures the program's own time."""
+        return True
 
     async def close(self) -> None:
-        """Ends the sandbox."""
+        """End the sandbox."""
+        await self._comparison.close()
         await self._sandbox.close()
-
-
-def _judge(stdout: bytes, function: str | None, case: Case) -> CaseResult:
-    if case.expected is None:
-        return CaseResult(True, "finished")
-    if function is None:
-        return CaseResult(same_output(stdout.decode("utf-8", "replace"), case.expected), "finished")
-    try:
-        returned = decode_value(stdout)
-    except (ValueError, RecursionError):
-        return CaseResult(False, "finished", "it left no result")
-    return CaseResult(same_result(returned, case.expected), "finished")

@@ -128,8 +128,22 @@ attempt("mkfifo", lambda: os.mkfifo(FILE + ".fifo"))
 """
 
 SYMLINK = """
+attempt("where a link leads", lambda: os.readlink(FILE + ".outside"))
 attempt("a link to a file outside", lambda: open(FILE + ".outside").read())
 attempt("a link to a folder outside", lambda: os.listdir(FILE + ".folder"))
+"""
+
+LIMITS = """
+import resource
+for kind in (resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_STACK, resource.RLIMIT_NOFILE):
+    soft, hard = resource.getrlimit(kind)
+attempt("its CPU limit", lambda: resource.setrlimit(resource.RLIMIT_CPU, (1, 1)))
+attempt("its memory limit", lambda: resource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20)))
+attempt("the same limit", lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)))
+attempt("its limit by prlimit", lambda: resource.prlimit(0, resource.RLIMIT_CPU, (1, 1)))
+attempt("its limit by its own number", lambda: resource.prlimit(os.getpid(), resource.RLIMIT_CPU, (1, 1)))
+attempt("its limit by a system call", lambda: call(302, 0, 0, ctypes.create_string_buffer(16), 0))
+attempt("its limit by the old call", lambda: call(160, 0, ctypes.create_string_buffer(16)))
 """
 
 NETWORK = """
@@ -211,6 +225,7 @@ ATTACKS = {
     "tracing": TRACING,
     "files": FILES,
     "links": SYMLINK,
+    "limits": LIMITS,
     "network": NETWORK,
     "kernel": f"CALLS = {CALLS!r}\n{KERNEL}",
 }
@@ -296,8 +311,10 @@ def test_a_program_that_misbehaves_costs_its_own_sample_and_says_why(worker: Wor
 def test_nothing_of_a_program_outlives_it(worker: Worker) -> None:
     worker.score("import time\ntime.sleep(1000)", timeSeconds=0.5)
     servers = children_of(worker.pid)
+    templates = [children_of(server) for server in servers]
     assert servers
-    assert [children_of(server) for server in servers] == [[]] * len(servers)
+    assert [len(children) for children in templates] == [1] * len(servers)
+    assert [children_of(template) for (template,) in templates] == [[]] * len(servers)
 
 
 def test_input_that_is_not_read_and_long_output_are_no_misfortune(worker: Worker) -> None:

@@ -81,6 +81,9 @@ def test_files_are_opened_only_under_landlock(machine: str) -> None:
         ("tgkill", (1, 1, 6), False),
         ("prlimit64", (0, 7), True),
         ("prlimit64", (PID + 1, 7), False),
+        ("prlimit64", (PID, 7), False),
+        ("prlimit64", (0, 7, 0x1000), False),  # a new limit
+        ("prlimit64", (0, 7, 0x100000000), False),
         ("fcntl", (1, 1030), True),
         ("fcntl", (1, 8, 1), False),  # F_SETOWN
         ("fcntl", (1, 4), False),  # F_SETFL

@@ -33,6 +33,8 @@ class Server:
     first: list[Answer | None] = field(default_factory=list)
     """None: the connection is cut."""
     requests: list[dict[str, Any]] = field(default_factory=list)
+    broken_by: dict[str, Answer | None] = field(default_factory=dict)
+    """Answers to code that holds a text, however often it is sent."""
     connections: list[Any] = field(default_factory=list)
     at_a_time: int = 0
     most_at_a_time: int = 0
@@ -47,7 +49,10 @@ class Server:
             while (head := await reader.readuntil(b"\r\n\r\n")).startswith(b"POST /run_code "):
                 length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-le"))
                 self.requests.append(json.loads(await reader.readexactly(length)))
-                answer = self.first.pop(0) if self.first else await self.run(self.requests[-1])
+                broken = [answer for text, answer in self.broken_by.items() if text in self.requests[-1]["code"]]
+                first = [*self.first[:1], *broken]
+                del self.first[:1]
+                answer = first[0] if first else await self.run(self.requests[-1])
                 if answer is None:
                     break
                 status, headers, body = answer
@@ -134,17 +139,50 @@ async def test_trouble_that_passes_changes_no_score(server: Server, score: Calla
 async def test_trouble_that_stays_is_no_wrong_answer(
     server: Server, score: Callable[..., Awaitable[Score]], trouble: Answer | None
 ) -> None:
-    server.first = [trouble] * 10
+    server.first = [trouble] * 20
     with pytest.raises(InfrastructureError, match="Sandbox Fusion"):
         await score(ADD)
 
 
-async def test_a_refused_request_is_the_samples_own_fault(
+async def test_a_server_that_refuses_also_a_good_program_is_a_data_error(
     server: Server, score: Callable[..., Awaitable[Score]]
 ) -> None:
-    server.first = [(422, {}, {"detail": "code is too long"})] * 2
+    server.first = [(422, {}, {"detail": "code is too long"})] * 20
     with pytest.raises(DataError, match=r"refused the program with 422: .*code is too long"):
         await score(ADD)
+
+
+@pytest.mark.parametrize(
+    "trouble", [None, (500, {}, {}), (422, {}, {}), (200, {}, b"<html>"), (200, {}, {"status": "SandboxError"})]
+)
+async def test_a_program_that_breaks_the_server_each_time_is_wrong(
+    server: Server, score: Callable[..., Awaitable[Score]], trouble: Answer | None
+) -> None:
+    server.broken_by = {"# attack": trouble}
+    result = await score(ADD.replace("print", "# attack\nprint"))
+    assert (result.value, str(result.extra["failure"])[:15]) == (0.0, "case 0: crashed")
+    assert (await score(ADD)).value == 1.0
+
+
+ASSERTS = {
+    "assert_case": ["assert f(3) == 9", "x = [3]\nassert abs(f(*x) - 9) < 1e-9 and f(4) == 16", "assert not f(0)"],
+}
+
+
+async def test_asserts_are_decided_as_in_the_local_sandbox(
+    server: Server, score: Callable[..., Awaitable[Score]]
+) -> None:
+    always = "class A(int):\n    def __eq__(self, other): return True\ndef f(x): return A()"
+    assert (await score("```python\ndef f(x): return x * x\n```", ASSERTS)).value == 1.0
+    assert not any("== 9" in asked["code"] for asked in server.requests if "return x" in asked["code"])
+    for wrong in (
+        "import os\ndef f(x): return 5\nos._exit(0)",
+        "def f(x): return 5\nraise SystemExit",
+        "import os\nos.write(1, b'{\"passed\": true}')\nos._exit(0)",
+        f"{always} if x else True",
+        "import atexit, os\natexit.register(os._exit, 0)\nraise ValueError",
+    ):
+        assert (await score(f"```python\n{wrong}\n```", ASSERTS)).value == 0.0
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import pytest
 
 from plaudit_reward.code.cases import Case, cases_of
 from plaudit_reward.code.compare import same_output, same_result
+from plaudit_reward.code.judgement import judge
 from plaudit_reward.code.options import CodeOptions
-from plaudit_reward.code.sandbox.values import decode_value, encode_value
+from plaudit_reward.code.sandbox.result import encode_result
 from plaudit_reward.errors import ConfigurationError, DataError
 from plaudit_reward.rules.routing import RULES, rule_of
 
@@ -72,8 +73,9 @@ def test_a_row_without_cases_is_a_data_error(worker: Worker) -> None:
 
 
 def test_the_samples_time_ends_its_cases(worker: Worker) -> None:
-    answer = worker.score("while True: pass", limit_s=0.3, timeSeconds=1)
-    assert (answer["error"], answer["reason"]) == ("ScoreTimeoutError", "the test cases took longer than 0.3 s")
+    late = worker.score("while True: pass", limit_s=0.3, timeSeconds=1)
+    assert (late["outcome"], late["value"]) == ("scored", 0.0)
+    assert late["extra"]["failure"] == "case 0: time limit: of 0.3 s for all test cases of the sample"
     score = worker.score("print(1)", expected="1", timeSeconds=1)
     assert score["value"] == 1.0
     assert score["attempt"]["queued_s"] > 0  # for the program that still ran, until its own limit
@@ -124,13 +126,12 @@ def test_printed_text_is_compared_as_leniently_as_in_verl(printed: str, expected
     ],
 )
 def test_results_are_compared_as_in_verl(returned: Any, expected: str, same: bool) -> None:
-    assert same_result(decode_value(encode_value(returned).encode()), expected) is same
+    assert same_result(json.loads(encode_result(returned)), expected) is same
 
 
-@pytest.mark.parametrize("text", [b"", b"[]", b"[1]", b'["list", 3]', b'["set", [1]]', b"[[1, 2], 3]", b"\xff"])
-def test_what_is_no_result_is_refused(text: bytes) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - each has words of its own
-        decode_value(text)
+@pytest.mark.parametrize("text", [b"", b"[]", b"[1]", b'["list", 3]', b'["set", [1]]', b"[[1, 2], 3]", b"\xff", b"{}"])
+def test_what_is_no_result_is_wrong(text: bytes) -> None:
+    assert not judge("result", text, "[[1, 2], 3]")
 
 
 def test_cases_are_read_from_objects_json_and_asserts() -> None:

@@ -21,7 +21,8 @@ from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.group import Group
 from plaudit_workers.stream.trainer.groups import Admission, StaleIncarnationError, StreamLimits, TrainerStreams
 from plaudit_workers.stream.trainer.ledger import Ledger
-from plaudit_workers.stream.transitions.scripts import Call, Scripts
+from plaudit_workers.stream.transitions.call import Call
+from plaudit_workers.stream.transitions.scripts import Scripts
 from plaudit_workers.stream.worker.commits import commit, commit_group, discard, read_group
 from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
 from plaudit_workers.stream.worker.lease import Delivery
@@ -40,13 +41,16 @@ class Repeater:
         self._inner = inner
         self._world = world
 
-    async def call(self, script: str, *arguments: Any) -> Any:
-        return (await self.call_many([Call(script, arguments)]))[0]
+    async def run(self, call: Call[Any]) -> Any:
+        return (await self.run_many([call]))[0]
 
-    async def call_many(self, calls: Sequence[Call]) -> list[Any]:
-        answers: list[Any] = await self._inner.call_many(calls)
+    async def run_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        return [call.read(answer) for call, answer in zip(calls, await self.answers(calls), strict=True)]
+
+    async def answers(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        answers: list[Any] = await self._inner.answers(calls)
         if self._world.lossy:
-            again = await self._inner.call_many(calls)
+            again = await self._inner.answers(calls)
             for call, first, second in zip(calls, answers, again, strict=True):
                 await self._world.check_repeat(call, first, second)
         self._world.sent += [(c, a) for c, a in zip(calls, answers, strict=True) if c.script in OF_A_GROUP]
@@ -56,8 +60,8 @@ class Repeater:
     async def stop(self) -> None:
         await self._inner.stop()
 
-    async def send_again(self, call: Call) -> Any:
-        return (await self._inner.call_many([call]))[0]
+    async def send_again(self, call: Call[Any]) -> Any:
+        return (await self._inner.answers([call]))[0]
 
 
 class Worker:
@@ -111,7 +115,7 @@ class World:
         self.limits = limits
         self.random = random.Random(seed)
         self.violations: list[str] = []
-        self.sent: list[tuple[Call, Any]] = []
+        self.sent: list[tuple[Call[Any], Any]] = []
         self.lossy = False
         self.lost_everything = False
         self.names = 0
@@ -396,16 +400,14 @@ class World:
         if first not in (b"full", b"not_due"):
             await self.check_repeat(call, first, await self.transport.scripts.send_again(call))  # type: ignore[attr-defined]
 
-    async def check_repeat(self, call: Call, first: Any, second: Any) -> None:
+    async def check_repeat(self, call: Call[Any], first: Any, second: Any) -> None:
         """A repeated call repeats its answer, as long as its group lives and its trainer rules.
 
         A refusal may become another refusal meanwhile: neither changes anything.
         """
         if call.script == "claim":
-            first, second = sorted(first), sorted(second)
-        lives = not call.arguments[0] or await self.transport.commands.exists(
-            self.transport.names.group(str(call.arguments[0]))
-        )
+            first, second = sorted(first[1:]), sorted(second[1:])  # without the server's time
+        lives = not call.group or await self.transport.commands.exists(self.transport.names.group(call.group))
         refusals = all(answer in (b"refused", b"duplicate") for answer in (first, second))
         if first != second and second != b"stale" and lives and not refusals:
             self.violations.append(f"repeat: {call.script} answered {first}, then {second}")

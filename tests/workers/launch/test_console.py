@@ -10,7 +10,7 @@ from rich.console import Console
 
 from plaudit_metrics.sources.history import append_step
 from plaudit_wire.records import StepRecord
-from plaudit_workers.launch.console import StepLines
+from plaudit_workers.launch.terminal.console import StepLines
 
 
 def step(number: int, **statistics: float) -> StepRecord:

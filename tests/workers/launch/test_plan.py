@@ -6,7 +6,10 @@ from typing import Any
 
 from plaudit_workers.job.loading.load import parse_job
 from plaudit_workers.launch.plan import ProcessPlan, Role, RunContext, plan_processes, share_gpus
+from plaudit_workers.launch.redis_access import RedisAccess, new_passwords, own_access
 from plaudit_workers.stream.connection import RedisAddress
+
+PASSWORDS = new_passwords(trains=True)
 
 
 def planned(*, with_gpus: bool = False, **sections: dict[str, Any]) -> dict[Role, list[ProcessPlan]]:
@@ -20,17 +23,32 @@ def planned(*, with_gpus: bool = False, **sections: dict[str, Any]) -> dict[Role
     } | sections
     job = parse_job({"apiVersion": "plaudit.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "j"}, "spec": spec})
     return plan_processes(
-        job, RunContext("run", Path("/runs/run"), RedisAddress("redis://h:1/0", "pw")), with_gpus=with_gpus
+        job,
+        RunContext("run", Path("/runs/run"), own_access("redis://h:1/0", PASSWORDS, Path("/runs/run"))),
+        with_gpus=with_gpus,
     )
 
 
-def test_every_role_has_its_processes_and_they_are_told_the_run() -> None:
+def test_every_role_has_its_processes_with_the_settings_of_the_run() -> None:
     plans = planned(rollout={"replicas": 2}, trainer={"ranks": 2, "strategy": "fsdp2"})
     assert {role: len(each) for role, each in plans.items()} == {"metrics": 1, "reward": 1, "rollout": 2, "trainer": 2}
     environment = plans["rollout"][1].environment
     assert environment["PLAUDIT_RUN"] == "run"
     assert environment["PLAUDIT_LOG_FILE"] == "/runs/run/logs/rollout-1.log"
-    assert environment["PLAUDIT_REDIS_PASSWORD"] == "pw"
+    assert environment["PLAUDIT_REDIS_USERNAME"] == "rollout"
+
+
+def test_each_role_gets_its_own_user_and_no_password_in_its_environment() -> None:
+    plans = planned(reward={"scorers": [MODEL]})
+    for role, user in {
+        "trainer": "trainer",
+        "reward": "reward",
+        "metrics": "metrics",
+        "model-helpful": "probe",
+    }.items():
+        environment = plans[role][0].environment
+        assert environment["PLAUDIT_REDIS_PASSWORD_FILE"] == f"/runs/run/secrets/redis-{user}"
+        assert not [name for name, value in environment.items() if any(word in value for word in PASSWORDS.values())]
 
 
 def test_a_job_that_only_scores_has_no_trainer_and_no_rollouts() -> None:
@@ -38,7 +56,9 @@ def test_a_job_that_only_scores_has_no_trainer_and_no_rollouts() -> None:
     job = parse_job(
         {"apiVersion": "plaudit.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "j"}, "spec": {"reward": reward}}
     )
-    plans = plan_processes(job, RunContext("run", Path("/r"), RedisAddress("redis://h:1/0")), with_gpus=False)
+    plans = plan_processes(
+        job, RunContext("run", Path("/r"), RedisAccess(RedisAddress("redis://h:1/0"), Path("/r"))), with_gpus=False
+    )
     assert {role: len(each) for role, each in plans.items()} == {"metrics": 1, "reward": 2}
 
 
@@ -75,7 +95,7 @@ def test_tensor_parallel_engines_share_nothing() -> None:
 MODEL: dict[str, Any] = {"name": "helpful", "kind": "model", "model": {"source": "/models/rm", "replicas": 2}}
 
 
-def test_a_reward_model_has_a_role_of_its_own_and_reward_workers_are_told_where_it_is() -> None:
+def test_a_reward_model_has_a_role_of_its_own_and_reward_workers_get_its_address() -> None:
     plans = planned(reward={"scorers": [MODEL]}, with_gpus=True)
     assert list(plans) == ["metrics", "model-helpful", "reward", "rollout", "trainer"]
     servers = plans["model-helpful"]

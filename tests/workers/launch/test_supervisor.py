@@ -1,11 +1,13 @@
 """The supervisor on a real Ray: what it starts again, what ends a run, what stopping means."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from plaudit_workers.launch.plan import ProcessPlan, Role, RunContext
+from plaudit_workers.launch.redis_access import RedisAccess
 from plaudit_workers.launch.supervisor import Supervisor
 from plaudit_workers.process import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, Ending
 from plaudit_workers.stream.connection import RedisAddress
@@ -14,8 +16,8 @@ pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
 def plan(folder: Path, role: Role, function: str) -> ProcessPlan:
-    context = RunContext("test", folder, RedisAddress("redis://127.0.0.1:1/0"))
-    environment = context.environment(role) | {"PYTHONPATH": str(Path(__file__).parent)}
+    context = RunContext("test", folder, RedisAccess(RedisAddress("redis://127.0.0.1:1/0"), folder))
+    environment = context.environment(role, role) | {"PYTHONPATH": str(Path(__file__).parent)}
     return ProcessPlan(f"{role}-0", role, 0.5, 0, serve=f"roles_for_tests:{function}", environment=environment)
 
 
@@ -25,7 +27,7 @@ async def supervise(folder: Path, max_restarts: int = 2, **functions: str) -> tu
     supervisor = Supervisor(plans, max_restarts=max_restarts, steps_closed=lambda: 0)
     try:
         await supervisor.start()
-        ending = await asyncio.wait_for(supervisor.until_done(asyncio.Event()), 200)
+        ending = await asyncio.wait_for(supervisor.until_done(), 200)
     finally:
         await supervisor.stop()
     return ending, supervisor
@@ -49,6 +51,7 @@ async def test_a_process_that_always_crashes_fails_the_run_and_names_itself(tmp_
     ending, _ = await supervise(tmp_path, max_restarts=1, reward="crashes", trainer="lasts")
     assert ending.code == EXIT_FAILED
     assert "reward-0 died 2 times" in ending.message
+    assert ending.message.endswith("reward.log: ValueError: broken on purpose")
     assert "broken on purpose" in (tmp_path / "logs" / "reward.log").read_text()
 
 
@@ -63,15 +66,25 @@ async def test_a_failed_job_is_not_started_again(tmp_path: Path) -> None:
     assert ending == Ending(EXIT_FAILED, "trainer: too many failed scores")
 
 
-async def test_stopping_asks_the_trainer_first(tmp_path: Path) -> None:
-    stop = asyncio.Event()
+async def test_a_stop_lets_the_trainer_finish(tmp_path: Path) -> None:
     supervisor = Supervisor({"trainer": [plan(tmp_path, "trainer", "lasts")]}, max_restarts=0, steps_closed=lambda: 0)
     try:
         await supervisor.start()
-        waiting = asyncio.create_task(supervisor.until_done(stop))
         while not (tmp_path / "lasts.starts").exists():
             await asyncio.sleep(0.05)
-        stop.set()
-        assert await asyncio.wait_for(waiting, 30) == Ending(EXIT_DONE)
+        assert await asyncio.wait_for(supervisor.stop_trainer(), 30) == Ending(EXIT_DONE)
+        assert (tmp_path / "lasts.stopped").exists()
     finally:
         await supervisor.stop()
+
+
+async def test_a_stop_at_once_asks_nobody(tmp_path: Path, runs: Callable[[int], bool]) -> None:
+    supervisor = Supervisor({"reward": [plan(tmp_path, "reward", "lasts")]}, max_restarts=0, steps_closed=lambda: 0)
+    await supervisor.start()
+    while not (tmp_path / "lasts.starts").exists():
+        await asyncio.sleep(0.05)
+    pid = int((tmp_path / "logs" / "reward.pid").read_text())
+    await supervisor.stop(at_once=True)
+    while runs(pid):
+        await asyncio.sleep(0.05)
+    assert not (tmp_path / "lasts.stopped").exists()

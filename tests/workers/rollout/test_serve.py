@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from plaudit_wire.redis_address import RedisAddress
+from plaudit_workers.errors import StoppedError
 from plaudit_workers.launch.redis_server import free_port
 from plaudit_workers.process import ProcessSettings, RefusedError
 from plaudit_workers.rollout.worker import serve
@@ -102,9 +103,14 @@ async def test_a_job_file_that_is_not_there_is_refused(settings) -> None:
         await serve(settings(job_path=Path("absent.yaml")), asyncio.Event())
 
 
-async def test_an_unreachable_transport_is_refused(settings) -> None:
-    with pytest.raises(RefusedError, match="cannot be reached"):
-        await serve(settings(redis=RedisAddress("redis://127.0.0.1:1/0")), asyncio.Event())
+async def test_a_start_while_redis_is_away_waits_until_it_is_stopped(settings) -> None:
+    stop = asyncio.Event()
+    serving = asyncio.create_task(serve(settings(redis=RedisAddress("redis://127.0.0.1:1/0")), stop))
+    await asyncio.sleep(0.1)
+    assert not serving.done()
+    stop.set()
+    with pytest.raises(StoppedError):
+        await serving
 
 
 @pytest.mark.parametrize("serve_role", [serve, training.serve], ids=["rollout", "trainer"])

@@ -85,7 +85,6 @@ def children_of(pid: int) -> list[int]:
 
 REFUSED = [
     ("def compute_score(sample", {}, "line 1"),
-    ("def compute_score(sample): return 1", {"PLAUDIT_REDIS_URL": "redis://127.0.0.1:1/0"}, "cannot be reached"),
     ("def compute_score(sample): return 1", {"PLAUDIT_REDIS_PASSWORD": "wrong"}, "refuses the password"),
     ("def compute_score(sample): return 1", {"PLAUDIT_JOB": "nowhere.yaml"}, "nowhere.yaml"),
 ]
@@ -101,6 +100,24 @@ async def test_what_is_wrong_is_said_once_and_the_exit_code_is_2(
     started, wrong = map(json.loads, errors.decode().splitlines())
     assert started["message"] == "started"
     assert words in wrong["error"]
+
+
+async def test_a_start_while_redis_is_away_waits_and_can_be_stopped(start_process: Make) -> None:
+    port = free_port()
+    process = await start_process(
+        "def compute_score(sample): return 1",
+        PLAUDIT_REDIS_URL="redis://127.0.0.1:1/0",
+        PLAUDIT_HEALTH_PORT=str(port),
+    )
+    _, waits = [json.loads(await process.stderr.readline()) for _ in range(2)]
+    assert (waits["message"], waits["address"]) == (
+        "cannot reach Redis; retrying. Is the service running?",
+        "redis://127.0.0.1:1/0",
+    )
+    assert (status(f"http://127.0.0.1:{port}/healthz"), status(f"http://127.0.0.1:{port}/readyz")) == (200, 503)
+    process.terminate()
+    await process.communicate()
+    assert process.returncode == 0
 
 
 async def test_sigterm_ends_it_gracefully_and_it_answers_probes(start_process: Make) -> None:

@@ -14,8 +14,9 @@ from plaudit_workers.cli import EXIT_REFUSED, main
 from plaudit_workers.deadletters.address import write_redis_address
 from plaudit_workers.deadletters.letters import DeadLetters, Letter
 from plaudit_workers.stream.connection import RedisAddress, Transport
+from plaudit_workers.stream.transitions.worker import retry_dead
 from plaudit_workers.stream.worker.commits import commit
-from plaudit_workers.stream.worker.dead_letter import bury
+from plaudit_workers.stream.worker.dead_letter import dead_letter
 from plaudit_workers.stream.worker.producer import publish, unpublished
 
 REASON = "3 workers were lost with it in work"
@@ -25,7 +26,7 @@ REASON = "3 workers were lost with it in work"
 async def buried(run: Any, transport: Transport) -> tuple[DeadLetters, Letter]:
     """A group of two samples, the first of which is a dead letter."""
     for delivery in (await run.published(n=2))[:1]:
-        assert await bury(transport, delivery, REASON)
+        assert await dead_letter(transport, delivery, REASON)
         run.samples.finished(delivery)
     letters = DeadLetters(transport)
     [letter] = await letters.list()
@@ -66,8 +67,9 @@ async def test_a_call_that_arrives_twice_puts_the_sample_back_once(
     buried: tuple[DeadLetters, Letter], transport: Transport
 ) -> None:
     _, letter = buried
-    answers = [await transport.scripts.call("retry_dead", letter.group, "call-1", letter.id) for _ in range(3)]
-    assert answers == [b"retried"] * 3
+    again = retry_dead(letter.group, letter.id)
+    answers = [await transport.scripts.run(again) for _ in range(3)]
+    assert answers == ["retried"] * 3
     assert await transport.commands.xlen(transport.names.samples) == 2
     assert await transport.commands.hget(transport.names.group(letter.group), "open") == b"2"
 
@@ -90,7 +92,7 @@ async def test_a_group_that_has_ended_takes_nothing_back(
 async def test_a_retried_prompt_generates_what_was_not_published(run: Any, make: Any, transport: Transport) -> None:
     prompt = await run.admitted(n=3)
     await publish(transport, prompt, 1, make.body(prompt.payload, 1))
-    await bury(transport, prompt, REASON)
+    await dead_letter(transport, prompt, REASON)
     run.prompts.finished(prompt)
     letters = DeadLetters(transport)
     [letter] = await letters.list()

@@ -1,14 +1,14 @@
-"""While Redis is away the rollout keeps what it has."""
+"""An outage of Redis: unreachable, too slow, or refusing commands for now. Everything else is raised."""
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
-from plaudit_workers.stream.outage import outlasting
+from plaudit_wire.outage import Outages, PassingRefusalError
 
 
 async def test_a_call_is_repeated_until_it_is_answered() -> None:
-    answers = iter([RedisConnectionError("gone"), TimeoutError("slow"), "here"])
+    answers = iter([RedisConnectionError("gone"), TimeoutError("slow"), PassingRefusalError("READONLY"), "here"])
 
     async def call() -> str:
         answer = next(answers)
@@ -16,7 +16,7 @@ async def test_a_call_is_repeated_until_it_is_answered() -> None:
             raise answer
         return answer
 
-    assert await outlasting(call) == "here"
+    assert await Outages("redis://here").retry_through_outage(call) == "here"
 
 
 async def test_an_error_that_is_no_outage_is_raised() -> None:
@@ -24,4 +24,4 @@ async def test_an_error_that_is_no_outage_is_raised() -> None:
         raise ResponseError("WRONGTYPE")
 
     with pytest.raises(ResponseError):
-        await outlasting(call)
+        await Outages("redis://here").retry_through_outage(call)

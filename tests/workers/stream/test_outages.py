@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.exceptions import ResponseError
 
 from plaudit_wire.messages import Announcement, PolicyVersion, Prompt
+from plaudit_wire.outage import OUTAGE
 from plaudit_workers.launch.redis_server import RedisServer
 from plaudit_workers.process import RefusedError
 from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.stream.trainer.groups import StreamLimits, TrainerStreams
+from plaudit_workers.stream.trainer.groups import Admission, StreamLimits, TrainerStreams
 from plaudit_workers.stream.worker.commits import Commitment, commit
 from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
-from plaudit_workers.stream.worker.producer import Publication, publish, publish_many
+from plaudit_workers.stream.worker.producer import Publication, publish
 
 
 @pytest.fixture
@@ -161,7 +164,7 @@ async def test_large_bodies_lie_on_the_volume_until_the_group_is_closed(
     tokens = tuple(range(40_000))
     bodies = [make.body(prompt.payload, 0, tokens), make.body(prompt.payload, 1, text="x" * 300_000)]
     bodies.append(make.body(prompt.payload, 2, tokens))
-    await publish_many(transport, [(prompt, index, body) for index, body in enumerate(bodies)])
+    await asyncio.gather(*(publish(transport, prompt, index, body) for index, body in enumerate(bodies)))
     assert len(list(spill.rglob("tensors-0-*"))) == 1
     deliveries = await samples.take(8)
     for delivery in deliveries:
@@ -209,3 +212,127 @@ async def test_what_is_wrong_with_redis_is_said_in_one_sentence(own_redis: Redis
     own_redis.kill()
     with pytest.raises(RefusedError, match="cannot be reached"):
         await Transport.open(RedisAddress(own_redis.url, own_redis.password), run_name)
+
+
+@pytest.mark.parametrize("refuse", [("replicaof", "127.0.0.1", "1"), ("config_set", "min-replicas-to-write", 1)])
+async def test_leases_survive_a_time_in_which_redis_refuses_writes(
+    own_redis: RedisServer, run_name: str, make: Any, refuse: tuple[Any, ...]
+) -> None:
+    """READONLY and NOREPLICAS: the renewals fail, go on afterwards, and nothing is claimed from a living worker."""
+    transport = await opened(own_redis, run_name)
+    trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
+    await trainer.take_over()
+    await trainer.admit(make.prompt())
+    leases = ConsumerOptions(lease_s=0.6, renew_every_s=0.1, block_s=0.02, reclaim_every_s=0.0)
+    admin = own_redis_client(own_redis)
+    async with (
+        Consumer[Prompt](transport, "prompts", "rollout-0", leases) as owner,
+        Consumer[Prompt](transport, "prompts", "rollout-1", leases) as other,
+    ):
+        [held] = await owner.take(1)
+        await getattr(admin, refuse[0])(*refuse[1:])
+        for _ in range(20):
+            assert await other.take(1) == []
+        await (admin.replicaof("NO", "ONE") if refuse[0] == "replicaof" else admin.config_set(refuse[1], 0))
+        for _ in range(40):
+            assert await other.take(1) == []
+        assert not held.lost.is_set()
+    assert (await trainer.counters()).get("redelivered:prompts", 0) == 0
+    await admin.aclose()
+    await transport.close()
+
+
+def own_redis_client(server: RedisServer) -> Any:
+    return RedisAddress(server.url, server.password).client(timeout_s=5.0, retries=0)
+
+
+async def test_a_worker_that_was_full_during_an_outage_claims_nothing_from_the_living(
+    own_redis: RedisServer, run_name: str, make: Any
+) -> None:
+    """It does not read while it is full: only its renewals notice the outage."""
+    transport, own = await opened(own_redis, run_name), await opened(own_redis, run_name)
+    trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
+    await trainer.take_over()
+    await trainer.admit(make.prompt())
+    never = ConsumerOptions(lease_s=0.5, renew_every_s=1e6, block_s=0.02, reclaim_every_s=0.0)
+    owner: Consumer[Prompt] = Consumer(transport, "prompts", "rollout-0", never)
+    often = ConsumerOptions(lease_s=0.5, renew_every_s=0.05, block_s=0.02, reclaim_every_s=0.0)
+    async with Consumer[Prompt](own, "prompts", "rollout-1", often) as full:
+        [held] = await owner.take(1)
+        assert await full.take(1) == []
+        own_redis.kill()
+        await asyncio.sleep(0.6)
+        own_redis.start()
+        assert await full.take(1) == []
+        await owner.renew()
+        assert not held.lost.is_set()
+    await own.close()
+    await transport.close()
+
+
+async def test_an_unexpected_failure_of_the_renewals_ends_the_consumer(
+    own_redis: RedisServer, run_name: str, make: Any
+) -> None:
+    """A background task that dies is seen at once, not when the leases have lapsed."""
+    transport = await opened(own_redis, run_name)
+    trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
+    await trainer.take_over()
+    await trainer.admit(make.prompt())
+
+    async def work() -> None:
+        async with Consumer[Prompt](transport, "prompts", "rollout-0", ConsumerOptions(renew_every_s=0.02)) as consumer:
+            assert len(await consumer.take(1)) == 1
+            await transport.commands.execute_command("ACL", "SETUSER", "default", "-evalsha")
+            await asyncio.Event().wait()
+
+    with pytest.raises(ResponseError, match="permissions"):
+        await asyncio.wait_for(work(), 10)
+    await transport.close()
+
+
+async def test_a_process_opens_its_streams_on_a_full_redis(tmp_path: Path, run_name: str) -> None:
+    with RedisServer(tmp_path, max_memory_bytes=12 << 20) as server:
+        admin = own_redis_client(server)
+        await admin.setrange("filler", 8 << 20, b"x")
+        await admin.config_set("maxmemory", 4 << 20)
+        transport = await opened(server, run_name)
+        await (await opened(server, run_name)).close()
+        assert await transport.commands.exists(transport.names.samples)
+        await transport.close()
+        await admin.aclose()
+
+
+async def test_a_refusal_as_read_only_closes_the_connection(own_redis: RedisServer, run_name: str, make: Any) -> None:
+    """After a failover behind one address old connections stay with the replica; a new one reaches the new master."""
+    transport = await opened(own_redis, run_name)
+    trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
+    await trainer.take_over()
+    admin = own_redis_client(own_redis)
+    before = {client["id"] for client in await admin.client_list()}
+    await admin.replicaof("127.0.0.1", "1")
+    admitting = asyncio.create_task(trainer.admit(make.prompt()))
+    await asyncio.sleep(0.1)
+    await admin.replicaof("NO", "ONE")
+    assert await asyncio.wait_for(admitting, 10) is Admission.admitted
+    last = [client["id"] for client in await admin.client_list() if client["cmd"] == "evalsha"]
+    assert last
+    assert before.isdisjoint(last)
+    await admin.aclose()
+    await transport.close()
+
+
+async def test_a_server_that_never_answers_the_password_is_an_outage(run_name: str) -> None:
+    """It accepts connections: a timeout of the connection alone would not end the wait."""
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer):
+            await reader.read()
+            await reader.read()
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
+        url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
+        client = RedisAddress(url, "word").client(timeout_s=None, retries=0)
+        client.connection_pool.connection_kwargs["socket_connect_timeout"] = 0.2
+        with pytest.raises(OUTAGE):
+            await client.ping()
+        await client.aclose()

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.transitions.scripts import Call
+from plaudit_workers.stream.transitions.call import Call
 from plaudit_workers.stream.worker.producer import Publication, discard, publish, unpublished
 
 
@@ -21,16 +21,16 @@ async def test_the_first_published_index_counts_and_the_second_is_a_duplicate(ru
 
 async def test_a_call_that_arrives_twice_repeats_its_answer_and_counts_once(run: Any, make: Any) -> None:
     prompt = await run.admitted(n=2)
-    sent: list[Call] = []
-    inner = run.transport.scripts.call_many
+    sent: list[Call[Any]] = []
+    inner = run.transport.scripts.answers
 
-    async def twice(calls: list[Call]) -> list[Any]:
+    async def twice(calls: list[Call[Any]]) -> list[Any]:
         sent.extend(calls)
         first, second = await inner(calls), await inner(calls)
         assert first == second
         return list(first)
 
-    run.transport.scripts.call_many = twice
+    run.transport.scripts.answers = twice
     for index in (0, 0, 1):
         await publish(run.transport, prompt, index, make.body(prompt.payload, index))
     counters = await run.trainer.counters()

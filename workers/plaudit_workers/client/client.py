@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Service
+from plaudit_wire.outage import OUTAGE
 from plaudit_wire.sample import Sample
 from plaudit_workers.client.connect import ServiceError, connect
 from plaudit_workers.client.inbox import Inbox
@@ -26,7 +27,6 @@ from plaudit_workers.stream.sessions import (
     SessionTakenError,
     Submission,
 )
-from plaudit_workers.stream.transitions.scripts import OUTAGE
 from plaudit_workers.supervision import set_within
 
 logger = get_logger(__name__)
@@ -60,6 +60,7 @@ class RewardClient:
         run: id of the run that serves; empty: the only service of ``job`` there, or the only one.
         job: name of the RLJob.
         password: of Redis.
+        username: of Redis; empty: the user ``default``.
         session: name under which a later client goes on where this one was killed; empty: made up, and what is left
             when the context is left is given up.
         keep_s: the session and its results are kept for so long without a sign of a client.
@@ -73,6 +74,7 @@ class RewardClient:
         run: str = "",
         job: str = "",
         password: str = "",
+        username: str = "",
         session: str = "",
         keep_s: float = KEPT_S,
         wait_s: float = 0.0,
@@ -80,7 +82,7 @@ class RewardClient:
         if session and not _NAME.fullmatch(session):
             raise ServiceError(f"session {session!r}: give at most 100 letters, digits, '.', '_' and '-'")
         self._where = {"run": run, "job": job}
-        self._address = RedisAddress(url, password) if isinstance(url, str) else url
+        self._address = RedisAddress(url, password, username) if isinstance(url, str) else url
         self._named = bool(session)
         self.session = session or uuid.uuid4().hex
         self._keep_s = keep_s
@@ -229,8 +231,6 @@ class RewardClient:
             return False
         except SessionTakenError as error:
             raise self._taken_over(error) from error
-        except OUTAGE as error:
-            raise ServiceError(f"Redis at {self._address.url} has been away for minutes: {error}") from error
         for (group, samples), answer in zip(list(left.items()), answers, strict=True):
             if answer is Submission.conflict:
                 raise ServiceError(
@@ -263,7 +263,7 @@ class RewardClient:
                 for group in await self._session.read(_RESULTS_A_READ, _UPKEEP_EVERY_S):
                     self._inbox.take(self._session.own_id(group.group), group)
             except OUTAGE as error:
-                logger.warning("redis is away", error=str(error))
+                self._transport.outages.report(error)
                 await asyncio.sleep(_ROOM_PAUSE_S)
             except SessionGoneError:
                 await self._session.open()

@@ -1,4 +1,4 @@
-"""The Redis that a job names in ``spec.transport.url``, as ``plaudit run`` reaches it."""
+"""Read the address of an external Redis from ``spec.transport`` and its Secrets."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from plaudit_workers.job.secrets import secret_value
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.job.spec.section import SecretKey
 from plaudit_workers.job.spec.transport import TlsSpec
+from plaudit_workers.launch.private_files import write_private
 
 
 def external_redis(job: RLJob, folder: Path) -> RedisAddress:
-    """Address, user, password and certificates.
+    """Return the address with user, password and certificates.
 
     Args:
         job: with ``spec.transport.url``.
-        folder: of the run; values of Secrets that must be files are written there, for this user only.
+        folder: of the run; Secrets that have to be files are written into it, readable by this user only.
 
     Raises:
         RefusedError: a Secret's variable is not set.
@@ -42,7 +43,5 @@ def _written(field: str, secret: SecretKey | None, file: Path) -> str:
     if secret is None:
         return ""
     value = secret_value(secret, f"spec.transport.tls.{field}")
-    file.parent.mkdir(mode=0o700, exist_ok=True)
-    file.touch(mode=0o600)
-    file.write_text(value + "\n")
+    write_private(file, value + "\n")
     return str(file)

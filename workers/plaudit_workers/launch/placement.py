@@ -1,14 +1,17 @@
-"""Where processes run: on Ray, a placement group a role (the resource pools of verl #3152), an actor a process."""
+"""Place processes on Ray: a placement group for each role (the resource pools of verl #3152), an actor a process."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import ray
 import ray.exceptions
+from ray._raylet import Config  # type: ignore[attr-defined]
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -18,37 +21,42 @@ from plaudit_workers.process import RefusedError
 
 _ROOM_WITHIN_S = 60.0
 
-# Ray runs its workers at the lowest priority by default; a rollout must not yield to every other program.
-_OF_A_LOCAL_RAY = {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+_LOOPBACK = "127.0.0.1"
+
+# Ray runs its workers at the lowest priority by default; a rollout must not yield to every other program. Whoever
+# reaches a Ray without a token runs code as this user, and some of its ports listen on every address of the machine.
+_OF_A_LOCAL_RAY = {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token"}
 
 
 def connect(address: str | None, *, num_cpus: float) -> None:
-    """Joins the cluster at ``address``, or starts one on this machine.
+    """Join the cluster at ``address``, or start a Ray with a token on this machine.
 
     Args:
         address: of an existing cluster; None = start one here, which ``disconnect`` ends.
-        num_cpus: what the job's processes ask for together; a laptop with fewer cores shares them.
+        num_cpus: that all processes of the job request; a laptop with fewer cores shares them.
 
     Raises:
-        RefusedError: nothing answers at the address.
+        RefusedError: no cluster responds at the address.
     """
     options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
         for name, value in _OF_A_LOCAL_RAY.items():
             os.environ.setdefault(name, value)
-        _start(num_cpus=max(os.cpu_count() or 1, int(num_cpus) + 1), **options)
+        Config.initialize("")  # Ray read its environment when it was imported
+        _start(num_cpus=max(os.cpu_count() or 1, int(num_cpus) + 1), _node_ip_address=_LOOPBACK, **options)
         return
     options.pop("include_dashboard")
     try:
         ray.init(address=address, **options)
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise RefusedError(
-            f"--address {address}: no Ray cluster answers there ({error}). Is 'ray start' running?"
+            f"--address {address}: no Ray cluster responds there ({error}). Is 'ray start' running, and does "
+            "~/.ray/auth_token or RAY_AUTH_TOKEN hold its token?"
         ) from error
 
 
 def _start(**options: Any) -> None:
-    """Starts a Ray; once more when a busy machine needed longer than the 30 s that Ray waits for itself."""
+    """Start a Ray; try a second time when a busy machine needed longer than the 30 s that Ray allows itself."""
     try:
         ray.init(**options)
     except Exception as error:
@@ -59,28 +67,30 @@ def _start(**options: Any) -> None:
 
 
 def disconnect() -> None:
-    """Leaves the cluster; ends it when ``connect`` started it."""
+    """Leave the cluster; end it when ``connect`` started it."""
     ray.shutdown()
 
 
 def gpus_available() -> float:
-    """GPUs of the whole cluster."""
+    """Return the number of GPUs in the cluster."""
     return float(ray.cluster_resources().get("GPU", 0))
 
 
 def reserve(plans: Sequence[ProcessPlan]) -> PlacementGroup:
-    """Asks for room for all processes of a role."""
+    """Request room for all processes of a role."""
     return placement_group([_bundle(plan) for plan in plans], strategy="PACK")
 
 
-def await_room(role: str, plans: Sequence[ProcessPlan], group: PlacementGroup) -> None:
-    """Waits until a role has its room.
+async def await_room(role: str, plans: Sequence[ProcessPlan], group: PlacementGroup) -> None:
+    """Wait until a role has its room.
 
     Raises:
         RefusedError: the cluster has no room for it within a minute.
     """
-    if group.wait(_ROOM_WITHIN_S):
-        return
+    deadline = time.monotonic() + _ROOM_WITHIN_S
+    while time.monotonic() < deadline:
+        if await asyncio.to_thread(group.wait, 1):
+            return
     free = {kind: amount for kind, amount in ray.available_resources().items() if kind in {"CPU", "GPU"}}
     raise RefusedError(
         f"the Ray cluster has no room for role {role}: it needs {[_bundle(plan) for plan in plans]}, free is {free}. "
@@ -89,12 +99,12 @@ def await_room(role: str, plans: Sequence[ProcessPlan], group: PlacementGroup) -
 
 
 def release(group: PlacementGroup) -> None:
-    """Gives the room back; whatever still runs in it is ended."""
+    """Return the room to the cluster, which kills what still runs in it."""
     remove_placement_group(group)
 
 
 def start_actor(plan: ProcessPlan, group: PlacementGroup, index: int) -> Any:
-    """Starts the actor of one process in its role's bundle ``index``; Ray starts it anew when its process dies."""
+    """Start the actor of one process in its role's bundle ``index``; Ray restarts it when its process dies."""
     actor_class = ray.remote(ProcessActor)
     return actor_class.options(
         num_cpus=plan.cpus,
@@ -105,6 +115,11 @@ def start_actor(plan: ProcessPlan, group: PlacementGroup, index: int) -> Any:
         runtime_env={"env_vars": dict(plan.environment)},
         scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=index),
     ).remote(plan.name, plan.serve)
+
+
+def kill_actor(actor: Any) -> None:
+    """Kill the process of an actor, for good."""
+    ray.kill(actor, no_restart=True)
 
 
 def _bundle(plan: ProcessPlan) -> dict[str, float]:

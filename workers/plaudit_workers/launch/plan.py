@@ -1,4 +1,4 @@
-"""Which processes a job needs, with what resources and environment: pure, from the job alone."""
+"""Plan the processes of a job, with their resources and environment. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plaudit_workers.job.spec.quantity import quantity
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.job.spec.scorers import ScorerSpec
 from plaudit_workers.launch.model_server import FOLDER
-from plaudit_workers.stream.connection import RedisAddress
+from plaudit_workers.launch.redis_access import RedisAccess
 
 Role = str
 """``trainer``, ``rollout``, ``reward``, ``metrics``, and ``model-<scorer>`` for the servers of each reward model."""
@@ -32,7 +32,7 @@ _QUIET = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "VLLM_NO_US
 
 @dataclass(frozen=True)
 class ProcessPlan:
-    """One process: what it runs and what it needs. ``serve`` is ``module:function``."""
+    """One process, its resources and its environment. ``serve`` is ``module:function``."""
 
     name: str
     role: Role
@@ -41,31 +41,31 @@ class ProcessPlan:
     serve: str
     environment: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Variables that are handed to the process itself: Ray writes its environment into logs."""
+    """Variables that are passed to the running process: Ray writes ``environment`` into logs that others can read."""
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """What all processes of a run share."""
+    """The settings that all processes of a run share."""
 
     run: str
     folder: Path
-    redis: RedisAddress
+    redis: RedisAccess
     metrics_host: str = "127.0.0.1"
     metrics_port: int = 0
     model_server_host: str = "127.0.0.1"
     """Where reward model servers listen; empty: at the address of the node that each is placed on."""
     reward_secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """What reward workers may know: values of the Secrets that the job's scorers name, by environment variable."""
+    """Secrets of the job's scorers, by environment variable; only reward workers get them."""
 
-    def environment(self, name: str) -> dict[str, str]:
-        """The variables that ``ProcessSettings.from_environment`` reads (``PLAUDIT_WORKER`` is set at each start)."""
+    def environment(self, name: str, role: Role) -> dict[str, str]:
+        """Return the variables that ``ProcessSettings.from_environment`` reads (an actor sets ``PLAUDIT_WORKER``)."""
         return {
             **_QUIET,
             "PLAUDIT_JOB": str(self.folder / "job.yaml"),
             "PLAUDIT_RUN": self.run,
             "PLAUDIT_RUN_FOLDER": str(self.folder),
-            **self.redis.environment(),
+            **self.redis.environment(role),
             "PLAUDIT_LOG_FILE": str(self.folder / "logs" / f"{name}.log"),
             "PLAUDIT_METRICS_HOST": self.metrics_host,
             "PLAUDIT_METRICS_PORT": str(self.metrics_port),
@@ -73,7 +73,7 @@ class RunContext:
 
 
 def plan_processes(job: RLJob, context: RunContext, *, with_gpus: bool) -> dict[Role, list[ProcessPlan]]:
-    """Lists the processes of each role, in the order in which they are started.
+    """Return the processes of each role, in the order in which they are started.
 
     Args:
         job: the resolved job; without rollout and trainer it is a scoring service.
@@ -107,7 +107,7 @@ def plan_processes(job: RLJob, context: RunContext, *, with_gpus: bool) -> dict[
     )
     plans = {
         role: [
-            ProcessPlan(f"{role}-{i}", role, cpus, gpus, SERVE[role], context.environment(f"{role}-{i}") | own)
+            ProcessPlan(f"{role}-{i}", role, cpus, gpus, SERVE[role], context.environment(f"{role}-{i}", role) | own)
             for i in range(count)
         ]
         for role, (count, cpus, gpus) in counts.items()
@@ -124,7 +124,7 @@ def _model_scorers(job: RLJob) -> list[ScorerSpec]:
 
 
 def _servers(scorer: ScorerSpec, context: RunContext, *, with_gpus: bool) -> list[ProcessPlan]:
-    """The servers of a reward model: a role, and so a placement group, of their own (verl's own resource pool)."""
+    """Plan the servers of a reward model: their role has a placement group of its own, as a resource pool in verl."""
     assert scorer.model is not None
     role, pod = f"model-{scorer.name}", scorer.model.pod
     cpus = _cpus(pod)
@@ -137,7 +137,7 @@ def _servers(scorer: ScorerSpec, context: RunContext, *, with_gpus: bool) -> lis
             "OMP_NUM_THREADS": str(max(1, int(cpus))),
         }
         name = f"{role}-{number}"
-        plans.append(ProcessPlan(name, role, cpus, gpus, MODEL_SERVE, context.environment(name) | own))
+        plans.append(ProcessPlan(name, role, cpus, gpus, MODEL_SERVE, context.environment(name, role) | own))
     return plans
 
 
@@ -147,14 +147,14 @@ def _cpus(pod: PodSpec, default: float = 1.0) -> float:
 
 
 def _gpus(pod: PodSpec, default: float) -> float:
-    """GPUs of one process: the engine's or the rank's own, unless its pod says none."""
+    """Return the GPUs of one process: those of its engine or rank, unless its pod sets a limit of 0."""
     return 0 if str(pod.resources.limits.get(GPU, "")) == "0" else default
 
 
 def share_gpus(plans: dict[Role, list[ProcessPlan]], available: float) -> dict[Role, list[ProcessPlan]]:
-    """Lets processes share the GPUs of one machine that has fewer than they ask for.
+    """Let processes share the GPUs of one machine that has fewer than they request.
 
-    Only processes that ask for a single GPU can share; on a cluster nothing is shared (Ray then waits for room).
+    Only processes that request a single GPU can share; on a cluster nothing is shared (Ray then waits for room).
     """
     wanted = sum(plan.gpus for role_plans in plans.values() for plan in role_plans)
     if wanted <= available or any(plan.gpus > 1 for role_plans in plans.values() for plan in role_plans):

@@ -9,13 +9,16 @@ import signal
 import socket
 import subprocess
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import redis
 
+from plaudit_workers.launch.private_files import write_private
 from plaudit_workers.process import RefusedError
+from plaudit_workers.stream.access import ADMIN
 
 _READY_WITHIN_S = 20.0
 _PR_SET_PDEATHSIG = 1
@@ -26,6 +29,15 @@ _NO_SERVER = (
 )
 
 
+@dataclass(frozen=True)
+class ServerAccess:
+    """The users of a Redis server."""
+
+    admin_password: str
+    acl: str
+    """Content of its ACL file; it has a user ``admin`` with that password."""
+
+
 class RedisServer:
     """Start and stop one Redis server process.
 
@@ -34,15 +46,23 @@ class RedisServer:
         host: the address to listen on.
         max_memory_bytes: Redis refuses writes beyond it (``noeviction``); 0 = no limit.
         persistence: ``appendfsync`` policy.
+        access: password of ``admin`` and the ACL file of its users; None: one password for the user ``default``.
     """
 
     def __init__(
-        self, folder: Path, *, host: str = "127.0.0.1", max_memory_bytes: int = 0, persistence: str = "everysec"
+        self,
+        folder: Path,
+        *,
+        host: str = "127.0.0.1",
+        max_memory_bytes: int = 0,
+        persistence: str = "everysec",
+        access: ServerAccess | None = None,
     ) -> None:
         self.folder = folder.resolve()
         self.host = host
         self.port = free_port(host)
-        self.password = secrets.token_urlsafe(24)
+        self.password = access.admin_password if access else secrets.token_urlsafe(24)
+        self._access = access
         self.max_memory_bytes = max_memory_bytes
         self.persistence = persistence
         self._process: subprocess.Popen[bytes] | None = None
@@ -66,8 +86,9 @@ class RedisServer:
         program = server_program()
         self.folder.mkdir(parents=True, exist_ok=True)
         configuration = self.folder / "redis.conf"
-        configuration.touch(mode=0o600)
-        configuration.write_text(self._configuration())
+        write_private(configuration, self._configuration())
+        if self._access:
+            write_private(self._acl_file, self._access.acl)
         self._process = subprocess.Popen(
             [program, str(configuration)],
             stdout=subprocess.DEVNULL,
@@ -106,7 +127,7 @@ class RedisServer:
             [
                 f"bind {self.host}",
                 f"port {self.port}",
-                f"requirepass {self.password}",
+                f'aclfile "{self._acl_file}"' if self._access else f"requirepass {self.password}",
                 f'dir "{self.folder}"',
                 f'logfile "{self.folder / "redis.log"}"',
                 f'pidfile "{self.folder / "redis.pid"}"',
@@ -120,10 +141,15 @@ class RedisServer:
             ]
         )
 
+    @property
+    def _acl_file(self) -> Path:
+        return self.folder / "users.acl"
+
     def _wait_until_ready(self) -> None:
         assert self._process is not None
         deadline = time.monotonic() + _READY_WITHIN_S
-        with redis.Redis(host=self.host, port=self.port, password=self.password) as client:
+        username = ADMIN if self._access else None
+        with redis.Redis(host=self.host, port=self.port, username=username, password=self.password) as client:
             while time.monotonic() < deadline and self._process.poll() is None:
                 try:
                     client.ping()

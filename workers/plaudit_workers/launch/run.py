@@ -1,4 +1,4 @@
-"""``plaudit run job.yaml``: the job's processes on Ray, on this machine or on an existing cluster."""
+"""``plaudit run job.yaml``: run the processes of a job on Ray, on this machine or on an existing cluster."""
 
 from __future__ import annotations
 
@@ -6,178 +6,205 @@ import argparse
 import asyncio
 import contextlib
 import logging
-import signal
+import os
 import sys
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from rich.console import Console
 
-from plaudit_wire.logs import get_logger
 from plaudit_workers.deadletters.address import write_redis_address
 from plaudit_workers.job.checks.support import ignored
 from plaudit_workers.job.secrets import reward_secrets, secret_value
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.launch import placement
-from plaudit_workers.launch.console import StepLines, print_summary
-from plaudit_workers.launch.external_redis import external_redis
-from plaudit_workers.launch.plan import RunContext, plan_processes, share_gpus
-from plaudit_workers.launch.prepare import prepare
-from plaudit_workers.launch.redis_server import RedisServer, free_port
-from plaudit_workers.launch.service import stretches_of_uptime, tell_when_ready, write_address
+from plaudit_workers.launch.plan import ProcessPlan, Role, RunContext, plan_processes, share_gpus
+from plaudit_workers.launch.preflight.prepare import prepare
+from plaudit_workers.launch.redis_access import RedisAccess
+from plaudit_workers.launch.redis_server import free_port
+from plaudit_workers.launch.service import print_when_ready, stretches_of_uptime, write_address
 from plaudit_workers.launch.supervisor import Supervisor
-from plaudit_workers.process import EXIT_REFUSED, Ending, RefusedError
-from plaudit_workers.stream.connection import RedisAddress, Transport
-
-logger = get_logger(__name__)
+from plaudit_workers.launch.terminal.console import StepLines, print_summary
+from plaudit_workers.launch.terminal.interrupt import Interrupt
+from plaudit_workers.launch.terminal.live import LiveMessages, print_live
+from plaudit_workers.launch.terminal.waiting import reported_wait
+from plaudit_workers.launch.transport import run_redis
+from plaudit_workers.process import EXIT_DONE, EXIT_REFUSED, Ending, RefusedError
+from plaudit_workers.supervision import unless_stopped
+from plaudit_workers.training.run.lineage import Lineage
 
 EXIT_INTERRUPTED = 130
-"""What shells report of a program that Ctrl-C ended."""
+"""The exit code that shells use for a program that Ctrl-C ended."""
 
-_POLL_S = 0.25
+_PRINT_EVERY_S = 0.25
+_RESUMABLE = "the same command with --resume continues from the last checkpoint"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs a job to its end; the exit codes are those of ``plaudit_workers.process``, and 130 after Ctrl-C."""
+    """Run a job to its end; the exit codes are those of ``plaudit_workers.process``, and 130 after Ctrl-C."""
     console = Console(stderr=arguments.json)  # standard output then holds JSON only
     logging.getLogger("plaudit_workers").setLevel(logging.ERROR)
     try:
-        job, folder = prepare(arguments)
+        prepared = prepare(arguments, console)
+        if prepared is None:
+            return EXIT_DONE
+        job, folder = prepared
         for problem in ignored(job):
             console.out(str(problem), style="yellow", highlight=False)
-        ending = asyncio.run(_run(job, folder, arguments, console))
+        ending = asyncio.run(_Launch(job, folder, arguments, console).run())
     except RefusedError as error:
         ending = Ending(EXIT_REFUSED, str(error))
-    except asyncio.CancelledError:
-        ending = Ending(EXIT_INTERRUPTED, "ended at once; the same command with --resume goes on")
+    except _RayNotUpError:
+        # A thread still starts Ray and cannot be cancelled. Ray's processes end with this one.
+        print("plaudit run: stopped before anything was started", file=sys.stderr)
+        sys.stdout.flush()
+        os._exit(EXIT_INTERRUPTED)
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        ending = Ending(EXIT_INTERRUPTED, f"stopped at once; {_RESUMABLE}")
     if ending.message:
         print(f"plaudit run: {ending.message}", file=sys.stderr)
     return ending.code
 
 
-async def _run(job: RLJob, folder: Path, arguments: argparse.Namespace, console: Console) -> Ending:
-    address: str | None = arguments.address
-    stop = _stop_on_signals()
-    secrets = {secret.variable: secret_value(secret, field) for field, secret in reward_secrets(job.spec.reward)}
-    async with _redis(job, folder, on_cluster=address is not None) as redis_address:
-        context = RunContext(
-            folder.name,
-            folder,
-            redis_address,
+class _RayNotUpError(Exception):
+    """Ctrl-C while Ray was starting."""
+
+
+class _Launch:
+    """One run of a job, from its Redis to its summary."""
+
+    def __init__(self, job: RLJob, folder: Path, arguments: argparse.Namespace, console: Console) -> None:
+        self._job = job
+        self._folder = folder
+        self._address: str | None = arguments.address
+        self._console = console
+        self._lines = StepLines(folder / "steps.jsonl", console, as_json=arguments.json)
+        self._incarnation = Lineage.read(folder / "checkpoints").newest
+
+    async def run(self) -> Ending:
+        interrupt = Interrupt(self._console, saves=self._trainer_began)
+        host = _own_address() if self._address else "127.0.0.1"
+        async with run_redis(self._job, self._folder, host=host) as redis:
+            write_redis_address(self._folder, redis.admin)
+            context = self._context(redis)
+            async with self._ray(context, interrupt) as plans:
+                supervisor = Supervisor(
+                    plans,
+                    max_restarts=self._job.spec.lifecycle.failure_policy.max_restarts,
+                    steps_closed=(lambda: self._lines.closed) if self._job.spec.trains else stretches_of_uptime,
+                )
+                ending = await self._supervise(supervisor, context, plans, interrupt)
+        print_summary(self._console, self._folder, restarts=supervisor.restarts)
+        if interrupt.stop.is_set() and not ending.code and self._job.spec.trains:
+            return Ending(EXIT_INTERRUPTED, f"stopped; {_RESUMABLE}")
+        return ending
+
+    def _trainer_began(self) -> bool:
+        """Return True once the trainer of this run has taken over: before that there is nothing to save."""
+        return Lineage.read(self._folder / "checkpoints").newest > self._incarnation
+
+    def _context(self, redis: RedisAccess) -> RunContext:
+        secrets = {
+            secret.variable: secret_value(secret, field) for field, secret in reward_secrets(self._job.spec.reward)
+        }
+        return RunContext(
+            self._folder.name,
+            self._folder,
+            redis,
             metrics_port=free_port(),
             reward_secrets=secrets,
-            model_server_host="" if address else "127.0.0.1",
+            model_server_host="" if self._address else "127.0.0.1",
         )
-        write_redis_address(folder, redis_address)
-        plans = plan_processes(job, context, with_gpus=False)
+
+    @contextlib.asynccontextmanager
+    async def _ray(self, context: RunContext, interrupt: Interrupt) -> AsyncIterator[dict[Role, list[ProcessPlan]]]:
+        """Connect to Ray; gives the processes to start there."""
+        plans = plan_processes(self._job, context, with_gpus=False)
         cpus = sum(plan.cpus for role_plans in plans.values() for plan in role_plans)
-        await asyncio.to_thread(placement.connect, address, num_cpus=cpus)
+        with reported_wait(self._console, f"the Ray cluster at {self._address}" if self._address else "Ray to start"):
+            connecting = _in_daemon_thread(lambda: placement.connect(self._address, num_cpus=cpus))
+            if not await unless_stopped(interrupt.stop, connecting):
+                raise _RayNotUpError
         try:
-            gpus = placement.gpus_available()
-            if gpus:
-                plans = plan_processes(job, context, with_gpus=True)
-                plans = plans if address else share_gpus(plans, gpus)
-            lines = StepLines(folder / "steps.jsonl", console, as_json=arguments.json)
-            supervisor = Supervisor(
-                plans,
-                max_restarts=job.spec.lifecycle.failure_policy.max_restarts,
-                steps_closed=(lambda: lines.closed) if job.spec.trains else stretches_of_uptime,
-            )
-            console.out(f"run {folder.name} · live at http://127.0.0.1:{context.metrics_port}/", highlight=False)
-            if job.spec.trains:
-                ending = await _supervise(supervisor, lines, stop)
-            else:
-                ending = await _serve(supervisor, context, console, stop)
+            if self._address:
+                from plaudit_workers.launch.preflight.cluster_check import check_cluster
+
+                with reported_wait(self._console, "the nodes of the Ray cluster"):
+                    await asyncio.to_thread(check_cluster, self._folder)
+            if gpus := placement.gpus_available():
+                plans = plan_processes(self._job, context, with_gpus=True)
+                plans = plans if self._address else share_gpus(plans, gpus)
+            yield plans
         finally:
             await asyncio.to_thread(placement.disconnect)
-    print_summary(console, folder, restarts=supervisor.restarts)
-    if stop.is_set() and not ending.code and job.spec.trains:
-        return Ending(EXIT_INTERRUPTED, "stopped; the same command with --resume goes on from the last checkpoint")
-    return ending
+
+    async def _supervise(
+        self,
+        supervisor: Supervisor,
+        context: RunContext,
+        plans: dict[Role, list[ProcessPlan]],
+        interrupt: Interrupt,
+    ) -> Ending:
+        """Start everything, print what happens until the run ends, stop everything in any case."""
+        url = f"http://127.0.0.1:{context.metrics_port}"
+        self._console.out(f"run {self._folder.name} · live at {url}/", highlight=False)
+        messages = LiveMessages([(role, plan.name) for role, each in plans.items() for plan in each])
+        printing = [self._print_steps(), print_live(url, messages, self._console)]
+        if not self._job.spec.trains:
+            client = context.redis.of("client")
+            write_address(self._folder, client)
+            printing = [print_live(url, messages, self._console), print_when_ready(self._folder, client, self._console)]
+        tasks = [asyncio.create_task(each) for each in printing]
+        ending = Ending(EXIT_DONE)
+
+        async def until_done() -> None:
+            nonlocal ending
+            with reported_wait(self._console, "room for the processes in Ray"):
+                await supervisor.start()
+            ending = await supervisor.until_done()
+
+        try:
+            if not await unless_stopped(interrupt.stop, until_done()) and not interrupt.at_once:
+                ending = await supervisor.stop_trainer()
+            return ending
+        finally:
+            await supervisor.stop(at_once=interrupt.at_once)
+            for task in tasks:
+                task.cancel()
+            self._lines.print_new()
+
+    async def _print_steps(self) -> None:
+        while True:
+            self._lines.print_new()
+            await asyncio.sleep(_PRINT_EVERY_S)
 
 
-async def _supervise(supervisor: Supervisor, lines: StepLines, stop: asyncio.Event) -> Ending:
-    """Starts everything, prints steps until the run ends, stops everything whatever happens."""
-    printing = asyncio.create_task(_print_steps(lines))
-    try:
-        await supervisor.start()
-        return await supervisor.until_done(stop)
-    finally:
-        await supervisor.stop()
-        printing.cancel()
-        lines.print_new()
-
-
-async def _serve(supervisor: Supervisor, context: RunContext, console: Console, stop: asyncio.Event) -> Ending:
-    """Keeps a scoring service up until it is stopped: its natural end."""
-    write_address(context.folder, context.redis)
-    telling = asyncio.create_task(tell_when_ready(context.folder, context.redis, console))
-    try:
-        await supervisor.start()
-        return await supervisor.until_done(stop)
-    finally:
-        telling.cancel()
-        await supervisor.stop()
-
-
-async def _print_steps(lines: StepLines) -> None:
-    while True:
-        lines.print_new()
-        await asyncio.sleep(_POLL_S)
-
-
-def _stop_on_signals() -> asyncio.Event:
-    """An event that the first Ctrl-C or SIGTERM sets; a second one ends the run without a last checkpoint."""
-    stop = asyncio.Event()
+async def _in_daemon_thread(work: Callable[[], None]) -> None:
+    """Run ``work`` in a thread that lasts as long as the program, whose end does not wait for it."""
     loop = asyncio.get_running_loop()
-    run = asyncio.current_task()
-    assert run is not None
+    done: asyncio.Future[None] = loop.create_future()
 
-    def on_signal() -> None:
-        if stop.is_set():
-            run.cancel()
-        stop.set()
+    def finish(error: BaseException | None) -> None:
+        if not done.done():
+            done.set_result(None) if error is None else done.set_exception(error)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal)
-    return stop
+    def target() -> None:
+        error: BaseException | None = None
+        try:
+            work()
+        except BaseException as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any longer
+            loop.call_soon_threadsafe(finish, error)
+        threading.Event().wait()  # Linux ends Ray's processes with the thread that started them
 
-
-@contextlib.asynccontextmanager
-async def _redis(job: RLJob, folder: Path, *, on_cluster: bool) -> AsyncIterator[RedisAddress]:
-    """The run's Redis: the one that ``spec.transport.url`` names, or a private one that lives as long as the run."""
-    transport = job.spec.transport
-    if transport.url:
-        address = external_redis(job, folder)
-        await (await Transport.open(address, folder.name)).close()
-        yield address
-        return
-    server = RedisServer(
-        folder / "redis",
-        host=_own_address() if on_cluster else "127.0.0.1",
-        max_memory_bytes=transport.managed.max_memory_bytes,
-        persistence=transport.managed.persistence,
-    )
-    await asyncio.to_thread(server.start)
-    keeping = asyncio.create_task(_keep_running(server))
-    try:
-        yield RedisAddress(server.url, server.password)
-    finally:
-        keeping.cancel()
-        await asyncio.to_thread(server.stop)
-
-
-async def _keep_running(server: RedisServer) -> None:
-    """Starts Redis again when it died; it loads its append-only file, and the ledger finds what that lacks."""
-    while True:
-        if not server.running():
-            logger.warning("redis died; starting it again")
-            await asyncio.to_thread(server.start)
-        await asyncio.sleep(_POLL_S)
+    threading.Thread(target=target, daemon=True, name="starts Ray").start()
+    await done
 
 
 def _own_address() -> str:
-    """The address under which other nodes of a cluster reach this machine."""
+    """Return the address under which other nodes of a cluster reach this machine."""
     import ray
 
     return str(ray.util.get_node_ip_address())

@@ -1,4 +1,4 @@
-"""What ``plaudit run`` does for a job that only scores: says where it is, and how to submit to it."""
+"""Report where a scoring service is and how to submit to it."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ from pathlib import Path
 from rich.console import Console
 
 from plaudit_workers.client.connect import ServiceError, connect
+from plaudit_workers.launch.private_files import write_private
 from plaudit_workers.stream.connection import RedisAddress
 
 ADDRESS_FILE = "service.json"
-"""In the run's folder, for ``plaudit submit`` on the same machine; readable by its owner only."""
+"""In the run's folder, for ``plaudit submit`` on the same machine; only its owner can read it."""
 
-_ASKED_WITHIN_S = 600.0
-_MENDED_AFTER_S = 600.0
+_READY_WITHIN_S = 600.0
+_STRETCH_S = 600.0
 
 
 def write_address(folder: Path, redis: RedisAddress) -> None:
-    """Leaves address and password of the run's Redis in its folder."""
-    file = folder / ADDRESS_FILE
-    file.touch(mode=0o600)
-    file.write_text(json.dumps({"run": folder.name, **asdict(redis)}))
+    """Write the address and password for clients into the run's folder."""
+    write_private(folder / ADDRESS_FILE, json.dumps({"run": folder.name, **asdict(redis)}))
 
 
-async def tell_when_ready(folder: Path, redis: RedisAddress, console: Console) -> None:
-    """Prints address and example once a reward worker has opened all scorers."""
+async def print_when_ready(folder: Path, redis: RedisAddress, console: Console) -> None:
+    """Print the address and an example once a reward worker has opened all scorers."""
     try:
-        transport, service = await connect(redis, run=folder.name, job="", wait_s=_ASKED_WITHIN_S)
+        transport, service = await connect(redis, run=folder.name, job="", wait_s=_READY_WITHIN_S)
     except ServiceError:
         return
     await transport.close()
@@ -41,5 +40,5 @@ async def tell_when_ready(folder: Path, redis: RedisAddress, console: Console) -
 
 
 def stretches_of_uptime() -> int:
-    """What stands for a closed step where there are none: a process that crashes has its restarts again after it."""
-    return int(time.monotonic() / _MENDED_AFTER_S)
+    """Count periods of 10 minutes. A service closes no steps, so its processes regain their restarts with each."""
+    return int(time.monotonic() / _STRETCH_S)

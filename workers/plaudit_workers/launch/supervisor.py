@@ -1,4 +1,4 @@
-"""Keeps a run's processes alive: starts them by role, starts crashed ones again, stops them in order.
+"""Keep the processes of a run alive: start them by role, restart those that crash, stop them in order.
 
 Each process is a Ray actor. When its process dies Ray makes a fresh one, and the supervisor calls ``run`` on it again.
 A process that dies more often than ``max_restarts`` without a step closing in between fails the job.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -16,6 +17,7 @@ import ray.exceptions
 
 from plaudit_wire.logs import get_logger
 from plaudit_workers.launch import placement
+from plaudit_workers.launch.log_errors import last_error
 from plaudit_workers.launch.plan import ProcessPlan, Role
 from plaudit_workers.process import EXIT_CRASHED, EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, Ending
 
@@ -24,7 +26,7 @@ logger = get_logger(__name__)
 _RESTART_PAUSE_S = 0.5
 _GRACE_S = 30.0
 _LAST_UPDATE_WITHIN_S = 600.0
-"""A trainer that was told to stop finishes its update and writes a checkpoint."""
+"""A trainer that is asked to stop finishes its update and writes a checkpoint."""
 _NO_LAST_CHECKPOINT = "the trainer did not stop in time; --resume goes on from its last checkpoint"
 
 
@@ -34,7 +36,7 @@ class Supervisor:
     Args:
         plans: the processes of each role, in starting order.
         max_restarts: how often one process may crash without a step closing in between.
-        steps_closed: how many steps the run has closed so far.
+        steps_closed: returns the number of steps that the run has closed so far.
     """
 
     def __init__(
@@ -51,10 +53,10 @@ class Supervisor:
         self.restarts: dict[str, int] = {}
 
     async def start(self) -> None:
-        """Places and starts every process. Raises ``RefusedError`` when the cluster has no room."""
+        """Place and start every process. Raises ``RefusedError`` when the cluster has no room."""
         self._groups = [placement.reserve(plans) for plans in self._plans.values()]
         for (role, plans), group in zip(self._plans.items(), self._groups, strict=True):
-            await asyncio.to_thread(placement.await_room, role, plans, group)
+            await placement.await_room(role, plans, group)
             for index, plan in enumerate(plans):
                 self._actors[plan.name] = placement.start_actor(plan, group, index)
         if "trainer" in self._plans:
@@ -62,46 +64,40 @@ class Supervisor:
         others = [plan for role, plans in self._plans.items() if role != "trainer" for plan in plans]
         self._tasks = [asyncio.create_task(self._keep(plan)) for plan in others]
 
-    async def until_done(self, stop: asyncio.Event) -> Ending:
-        """Waits until the trainer is done, any process ends the job, or ``stop`` is set (then: stops the trainer).
+    async def until_done(self) -> Ending:
+        """Wait until the trainer is done or any process ends the job. A scoring service, without one, never ends."""
+        running = {*self._tasks} | ({self._trainer} if self._trainer else set())
+        done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        return done.pop().result()
 
-        A scoring service has no trainer: it lasts until ``stop`` is set.
+    async def stop_trainer(self) -> Ending:
+        """Let the trainer finish its update and write a checkpoint."""
+        if self._trainer is None:
+            return Ending(EXIT_DONE)
+        await self._stop_role("trainer")
+        await asyncio.wait([self._trainer], timeout=_LAST_UPDATE_WITHIN_S)
+        return self._trainer.result() if self._trainer.done() else Ending(EXIT_CRASHED, _NO_LAST_CHECKPOINT)
+
+    async def stop(self, *, at_once: bool = False) -> None:
+        """Stop everything that still runs.
+
+        Args:
+            at_once: kill it, and do not let each process finish its work within a grace period first.
         """
-        stopped = asyncio.create_task(stop.wait())
-        pending: set[asyncio.Task[Any]] = {stopped, *self._tasks} | ({self._trainer} if self._trainer else set())
-        try:
-            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            if stopped in done and self._trainer is None:
-                return Ending(EXIT_DONE)
-            if stopped in done and self._trainer is not None:
-                await self._stop_role("trainer")
-                await asyncio.wait([self._trainer], timeout=_LAST_UPDATE_WITHIN_S)
-                return self._trainer.result() if self._trainer.done() else Ending(EXIT_CRASHED, _NO_LAST_CHECKPOINT)
-            ending: Ending = done.pop().result()
-            return ending
-        finally:
-            stopped.cancel()
-
-    async def stop(self) -> None:
-        """Stops everything that still runs: asks, waits for the grace period, then ends it."""
         self._stopping = True
-        for role in reversed(list(self._plans)):
-            await self._stop_role(role)
         waiting = [task for task in [self._trainer, *self._tasks] if task is not None and not task.done()]
-        if waiting:
-            await asyncio.wait(waiting, timeout=_GRACE_S)
+        if at_once:
+            for actor in self._actors.values():
+                placement.kill_actor(actor)
+        else:
+            for role in reversed(list(self._plans)):
+                await self._stop_role(role)
+            if waiting:
+                await asyncio.wait(waiting, timeout=_GRACE_S)
         for task in waiting:
             task.cancel()
         for group in self._groups:
             await asyncio.to_thread(placement.release, group)
-
-    async def pids(self) -> dict[str, int]:
-        """Process ids by process name, of the processes that answer now."""
-        found = {}
-        for name, actor in self._actors.items():
-            with contextlib.suppress(ray.exceptions.RayActorError):
-                found[name] = await actor.pid.remote()
-        return found
 
     async def _stop_role(self, role: Role) -> None:
         self._stopping = True
@@ -112,7 +108,7 @@ class Supervisor:
                     await asyncio.wait_for(actor.stop.remote(), timeout=5)
 
     async def _keep(self, plan: ProcessPlan) -> Ending:
-        """Runs one process for as long as the run lasts; returns only to end the job (or after a stop)."""
+        """Run one process for as long as the run lasts; return only to end the job or after a stop."""
         budget = _RestartBudget(self._max_restarts, self._steps_closed)
         while True:
             try:
@@ -129,7 +125,7 @@ class Supervisor:
             await asyncio.sleep(_RESTART_PAUSE_S)
 
     async def _keep_ranks(self, plans: list[ProcessPlan]) -> Ending:
-        """Runs the trainer's ranks together: when one dies all start again, since they share collectives."""
+        """Run the trainer's ranks together: when one dies, all are restarted, since they share collectives."""
         budget = _RestartBudget(self._max_restarts, self._steps_closed)
         while True:
             try:
@@ -160,7 +156,7 @@ class Supervisor:
         return Ending(code, f"trainer: {message}" if message else "")
 
     async def _back(self, plan: ProcessPlan) -> None:
-        """Waits until Ray has started the process of a dead actor again."""
+        """Wait until Ray has restarted the process of a dead actor."""
         while not self._stopping:
             await asyncio.sleep(_RESTART_PAUSE_S)
             with contextlib.suppress(ray.exceptions.ActorUnavailableError):
@@ -168,7 +164,7 @@ class Supervisor:
                 return
 
     def _after_crash(self, name: str, budget: _RestartBudget, error: Exception) -> Ending | None:
-        """Counts a crash. Returns the job's ending when there were too many."""
+        """Count a crash. Return the ending of the job when there were too many."""
         if self._stopping:
             return Ending(EXIT_DONE)
         self.restarts[name] = self.restarts.get(name, 0) + 1
@@ -177,14 +173,23 @@ class Supervisor:
             return Ending(
                 EXIT_FAILED,
                 f"{name} died {self._max_restarts + 1} times without a step closing in between "
-                f"(lifecycle.failurePolicy.maxRestarts is {self._max_restarts}); see its log. "
-                f"Last: {type(error).__name__}",
+                f"(lifecycle.failurePolicy.maxRestarts is {self._max_restarts}). "
+                + (self._last_error(name) or f"Its log names no error; Ray reports {type(error).__name__}"),
             )
         return None
 
+    def _last_error(self, name: str) -> str:
+        """Return the newest error in the logs of a process, or of the trainer's ranks, as a sentence."""
+        plans = [plan for each in self._plans.values() for plan in each if name in {plan.name, plan.role}]
+        for plan in plans:
+            log = Path(plan.environment["PLAUDIT_LOG_FILE"])
+            if error := last_error(log):
+                return f"Last error in {log}: {error}"
+        return ""
+
 
 class _RestartBudget:
-    """Allows ``max_restarts`` crashes between two closed steps."""
+    """Allow ``max_restarts`` crashes between two closed steps."""
 
     def __init__(self, max_restarts: int, steps_closed: Callable[[], int]) -> None:
         self._max_restarts = max_restarts
@@ -193,7 +198,7 @@ class _RestartBudget:
         self._steps_at_last_crash = -1
 
     def spent(self) -> bool:
-        """Counts one crash; whether it was one too many."""
+        """Count one crash. Return True when it was one too many."""
         steps = self._steps_closed()
         if steps > self._steps_at_last_crash >= 0:
             self._crashes = 0

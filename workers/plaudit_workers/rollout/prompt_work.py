@@ -9,15 +9,13 @@ from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Prompt
 from plaudit_workers.rollout.agents.agent import Agent
 from plaudit_workers.rollout.engines.protocol import Engine, EngineFailedError
-from plaudit_workers.rollout.publisher import Publisher
 from plaudit_workers.rollout.sample_run import SampleRun, sample_body
 from plaudit_workers.rollout.slots import Claim
 from plaudit_workers.rollout.weights import PolicyWeights
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.outage import outlasting
-from plaudit_workers.stream.worker.dead_letter import bury
+from plaudit_workers.stream.worker.dead_letter import dead_letter
 from plaudit_workers.stream.worker.lease import Delivery
-from plaudit_workers.stream.worker.producer import Publication, discard, unpublished
+from plaudit_workers.stream.worker.producer import Publication, discard, publish, unpublished
 
 logger = get_logger(__name__)
 
@@ -35,7 +33,6 @@ class PromptWork:
     engine: Engine
     agent: Agent
     weights: PolicyWeights
-    publisher: Publisher
 
     async def run(self, delivery: Delivery[Prompt], claim: Claim) -> None:
         """Generate and publish every sample of the prompt that is not published yet; stop when the lease is lost.
@@ -60,14 +57,14 @@ class PromptWork:
     async def _all(self, delivery: Delivery[Prompt], claim: Claim) -> None:
         prompt = delivery.payload
         await self.weights.hold(prompt.min_version)
-        indices = await outlasting(lambda: unpublished(self.transport, prompt))
+        indices = await self.transport.retry_through_outage(lambda: unpublished(self.transport, prompt))
         claim.shrink_to(len(indices))
         if not indices:
-            await outlasting(lambda: discard(self.transport, delivery))
+            await discard(self.transport, delivery)
             return
         failures = await self._generate(delivery, indices, claim)
         if failures:
-            await outlasting(lambda: bury(self.transport, delivery, f"{len(failures)} samples failed: {failures[0]}"))
+            await dead_letter(self.transport, delivery, f"{len(failures)} samples failed: {failures[0]}")
 
     async def _generate(self, delivery: Delivery[Prompt], indices: list[int], claim: Claim) -> list[str]:
         """Return why samples failed; [] if none failed or the group is closed."""
@@ -94,6 +91,6 @@ class PromptWork:
             claim.release_one()
         record = run.record(self.worker, trajectory, self.weights.logprob_mismatch)
         body = sample_body(delivery.payload, index, trajectory, record, self.engine.decode)
-        if await self.publisher.publish(delivery, index, body) is Publication.refused:
+        if await publish(self.transport, delivery, index, body) is Publication.refused:
             raise _GroupClosedError
         return ""

@@ -19,11 +19,9 @@ from plaudit_workers.rollout.agents.agent import Agent
 from plaudit_workers.rollout.engines.protocol import Engine, WeightSwitch
 from plaudit_workers.rollout.factory import build_agent, build_engine
 from plaudit_workers.rollout.prompt_work import PromptWork
-from plaudit_workers.rollout.publisher import Publisher
 from plaudit_workers.rollout.slots import Claim, Slots
 from plaudit_workers.rollout.weights import PolicyWeights
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.outage import outlasting
 from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
 from plaudit_workers.stream.worker.lease import Delivery
 from plaudit_workers.supervision import Supervised, unless_stopped
@@ -62,7 +60,7 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     job = load_training_job(settings.job_path)
     agent = build_agent(job)
     engine = build_engine(job)
-    transport = await Transport.open(settings.redis, settings.run, spill=settings.run_folder / "spill")
+    transport = await Transport.open(settings.redis, settings.run, spill=settings.run_folder / "spill", stop=stop)
     try:
         worker = RolloutWorker(settings.worker, transport, engine, agent, _options(job))
         async with HealthServer(settings.health_port, ready=lambda: worker.ready):
@@ -100,8 +98,7 @@ class RolloutWorker:
         self._options = options
         self._slots = Slots(options.max_concurrent_samples + options.samples_per_prompt)
         self._weights = PolicyWeights(transport, engine, options.weight_switch, self._beat)
-        self._publisher = Publisher(transport)
-        self._prompt_work = PromptWork(name, transport, engine, agent, self._weights, self._publisher)
+        self._prompt_work = PromptWork(name, transport, engine, agent, self._weights)
         self._works: set[asyncio.Task[None]] = set()
         self._stopping = False
 
@@ -125,7 +122,6 @@ class RolloutWorker:
             async with Supervised() as tasks:
                 tasks.start(self._beats())
                 await self._engine.start()
-                tasks.start(self._publisher.run())
                 tasks.start(self._weights.watch())
                 await self._work(tasks, stop)
         finally:
@@ -181,4 +177,4 @@ class RolloutWorker:
             version=str(weights.held or ""),
             loading=str(weights.loading or ""),
         )
-        await outlasting(lambda: self._transport.beat(record))
+        await self._transport.beat(record)

@@ -1,6 +1,6 @@
-"""What makes a run a scoring service: its reward workers say in Redis what they offer, for as long as they live.
+"""Announce a scoring service: its reward workers write to Redis what they offer, as long as they run.
 
-The workers score samples whoever admitted them; only this note is a service's.
+The workers score samples whoever admitted them; only this record makes a run a service.
 """
 
 from __future__ import annotations
@@ -10,23 +10,21 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from plaudit_wire.codec import encode
-from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Service
+from plaudit_wire.outage import OUTAGE
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.scoring.group_scope import has_group_scorers
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.transitions.scripts import OUTAGE
+from plaudit_workers.supervision import Supervised
 
-logger = get_logger(__name__)
-
-_TELL_EVERY_S = 10.0
-"""A Redis that has lost everything knows it again after that time."""
+_OFFER_EVERY_S = 10.0
+"""A Redis that has lost its data has the offer again after that time."""
 _QUEUED_PER_SLOT = 2
-"""A session may have so many samples in work for each that all workers can hold, so that none of them runs dry."""
+"""Samples that a session may have in work for each slot of all workers, so that no worker runs out of work."""
 
 
 def service_of(job: RLJob) -> Service:
-    """What a job without rollout and trainer offers."""
+    """Return the offer of a job without rollout and trainer."""
     reward = job.spec.reward
     workers = reward.workers
     replicas = workers.autoscaling.max_replicas if workers.autoscaling else workers.replicas
@@ -41,22 +39,19 @@ def service_of(job: RLJob) -> Service:
 
 @contextlib.asynccontextmanager
 async def offering(job: RLJob, transport: Transport) -> AsyncIterator[None]:
-    """Tells clients of the service while the context lasts; a job with a trainer offers nothing."""
+    """Offer the service to clients while the context lasts; a job with a trainer offers nothing."""
     if job.spec.trains:
         yield
         return
-    telling = asyncio.create_task(_tell(transport, encode(service_of(job))))
-    try:
+    async with Supervised() as tasks:
+        tasks.start(_offer(transport, encode(service_of(job))))
         yield
-    finally:
-        telling.cancel()
-        await asyncio.gather(telling, return_exceptions=True)
 
 
-async def _tell(transport: Transport, service: bytes) -> None:
+async def _offer(transport: Transport, service: bytes) -> None:
     while True:
         try:
             await transport.commands.set(transport.names.service, service)
         except OUTAGE as error:
-            logger.warning("redis is away", error=str(error))
-        await asyncio.sleep(_TELL_EVERY_S)
+            transport.outages.report(error)
+        await asyncio.sleep(_OFFER_EVERY_S)

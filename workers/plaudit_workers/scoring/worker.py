@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from plaudit_reward.code.sandbox.privileges import forbid_inspection
@@ -23,13 +22,11 @@ from plaudit_workers.job.loading.load import JobError, load_job
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.process import EXIT_DONE, ProcessSettings, RefusedError
 from plaudit_workers.scoring.build import build_pipeline
-from plaudit_workers.scoring.committer import Committer
 from plaudit_workers.scoring.kinds.context import BuildContext
 from plaudit_workers.scoring.offer import offering
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.group import Group
-from plaudit_workers.stream.outage import outlasting
-from plaudit_workers.stream.worker.commits import commit_group, read_group
+from plaudit_workers.stream.worker.commits import commit, commit_group, read_group
 from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
 from plaudit_workers.stream.worker.lease import Delivery
 from plaudit_workers.supervision import Supervised, set_within, unless_stopped
@@ -61,24 +58,32 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     """
     forbid_inspection()  # by the users' functions, which run in processes of the same user
     job = _read_job(settings)
-    transport = await Transport.open(settings.redis, settings.run, spill=settings.run_folder / "spill")
-    try:
-        context = BuildContext(
-            job.spec.reward,
-            settings.worker,
-            run=settings.run,
-            redis=settings.redis,
-            model_servers=settings.model_servers,
-            traced_share=job.spec.metrics.traces.share if job.spec.metrics.traces.endpoint else None,
-        )
-        pipeline = await build_pipeline(job.spec.reward, settings.worker, context)
-        options = ScoringOptions(max_concurrent_samples=job.spec.reward.workers.max_concurrent_samples)
-        worker = ScoringWorker(settings.worker, transport, pipeline, options)
-        async with HealthServer(settings.health_port, ready=lambda: worker.ready), offering(job, transport):
-            await worker.run(stop)
-    finally:
-        await transport.close()
+    workers: list[ScoringWorker] = []
+    async with HealthServer(settings.health_port, ready=lambda: any(worker.ready for worker in workers)):
+        transport = await Transport.open(settings.redis, settings.run, settings.run_folder / "spill", stop=stop)
+        try:
+            workers.append(ScoringWorker(settings.worker, transport, await _pipeline(job, settings), _options(job)))
+            async with offering(job, transport):
+                await workers[0].run(stop)
+        finally:
+            await transport.close()
     return EXIT_DONE
+
+
+async def _pipeline(job: RLJob, settings: ProcessSettings) -> Pipeline:
+    context = BuildContext(
+        job.spec.reward,
+        settings.worker,
+        run=settings.run,
+        redis=settings.redis,
+        model_servers=settings.model_servers,
+        traced_share=job.spec.metrics.traces.share if job.spec.metrics.traces.endpoint else None,
+    )
+    return await build_pipeline(job.spec.reward, settings.worker, context)
+
+
+def _options(job: RLJob) -> ScoringOptions:
+    return ScoringOptions(max_concurrent_samples=job.spec.reward.workers.max_concurrent_samples)
 
 
 def _read_job(settings: ProcessSettings) -> RLJob:
@@ -105,7 +110,6 @@ class ScoringWorker:
         self._transport = transport
         self._pipeline = pipeline
         self._options = options
-        self._committer = Committer(transport)
         self._works: dict[asyncio.Task[None], Delivery[Any]] = {}
         self._freed = asyncio.Event()
         self.ready = False
@@ -170,18 +174,18 @@ class ScoringWorker:
 
     async def _score_sample(self, consumer: Consumer[Sample], delivery: Delivery[Sample]) -> None:
         scoring = await self._pipeline.score(delivery.payload)
-        await self._committer.commit(delivery, scoring)
+        await commit(self._transport, delivery, scoring)
         consumer.finished(delivery)
 
     async def _score_group(self, consumer: Consumer[GroupDelivery], delivery: Delivery[GroupDelivery]) -> None:
-        group = await outlasting(lambda: read_group(self._transport, delivery.group))
+        group = await self._transport.retry_through_outage(lambda: read_group(self._transport, delivery.group))
         if group is None:
             # The stream ends entries of groups that are gone, but only when they are older than this.
             await asyncio.sleep(_GONE_PAUSE_S)
             await consumer.hand_back([delivery])
             return
         scorings = await self._scored_group(group)
-        await outlasting(lambda: commit_group(self._transport, delivery, group, scorings))
+        await commit_group(self._transport, delivery, group, scorings)
         consumer.finished(delivery)
 
     async def _scored_group(self, group: Group) -> list[ScoringRecord]:
@@ -228,5 +232,5 @@ class ScoringWorker:
                 ready=self.ready,
                 circuits_open=self._pipeline.circuits_open,
             )
-            await outlasting(partial(self._transport.beat, record))
+            await self._transport.beat(record)
             await asyncio.sleep(_BEAT_EVERY_S)

@@ -1,44 +1,49 @@
-"""One process's connection to the transport: opened once, checked once, shared by all that speak the protocol."""
+"""One process's connection to the transport: opened once, checked once, shared by everything that uses the streams."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, ResponseError
 
 from plaudit_wire.codec import decode, decoder
+from plaudit_wire.limits import LIVE_WITHIN_S
 from plaudit_wire.messages import Announcement
-from plaudit_wire.names import CONSUMER_GROUPS, Names
+from plaudit_wire.names import Names
+from plaudit_wire.outage import OUTAGE, Outages
 from plaudit_wire.records import WorkerRecord
 from plaudit_wire.redis_address import RedisAddress
-from plaudit_workers.process import RefusedError
+from plaudit_workers.errors import RefusedError, StoppedError
+from plaudit_workers.stream.transitions.process import beat, open_streams
 from plaudit_workers.stream.transitions.runner import ScriptRunner
-from plaudit_workers.stream.transitions.scripts import OUTAGE, Scripts
+from plaudit_workers.stream.transitions.scripts import Scripts
 from plaudit_workers.stream.volume import SpillFolder
 
-__all__ = ["HEARD_WITHIN_S", "RedisAddress", "Transport"]
+__all__ = ["RedisAddress", "Transport"]
 
-HEARD_WITHIN_S = 20.0
-"""A process whose last heartbeat is older is not listed as alive."""
+T = TypeVar("T")
 
 _COMMAND_TIMEOUT_S = 5.0
 _BLOCKING_TIMEOUT_S = 10.0
 _MEMORY_ASKED_EVERY_S = 1.0
+_TRY_AGAIN_S = 0.5
 
 
 class Transport:
-    """A process's way to the run's streams. Open it with ``await Transport.open(address, run)``.
+    """A process's access to the run's streams. Open it with ``await Transport.open(address, run)``.
 
     Attributes:
         names: the run's keys.
         commands: a client for plain commands, which it sends again when a connection breaks.
-        scripts: sends transitions and waits out an outage of Redis.
-        reads: sends transitions that must not run as if nothing had happened after an outage; raises instead.
+        scripts: sends transitions; waits through outages of Redis.
+        reads: sends transitions that must not run as usual after an outage; raises the outage instead.
+        outages: logs outages.
         volume: records that are too large for Redis.
     """
 
@@ -47,8 +52,9 @@ class Transport:
         self.names = Names(run)
         self.commands = address.client(timeout_s=_COMMAND_TIMEOUT_S, retries=5)
         self._client = address.client(timeout_s=None, retries=0)
-        self.scripts = ScriptRunner(self._client, self.names.prefix, scripts)
-        self.reads = ScriptRunner(self._client, self.names.prefix, scripts, patience_s=0.0)
+        self.outages = Outages(address.url)
+        self.scripts = ScriptRunner(self._client, self.names.prefix, scripts, self.outages)
+        self.reads = ScriptRunner(self._client, self.names.prefix, scripts, self.outages, waits=False)
         self.volume = SpillFolder(spill)
         self._blocking: list[Redis] = []
         self._memory_share = 0.0
@@ -56,68 +62,79 @@ class Transport:
 
     @classmethod
     async def open(
-        cls, address: RedisAddress, run: str, spill: Path | None = None, scripts: Scripts | None = None
+        cls,
+        address: RedisAddress,
+        run: str,
+        spill: Path | None = None,
+        scripts: Scripts | None = None,
+        stop: asyncio.Event | None = None,
     ) -> Self:
-        """Connects, checks the server and creates the streams' consumer groups.
+        """Connect, check the server and create the streams' consumer groups.
 
         Args:
             address: of Redis.
             run: the run's id.
             spill: folder on the shared volume for records above 256 KiB; None keeps all in Redis.
             scripts: other texts of the transitions.
+            stop: wait while Redis is unavailable, until this is set; None: refuse at once.
 
         Raises:
-            RefusedError: Redis cannot be reached, refuses the password, or is older than 7.0.
+            RefusedError: Redis refuses the password or the certificate, is older than 7.0, or may evict keys; without
+                ``stop`` also when it cannot be reached.
+            StoppedError: ``stop`` was set before Redis became available.
         """
         transport = cls(address, run, spill, scripts or Scripts())
         try:
-            await transport._check_server()
-            await transport.create_groups()
-        except RefusedError:
+            while not await transport._opened(wait=stop is not None):
+                assert stop is not None
+                await _pause(stop)
+        except BaseException:
             await transport.close()
             raise
         return transport
 
-    async def _check_server(self) -> None:
+    async def _opened(self, *, wait: bool) -> bool:
+        """Return False while Redis is unavailable, if that is to be waited for."""
         try:
-            about: dict[str, Any] = {**await self.commands.info("server"), **await self.commands.info("memory")}
-        except (AuthenticationError, ResponseError) as error:
-            raise RefusedError(
-                f"Redis at {self.address.url} refuses the password: {error}. Give it in "
-                "spec.transport.passwordSecret (to a process started by hand: PLAUDIT_REDIS_PASSWORD)"
-            ) from error
+            check_server(self.address.url, await self._about_server())
+            await self.reads.run(open_streams(lost=False))
+        except AuthenticationError as error:
+            raise self._refused(error) from error
         except OUTAGE as error:
-            raise RefusedError(
-                await self.address.tls_problem(error)
-                or f"Redis at {self.address.url} cannot be reached: {error}. Is it running, and is "
-                "spec.transport.url right (rediss:// where it speaks TLS)?"
-            ) from error
-        policy = about.get("maxmemory_policy", "noeviction")
-        if policy != "noeviction":
-            raise RefusedError(
-                f"Redis at {self.address.url} has maxmemory-policy {policy}: it would delete samples silently. "
-                "Set it to noeviction"
-            )
-        version = str(about.get("redis_version", "0"))
-        if int(version.split(".")[0]) < 7:
-            raise RefusedError(f"Redis at {self.address.url} is version {version}; Plaudit needs 7.0 or Valkey")
+            if problem := await self.address.tls_problem(error):
+                raise RefusedError(problem) from error
+            if not wait:
+                raise RefusedError(
+                    f"Redis at {self.address.url} cannot be reached: {error}. Is it running, and is "
+                    "spec.transport.url right (rediss:// where it speaks TLS)?"
+                ) from error
+            self.outages.report(error)
+            return False
+        except ResponseError as error:
+            raise self._refused(error) from error
+        self.outages.end()
+        return True
 
-    async def create_groups(self) -> int:
-        """Creates the consumer groups that are missing, from each stream's begin; returns how many were."""
-        created = 0
-        for stream, group in CONSUMER_GROUPS.items():
-            try:
-                await self.commands.xgroup_create(self.names.stream(stream), group, id="0", mkstream=True)
-                created += 1
-            except ResponseError as error:
-                if "BUSYGROUP" not in str(error):
-                    raise
-        return created
+    def _refused(self, error: Exception) -> RefusedError:
+        return RefusedError(
+            f"Redis at {self.address.url} refuses the password: {error}. Give it in "
+            "spec.transport.passwordSecret (to a process started by hand: PLAUDIT_REDIS_PASSWORD)"
+        )
+
+    async def _about_server(self) -> dict[str, Any]:
+        client = self.address.client(timeout_s=_COMMAND_TIMEOUT_S, retries=0)
+        try:
+            return {**await client.info("server"), **await client.info("memory")}
+        finally:
+            await client.aclose(close_connection_pool=True)
+
+    async def retry_through_outage(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Await ``call()`` until Redis answers it, however long an outage lasts; see ``Outages``."""
+        return await self.outages.retry_through_outage(call)
 
     async def recreate_groups(self) -> None:
-        """After Redis has lost them (FLUSHALL, failover): creates them, and counts it for an alert."""
-        if await self.create_groups():
-            await self.commands.hincrby(self.names.counters, "groups_recreated", 1)
+        """Create the consumer groups that Redis has lost (FLUSHALL, failover), and count it for an alert."""
+        await self.scripts.run(open_streams(lost=True))
 
     def blocking_client(self) -> Redis:
         """A client for one blocking read; ``close`` of the transport closes it.
@@ -139,12 +156,12 @@ class Transport:
         return None if stored is None else decode(stored, Announcement)
 
     async def beat(self, record: WorkerRecord) -> None:
-        """Tells that this process lives; to be repeated every 5 s."""
-        await self.scripts.call("beat", "", record.worker, msgspec.msgpack.encode(record))
+        """Record that this process is alive; to be repeated every 5 s."""
+        await self.scripts.run(beat(record))
 
     async def workers(self) -> list[WorkerRecord]:
-        """The processes heard within the last 20 s."""
-        since = await self.now() - HEARD_WITHIN_S
+        """Return the processes whose last heartbeat is at most 20 s old."""
+        since = await self.now() - LIVE_WITHIN_S
         names: Any = await self.commands.zrangebyscore(self.names.workers, since, "+inf")
         records: Any = await self.commands.hmget(self.names.worker_records, names) if names else []
         return [decoder(WorkerRecord).decode(record) for record in records if record is not None]
@@ -159,7 +176,40 @@ class Transport:
         return self._memory_share
 
     async def close(self) -> None:
-        """Closes the connections; calls that still wait for Redis are cancelled."""
+        """Close the connections; calls that still wait for Redis are cancelled."""
         await asyncio.gather(self.scripts.stop(), self.reads.stop())
         for client in (self.commands, self._client, *self._blocking):
             await client.aclose(close_connection_pool=True)
+
+
+async def _pause(stop: asyncio.Event) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_TRY_AGAIN_S):
+            await stop.wait()
+    if stop.is_set():
+        raise StoppedError("stopped while Redis was unavailable")
+
+
+def check_server(url: str, about: Mapping[str, Any]) -> None:
+    """Check what Redis's ``INFO`` reports.
+
+    Args:
+        url: of Redis, for messages.
+        about: sections ``server`` and ``memory``.
+
+    Raises:
+        RefusedError: the server is a Sentinel or a node of a cluster, too old, or evicts keys.
+    """
+    if (mode := about.get("redis_mode", "standalone")) != "standalone":
+        raise RefusedError(
+            f"Redis at {url} runs in mode {mode}, which Plaudit does not support yet: a run needs one server. Give the "
+            "address of a standalone Redis, or of a proxy or Service that always leads to the current master"
+        )
+    version = str(about.get("redis_version", "0"))
+    if int(version.split(".")[0]) < 7:
+        raise RefusedError(f"Redis at {url} is version {version}; Plaudit needs 7.0 or Valkey")
+    policy = about.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        raise RefusedError(
+            f"Redis at {url} has maxmemory-policy {policy}: it would delete samples silently. Set it to noeviction"
+        )

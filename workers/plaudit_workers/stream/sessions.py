@@ -7,7 +7,6 @@ and end sessions that have expired, of all sessions alike.
 
 from __future__ import annotations
 
-import enum
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,41 +21,24 @@ from plaudit_wire.sample import Sample
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.group_hash import read_group
 from plaudit_workers.stream.release import release_call
-from plaudit_workers.stream.transitions.scripts import Call, new_call
+from plaudit_workers.stream.transitions import sessions as transitions
+from plaudit_workers.stream.transitions.sessions import (
+    SessionGoneError,
+    SessionTakenError,
+    Submission,
+    SubmittedGroup,
+)
 
 __all__ = ["GroupResult", "SampleResult", "Session", "SessionGoneError", "SessionTakenError", "Submission"]
 
 LARGEST_GROUP: Final = 1024
 """Samples that one submitted group may have: its scores travel as one entry."""
 
-_GROUPS_ENDED_A_CALL = 1000
+_GROUPS_A_LOOK = 1000
 _NO_TENSORS = encode(Tensors(b"", b"", b"", []))
 _NOT_GENERATED_HERE = msgspec.msgpack.encode(
     GenerationRecord(worker="", generate_s=0.0, prompt_tokens=0, response_tokens=0, version_min=0, version_max=0)
 )
-
-
-class SessionTakenError(Exception):
-    """Another client has opened the session since: this one has no say any more."""
-
-
-class SessionGoneError(Exception):
-    """Redis does not know the session: it has expired, or Redis has lost its state. Open it again."""
-
-
-class Submission(enum.Enum):
-    """What became of a group that was submitted."""
-
-    submitted = b"submitted"
-    """It is in work, or its scores wait; also when it was submitted before."""
-    returned = b"returned"
-    """Its scores were acknowledged before."""
-    conflict = b"conflict"
-    """Other samples were submitted under this id."""
-    full = b"full"
-    """The session has as many samples in work as it may have."""
-    memory = b"memory"
-    """Redis's memory is too full for more."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +82,8 @@ class Session:
 
     async def open(self) -> None:
         """Speaks for the session from now on; whoever did before is refused. Results are read from the begin again."""
-        arguments = ("", new_call(), self.name, self._epoch, self._keep_s)
-        self._epoch = int(await self._transport.scripts.call("open_session", *arguments))
+        opening = transitions.open_session(self.name, self._epoch, self._keep_s)
+        self._epoch = await self._transport.scripts.run(opening)
         self.read_again()
 
     def group_id(self, own_id: str) -> str:
@@ -119,29 +101,11 @@ class Session:
             SessionTakenError: another client has opened the session.
             SessionGoneError: the session is unknown.
         """
-        calls = [Call("submit", self._submission(group, samples)) for group, samples in groups.items()]
-        return [Submission(self._heard(answer)) for answer in await self._transport.scripts.call_many(calls)]
-
-    def _submission(self, group: str, samples: Sequence[Sample]) -> list[Any]:
-        service = self._service
-        records = [encode(sample) for sample in samples]
-        digests = [hashlib.blake2b(record, digest_size=16).hexdigest() for record in records]
-        return [
-            group,
-            self.name,
-            self._epoch,
-            service.room,
-            service.memory_share,
-            service.group_deadline_s,
-            service.group_deadline_s,
-            int(service.group_scorers),
-            samples[0].data_source,
-            hashlib.blake2b("".join(digests).encode(), digest_size=16).hexdigest(),
-            encode(_prompt(group, samples)),
-            _NOT_GENERATED_HERE,
-            _NO_TENSORS,
-            *(part for pair in zip(digests, records, strict=True) for part in pair),
+        calls = [
+            transitions.submit(self.name, self._epoch, self._service, _submitted(group, samples))
+            for group, samples in groups.items()
         ]
+        return await self._transport.scripts.run_many(calls)
 
     async def read(self, count: int, block_s: float) -> list[GroupResult]:
         """The next groups that have ended, at most ``count``; [] when none did within ``block_s`` (0: at once).
@@ -169,8 +133,7 @@ class Session:
             SessionTakenError: another client has opened the session.
             SessionGoneError: the session is unknown.
         """
-        flat = [part for result in results for part in result]
-        self._heard(await self._transport.scripts.call("acknowledge", "", self.name, self._epoch, *flat))
+        await self._transport.scripts.run(transitions.acknowledge(self.name, self._epoch, results))
 
     async def groups(self) -> set[str]:
         """The groups that are submitted and not acknowledged."""
@@ -183,33 +146,42 @@ class Session:
         Raises:
             SessionTakenError: another client has opened the session.
         """
-        self._heard(await self._end(self.name, str(self._epoch)))
+        await self._end(self.name, self._epoch)
 
     async def clean_up(self) -> None:
         """Releases groups that are past their deadline and ends sessions that have expired, whosever they are."""
         names, commands = self._transport.names, self._transport.commands
         now = await self._transport.now()
-        overdue: Any = await commands.zrangebyscore(names.open, "-inf", now, start=0, num=_GROUPS_ENDED_A_CALL)
+        overdue: Any = await commands.zrangebyscore(names.open, "-inf", now, start=0, num=_GROUPS_A_LOOK)
         for member in overdue:
             group = await read_group(self._transport, member.decode())
             if group is not None:
-                await self._transport.scripts.call_many([release_call(group, incarnation=0)])
+                await self._transport.scripts.run(release_call(group, incarnation=0))
         expired: Any = await commands.zrangebyscore(names.sessions, "-inf", now)
         for name in expired:
-            await self._end(name.decode(), "")
+            await self._end(name.decode(), None)
 
-    async def _end(self, name: str, epoch: str) -> bytes:
-        answer = b"more"
-        while answer == b"more":
-            answer = await self._transport.scripts.call("end_session", "", name, epoch, _GROUPS_ENDED_A_CALL)
-        return answer
+    async def _end(self, name: str, epoch: int | None) -> None:
+        while await self._transport.scripts.run(transitions.end_session(name, epoch)):
+            pass
 
-    def _heard(self, answer: bytes) -> bytes:
-        if answer == b"stale":
-            raise SessionTakenError(f"another client has opened the session {self.name}")
-        if answer == b"unknown":
-            raise SessionGoneError(f"Redis does not know the session {self.name}")
-        return answer
+
+def _submitted(group: str, samples: Sequence[Sample]) -> SubmittedGroup:
+    records = [encode(sample) for sample in samples]
+    digests = [_digest(record) for record in records]
+    return SubmittedGroup(
+        id=group,
+        source=samples[0].data_source,
+        digest=_digest("".join(digests).encode()),
+        prompt=encode(_prompt(group, samples)),
+        generation=_NOT_GENERATED_HERE,
+        tensors=_NO_TENSORS,
+        samples=list(zip(digests, records, strict=True)),
+    )
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _prompt(group: str, samples: Sequence[Sample]) -> Prompt:

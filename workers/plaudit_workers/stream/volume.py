@@ -23,8 +23,8 @@ from urllib.parse import quote
 import msgspec
 
 from plaudit_wire.codec import RecordError, decoder
+from plaudit_wire.limits import INLINE_LIMIT_BYTES
 
-INLINE_LIMIT_BYTES: Final = 256 * 1024
 LARGEST_RECORD_BYTES: Final = 512 * 1024 * 1024
 """The longest value that Redis itself holds; no record needs more."""
 _SPILLED = b"\x00"

@@ -1,4 +1,4 @@
-"""One run of one program: locks its process up, runs the program, leaves. Called by the fork server after a fork."""
+"""One run of one program: confines its process, runs the program, exits. The template process calls it after a fork."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import signal
 import sys
 from typing import NoReturn
 
+import msgspec
+
 from plaudit_reward.code.sandbox import landlock
 from plaudit_reward.code.sandbox.limits import limit_this_process
 from plaudit_reward.code.sandbox.messages import Run
@@ -14,43 +16,52 @@ from plaudit_reward.code.sandbox.program import run_program
 from plaudit_reward.code.sandbox.seccomp import architecture, filter_program, install, prctl
 
 RAISED = 1
-"""Exit code of a run whose program raised."""
-LOCKED = b"\x06"
-"""Comes first on standard error, when the process is locked up and the program begins."""
+"""Exit code when the program raised."""
+CONFINED = b"\x06"
+"""Comes first on standard error, when the process is confined and the program begins."""
 
 _PR_SET_PDEATHSIG = 1
 _RULESET = 3
-"""Where Landlock's ruleset is while everything else is closed."""
+"""File descriptor of Landlock's ruleset while all others are closed."""
 _REASON_CHARACTERS = 300
 
+_decoder = msgspec.msgpack.Decoder(Run)
 
-def run_and_leave(run: Run, streams: tuple[int, int, int], ruleset: int | None, server: int) -> NoReturn:
-    """Becomes the program.
+
+def run_and_leave(task: int, streams: tuple[int, int, int], ruleset: int | None, template: int) -> NoReturn:
+    """Become the program.
 
     Args:
-        run: the program.
-        streams: file with its input, pipe for what it prints, pipe for what it prints on the side.
-        ruleset: of Landlock; None where there is none.
-        server: process id of the fork server.
+        task: file with the ``Run``.
+        streams: file with the program's input, pipes for its standard output and standard error.
+        ruleset: of Landlock; None where the kernel has none.
+        template: process id of the parent.
     """
     code = RAISED
     try:
-        _lock_up(run, streams, ruleset, server)
-        os.write(2, LOCKED)
+        run = read_task(task)
+        _confine(run, streams, ruleset, template)
+        os.write(2, CONFINED)
         run_program(run)
         code = 0
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) and ended.code else RAISED
     except BaseException as error:
-        _tell(error)
+        _report(error)
     finally:
-        os._exit(code & 0xFF)  # whatever happens, a program must not come back into the fork server
+        os._exit(code & 0xFF)  # whatever happens, a program must not return into the template's code
 
 
-def _lock_up(run: Run, streams: tuple[int, int, int], ruleset: int | None, server: int) -> None:
-    """Takes away all that a program could use against anybody; privileges the fork server has given up already."""
+def read_task(task: int) -> Run:
+    """Read the program from the file that ``supervision`` wrote."""
+    with open(task, "rb") as file:
+        return _decoder.decode(file.read())
+
+
+def _confine(run: Run, streams: tuple[int, int, int], ruleset: int | None, template: int) -> None:
+    """Take away everything a program could use against others; the template has given up all privileges before."""
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != server:
+    if os.getppid() != template:
         os._exit(RAISED)  # it ended before the line above
     os.setsid()
     for target, descriptor in enumerate(streams):
@@ -67,7 +78,7 @@ def _lock_up(run: Run, streams: tuple[int, int, int], ruleset: int | None, serve
     install(filter_program(architecture(), os.getpid(), opens=ruleset is not None))
 
 
-def _tell(error: BaseException) -> None:
+def _report(error: BaseException) -> None:
     try:
         text = f"{type(error).__name__}: {error}"
     except Exception:  # the program's own __str__

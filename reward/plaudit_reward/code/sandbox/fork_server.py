@@ -1,9 +1,8 @@
-"""A fork server: has Python's modules loaded, and forks a locked-up process for every run of a program.
+"""Supervises runs of programs, one at a time: has them forked, reads what they print, ends them at their limits.
 
 ``sandbox`` starts it with an empty environment, as ``python -m plaudit_reward.code.sandbox.fork_server <file
-descriptor> <parent's process id>``. It runs one program at a time, reads what it prints, and ends it at its limits.
-It gives up its own privileges before the first program, knows no secret and no expected output, and dies with its
-parent.
+descriptor> <parent's process id>``. It loads Python's modules, gives up its privileges, and forks the template from
+which every program's process is forked; only then does it receive data of runs. It ends with its parent.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from pathlib import Path
 import msgspec
 
 from plaudit_reward.code.sandbox import landlock
-from plaudit_reward.code.sandbox.child import run_and_leave
 from plaudit_reward.code.sandbox.limits import offer_to_the_oom_killer
 from plaudit_reward.code.sandbox.messages import FromServer, Prepare, Ready, Run, ToServer, Unable
 from plaudit_reward.code.sandbox.privileges import drop_privileges
 from plaudit_reward.code.sandbox.seccomp import architecture, prctl
 from plaudit_reward.code.sandbox.supervision import Pipes, supervise
+from plaudit_reward.code.sandbox.template import Template, start_template
 from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.isolation.messages import Frames, frame
 
@@ -40,11 +39,11 @@ _MODULES = """abc array ast asyncio base64 binascii bisect builtins calendar cma
     time timeit traceback types typing unicodedata unittest urllib.parse uuid warnings weakref zlib
     encodings.ascii encodings.idna encodings.latin_1 encodings.utf_16
     numpy numpy.linalg numpy.random""".split()  # noqa: SIM905 - a list of words
-"""Loaded beforehand, where they are installed: every program has them at no cost, also where no file can be opened."""
+"""Loaded beforehand where they are installed: programs import them at no cost, also where no file can be opened."""
 
 
 def main() -> int:
-    """Prepares, says so, serves runs until the sandbox goes away."""
+    """Prepare, report, and serve runs until the sandbox is gone."""
     _die_with(int(sys.argv[2]))
     connection = socket.socket(fileno=int(sys.argv[1]))
     messages = _Messages(connection)
@@ -56,20 +55,21 @@ def main() -> int:
         messages.send(Unable(str(error)))
         return 2
     _die_with(int(sys.argv[2]))  # a change of user took it back
+    template = start_template(ruleset)
     messages.send(Ready(landlock.abi() if ruleset is not None else 0))
     with contextlib.suppress(EOFError):
         while True:
             run = messages.receive()
             assert isinstance(run, Run)
-            messages.send(_run(run, ruleset, connection))
+            messages.send(_run(run, template, connection))
     return 0
 
 
 def _prepare(prepare: Prepare) -> int | None:
-    """Loads modules, makes the ruleset, gives up privileges; gives the ruleset.
+    """Load modules, make the ruleset, give up privileges; return the ruleset.
 
     Raises:
-        ConfigurationError: programs cannot be locked up here.
+        ConfigurationError: programs cannot be confined on this machine.
     """
     architecture()
     for name in _MODULES:
@@ -81,9 +81,9 @@ def _prepare(prepare: Prepare) -> int | None:
     elif not prepare.allow_without_landlock:
         raise ConfigurationError(
             "the kernel of this machine has no Landlock (Linux 5.13, CONFIG_SECURITY_LANDLOCK, 'landlock' in the "
-            "kernel's lsm= list), so that programs could not be kept from files: name a Sandbox Fusion server in the "
-            "scorer's url, or set allowWithoutLandlock: true; programs can then open no file at all, and import only "
-            "what is loaded beforehand"
+            "kernel's lsm= list), so programs cannot be kept from reading files. Name a Sandbox Fusion server in the "
+            "scorer's url, or set allowWithoutLandlock: true: programs then cannot open any file, and can import only "
+            "modules that are loaded beforehand"
         )
     offer_to_the_oom_killer()
     drop_privileges()
@@ -92,22 +92,22 @@ def _prepare(prepare: Prepare) -> int | None:
 
 
 def _readable() -> list[Path]:
-    """Where modules and shared libraries lie."""
+    """Return the folders of modules and shared libraries."""
     folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     return [Path(folder) for folder in sorted(folders)] + [
         Path(p) for p in ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
     ]
 
 
-def _run(run: Run, ruleset: int | None, connection: socket.socket) -> FromServer:
-    pipes = Pipes.open(run.stdin)
-    server = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        run_and_leave(run, (pipes.stdin, pipes.stdout_end, pipes.stderr_end), ruleset, server)
-    pipes.close_ends()
+def _run(run: Run, template: Template, connection: socket.socket) -> FromServer:
+    pipes = Pipes.open(run)
     try:
-        return supervise(pid, pipes, run.limits, connection)
+        process = template.fork(pipes.task, pipes.stdin, pipes.stdout_end, pipes.stderr_end)
+        pipes.close_ends()
+        try:
+            return supervise(process, pipes, run.limits, template, connection)
+        finally:
+            os.close(process.handle)
     finally:
         pipes.close()
 

@@ -1,4 +1,4 @@
-"""What a sandbox and its fork servers say to each other; frames are those of ``isolation.messages``."""
+"""Messages between a sandbox and its fork servers; frames are those of ``isolation.messages``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from plaudit_reward.code.sandbox.limits import Limits
 Ending = Literal[
     "finished", "raised", "exited", "crashed", "time limit", "memory limit", "output limit", "thread limit", "killed"
 ]
-"""How a run ended: ``exited`` is an exit code other than 0, ``crashed`` a signal of its own doing (a segmentation
-fault), ``killed`` a SIGKILL that the sandbox did not send: the machine is out of memory."""
+"""How a run ended. ``exited``: with an exit code other than 0. ``crashed``: by a signal. ``killed``: by the kernel for
+lack of memory, which its cgroup's counter proves, or before the program began; only this is no fault of the program."""
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
-    """First of all; answered by ``Ready`` or ``Unable``. From the sandbox."""
+    """The first message of the sandbox; the answer is ``Ready`` or ``Unable``."""
 
     allow_without_landlock: bool = False
 
@@ -25,11 +25,11 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """Programs can be run. From the fork server."""
 
     landlock_abi: int
-    """0: without Landlock no file can be opened."""
+    """0: the kernel has no Landlock, so programs cannot open any file."""
 
 
 class Unable(msgspec.Struct, frozen=True, tag=True):
-    """This machine cannot lock programs up; ``message`` says why and what to do. From the fork server."""
+    """Programs cannot be confined here; ``message`` has the reason and the remedy. From the fork server."""
 
     message: str
 
@@ -40,26 +40,30 @@ class Run(msgspec.Struct, frozen=True, tag=True):
     source: str
     """The program's text."""
     stdin: str = ""
-    """What it can read; of a function, its arguments: one JSON text a line."""
+    """Its standard input; the arguments of a function, one JSON text a line."""
     function: str | None = None
     """Call this function (or method of a class ``Solution``) instead of running the text as a program."""
     as_script: bool = False
-    """Run the text as ``python program.py`` would, not as verl does; see ``program``."""
+    """Run the text as ``python program.py`` does, not as verl does; see ``program``."""
+    part: Literal["program", "calls", "evaluation"] = "program"
+    """Perform an assert's calls of the program, or evaluate an assert, instead; see ``asserts``."""
+    payload: str = ""
+    """What that part takes."""
     limits: Limits = Limits()
 
 
 class Ran(msgspec.Struct, frozen=True, tag=True):
-    """How it went. From the fork server."""
+    """How a run ended. From the fork server."""
 
     ending: Ending
     stdout: bytes = b""
-    """What it printed; of a function, its result as ``values`` writes it."""
+    """Its output; the result of a function as ``result`` writes it."""
     reason: str = ""
-    """The last line on standard error, where it did not finish."""
+    """The last line of standard error, when it did not finish."""
     wall_s: float = 0.0
     cpu_s: float = 0.0
     peak_bytes: int = 0
-    """The most memory it had at a time."""
+    """The most memory that it used at a time."""
 
 
 FromServer = Ready | Unable | Ran

@@ -21,20 +21,11 @@ import threading
 import types
 from typing import Any
 
+from plaudit_reward.code.asserts.calls import perform_calls
+from plaudit_reward.code.asserts.evaluation import evaluate
 from plaudit_reward.code.sandbox.messages import Run
-from plaudit_reward.code.sandbox.values import encode_value
-
-_STAR_MODULES = """string re datetime collections heapq bisect copy math random statistics itertools functools operator
-    io sys json builtins typing""".split()  # noqa: SIM905 - a list of words
-_NAMED_MODULES = [name for name in _STAR_MODULES if name not in {"builtins", "typing"}]
-
-PREAMBLE = "".join(
-    [
-        *(f"from {name} import *\n" for name in _STAR_MODULES),
-        *(f"import {name}\n" for name in _NAMED_MODULES),
-    ]
-)
-"""What stands before every program."""
+from plaudit_reward.code.sandbox.preamble import PREAMBLE
+from plaudit_reward.code.sandbox.result import encode_result
 
 _RECURSION_LIMIT = 600_000
 _FILE_NAME = "<program>"
@@ -47,7 +38,11 @@ def run_program(run: Run) -> None:
         BaseException: what the program raised.
     """
     sys.setrecursionlimit(_RECURSION_LIMIT)
-    if run.function is not None:
+    if run.part == "calls":
+        perform_calls(run.source, run.payload)
+    elif run.part == "evaluation":
+        evaluate(run.source, run.payload)
+    elif run.function is not None:
         _call_function(run.source, run.function)
     elif run.as_script:
         _run_script(run.source)
@@ -64,7 +59,7 @@ def _call_function(source: str, name: str) -> None:
     module = _module("tmp_sol", PREAMBLE + source)
     holder = module.Solution() if "class Solution" in source else module
     result = getattr(holder, name)(*arguments)
-    _write(encode_value(result))
+    _write(encode_result(result))
 
 
 def _run_script(source: str) -> None:

@@ -1,7 +1,7 @@
-"""The local sandbox, seen from a reward worker: programs in, how they ended out.
+"""The local sandbox in a reward worker: runs programs and returns how they ended.
 
-A few fork servers, each with one program at a time. A fork server that dies is replaced; the run that it had is an
-infrastructure error, its neighbours notice nothing.
+It has a few fork servers, each with one program at a time. A fork server that dies is replaced, and its run repeated;
+other runs are not affected.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ from collections.abc import Callable
 import msgspec
 
 from plaudit_reward.code.sandbox.messages import FromServer, Prepare, Ran, Ready, Run, Unable
+from plaudit_reward.code.sandbox.oom import num_oom_kills
 from plaudit_reward.errors import ConfigurationError, InfrastructureError, WorkerKilledError
 from plaudit_reward.isolation.messages import frame
 
 _START_WITHIN_S = 60.0
 _ANSWER_WITHIN_S = 30.0
-"""After a program's time limit; a machine that is this late is broken."""
+"""After the program's time limit; a fork server that is later than this hangs."""
 _LOOK_EVERY_S = 0.005
 _INHERITED = ("LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH")
-"""What Python may need to start; the rest of the environment holds the worker's secrets."""
+"""Variables that Python may need to start; the others hold the worker's secrets."""
 
 _decoder = msgspec.msgpack.Decoder(list[FromServer])
 
 
 class Sandbox:
-    """Runs programs. Open it before use.
+    """Runs programs; open it before use.
 
     Args:
         processes: programs at a time.
-        allow_without_landlock: go on where the kernel has no Landlock.
+        allow_without_landlock: run programs also where the kernel has no Landlock.
     """
 
     def __init__(self, processes: int, *, allow_without_landlock: bool = False) -> None:
@@ -45,10 +46,10 @@ class Sandbox:
         self._tasks: set[asyncio.Task[Ran]] = set()
 
     async def open(self) -> None:
-        """Starts the fork servers.
+        """Start the fork servers.
 
         Raises:
-            ConfigurationError: programs cannot be locked up on this machine.
+            ConfigurationError: programs cannot be confined on this machine.
             InfrastructureError: no process can be started.
         """
         await asyncio.gather(*(server.start() for server in self._servers))
@@ -56,19 +57,19 @@ class Sandbox:
             self._free.put_nowait(server)
 
     async def run(self, run: Run, on_begin: Callable[[], None] = lambda: None) -> Ran:
-        """Runs a program once; waits for a place first.
+        """Run a program once; wait for a free fork server first.
 
         Args:
             run: the program.
-            on_begin: called when it has a place.
+            on_begin: called when it has a fork server.
 
         Raises:
-            WorkerKilledError: the process that watched over it died.
-            InfrastructureError: the machine could not run it: out of memory, no process to be had.
+            WorkerKilledError: fork servers die, also under a program that is known to be good.
+            InfrastructureError: the machine could not run it: it is out of memory, or cannot start processes.
         """
         server = await self._free.get()
         on_begin()
-        # A task of its own: a caller that goes away must not leave an answer behind for the next one.
+        # A task of its own: a caller that is cancelled must not leave an answer behind for the next one.
         task = asyncio.create_task(self._run_on(server, run))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -79,20 +80,48 @@ class Sandbox:
 
     async def _run_on(self, server: _ForkServer, run: Run) -> Ran:
         try:
-            return await server.run(run)
+            return await _run_again_when_healthy(server, run)
         finally:
             self._free.put_nowait(server)
 
     async def close(self) -> None:
-        """Ends all programs and fork servers."""
+        """End all programs and fork servers."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(server.stop() for server in self._servers))
 
 
+_KNOWN_GOOD = Run("print(6 * 7)", as_script=True)
+
+
+async def _run_again_when_healthy(server: _ForkServer, run: Run) -> Ran:
+    """Run a program; when the fork server dies under it, find out whether the program or the machine is to blame.
+
+    The program is, when a new fork server runs a program that is known to be good, dies again under this one, and the
+    kernel has killed nothing for lack of memory.
+
+    Raises:
+        WorkerKilledError: the machine is to blame.
+        InfrastructureError: no fork server can be started.
+    """
+    before = num_oom_kills()
+    try:
+        return await server.run(run)
+    except WorkerKilledError:
+        good = await server.run(_KNOWN_GOOD)
+        if good.ending != "finished" or num_oom_kills() > before:
+            raise
+    try:
+        return await server.run(run)
+    except WorkerKilledError as error:
+        if num_oom_kills() > before:
+            raise
+        return Ran("crashed", reason=f"the sandbox's process died under it twice: {error}")
+
+
 class _ForkServer:
-    """One fork server; started again when it is needed and gone."""
+    """One fork server; it is started again when it has died and is needed."""
 
     def __init__(self, prepare: Prepare) -> None:
         self._prepare = prepare
@@ -165,7 +194,7 @@ class _ForkServer:
         return answer
 
     async def stop(self) -> None:
-        """Ends it and the program that it runs: without its connection it does so itself."""
+        """End it and the program that it runs: both end when the connection is closed."""
         if self._writer is not None:
             self._writer.transport.abort()
         process, self._process, self._reader, self._writer = self._process, None, None, None

@@ -105,13 +105,26 @@ def _checks(pid: int) -> dict[str, list[_Instruction]]:
         "ioctl": [(_RETURN, 0, 0, _ERRNO | errno.ENOTTY)],
         "kill": [*kill, allow],
         "tgkill": [*tgkill, allow],
-        "prlimit64": [_argument(0), *_when(_EQUAL, 0, _ALLOW), refuse],
+        # Reading its own limits; a program that lowered them could die of them as if the machine had killed it.
+        "prlimit64": [
+            _argument(0),
+            *_unless(_EQUAL, 0, _REFUSE),
+            _argument(2),
+            *_unless(_EQUAL, 0, _REFUSE),
+            _upper_half(2),
+            *_when(_EQUAL, 0, _ALLOW),
+            refuse,
+        ],
     }
 
 
 def _argument(index: int) -> _Instruction:
     # The lower half: the kernel itself reads no more of these arguments.
     return (_LOAD, 0, 0, _ARGUMENTS + 8 * index)
+
+
+def _upper_half(index: int) -> _Instruction:
+    return (_LOAD, 0, 0, _ARGUMENTS + 8 * index + 4)
 
 
 def _when(operation: int, operand: int, verdict: int) -> list[_Instruction]:

@@ -1,7 +1,8 @@
-"""The fork server's watch over one run: reads what it prints, ends it at its limits, says how it ended."""
+"""Supervises one run: reads what the program prints, ends it at its limits, classifies how it ended."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import select
@@ -12,14 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from plaudit_reward.code.sandbox.child import LOCKED, RAISED
+import msgspec
+
+from plaudit_reward.code.sandbox.child import CONFINED, RAISED
 from plaudit_reward.code.sandbox.limits import Limits
-from plaudit_reward.code.sandbox.messages import Ending, Ran
+from plaudit_reward.code.sandbox.messages import Ending, Ran, Run
+from plaudit_reward.code.sandbox.oom import num_oom_kills
+from plaudit_reward.code.sandbox.template import Exit, Process, Template
+from plaudit_reward.isolation.signals import signal_name
 
 _LOOK_EVERY_S = 0.02
-"""Between two looks at the number of threads, and at a program that closed its output and goes on."""
-_AFTER_OUTPUT_S = 0.0005
-_LOCKED_WITHIN_S = 20.0
+"""Between two looks at the number of threads."""
+_CONFINED_WITHIN_S = 20.0
 """However busy the machine is; the program's own time begins only then."""
 _READ_BYTES = 1 << 16
 _TAIL_BYTES = 2_000
@@ -28,10 +33,12 @@ _THREADS = re.compile(rb"^Threads:\s*(\d+)", re.MULTILINE)
 
 @dataclass
 class Pipes:
-    """A run's three streams, seen from the fork server."""
+    """The files and pipes of a run, in the supervising process."""
 
+    task: int
+    """A file in memory with the ``Run``, without its input."""
     stdin: int
-    """A file in memory, so that a program may read it or not."""
+    """A file in memory with the input, so that a program may read it or not."""
     stdout: int
     stdout_end: int
     """The program's end."""
@@ -39,39 +46,46 @@ class Pipes:
     stderr_end: int
 
     @classmethod
-    def open(cls, stdin: str) -> Self:
-        """Makes them, with the program's input."""
-        file = os.memfd_create("stdin")
-        data = memoryview(stdin.encode("utf-8", "surrogatepass"))
-        while data:
-            data = data[os.write(file, data) :]
-        os.lseek(file, 0, os.SEEK_SET)
-        return cls(file, *os.pipe(), *os.pipe())
+    def open(cls, run: Run) -> Self:
+        """Make them, with the program and its input."""
+        task = _file("task", msgspec.msgpack.encode(msgspec.structs.replace(run, stdin="")))
+        return cls(task, _file("stdin", run.stdin.encode()), *os.pipe(), *os.pipe())
 
     def close_ends(self) -> None:
-        """Closes what is the program's."""
-        for descriptor in (self.stdin, self.stdout_end, self.stderr_end):
+        """Close the program's ends."""
+        for descriptor in (self.task, self.stdin, self.stdout_end, self.stderr_end):
             os.close(descriptor)
 
     def close(self) -> None:
-        """Closes the rest."""
+        """Close the supervisor's ends."""
         os.close(self.stdout)
         os.close(self.stderr)
 
 
+def _file(name: str, content: bytes) -> int:
+    file = os.memfd_create(name)
+    data = memoryview(content)
+    while data:
+        data = data[os.write(file, data) :]
+    os.lseek(file, 0, os.SEEK_SET)
+    return file
+
+
 @dataclass
 class _Watched:
-    """What is known of a running program."""
+    """The state of a running program."""
 
-    pid: int
+    process: Process
     pipes: Pipes
     limits: Limits
+    num_oom_kills: int = field(default_factory=num_oom_kills)
+    """Before it ran."""
     began_s: float = field(default_factory=time.monotonic)
-    """When it was locked up; before that, when its process was made."""
+    """When it was confined; before that, when its process was made."""
     stdout: bytearray = field(default_factory=bytearray)
     stderr: bytearray = field(default_factory=bytearray)
     num_stderr: int = 0
-    locked: bool = False
+    confined: bool = False
     """The program has begun."""
     over: Ending | None = None
     """The limit that it passed."""
@@ -82,63 +96,65 @@ class _Watched:
 
     @property
     def left_s(self) -> float:
-        return (self.limits.time_s if self.locked else _LOCKED_WITHIN_S) - self.seconds
+        return (self.limits.time_s if self.confined else _CONFINED_WITHIN_S) - self.seconds
 
     @property
     def num_printed(self) -> int:
         return len(self.stdout) + self.num_stderr
 
     def end(self, ending: Ending) -> None:
-        """Ends it. Nothing is left: it could not start another process, nor leave this one's reach."""
+        """End it. It could not start another process, nor leave this one's reach."""
         self.over = self.over or ending
-        os.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.process.handle, signal.SIGKILL)
 
 
-def supervise(pid: int, pipes: Pipes, limits: Limits, connection: socket.socket) -> Ran:
-    """Waits until the program has ended, by itself or at a limit.
+def supervise(process: Process, pipes: Pipes, limits: Limits, template: Template, connection: socket.socket) -> Ran:
+    """Wait until the program has ended, by itself or at a limit.
 
     Args:
-        pid: its process, a child of this one.
-        pipes: what it prints.
+        process: of the program.
+        pipes: its output.
         limits: when to end it.
-        connection: to the sandbox; when that is gone, the program is ended.
+        template: reports the end of the process.
+        connection: to the sandbox; when it is closed, the program is ended.
 
     Raises:
-        EOFError: the sandbox is gone.
+        EOFError: the sandbox or the template is gone.
     """
-    watched = _Watched(pid, pipes, limits)
+    watched = _Watched(process, pipes, limits)
     open_pipes = {pipes.stdout, pipes.stderr}
     poll = select.poll()
-    for descriptor in open_pipes:
+    for descriptor in (*open_pipes, template.connection.fileno()):
         poll.register(descriptor, select.POLLIN)
     poll.register(connection, select.POLLRDHUP)
-    while (ended := os.wait4(pid, os.WNOHANG))[0] == 0:
-        wait_s = min(_LOOK_EVERY_S, max(0.0, watched.left_s))
-        if not open_pipes:
-            wait_s = min(wait_s, _AFTER_OUTPUT_S)
-        for descriptor, _ in poll.poll(wait_s * 1000):
+    exited = False
+    while not exited:
+        for descriptor, _ in poll.poll(min(_LOOK_EVERY_S, max(0.0, watched.left_s)) * 1000):
             if descriptor == connection.fileno():
                 watched.end("killed")
-                os.waitpid(pid, 0)
                 raise EOFError
-            if not _read(watched, descriptor):
+            if descriptor == template.connection.fileno():
+                exited = True
+            elif not _read(watched, descriptor):
                 poll.unregister(descriptor)
                 open_pipes.discard(descriptor)
-        _check(watched)
+        if not exited:
+            _check(watched)
     for descriptor in open_pipes:
-        while _read(watched, descriptor) and watched.over is None:
+        while _read(watched, descriptor) and watched.num_printed <= limits.output_bytes:
             continue
-    return _ran(watched, ended[1], ended[2].ru_utime + ended[2].ru_stime, ended[2].ru_maxrss * 1024)
+    return _ran(watched, template.exit())
 
 
 def _read(watched: _Watched, descriptor: int) -> bool:
-    """Takes some of what was printed; False at its end."""
+    """Read a part of the output; return False at its end."""
     data = os.read(descriptor, _READ_BYTES)
     if descriptor == watched.pipes.stdout:
         watched.stdout += data
     else:
-        if not watched.locked and data.startswith(LOCKED):
-            watched.locked, watched.began_s = True, time.monotonic()
+        if not watched.confined and data.startswith(CONFINED):
+            watched.confined, watched.began_s = True, time.monotonic()
         watched.num_stderr += len(data)
         watched.stderr = (watched.stderr + data)[-_TAIL_BYTES:]
     return bool(data)
@@ -149,7 +165,7 @@ def _check(watched: _Watched) -> None:
         watched.end("output limit")
     elif watched.left_s <= 0:
         watched.end("time limit")
-    elif _num_threads(watched.pid) > watched.limits.threads:
+    elif _num_threads(watched.process.pid) > watched.limits.threads:
         watched.end("thread limit")
 
 
@@ -161,27 +177,27 @@ def _num_threads(pid: int) -> int:
     return int(found[1]) if found else 0
 
 
-def _ran(watched: _Watched, status: int, cpu_s: float, peak_bytes: int) -> Ran:
+def _ran(watched: _Watched, exited: Exit) -> Ran:
     if watched.num_printed > watched.limits.output_bytes:
         watched.over = watched.over or "output limit"
-    last_line = watched.stderr.removeprefix(LOCKED).decode(errors="replace").strip().rpartition("\n")[2]
-    ending, reason = _ending(watched, status, cpu_s, last_line)
+    last_line = watched.stderr.removeprefix(CONFINED).decode(errors="replace").strip().rpartition("\n")[2]
+    ending, reason = _ending(watched, exited, last_line)
     return Ran(
         ending=ending,
         stdout=bytes(watched.stdout) if ending == "finished" else b"",
         reason=reason,
         wall_s=watched.seconds,
-        cpu_s=cpu_s,
-        peak_bytes=peak_bytes,
+        cpu_s=exited.cpu_s,
+        peak_bytes=exited.peak_bytes,
     )
 
 
-def _ending(watched: _Watched, status: int, cpu_s: float, last_line: str) -> tuple[Ending, str]:
-    if not watched.locked:
-        return "killed", f"it could not be locked up: {last_line or 'its process was ended before that'}"
+def _ending(watched: _Watched, exited: Exit, last_line: str) -> tuple[Ending, str]:
+    if not watched.confined:
+        return "killed", f"its process could not be confined: {last_line or 'it was ended before that'}"
     if watched.over is not None:
         return watched.over, ""
-    code = os.waitstatus_to_exitcode(status)
+    code = os.waitstatus_to_exitcode(exited.status)
     if code == 0:
         return "finished", ""
     if code == RAISED and last_line.startswith("MemoryError"):
@@ -190,8 +206,8 @@ def _ending(watched: _Watched, status: int, cpu_s: float, last_line: str) -> tup
         return "raised", last_line
     if code > 0:
         return "exited", f"exit code {code}"
-    if -code in (signal.SIGXCPU, signal.SIGKILL) and cpu_s > watched.limits.time_s:
+    if -code in (signal.SIGXCPU, signal.SIGKILL) and exited.cpu_s > watched.limits.time_s:
         return "time limit", "of CPU"
-    if -code == signal.SIGKILL:
-        return "killed", "SIGKILL that the sandbox did not send (is the machine out of memory?)"
-    return "crashed", signal.Signals(-code).name
+    if -code == signal.SIGKILL and num_oom_kills() > watched.num_oom_kills:
+        return "killed", "the kernel killed a process for lack of memory (memory.events): give the pod more"
+    return "crashed", signal_name(-code)

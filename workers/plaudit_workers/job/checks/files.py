@@ -64,7 +64,7 @@ def _source(field: str, source: str, needed: tuple[str, ...]) -> Iterator[Proble
 def _hub(field: str, source: str) -> Iterator[Problem]:
     if not _HUB_ID.fullmatch(source):
         yield Problem(field, f"{source!r} is neither a folder nor a hub id", "Write a folder with ./ or /")
-    elif os.environ.get("HF_HUB_OFFLINE") in {"1", "true", "True", "ON", "YES"} and not _in_cache(source):
+    elif os.environ.get("HF_HUB_OFFLINE") in {"1", "true", "True", "ON", "YES"} and not is_in_hub_cache(source):
         yield Problem(
             field,
             f"{source!r} is not a folder next to the job file, and HF_HUB_OFFLINE is set",
@@ -72,7 +72,8 @@ def _hub(field: str, source: str) -> Iterator[Problem]:
         )
 
 
-def _in_cache(source: str) -> bool:
+def is_in_hub_cache(source: str) -> bool:
+    """Return True when the hub's local cache holds some revision of a model."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     return (cache / f"models--{source.replace('/', '--')}").is_dir()

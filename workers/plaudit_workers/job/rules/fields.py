@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
+from plaudit_wire.limits import ADMISSION_MEMORY_SHARE, EVENTS_MEMORY_SHARE, INLINE_LIMIT_BYTES
 from plaudit_workers.job.problem import Problem
 from plaudit_workers.job.rules.scorers import scorer_problems
 from plaudit_workers.job.spec.pod import GPU, PodSpec
@@ -22,10 +23,6 @@ _TEXT_BYTES_PER_TOKEN = 8
 """About four bytes of text a token, once in the body and once in the entry that scorers read."""
 _OVERHEAD_BYTES = 4096
 """Prompt's share, stamps, records, Redis's own."""
-_LARGEST_RECORD_BYTES = 256 * 1024
-"""Larger records lie on the shared volume."""
-_ADMISSION_SHARE = 0.7
-"""Above this share of Redis's memory nothing more is admitted."""
 
 
 def rule_problems(spec: Spec) -> list[Problem]:
@@ -189,16 +186,18 @@ def _redis_memory(spec: Spec) -> Iterator[Problem]:
     if spec.transport.url:
         return
     algorithm, tokens = spec.algorithm, spec.rollout.sampling.max_tokens
-    sample = min(tokens * (_BYTES_PER_TOKEN + _TEXT_BYTES_PER_TOKEN) + _OVERHEAD_BYTES, _LARGEST_RECORD_BYTES)
+    sample = min(tokens * (_BYTES_PER_TOKEN + _TEXT_BYTES_PER_TOKEN) + _OVERHEAD_BYTES, INLINE_LIMIT_BYTES)
     samples = algorithm.prompts_per_step * (1 + algorithm.max_staleness) * algorithm.samples_per_prompt
-    room = spec.transport.managed.max_memory_bytes * _ADMISSION_SHARE
+    share = ADMISSION_MEMORY_SHARE - EVENTS_MEMORY_SHARE
+    room = spec.transport.managed.max_memory_bytes * share
     if samples * sample > room:
         needed_gib = samples * sample / 2**30
         yield Problem(
             "spec.transport.managed.memory",
             f"{spec.transport.managed.memory} is too little for {samples} samples in flight ({needed_gib:.2f} GiB)",
-            f"Give at least {math.ceil(needed_gib / USABLE_SHARE / _ADMISSION_SHARE)}Gi (Redis may use 60 % of it and "
-            "admits up to 70 % of that), or lower promptsPerStep, samplesPerPrompt, maxStaleness or maxTokens",
+            f"Give at least {math.ceil(needed_gib / USABLE_SHARE / share)}Gi (Redis may use 60 % "
+            "of it and admits up to 70 % of that, a tenth of it for the metrics' events), or lower promptsPerStep, "
+            "samplesPerPrompt, maxStaleness or maxTokens",
             also=(
                 "spec.algorithm.promptsPerStep",
                 "spec.algorithm.samplesPerPrompt",

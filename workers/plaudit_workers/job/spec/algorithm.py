@@ -19,17 +19,18 @@ class LossSpec(Section):
     grow; set it to clipLow for plain PPO."""
     aggregation: Literal["token", "sequence"] = "token"
     """``token``: mean over all tokens of the mini-batch; ``sequence``: mean over each sequence, then over sequences.
-    Default token: long answers then weigh by their length (DAPO)."""
+    Default token: long answers weigh by their length (DAPO)."""
     kl_coefficient: float = Field(default=0.0, ge=0)
     """Weight of the KL divergence (k3 estimate) to the starting weights, which are then held in memory a second time.
     Default 0: none, as in DAPO."""
     entropy_coefficient: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus. Default 0: large models rarely need one; small ones do."""
     correction: Literal["none", "tis", "decoupled"] = "tis"
-    """What is done about samples of an older policy. ``tis`` and ``decoupled`` weigh a token by how much likelier the
-    policy at the step's beginning finds it than the one that sampled it, and clip around the former; above the cap
-    ``tis`` cuts the weight, ``decoupled`` leaves the token out. ``none`` clips around the policy that sampled. Default
-    tis: it also mends differences between engine and trainer, and is close to 1 on fresh samples."""
+    """Correction for samples of an older policy. ``tis`` and ``decoupled`` weigh a token by the ratio of its
+    probability under the policy at the start of the step to that under the policy that sampled it, and clip around the
+    former. Above the cap, ``tis`` truncates the weight and ``decoupled`` leaves the token out. ``none`` clips around
+    the policy that sampled. Default tis: it also corrects differences between engine and trainer, and is close to 1 on
+    fresh samples."""
     correction_cap: float = Field(default=2.0, gt=0)
     """The largest importance weight. Default 2: TIS's published choice."""
 
@@ -41,7 +42,7 @@ class OptimizerSpec(Section):
     """The rate after the warm-up. Default 1e-6: usual for RL on a pretrained model; a model from scratch takes about
     1e-3."""
     max_grad_norm: float = Field(default=1.0, gt=0)
-    """The gradient's norm is clipped to this. Default 1."""
+    """Clip the gradient to this norm. Default 1."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps over which the rate grows from 0. Default 0: RL at these rates starts from a trained model."""
     weight_decay: float = Field(default=0.01, ge=0, lt=1)
@@ -53,12 +54,12 @@ class OptimizerSpec(Section):
 
 
 class AlgorithmSpec(Section):
-    """How long, how much a step, how far behind the policy samples may be, and what is optimised."""
+    """Number and size of steps, staleness of samples, advantage, loss and optimizer."""
 
     steps: int = Field(ge=1, le=10_000_000)
     """Training steps of the run; each ends with a new policy version."""
     prompts_per_step: int = Field(default=64, ge=1, le=1_000_000)
-    """Groups trained a step. Default 64: with 8 samples each, 512 samples, a usual GRPO batch."""
+    """Groups in each step. Default 64: with 8 samples each, 512 samples, a usual GRPO batch."""
     samples_per_prompt: int = Field(default=8, ge=1, le=4096)
     """Samples of a group. Default 8: fewer make the group's mean noisy."""
     mini_batches_per_step: int = Field(default=1, ge=1, le=4096)
@@ -66,14 +67,14 @@ class AlgorithmSpec(Section):
     slowest rewards. Which groups share an update then depends on their speed. Default 1: the unbiased reference."""
     max_staleness: int = Field(default=0, ge=0, le=1000)
     """How many policy versions a trained sample may be behind: 0 on-policy, 1 one-step off-policy (step s+1 generates
-    and scores while step s trains), k asynchronous. Default 0: the reference that others are compared to."""
+    and scores while step s trains), k asynchronous. Default 0: the reference."""
     order: Literal["step", "ready"] = "step"
-    """``step``: a step trains the groups that were admitted for it; ``ready``: whatever is ready first, within
-    ``maxStaleness`` (which must then be at least 1). Default step: the composition of a step stays that of the data."""
+    """``step``: a step trains the groups that were admitted for it; ``ready``: the groups that are ready first, within
+    ``maxStaleness`` (at least 1). Default step: steps follow the order of the data."""
     advantage: Literal["grpo", "drGrpo", "rloo", "reinforcePlusPlus"] = "grpo"
     """The advantage of a sample: ``grpo`` (reward - mean) / standard deviation of its group, ``drGrpo`` without the
     division, ``rloo`` against the mean of the others, ``reinforcePlusPlus`` normalised over the batch. Default grpo:
-    the best known."""
+    the most widely used."""
     loss: LossSpec = LossSpec()
     """The policy loss."""
     optimizer: OptimizerSpec = OptimizerSpec()

@@ -1,4 +1,4 @@
-"""``spec.lifecycle``: deadlines, restarts, and what is left at the end."""
+"""``spec.lifecycle``: deadlines, restarts and cleanup."""
 
 from __future__ import annotations
 
@@ -10,24 +10,27 @@ from plaudit_workers.job.spec.section import Section
 
 
 class FailurePolicySpec(Section):
-    """What a failing trainer costs."""
+    """Restarts of a failing trainer."""
 
     max_restarts: int = Field(default=3, ge=0, le=1000)
-    """Attempts of the trainer after its first; disruptions by the cluster do not count. Default 3."""
+    """Restarts of the trainer before the job fails; disruptions by the cluster do not count. Default 3."""
+    max_disruptions: int = Field(default=100, ge=0, le=100_000)
+    """Attempts of the trainer that the cluster may end (drain, preemption, eviction, a kubelet's refusal) before the
+    job fails. Kubernetes only. Default 100."""
 
 
 class LifecycleSpec(Section):
-    """Deadlines and cleaning up. ``plaudit run`` ignores all but ``failurePolicy``."""
+    """Deadlines and cleanup. ``plaudit run`` uses only ``failurePolicy``."""
 
     pre_running_deadline_seconds: int = Field(default=1800, ge=1)
-    """Seconds from its creation or resumption: a job that does not run by then fails and gives back what it holds.
+    """Seconds from creation or resumption within which the job must run; else it fails and releases its resources.
     Default 1,800."""
     active_deadline_seconds: int | None = Field(default=None, ge=1)
-    """Seconds from its start or resumption: a job that runs longer fails. Default: no limit."""
+    """Seconds from start or resumption after which a running job fails. Default: no limit."""
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0)
-    """Seconds after its end until the object is deleted. Default: never."""
+    """Seconds from the end of the job until the object is deleted. Default: never."""
     cleanup: Literal["All", "KeepTransport", "None"] = "All"
-    """What is deleted at the end: everything but the object and the shared volume, all but Redis, or nothing. Default
-    All."""
+    """What is deleted at the end: ``All`` keeps the object and the shared volume, ``KeepTransport`` also keeps Redis,
+    ``None`` deletes nothing. Default All."""
     failure_policy: FailurePolicySpec = FailurePolicySpec()
-    """What a failing trainer costs."""
+    """Restarts of a failing trainer."""

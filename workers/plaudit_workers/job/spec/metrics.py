@@ -1,4 +1,4 @@
-"""``spec.metrics``: what counts as slow, and what is kept."""
+"""``spec.metrics``: the latency objective, traces and stored samples."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ class RewardLatencySpec(Section):
     """The job's own objective for the time from a finished sample to its score; alerts burn against it."""
 
     threshold_seconds: float = Field(default=30.0, gt=0)
-    """Seconds within which a sample is to be scored. Default 30."""
+    """Seconds from a finished sample to its score. Default 30."""
     target: float = Field(default=0.99, gt=0, lt=1)
-    """Share of samples that are to meet it. Default 0.99."""
+    """Target share of samples within the threshold. Default 0.99."""
 
 
 class TracesSpec(Section):
     """OpenTelemetry spans of single samples, sent by the metrics process."""
 
     endpoint: str = Field(default="", pattern=r"^(https?://.+)?$")
-    """Address of a collector that takes OTLP over HTTP, such as ``http://collector:4318``. Default empty: no spans."""
+    """URL of a collector for OTLP over HTTP, such as ``http://collector:4318``. Default empty: no spans."""
     share: float = Field(default=0.01, ge=0, le=1)
-    """Share of the samples that are sent, besides the slowest of each step. Default 0.01."""
+    """Share of samples that are sent; the slowest of each step are always sent. Default 0.01."""
 
 
 class MetricsSpec(Section):
@@ -36,7 +36,7 @@ class MetricsSpec(Section):
     traces: TracesSpec = TracesSpec()
     """Spans of single samples."""
     keep_samples: bool = True
-    """Write every closed group with texts, scores and timings to ``samples/``. Default true: it is what ``rescore`` and
-    a look at single samples need."""
+    """Write every closed group with texts, scores and timings to ``samples/``. Default true: ``rescore`` and the
+    samples view need them."""
     pod: PodSpec = PodSpec()
     """Its pod."""

@@ -10,21 +10,21 @@ from plaudit_workers.job.spec.section import FilePath, Section, SourcePath
 
 
 class ModelSpec(Section):
-    """The policy: where its weights and its tokenizer come from, and in which precision it runs."""
+    """The policy: weights, tokenizer and precision."""
 
     source: SourcePath = Field(min_length=1)
     """The starting weights: a hub id (``Qwen/Qwen2.5-0.5B-Instruct``) or a folder with ``config.json`` and safetensors.
-    A folder is written with ``./`` or ``/``, or lies beside the job file under that name."""
+    A folder starts with ``./`` or ``/``, or is next to the job file under that name."""
     revision: str = "main"
-    """Branch, tag or commit on the hub; name a commit to make a run repeatable. Default ``main``: the hub's own. Means
-    nothing for a folder."""
+    """Branch, tag or commit on the hub; name a commit to make a run repeatable. Default ``main``. Ignored for a folder.
+    """
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    """Precision of the forward passes of trainer and rollout, and of published weights. Default bfloat16: what GPUs
-    train in; use float32 on a CPU, or to compare log-probabilities exactly."""
+    """Precision of the forward passes of trainer and rollout, and of published weights. Default bfloat16: the usual
+    choice on GPUs; use float32 on a CPU, or to compare log-probabilities exactly."""
     trust_remote_code: bool = False
-    """Run Python that comes with the model. Default false: it would run with the rights of every worker."""
+    """Run Python code of the model. Default false: it would run with the rights of every worker."""
     tokenizer: SourcePath = ""
     """Hub id or folder of the tokenizer. Default empty: the one in ``source``."""
     chat_template: FilePath = ""
-    """A Jinja file that turns messages into text. Default empty: the tokenizer's own template; a tokenizer without one
-    joins the messages' contents."""
+    """A Jinja file that turns messages into text. Default empty: the tokenizer's own template; without one, the
+    messages' contents are joined."""

@@ -10,14 +10,14 @@ GPU = "nvidia.com/gpu"
 
 
 class ResourcesSpec(Section):
-    """What a container asks for and may use."""
+    """Resource requests and limits of a container."""
 
     requests: dict[str, Quantity] = Field(default={})
-    """What the scheduler sets aside, such as ``{cpu: 4, memory: 16Gi}``. Default empty: the limits, else the cluster's
-    default."""
+    """Amounts that the scheduler reserves, such as ``{cpu: 4, memory: 16Gi}``. Default empty: the limits, else the
+    cluster's default."""
     limits: dict[str, Quantity] = Field(default={})
-    """What the container may use at most, such as ``{memory: 32Gi, nvidia.com/gpu: 2}``. Default empty: GPUs follow
-    from the engine (``tensorParallelSize``, ``ranksPerPod``), the rest is unbounded."""
+    """The most that the container may use, such as ``{memory: 32Gi, nvidia.com/gpu: 2}``. Default empty: GPUs follow
+    from the engine (``tensorParallelSize``, ``ranksPerPod``), the rest has no limit."""
 
 
 class EnvironmentVariable(Section):
@@ -28,11 +28,11 @@ class EnvironmentVariable(Section):
     value: str = ""
     """Its value. Default empty."""
     secret: SecretKey | None = None
-    """Where its value comes from instead. Default: ``value``."""
+    """Source of its value instead of ``value``. Default: ``value``."""
 
 
 class VolumeMount(Section):
-    """Where a volume appears in the container."""
+    """Mount point of a volume in the container."""
 
     name: str = Field(min_length=1)
     """Name of a volume in ``volumes``."""
@@ -41,11 +41,11 @@ class VolumeMount(Section):
     sub_path: str = ""
     """Folder of the volume to mount. Default empty: its root."""
     read_only: bool = False
-    """Mount without the right to write. Default false."""
+    """Mount it read-only. Default false."""
 
 
 class PodSpec(Section):
-    """How a role's pods differ from Plaudit's own choice. Under ``plaudit run`` only ``resources`` count."""
+    """Overrides for the pods of a role. ``plaudit run`` uses only ``resources``."""
 
     image: str = ""
     """Container image. Default empty: the operator's image for the role."""
@@ -58,19 +58,19 @@ class PodSpec(Section):
     node_selector: dict[str, str] = Field(default={})
     """Labels that a node must have."""
     tolerations: list[Opaque] = Field(default=[])
-    """Taints that the pods stand, in Kubernetes' own form."""
+    """Tolerated taints, in Kubernetes' own form."""
     priority_class_name: str = ""
     """Priority class of this role. Default empty: ``scheduling.priorityClassName``."""
     service_account_name: str = ""
     """Service account of the pods. Default empty: one of the job's own, without a token."""
     volumes: list[Opaque] = Field(default=[])
-    """Further volumes, in Kubernetes' own form; the shared one (``spec.storage``) is there already."""
+    """Further volumes, in Kubernetes' own form; the shared one (``spec.storage``) exists already."""
     volume_mounts: list[VolumeMount] = Field(default=[])
-    """Where they appear in the main container."""
+    """Their mount points in the main container."""
     shm_size: Quantity = ""
-    """Most that ``/dev/shm`` may hold, such as ``8Gi``; it counts as the pod's memory, and tensor parallelism needs
-    some. Default empty: what the pod's memory limit leaves."""
+    """Size limit of ``/dev/shm``, such as ``8Gi``; it counts as the pod's memory, and tensor parallelism needs some.
+    Default empty: the pod's memory limit."""
     affinity: Opaque = Field(default={})
     """Affinity, in Kubernetes' own form."""
     template: Opaque = Field(default={})
-    """Merged over the finished pod template the way a strategic merge does it; for all that has no field here."""
+    """A strategic merge patch on the finished pod template, for everything that has no field here."""

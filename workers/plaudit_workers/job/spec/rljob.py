@@ -1,4 +1,4 @@
-"""RLJob: the one description of a job, on a laptop, on a Ray cluster and on Kubernetes.
+"""RLJob: the description of a job, on a laptop, on a Ray cluster and on Kubernetes.
 
 One file per section. ``job.rules`` checks fields against each other, ``job.loading`` reads and validates the YAML.
 """
@@ -26,7 +26,7 @@ from plaudit_workers.job.spec.transport import TransportSpec
 API_VERSION = "plaudit.dev/v1alpha1"
 
 TRAINING_SECTIONS = ("model", "data", "algorithm", "rollout", "trainer")
-"""Sections that a job has all of, or none of: a job without them only scores what others submit."""
+"""Sections of which a job has all or none: a job without them only scores samples that others submit."""
 
 
 def _no_model() -> ModelSpec:
@@ -45,7 +45,7 @@ class Spec(Section):
     """The specification of the job."""
 
     seed: int = Field(default=1, ge=0, le=2**31 - 1)
-    """Every random choice follows from it: data order, sampling, weights of new layers. Default 1."""
+    """Seed of every random choice: data order, sampling, weights of new layers. Default 1."""
     model: ModelSpec = Field(default_factory=_no_model)
     """The policy. Required unless the job only scores."""
     data: DataSpec = Field(default_factory=_no_data)
@@ -53,11 +53,11 @@ class Spec(Section):
     algorithm: AlgorithmSpec = Field(default_factory=_no_algorithm)
     """Steps, schedule, loss. Required unless the job only scores."""
     rollout: RolloutSpec = RolloutSpec()
-    """Who generates. Required (``rollout: {}`` will do) unless the job only scores."""
+    """The generating workers. Required (``rollout: {}`` will do) unless the job only scores."""
     reward: RewardSpec
-    """How samples are scored."""
+    """Scorers and their combination."""
     trainer: TrainerSpec = TrainerSpec()
-    """Who updates the policy. Required (``trainer: {}`` will do) unless the job only scores."""
+    """The training processes. Required (``trainer: {}`` will do) unless the job only scores."""
     transport: TransportSpec = TransportSpec()
     """The Redis between the processes."""
     storage: StorageSpec = StorageSpec()
@@ -65,11 +65,11 @@ class Spec(Section):
     files: FilesSpec = FilesSpec()
     """Files that travel with the job."""
     metrics: MetricsSpec = MetricsSpec()
-    """Objectives, and what is kept."""
+    """Objectives, traces and stored samples."""
     scheduling: SchedulingSpec = SchedulingSpec()
-    """The job's place in a cluster."""
+    """Queue, gang, priority, suspension."""
     lifecycle: Annotated[LifecycleSpec, MUTABLE] = LifecycleSpec()
-    """Deadlines and cleaning up."""
+    """Deadlines and cleanup."""
 
     @property
     def trains(self) -> bool:
@@ -88,7 +88,7 @@ class RLJob(Section):
     api_version: Literal["plaudit.dev/v1alpha1"]
     """Version of this format."""
     kind: Literal["RLJob"]
-    """What the document describes."""
+    """Kind of the document."""
     metadata: Metadata
     """The job's name."""
     spec: Spec

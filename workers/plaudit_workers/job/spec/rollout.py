@@ -1,4 +1,4 @@
-"""``spec.rollout``: who generates samples, and how."""
+"""``spec.rollout``: the workers, engine and agent that generate samples."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class EngineSpec(Section):
     """The inference engine of one rollout worker."""
 
     kind: Literal["vllm", "scripted"] = "vllm"
-    """``vllm``: the real one. ``scripted``: writes made-up answers at a given speed, for tests and load generation;
-    never chosen unless named. Default vllm."""
+    """``vllm``, or ``scripted``, which generates scripted answers at a given speed, for tests and load generation.
+    Default vllm."""
     tensor_parallel_size: int = Field(default=1, ge=1, le=1024)
     """GPUs that share one copy of the model. Default 1: as many as the model needs to fit, no more."""
     max_model_length: int = Field(default=4096, ge=2, le=10_000_000)
@@ -23,11 +23,11 @@ class EngineSpec(Section):
     max_concurrent_samples: int = Field(default=256, ge=1, le=100_000)
     """Samples that one worker generates at a time. Default 256: vLLM's own."""
     gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
-    """Share of a GPU's memory that the engine may take. Default 0.85: room is left for the weights of an update. Means
-    nothing on a CPU: bound the cache there with ``arguments: {kv_cache_memory_bytes: …}``."""
+    """Share of a GPU's memory that the engine may take. Default 0.85: the rest is for the weights of an update. Ignored
+    on a CPU: limit the cache there with ``arguments: {kv_cache_memory_bytes: …}``."""
     arguments: Opaque = Field(default={})
-    """Further arguments of the engine by their own names: vLLM's engine arguments, or the scripted engine's settings.
-    Unknown ones are refused when the engine starts."""
+    """Further arguments of the engine under their own names: vLLM's engine arguments, or the scripted engine's
+    settings. The engine rejects unknown ones when it starts."""
 
 
 class SamplingSpec(Section):
@@ -40,7 +40,7 @@ class SamplingSpec(Section):
     top_k: int = Field(default=-1, ge=-1)
     """The k likeliest tokens. Default -1: all tokens."""
     max_tokens: int = Field(default=1024, ge=1, le=1_000_000)
-    """Most tokens of a response; what is cut ends with ``length``. Default 1,024."""
+    """The most tokens of a response; a longer one is cut and ends with ``length``. Default 1,024."""
 
 
 class ToolSpec(Section):
@@ -52,19 +52,19 @@ class ToolSpec(Section):
     function: str = Field(min_length=1, pattern=PYTHON_NAME)
     """The function's name in it; its docstring and type hints describe it to the model."""
     timeout_seconds: float = Field(default=30.0, gt=0)
-    """Seconds after which a call is ended and the model told so. Default 30."""
+    """Seconds after which a call is stopped and the model gets an error. Default 30."""
 
 
 class AgentSpec(Section):
-    """What happens between the prompt and the finished sample."""
+    """The steps between the prompt and the finished sample."""
 
     kind: Literal["singleTurn", "tools", "custom"] = "singleTurn"
-    """``singleTurn``: one generation. ``tools``: tool calls are run and their results appended until the model stops.
-    ``custom``: a class of yours. Default singleTurn."""
+    """``singleTurn``: one generation. ``tools``: runs tool calls and appends their results until the model stops.
+    ``custom``: your class. Default singleTurn."""
     max_turns: int = Field(default=8, ge=1, le=1000)
-    """Most generations of one sample, for ``tools``. Default 8."""
+    """The most generations of one sample, for ``tools``. Default 8."""
     tools: list[ToolSpec] = Field(default=[])
-    """What the model may call, for ``tools``."""
+    """The functions that the model may call, for ``tools``."""
     path: FilePath = ""
     """Python file of the agent, for ``custom``: relative to the job file; on Kubernetes a file of ``spec.files``, or an
     absolute path on the volume or in the image."""
@@ -73,20 +73,20 @@ class AgentSpec(Section):
 
 
 class RolloutSpec(Section):
-    """Rollout workers: they take prompts and publish each sample the moment it is finished."""
+    """Rollout workers: they take prompts and publish each sample as soon as it is finished."""
 
     replicas: Annotated[int, MUTABLE] = Field(default=1, ge=1, le=10_000)
     """Rollout workers, each with ``engine.tensorParallelSize`` GPUs. Cannot change under ``scheduling.gang`` or
     ``queueName``. Default 1."""
     in_flight: Literal["continue", "recompute", "drain"] = "continue"
-    """What happens to running samples when new weights come: ``continue`` goes on with the KV cache of the old weights
-    (each token's version is recorded), ``recompute`` reads what was generated so far with the new weights, ``drain``
-    finishes first. Default continue: no token is generated twice and none waits."""
+    """How running samples get new weights: ``continue`` keeps the KV cache of the old weights (the version of each
+    token is recorded), ``recompute`` computes it again with the new weights, ``drain`` finishes the samples first.
+    Default continue: nothing is computed twice and nothing waits."""
     engine: EngineSpec = EngineSpec()
     """The inference engine."""
     sampling: SamplingSpec = SamplingSpec()
-    """How training samples are drawn."""
+    """The sampling of training samples."""
     agent: AgentSpec = AgentSpec()
-    """One generation, tools, or your own loop."""
+    """A single generation, tools, or your own loop."""
     pod: PodSpec = PodSpec()
     """Pods of the rollout workers."""

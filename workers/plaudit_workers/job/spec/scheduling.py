@@ -1,4 +1,4 @@
-"""``spec.scheduling``: how the job gets its place in a cluster."""
+"""``spec.scheduling``: queue, gang, priority, suspension."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class SchedulingSpec(Section):
     """Kueue's local queue: trainer, rollouts and Redis wait there until they are admitted together. Default empty:
     none."""
     gang: Literal["none", "native"] = "none"
-    """``native``: trainer, rollouts and Redis start together or not at all, by the cluster's own PodGroup. Default
+    """``native``: trainer, rollouts and Redis start together or not at all, through Kubernetes' own PodGroup. Default
     none: not every cluster has it."""
     priority_class_name: str = Field(default="", max_length=253)
     """Priority class of all pods. Default empty: the cluster's default."""
     suspend: Annotated[bool, MUTABLE] = False
-    """Give back all GPUs and workers and keep Redis and volumes; false goes on from the checkpoint. Default false."""
+    """Release all GPUs and workers, keep Redis and volumes; false resumes from the checkpoint. Default false."""
 
     @property
     def whole(self) -> bool:
-        """Whether the job starts whole or not at all."""
+        """Return True for a job whose pods start together or not at all."""
         return self.gang != "none" or bool(self.queue_name)

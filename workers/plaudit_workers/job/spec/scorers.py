@@ -52,7 +52,7 @@ KINDS: dict[Kind, KindTraits] = {
 
 
 class PythonFunctionSpec(Section):
-    """A function or class in a file, called by the signature it has: verl's, TRL's or Plaudit's."""
+    """A function or class in a file; its signature (verl's, TRL's or Plaudit's) decides how it is called."""
 
     path: FilePath = Field(min_length=1)
     """Python file: relative to the job file; on Kubernetes a file of ``spec.files``, or an absolute path on the volume
@@ -72,39 +72,40 @@ class PromptTemplateSpec(Section):
 
 
 class ParseSpec(Section):
-    """How the judge's answer becomes a number: exactly one of the three."""
+    """How to parse the judge's answer into a number: give exactly one of the three."""
 
     regex: str = ""
     """A regular expression; the first group of its first match is the number (``scope: group``: of every match)."""
     json_path: str = ""
-    """Where the number stands in the answer's first JSON, such as ``$.score`` (``scope: group``: a list of numbers)."""
-    python: PythonFunctionSpec | None = None
-    """A function ``(answer)`` or ``(answer, sample)`` that returns it; ``scope: group``: ``(answer, samples)``, a list.
+    """Path of the number in the answer's first JSON value, such as ``$.score`` (``scope: group``: a list of numbers).
     """
+    python: PythonFunctionSpec | None = None
+    """A function ``(answer)`` or ``(answer, sample)`` that returns the number; ``scope: group``: ``(answer, samples)``,
+    a list."""
 
 
 class JudgeSpec(Section):
-    """An OpenAI-compatible endpoint that is asked for a score."""
+    """An OpenAI-compatible endpoint that scores samples."""
 
     base_url: str = Field(min_length=1, pattern=r"^https?://")
-    """Address up to and with ``/v1``."""
+    """URL, including ``/v1``."""
     model: str = Field(min_length=1)
-    """The model's name there."""
+    """Name of the model at the endpoint."""
     api_key_secret: SecretKey | None = None
-    """The key. Default: none is sent."""
+    """The API key. Default: none."""
     prompt_template: PromptTemplateSpec
-    """What is asked."""
+    """The prompt."""
     parse: ParseSpec
-    """How the answer is read."""
+    """The parser of the answer."""
     arguments: Opaque = Field(default={})
     """Further members of the request, such as ``temperature`` or ``max_tokens``."""
 
 
 class SharedLimitsSpec(Section):
-    """One budget over several jobs, held in a Redis that all of them reach."""
+    """One budget for several jobs, kept in a Redis that all of them can reach."""
 
     url: str = Field(min_length=1, pattern=r"^rediss?://")
-    """Address of that Redis, without a password."""
+    """URL of that Redis, without a password."""
     password_secret: SecretKey | None = None
     """Its password. Default: none."""
     key: str = Field(min_length=1)
@@ -112,14 +113,14 @@ class SharedLimitsSpec(Section):
 
 
 class LimitsSpec(Section):
-    """What may be asked of an endpoint by all workers of the job together."""
+    """Limits on the requests of all workers of the job together."""
 
     requests_per_minute: int | None = Field(default=None, ge=1)
     """Requests in any 60 s. Default: no limit."""
     tokens_per_minute: int | None = Field(default=None, ge=1)
-    """Tokens, asked and answered, in any 60 s. Default: no limit."""
+    """Tokens of prompts and answers in any 60 s. Default: no limit."""
     concurrency: int | None = Field(default=None, ge=1)
-    """Requests at a time. Default: no limit."""
+    """Concurrent requests. Default: no limit."""
     shared: SharedLimitsSpec | None = None
     """Share the budget with other jobs. Default: the job's own."""
 
@@ -130,38 +131,39 @@ class RewardModelSpec(Section):
     source: SourcePath = Field(min_length=1)
     """Hub id or folder of the reward model and its tokenizer."""
     revision: str = "main"
-    """Branch, tag or commit on the hub. Default ``main``. Means nothing for a folder."""
+    """Branch, tag or commit on the hub. Default ``main``. Ignored for a folder."""
     engine: Literal["vllm", "plaudit"] = "vllm"
     """``vllm``: its pooling server; ``plaudit``: Plaudit's own server, for models that vLLM cannot load. Default vllm.
     """
     input: Literal["chat", "text"] = "chat"
-    """What it reads. ``chat``: the prompt's messages and the response as the assistant's, through the chat template of
-    the *reward model*; a prompt without messages is one of the user. ``text``: prompt and response as they stand, as
-    the policy saw them. Default chat."""
+    """Its input. ``chat``: the prompt's messages and the response as the assistant's message, in the chat template of
+    the *reward model*; a prompt without messages becomes a user message. ``text``: prompt and response as the policy
+    saw them. Default chat."""
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """Precision of its forward passes. Default bfloat16; use float32 on a CPU."""
     trust_remote_code: bool = False
     """Run Python that comes with the model. Default false."""
     max_model_length: int | None = Field(default=None, ge=1, le=10_000_000)
-    """Tokens of prompt and response together; a longer text is a data error, never cut. Default: the model's own."""
+    """Tokens of prompt and response together; a longer text is a data error; it is never cut. Default: the model's own.
+    """
     max_batch_tokens: int = Field(default=16_384, ge=1, le=10_000_000)
     """Tokens of one forward pass; bounds the memory of activations. Default 16,384."""
     arguments: Opaque = Field(default={})
-    """Further arguments of the server by their own names, such as vLLM's ``tensor_parallel_size``. Unknown ones are
-    refused when it starts."""
+    """Further arguments of the server under their own names, such as vLLM's ``tensor_parallel_size``. The server
+    rejects unknown ones when it starts."""
     replicas: int = Field(default=1, ge=1, le=1000)
-    """Servers, one GPU each; reward workers spread their calls over them. Default 1."""
+    """Number of servers, one GPU each; reward workers distribute their calls over them. Default 1."""
     pod: PodSpec = PodSpec()
-    """Pods of the servers. A server has one GPU where there are any, unless the limits say otherwise."""
+    """Pods of the servers. A server gets one GPU if there are any, unless the limits differ."""
 
 
 class WhenSpec(Section):
-    """Score only samples on which an earlier scorer gave a value (to save calls)."""
+    """Score only samples to which an earlier scorer gave a certain value (to save calls)."""
 
     scorer: str = Field(min_length=1)
-    """Name of a sample-scope scorer earlier in the list."""
+    """Name of an earlier scorer in the list, with scope ``sample``."""
     equals: float
-    """The value it must have given; all other samples are ``skipped``."""
+    """The value that selects a sample; all others are ``skipped``."""
 
 
 class ScorerSpec(Section):
@@ -169,10 +171,10 @@ class ScorerSpec(Section):
 
     name: str = Field(min_length=1, max_length=20, pattern=SCORER_NAME)
     """Name in metrics, in stored samples and in ``when``, such as ``accuracy_reward``: at most 20 of a-z, 0-9, ``-``
-    and ``_``, unique in the job. Kind ``model`` allows no ``_``: its pods carry the name."""
+    and ``_``, unique in the job. Kind ``model`` allows no ``_``: its pods have the name."""
     kind: Kind
-    """``rule``: built in, chosen by data source; ``python``: a function of yours; ``judge``: an OpenAI-compatible
-    endpoint; ``model``: a reward model served for the job."""
+    """``rule``: built in, chosen by data source; ``python``: your function; ``judge``: an OpenAI-compatible endpoint;
+    ``model``: a reward model served for the job."""
     weight: float = 1.0
     """Its share in the weighted sum; 0 computes and records it without effect on the reward. Default 1."""
     scope: Literal["sample", "group"] = "sample"
@@ -190,7 +192,8 @@ class ScorerSpec(Section):
     """The reward model, for ``model``."""
     isolation: Literal["process", "thread", "inline"] | None = None
     """Where a ``python`` scorer runs: ``process`` is killed at its time limit, ``thread`` suits functions that block on
-    the network, ``inline`` is the worker's event loop. Default: process for plain functions, inline for async ones."""
+    the network, ``inline`` is the event loop of one child process. Default: process for plain functions, inline for
+    async ones."""
     when: WhenSpec | None = None
     """Score only some samples. Default: all."""
     limits: Annotated[LimitsSpec | None, MUTABLE] = None

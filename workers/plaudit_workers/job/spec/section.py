@@ -1,4 +1,4 @@
-"""What every section of an RLJob has in common, and the marks that fields carry.
+"""The base of every section of an RLJob, and the marks of fields.
 
 Marks sit in a field's ``Annotated`` metadata: ``MUTABLE`` (may change while the job runs), ``JobPath`` (a path that is
 resolved against the job file). The reference page, the JSON Schema and the CRD read them from the models.
@@ -35,7 +35,7 @@ class Mutable:
     """Marks a field that may change while the job runs; all others are fixed."""
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Shows the mark in the JSON Schema."""
+        """Add the mark to the JSON Schema."""
         return {**handler(schema), "x-plaudit-mutable": True}
 
 
@@ -59,7 +59,7 @@ SourcePath = Annotated[str, JobPath("source")]
 """A path or a hub id."""
 
 Opaque = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
-"""An object that is handed on as it is."""
+"""An object that is passed on unchanged."""
 
 _QUANTITY_SCHEMA: dict[str, Any] = {"x-kubernetes-int-or-string": True}
 Quantity = Annotated[str | int, Field(json_schema_extra=_QUANTITY_SCHEMA)]
@@ -77,10 +77,10 @@ class SecretKey(Section):
     name: str = Field(min_length=1, max_length=253)
     """Name of the Secret in the job's namespace."""
     key: str = Field(min_length=1, max_length=253)
-    """Which of the Secret's keys holds the value."""
+    """Key with the value."""
 
     @property
     def variable(self) -> str:
-        """The environment variable that holds the value under ``plaudit run``: upper case, other signs become ``_``."""
-        words = f"{self.name}_{self.key}".upper()
-        return "PLAUDIT_SECRET_" + "".join(sign if sign.isalnum() else "_" for sign in words)
+        """Return the environment variable with the value under ``plaudit run``: upper case, other signs as ``_``."""
+        name = f"{self.name}_{self.key}".upper()
+        return "PLAUDIT_SECRET_" + "".join(character if character.isalnum() else "_" for character in name)

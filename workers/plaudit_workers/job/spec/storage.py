@@ -8,23 +8,22 @@ from plaudit_workers.job.spec.section import Section
 
 
 class StorageSpec(Section):
-    """The volume that all processes share. Under ``plaudit run`` it is the run's folder."""
+    """The volume that all processes share; under ``plaudit run``, the run's folder."""
 
     claim_name: str = ""
     """Name of an existing PersistentVolumeClaim of the job's namespace that many pods can mount (ReadWriteMany).
-    Default empty: none, which suits a job that only scores."""
+    Default empty: none, enough for a job that only scores."""
     mount_path: str = Field(default="/plaudit", pattern=r"^/")
-    """Where it is mounted in every pod; a run's folder is ``<mountPath>/runs/<namespace>/<run>/``. Default
-    ``/plaudit``."""
+    """Mount point in every pod; a run's folder is ``<mountPath>/runs/<namespace>/<run>/``. Default ``/plaudit``."""
 
 
 class FileItem(Section):
-    """One file out of the ConfigMap."""
+    """One file of the ConfigMap."""
 
     key: str = Field(min_length=1)
     """Key in the ConfigMap that ``configMap`` names."""
     path: str = Field(min_length=1, pattern=r"^[^/]")
-    """Name under which ``path`` fields of the job mean it; relative."""
+    """Relative path under which ``path`` fields of the job refer to it."""
 
 
 class FilesSpec(Section):
@@ -33,4 +32,4 @@ class FilesSpec(Section):
     config_map: str = ""
     """Name of a ConfigMap in the job's namespace. Default empty: files come from the image or the volume."""
     items: list[FileItem] = Field(default=[])
-    """Which of its keys. Default empty: all, under their own names."""
+    """Keys to use. Default empty: all, under their own names."""

@@ -11,12 +11,13 @@ from plaudit_workers.job.spec.section import FilePath, Section
 
 
 class CheckpointSpec(Section):
-    """What a run can be taken up from: model, optimizer, data cursor, ledger. Kept in the run's folder."""
+    """Checkpoints to resume from: model, optimizer, data cursor and ledger, in the run's folder."""
 
     every_steps: int = Field(default=10, ge=1)
-    """Steps between two checkpoints; the last step always writes one. Default 10: at most ten steps are done again."""
+    """Steps between two checkpoints; the last step always writes one. Default 10: a resume repeats at most ten steps.
+    """
     keep: int = Field(default=2, ge=1, le=1000)
-    """Newest checkpoints that stay on disk. Default 2: one may be half read while the next is written."""
+    """Number of newest checkpoints to keep. Default 2: one may be being read while the next is written."""
     resume_from: FilePath = ""
     """Folder of another run's checkpoint to start from. Default empty: from ``model.source``, or from this run's own
     newest checkpoint."""
@@ -26,23 +27,23 @@ class TrainerSpec(Section):
     """Ranks, their strategy, memory and checkpoints."""
 
     ranks: int = Field(default=1, ge=1, le=100_000)
-    """Processes that share the update, one per GPU. Default 1."""
+    """Processes that share an update, one per GPU. Default 1."""
     ranks_per_pod: int = Field(default=8, ge=1, le=64)
-    """Ranks of one pod (= its GPUs) when there are more than this. Default 8: the GPUs of a usual node."""
+    """Ranks (and GPUs) of one pod, when there are more ranks than this. Default 8: the GPUs of a typical node."""
     strategy: Literal["single", "fsdp2"] = "single"
-    """``single``: one process holds everything; ``fsdp2``: parameters and optimizer are sharded over the ranks. Default
-    single: it needs no process group."""
+    """``single``: one process holds everything; ``fsdp2``: parameters and optimizer state are sharded over the ranks.
+    Default single: no process group."""
     micro_batch_tokens: int = Field(default=16_384, ge=1, le=100_000_000)
     """Tokens, prompts included, in one forward and backward pass of one rank; bounds activation memory. A longer sample
-    is a micro-batch of its own. Default 16,384."""
+    gets its own micro-batch. Default 16,384."""
     checkpoint: CheckpointSpec = CheckpointSpec()
-    """What a run can be taken up from."""
+    """Checkpoints to resume from."""
     sinks: list[Literal["tensorboard", "wandb", "mlflow"]] = Field(default=[])
-    """Where the figures of each step go besides ``steps.jsonl``. Default none."""
+    """Where the metrics of each step are logged, besides ``steps.jsonl``. Default none."""
     pod: PodSpec = PodSpec()
     """Pods of the trainer."""
 
     @property
     def pods(self) -> int:
-        """Pods of one attempt."""
+        """Return the number of pods of one attempt."""
         return max(1, self.ranks // self.ranks_per_pod)

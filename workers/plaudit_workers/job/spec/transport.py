@@ -11,7 +11,7 @@ from plaudit_workers.job.spec.quantity import quantity
 from plaudit_workers.job.spec.section import BYTE_QUANTITY, FilePath, SecretKey, Section
 
 USABLE_SHARE = 0.6
-"""Of a managed Redis's memory; the rest is for the fork that writes its file anew."""
+"""Share of a managed Redis's memory for data; the rest is for the fork that rewrites its file."""
 
 
 class ConfigMapKey(Section):
@@ -20,20 +20,20 @@ class ConfigMapKey(Section):
     name: str = Field(min_length=1, max_length=253)
     """Name of the ConfigMap in the job's namespace."""
     key: str = Field(min_length=1, max_length=253)
-    """Which of the ConfigMap's keys holds the value."""
+    """Key with the value."""
 
 
 class TlsSpec(Section):
-    """How the certificate of an external Redis is checked, and which one is shown to it. All of it is PEM."""
+    """Authorities and certificates for TLS to an external Redis, all in PEM."""
 
     ca_secret: SecretKey | None = None
-    """Certificates of the authorities that are trusted, from a Secret. Default: the system's authorities."""
+    """Certificates of the trusted authorities, from a Secret. Default: the system's authorities."""
     ca_config_map: ConfigMapKey | None = None
     """The same, from a ConfigMap. Default: none."""
     ca_file: FilePath = ""
     """The same, from a file. Default: none."""
     certificate_secret: SecretKey | None = None
-    """The client's own certificate, for a Redis that asks for one; with `keySecret`. Default: none."""
+    """The client's own certificate, for a Redis that requires one; with `keySecret`. Default: none."""
     key_secret: SecretKey | None = None
     """The key of `certificateSecret`, without a passphrase. Default: none."""
     certificate_file: FilePath = ""
@@ -41,22 +41,22 @@ class TlsSpec(Section):
     key_file: FilePath = ""
     """The key of `certificateFile`, without a passphrase. Default: none."""
     check_server_name: bool = True
-    """Whether Redis's certificate must be for the host in `url`. Default true: otherwise whoever has any certificate of
-    the authority could pass for Redis."""
+    """Require a certificate for the host in `url`. Default true: else any certificate of the authority would be
+    accepted."""
 
 
 class ManagedRedisSpec(Section):
     """A Redis of the job's own."""
 
     memory: str = Field(default="4Gi", pattern=BYTE_QUANTITY)
-    """Memory of its container. Redis may use 60 % of it: writing its file anew forks the process. Default 4Gi."""
+    """Memory of its container. Redis may use 60 % of it, because rewriting its file forks the process. Default 4Gi."""
     storage: str = Field(default="10Gi", pattern=BYTE_QUANTITY)
     """Size of the volume of its append-only file; give it three times the memory that Redis may use. Default 10Gi."""
     storage_class_name: str = ""
     """Storage class of that volume. Default empty: the cluster's default."""
     persistence: Literal["always", "everysec", "no"] = "everysec"
-    """When its append-only file reaches the disk: with each write, once a second, or ``no``: there is no file. Default
-    everysec: a dying Redis loses up to two seconds, which the ledger finds and does again."""
+    """When its append-only file is flushed to disk: with every write, once a second, or ``no`` for no file. Default
+    everysec: a crash of Redis loses up to two seconds of work, which the ledger detects and repeats."""
     image: str = ""
     """Container image. Default empty: the operator's."""
     pod: PodSpec = PodSpec()
@@ -64,7 +64,7 @@ class ManagedRedisSpec(Section):
 
     @property
     def max_memory_bytes(self) -> int:
-        """Bytes that Redis may use (its ``maxmemory``): 60 % of ``memory``."""
+        """Return the bytes that Redis may use (its ``maxmemory``): 60 % of ``memory``."""
         return int(float(quantity(self.memory)) * USABLE_SHARE)
 
 
@@ -79,6 +79,6 @@ class TransportSpec(Section):
     password_secret: SecretKey | None = None
     """Password of the external Redis. Default: none."""
     tls: TlsSpec | None = None
-    """How a ``rediss://`` address is checked. Default: against the system's authorities."""
+    """TLS settings for a ``rediss://`` URL. Default: the system's authorities."""
     managed: ManagedRedisSpec = ManagedRedisSpec()
     """The Redis of the job's own, where ``url`` is empty."""

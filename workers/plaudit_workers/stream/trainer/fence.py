@@ -1,15 +1,18 @@
-"""Only the trainer that took over last has a say: what it sends carries its incarnation, and scripts check it."""
+"""Refuse what a replaced trainer sends: every transition of a trainer carries its incarnation, and scripts check it."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeVar
 
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.transitions.scripts import Argument, new_call
+from plaudit_workers.stream.transitions import trainer as transitions
+from plaudit_workers.stream.transitions.call import Call
+
+Answer = TypeVar("Answer")
 
 
 class StaleIncarnationError(Exception):
-    """Another trainer has taken over this run: this one has no say any more and must exit."""
+    """Another trainer has taken over this run: this one is refused and must exit."""
 
 
 class Fence:
@@ -24,19 +27,19 @@ class Fence:
         self.incarnation = 0
 
     async def take_over(self, floor: int) -> None:
-        """Becomes the run's trainer, with an incarnation above ``floor``."""
-        self.incarnation = int(await self._transport.scripts.call("take_over", "", new_call(), floor))
+        """Become the run's trainer, with an incarnation above ``floor``."""
+        self.incarnation = await self._transport.scripts.run(transitions.take_over(floor))
 
-    async def call(self, script: str, *arguments: Argument) -> Any:
-        """One transition; returns its answer.
+    async def run(self, call: Call[Answer]) -> Answer:
+        """Run one transition and return its answer.
 
         Raises:
             StaleIncarnationError: another trainer has taken over.
         """
-        answer = await self._transport.scripts.call(script, *arguments)
+        (answer,) = await self._transport.scripts.answers((call,))
         if answer == b"stale":
             raise StaleIncarnationError(
                 f"a later trainer than incarnation {self.incarnation} has taken over the run "
                 f"{self._transport.names.run}"
             )
-        return answer
+        return call.read(answer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -10,21 +10,21 @@ import msgspec
 from plaudit_wire.codec import encode
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Announcement, Prompt
-from plaudit_wire.records import GroupEnd, GroupRecord, ScoringRecord, StepRecord
+from plaudit_wire.records import GroupEnd, GroupRecord, StepRecord
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.group import Group
 from plaudit_workers.stream.group_hash import read_group
 from plaudit_workers.stream.release import release_call
 from plaudit_workers.stream.trainer.fence import Fence, StaleIncarnationError
-from plaudit_workers.stream.trainer.limits import Admission, StreamLimits
-from plaudit_workers.stream.trainer.ready import ReadyGroups
-from plaudit_workers.stream.transitions.scripts import new_call
+from plaudit_workers.stream.trainer.limits import StreamLimits
+from plaudit_workers.stream.trainer.ready import TakenGroups
+from plaudit_workers.stream.transitions import trainer as transitions
+from plaudit_workers.stream.transitions.trainer import Admission, Closing
 
 __all__ = ["Admission", "StaleIncarnationError", "StreamLimits", "TrainerStreams"]
 
 logger = get_logger(__name__)
 
-_GIVEN_UP = msgspec.msgpack.encode(ScoringRecord(outcome="given_up", reason="its group was ended before it was scored"))
 _CALLS_PER_INCARNATION = 1_000_000_000
 _ENDED_REMEMBERED = 10_000
 
@@ -36,7 +36,7 @@ class TrainerStreams:
         self._transport = transport
         self._limits = limits
         self._fence = Fence(transport)
-        self._ready = ReadyGroups(transport, self._fence)
+        self._ready = TakenGroups(transport, self._fence)
         self._announcement: Announcement | None = None
         self._announcing = 0  # calls under way: what Redis shows meanwhile is no fault
         self._closes = 0
@@ -46,6 +46,11 @@ class TrainerStreams:
     def incarnation(self) -> int:
         """This trainer's number among those that took over the run."""
         return self._fence.incarnation
+
+    @property
+    def taken(self) -> Mapping[str, Group]:
+        """The groups that were taken and are not closed, by id, in the order in which they became ready."""
+        return self._ready.groups
 
     async def take_over(self, floor: int = 0) -> int:
         """Becomes the run's trainer; whoever was it before is refused from now on.
@@ -63,29 +68,10 @@ class TrainerStreams:
         Raises:
             StaleIncarnationError: another trainer has taken over.
         """
-        limits, validation = self._limits, prompt.split == "validation"
-        bound = limits.max_open_validation_groups if validation else limits.max_open_groups
         record = encode(prompt)
         if self._transport.volume.needed(record):
             record = await self._transport.volume.store(prompt.group, "prompt", record)
-        answer = await self._fence.call(
-            "admit",
-            prompt.group,
-            new_call(),
-            self.incarnation,
-            prompt.split,
-            bound,
-            limits.memory_share,
-            prompt.n,
-            0 if validation else min(limits.min_samples_per_group, prompt.n),
-            limits.group_deadline_s,
-            limits.group_scoring_deadline_s,
-            int(limits.has_group_scorers and not validation),
-            prompt.step,
-            prompt.data_source,
-            record,
-        )
-        return Admission(answer)
+        return await self._fence.run(transitions.admit(self.incarnation, prompt, record, self._limits))
 
     async def take_ready(self, count: int, block_s: float) -> list[Group]:
         """Groups whose phase is ``ready`` or ``dropped``, at most ``count``; [] when none came within ``block_s``.
@@ -123,8 +109,7 @@ class TrainerStreams:
         return [group.id for group in groups if group is not None and await self._release(group)]
 
     async def _release(self, group: Group) -> bool:
-        script, arguments = release_call(group, self.incarnation)
-        return bool(await self._fence.call(script, *arguments) == b"released")
+        return await self._fence.run(release_call(group, self.incarnation))
 
     async def close(self, group_id: str, end: GroupEnd, reason: str = "", record: GroupRecord | None = None) -> bool:
         """Ends a group: counts it, frees its memory. Samples that are not terminal are given up.
@@ -148,19 +133,19 @@ class TrainerStreams:
             )
         encoded = b"" if record is None else msgspec.msgpack.encode(record)
         answer = await self._close(group_id, end, reason, encoded, taken=self._ready.may_end_as_trained(group_id))
-        if answer == b"not_ready":
+        if answer is Closing.not_ready:
             raise ValueError(f"group {group_id} is not ready: it cannot end as {end}")
         self._ended[group_id] = (end, reason)
         if len(self._ended) > _ENDED_REMEMBERED:
             del self._ended[next(iter(self._ended))]
-        return bool(answer == b"closed")
+        return answer is Closing.closed
 
-    async def _close(self, group_id: str, end: GroupEnd, reason: str, record: bytes, *, taken: bool) -> Any:
+    async def _close(self, group_id: str, end: GroupEnd, reason: str, record: bytes, *, taken: bool) -> Closing:
         self._closes += 1
         call = self.incarnation * _CALLS_PER_INCARNATION + self._closes
-        arguments = (group_id, call, self.incarnation, end, reason, _GIVEN_UP, record, int(taken))
-        answer = await self._fence.call("close", *arguments)
-        if answer != b"not_ready":
+        ending = (end, reason, record)
+        answer = await self._fence.run(transitions.close(group_id, call, self.incarnation, ending, taken=taken))
+        if answer is not Closing.not_ready:
             self._ready.forget(group_id)
             await self._transport.volume.forget(group_id)
         return answer
@@ -174,7 +159,7 @@ class TrainerStreams:
         self._announcement = announcement
         self._announcing += 1
         try:
-            await self._fence.call("announce", "", self.incarnation, encode(announcement))
+            await self._fence.run(transitions.announce(self.incarnation, announcement))
         finally:
             self._announcing -= 1
 
@@ -201,8 +186,7 @@ class TrainerStreams:
         Raises:
             StaleIncarnationError: another trainer has taken over.
         """
-        counters: list[Any] = [part for item in ledger.items() for part in item]
-        await self._fence.call("restore", "", self.incarnation, step, *counters)
+        await self._fence.run(transitions.restore(self.incarnation, step, ledger))
 
     async def missing(self, expected: Iterable[str]) -> list[str]:
         """Of the groups that the trainer knows as open, those that Redis has lost (FLUSHALL, failover, rollback).
@@ -234,5 +218,4 @@ class TrainerStreams:
         Raises:
             StaleIncarnationError: another trainer has taken over.
         """
-        encoded = msgspec.msgpack.encode(record)
-        await self._fence.call("record_step", "", new_call(), self.incarnation, record.step, encoded)
+        await self._fence.run(transitions.record_step(self.incarnation, record))

@@ -1,26 +1,15 @@
-"""What a trainer allows to be under way, and what it is answered."""
+"""The bounds that a trainer sets."""
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 
-
-class Admission(enum.Enum):
-    """What became of a prompt that was to be admitted."""
-
-    admitted = b"admitted"
-    full = b"full"
-    """As many groups are open as may be."""
-    memory = b"memory"
-    """Redis's memory is too full for more."""
-    duplicate = b"duplicate"
-    """A group of this id exists or existed."""
+from plaudit_wire.limits import ADMISSION_MEMORY_SHARE
 
 
 @dataclass(frozen=True)
 class StreamLimits:
-    """What the trainer allows.
+    """The bounds that a trainer sets.
 
     Attributes:
         max_open_groups: training groups that may be open at a time.
@@ -38,4 +27,4 @@ class StreamLimits:
     group_scoring_deadline_s: float = 900.0
     min_samples_per_group: int = 1
     has_group_scorers: bool = False
-    memory_share: float = 0.7
+    memory_share: float = ADMISSION_MEMORY_SHARE

@@ -1,4 +1,4 @@
-"""How the trainer takes groups from ``ready``: each is handed out once, and stays pending until it is closed."""
+"""Take groups from ``ready``: each is handed out once, and stays pending until it is closed."""
 
 from __future__ import annotations
 
@@ -7,40 +7,46 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from plaudit_wire.logs import get_logger
+from plaudit_wire.outage import OUTAGE
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.group import Group
 from plaudit_workers.stream.group_hash import read_groups
 from plaudit_workers.stream.trainer.fence import Fence
-from plaudit_workers.stream.transitions.scripts import OUTAGE, Argument
+from plaudit_workers.stream.transitions.trainer import take_ready
 
 logger = get_logger(__name__)
 
 
-class ReadyGroups:
-    """The groups that one trainer has taken and not closed."""
+class TakenGroups:
+    """The groups that one trainer has taken and not closed.
+
+    Attributes:
+        groups: by id, as they were when they were taken, in the order of the stream.
+    """
 
     def __init__(self, transport: Transport, fence: Fence) -> None:
         self._transport = transport
         self._fence = fence
         self._reader = transport.blocking_client()
-        self._held: dict[str, str] = {}  # group → entry of `ready`
-        self._trainable: set[str] = set()
+        self.groups: dict[str, Group] = {}
+        self._entries: dict[str, str] = {}  # group → entry of `ready`
         self._last_seen = "0-0"
 
     def clear(self) -> None:
         """Forgets all: what was taken is handed out once more."""
-        self._held.clear()
-        self._trainable.clear()
+        self.groups.clear()
+        self._entries.clear()
         self._last_seen = "0-0"
 
     def may_end_as_trained(self, group_id: str) -> bool:
         """Whether it was handed out in phase ``ready``; an older state of Redis does not change that."""
-        return group_id in self._trainable
+        group = self.groups.get(group_id)
+        return group is not None and group.phase == "ready"
 
     def forget(self, group_id: str) -> None:
         """It is closed."""
-        self._held.pop(group_id, None)
-        self._trainable.discard(group_id)
+        self.groups.pop(group_id, None)
+        self._entries.pop(group_id, None)
 
     async def take(self, count: int, block_s: float) -> list[Group]:
         """At most ``count`` groups; [] when none came within ``block_s``.
@@ -53,29 +59,26 @@ class ReadyGroups:
             await self._wait(block_s)
             rows = await self._take_rows(count)
         # A group that is held already became ready once more in an older state of Redis: it is not handed out again.
-        wanted = [(group, n) for _, group, n in rows if group not in self._held]
+        wanted = [(group, n) for _, group, n in rows if group not in self.groups]
         groups = await read_groups(self._transport, wanted, taken=True) if wanted else []
         # Between the two looks Redis may have come back with an older state: in that a group is not ready, but will be.
         found = [group for group in groups if group is not None and group.phase in ("ready", "dropped")]
-        taken = {group.id for group in found}
+        self.groups |= {group.id: group for group in found}
         for entry, group_id, _ in rows:
-            if group_id in taken or group_id in self._held:
-                self._held[group_id] = entry
+            if group_id in self.groups:
+                self._entries[group_id] = entry
             self._last_seen = max(self._last_seen, entry, key=_entry_order)
-        self._trainable.update(group.id for group in found if group.phase == "ready")
         return found
 
     async def _take_rows(self, count: int) -> list[tuple[str, str, int]]:
-        arguments: list[Argument] = ["", self._fence.incarnation, count, *self._held.values()]
         try:
-            rows: list[tuple[bytes, bytes, int]] = await self._fence.call("take_ready", *arguments)
+            return await self._fence.run(take_ready(self._fence.incarnation, count, list(self._entries.values())))
         except ResponseError as error:
             if "NOGROUP" not in str(error):
                 raise
             logger.error("the streams' groups are gone", stream="ready")
             await self._transport.recreate_groups()
             return []
-        return [(entry.decode(), group.decode(), n) for entry, group, n in rows]
 
     async def _wait(self, block_s: float) -> None:
         """Looks without taking: an entry that a replaced trainer read would be lost to its successor."""
@@ -83,7 +86,7 @@ class ReadyGroups:
         try:
             reply: Any = await self._reader.xread(seen, count=1000, block=max(round(block_s * 1000), 1))
         except OUTAGE as error:
-            logger.warning("redis is away", stream="ready", error=str(error))
+            self._transport.outages.report(error)
             return
         if reply:
             self._last_seen = reply[0][1][-1][0].decode()

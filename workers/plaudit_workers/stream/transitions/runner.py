@@ -1,7 +1,7 @@
-"""How calls of transitions travel to Redis.
+"""Sends transitions to Redis.
 
-Calls that wait go together in one pipeline: a batch is what is there, never what one waits for. Every transition is
-idempotent, so a call whose reply was lost is sent again until Redis has answered.
+Concurrent calls travel together in one pipeline: a batch holds what waits when it begins, nothing waits for company.
+Every transition is idempotent, so a call whose reply was lost is sent again until Redis has answered.
 """
 
 from __future__ import annotations
@@ -9,34 +9,35 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from redis.asyncio import Redis
-from redis.exceptions import NoScriptError, OutOfMemoryError, ReadOnlyError, ResponseError
+from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 
-from plaudit_wire.logs import get_logger
-from plaudit_workers.stream.transitions.scripts import OUTAGE, Argument, Call, Scripts
+from plaudit_wire.outage import OUTAGE, Outages, PassingRefusalError
+from plaudit_workers.stream.transitions.call import Call
+from plaudit_workers.stream.transitions.scripts import Scripts
 
-logger = get_logger(__name__)
+Answer = TypeVar("Answer")
 
 _CALLS_A_PIPELINE = 256
 _ANSWERED_WITHIN_S = 5.0
 _LEAST_BYTES_PER_S = 1e6
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 
 
 class _Request:
-    """Calls of one caller that wait for their answers."""
+    """The calls of one caller that wait for their answers."""
 
-    def __init__(self, calls: Sequence[Call], deadline: float) -> None:
+    def __init__(self, calls: Sequence[Call[Any]]) -> None:
         self.calls = calls
-        self.deadline = deadline
         self.answers: list[Any] = [None] * len(calls)
         self.left = list(range(len(calls)))
-        self.pause_s = 0.02
+        self.pause_s = _FIRST_PAUSE_S
         self.done: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
 
     def resolve(self) -> None:
-        """Gives the answers to the caller, or the first error among them."""
+        """Give the answers to the caller, or the first error among them."""
         if self.done.done():
             return
         failed = next((answer for answer in self.answers if isinstance(answer, Exception)), None)
@@ -45,49 +46,68 @@ class _Request:
         else:
             self.done.set_exception(failed)
 
+    def fail(self, error: Exception) -> None:
+        """Give an error to the caller."""
+        if not self.done.done():
+            self.done.set_exception(error)
+
+    def next_pause_s(self) -> float:
+        """Return the pause before the next attempt; it doubles up to a second."""
+        pause_s = self.pause_s
+        self.pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+        return pause_s
+
 
 class ScriptRunner:
-    """Sends calls to Redis, those that wait together in one pipeline.
+    """Sends calls of transitions, concurrent ones in one pipeline.
 
     Args:
-        client: without retries and timeouts: the runner sees to both.
+        client: without retries and timeouts; the runner applies its own.
         prefix: of the run's keys.
         scripts: the texts.
-        patience_s: how long an outage or a full memory of Redis is waited out, seconds.
+        outages: logs outages.
+        waits: retries calls through an outage, however long it lasts; False: raises it to the caller.
     """
 
-    def __init__(self, client: Redis, prefix: str, scripts: Scripts, patience_s: float = 300.0) -> None:
+    def __init__(self, client: Redis, prefix: str, scripts: Scripts, outages: Outages, *, waits: bool = True) -> None:
         self._client = client
         self._scripts = scripts
-        self._patience_s = patience_s
+        self._outages = outages
+        self._waits = waits
         self._waiting: deque[_Request] = deque()
         self._sender: asyncio.Task[None] | None = None
+        self._stopped = False
         self._heads = {
             name: b"$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n1\r\n$%d\r\n%b\r\n"
             % (digest.encode(), len(prefix.encode()), prefix.encode())
             for name, digest in scripts.digests.items()
         }
 
-    async def call(self, script: str, *arguments: Argument) -> Any:
-        """One transition; returns its answer.
+    async def run(self, call: Call[Answer]) -> Answer:
+        """Run one transition and return its answer.
 
         Raises:
-            redis.RedisError: the outage outlasted the patience, or Redis refused the call.
+            redis.RedisError: Redis refused the call for good; with ``waits=False`` also one of ``OUTAGE``.
         """
-        return (await self.call_many([Call(script, arguments)]))[0]
+        (answer,) = await self.answers((call,))
+        return call.read(answer)
 
-    async def call_many(self, calls: Sequence[Call]) -> list[Any]:
-        """Several transitions; returns their answers.
+    async def run_many(self, calls: Sequence[Call[Answer]]) -> list[Answer]:
+        """Run several transitions and return their answers, in the same order. Raises as ``run``."""
+        answers = await self.answers(calls)
+        return [call.read(answer) for call, answer in zip(calls, answers, strict=True)]
 
-        Raises:
-            redis.RedisError: as ``call``.
-        """
-        request = _Request(calls, asyncio.get_running_loop().time() + self._patience_s)
+    async def answers(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        """Return Redis's own answers to several transitions. Raises as ``run``."""
+        if not calls:
+            return []
+        request = _Request(calls)
         self._enqueue(request)
         return await request.done
 
     async def stop(self) -> None:
-        """Gives up what is still waiting for Redis."""
+        """Cancel the calls that still wait for Redis."""
+        self._stopped = True
         if self._sender is not None:
             self._sender.cancel()
             await asyncio.gather(self._sender, return_exceptions=True)
@@ -95,6 +115,9 @@ class ScriptRunner:
             self._waiting.popleft().done.cancel()
 
     def _enqueue(self, request: _Request) -> None:
+        if self._stopped:
+            request.done.cancel()
+            return
         self._waiting.append(request)
         if self._sender is None or self._sender.done():
             self._sender = asyncio.create_task(self._send_all())
@@ -108,87 +131,86 @@ class ScriptRunner:
             try:
                 await self._send(batch)
             except OUTAGE as error:
-                await self._wait_out(batch, error)
-            except Exception as error:
+                self._outages.report(error)
+                await self._after_outage(batch, error)
+            except asyncio.CancelledError:
+                self._waiting.extendleft(reversed(batch))
+                raise
+            except Exception as error:  # the boundary to the callers: each of them raises it
                 for request in batch:
-                    request.answers = [error]
-                    request.resolve()
+                    request.fail(error)
 
     async def _send(self, batch: Sequence[_Request]) -> None:
-        """Sends what is left of the requests; those that Redis is not able to run now come again after a pause."""
+        """Send the calls that have no answer yet; those that Redis refuses for now are sent again after a pause."""
         places = [(request, i) for request in batch for i in request.left]
         replies = await self._replies([request.calls[i] for request, i in places])
         for (request, i), reply in zip(places, replies, strict=True):
             request.answers[i] = reply
+        if not isinstance(replies[0], PassingRefusalError):
+            self._outages.end()
         for request in batch:
-            request.left = [i for i in request.left if _unable(request.answers[i])]
-            if not request.left or self._is_late(request):
+            request.left = [i for i in request.left if isinstance(request.answers[i], PassingRefusalError)]
+            if not request.left or not self._waits or request.done.done():
                 request.resolve()
                 continue
-            error = str(request.answers[request.left[0]])
-            logger.warning("redis refuses writes", error=error, calls=len(request.left))
-            asyncio.get_running_loop().call_later(request.pause_s, self._enqueue, request)
-            request.pause_s = min(request.pause_s * 2, 1.0)
+            self._outages.report(request.answers[request.left[0]])
+            asyncio.get_running_loop().call_later(request.next_pause_s(), self._enqueue, request)
 
-    async def _wait_out(self, batch: Sequence[_Request], error: Exception) -> None:
-        """Redis is away: whoever has patience left waits, at the head of the queue."""
-        logger.warning("redis is away", error=str(error), requests=len(batch))
-        for request in reversed(batch):
-            if self._is_late(request):
-                request.answers = [error]
-                request.resolve()
-            else:
-                self._waiting.appendleft(request)
+    async def _after_outage(self, batch: Sequence[_Request], error: Exception) -> None:
+        """Put the batch back to the head of the queue and pause; or raise the outage to the callers."""
+        if not self._waits:
+            for request in batch:
+                request.fail(error)
+            return
+        self._waiting.extendleft(request for request in reversed(batch) if not request.done.done())
         if self._waiting:
-            await asyncio.sleep(self._waiting[0].pause_s)
-            self._waiting[0].pause_s = min(self._waiting[0].pause_s * 2, 1.0)
+            await asyncio.sleep(self._waiting[0].next_pause_s())
 
-    @staticmethod
-    def _is_late(request: _Request) -> bool:
-        return request.done.done() or asyncio.get_running_loop().time() >= request.deadline
-
-    async def _replies(self, calls: Sequence[Call]) -> list[Any]:
-        replies = await self._pipeline(calls)
+    async def _replies(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        replies = await self._pipeline([self._packed(call) for call in calls])
         unknown = [i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if unknown:
-            for name in {calls[i].script for i in unknown}:
-                await self._client.script_load(self._scripts.texts[name])
-            for i, reply in zip(unknown, await self._pipeline([calls[i] for i in unknown]), strict=True):
+            texts = [self._scripts.texts[name] for name in {calls[i].script for i in unknown}]
+            again = [*(_packed_load(text) for text in texts), *(self._packed(calls[i]) for i in unknown)]
+            for i, reply in zip(unknown, (await self._pipeline(again))[len(texts) :], strict=True):
                 replies[i] = reply
         return replies
 
-    async def _pipeline(self, calls: Sequence[Call]) -> list[Any]:
+    async def _pipeline(self, packed: Sequence[bytes]) -> list[Any]:
         pool: Any = self._client.connection_pool
         connection = await pool.get_connection()
         try:
-            packed = [self._packed(call) for call in calls]
             async with asyncio.timeout(_ANSWERED_WITHIN_S + sum(map(len, packed)) / _LEAST_BYTES_PER_S):
                 await connection.send_packed_command(packed)
-                return [await _reply(connection) for _ in calls]
+                return [await _reply(connection) for _ in packed]
         except BaseException:
-            await connection.disconnect(nowait=True)  # answers may be on their way to whoever reads next
+            await connection.disconnect(nowait=True)  # replies may still arrive for whoever uses it next
             raise
         finally:
             await pool.release(connection)
 
-    def _packed(self, call: Call) -> bytes:
-        """The call as Redis reads it; redis-py's own packing takes several times as long."""
-        parts = [b"*%d\r\n" % (len(call.arguments) + 4), self._heads[call.script]]
+    def _packed(self, call: Call[Any]) -> bytes:
+        """Return the call in Redis's protocol; redis-py's own packing takes several times as long."""
+        group = call.group.encode()
+        parts = [b"*%d\r\n" % (len(call.arguments) + 5), self._heads[call.script]]
+        parts.append(b"$%d\r\n%b\r\n" % (len(group), group))
         for argument in call.arguments:
             data = argument if isinstance(argument, bytes) else str(argument).encode()
             parts += (b"$%d\r\n" % len(data), data, b"\r\n")
         return b"".join(parts)
 
 
+def _packed_load(text: str) -> bytes:
+    data = text.encode()
+    return b"*3\r\n$6\r\nSCRIPT\r\n$4\r\nLOAD\r\n$%d\r\n%b\r\n" % (len(data), data)
+
+
 async def _reply(connection: Any) -> Any:
     try:
         return await connection.read_response()
+    except PassingRefusalError as error:
+        if isinstance(error.__cause__, ReadOnlyError):
+            raise  # the connection is closed: a new one may reach the new master
+        return error
     except ResponseError as error:
         return error
-
-
-def _unable(answer: Any) -> bool:
-    """Whether Redis could not run the call now: memory or disk full, loading its file, a replica."""
-    return isinstance(answer, (OutOfMemoryError, ReadOnlyError, *OUTAGE)) or (
-        isinstance(answer, ResponseError) and str(answer).startswith("MISCONF")
-    )

@@ -1,48 +1,23 @@
-"""The transitions: the texts that Redis runs, and what a call of one is.
+"""The texts of the transitions as Redis runs them.
 
-Each ``lua/<name>.lua`` is one transition; what they share (``lua/shared``) is put before each.
+Each ``lua/<name>.lua`` is one transition. The shared parts (``lua/shared``) are put before each.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.resources import files
-from typing import NamedTuple
-
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
-
-OUTAGE = (RedisConnectionError, RedisTimeoutError, OSError)
-"""What a Redis that is away raises."""
 
 _SHARED = ("run", "session", "group")
-_names = itertools.count()
-_boot = os.urandom(6).hex()
-
-Argument = str | bytes | int | float
-
-
-def new_call() -> str:
-    """A token that no other call has: Redis tells a repeated call from a second one by it."""
-    return f"{_boot}{os.getpid():x}.{next(_names):x}"
-
-
-class Call(NamedTuple):
-    """One transition and its ARGV."""
-
-    script: str
-    arguments: Sequence[Argument]
 
 
 class Scripts:
     """The texts of the transitions.
 
     Args:
-        overrides: other texts for some of them, by file name without ending (``shared/group`` included); the tests of
-            the tests seed bugs with it.
+        overrides: replaces some of them, by file name without ending (``shared/group`` included); the tests of the
+            tests seed bugs with it.
     """
 
     def __init__(self, overrides: Mapping[str, str] | None = None) -> None:

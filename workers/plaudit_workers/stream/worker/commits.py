@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
-
-import msgspec
 
 from plaudit_wire.messages import GroupDelivery
 from plaudit_wire.records import ScoringRecord
@@ -13,60 +10,22 @@ from plaudit_wire.sample import Sample
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.group import Group
 from plaudit_workers.stream.group_hash import read_group
-from plaudit_workers.stream.transitions.scripts import Argument, Call, new_call
+from plaudit_workers.stream.transitions import worker as transitions
+from plaudit_workers.stream.transitions.worker import Commitment
 from plaudit_workers.stream.worker.lease import Delivery, discard
 
-__all__ = ["Commitment", "commit", "commit_group", "commit_many", "discard", "read_group"]
-
-_encoder = msgspec.msgpack.Encoder()
-
-
-class Commitment(enum.Enum):
-    """What became of a score that was committed."""
-
-    committed = b"committed"
-    duplicate = b"duplicate"
-    """The sample was terminal already."""
-    refused = b"refused"
-    """The group is gone or past its phase, the score belongs to another body, or a failure does not come from the one
-    who holds the sample now."""
+__all__ = ["Commitment", "commit", "commit_group", "discard", "read_group"]
 
 
 async def commit(transport: Transport, delivery: Delivery[Sample], scoring: ScoringRecord) -> Commitment:
-    """Commits the score of one sample; waits out an outage of Redis."""
-    return (await commit_many(transport, [(delivery, scoring)]))[0]
-
-
-async def commit_many(
-    transport: Transport, items: Sequence[tuple[Delivery[Sample], ScoringRecord]]
-) -> list[Commitment]:
-    """Commits scores in one round trip; the answers in the same order."""
-    answers = await transport.scripts.call_many([_call(*item) for item in items])
-    return [Commitment(answer) for answer in answers]
-
-
-def _call(delivery: Delivery[Sample], scoring: ScoringRecord) -> Call:
-    return Call(
-        "commit",
-        (
-            delivery.group,
-            new_call(),
-            delivery.entry_id,
-            delivery.consumer,
-            delivery.payload.index,
-            delivery.digest,
-            scoring.outcome,
-            int(scoring.drop_group),
-            f"{delivery.elapsed_s():.6f}",
-            _encoder.encode(scoring),
-        ),
-    )
+    """Commit the score of one sample; concurrent calls travel together. Waits through outages of Redis."""
+    return await transport.scripts.run(transitions.commit(delivery, scoring))
 
 
 async def commit_group(
     transport: Transport, delivery: Delivery[GroupDelivery], group: Group, scorings: Sequence[ScoringRecord]
 ) -> Commitment:
-    """Commits what the group-scope scorers made of a group.
+    """Commit the results of the group-scope scorers for a group.
 
     Args:
         transport: the process's.
@@ -75,13 +34,9 @@ async def commit_group(
         scorings: one a sample, all samples, in the order of their indices; they replace those of the samples.
 
     Raises:
-        ValueError: not one scoring a sample.
+        ValueError: the number of scorings is not that of the samples.
     """
     if len(scorings) != len(group.samples):
         raise ValueError(f"{len(scorings)} scorings for the {len(group.samples)} samples of group {group.id}")
-    digests = " ".join(sample.digest or "-" for sample in group.samples)
-    drop = int(any(scoring.drop_group for scoring in scorings))
-    arguments: list[Argument] = [group.id, new_call(), delivery.entry_id, delivery.consumer, digests, drop]
-    for scoring in scorings:
-        arguments += [scoring.outcome, _encoder.encode(scoring)]
-    return Commitment(await transport.scripts.call("commit_group", *arguments))
+    digests = [sample.digest for sample in group.samples]
+    return await transport.scripts.run(transitions.commit_group(delivery, digests, scorings))

@@ -2,64 +2,32 @@
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Sequence
-
-from plaudit_wire.messages import Body, Prompt, encode_body
+from plaudit_wire.messages import Body, EncodedBody, Prompt, encode_body
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.transitions.scripts import Call, new_call
+from plaudit_workers.stream.transitions import worker as transitions
+from plaudit_workers.stream.transitions.worker import Publication
 from plaudit_workers.stream.worker.lease import Delivery, discard
 
-__all__ = ["Publication", "discard", "publish", "publish_many", "unpublished"]
+__all__ = ["Publication", "discard", "publish", "unpublished"]
 
 _SPILL_ABOVE_MEMORY_SHARE = 0.8
 
 
-class Publication(enum.Enum):
-    """What became of a sample that was published."""
-
-    published = b"published"
-    duplicate = b"duplicate"
-    """Another worker published this index before."""
-    refused = b"refused"
-    """The group is gone or past its phase, or the sample was given up: stop working on it."""
-
-
 async def publish(transport: Transport, delivery: Delivery[Prompt], index: int, body: Body) -> Publication:
-    """Publishes one sample the moment it is finished; waits out an outage or a full memory of Redis."""
-    return (await publish_many(transport, [(delivery, index, body)]))[0]
+    """Publish one sample as soon as it is finished; concurrent calls travel together. Waits through outages."""
+    memory_share = await transport.retry_through_outage(transport.memory_share)
+    encoded = await _spilled(transport, delivery.group, index, encode_body(body), memory_share)
+    return await transport.scripts.run(transitions.publish(delivery, index, encoded))
 
 
-async def publish_many(transport: Transport, items: Sequence[tuple[Delivery[Prompt], int, Body]]) -> list[Publication]:
-    """Publishes samples (delivery, index, body) in one round trip; the answers in the same order."""
-    memory_is_short = await transport.memory_share() > _SPILL_ABOVE_MEMORY_SHARE
-    calls = [await _call(transport, *item, memory_is_short) for item in items]
-    return [Publication(answer) for answer in await transport.scripts.call_many(calls)]
-
-
-async def _call(
-    transport: Transport, delivery: Delivery[Prompt], index: int, body: Body, memory_is_short: bool
-) -> Call:
-    encoded = encode_body(body)
-    tensors, sample, volume = encoded.tensors, encoded.sample, transport.volume
-    if volume.needed(tensors, memory_is_short=memory_is_short):
-        tensors = await volume.store(delivery.group, f"tensors-{index}", tensors)
-    if volume.needed(sample):
-        sample = await volume.store(delivery.group, f"sample-{index}", sample)
-    return Call(
-        "publish",
-        (
-            delivery.group,
-            new_call(),
-            delivery.entry_id,
-            index,
-            encoded.digest,
-            f"{delivery.elapsed_s():.6f}",
-            tensors,
-            sample,
-            encoded.generation,
-        ),
-    )
+async def _spilled(transport: Transport, group: str, index: int, body: EncodedBody, memory_share: float) -> EncodedBody:
+    """Replace parts that are too large for Redis by what stands for them."""
+    volume = transport.volume
+    if volume.needed(body.tensors, memory_is_short=memory_share > _SPILL_ABOVE_MEMORY_SHARE):
+        body = body._replace(tensors=await volume.store(group, f"tensors-{index}", body.tensors))
+    if volume.needed(body.sample):
+        body = body._replace(sample=await volume.store(group, f"sample-{index}", body.sample))
+    return body
 
 
 async def unpublished(transport: Transport, prompt: Prompt) -> list[int]:

@@ -1,0 +1,54 @@
+"""Back-off: attempts of the trainer that end soon after their start follow each other more and more slowly.
+
+| attempts in a row that ran for less than 10 minutes | 1 | 2 | 3 | 4 | 5 | 6 | 7 and more |
+| pause before the next (seconds) | 0 | 10 | 20 | 40 | 80 | 160 | 300 |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plaudit_operator.observed import Object, Observed, attempt_of, seconds, timestamp
+from plaudit_operator.policies.failure import Attempt
+
+_STABLE_AFTER_S = 600.0
+_FIRST_S = 10.0
+_LONGEST_S = 300.0
+
+
+def after_attempt(observed: Observed, attempt: Attempt, now: float) -> dict[str, Any]:
+    """Return the fields of the status that record the end of an attempt.
+
+    Args:
+        observed: the job with its pods.
+        attempt: the attempt that ended.
+        now: seconds since the epoch.
+    """
+    stable = _ran_s(observed, attempt, now) >= _STABLE_AFTER_S
+    count = 0 if stable else int(observed.status.get("shortAttempts", 0)) + 1
+    return {"shortAttempts": count, "nextAttemptTime": timestamp(now + pause_s(count))}
+
+
+def pause_s(short_attempts: int) -> float:
+    """Return the pause before the next attempt, given how many in a row ended early (seconds)."""
+    return 0.0 if short_attempts <= 1 else min(_LONGEST_S, _FIRST_S * 2.0 ** min(short_attempts - 2, 16))
+
+
+def left_s(observed: Observed, now: float) -> float:
+    """Return the seconds until the next attempt may start; 0 if it may start now."""
+    return max(0.0, (seconds(observed.status.get("nextAttemptTime")) or now) - now)
+
+
+def _ran_s(observed: Observed, attempt: Attempt, now: float) -> float:
+    """Return how long the pods of an attempt ran, or how old it is if they are deleted."""
+    pods = [pod for pod in observed.pods_of("trainer") if attempt_of(pod) == attempt.number]
+    if not pods and attempt.job is not None:
+        return now - (seconds(attempt.job["metadata"].get("creationTimestamp")) or now)
+    return max((end - start for pod in pods for start, end in _runs(pod)), default=0.0)
+
+
+def _runs(pod: Object) -> list[tuple[float, float]]:
+    statuses = (pod.get("status") or {}).get("containerStatuses") or []
+    ended = [status.get("state", {}).get("terminated") or {} for status in statuses]
+    times = [(seconds(each.get("startedAt")), seconds(each.get("finishedAt"))) for each in ended]
+    return [(start, end) for start, end in times if start is not None and end is not None]

@@ -1,0 +1,31 @@
+"""The text of one side of an assert as one file, for a server that has no Plaudit."""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from typing import Literal
+
+from plaudit_reward.code.asserts import calls, evaluation, plain
+
+Part = Literal["calls", "evaluation"]
+
+
+def script_of(part: Part, text: str, payload: str) -> str:
+    """Return a Python file that performs one part.
+
+    Args:
+        part: of the assert.
+        text: of the program, or of the assert.
+        payload: as the part's function takes it.
+    """
+    run = "perform_calls" if part == "calls" else "evaluate"
+    return f"{_modules(part)}\n{run}({text!r}, {payload!r})\nsys.stderr.flush()\nos._exit(0)\n"
+
+
+@cache
+def _modules(part: Part) -> str:
+    sources = [inspect.getsource(module) for module in (plain, {"calls": calls, "evaluation": evaluation}[part])]
+    lines = [line for source in sources for line in source.splitlines()]
+    kept = [line for line in lines if not line.startswith(("from __future__", "from plaudit_reward"))]
+    return "\n".join(["from __future__ import annotations", *kept])

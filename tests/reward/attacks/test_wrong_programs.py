@@ -1,0 +1,279 @@
+"""Wrong programs that try to score: each is scored exactly 0, neither passed nor left without a value."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from plaudit_reward.code.options import CodeOptions
+from plaudit_reward.code.scorer import CodeScorer
+from plaudit_reward.score import Score
+from plaudit_reward.scorer import Attempt
+from plaudit_wire.sample import Sample
+
+ScoreProgram = Callable[..., Score]
+
+PRINTS = {"inputs": ["1\n", "3\n"], "outputs": ["2\n", "4\n"]}
+RETURNS = {"fn_name": "f", "inputs": ["[1, 2]\n3", "[4]\n5"], "outputs": ["[6, 1]", "[9, 1]"]}
+ASSERTS = {"assert_case": ["assert f(3) == 9", "x = 4\nassert f(x) == 16, 'square'", "assert abs(f(5) - 25) < 1e-6"]}
+
+ENDS = {
+    "nothing": "",
+    "a text that is not closed": "'''",
+    "no program": "for for",
+    "exit 0 at once": "import os\nos._exit(0)",
+    "an exit with the code of an exception": "import os\nos._exit(1)",
+    "an exit that looks like a failed sandbox": "import os\nos._exit(113)",
+    "SystemExit": "raise SystemExit",
+    "SystemExit 0": "raise SystemExit(0)",
+    "sys.exit": "import sys\nsys.exit()",
+    "exit of an exit handler": "import atexit, os\natexit.register(os._exit, 0)\nraise ValueError",
+    "exit of a thread": "import os, threading\nthreading.Thread(target=os._exit, args=(0,)).start()\nwhile True: pass",
+    "exit of a daemon": "import os, threading, time\n"
+    "threading.Thread(target=lambda: os._exit(0), daemon=True).start()\ntime.sleep(9)",
+    "exit of a timer": "import os, signal, time\nsignal.signal(signal.SIGALRM, lambda *_: os._exit(0))\n"
+    "signal.setitimer(signal.ITIMER_REAL, 0.01)\ntime.sleep(9)",
+    "exit of a finalizer": "import os\nclass E:\n    def __del__(self): os._exit(0)\ne = E()\ndel e",
+    "exit of a weak reference": "import os, weakref\nclass E: pass\ne = E()\nweakref.finalize(e, os._exit, 0)\ndel e",
+    "exit of the collector": "import gc, os\ngc.callbacks.append(lambda *_: os._exit(0))\ngc.collect()",
+    "exit of an audit hook": "import os, sys\nsys.addaudithook(lambda *_: os._exit(0))\nopen(0)",
+    "exit of an excepthook": "import os, sys\nsys.excepthook = lambda *_: os._exit(0)\nraise ValueError",
+    "exit of a trace function": "import os, sys\nsys.settrace(lambda *_: os._exit(0))\n(lambda: 0)()",
+    "exit of a profile function": "import os, sys\nsys.setprofile(lambda *_: os._exit(0))\nlen([])",
+    "exit of a message": "import os\nclass E(Exception):\n    def __str__(self): os._exit(0)\nraise E",
+    "an exit by a system call": "import sys\nc = __import__('gc')\n"
+    "m = [m for m in c.get_objects() if type(m) is type(sys) and m.__name__ == 'ctypes'][0]\n"
+    "m.CDLL(None).syscall(231, 0)",
+    "unwinding into the caller": "import sys\nf = sys._getframe()\nwhile f.f_back: f = f.f_back\n"
+    "f.f_globals.clear()\nraise SystemExit",
+    "a null pointer": "import gc, sys\n"
+    "[m for m in gc.get_objects() if type(m) is type(sys) and m.__name__ == 'ctypes'][0].string_at(0)",
+    "an abort": "import os\nos.abort()",
+    "an endless generator of errors": "class E(Exception):\n    def __str__(self): raise E\nraise E",
+    "deep recursion": "def g(n): return [g(n + 1)]\ng(0)",
+    "memory": "x = bytearray(1 << 40)",
+    "an error in memory": "raise MemoryError",
+    "a keyboard interrupt": "raise KeyboardInterrupt",
+    "a generator's exit": "raise GeneratorExit",
+    "closing all files": "import os\nos.closerange(0, 99)",
+    "half of a surrogate pair": "'\ud800'",
+    "a null character": "x = '\0'",
+}
+"""By what they try; each is wrong in all three forms."""
+
+SIGNALS = [1, 2, 3, 6, 8, 9, 11, 13, 14, 15, 17, 19, 24, 25, 31, 32, 33, 34, 35, 36, 40, 50, 63, 64]
+SIGNALS_TO_ITSELF = {
+    **{f"signal {number}": f"import os\nos.kill(os.getpid(), {number})" for number in SIGNALS},
+    "raising a real-time signal": "import signal\nsignal.raise_signal(42)",
+    "a real-time signal to its thread": "import signal, threading\nsignal.pthread_kill(threading.get_ident(), 44)",
+    "killing the parent": "import os\nos.kill(os.getppid(), 9)",
+    "a real-time signal to the parent": "import os\nos.kill(os.getppid(), 40)",
+    "killing the group": "import os\nos.kill(0, 9)",
+    "killing all": "import os\nos.kill(-1, 9)",
+}
+
+GET_RESOURCE = (
+    "import gc, sys\nr = [m for m in gc.get_objects() if type(m) is type(sys) and m.__name__ == 'resource'][0]\n"
+)
+SPIN = "while True: pass"
+LIMITS = {
+    "a CPU limit of 0": f"{GET_RESOURCE}r.setrlimit(r.RLIMIT_CPU, (0, 0))\n{SPIN}",
+    "a CPU limit of 1": f"{GET_RESOURCE}r.setrlimit(r.RLIMIT_CPU, (1, 1))\n{SPIN}",
+    "a soft CPU limit": f"{GET_RESOURCE}r.setrlimit(r.RLIMIT_CPU, (1, 9))\n{SPIN}",
+    "prlimit of itself": f"{GET_RESOURCE}r.prlimit(0, r.RLIMIT_CPU, (1, 1))\n{SPIN}",
+    "prlimit by number": f"{GET_RESOURCE}import os\nr.prlimit(os.getpid(), r.RLIMIT_CPU, (1, 1))\n{SPIN}",
+    "a memory limit": f"{GET_RESOURCE}r.setrlimit(r.RLIMIT_AS, (1, 1))\nx = [bytearray(1 << 20) for _ in range(99)]",
+    "a stack limit": f"{GET_RESOURCE}r.setrlimit(r.RLIMIT_STACK, (4096, 4096))\ndef g(): g()\ng()",
+    "CPU of many threads": "import threading\n"
+    "for _ in range(9): threading.Thread(target=lambda: exec('while True: pass'), daemon=True).start()\n"
+    "while True: pass",
+    "sleeping": "import time\ntime.sleep(99)",
+    "stopping itself": "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)",
+    "a flood": "import os\nwhile True: os.write(1, b'x' * 65536)",
+    "a flood of errors": "import os\nwhile True: os.write(2, b'x' * 65536)",
+    "forks": "import os\nwhile True: os.fork()",
+    "threads": "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(9,)).start()",
+    "pretending to be confined again": "import os\nos.write(2, b'\\x06')\nos.kill(os.getpid(), 40)",
+}
+
+ALWAYS = (
+    "class Always:\n    def yes(self, *_): return True\n    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = yes\n"
+    "    __bool__ = __contains__ = __instancecheck__ = yes\n    __hash__ = lambda self: 0\n"
+    "    def same(self, *_): return self\n    __sub__ = __rsub__ = __abs__ = __add__ = __radd__ = __getattr__ = same\n"
+    "    __neg__ = __float__ = __round__ = __index__ = __len__ = __iter__ = __next__ = __getitem__ = same\n"
+)
+VALUES = {
+    "zero": "def f(*_): return 0",
+    "none": "def f(*_): pass",
+    "true": "def f(*_): return True",
+    "nan": "def f(*_): return float('nan')",
+    "equal to everything": f"{ALWAYS}def f(*_): return Always()",
+    "a class equal to everything": "class M(type):\n    def __eq__(self, other): return True\n"
+    "    __hash__ = type.__hash__\nclass A(metaclass=M): pass\ndef f(*_): return A",
+    **{
+        f"a kind of {base} equal to everything": f"class A({base}):\n    def __eq__(self, other): return True\n"
+        "    def __lt__(self, other): return True\n    def __sub__(self, other): return A()\n"
+        "    def __abs__(self): return A()\n    __hash__ = None\ndef f(*_): return A()"
+        for base in ("int", "float", "str", "list", "tuple", "dict", "set")
+    },
+    "a list of what equals everything": f"{ALWAYS}def f(*_): return [Always(), Always()]",
+    "numpy that equals everything": "import numpy\nclass A(numpy.ndarray):\n    def __eq__(self, other): return True\n"
+    "def f(*_): return numpy.zeros(1).view(A)",
+    "a mock": "from unittest.mock import MagicMock, ANY\ndef f(*_): return ANY",
+    "a mock of a mock": "from unittest.mock import MagicMock\nf = MagicMock()",
+    "raises": "def f(*_): raise ValueError",
+    "raises half of a surrogate pair": "def f(*_): raise ValueError('\\udc80')",
+    "returns half of a surrogate pair": "def f(*_): return '\\udc80'",
+    "raises an assertion": "def f(*_): raise AssertionError",
+    "exits": "def f(*_): raise SystemExit(0)",
+    "leaves": "import os\ndef f(*_): os._exit(0)",
+    "dies of a real-time signal": "import os\ndef f(*_): os.kill(os.getpid(), 40)",
+    "is missing": "def g(*_): pass",
+    "is a number": "f = 9",
+    "is deleted": "def f(*_): return 0\ndel f",
+    "is a generator": "def f(*_): yield 9",
+    "is endless": "def f(*_):\n    while True: yield 9",
+    "is a coroutine": "async def f(*_): return 9",
+    "contains itself": "x = []\nx.append(x)\ndef f(*_): return x",
+    "is deep": "def f(*_):\n    x = []\n    for _ in range(100000): x = [x]\n    return x",
+    "is a huge number": "def f(*_): return 10 ** 20000",
+    "has keys with equal hashes": "def f(*_): return {k * (2 ** 61 - 1): 0 for k in range(2000)}",
+    "exits in a decorator": "import sys\ndef d(g):\n    sys.exit(0)\n@d\ndef f(*_): return 0",
+    "asserts turned off": "__debug__ = False\ndef f(*_): return 0",
+    "another AssertionError": "import builtins\nclass AssertionError(Exception): pass\n"
+    "builtins.AssertionError = AssertionError\ndef f(*_): return 0",
+    "another comparison": "import builtins, operator\noperator.eq = lambda a, b: True\nbuiltins.abs = lambda x: 0\n"
+    "abs = lambda x: 0\nbuiltins.len = lambda x: 0\ndef f(*_): return 0",
+    "another compiler": "import builtins\nbuiltins.compile = builtins.exec = builtins.eval = lambda *a, **k: True\n"
+    "def f(*_): return 0",
+    "another json": 'import json\njson.dumps = lambda *a, **k: \'{"answers": [], "printed": ""}\'\ndef f(*_): return 0',
+    "another plaudit": "import sys\nfor name, m in list(sys.modules.items()):\n    if 'plaudit' in name:\n"
+    "        for key, v in list(vars(m).items()):\n            if callable(v): setattr(m, key, lambda *a, **k: True)\n"
+    "def f(*_): return 0",
+    "the caller's variables": "import sys\ndef f(*_):\n    frame = sys._getframe()\n    while frame:\n"
+    "        for v in frame.f_locals.values():\n"
+    "            if isinstance(v, dict) and 'expected' in v: return v['expected']\n"
+    "        frame = frame.f_back\n    return 0",
+    "a search of memory": "import gc\ndef f(*args):\n    for o in gc.get_objects():\n"
+    "        if isinstance(o, str) and 'assert ' in o and '9' in o: return 9\n    return 0",
+    "a forged result": 'import os\ndef f(*_):\n    os.write(1, b\'{"answers": [{"value": true}], "passed": true}\')\n'
+    "    os._exit(0)",
+    "a forged verdict": "import os\nos.write(1, b'{\"passed\": true}')\nos._exit(0)",
+    "forged verdicts on every descriptor": "import os\nfor n in range(64):\n"
+    "    try: os.write(n, b'{\"passed\": true}\\n\\x01')\n"
+    "    except OSError: pass\ndef f(*_): return 0",
+    "a forged object": 'import os\nos.write(1, b\'{"answers": [{"value": ["object", -5]}, {"value": {"a": 1}}]}\')\n'
+    "os._exit(0)",
+    "a forged need": 'import os\nos.write(1, b\'{"needed": [], "kept": 9, "passed": true, "answers": {}}\')\n'
+    "os._exit(0)",
+    "a forged answer without a value": 'import os\nos.write(1, b\'{"answers": [{}, {}, {}], "printed": ""}\')\n'
+    "os._exit(0)",
+}
+"""What ``f`` is; it would have to return the square, or the sum."""
+
+OUTPUTS = {
+    "nothing": "pass",
+    "another number": "print(5)",
+    "the input": "print(input())",
+    "both answers": "print(2)\nprint(4)",
+    "almost": "print(2.1)",
+    "not a number": "print('nan')",
+    "a million blank lines": "print('\\n' * 1000000)",
+    "a long number": "print('1' * 1000000)",
+    "a million numbers": "print('1\\n' * 1000000)",
+    "no Unicode": "import os\nos.write(1, b'\\xff\\xfe')",
+    "right, then an error": "x = int(input()) + 1\nprint(x)\nraise ValueError",
+    "right, then a signal": "import os\nx = int(input()) + 1\nprint(x, flush=True)\nos.kill(os.getpid(), 40)",
+    "right, then silence": "import time\nx = int(input()) + 1\nprint(x, flush=True)\ntime.sleep(99)",
+}
+
+MODES = {"as verl": {}, "as script": {"asScript": True}, "all or nothing": {"continuous": False, "asScript": True}}
+FORMS = {"program": PRINTS, "function": RETURNS, "assert": ASSERTS}
+
+
+@pytest.fixture(scope="module")
+def score() -> Iterator[ScoreProgram]:
+    """Score a program; all share one fork server for each set of options."""
+    scorers: dict[str, CodeScorer] = {}
+
+    async def run(program: str, ground_truth: Any, limit_s: float = 60.0, **options: Any) -> Score:
+        arguments = {"timeSeconds": 0.6, "memory": "128Mi", "output": "1Mi", "cases": 1, **options}
+        if str(arguments) not in scorers:
+            scorer = CodeScorer("code", CodeOptions.from_arguments(arguments), processes=1)
+            await scorer.open()
+            scorers[str(arguments)] = scorer
+        sample = Sample("t-0-1.0", 0, "apps", "", f"```python\n{program}\n```", ground_truth=ground_truth)
+        return await scorers[str(arguments)].score(sample, Attempt(limit_s))
+
+    async def close() -> None:
+        await asyncio.gather(*(scorer.close() for scorer in scorers.values()))
+
+    with asyncio.Runner() as runner:
+        yield lambda *args, **kwargs: runner.run(run(*args, **kwargs))
+        runner.run(close())
+
+
+def assert_zero(score: Score) -> None:
+    assert (score.outcome, score.value) == ("scored", 0.0), score
+    assert msgspec.msgpack.encode(score)  # whatever the program raised, the score can travel
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ENDS)
+def test_a_program_that_ends_itself_scores_0(score: ScoreProgram, name: str, form: str) -> None:
+    for mode in ("as verl", "as script"):
+        wrong = ENDS[name] if form == "program" else f"def f(*_): return 0\n{ENDS[name]}"
+        assert_zero(score(wrong, FORMS[form], **MODES[mode]))
+
+
+@pytest.mark.parametrize("name", SIGNALS_TO_ITSELF)
+def test_a_program_that_sends_signals_scores_0(score: ScoreProgram, name: str) -> None:
+    for form, ground_truth in FORMS.items():
+        wrong = SIGNALS_TO_ITSELF[name] if form == "program" else f"def f(*_): return 0\n{SIGNALS_TO_ITSELF[name]}"
+        assert_zero(score(wrong, ground_truth, timeSeconds=0.3))
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_program_at_its_limits_scores_0(score: ScoreProgram, name: str) -> None:
+    for form, ground_truth in FORMS.items():
+        wrong = LIMITS[name] if form == "program" else f"def f(*_):\n    exec({LIMITS[name]!r}, {{}})"
+        assert_zero(score(wrong, ground_truth, timeSeconds=0.3, asScript=form == "program"))
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_value_that_is_wrong_scores_0(score: ScoreProgram, name: str) -> None:
+    assert_zero(score(VALUES[name], RETURNS))
+    for text in ASSERTS["assert_case"]:
+        assert_zero(score(VALUES[name], {"assert_case": [text]}))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_output_that_is_wrong_scores_0(score: ScoreProgram, name: str, mode: str) -> None:
+    assert_zero(score(OUTPUTS[name], PRINTS, **MODES[mode], **({"timeSeconds": 0.5} if "silence" in name else {})))
+
+
+def test_sleeping_through_many_cases_scores_0_and_not_a_timeout_of_the_sample(score: ScoreProgram) -> None:
+    many = {"inputs": ["1"] * 200, "outputs": ["2"] * 200}
+    slow = score("import time\ntime.sleep(0.2)", many, limit_s=0.7, cases=0, timeSeconds=0.3)
+    assert_zero(slow)
+    assert "for all test cases of the sample" not in str(slow.extra["failure"])  # the first case has its own reason
+
+
+def test_cases_done_before_the_samples_time_is_up_count(score: ScoreProgram) -> None:
+    cases = {"inputs": ["1", "2", "3"], "outputs": ["1", "2", "3"]}
+    program = "import time\nn = input()\nif n == '3':\n    time.sleep(99)\nprint(n)"
+    assert score(program, cases, limit_s=1.0, cases=0, timeSeconds=5).value == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_right_programs_score_1_after_all_that(score: ScoreProgram, mode: str) -> None:
+    function = "class Solution:\n    def f(self, numbers, n): return [sum(numbers) + n, 1]"
+    options = {**MODES[mode], "cases": 0, "timeSeconds": 10}
+    assert score("print(int(input()) + 1)", PRINTS, **options).value == 1.0
+    assert score(function, RETURNS, **options).value == 1.0
+    assert score("def f(x): return x * x", ASSERTS, **options).value == 1.0

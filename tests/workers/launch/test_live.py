@@ -1,0 +1,48 @@
+"""The lines that ``plaudit run`` prints between two closed steps."""
+
+from plaudit_metrics.statistics.failures import Failure
+from plaudit_wire.records import WorkerRecord
+from plaudit_workers.launch.terminal.live import LiveMessages
+
+EXPECTED = [("trainer", "trainer-0"), ("rollout", "rollout-0"), ("model-helpful", "model-helpful-0")]
+
+
+def test_processes_that_are_loading_are_named_after_three_seconds_and_when_there_are_fewer() -> None:
+    messages = LiveMessages(EXPECTED)
+    rollout = WorkerRecord("rollout-0-ab12", "rollout", ready=False)
+    assert messages.waiting([], 1.0) == []
+    assert messages.waiting([], 3.2) == ["waiting for rollout-0, trainer-0 to load (3 s) …"]
+    assert messages.waiting([rollout], 4.0) == []
+    trainer = WorkerRecord("trainer-0-cd34", "trainer")
+    assert messages.waiting([rollout, trainer], 9.0) == ["waiting for rollout-0 to load (9 s) …"]
+    assert messages.waiting([rollout, trainer], 20.0) == []
+    assert messages.waiting([rollout, trainer], 40.0) == ["waiting for rollout-0 to load (40 s) …"]
+    ready = WorkerRecord("rollout-0-ab12", "rollout")
+    assert messages.waiting([ready, trainer], 80.0) == []
+    assert messages.waiting([], 120.0) == []  # it lives, and its heartbeat is late
+
+
+def test_the_first_reason_of_each_kind_is_printed_once() -> None:
+    messages = LiveMessages(EXPECTED)
+    first = Failure("mine", "data_error", "KeyError: 'answer' (reward.py:2 in compute_score)", 3)
+    assert messages.failures([first]) == ["no score from mine: 3 × KeyError: 'answer' (reward.py:2 in compute_score)"]
+    later = Failure("mine", "data_error", first.reason, 64)
+    assert messages.failures([later]) == []
+    slow = Failure("mine", "timeout", "no result within 2 s", 1)
+    assert messages.failures([later, slow]) == ["no score from mine: 1 × no result within 2 s"]
+
+
+def test_a_reason_cannot_control_the_terminal() -> None:
+    (line,) = LiveMessages(EXPECTED).failures([Failure("mine", "data_error", "\x1b]0;owned\x07 \x9b2J", 1)])
+    assert line == "no score from mine: 1 × �]0;owned� �2J"
+
+
+def test_a_problem_is_printed_when_it_is_new() -> None:
+    messages = LiveMessages(EXPECTED)
+    paused = WorkerRecord(
+        "trainer-0-cd34", "trainer", problem="step 10 not trained: 56 % without a score, again in 60 s"
+    )
+    assert messages.problems([paused]) == [f"trainer-0: {paused.problem}"]
+    assert messages.problems([paused]) == []
+    assert messages.problems([WorkerRecord("trainer-0-cd34", "trainer")]) == []
+    assert messages.problems([paused]) == [f"trainer-0: {paused.problem}"]

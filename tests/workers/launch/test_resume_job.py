@@ -1,0 +1,122 @@
+"""``plaudit run --resume``: which run, what may differ, and a run that has finished."""
+
+import argparse
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+from plaudit_workers.launch.preflight.prepare import prepare
+from plaudit_workers.process import RefusedError
+
+
+def job_file(folder: Path, **algorithm: Any) -> Path:
+    (folder / "model").mkdir(exist_ok=True)
+    for name in ("config.json", "tokenizer.json"):
+        (folder / "model" / name).write_text("{}")
+    (folder / "train.jsonl").write_text(
+        '{"prompt": "2 + 2", "reward_model": {"ground_truth": "4"}, "data_source": "sums"}\n'
+    )
+    spec = {
+        "model": {"source": "./model"},
+        "data": {"train": {"path": "train.jsonl"}},
+        "algorithm": {"steps": 10, "promptsPerStep": 1, "samplesPerPrompt": 8, **algorithm},
+        "rollout": {"engine": {"kind": "scripted"}},
+        "reward": {"scorers": [{"name": "a", "kind": "rule", "rule": "gsm8k"}]},
+        "trainer": {},
+    }
+    job = {"apiVersion": "plaudit.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "j"}, "spec": spec}
+    file = folder / "job.yaml"
+    file.write_text(yaml.safe_dump(job))
+    return file
+
+
+class Prepared:
+    """Calls ``prepare`` as the command line does; keeps what it printed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.printed = ""
+
+    def __call__(self, run: str | None = None, **options: Any) -> Path | None:
+        stream = io.StringIO()
+        arguments = argparse.Namespace(
+            **{"job": self.folder / "job.yaml", "runs_folder": str(self.folder / "runs"), "run": run, "steps": None}
+            | {"address": None, "resume": False, "accept_changes": False, **options}
+        )
+        try:
+            prepared = prepare(arguments, Console(file=stream, width=200))
+        finally:
+            self.printed = stream.getvalue()
+        return prepared[1] if prepared else None
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Prepared:
+    job_file(tmp_path)
+    return Prepared(tmp_path)
+
+
+def checkpoint(folder: Path, step: int, incarnation: int = 1) -> None:
+    path = folder / "checkpoints" / f"step-{step:06d}"
+    path.mkdir(parents=True)
+    (path / "state.json").write_text(json.dumps({"step": step, "extra": {"step": step, "incarnation": incarnation}}))
+
+
+def test_a_resumed_run_prints_the_step_it_continues_from(run: Prepared) -> None:
+    folder = run("j-1")
+    assert folder is not None
+    checkpoint(folder, 12)  # of a trainer that was replaced
+    checkpoint(folder, 9, incarnation=2)
+    assert run(resume=True, steps=20) == folder
+    assert "run j-1: continuing after step 9 of 20" in run.printed
+    assert "changed: spec.algorithm.steps: 10 → 20" in run.printed
+
+
+def test_a_finished_run_is_reported_and_nothing_is_started(run: Prepared) -> None:
+    folder = run("j-1")
+    assert folder is not None
+    checkpoint(folder, 10)
+    assert run(resume=True) is None
+    assert "run j-1 has finished its 10 steps. To train further, set a larger --steps" in run.printed
+
+
+def test_a_change_of_meaning_is_shown_and_has_to_be_accepted(run: Prepared) -> None:
+    folder = run("j-1")
+    assert folder is not None
+    before = (folder / "job.yaml").read_text()
+    job_file(run.folder, samplesPerPrompt=4)
+    with pytest.raises(RefusedError, match=r"spec\.algorithm\.samplesPerPrompt differ.*--accept-changes"):
+        run(resume=True)
+    assert "changed: spec.algorithm.samplesPerPrompt: 8 → 4" in run.printed
+    assert (folder / "job.yaml").read_text() == before
+    assert run(resume=True, accept_changes=True) == folder
+    assert "samplesPerPrompt: 4" in (folder / "job.yaml").read_text()
+
+
+def test_another_model_cannot_be_accepted(run: Prepared) -> None:
+    run("j-1")
+    job = yaml.safe_load((run.folder / "job.yaml").read_text())
+    job["spec"]["seed"] = 7
+    (run.folder / "job.yaml").write_text(yaml.safe_dump(job))
+    with pytest.raises(RefusedError, match=r"--resume: spec\.seed: \d+ → 7 differs"):
+        run(resume=True, accept_changes=True)
+
+
+def test_the_newest_run_that_closed_a_step_is_resumed(run: Prepared) -> None:
+    older, closed, newest = run("j-1"), run("j-2"), run("j-3")
+    assert older
+    assert closed
+    assert newest
+    for age, folder in enumerate((newest, closed, older)):
+        os.utime(folder / "job.yaml", (1000 - age, 1000 - age))
+    assert run(resume=True) == newest
+    for folder, time in ((older, 10), (closed, 20)):
+        (folder / "steps.jsonl").write_text("{}\n")
+        os.utime(folder / "steps.jsonl", (time, time))
+    assert run(resume=True) == closed

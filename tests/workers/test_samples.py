@@ -1,0 +1,90 @@
+"""``plaudit samples``: the texts, scores and reasons of stored samples, on a terminal."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from plaudit_workers.cli import main
+from plaudit_workers.training.run.stored_samples import store_groups
+
+
+def row(
+    step: int, index: int, score: float | None, response: str = "four", reason: str | None = None
+) -> dict[str, Any]:
+    outcome = "data_error" if score is None else "scored"
+    return {
+        "step": step,
+        "group": f"g{step}",
+        "index": index,
+        "data_source": "sums",
+        "prompt": "2 + 2",
+        "response": response,
+        "ground_truth_json": '"4"',
+        "outcome": outcome,
+        "score": score,
+        "reason": reason,
+        "scorer/mine/value": score,
+        "scorer/mine/outcome": outcome,
+        "scorer/mine/reason": reason,
+    }
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run with two steps; its files have the columns that the trainer writes."""
+    samples = tmp_path / "runs" / "j-1" / "samples"
+    samples.mkdir(parents=True)
+    columns = pyarrow.parquet.read_schema(store_groups(tmp_path, 1, 1, [], {})).names
+    for step, rows in {
+        1: [row(1, 0, 0.5), row(1, 1, None, "fo\x1b[2Jur [/x]", "KeyError: 'answer' (reward.py:2)")],
+        2: [row(2, 0, -1.0), row(2, 1, 1.0)],
+    }.items():
+        table = pyarrow.Table.from_pylist([dict.fromkeys(columns) | each for each in rows])
+        pyarrow.parquet.write_table(table, samples / f"step-{step:06d}-i1.parquet")
+    return tmp_path / "runs" / "j-1"
+
+
+def printed(capsys: pytest.CaptureFixture[str], run: Path, *arguments: str) -> str:
+    assert main(["samples", run.name, "--runs-folder", str(run.parent), *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_failed_samples_come_with_reason_and_texts_that_cannot_control_the_terminal(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = printed(capsys, run, "--failed").splitlines()
+    assert lines == [
+        "step 1 · group g1 sample 1 · sums · no score",
+        "  reason: data_error: KeyError: 'answer' (reward.py:2)",
+        "  mine: data_error: KeyError: 'answer' (reward.py:2)",
+        "  prompt: 2 + 2",
+        r"  response: fo\x1b[2Jur [/x]",
+        "  ground truth: 4",
+        "",
+    ]
+
+
+def test_the_lowest_scores_come_first(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = printed(capsys, run, "--lowest", "-n", "2", "--json").splitlines()
+    assert [json.loads(line)["score"] for line in shown] == [-1.0, 0.5]
+
+
+def test_a_step_can_be_chosen(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = printed(capsys, run, "--step", "2", "--json").splitlines()
+    assert [json.loads(line)["step"] for line in shown] == [2, 2]
+    assert "every stored sample has a score" in printed(capsys, run, "--step", "2", "--failed")
+    assert main(["samples", "j-1", "--runs-folder", str(run.parent), "--step", "7"]) == 2
+    assert "--step 7: no samples of that step are stored (steps 1 to 2 are)" in capsys.readouterr().err
+
+
+def test_long_texts_are_cut_unless_they_are_wanted_whole(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = run / "samples" / "step-000001-i1.parquet"
+    table = pyarrow.Table.from_pylist([row(1, 0, 0.5, "x" * 5000)])
+    columns = {name: [None] for name in pyarrow.parquet.read_schema(file).names if name not in table.column_names}
+    pyarrow.parquet.write_table(pyarrow.table({**table.to_pydict(), **columns}), file)
+    assert f"response: {'x' * 1000}… (--full)\n" in printed(capsys, run, "--step", "1")
+    assert "x" * 5000 in printed(capsys, run, "--step", "1", "--full")

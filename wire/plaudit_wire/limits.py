@@ -1,0 +1,17 @@
+"""Limits that more than one part applies."""
+
+from __future__ import annotations
+
+from typing import Final
+
+LIVE_WITHIN_S: Final = 20.0
+"""A process whose last heartbeat is older is not counted as alive."""
+
+ADMISSION_MEMORY_SHARE: Final = 0.7
+"""Share of Redis's memory above which no group is admitted and no session submits."""
+
+INLINE_LIMIT_BYTES: Final = 256 * 1024
+"""Records above it are spilled to the shared volume; Redis holds a path and a checksum instead."""
+
+EVENTS_MEMORY_SHARE: Final = 0.1
+"""Share of Redis's memory that the stream ``events`` may take."""

@@ -1,0 +1,67 @@
+"""Check that the model hub has a model, before a run starts processes that would only find out minutes later."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from http import HTTPStatus
+
+import httpx
+
+from plaudit_workers.job.checks.files import is_in_hub_cache
+from plaudit_workers.job.loading.paths import is_hub_id
+from plaudit_workers.job.problem import Problem
+from plaudit_workers.job.spec.rljob import RLJob
+
+_RESPONSE_WITHIN_S = 5.0
+_HUB = "https://huggingface.co"
+_LOCAL = "If it is a folder, write its path with ./ or /"
+
+
+def check_hub_models(job: RLJob) -> list[Problem]:
+    """Return a problem for each model that is neither in the hub's local cache nor on the hub.
+
+    Args:
+        job: resolved; its files are checked (``check_files``).
+    """
+    return [
+        problem
+        for field, source, revision in _models(job)
+        if is_hub_id(source) and not is_in_hub_cache(source) and (problem := _problem(field, source, revision))
+    ]
+
+
+def _models(job: RLJob) -> Iterator[tuple[str, str, str]]:
+    if job.spec.trains:
+        yield "spec.model.source", job.spec.model.source, job.spec.model.revision
+    for index, scorer in enumerate(job.spec.reward.scorers):
+        if scorer.model:
+            yield f"spec.reward.scorers[{index}].model.source", scorer.model.source, scorer.model.revision
+
+
+def _problem(field: str, source: str, revision: str) -> Problem | None:
+    hub = os.environ.get("HF_ENDPOINT", _HUB).rstrip("/")
+    token = os.environ.get("HF_TOKEN")
+    try:
+        response = httpx.get(
+            f"{hub}/api/models/{source}/revision/{revision or 'main'}",
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+            timeout=_RESPONSE_WITHIN_S,
+            follow_redirects=True,
+        )
+    except httpx.HTTPError as error:
+        return Problem(
+            field,
+            f"{source!r} is no folder beside the job file, and the model hub {hub} cannot be reached "
+            f"({type(error).__name__})",
+            f"{_LOCAL}. Otherwise check the network, or set HF_ENDPOINT",
+        )
+    if response.status_code in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND}:
+        return Problem(
+            field,
+            f"{source!r} is no folder beside the job file, and {hub} has no such model, or none that "
+            f"{'the token in HF_TOKEN' if token else 'a caller without a token'} may read "
+            f"(revision {revision or 'main'}, HTTP {response.status_code})",
+            f"{_LOCAL}. Otherwise correct the name, or set HF_TOKEN",
+        )
+    return None

@@ -1,0 +1,121 @@
+"""Print what happens between two closed steps: processes that are still loading, problems, failed scores.
+
+Reads the run's metrics service. ``LiveMessages`` decides what is worth a line, and is pure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Sequence
+from typing import TypeVar
+
+import httpx
+import msgspec
+from rich.console import Console
+
+from plaudit_metrics.statistics.failures import Failure
+from plaudit_wire.records import WorkerRecord
+from plaudit_workers.launch.plan import Role
+from plaudit_workers.launch.terminal.waiting import REPORTED_AFTER_S
+
+_READ_EVERY_S = 0.5
+_RESPONSE_WITHIN_S = 5.0
+_REPEATED_AFTER_S = 30.0
+"""A wait for the same processes is reported again after so long."""
+_WITH_HEARTBEAT = ("trainer", "rollout", "reward")
+_NUMBER = re.compile(r"\d+")
+
+
+class _Workers(msgspec.Struct):
+    workers: list[WorkerRecord]
+
+
+class _Failures(msgspec.Struct):
+    samples: int
+    failures: list[Failure]
+
+
+_Reply = TypeVar("_Reply")
+
+
+class LiveMessages:
+    """Choose the lines to print.
+
+    Args:
+        expected: names of the processes by role, as ``rollout-0``; roles without heartbeats are not waited for.
+    """
+
+    def __init__(self, expected: Sequence[tuple[Role, str]]) -> None:
+        self._loading = {name for role, name in expected if role in _WITH_HEARTBEAT}
+        self._reported: tuple[frozenset[str], float] = (frozenset(), 0.0)
+        self._reasons: set[tuple[str, str, str]] = set()
+        self._problems: dict[str, str] = {}
+
+    def waiting(self, workers: Sequence[WorkerRecord], waited_s: float) -> list[str]:
+        """Return a line that names the processes which are not ready, when there is news of them.
+
+        Args:
+            workers: the processes with a fresh heartbeat.
+            waited_s: seconds since the processes were started.
+        """
+        ready = {worker.worker.rpartition("-")[0] for worker in workers if worker.ready}
+        self._loading -= ready
+        reported, at_s = self._reported
+        news = self._loading != reported or waited_s - at_s >= _REPEATED_AFTER_S
+        if not self._loading or not news or waited_s - at_s < REPORTED_AFTER_S:
+            return []
+        self._reported = (frozenset(self._loading), waited_s)
+        return [f"waiting for {', '.join(sorted(self._loading))} to load ({waited_s:.0f} s) …"]
+
+    def problems(self, workers: Sequence[WorkerRecord]) -> list[str]:
+        """Return a line for each process that reports a new problem."""
+        now = {worker.worker.rpartition("-")[0]: worker.problem for worker in workers if worker.problem}
+        news = [f"{name}: {problem}" for name, problem in sorted(now.items()) if self._problems.get(name) != problem]
+        self._problems = now
+        return [printable(line) for line in news]
+
+    def failures(self, failures: Sequence[Failure]) -> list[str]:
+        """Return a line for each kind of failure that was not seen before: ``mine: 64 × KeyError …``."""
+        lines = []
+        for failure in failures:
+            kind = (failure.scorer, failure.outcome, _NUMBER.sub("#", failure.reason))
+            if kind not in self._reasons:
+                self._reasons.add(kind)
+                lines.append(printable(f"no score from {failure.scorer}: {failure}"))
+        return lines
+
+
+def printable(text: str) -> str:
+    """Return a text without control characters, which a terminal would obey."""
+    return "".join(sign if sign.isprintable() else "�" for sign in text)
+
+
+async def print_live(url: str, messages: LiveMessages, console: Console) -> None:
+    """Print messages until cancelled.
+
+    Args:
+        url: of the run's metrics service.
+        messages: chooses the lines.
+        console: to print to.
+    """
+    started = time.monotonic()
+    async with httpx.AsyncClient(base_url=url, timeout=_RESPONSE_WITHIN_S, trust_env=False) as client:
+        while True:
+            workers = await _read(client, f"/api/v1/queues?after={time.time():.0f}", _Workers)
+            counts = await _read(client, "/api/v1/failures", _Failures)
+            records = workers.workers if workers else []
+            lines = messages.waiting(records, time.monotonic() - started) + messages.problems(records)
+            for line in lines + messages.failures(counts.failures if counts else []):
+                console.out(line, highlight=False)
+            await asyncio.sleep(_READ_EVERY_S)
+
+
+async def _read(client: httpx.AsyncClient, path: str, kind: type[_Reply]) -> _Reply | None:
+    """Return what the service responds; None while it does not."""
+    try:
+        response = await client.get(path)
+        return msgspec.json.decode(response.content, type=kind) if response.status_code == 200 else None
+    except (httpx.HTTPError, msgspec.DecodeError):
+        return None

@@ -1,0 +1,96 @@
+"""``plaudit samples RUN``: print stored samples of a run, with their texts, scores and reasons."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from plaudit_workers.process import EXIT_DONE, RefusedError
+from plaudit_workers.rescore.rows import sample_files, samples_path
+from plaudit_workers.samples.selection import Row, Which, read_rows, scorer_values, select
+
+_TEXT_CHARACTERS = 1000
+_STEP = re.compile(r"step-(\d+)-")
+
+
+def samples(arguments: argparse.Namespace) -> int:
+    """Run the command.
+
+    Raises:
+        RefusedError: there is no such run, it has no stored samples, or none of the step.
+    """
+    files = sample_files(samples_path(arguments.run, arguments.runs_folder))
+    if arguments.step is not None:
+        files = _of_step(files, arguments.step)
+    which: Which = "failed" if arguments.failed else "lowest" if arguments.lowest else "all"
+    chosen = select(read_rows(files), which, arguments.most)
+    if arguments.json:
+        for row in chosen:
+            print(msgspec.json.encode(row).decode())
+        return EXIT_DONE
+    console = Console()
+    if not chosen:
+        console.out(_NONE[which], highlight=False)
+    for row in chosen:
+        for line in sample_lines(row, arguments.full):
+            console.print(line, soft_wrap=True, highlight=False)
+    return EXIT_DONE
+
+
+_NONE = {
+    "all": "no stored samples",
+    "failed": "every stored sample has a score",
+    "lowest": "no stored sample has a score: plaudit samples RUN --failed prints the reasons",
+}
+
+
+def _of_step(files: list[Path], step: int) -> list[Path]:
+    by_step = {int(found[1]): file for file in files if (found := _STEP.match(file.name))}
+    if step not in by_step:
+        stored = f"steps {min(by_step)} to {max(by_step)} are" if by_step else "no step is"
+        raise RefusedError(f"--step {step}: no samples of that step are stored ({stored})")
+    return [by_step[step]]
+
+
+def sample_lines(row: Row, full: bool) -> Iterator[Text]:
+    """Yield the lines that show a sample; control characters of its texts are shown and not obeyed.
+
+    Args:
+        row: the stored sample.
+        full: show texts whole, and not only their first 1,000 characters.
+    """
+    score = "no score" if row["score"] is None else f"score {row['score']:g}"
+    head = f"step {row['step']} · group {row['group']} sample {row['index']} · {row['data_source']} · {score}"
+    yield Text(head, style="bold red" if row["score"] is None else "bold")
+    if row["score"] is None:
+        yield _line("reason", f"{row['outcome'] or row['end']}: {row['reason'] or row['end_reason'] or ''}", full)
+    for name, value in scorer_values(row).items():
+        yield _line(name, value, full)
+    yield _line("prompt", row["prompt"], full)
+    yield _line("response", row["response"] if row["response"] is not None else "(not generated)", full)
+    yield _line("ground truth", _decoded(row["ground_truth_json"]), full)
+    yield Text()
+
+
+def _line(name: str, text: str, full: bool) -> Text:
+    shown = text if full or len(text) <= _TEXT_CHARACTERS else f"{text[:_TEXT_CHARACTERS]}… (--full)"
+    return Text.assemble((f"  {name}: ", "dim"), _printable(shown))
+
+
+def _decoded(json: str | None) -> str:
+    value = msgspec.json.decode(json) if json else None
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _printable(text: str) -> str:
+    """Return the text with its lines indented, and escapes in place of other control characters."""
+    shown = "".join(
+        sign if sign.isprintable() or sign == "\n" else sign.encode("unicode_escape").decode() for sign in text
+    )
+    return shown.replace("\n", "\n    ")

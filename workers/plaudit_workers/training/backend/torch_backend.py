@@ -1,0 +1,66 @@
+"""Train the job's model with torch: batches, published weights, checkpoints. Called by the conductor, on rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from plaudit_wire.messages import Announcement, PolicyVersion
+from plaudit_workers.job.spec.rljob import RLJob
+from plaudit_workers.stream.group import Group
+from plaudit_workers.training.backend.checkpoint import (
+    load_checkpoint,
+    read_extra,
+    recovered_checkpoints,
+    save_checkpoint,
+)
+from plaudit_workers.training.backend.publish import prune_weights, write_weights
+from plaudit_workers.training.model.batch import make_batch
+from plaudit_workers.training.model.policy_model import PolicyModel
+
+
+class TorchBackend:
+    """A ``TrainerBackend``; see there for its methods.
+
+    Args:
+        job: a resolved job.
+        model: rank 0's.
+        run_folder: weights and checkpoints are written below it.
+    """
+
+    def __init__(self, job: RLJob, model: PolicyModel, run_folder: Path) -> None:
+        self._advantage = job.spec.algorithm.advantage
+        self._temperature = job.spec.rollout.sampling.temperature
+        self._keep = job.spec.trainer.checkpoint.keep
+        self._model = model
+        self._weights = run_folder / "weights"
+        self._checkpoints = run_folder / "checkpoints"
+
+    def update(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Make one optimizer step on these groups."""
+        return self._model.update(make_batch(groups, self._advantage, self._temperature))
+
+    def publish(self, version: PolicyVersion) -> Announcement:
+        """Write safetensors to ``weights/<version>``."""
+        return write_weights(self._model, self._weights, version)
+
+    def prune(self, in_use: Collection[str]) -> None:
+        """Delete published weights that are not needed."""
+        prune_weights(self._weights, in_use)
+
+    def save(self, step: int, extra: dict[str, Any]) -> Path:
+        """Write ``checkpoints/step-<step>`` and delete the oldest."""
+        return save_checkpoint(self._checkpoints, step, self._model, extra, self._keep)
+
+    def checkpoints(self) -> dict[Path, dict[str, Any]]:
+        """Return the run's checkpoints."""
+        return {path: read_extra(path) for path in recovered_checkpoints(self._checkpoints)}
+
+    def load(self, checkpoint: Path) -> dict[str, Any]:
+        """Load a checkpoint."""
+        return load_checkpoint(checkpoint, self._model)
+
+    def close(self) -> None:
+        """Release the other ranks."""
+        self._model.close()

@@ -1,0 +1,307 @@
+"""The policy on one rank: forward and backward passes over micro-batches, one optimizer step per update.
+
+With several ranks, every public method except ``files`` is a collective operation: called on rank 0, it is sent to the
+other ranks (``commands``), which repeat it in ``follow``. The gradient of an update is a sum over tokens with weights
+fixed beforehand, so apart from rounding it depends neither on the packing nor on the number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from plaudit_wire.messages import PolicyVersion
+from plaudit_workers.job.spec.rljob import RLJob, Spec
+from plaudit_workers.published_weights import Probe
+from plaudit_workers.training.model.batch import TrainingBatch
+from plaudit_workers.training.model.commands import Commands, OptimizerProgress
+from plaudit_workers.training.model.loss import TokenInputs, policy_loss, token_weights
+from plaudit_workers.training.model.mismatch import mismatch_figure, mismatch_sums
+from plaudit_workers.training.model.model import (
+    DTYPES,
+    FORWARD_DTYPES,
+    companion_files,
+    forward_logits,
+    load_model,
+    load_tokenizer,
+)
+from plaudit_workers.training.model.optimizer import PolicyOptimizer
+from plaudit_workers.training.model.packing import MicroBatch, assign_bins, pack, pack_single
+from plaudit_workers.training.model.sharding import Ranks, fill, gather, join_ranks, leave_ranks, place
+from plaudit_workers.training.model.temperature import refuse_cut_sampling, token_entropies, token_logprobs
+
+PROBE_TOKENS = 16
+"""Length of the probe: short enough for any model, long enough that a wrong layer shows."""
+_PROBE_STRIDE = 7919
+"""A prime: the probe's tokens are spread over the vocabulary."""
+
+
+class PolicyModel:
+    """The model, its optimizer and, if the loss needs them, proximal and reference weights. Belongs to one thread.
+
+    Args:
+        spec: the job.
+        ranks: this process's place among the trainer's processes.
+        model: float32 on the CPU, the same on every rank.
+        tokenizer: published with the weights; bounds the probe's token ids.
+        reference: the frozen starting model for the KL term; None when ``klCoefficient`` is 0.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        ranks: Ranks,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        reference: PreTrainedModel | None,
+    ) -> None:
+        self._spec = spec
+        self._loss = spec.algorithm.loss
+        self._ranks = ranks
+        self._commands = Commands(ranks)
+        self._dtype = FORWARD_DTYPES[spec.model.dtype]
+        self._model = place(model, ranks, self._dtype)
+        self._reference = None if reference is None else place(reference, ranks, self._dtype)
+        self._tokenizer = tokenizer
+        self._parameters = dict(self._model.named_parameters())
+        self._tensors = self._parameters | _saved_buffers(self._model)
+        self._optimizer = PolicyOptimizer(self._parameters.items(), spec.algorithm)
+        self._proximal: dict[str, Tensor] | None = None
+        """The published weights, after one of several updates of a step has changed the model's."""
+        self._published: PolicyVersion | None = None
+        """The version of those, or of the model's weights; None when neither are the published ones any more."""
+        self._files: dict[str, bytes] = {}
+
+    def update(self, batch: TrainingBatch) -> dict[str, float]:
+        """Make one optimizer step on a batch and return its figures (verl's names where verl has one).
+
+        A batch without sequences changes nothing and returns the batch's own figures.
+        """
+        self._commands.send("update", batch)
+        if not batch.sequences:
+            return dict(batch.statistics)
+        weights = token_weights(self._loss.aggregation, [s.num_trained_tokens for s in batch.sequences])
+        micro_batches = self._micro_batches(batch, weights)
+        proximal = self._proximal_logprobs(micro_batches, batch.temperature)
+        published = self._keep_published()
+        sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=self._ranks.device))
+        for number, micro_batch in enumerate(micro_batches):
+            tokens = self._token_inputs(micro_batch, batch.temperature, proximal[number] if proximal else None)
+            terms = policy_loss(tokens, self._loss)
+            # Sharded gradients are averaged over the ranks, but each rank holds its part of a sum.
+            torch.autograd.backward(terms.total * self._ranks.world_size)
+            members = [batch.sequences[member] for member in micro_batch.members]
+            compared = mismatch_sums(members, published, tokens.proximal, tokens.behaviour)
+            for name, value in (terms.sums | compared).items():
+                sums[name] = sums[name] + value
+        return batch.statistics | mismatch_figure(self._summed(sums)) | self._optimizer.step()
+
+    @torch.no_grad()
+    def logprobs(self, batch: TrainingBatch) -> list[NDArray[np.float32]]:
+        """Compute log-probabilities of each response's tokens at the batch's temperature: float32[T], 0 if masked."""
+        self._commands.send("logprobs", batch)
+        lengths = [sequence.response_ids.size for sequence in batch.sequences]
+        found = [np.zeros(length, dtype=np.float32) for length in lengths]
+        for micro_batch in self._micro_batches(batch, [1.0] * len(lengths)):
+            values = self._forward(self._model, micro_batch, batch.temperature)[0].cpu().numpy()
+            for member in micro_batch.members:
+                sequence = batch.sequences[member]
+                own, values = np.split(values, [sequence.num_trained_tokens])
+                found[member][sequence.loss_mask] = own
+        if not found:
+            return []
+        everywhere = self._ranks.sum(torch.from_numpy(np.concatenate(found))).numpy()
+        return np.split(everywhere, np.cumsum(lengths)[:-1])
+
+    def hold_proximal(self, version: PolicyVersion) -> None:
+        """Take the present weights as the published ones, around which ``correction`` clips; see ``publish``."""
+        self._commands.send("hold_proximal", version)
+        self._proximal, self._published = None, version
+
+    def full_state(self) -> dict[str, Tensor]:
+        """Return the weights to publish: unsharded, on the CPU, in ``model.dtype``, tied ones once."""
+        self._commands.send("full_state")
+        state = gather(self._tensors, keep=self._ranks.rank == 0)
+        dtype = DTYPES[self._spec.model.dtype]
+        return {
+            name: (tensor.to(dtype) if tensor.is_floating_point() else tensor).contiguous()
+            for name, tensor in state.items()
+        }
+
+    @torch.no_grad()
+    def probe(self) -> Probe:
+        """Return a fixed sequence and its next-token log-probabilities, with which a rollout checks what it loaded."""
+        self._commands.send("probe")
+        vocabulary = min(len(self._tokenizer), int(self._model.config.vocab_size))
+        ids = (torch.arange(PROBE_TOKENS) * _PROBE_STRIDE + 1) % vocabulary
+        row = pack_single(ids).to(self._ranks.device)
+        logprobs = self._forward(self._model, row, temperature=1.0)[0]
+        return Probe(ids.tolist(), logprobs.tolist())
+
+    def files(self) -> dict[str, bytes]:
+        """Return the files beside published weights: configuration and tokenizer, by file name."""
+        if not self._files:
+            self._files = companion_files(self._model, self._tokenizer, DTYPES[self._spec.model.dtype])
+        return self._files
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint: weights in float32, optimizer, schedule, random state."""
+        self._commands.send("state_dict")
+        keep = self._ranks.rank == 0
+        return {
+            "model": gather(self._tensors, keep),
+            "optimizer": self._optimizer.state_dict(keep),
+            "rng": torch.get_rng_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load a ``state_dict`` that was saved with any number of ranks."""
+        optimizer = state["optimizer"]
+        progress = OptimizerProgress(state["rng"].numpy().tobytes(), int(optimizer["updates"]), optimizer["steps"])
+        self.restore(progress, state["model"], optimizer["moments"])
+
+    def restore(
+        self,
+        progress: OptimizerProgress,
+        weights: Mapping[str, Tensor] | None = None,
+        moments: Mapping[str, Mapping[str, Tensor]] | None = None,
+    ) -> None:
+        """Load a state in parts; ranks other than 0 get the tensors from rank 0.
+
+        Args:
+            progress: what every rank needs.
+            weights: unsharded, by name; None on ranks other than 0.
+            moments: AdamW's averages by parameter name; None on ranks other than 0.
+        """
+        self._commands.send("restore", progress)
+        for name, tensor in self._tensors.items():
+            fill(tensor, None if weights is None else weights[name])
+        self._optimizer.restore(progress.updates, progress.steps, moments or {})
+        torch.set_rng_state(torch.frombuffer(bytearray(progress.random_state), dtype=torch.uint8))
+        self._proximal = self._published = None
+
+    def close(self) -> None:
+        """Release the other ranks and leave the process group."""
+        self._commands.send("close")
+        leave_ranks(self._ranks)
+
+    def follow(self) -> None:
+        """Repeat every call of rank 0's model on this rank, until rank 0 closes it.
+
+        Raises:
+            CommandError: rank 0 sent something that is not a command.
+            RuntimeError: rank 0, or another rank, is gone.
+        """
+        name = ""
+        while name != "close":
+            name, argument = self._commands.receive()
+            method = getattr(self, name)
+            method() if argument is None else method(argument)
+
+    def _micro_batches(self, batch: TrainingBatch, weights: list[float]) -> list[MicroBatch]:
+        """Return this rank's share of the batch."""
+        budget = self._spec.trainer.micro_batch_tokens
+        lengths = [sequence.num_tokens for sequence in batch.sequences]
+        bins = assign_bins(lengths, budget, self._ranks.world_size)[self._ranks.rank]
+        return [pack(batch.sequences, weights, members).to(self._ranks.device) for members in bins]
+
+    def _forward(self, model: PreTrainedModel, row: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities of the row's targets, with gradient where enabled, and their logits."""
+        # Sharded models cast by their own mixed precision.
+        autocast = self._ranks.world_size == 1 and self._dtype != torch.float32
+        with torch.autocast(self._ranks.device.type, self._dtype, enabled=autocast):
+            logits = forward_logits(model, row.input_ids, row.position_ids, row.blocks, row.sources)
+        return token_logprobs(logits, row.targets, temperature), logits
+
+    def _token_inputs(self, row: MicroBatch, temperature: float, proximal: Tensor | None) -> TokenInputs:
+        reference = None
+        if self._reference is not None:
+            with torch.no_grad():
+                reference = self._forward(self._reference, row, temperature)[0]
+        logprobs, logits = self._forward(self._model, row, temperature)
+        with torch.set_grad_enabled(self._loss.entropy_coefficient > 0):
+            entropies = token_entropies(logits, temperature)
+        return TokenInputs(
+            logprobs=logprobs,
+            proximal=logprobs.detach() if proximal is None else proximal,
+            behaviour=row.behaviour,
+            advantages=row.advantages,
+            weights=row.weights,
+            entropies=entropies,
+            reference=reference,
+        )
+
+    def _proximal_logprobs(self, rows: list[MicroBatch], temperature: float) -> list[Tensor] | None:
+        """Return log-probabilities under the published policy; None while the model has its weights."""
+        if self._proximal is None:
+            return None
+        with torch.no_grad(), self._exchanged(self._proximal):
+            return [self._forward(self._model, row, temperature)[0] for row in rows]
+
+    def _keep_published(self) -> PolicyVersion | None:
+        """Copy the published weights before the first update changes them, if later updates of the step need them.
+
+        Returns:
+            The version of the proximal log-probabilities of this update, if it is known.
+        """
+        published = self._published
+        again = self._loss.correction != "none" and self._spec.algorithm.mini_batches_per_step > 1
+        if again and self._proximal is None:
+            self._proximal = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
+        if not again:
+            self._published = None
+        return published
+
+    @contextmanager
+    def _exchanged(self, weights: dict[str, Tensor]) -> Iterator[None]:
+        """Exchange the model's weights with others within the context."""
+        self._exchange(weights)
+        try:
+            yield
+        finally:
+            self._exchange(weights)
+
+    def _exchange(self, weights: dict[str, Tensor]) -> None:
+        """Swap contents, tensor by tensor: sharded parameters cannot be replaced, a third copy would cost memory."""
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                present = parameter.detach().clone()
+                parameter.copy_(weights[name])
+                weights[name].copy_(present)
+
+    def _summed(self, sums: dict[str, Tensor]) -> dict[str, float]:
+        """Add each figure over the ranks."""
+        names = sorted(sums)  # the same on every rank
+        values = self._ranks.sum(torch.stack([sums[name] for name in names]).double().cpu())
+        return dict(zip(names, values.tolist(), strict=True))
+
+
+def _saved_buffers(model: PreTrainedModel) -> dict[str, Tensor]:
+    saved = model.state_dict().keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name in saved}
+
+
+def build_model(job: RLJob, rank: int = 0, world_size: int = 1) -> PolicyModel:
+    """Load the job's model and take this rank's part of it.
+
+    Args:
+        job: a resolved job.
+        rank: this process's number; ranks other than 0 then call ``follow``.
+        world_size: ``trainer.ranks``.
+
+    Raises:
+        RefusedError: model or tokenizer cannot be loaded, or the job asks for something that cannot be trained.
+    """
+    refuse_cut_sampling(job.spec.rollout.sampling)
+    torch.manual_seed(job.spec.seed)
+    model, tokenizer = load_model(job.spec.model), load_tokenizer(job.spec.model)
+    reference = load_model(job.spec.model) if job.spec.algorithm.loss.kl_coefficient else None
+    return PolicyModel(job.spec, join_ranks(rank, world_size), model, tokenizer, reference)

@@ -1,0 +1,198 @@
+"""The trainer's own ledger: groups in flight, the next positions, and how groups ended. Pure.
+
+It is authoritative: Redis's counters are corrected by it. A checkpoint contains its ``snapshot``, so a resumed trainer
+knows which groups the restored policy has learnt from. Positions of a split are admitted in order; those that have to
+be repeated return to the front of the queue with a higher attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from plaudit_wire.records import GroupEnd, Split
+from plaudit_workers.stream.trainer.ledger import Ledger
+from plaudit_workers.training.run.schedule import InFlight
+
+Snapshot = dict[str, Any]
+"""Plain data: JSON and msgpack can hold it."""
+
+
+class Positions:
+    """The prompts of one split: a cursor, the positions to be admitted again, the groups in flight."""
+
+    def __init__(self) -> None:
+        self.cursor = 0
+        """All positions below it were admitted."""
+        self.ahead: set[int] = set()
+        """Positions above the cursor that were admitted as well (by an earlier trainer)."""
+        self.returned: dict[int, int] = {}
+        """Position to admit again → its next attempt."""
+        self.in_flight: dict[str, InFlight] = {}
+
+    def attempt(self, position: int) -> int:
+        """Return the attempt with which a position would be admitted now."""
+        return self.returned.get(position, 0)
+
+    def admit(self, flight: InFlight) -> None:
+        """Record a group in flight; the cursor passes its position once all positions below were admitted."""
+        self.returned.pop(flight.position, None)
+        self.in_flight[flight.group] = flight
+        if flight.position >= self.cursor:
+            self.ahead.add(flight.position)
+        while self.cursor in self.ahead:
+            self.ahead.remove(self.cursor)
+            self.cursor += 1
+
+    def was_admitted(self, position: int) -> bool:
+        """Return True if a position was admitted before."""
+        return position < self.cursor or position in self.ahead
+
+    def end(self, group: str) -> InFlight:
+        """Remove a group from those in flight."""
+        return self.in_flight.pop(group)
+
+    def give_back(self, flight: InFlight) -> None:
+        """Queue the position of an ended group to be admitted again."""
+        self.returned[flight.position] = flight.attempt + 1
+
+    def snapshot(self) -> Snapshot:
+        """Return the state as plain data."""
+        return {
+            "cursor": self.cursor,
+            "ahead": sorted(self.ahead),
+            "returned": [[position, attempt] for position, attempt in sorted(self.returned.items())],
+            "in_flight": [
+                [flight.group, flight.position, flight.attempt, flight.step, flight.version]
+                for flight in self.in_flight.values()
+            ],
+        }
+
+    @classmethod
+    def restored(cls, snapshot: Snapshot) -> Positions:
+        """Return the state of a ``snapshot``."""
+        positions = cls()
+        positions.cursor = snapshot["cursor"]
+        positions.ahead = set(snapshot["ahead"])
+        positions.returned = dict(snapshot["returned"])
+        positions.in_flight = {fields[0]: InFlight(*fields) for fields in snapshot["in_flight"]}
+        return positions
+
+
+class TrainerLedger:
+    """Counts the groups of the surviving line and keeps the positions of both splits."""
+
+    def __init__(self) -> None:
+        self.counts = Ledger()
+        self.splits: dict[Split, Positions] = {"train": Positions(), "validation": Positions()}
+
+    @property
+    def train(self) -> Positions:
+        """Positions of training prompts."""
+        return self.splits["train"]
+
+    @property
+    def validation(self) -> Positions:
+        """Positions of validation prompts."""
+        return self.splits["validation"]
+
+    def flights(self) -> Iterator[InFlight]:
+        """Yield every group in flight."""
+        for positions in self.splits.values():
+            yield from positions.in_flight.values()
+
+    def find(self, group: str) -> InFlight | None:
+        """Return a group in flight, or None."""
+        split = self.split_of(group)
+        return self.splits[split].in_flight[group] if split else None
+
+    def split_of(self, group: str) -> Split | None:
+        """Return the split of a group in flight, or None."""
+        return next((split for split, positions in self.splits.items() if group in positions.in_flight), None)
+
+    def admit(self, split: Split, flight: InFlight) -> None:
+        """Count an admitted group."""
+        self.splits[split].admit(flight)
+        self.counts.admitted += 1
+
+    def withdraw(self, group: str) -> None:
+        """Undo ``admit`` for a group that found no room: its position is admitted later with the same attempt."""
+        positions = self._positions_of(group)
+        flight = positions.end(group)
+        positions.returned[flight.position] = flight.attempt
+        self.counts.admitted -= 1
+
+    def end(self, group: str, end: GroupEnd, reason: str = "", *, again: bool = False) -> InFlight:
+        """Count the end of a group in flight.
+
+        Args:
+            group: its id.
+            end: how it ended.
+            reason: the cause of a drop.
+            again: queue its prompt to be admitted again.
+
+        Raises:
+            KeyError: it is not in flight.
+        """
+        positions = self._positions_of(group)
+        flight = positions.end(group)
+        if end == "trained":
+            self.counts.trained += 1
+        elif end == "evaluated":
+            self.counts.evaluated += 1
+        else:
+            self.counts.dropped[reason] = self.counts.dropped.get(reason, 0) + 1
+        if again:
+            positions.give_back(flight)
+        return flight
+
+    def roll_back(self, groups: Iterable[str]) -> None:
+        """Drop groups whose work is lost and queue their prompts to be admitted again."""
+        for group in list(groups):
+            self.end(group, "dropped", "rolled_back", again=True)
+
+    def count_lost(self, groups: int) -> None:
+        """Count groups that were admitted after the checkpoint and rolled back."""
+        self.counts.admitted += groups
+        if groups:
+            self.counts.dropped["rolled_back"] = self.counts.dropped.get("rolled_back", 0) + groups
+
+    def counters(self) -> dict[str, int]:
+        """Return the counts by the names that Redis uses."""
+        return self.counts.counters()
+
+    def problems(self) -> list[str]:
+        """Return discrepancies; empty while admitted = trained + evaluated + dropped + in flight."""
+        return replace(self.counts, open=sum(1 for _ in self.flights())).problems()
+
+    def snapshot(self) -> Snapshot:
+        """Return the state as plain data."""
+        return {
+            "counters": self.counters(),
+            "splits": {split: positions.snapshot() for split, positions in self.splits.items()},
+        }
+
+    @classmethod
+    def restored(cls, snapshot: Snapshot) -> TrainerLedger:
+        """Return the state of a ``snapshot``."""
+        ledger = cls()
+        ledger.counts = Ledger.from_counters(snapshot["counters"], num_open=0)
+        ledger.splits = {split: Positions.restored(of_split) for split, of_split in snapshot["splits"].items()}
+        return ledger
+
+    def begun_anew(self) -> TrainerLedger:
+        """Return the ledger of a run that starts from another run's checkpoint: its positions, with all counts zero."""
+        ledger = TrainerLedger()
+        for split, positions in self.splits.items():
+            ledger.splits[split].cursor = positions.cursor
+            ledger.splits[split].ahead = set(positions.ahead)
+            busy = {flight.position for flight in positions.in_flight.values()}
+            ledger.splits[split].returned = dict.fromkeys(sorted(busy | positions.returned.keys()), 0)
+        return ledger
+
+    def _positions_of(self, group: str) -> Positions:
+        split = self.split_of(group)
+        if split is None:
+            raise KeyError(f"group {group} is not in flight")
+        return self.splits[split]
