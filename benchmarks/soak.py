@@ -27,10 +27,12 @@ import json
 import logging
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
 import time
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -99,11 +101,12 @@ class Soak:
                     if done:
                         break
                     await self._strike(self.chance.choice(FAULTS))
-                _, policy = await asyncio.wait_for(self._life, ENDS_WITHIN_S)
+                _, policy = await asyncio.wait_for(asyncio.shield(self._life), ENDS_WITHIN_S)
             except TimeoutError:
                 return [f"not finished after {ENDS_WITHIN_S:.0f} s; steps {len(self.simulation.steps())}"]
             except Exception as error:
-                return [f"the trainer raised {error!r}"[:300]]
+                where = traceback.extract_tb(error.__traceback__)[-1]
+                return [f"raised {error!r} at {Path(where.filename).name}:{where.lineno}"[:300]]
             finally:
                 keeping.cancel()
         return [*self._trained(policy), *self._ledger(), *self._steps(), *await self._left()]
@@ -169,15 +172,13 @@ class Soak:
             client.execute_command(*end)
 
     async def _volume_away(self) -> None:
-        folder = self.simulation.folder / "spill"
-        if folder.exists():
-            folder.rename(folder.with_name("away"))
-            await asyncio.sleep(self.chance.uniform(0.2, 1.0))
-            for left in folder.glob("*") if folder.exists() else ():
-                left.rename(folder.with_name("away") / left.name)
-            if folder.exists():
-                folder.rmdir()
-            folder.with_name("away").rename(folder)
+        folder, away = self.simulation.folder / "spill", self.simulation.folder / "away"
+        if not folder.exists():
+            return
+        folder.rename(away)
+        await asyncio.sleep(self.chance.uniform(0.2, 1.0))
+        shutil.rmtree(folder, ignore_errors=True)  # a trainer that took over meanwhile has made an empty one
+        away.rename(folder)
 
     def _trained(self, policy: Any) -> list[str]:
         positions = sorted(int(group.split("-")[1]) for update in policy.trained for group in update)

@@ -47,7 +47,7 @@ async def test_the_trainer_deletes_what_ended_groups_left_and_keeps_the_open_one
 
 async def test_nothing_is_written_below_a_mount_point_without_its_volume(tmp_path: Path) -> None:
     volume = SpillFolder(tmp_path / "unmounted" / "spill")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(VolumeError, match="cannot write"):
         await volume.store("t-0-1.0", "prompt", RECORD)
     await volume.prepare([])
     assert await volume.load(await volume.store("t-0-1.0", "prompt", RECORD)) == RECORD

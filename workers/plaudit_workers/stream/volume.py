@@ -92,10 +92,17 @@ class SpillFolder:
         return self._folder is not None and (memory_is_short or len(record) > self._limit_bytes)
 
     async def store(self, group: str, name: str, record: bytes) -> bytes:
-        """Write a record; return what to put into Redis. The same record again writes the same file."""
+        """Write a record; return what to put into Redis. The same record again writes the same file.
+
+        Raises:
+            VolumeError: it cannot be written now.
+        """
         digest = _digest(record)
         spilled = Spilled(f"{_folder_of(group)}/{name}-{digest[:12]}", len(record), digest)
-        await asyncio.to_thread(self._write, spilled.path, record)
+        try:
+            await asyncio.to_thread(self._write, spilled.path, record)
+        except OSError as error:
+            raise VolumeError(f"cannot write {spilled.path} in {self._folder}: {error}") from error
         return _SPILLED + msgspec.msgpack.encode(spilled)
 
     async def load(self, stored: bytes) -> bytes:
