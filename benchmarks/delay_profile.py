@@ -58,12 +58,12 @@ from plaudit_workers.job.loading.load import load_job
 from plaudit_workers.launch.redis_server import RedisServer
 from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.trainer.groups import TrainerStreams
-from plaudit_workers.training.backend.scripted import ScriptedPolicy
+from plaudit_workers.training.backend.scripted import ScriptedBackend
 from plaudit_workers.training.conductor.conductor import conduct
 from plaudit_workers.training.run.plan import RunPlan
 from plaudit_workers.training.run.server_clock import ServerClock
 from plaudit_workers.training.run.sinks import Sinks
-from plaudit_workers.training.run.state import Run
+from plaudit_workers.training.run.state import RunContext
 from plaudit_workers.training.worker import stream_limits
 
 GOALS = {"none": 1.10, "256": 1.05}
@@ -246,7 +246,7 @@ async def train(folder: Path, address: RedisAddress, update_s: float) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"rollout and reward worker did not start within {READY_WITHIN_S:.0f} s")
         await asyncio.sleep(0.1)
-    run = Run(
+    run = RunContext(
         plan=plan,
         folder=folder,
         transport=transport,
@@ -256,7 +256,7 @@ async def train(folder: Path, address: RedisAddress, update_s: float) -> None:
         clock=ServerClock(transport.now),
     )
     prompts = plan.schedule.prompts_per_step
-    policy = ScriptedPolicy(folder, lambda groups: update_s * len(groups) / prompts)
+    policy = ScriptedBackend(folder, lambda groups: update_s * len(groups) / prompts)
     await conduct(run, policy, asyncio.Event())
     sinks.close()
     await transport.close()

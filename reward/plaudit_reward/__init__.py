@@ -1,1 +1,1 @@
-"""What a reward is: samples, scores, scorers of every kind, and the isolation they run in."""
+"""Rewards: samples, scores, scorers of every kind, and the isolation in which they run."""

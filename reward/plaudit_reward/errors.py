@@ -1,21 +1,21 @@
-"""The error tree of scoring: the type says whether another attempt may help.
+"""The error tree of scoring; the type decides whether a retry is useful.
 
 ::
 
     RewardError
-    ├── ConfigurationError     the job is wrong: refused before anything runs (file, function, argument, remedy)
+    ├── ConfigurationError     the job is invalid: refused before anything runs (file, function, argument, remedy)
     ├── DataError              this sample cannot be scored; never retried
-    ├── InfrastructureError    the thing that scores is broken or away; retried within the sample's budget
+    ├── InfrastructureError    the service that scores is broken or unreachable; retried within the sample's budget
     │   └── WorkerKilledError  the process that ran the scorer died
-    └── ScoreTimeoutError      the time limit passed; the call was ended
-        └── CallTimeoutError   a service did not answer one call in time; another may, so it is retried
+    └── ScoreTimeoutError      the time limit passed; the call was stopped
+        └── CallTimeoutError   a service did not answer one call in time; retried
 """
 
 from __future__ import annotations
 
 
 class RewardError(Exception):
-    """What went wrong while a reward was set up or computed."""
+    """The base of errors while a reward is set up or computed."""
 
 
 class ConfigurationError(RewardError):
@@ -27,10 +27,10 @@ class DataError(RewardError):
 
 
 class InfrastructureError(RewardError):
-    """What computes the score is unreachable or broken. Retried with back-off within the sample's budget.
+    """The service that computes the score is unreachable or broken. Retried with backoff within the sample's budget.
 
     Args:
-        retry_after_s: the service asked to be left alone for so many seconds.
+        retry_after_s: seconds that the service asked to wait (Retry-After).
     """
 
     def __init__(self, message: str = "", *, retry_after_s: float | None = None) -> None:
@@ -43,7 +43,7 @@ class WorkerKilledError(InfrastructureError):
 
 
 class ScoreTimeoutError(RewardError):
-    """The scorer did not answer within its time limit; whatever ran it was ended."""
+    """The scorer did not answer within its time limit; its process was stopped."""
 
 
 class CallTimeoutError(ScoreTimeoutError):

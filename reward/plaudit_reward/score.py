@@ -1,4 +1,4 @@
-"""What one scorer returns for one sample."""
+"""The result of one scorer for one sample."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Score(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def scored(cls, value: float, **extra: float | str) -> Self:
-        """A value; NaN and infinities become a ``data_error``."""
+        """Return a score with a value; NaN and infinities become a ``data_error``."""
         if not math.isfinite(value):
             return cls("data_error", reason=f"the value {value} is not finite", extra=extra)
         return cls("scored", float(value), extra=extra)
 
     @classmethod
     def failed(cls, outcome: Outcome, reason: str) -> Self:
-        """An ending without a value."""
+        """Return a score without a value."""
         return cls(outcome, reason=reason)

@@ -1,4 +1,4 @@
-"""What a scorer is, and what it is told about one attempt."""
+"""The protocols of scorers, and the limits of one attempt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plaudit_wire.sample import Sample
 
 @dataclass
 class Attempt:
-    """One call of a scorer: the pipeline sets the limit, the scorer says how long it had to wait before it began."""
+    """One call of a scorer: the pipeline sets the limit, the scorer records how long it waited before it started."""
 
     limit_s: float
     """Seconds of work (both kinds of waiting excluded) after which the scorer must raise ``ScoreTimeoutError``."""
@@ -27,14 +27,14 @@ class Attempt:
 class Scorer(Protocol):
     """Scores one sample at a time (``scope: sample``).
 
-    ``score`` raises ``InfrastructureError`` when another attempt may help, ``ScoreTimeoutError`` and ``DataError``
-    when not; whatever else escapes it is a ``data_error`` of that sample.
+    ``score`` raises ``InfrastructureError`` where a retry may help, ``ScoreTimeoutError`` and ``DataError`` where not;
+    any other exception is a ``data_error`` of that sample.
     """
 
     name: str
 
     async def open(self) -> None:
-        """Starts what it needs; called once, before any score. Closed as well when this raised.
+        """Start processes and connections; called once, before any score. ``close`` follows even if this raises.
 
         Raises:
             ConfigurationError: it cannot work as configured.
@@ -42,15 +42,15 @@ class Scorer(Protocol):
         ...
 
     async def score(self, sample: Sample, attempt: Attempt) -> Score:
-        """Scores one sample."""
+        """Score one sample."""
         ...
 
     def room(self) -> int:
-        """How many more samples it could begin soon."""
+        """Return how many more samples it could start soon."""
         ...
 
     async def close(self) -> None:
-        """Ends processes and connections; called once."""
+        """Stop processes and connections; called once."""
         ...
 
 
@@ -60,7 +60,7 @@ class GroupScorer(Protocol):
     name: str
 
     async def open(self) -> None:
-        """Starts what it needs; called once, before any score. Closed as well when this raised.
+        """Start processes and connections; called once, before any score. ``close`` follows even if this raises.
 
         Raises:
             ConfigurationError: it cannot work as configured.
@@ -68,7 +68,7 @@ class GroupScorer(Protocol):
         ...
 
     async def score_group(self, samples: Sequence[Sample], values: Sequence[float], attempt: Attempt) -> list[Score]:
-        """One score a sample, same order.
+        """Return one score for each sample, in the same order.
 
         Args:
             samples: the group's samples that have a value so far.
@@ -78,9 +78,9 @@ class GroupScorer(Protocol):
         ...
 
     def room(self) -> int:
-        """How many more groups it could begin soon."""
+        """Return how many more groups it could start soon."""
         ...
 
     async def close(self) -> None:
-        """Ends processes and connections; called once."""
+        """Stop processes and connections; called once."""
         ...

@@ -1,4 +1,4 @@
-"""A scorer that answers what it is told to: for tests and load generation, never a default."""
+"""A scorer with scripted answers, for tests and load generation; never a default."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Answer = float | Score | RewardError
 
 
 class ScriptedScorer:
-    """Gives, or raises, what ``answer`` says of each sample; of sample or group scope.
+    """Return, or raise, the ``answer`` for each sample; supports sample and group scope.
 
     Args:
         name: of the scorer.
         answer: a number, a score, or an error to raise.
-        takes_s: seconds that the call takes, by sample.
-        waits_s: seconds that it says it waited for a limiter before.
+        takes_s: duration of the call, by sample.
+        waits_s: seconds that it waits, and reports, for a limiter before the call.
     """
 
     def __init__(
@@ -37,26 +37,26 @@ class ScriptedScorer:
         self.num_calls = 0
 
     async def open(self) -> None:
-        """Nothing to start."""
+        """Start nothing."""
 
     async def score(self, sample: Sample, attempt: Attempt) -> Score:
-        """Answers for one sample."""
+        """Answer for one sample."""
         self.num_calls += 1
         await self._pass_time(self._takes_s(sample), attempt)
         return _score(self._answer(sample))
 
     async def score_group(self, samples: Sequence[Sample], values: Sequence[float], attempt: Attempt) -> list[Score]:
-        """Answers for each sample of a group."""
+        """Answer for each sample of a group."""
         self.num_calls += 1
         await self._pass_time(max((self._takes_s(sample) for sample in samples), default=0.0), attempt)
         return [_score(self._answer(sample)) for sample in samples]
 
     def room(self) -> int:
-        """It never waits for a place."""
+        """Return a large number: it never waits for a place."""
         return 1_000_000
 
     async def close(self) -> None:
-        """Nothing to end."""
+        """Stop nothing."""
 
     async def _pass_time(self, seconds: float, attempt: Attempt) -> None:
         if self._waits_s:

@@ -41,7 +41,7 @@ from plaudit_workers.scoring.kinds.context import BuildContext
 from plaudit_workers.scoring.worker import ScoringOptions, ScoringWorker
 from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.worker.consumer import ConsumerOptions
-from plaudit_workers.training.backend.scripted import ScriptedPolicy
+from plaudit_workers.training.backend.scripted import ScriptedBackend
 from simulated_run import Simulation, make_plan
 
 ADMITTED = 1_000_000.0
@@ -244,7 +244,7 @@ def observed_run(
     running.stop()
 
 
-class _ProbingPolicy(ScriptedPolicy):
+class _ProbingPolicy(ScriptedBackend):
     """Writes the probe beside its weights, as policies with a model do."""
 
     def publish(self, version: PolicyVersion) -> Announcement:

@@ -43,7 +43,7 @@ def test_forms_are_recognised(
 
 
 REFUSED = [
-    ("def f(solution_str): pass", "group", {}, "take out 'scope: group'"),
+    ("def f(solution_str): pass", "group", {}, "remove 'scope: group'"),
     ("def f(rewards): pass", "sample", {}, "set 'scope: group'"),
     ("def f(): pass", "sample", {}, "takes no sample"),
     ("def f(*, sample): pass", "sample", {}, "takes no sample"),

@@ -14,6 +14,10 @@ class RecordError(Exception):
     """A record that this version cannot read: another schema version, or damaged."""
 
 
+class SchemaVersionError(RecordError):
+    """A record of another schema version: a process of that version can read it."""
+
+
 Record = TypeVar("Record")
 _encoder = msgspec.msgpack.Encoder()
 _VERSION_BYTE = bytes([SCHEMA_VERSION])
@@ -40,9 +44,11 @@ def decode(data: bytes, kind: type[Record]) -> Record:
     Raises:
         RecordError: another schema version, or not such a record.
     """
+    if not data:
+        raise RecordError(f"an empty {kind.__name__}")
     if data[:1] != _VERSION_BYTE:
-        raise RecordError(
-            f"a {kind.__name__} of schema version {data[:1].hex() or 'none'}; this process reads {SCHEMA_VERSION}: "
+        raise SchemaVersionError(
+            f"a {kind.__name__} of schema version {data[:1].hex()}; this process reads {SCHEMA_VERSION}: "
             "run the same version of Plaudit in every process"
         )
     try:

@@ -35,6 +35,7 @@ class Names:
         closed: sorted set of the 1,024 groups closed last, by call: a repeated close repeats its answer.
         events: stream of records for the metrics.
         dead: stream of dead letters.
+        leases: hash: when a stream was last searched for lapsed leases, and when the server's clock was stepped.
         state: hash: incarnation, step, announced policy. Only the trainer writes it.
         counters: hash: how often what happened, the ledger's counters among it.
         service: what a run without a trainer offers to clients.
@@ -56,6 +57,7 @@ class Names:
         self.closed = self.prefix + "closed"
         self.events = self.prefix + "events"
         self.dead = self.prefix + "dead"
+        self.leases = self.prefix + "leases"
         self.state = self.prefix + "state"
         self.counters = self.prefix + "counters"
         self.service = self.prefix + "service"

@@ -1,7 +1,7 @@
-"""The metrics service: reads a run's events, looks at its streams, answers over HTTP.
+"""Serve a run's metrics: read its events, take snapshots of its streams, respond over HTTP.
 
-Started as ``python -m plaudit_metrics``, or as a coroutine inside another process's event loop (a Ray actor's): it
-installs no signal handlers and ends when ``stop`` is set. Exit codes: 0 stopped · 2 refused, with one message.
+Runs as ``python -m plaudit_metrics``, or as a coroutine in another process's event loop (a Ray actor's): it installs no
+signal handlers and ends when ``stop`` is set. Exit codes: 0 stopped, 2 refused with one message.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from plaudit_metrics.sources.run_snapshot import look
 from plaudit_metrics.sources.stream import EventReader
 from plaudit_wire.logs import get_logger
 from plaudit_wire.names import Names
+from plaudit_wire.outage import OUTAGE, Outages
 
 __all__ = ["ServiceSettings", "SettingsError", "serve"]
 
@@ -35,19 +36,19 @@ logger = get_logger(__name__)
 
 _LOOK_EVERY_S = 2.0
 _END_WITHIN_S = 2
-"""A scraper's connection that stays open holds up the end no longer."""
+"""Open connections of scrapers delay the shutdown no longer."""
 _REDIS_WITHIN_S = 30.0
-"""Redis may be away for so long before the service counts as not ready (or, at the start, gives up)."""
+"""After as long without a response from Redis the service is not ready."""
 
 
 async def serve(settings: ServiceSettings, stop: asyncio.Event) -> int:
-    """Serves one run's metrics until ``stop`` is set.
+    """Serve one run's metrics until ``stop`` is set.
 
     Returns:
-        0 when stopped; 2 when it cannot serve (port taken, wrong password, no Redis), after one logged message.
+        0 when stopped; 2 when it cannot serve (port taken, wrong password), after one logged message.
     """
-    disable_created_metrics()  # type: ignore[no-untyped-call]  # of each counter, when it was made: series that nobody asks for
-    # One client for all: a blocking read takes a connection of its own from the pool; nothing is sent twice.
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # series with each counter's creation time, which nothing uses
+    # One client for everything: a blocking read takes its own connection from the pool; no command is sent twice.
     client = settings.redis.client(timeout_s=5.0, retries=0)
     sender: SpanSender | None = None
     try:
@@ -123,29 +124,30 @@ class _SnapshotTaker:
 
 
 def _problem(reader: EventReader, snapshots: _SnapshotTaker) -> str:
-    """Why the service is not ready; empty when it is."""
+    """Return why the service is not ready; empty when it is."""
     if not reader.ready.is_set():
-        return "the events of the run are being read"
+        return "the run's events are still being read"
     if time.monotonic() - snapshots.responded_s > _REDIS_WITHIN_S:
-        return f"redis has not answered for {_REDIS_WITHIN_S:.0f} seconds"
+        return f"Redis has not responded for {_REDIS_WITHIN_S:.0f} seconds"
     return ""
 
 
 async def _wait_for_redis(client: Redis, settings: ServiceSettings, stop: asyncio.Event) -> None:
-    """Waits for the first answer; a refusal (wrong password or certificate) ends the wait at once."""
-    deadline = time.monotonic() + _REDIS_WITHIN_S
+    """Wait for the first answer, however long; a wrong password or certificate ends the wait at once."""
+    outages = Outages(settings.redis.url)
     while not stop.is_set():
         try:
             await client.ping()
-            return
         except (AuthenticationError, ResponseError):
             raise
-        except (RedisError, OSError) as error:
+        except OUTAGE as error:
             if problem := await settings.redis.tls_problem(error):
                 raise _TlsRefusedError(problem) from error
-            if time.monotonic() > deadline:
-                raise
+            outages.report(error)
             await asyncio.sleep(0.5)
+        else:
+            outages.end()
+            return
 
 
 class _TlsRefusedError(Exception):

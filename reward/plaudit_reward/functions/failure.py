@@ -1,7 +1,6 @@
-"""Tells a broken sample from a broken service by the exception that a user's function let escape.
+"""Distinguish a broken sample from a broken service by the exception that a user's function raised.
 
-The libraries that users call judges with are recognised by the names of their exception classes, so that none of them
-needs to be installed.
+Client libraries are recognised by the names of their exception classes, so none of them must be installed.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _MAX_REASON_CHARACTERS = 500
 
 
 def is_infrastructure(error: BaseException) -> bool:
-    """Whether the service that the function called failed, rather than the sample."""
+    """Return True if a service that the function called failed, False if the sample did."""
     if isinstance(error, _BUILT_IN_INFRASTRUCTURE):
         return True
     status = _status(error)
@@ -45,10 +44,10 @@ def is_infrastructure(error: BaseException) -> bool:
 
 
 def failed_score(error: BaseException, path: str) -> Score:
-    """The score of a call that raised.
+    """Return the score of a call that raised.
 
     Args:
-        error: what escaped the function.
+        error: the exception.
         path: the user's file; the reason names the line in it.
     """
     reason = f"{type(error).__name__}: {error}"[:_MAX_REASON_CHARACTERS] + _place(error, path)
@@ -72,7 +71,7 @@ def _status(error: Any) -> int | None:
 
 
 def _qualified(kind: type) -> str:
-    # httpx and openai show their classes under the package's own name, whatever file they stand in.
+    # httpx and openai show their classes under the package's own name, whatever file defines them.
     package = kind.__module__.split(".", 1)[0]
     name = f"{kind.__module__}.{kind.__name__}"
     return name if name in _INFRASTRUCTURE else f"{package}.{kind.__name__}"

@@ -1,4 +1,4 @@
-"""Calls a user's function in the form that ``signature`` recognised."""
+"""Call a user's function in the form that ``signature`` recognised."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from plaudit_wire.sample import Sample
 
 Function = Callable[..., Any]
 Caller = Callable[[Sequence[Sample], Any], Any]
-"""Takes the samples of one call and the values that go with them; gives what the function returned."""
+"""Takes the samples of one call and their values; returns the function's result."""
 
 ONE_SCORE: frozenset[Form] = frozenset({"verl", "sample", "combine", "answer"})
-"""These return one score; the others a list with one a sample."""
+"""Forms that return one score; the others return a list with one score for each sample."""
 
 _SOLUTION_COLUMNS = ("solution", "answer")
-"""What TRL's datasets call the ground truth."""
+"""Names of the ground truth in TRL's datasets."""
 
 
 def caller(form: Form, function: Function, arguments: Mapping[str, Any]) -> Caller:
-    """How to call ``function`` with the job's ``arguments``."""
+    """Return the caller of ``function`` with the job's ``arguments``."""
     return _CALLERS[form](function, dict(arguments))
 
 
@@ -74,9 +74,9 @@ def _without_default(function: Function) -> set[str]:
 
 
 def trl_columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
-    """The keyword arguments that TRL's trainer would pass: lists with one item a sample.
+    """Return the keyword arguments that TRL's trainer would pass: lists with one item for each sample.
 
-    Prompts and completions are chat messages where the data holds messages, else text. The keys of ``extra_info`` that
+    Prompts and completions are chat messages if the data has messages, else text. The keys of ``extra_info`` that
     all samples have are columns of their own; ``solution`` and ``answer`` are the ground truth unless the data has
     columns of these names.
     """

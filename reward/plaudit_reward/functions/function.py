@@ -1,6 +1,6 @@
-"""User files: finds the function in the file, recognises its signature, calls it and types what it returns.
+"""Load a user's file, find the function, recognise its signature, call it, and type its result.
 
-Runs only in the child processes of ``isolation``: a worker never imports a user's file itself.
+Runs only in the child processes of ``isolation``; a worker never imports a user's file.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class UserFunction:
         self._one_score = True
 
     def prepare(self) -> Description:
-        """Makes the class's instance and recognises the signature; an async class needs a running event loop.
+        """Create the class's instance and recognise the signature; an async class needs a running event loop.
 
         Raises:
-            ConfigurationError: the class cannot be made, or the signature does not fit.
+            ConfigurationError: the class cannot be instantiated, or the signature does not fit.
         """
         function, arguments = self._found, dict(self.target.arguments)
         if inspect.isclass(function):
@@ -98,11 +98,11 @@ class UserFunction:
         return required_columns(function, arguments) if form == "trl" else ()
 
     def call(self, samples: Sequence[Sample], values: Any, *, post_process: bool = False) -> Any:
-        """Calls the function, or the class's ``post_process_scores``; an async one gives its coroutine.
+        """Call the function, or the class's ``post_process_scores``; an async one returns its coroutine.
 
         Args:
             samples: one sample, or a group's.
-            values: what goes with them, see ``forms.Caller``; the group's values for ``post_process``.
+            values: their values, see ``forms.Caller``; the group's values for ``post_process``.
             post_process: call ``post_process_scores`` with the values.
         """
         if not post_process:
@@ -112,18 +112,18 @@ class UserFunction:
         return self._post_process(list(values))
 
     def scores(self, returned: Any, count: int, *, post_process: bool = False) -> list[Score]:
-        """Types what ``call`` returned (awaited): one score a sample."""
+        """Convert the (awaited) result of ``call``: one score for each sample."""
         return [to_score(returned)] if self._one_score and not post_process else to_scores(returned, count)
 
     def failed(self, error: BaseException, count: int) -> list[Score]:
-        """The scores of a call that raised."""
+        """Return the scores of a call that raised."""
         return [failed_score(error, self.target.path)] * count
 
     def _instance(self, found: type) -> tuple[Any, dict[str, Any]]:
         own = self._own_arguments(found)
         try:
             instance = found(**own)
-        except Exception as error:  # the user's code: whatever it raises is told in words
+        except Exception as error:  # the user's code may raise anything
             raise ConfigurationError(
                 f"{self._where} cannot be instantiated: {type(error).__name__}: {error}. Its arguments come from "
                 "python.arguments in the job"
@@ -131,15 +131,15 @@ class UserFunction:
         return instance, {k: v for k, v in self.target.arguments.items() if k not in own}
 
     def _own_arguments(self, found: type) -> dict[str, Any]:
-        """The job's arguments that the class's constructor takes; the others go to each call."""
+        """Return the job's arguments that the class's constructor takes; the others go to each call."""
         parameters = parameters_of(found)
         return {k: v for k, v in self.target.arguments.items() if k in named(parameters) or takes_any(parameters)}
 
 
 def declares_post_process(path: str, function: str) -> bool:
-    """Whether ``function`` is a class that defines ``post_process_scores``, told without running the file.
+    """Return True if ``function`` is a class that defines ``post_process_scores``, without running the file.
 
-    Base classes in the same file count. A file that cannot be read declares nothing: whoever loads it says so.
+    Base classes in the same file count. False for a file that cannot be read; loading it reports the error.
     """
     try:
         tree = ast.parse(Path(path).read_bytes())

@@ -1,4 +1,4 @@
-"""Turns whatever a user's function returned into typed scores; a failure never becomes a number."""
+"""Convert the return value of a user's function into typed scores; a failure never becomes a number."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from plaudit_reward.score import Score
 
 _MAX_TEXT_CHARACTERS = 2_000
-"""Longer texts in ``extra`` are cut: they travel with every score."""
+"""Longer texts in ``extra`` are cut, because every score carries them."""
 
 _EXPECTED = "return a number, None, a dict with 'score', a (score, request_text, explanation) tuple, or a Score"
 
 
 def to_score(value: Any) -> Score:
-    """The score of one returned value.
+    """Return the score of one returned value.
 
     ``None`` is ``skipped``; NaN, infinities and anything that is not a number are a ``data_error``.
     """
@@ -30,13 +30,13 @@ def to_score(value: Any) -> Score:
 
 
 def to_scores(values: Any, count: int) -> list[Score]:
-    """The scores of a group's returned list; one ``data_error`` each when it is no list of ``count`` values."""
+    """Return the scores of a group's list; a ``data_error`` for each sample if it is not a list of ``count`` values."""
     if not isinstance(values, str | Mapping) and hasattr(values, "__len__") and hasattr(values, "__iter__"):
         if len(values) == count:
             return [to_score(value) for value in values]
         reason = f"returned {len(values)} scores for {count} samples"
     else:
-        reason = f"returned {type(values).__name__} where a list of {count} scores was due"
+        reason = f"returned {type(values).__name__} instead of a list of {count} scores"
     return [Score.failed("data_error", reason)] * count
 
 
@@ -70,14 +70,16 @@ def _from_number(value: Any, extra: dict[str, float | str]) -> Score:
     try:
         number = float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        return Score("data_error", reason=f"returned {type(value).__name__}, which is no number: {error}", extra=extra)
+        return Score(
+            "data_error", reason=f"returned {type(value).__name__}, which is not a number: {error}", extra=extra
+        )
     if not math.isfinite(number):
         return Score("data_error", reason=f"the value {number} is not finite", extra=extra)
     return Score("scored", number, extra=extra)
 
 
 def extra_of(items: Mapping[str, Any]) -> dict[str, float | str]:
-    """Numbers and texts of a function's further results; what has no finite value is left out, never made a zero."""
+    """Return the further numbers and texts of a result; values that are not finite are left out, never made zero."""
     extra: dict[str, float | str] = {}
     for key, item in items.items():
         plain = _plain(item)

@@ -1,4 +1,4 @@
-"""Recognises how a user's function wants to be called, by the names of its parameters.
+"""Recognise the calling convention of a user's function by the names of its parameters.
 
 | form | parameters | scope |
 | --- | --- | --- |
@@ -11,7 +11,7 @@
 | ``answer`` | a judge's answer, then perhaps ``sample`` | answer |
 | ``answers`` | a judge's answer, then perhaps ``samples`` | answers |
 
-Every further parameter takes its value from the job's ``arguments`` or has a default.
+Every other parameter gets its value from the job's ``arguments`` or has a default.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _VALUES_PARAMETERS = frozenset({"rewards", "scores", "values"})
 _TRL_UNAVAILABLE = frozenset(
     {"completion_ids", "completions_ids", "trainer_state", "log_extra", "log_metric", "environments"}
 )
-"""What TRL's trainer passes besides columns and is not known here: fine with a default, refused without."""
+"""Arguments that only TRL's trainer can pass: accepted with a default, refused without."""
 
 _ONE_FORM: dict[Scope, Form] = {"combine": "combine", "answer": "answer", "answers": "answers"}
-"""Scopes that are called in one way only."""
+"""Scopes with a single form."""
 
 _SECOND: dict[Form, str] = {"combine": "sample", "answer": "sample", "answers": "samples"}
 """Forms whose second parameter, if it has this name, is filled as well."""
@@ -43,7 +43,7 @@ _FORMS = (
 
 
 def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Names and parameters, ``self`` left out. A function whose signature cannot be read has none."""
+    """Return the parameters by name, without ``self``; none if the signature cannot be read."""
     try:
         return dict(inspect.signature(function).parameters)
     except (TypeError, ValueError):
@@ -51,24 +51,24 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
-    """Whether there is a ``**keywords``."""
+    """Return True if there is a ``**keywords`` parameter."""
     return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
 
 def named(parameters: Mapping[str, inspect.Parameter]) -> dict[str, inspect.Parameter]:
-    """The parameters that have a name of their own (no ``*`` or ``**``)."""
+    """Return the named parameters (without ``*`` and ``**``)."""
     variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     return {name: p for name, p in parameters.items() if p.kind not in variable}
 
 
 def recognise(function: Callable[..., Any], scope: Scope, arguments: Mapping[str, Any], where: str) -> Form:
-    """Finds the form of ``function`` and checks that the job's arguments complete it.
+    """Find the form of ``function`` and check that the job's arguments complete it.
 
     Args:
         function: the function or bound method.
-        scope: what the job says one call is to see.
+        scope: what one call sees.
         arguments: keyword arguments from the job for each call.
-        where: the function in words, for messages: ``compute_score in rewards.py``.
+        where: the function, for messages: ``compute_score in rewards.py``.
 
     Raises:
         ConfigurationError: no form fits, or parameters and arguments do not match.
@@ -99,7 +99,7 @@ def _form(names: Mapping[str, inspect.Parameter], any_keyword: bool, scope: Scop
 
 def _check_scope(form: Form, scope: Scope, where: str) -> None:
     if form == "verl" and scope == "group":
-        raise ConfigurationError(f"{where} has verl's signature, which scores one sample: take out 'scope: group'")
+        raise ConfigurationError(f"{where} has verl's signature, which scores one sample: remove 'scope: group'")
     if form == "values" and scope == "sample":
         raise ConfigurationError(f"{where} takes the scores of a group: set 'scope: group' for this scorer")
 
@@ -112,11 +112,11 @@ def _check_arguments(
     for name in arguments:
         if name in filled:
             raise ConfigurationError(
-                f"{where}: argument {name!r} is filled with the sample; take it out of python.arguments"
+                f"{where}: argument {name!r} is filled with the sample; remove it from python.arguments"
             )
         if name not in names and not takes_any(parameters):
             raise ConfigurationError(
-                f"{where} has no parameter {name!r}: take it out of python.arguments, or add it to the function "
+                f"{where} has no parameter {name!r}: remove it from python.arguments, or add it to the function "
                 f"(it has {', '.join(names) or 'none'})"
             )
     for name, parameter in names.items():
@@ -140,5 +140,5 @@ def _filled_by_plaudit(form: Form, names: Mapping[str, inspect.Parameter]) -> fr
 
 
 def wants_sample(function: Callable[..., Any], name: str = "sample") -> bool:
-    """Whether a function of values or of an answer has ``sample`` (or ``samples``) as its second parameter."""
+    """Return True if a function of values or of an answer has ``sample`` (or ``samples``) as its second parameter."""
     return list(named(parameters_of(function)))[1:2] == [name]

@@ -1,4 +1,4 @@
-"""Which user function a scorer means. Written by the job, read by the process that loads the file."""
+"""The user function of a scorer. Written by the job, read by the process that loads the file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ answer about one sample, or about the samples of a group."""
 Isolation = Literal["process", "thread", "inline"]
 
 Form = Literal["verl", "trl", "sample", "samples", "values", "combine", "answer", "answers"]
-"""How a function wants to be called; see ``signature``."""
+"""The calling convention of a function; see ``signature``."""
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -30,11 +30,11 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What was found in the file."""
+    """The function as found in the file."""
 
     form: Form
     is_async: bool
     isolation: Isolation
-    """How it is run, after the default was applied."""
+    """Where it runs, with the default applied."""
     post_processes: bool = False
     """Its class has ``post_process_scores``."""

@@ -1,1 +1,1 @@
-"""Runs user functions in child processes that can be ended at any time without hurting anybody else's score."""
+"""Runs user functions in child processes that can be killed at any time without affecting other scores."""

@@ -1,15 +1,16 @@
-"""Who is to blame when a work passes its limit or a child dies: only that one ends badly.
+"""Decides which work is to blame when a work passes its limit or a child dies: only that one fails.
 
 process
-    A work passes its limit: it is to blame, its child is killed. A child dies: the work that it ran is to blame.
+    A work passes its limit: it is to blame, and its child is killed. A child dies: the work that it ran is to blame.
 thread
-    A work passes its limit: it is to blame, unless a neighbour took the processor from it (then forgiven once). Its
-    child is replaced; its neighbours finish there. A child dies: all that it ran are forgiven once.
+    A work passes its limit: it is to blame, unless another one took the processor from it; then it is excused once. Its
+    child is replaced; the others finish there. A child dies: all works that it ran are excused once.
 inline
-    A work passes its limit: it is cancelled. If it does not end, its child is replaced and its neighbours finish there;
-    if it holds the event loop, its child is killed and its neighbours run again. A child dies: as for threads.
+    A work passes its limit: it is cancelled. If it does not end, its child is replaced and the others finish there; if
+    it blocks the event loop, its child is killed and the others run again. A child dies: as for threads.
 
-Forgiven: run again, because it cannot be told who of several was to blame. What has not begun always runs again.
+An excused work runs again, because the evidence does not show which of several is to blame. Works that have not begun
+always run again.
 """
 
 from __future__ import annotations
@@ -22,25 +23,25 @@ from plaudit_reward.isolation.cpu import process_cpu_s, thread_cpu_s
 from plaudit_reward.isolation.slot import Call, Run, Slot
 
 GRACE_S = 1.0
-"""A cancelled work has so long to end."""
+"""How long a cancelled work may take to end."""
 _STARVED_PROCESS_SHARE = 0.5
 _STARVED_THREAD_SHARE = 0.1
 
 
 @dataclass
 class Verdict:
-    """What is to be done about one slot."""
+    """The actions that one slot needs."""
 
     again: list[Call] = field(default_factory=list)
-    """Run these again."""
+    """Calls to run again."""
     retire: bool = False
-    """Give the slot nothing more and put another in its place."""
+    """Give the slot no more works and start another one."""
     kill: bool = False
-    """End its child now, whatever it runs."""
+    """Kill its child now, whatever it runs."""
 
 
 def judge_limits(slot: Slot, isolation: Isolation, now_s: float) -> Verdict:
-    """Ends the works of a slot that have passed their limit."""
+    """End the works of a slot that have passed their limit."""
     verdict = Verdict()
     for run in [run for run in slot.running.values() if now_s >= run.deadline_s]:
         if verdict.kill:
@@ -63,33 +64,33 @@ def judge_limits(slot: Slot, isolation: Isolation, now_s: float) -> Verdict:
 
 
 def judge_death(slot: Slot, how: str) -> list[Call]:
-    """A child died by itself: gives the calls to run again, in order; those to blame have failed."""
+    """Fail the calls that are to blame for a child's death; return the others, in order, to run again."""
     runs = list(slot.running.values())
-    forgiven = [run.call for run in runs if len(runs) > 1 and run.call.doubts == 0]
+    excused = [run.call for run in runs if len(runs) > 1 and run.call.num_excused == 0]
     for run in runs:
-        if run.call in forgiven:
-            run.call.doubts += 1
+        if run.call in excused:
+            run.call.num_excused += 1
         else:
             run.call.fail(WorkerKilledError(f"the process that ran it {how}"))
-    return [*forgiven, *slot.waiting.values()]
+    return [*excused, *slot.waiting.values()]
 
 
 def spare_neighbours(slot: Slot, seconds: float) -> None:
-    """The event loop was held for ``seconds``: the limits of all but the holder are moved by as much."""
+    """Extend the limits of all works but the one that blocked the event loop, by the ``seconds`` that it did."""
     for run in slot.running.values():
         if slot.blocked is None or run.call.work.id != slot.blocked.id:
             run.deadline_s += seconds
 
 
 def timed_out(call: Call, why: str = "") -> ScoreTimeoutError:
-    """The error of a call that passed its limit; ``why`` follows on it."""
+    """Return the error of a call that passed its limit; ``why`` is appended."""
     return ScoreTimeoutError(f"no result within {call.limit_s:g} s{why}")
 
 
 def _judge_thread(slot: Slot, run: Run, now_s: float, verdict: Verdict) -> None:
     verdict.retire = True
-    if run.call.doubts == 0 and _starved(slot, run, now_s):
-        run.call.doubts += 1
+    if run.call.num_excused == 0 and _starved(slot, run, now_s):
+        run.call.num_excused += 1
         del slot.running[run.call.work.id]
         verdict.again.append(run.call)
     else:
@@ -98,12 +99,12 @@ def _judge_thread(slot: Slot, run: Run, now_s: float, verdict: Verdict) -> None:
 
 def _judge_task(slot: Slot, run: Run, now_s: float, verdict: Verdict) -> None:
     verdict.retire = True
-    if slot.heard_s < run.deadline_s - GRACE_S and run.call.doubts == 0 and len(slot.running) > 1:
-        # Not even the watchdog speaks: one of them holds the interpreter itself.
+    if slot.last_message_s < run.deadline_s - GRACE_S and run.call.num_excused == 0 and len(slot.running) > 1:
+        # Not even the watchdog thread reports: one of the works holds the interpreter lock.
         verdict.kill = True
         for other in slot.running.values():
-            other.call.doubts += 1
-    elif slot.blocked is not None and now_s - slot.heard_s < GRACE_S and slot.blocked.id == run.call.work.id:
+            other.call.num_excused += 1
+    elif slot.blocked is not None and now_s - slot.last_message_s < GRACE_S and slot.blocked.id == run.call.work.id:
         verdict.kill = True
         _end(
             slot,
@@ -116,7 +117,7 @@ def _judge_task(slot: Slot, run: Run, now_s: float, verdict: Verdict) -> None:
 
 
 def _starved(slot: Slot, run: Run, now_s: float) -> bool:
-    """Whether its neighbours kept the interpreter busy while it hardly ran."""
+    """Return True when other works kept the interpreter busy while this one hardly ran."""
     wall_s = now_s - run.started_s
     process_s = process_cpu_s(slot.child.pid) - run.report.process_cpu_s
     thread_s = thread_cpu_s(slot.child.pid, run.report.thread) - run.report.thread_cpu_s

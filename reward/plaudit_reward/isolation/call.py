@@ -1,4 +1,4 @@
-"""One call of a user's function in a child: whatever happens inside it becomes a typed score."""
+"""Calls a user's function in a child and turns whatever happens into typed scores."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from plaudit_reward.isolation.messages import Finished, Work, frame
 from plaudit_reward.score import Score
 
 Resolve = Callable[[Any], Any]
-"""Turns what a call gave into its result (awaits it)."""
+"""Turns the return value of a call into its result (awaits it)."""
 
 
 def perform(function: UserFunction, work: Work, resolve: Resolve | None = None) -> Finished:
-    """Calls the function for one work; never raises."""
+    """Call the function for one work; never raises."""
     began = time.perf_counter()
     try:
         returned = function.call(work.samples, work.values, post_process=work.post_process)
@@ -28,7 +28,7 @@ def perform(function: UserFunction, work: Work, resolve: Resolve | None = None) 
 
 
 def finished(work: Work, seconds: float, scores: list[Score]) -> Finished:
-    """The report of one work; a score that cannot travel (a text that is no Unicode) is a ``data_error``."""
+    """Return the report of one work; a score that cannot be encoded (no valid Unicode) becomes a ``data_error``."""
     report = Finished(work.id, seconds, scores)
     if any(score.extra or score.reason for score in scores):
         try:
@@ -40,5 +40,5 @@ def finished(work: Work, seconds: float, scores: list[Score]) -> Finished:
 
 
 def num_scores(work: Work) -> int:
-    """How many scores a work is to give."""
+    """Return how many scores a work must have."""
     return len(work.values) if work.post_process else len(work.samples)

@@ -1,7 +1,7 @@
-"""A child process: loads one user function and runs it until its pool goes away.
+"""A child process: loads one user function and runs it until its pool closes the connection.
 
-Started as ``python -m plaudit_reward.isolation.child <file descriptor> <parent's process id>`` by ``process``. Its own
-standard output and error are a pipe to the pool. It dies with its parent, however that one ends.
+Started as ``python -m plaudit_reward.isolation.child <file descriptor> <parent's process id>`` by ``process``. Its
+standard output and error are a pipe to the pool. It ends with its parent, however that one ends.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
-    """Loads the function, says so, runs works."""
+    """Load the function, report, run works."""
     _die_with_parent(int(sys.argv[2]))
     faulthandler.enable()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # what a killed function printed last is worth reading
+        sys.stdout.reconfigure(line_buffering=True)  # the last lines of a killed function are logged
     connection = socket.socket(fileno=int(sys.argv[1]))
     threading.Thread(target=_end_when_closed, args=(connection,), daemon=True).start()
     channel = Channel(connection)
@@ -50,7 +50,7 @@ def main() -> int:
 def _run(load: Load, channel: Channel) -> None:
     function = UserFunction(load.target)
     if function.is_async:
-        from plaudit_reward.isolation.event_loop import run_async  # asyncio costs a sync child 30 ms of start
+        from plaudit_reward.isolation.event_loop import run_async  # asyncio takes 30 ms to import
 
         run_async(function, channel)
         return
@@ -69,7 +69,7 @@ def _die_with_parent(parent: int) -> None:
 
 
 def _end_when_closed(connection: socket.socket) -> None:
-    """Ends this process and all that it started as soon as the pool's end of the connection is gone."""
+    """End this process and all that it started as soon as the pool closes its end of the connection."""
     poll = select.poll()
     poll.register(connection, select.POLLRDHUP)
     poll.poll()

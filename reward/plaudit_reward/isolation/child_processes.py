@@ -1,4 +1,4 @@
-"""The children of a pool: starts them, waits until they have loaded the function, replaces those that end."""
+"""Starts the child processes of a pool, waits until they have loaded the function, replaces those that end."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ _LOAD_WITHIN_S = 300.0
 _MAX_FAILED_LOADS = 3
 _MAX_RESTART_PAUSE_S = 30.0
 _IDLE_S = 60.0
-"""Children that took over for caught ones stay so long: hangs come in herds."""
+"""How long additional children stay idle before they are ended: functions often hang several at a time."""
 
 
 class Owner(Protocol):
-    """Whom a crew tells what happens."""
+    """Receives the events of child processes."""
 
     def on_messages(self, slot: Slot, messages: list[FromChild]) -> None:
-        """A loaded child spoke."""
+        """A loaded child sent messages."""
 
     def on_ready(self) -> None:
-        """One more child is ready."""
+        """Another child is ready."""
 
     def on_death(self, slot: Slot, how: str) -> None:
         """A loaded child ended by itself."""
 
     def on_unavailable(self, reason: str) -> None:
-        """No child is left and none can be started at present."""
+        """No child is ready and none can be started at present."""
 
 
-class Crew:
+class ChildProcesses:
     """The child processes of one pool.
 
     Args:
         name: of the scorer.
         target: what they load.
-        processes: how many there are to be; one for async functions that run inline.
-        max_concurrent: works that may run at a time in all of them, where a child can run several.
-        owner: whom to tell.
+        processes: how many to keep; one for async functions that run inline.
+        max_concurrent: limit on concurrent works of all children, where a child can run several.
+        owner: receives the events.
     """
 
     def __init__(self, name: str, target: Target, processes: int, max_concurrent: int, owner: Owner) -> None:
@@ -65,21 +65,21 @@ class Crew:
 
     @property
     def one_at_a_time(self) -> bool:
-        """Whether a child runs one work at a time."""
+        """Return True when a child runs one work at a time."""
         return self.description is None or self.description.isolation == "process"
 
     @property
     def max_children(self) -> int:
-        """Children beyond ``processes`` take over while works run that may never end; so many there may be."""
+        """Return the limit on children, including those that take over while works run that may never end."""
         return 4 * self.processes + 4
 
     @property
     def slots_each(self) -> int:
-        """How many works a child that can run several may be given."""
+        """Return how many works a child that can run several may get."""
         return math.ceil(self._max_concurrent / self.processes)
 
     async def open(self) -> Description:
-        """Starts the first child and waits until it has loaded the function; the others follow.
+        """Start the first child, wait until it has loaded the function, then start the others.
 
         Raises:
             ConfigurationError: the function cannot be loaded.
@@ -100,27 +100,27 @@ class Crew:
         return self.description
 
     def spawn(self) -> None:
-        """Starts one child."""
+        """Start one child."""
         slot = Slot(self._name, Load(self._target, self.slots_each), self._on_messages, self._on_exit)
         slot.load_until_s = time.monotonic() + _LOAD_WITHIN_S
         self.slots.append(slot)
         self._run(self._start(slot))
 
     def fill(self) -> None:
-        """Starts children until there are as many as there are to be."""
+        """Start children until there are ``processes`` of them."""
         if not self._closed:
             for _ in range(self.processes - sum(not slot.draining for slot in self.slots)):
                 self.spawn()
 
     def end(self, slot: Slot) -> None:
-        """Ends a child now."""
+        """Kill a child now."""
         slot.child.kill()
         if slot in self.slots:
             self.slots.remove(slot)
             self._run(slot.child.ended())
 
     def tidy(self, now_s: float) -> None:
-        """Ends children that are done draining, that are too many, or that do not get ready."""
+        """End children that have drained, that are no longer needed, or that did not load in time."""
         spare = sum(slot.ready and not slot.draining for slot in self.slots) - self.processes
         for slot in list(self.slots):
             if slot.num_given:
@@ -137,11 +137,11 @@ class Crew:
                     self.end(slot)
 
     def settled(self) -> bool:
-        """Whether nothing is left for ``tidy`` to do later."""
+        """Return True when ``tidy`` has nothing left to do later."""
         return len(self.slots) <= self.processes and all(slot.ready and not slot.draining for slot in self.slots)
 
     async def close(self) -> None:
-        """Ends all children."""
+        """End all children."""
         self._closed = True
         for slot in list(self.slots):
             self.end(slot)

@@ -1,7 +1,7 @@
-"""``isolation: inline``: async functions, all in the event loop of one child process.
+"""``isolation: inline``: runs async functions, all in the event loop of one child process.
 
-The worker's own loop renews leases, so no user code runs in it. A watchdog thread here notices when the loop does not
-turn, and names the function that holds it.
+The worker's own loop renews leases, so no user code runs in it. A watchdog thread here detects a blocked loop and names
+the function that blocks it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BLOCKED_AFTER_S = 0.25
 
 
 def run_async(function: UserFunction, channel: Channel) -> None:
-    """Makes the function ready inside an event loop and runs works until the pool is gone (``EOFError``)."""
+    """Prepare the function inside an event loop and run works until the pool closes the connection (``EOFError``)."""
     with asyncio.Runner() as runner:
         description = runner.run(_prepare(function))
         channel.send([Loaded(description)])
@@ -51,7 +51,7 @@ async def _awaited(returned: Any) -> Any:
 
 
 class _Works:
-    """The works of one event loop."""
+    """Runs the works of one event loop."""
 
     def __init__(self, function: UserFunction, channel: Channel) -> None:
         self._function = function
@@ -61,7 +61,7 @@ class _Works:
         self._closed = asyncio.Event()
 
     async def run(self) -> None:
-        """Runs works until the pool is gone."""
+        """Run works until the pool closes the connection."""
         loop = asyncio.get_running_loop()
         watchdog = (loop, threading.get_ident(), self._channel, self._function.target.path)
         threading.Thread(target=_watch, args=watchdog, daemon=True).start()
@@ -118,7 +118,7 @@ def _watch(loop: asyncio.AbstractEventLoop, loop_thread: int, channel: Channel, 
 
 
 def _where(thread: int, path: str) -> str:
-    """The line of the user's file that the thread stands in; the innermost line where it stands in none."""
+    """Return the line of the user's file that the thread runs; the innermost line when it runs none."""
     current = sys._current_frames().get(thread)
     if current is None:
         return "an unknown place"

@@ -1,14 +1,14 @@
-"""What a pool and its child processes say to each other, and how it travels.
+"""Messages between a pool and its child processes, and their encoding.
 
 | message | from | to | meaning |
 | --- | --- | --- | --- |
-| ``Load`` | pool | child | first of all: the function to load, the number of slots |
+| ``Load`` | pool | child | the first message: the function to load, the number of slots |
 | ``Loaded`` / ``Refused`` | child | pool | the answer |
 | ``Work`` | pool | child | call the function once |
-| ``Drop`` | pool | child | forget these works, or cancel them where that is possible |
+| ``Drop`` | pool | child | do not run these works, or cancel them where that is possible |
 | ``Started`` / ``Finished`` | child | pool | one work began / ended: the time limit runs between them |
-| ``Dropped`` | child | pool | these works were forgotten before they began |
-| ``Blocked`` | child | pool | one work has kept the event loop from turning |
+| ``Dropped`` | child | pool | these works were dropped before they began |
+| ``Blocked`` | child | pool | one work blocks the event loop |
 
 A frame is four bytes of length (little endian) and the msgpack of a list of messages: many small messages in one
 system call.
@@ -36,17 +36,17 @@ class Load(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     target: Target
     slots: int
-    """How many works the child may run at a time (threads, or tasks of its event loop)."""
+    """Limit on concurrent works of the child (threads, or tasks of its event loop)."""
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The function is there."""
+    """The function is loaded."""
 
     description: Description
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The function cannot be used; ``message`` says why and what to do."""
+    """The function cannot be used; ``message`` has the reason and the remedy."""
 
     message: str
 
@@ -63,7 +63,7 @@ class Work(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Drop(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """These works are not wanted any more."""
+    """These works are no longer needed."""
 
     ids: list[int]
 
@@ -95,13 +95,13 @@ class Dropped(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Blocked(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The event loop has not turned for ``seconds`` because a work does not give it up."""
+    """A work has blocked the event loop for ``seconds``."""
 
     id: int
     """Of the work; -1 when no work is to blame."""
     seconds: float
     where: str
-    """``function (file:line)`` that it stands in."""
+    """``function (file:line)`` that it runs."""
 
 
 FromPool = Load | Work | Drop
@@ -113,19 +113,19 @@ _from_child = msgspec.msgpack.Decoder(list[FromChild])
 
 
 def frame(messages: list[Any]) -> bytes:
-    """One frame with these messages."""
+    """Return one frame with these messages."""
     body = _encoder.encode(messages)
     return _LENGTH.pack(len(body)) + body
 
 
 class Frames:
-    """Cuts a stream of bytes into frames."""
+    """Splits a stream of bytes into frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Adds bytes; gives the bodies of the frames that are whole now."""
+        """Add bytes; return the bodies of the frames that are complete now."""
         self._buffer += data
         bodies: list[bytes] = []
         start = 0
@@ -140,7 +140,7 @@ class Frames:
 
 
 def messages_from_child(body: bytes) -> list[FromChild]:
-    """Decodes one frame's body, in the pool."""
+    """Decode one frame's body, in the pool."""
     return _from_child.decode(body)
 
 
@@ -153,16 +153,16 @@ class Channel:
         self._lock = threading.Lock()
 
     def send(self, messages: list[FromChild]) -> None:
-        """Sends the messages in one frame."""
+        """Send the messages in one frame."""
         data = frame(messages)
         with self._lock:
             self.connection.sendall(data)
 
     def receive(self, *, wait: bool = True) -> list[FromPool]:
-        """The messages that are there; waits for some when told to.
+        """Return the messages that have arrived; with ``wait``, block until there are some.
 
         Raises:
-            EOFError: the pool is gone.
+            EOFError: the pool closed the connection.
         """
         flags = 0 if wait else socket.MSG_DONTWAIT
         while True:

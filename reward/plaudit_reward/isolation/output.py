@@ -1,4 +1,4 @@
-"""What a child process prints: some of it goes to the log, the end of it is kept for the message when it dies."""
+"""Reads what a child process prints: logs a part of it, keeps the end for the message when the child dies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LINE_CHARACTERS = 500
 
 
 class Output(asyncio.Protocol):
-    """Reads a child's standard output and error; a flood of it costs nobody else anything.
+    """Reads a child's standard output and error; a flood of it does not affect others.
 
     Args:
         name: of the scorer, for the log.
@@ -31,11 +31,11 @@ class Output(asyncio.Protocol):
         self._num_logged = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The pipe is open."""
+        """Keep the open pipe."""
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Logs the first lines of each ten seconds and keeps the tail."""
+        """Log the first lines of each ten seconds and keep the tail."""
         self._tail = (self._tail + data[-_TAIL_BYTES:])[-_TAIL_BYTES:]
         now = time.monotonic()
         if now >= self._window_ends:
@@ -54,10 +54,10 @@ class Output(asyncio.Protocol):
             logger.info("reward function printed", scorer=self._name, line=text)
 
     def tail(self) -> str:
-        """The last of it as text."""
+        """Return the last of it as text."""
         return self._tail.decode(errors="replace").strip()
 
     def close(self) -> None:
-        """Stops reading."""
+        """Stop reading."""
         if self._transport is not None:
             self._transport.close()

@@ -1,4 +1,4 @@
-"""A pool of child processes that run one user function: the queue, and who gets what. Limits: ``watch``."""
+"""Runs one user function in a pool of child processes: queues works and assigns them. ``watch`` enforces the limits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from plaudit_reward.errors import InfrastructureError
 from plaudit_reward.functions.target import Description, Target
 from plaudit_reward.isolation.blame import judge_death, spare_neighbours, timed_out
-from plaudit_reward.isolation.child_processes import Crew
+from plaudit_reward.isolation.child_processes import ChildProcesses
 from plaudit_reward.isolation.messages import Blocked, Dropped, Finished, FromChild, Started, Work
 from plaudit_reward.isolation.slot import Call, Pace, Slot
 from plaudit_reward.isolation.watch import Watch
@@ -25,7 +25,7 @@ from plaudit_wire.sample import Sample
 logger = get_logger(__name__)
 
 _LOOK_AHEAD_S = 0.25
-"""Works for so many seconds may wait in a pool: more would wait here while another worker has nothing to do."""
+"""Seconds of work that may wait in a pool: more would wait here while another worker is idle."""
 _UNKNOWN_PACE_S = 0.05
 
 
@@ -36,28 +36,28 @@ class Pool:
         name: of the scorer.
         target: the function.
         processes: how many children run it (one for async functions).
-        max_concurrent: how many works may run at a time where a child can run several.
+        max_concurrent: limit on concurrent works where a child can run several.
     """
 
     def __init__(self, name: str, target: Target, *, processes: int = 2, max_concurrent: int = 256) -> None:
         self.name = name
-        self._crew = Crew(name, target, processes, max_concurrent, self)
+        self._children = ChildProcesses(name, target, processes, max_concurrent, self)
         self._pace = Pace()
         self._queue: deque[Call] = deque()
         self._max_concurrent = max_concurrent
         self._ids = itertools.count()
         self._scheduled = False
-        self._watch = Watch(self._crew, self._pace, self._queue, self._run_again)
-        self._told: set[str] = set()
+        self._watch = Watch(self._children, self._pace, self._queue, self._run_again)
+        self._logged: set[str] = set()
 
     async def open(self) -> Description:
-        """Starts the children; returns when the first has loaded the function.
+        """Start the children; return when the first has loaded the function.
 
         Raises:
             ConfigurationError: the function cannot be loaded.
         """
         try:
-            return await self._crew.open()
+            return await self._children.open()
         except BaseException:
             await self.close()
             raise
@@ -65,16 +65,16 @@ class Pool:
     async def call(
         self, samples: Sequence[Sample], attempt: Attempt, *, values: Any = None, post_process: bool = False
     ) -> list[Score]:
-        """Calls the function once.
+        """Call the function once.
 
         Args:
             samples: one sample, or a group's.
             attempt: the limit; the time until the call begins is added to its ``queued_s``.
-            values: what goes with the samples, see ``messages.Work``.
+            values: passed along with the samples, see ``messages.Work``.
             post_process: call the class's ``post_process_scores``.
 
         Raises:
-            ScoreTimeoutError: it ran longer than the limit, and was ended.
+            ScoreTimeoutError: it ran longer than the limit and was ended.
             WorkerKilledError: it, or something outside, ended its child.
             InfrastructureError: no child can be started.
         """
@@ -93,29 +93,29 @@ class Pool:
             attempt.queued_s += call.waited_s if call.began else time.monotonic() - call.queued_s
 
     def room(self) -> int:
-        """How many more works could begin soon."""
-        # What is late may never end: others are started in its place when works wait.
-        given = len(self._queue) + sum(slot.num_given for slot in self._crew.slots if not slot.late)
-        if not self._crew.one_at_a_time:
+        """Return how many more works could begin soon."""
+        # A late work may never end: additional children are started when works wait.
+        given = len(self._queue) + sum(slot.num_given for slot in self._children.slots if not slot.late)
+        if not self._children.one_at_a_time:
             return max(0, self._max_concurrent - given)
         mean_s = self._pace.mean_s if self._pace.mean_s is not None else _UNKNOWN_PACE_S
-        soon = self._crew.processes * (1 + int(_LOOK_AHEAD_S / max(mean_s, 1e-4)))
+        soon = self._children.processes * (1 + int(_LOOK_AHEAD_S / max(mean_s, 1e-4)))
         return max(0, soon - given)
 
     async def close(self) -> None:
-        """Ends all children; what is still waited for fails."""
+        """End all children; calls that have not ended fail."""
         self._watch.stop()
         closed = InfrastructureError(f"scorer {self.name} was closed")
-        for call in [*self._queue, *(call for slot in self._crew.slots for call in slot.calls())]:
+        for call in [*self._queue, *(call for slot in self._children.slots for call in slot.calls())]:
             call.fail(closed)
         self._queue.clear()
-        await self._crew.close()
+        await self._children.close()
 
-    # What the crew tells.
+    # Events of the child processes.
 
     def on_messages(self, slot: Slot, messages: list[FromChild]) -> None:
-        """Works began and ended."""
-        now_s = slot.heard_s = time.monotonic()
+        """Record works that began and ended."""
+        now_s = slot.last_message_s = time.monotonic()
         for message in messages:
             if isinstance(message, Finished):
                 self._on_finished(slot, message)
@@ -129,15 +129,15 @@ class Pool:
             self._schedule()
 
     def on_ready(self) -> None:
-        """One more child can be given works."""
+        """Assign works to another child."""
         self._schedule()
 
     def on_death(self, slot: Slot, how: str) -> None:
-        """A child ended by itself."""
+        """Run the works of a dead child again."""
         self._run_again(judge_death(slot, how))
 
     def on_unavailable(self, reason: str) -> None:
-        """Nothing can run: what waits fails, so that it is tried again later or elsewhere."""
+        """Fail all waiting calls, so that they are retried later or on another worker."""
         for call in self._queue:
             call.fail(InfrastructureError(f"scorer {self.name} cannot be started again: {reason}"))
         self._queue.clear()
@@ -161,21 +161,21 @@ class Pool:
         before_s = slot.blocked.seconds if slot.blocked is not None and slot.blocked.id == report.id else 0.0
         slot.blocked = report
         spare_neighbours(slot, report.seconds - before_s if report.seconds > before_s else report.seconds)
-        if report.where not in self._told:
-            self._told.add(report.where)
+        if report.where not in self._logged:
+            self._logged.add(report.where)
             fields = {"scorer": self.name, "where": report.where, "seconds": round(report.seconds, 2)}
             logger.warning("async reward function blocks its event loop", **fields)
 
-    # Handing out.
+    # Assignment.
 
     def _schedule(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._hand_out)
+            asyncio.get_running_loop().call_soon(self._assign)
 
-    def _hand_out(self) -> None:
+    def _assign(self) -> None:
         self._scheduled = False
-        rooms = [(slot, self._room_in(slot)) for slot in self._crew.slots if slot.ready and not slot.draining]
+        rooms = [(slot, self._room_in(slot)) for slot in self._children.slots if slot.ready and not slot.draining]
         rooms = sorted(((slot, room) for slot, room in rooms if room > 0), key=lambda pair: pair[0].num_given)
         for position, (slot, room) in enumerate(rooms):
             share = math.ceil(len(self._queue) / (len(rooms) - position))
@@ -185,9 +185,9 @@ class Pool:
         self._watch.go_on()
 
     def _room_in(self, slot: Slot) -> int:
-        if self._crew.one_at_a_time:
+        if self._children.one_at_a_time:
             return 0 if slot.late else self._pace.ahead() - slot.num_given
-        return self._crew.slots_each - slot.num_given
+        return self._children.slots_each - slot.num_given
 
     def _next(self, count: int) -> list[Call]:
         calls: list[Call] = []

@@ -1,4 +1,4 @@
-"""A pool's side of one child process: starts it, talks to it, notices its end, ends it."""
+"""A pool's side of one child process: starts it, exchanges messages, detects its end, kills it."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from plaudit_reward.isolation.output import Output
 from plaudit_reward.isolation.signals import signal_name
 
 _EXIT_WITHIN_S = 1.0
-"""A child that closed its connection has so long to end by itself, so that its exit code can be told."""
+"""How long a child that closed its connection may take to exit, so that the message can name its exit code."""
 _LOOK_EVERY_S = 0.005
 
 OnMessages = Callable[[list[FromChild]], None]
 OnExit = Callable[[str], None]
-"""Called once, with how it ended in words."""
+"""Called once, with a description of how it ended."""
 
 
 class ChildProcess(asyncio.Protocol):
-    """One running child, in a session of its own, so that whatever the user's function starts ends with it.
+    """One running child, in a session of its own, so that all processes that the user's function starts end with it.
 
     Args:
         name: of the scorer, for the log.
-        load: what it is to load.
-        on_messages: called with what it says.
+        load: the function that it loads.
+        on_messages: called with its messages.
         on_exit: called when it ended by itself, not after ``kill``.
     """
 
@@ -48,11 +48,11 @@ class ChildProcess(asyncio.Protocol):
 
     @property
     def pid(self) -> int:
-        """Its process id; 0 before it is started."""
+        """Return its process id; 0 before it is started."""
         return self._process.pid if self._process else 0
 
     async def start(self) -> None:
-        """Starts the process and sends it what to load; its answer comes as a message.
+        """Start the process and send it the function to load; the answer arrives as a message.
 
         Raises:
             OSError: no process can be started (memory, limit of processes).
@@ -65,7 +65,7 @@ class ChildProcess(asyncio.Protocol):
         self.send([self._load])
 
     def _open(self) -> tuple[socket.socket, int]:
-        """Starts the process; gives our end of the connection and of the pipe it prints to."""
+        """Start the process; return our ends of the connection and of the pipe that it prints to."""
         ours, theirs = socket.socketpair()
         read_end, write_end = os.pipe()
         command = [sys.executable, "-P", "-m", "plaudit_reward.isolation.child", str(theirs.fileno()), str(os.getpid())]
@@ -89,43 +89,43 @@ class ChildProcess(asyncio.Protocol):
         return ours, read_end
 
     def send(self, messages: list[Any]) -> None:
-        """Sends the messages in one frame; never blocks."""
+        """Send the messages in one frame; never blocks."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame(messages))
 
     def kill(self) -> None:
-        """Ends the process and all that it started; ``on_exit`` is not called."""
+        """Kill the process and all that it started; ``on_exit`` is not called."""
         if self._reaper is None and self._process is not None:
             self._kill_session()
             self._reaper = asyncio.get_running_loop().create_task(self._reap())
 
     async def ended(self) -> None:
-        """Waits until the process is gone, after ``kill`` or by itself."""
+        """Wait until the process has ended, after ``kill`` or by itself."""
         if self._reaper is not None:
             await self._reaper
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of the child: hands on the messages that are whole."""
+        """Pass complete messages of the child on."""
         for body in self._frames.feed(data):
             if self._reaper is None:
                 self._on_messages(messages_from_child(body))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The child ended, or closed its connection: either way it is of no more use."""
+        """Reap a child that ended or closed its connection."""
         if exc is not None and self._connection is not None:
-            self._read_what_is_left(self._connection)
+            self._read_last_messages(self._connection)
         if self._reaper is None and self._process is not None:
-            self._reaper = asyncio.get_running_loop().create_task(self._bury(self._process))
+            self._reaper = asyncio.get_running_loop().create_task(self._report_exit(self._process))
 
-    def _read_what_is_left(self, connection: socket.socket) -> None:
-        """A write to a child that has just died ends the connection with its last words unread: who ran when it did."""
+    def _read_last_messages(self, connection: socket.socket) -> None:
+        """Read the last messages: a write to a child that has just died ends the connection before they are read."""
         try:
             while data := connection.recv(READ_BYTES, socket.MSG_DONTWAIT):
                 self.data_received(data)
         except OSError:
             return
 
-    async def _bury(self, process: subprocess.Popen[bytes]) -> None:
+    async def _report_exit(self, process: subprocess.Popen[bytes]) -> None:
         waited_s = 0.0
         while not _exited(process.pid) and waited_s < _EXIT_WITHIN_S:
             await asyncio.sleep(_LOOK_EVERY_S)
@@ -138,7 +138,7 @@ class ChildProcess(asyncio.Protocol):
         self._on_exit(f"{how}; it last printed: {tail}" if tail else how)
 
     def _kill_session(self) -> None:
-        # Before the process is reaped: until then its id cannot be another's.
+        # Before the process is reaped: until then no other process can get its id.
         try:
             os.killpg(self.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
@@ -146,7 +146,7 @@ class ChildProcess(asyncio.Protocol):
 
     async def _reap(self) -> None:
         assert self._process is not None
-        while self._process.poll() is None:  # noqa: ASYNC110 - no event tells of a process's end
+        while self._process.poll() is None:  # noqa: ASYNC110 - no event reports the end of a process
             await asyncio.sleep(_LOOK_EVERY_S)
         if self._transport is not None:
             self._transport.abort()
@@ -154,7 +154,7 @@ class ChildProcess(asyncio.Protocol):
 
 
 def _exited(pid: int) -> bool:
-    """Whether the process has ended; it is left to be reaped."""
+    """Return True when the process has ended; it is not reaped."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:

@@ -1,4 +1,4 @@
-"""``isolation: process``: one work after the other, in the main thread (where ``signal.alarm`` of user code works)."""
+"""``isolation: process``: runs works one by one in the main thread, where ``signal.alarm`` of user code works."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from plaudit_reward.isolation.call import Resolve, perform
 from plaudit_reward.isolation.messages import Channel, Drop, Dropped, FromChild, FromPool, Started, Work
 
 _LOOK_UP_AFTER_S = 0.002
-"""A work that took longer may have been overtaken by a message that takes waiting works away."""
+"""After a work that took longer, messages that drop waiting works are read before the next."""
 
 
 def run_sequential(function: UserFunction, channel: Channel, resolve: Resolve | None = None) -> None:
-    """Runs works until the pool is gone (``EOFError``).
+    """Run works until the pool closes the connection (``EOFError``).
 
     The result of one work travels with the start of the next: one system call a sample.
     """
@@ -36,7 +36,7 @@ def run_sequential(function: UserFunction, channel: Channel, resolve: Resolve | 
 
 
 def _take_in(messages: list[FromPool], waiting: deque[Work]) -> list[FromChild]:
-    """Takes works in and out of ``waiting``; gives what is to be told of it."""
+    """Add works to ``waiting`` and remove dropped ones; return the messages about it."""
     dropped: list[int] = []
     for message in messages:
         if isinstance(message, Work):

@@ -1,4 +1,4 @@
-"""One child of a pool with the works it was given: which wait in it, which run, until when."""
+"""Tracks one child of a pool and its works: which wait, which run, and until when."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plaudit_reward.isolation.messages import Blocked, Drop, Dropped, Finished, 
 from plaudit_reward.isolation.process import ChildProcess
 
 _AHEAD_S = 0.02
-"""Works for so many seconds are sent ahead to a child that runs one at a time, so that it never waits for the next."""
+"""Seconds of work that are sent ahead to a child that runs one at a time, so that it never waits for the next."""
 _MAX_AHEAD = 128
 _FIRST_AHEAD = 4
 _WEIGHT_OF_LATEST = 0.1
@@ -26,16 +26,16 @@ class Call:
     limit_s: float
     answer: asyncio.Future[Finished]
     queued_s: float
-    """When it was handed to the pool (monotonic)."""
+    """When the pool received it (monotonic)."""
     waited_s: float = 0.0
-    """How long it waited until it began, the last time it did."""
+    """How long it waited until it last began."""
     began: bool = False
-    doubts: int = 0
-    """How often it was run again because it could not be told whether it or a neighbour ended its child."""
+    num_excused: int = 0
+    """How often it ran again because the evidence did not show which work ended the child."""
     slot: Slot | None = None
 
     def fail(self, error: RewardError) -> None:
-        """Ends it without a result."""
+        """End it without a result."""
         if not self.answer.done():
             self.answer.set_exception(error)
 
@@ -49,7 +49,7 @@ class Run:
     deadline_s: float
     report: Started
     cancelled: bool = False
-    """Its child was told to cancel it."""
+    """Its child was asked to cancel it."""
 
 
 @dataclass
@@ -59,11 +59,11 @@ class Pace:
     mean_s: float | None = None
 
     def add(self, seconds: float) -> None:
-        """Takes one more duration in."""
+        """Add a duration."""
         self.mean_s = seconds if self.mean_s is None else self.mean_s + _WEIGHT_OF_LATEST * (seconds - self.mean_s)
 
     def ahead(self) -> int:
-        """How many works to send to a child that runs one at a time."""
+        """Return how many works to send to a child that runs one at a time."""
         if self.mean_s is None:
             return _FIRST_AHEAD
         return max(1, min(_MAX_AHEAD, math.ceil(_AHEAD_S / max(self.mean_s, 1e-6))))
@@ -71,11 +71,11 @@ class Pace:
 
 @dataclass(eq=False)
 class Slot:
-    """One child process and what it was given.
+    """One child process and its works.
 
     Args:
         name: of the scorer, for the log.
-        load: what the child loads.
+        load: the function that the child loads.
         on_messages: called with the child's messages.
         on_exit: called when the child ended by itself.
     """
@@ -86,17 +86,17 @@ class Slot:
     on_exit: Callable[[Slot, str], None]
     ready: bool = False
     draining: bool = False
-    """It gets no more works and is ended when those it runs are done."""
+    """It gets no more works and is ended when its running ones are done."""
     late: bool = False
-    """What it runs takes much longer than usual: it gets nothing more until that is done."""
+    """Its running work takes much longer than usual: it gets no more until that is done."""
     load_until_s: float = math.inf
     idle_since_s: float = math.inf
     waiting: dict[int, Call] = field(default_factory=dict)
     running: dict[int, Run] = field(default_factory=dict)
     taken_back: dict[int, Call] = field(default_factory=dict)
     blocked: Blocked | None = None
-    heard_s: float = 0.0
-    """When it last said anything."""
+    last_message_s: float = 0.0
+    """When its last message arrived."""
 
     def __post_init__(self) -> None:
         self.child = ChildProcess(
@@ -108,18 +108,18 @@ class Slot:
 
     @property
     def num_given(self) -> int:
-        """Works in it, waiting and running."""
+        """Return the number of its works, waiting and running."""
         return len(self.waiting) + len(self.running)
 
     def give(self, calls: list[Call]) -> None:
-        """Hands works to the child."""
+        """Send works to the child."""
         for call in calls:
             self.waiting[call.work.id] = call
             call.slot = self
         self.child.send([call.work for call in calls])
 
     def take_back(self) -> list[Call]:
-        """Takes the works that have not begun, in order; should one begin after all, ``begin`` tells."""
+        """Take back the works that have not begun, in order; ``begin`` returns one that begins all the same."""
         calls = list(self.waiting.values())
         if calls:
             self.taken_back.update(self.waiting)
@@ -128,7 +128,7 @@ class Slot:
         return calls
 
     def begin(self, report: Started, now_s: float) -> Call | None:
-        """A work began: its limit runs from now. Gives the call if it had been taken back."""
+        """Record that a work began; its limit starts now. Return the call if it had been taken back."""
         overtaken = self.taken_back.pop(report.id, None)
         call = self.waiting.pop(report.id, None) or overtaken
         if call is not None:
@@ -138,17 +138,17 @@ class Slot:
         return overtaken
 
     def end(self, report: Finished) -> Run | None:
-        """A work ended; None when nobody waits for it any more."""
+        """Record that a work ended; return None when no caller waits for it."""
         self.late = False
         return self.running.pop(report.id, None)
 
     def dropped(self, report: Dropped) -> None:
-        """Works that were taken back will not begin."""
+        """Record that works that were taken back will not begin."""
         for work in report.ids:
             self.taken_back.pop(work, None)
 
     def forget(self, call: Call) -> None:
-        """Nobody waits for this call any more: it does not begin, and is cancelled where that is possible."""
+        """Drop a call that no caller waits for, and cancel it where that is possible."""
         work = call.work.id
         if self.waiting.pop(work, None) is not None:
             self.taken_back[work] = call
@@ -157,9 +157,9 @@ class Slot:
             self.drop([work])
 
     def calls(self) -> list[Call]:
-        """All calls in it."""
+        """Return all its calls."""
         return [*self.waiting.values(), *(run.call for run in self.running.values())]
 
     def drop(self, ids: Iterable[int]) -> None:
-        """Tells the child that these works are not wanted any more."""
+        """Ask the child to drop these works."""
         self.child.send([Drop(list(ids))])

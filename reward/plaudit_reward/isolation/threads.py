@@ -1,4 +1,4 @@
-"""``isolation: thread``: works that block on the network, each in a thread of its own."""
+"""``isolation: thread``: runs works that block on the network, each in a thread of its own."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from plaudit_reward.isolation.call import perform
 from plaudit_reward.isolation.messages import Channel, Drop, Started, Work
 
 _STACK_BYTES = 1 << 20
-"""Hundreds of threads: the default of 8 MiB each is address space that containers may count."""
+"""With hundreds of threads, the default of 8 MiB each is address space that containers may count."""
 
 
 def run_threads(function: UserFunction, channel: Channel, slots: int) -> None:
-    """Runs works until the pool is gone (``EOFError``), at most ``slots`` at a time."""
+    """Run works until the pool closes the connection (``EOFError``), at most ``slots`` at a time."""
     threading.stack_size(_STACK_BYTES)
     waiting: SimpleQueue[Work] = SimpleQueue()
     dropped: set[int] = set()

@@ -1,8 +1,8 @@
-"""Where the servers of a scorer are: URLs, a name that stands for many addresses, or a folder that lists them.
+"""Finds the servers of a scorer: by URLs, by a name with several addresses, or in a folder that lists them.
 
 - ``http://10.0.0.7:8000``: one server;
-- ``http://name:8000``: one server an address that DNS has for the name (a headless Service: its ready pods);
-- ``file:///runs/run/servers/name``: one server a file in the folder, which holds its URL (``plaudit run``).
+- ``http://name:8000``: one server for each address that DNS has for the name (a headless Service: its ready pods);
+- ``file:///runs/run/servers/name``: one server for each file in the folder, which contains its URL (``plaudit run``).
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+TOKEN_VARIABLE = "PLAUDIT_MODEL_SERVER_TOKEN"  # noqa: S105  # the variable's name
+"""Environment variable of servers and clients: the bearer token of every request; unset or empty: none."""
+
 
 async def find(places: Sequence[str]) -> tuple[list[str], bool]:
-    """Looks the servers up.
+    """Look the servers up.
 
     Returns:
-        Their URLs, and whether all places could be looked up; what was known before is then the best guess.
+        Their URLs, and True if every place could be looked up. If not, keep the servers known before.
     """
     found = [await _find(place) for place in places]
     return [url for urls in found for url in urls or ()], None not in found

@@ -27,7 +27,7 @@ from plaudit_reward.errors import (
 from plaudit_reward.http.client import HttpClient
 from plaudit_reward.http.errors import NoResponseError, UnreachableError
 from plaudit_reward.http.response import Response, error_message, retry_after_s
-from plaudit_reward.model_client.addresses import find
+from plaudit_reward.model_client.addresses import TOKEN_VARIABLE, find
 from plaudit_reward.model_client.replicas import Replica, Replicas
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import Attempt
@@ -38,8 +38,6 @@ logger = get_logger(__name__)
 
 Form = Literal["chat", "text"]
 
-TOKEN_VARIABLE = "PLAUDIT_MODEL_SERVER_TOKEN"  # noqa: S105  # the variable's name
-"""Environment variable: the bearer token of the reward model servers; unset or empty: none."""
 
 _FIND_EVERY_S = 2.0
 _WATCH_EVERY_S = 0.1

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -60,6 +61,8 @@ def _refuse(error: Exception) -> int:
 
 
 async def _serve(given: argparse.Namespace, classifier: Classifier, forward: Forward, computing: int | None) -> None:
+    from plaudit_reward.model_client.addresses import TOKEN_VARIABLE
+    from plaudit_reward.model_server.access import Access
     from plaudit_reward.model_server.serve import Address, serve
 
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -70,7 +73,8 @@ async def _serve(given: argparse.Namespace, classifier: Classifier, forward: For
         loop.add_reader(computing, _gone, loop, computing, stop)
     limits = BatchLimits(given.max_batch_tokens, given.max_padding, given.max_queue)
     address = Address(given.host, given.port, given.served_model_name or given.model)
-    await serve(classifier, address, limits, stop, forward)
+    access = Access(os.environ.get(TOKEN_VARIABLE, "").strip(), given.max_body_bytes)
+    await serve(classifier, address, limits, stop, forward, access)
 
 
 def _gone(loop: asyncio.AbstractEventLoop, computing: int, stop: asyncio.Event) -> None:
@@ -81,7 +85,8 @@ def _gone(loop: asyncio.AbstractEventLoop, computing: int, stop: asyncio.Event) 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m plaudit_reward.model_server",
-        description="Serves a sequence classifier of transformers behind vLLM's /classify, with dynamic batching.",
+        description="Serves a sequence classifier of transformers behind vLLM's /classify, with dynamic batching. "
+        "PLAUDIT_MODEL_SERVER_TOKEN: the bearer token that requests must carry (default: none).",
     )
     parser.add_argument("--model", required=True, help="hub id or folder")
     parser.add_argument("--served-model-name", default="", help="its name in requests (default: --model)")
@@ -98,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
         help="tokens of padding that one more input may bring to a padded pass",
     )
     parser.add_argument("--max-queue", type=_positive, default=4096, help="inputs that wait; beyond it: 429")
+    parser.add_argument("--max-body-bytes", type=_positive, default=4 << 20, help="of a request; beyond it: 413")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     return parser

@@ -1,4 +1,4 @@
-"""The server's routes: ``/classify`` as vLLM's pooling server answers it, ``/health``, ``/v1/models``, ``/metrics``."""
+"""The server's routes: ``/classify`` with vLLM's request and response, ``/health``, ``/v1/models``, ``/metrics``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from plaudit_reward.errors import DataError
+from plaudit_reward.model_server.access import Access, AccessError, check_token, read_body
 from plaudit_reward.model_server.batcher import Batcher, ForwardError, QueueFullError, StoppedError
 from plaudit_reward.model_server.protocol import (
     Classification,
@@ -34,13 +35,24 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 RETRY_AFTER_S = 1
-"""A queue of the default size is worked off in about this."""
+"""A queue of the default size is empty after about this."""
 
 _SHORT_BYTES = 16_384
-"""A request of at most so many is tokenised where it is read: handing it to a thread would cost more."""
+"""Texts up to this size are tokenized on the event loop: handing them to a thread would cost more. Chats never are: a
+template may take any time."""
+
+_decode = msgspec.json.Decoder(ClassifyRequest).decode
 
 _CLIENT_CLOSED_REQUEST = 499
-_TYPES = {400: "BadRequestError", 429: "RateLimitError", 500: "InternalServerError", 503: "ServiceUnavailableError"}
+_TYPES = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    408: "RequestTimeoutError",
+    413: "RequestTooLargeError",
+    429: "RateLimitError",
+    500: "InternalServerError",
+    503: "ServiceUnavailableError",
+}
 
 
 class Api:
@@ -48,23 +60,27 @@ class Api:
 
     Args:
         classifier: the model, loaded.
-        batcher: computes its sequences; run by the caller.
-        name: under which the model is served.
-        series: what is measured.
+        batcher: computes the sequences; run by the caller.
+        name: the model's name in requests.
+        series: the Prometheus series.
+        access: bounds on requests; the default ones if None.
     """
 
-    def __init__(self, classifier: Classifier, batcher: Batcher, name: str, series: Series) -> None:
+    def __init__(
+        self, classifier: Classifier, batcher: Batcher, name: str, series: Series, access: Access | None = None
+    ) -> None:
+        self._access = access or Access()
         self._classifier = classifier
         self._batcher = batcher
         self._name = name
         self._series = series
         self._tokenizing = ThreadPoolExecutor(1, "tokenize")
-        """Keeps long requests off the event loop."""
+        """Keeps chats and long requests off the event loop."""
         self.draining = False
-        """Set when the server is told to end: it is then no longer ready."""
+        """True once the server is shutting down: it is no longer ready."""
 
     def application(self) -> Starlette:
-        """The routes."""
+        """Build the ASGI application."""
         return Starlette(
             routes=[
                 Route("/classify", self._classify, methods=["POST"]),
@@ -75,27 +91,44 @@ class Api:
         )
 
     async def _classify(self, request: Request) -> Response:
-        response = await self._answer(await request.body(), request)
+        try:
+            check_token(request, self._access)
+            response = await self._answer(await read_body(request, self._access), request)
+        except AccessError as error:
+            response = _refusal(error.status, str(error))
+        except ClientDisconnect:
+            response = _refusal(_CLIENT_CLOSED_REQUEST, "the client is gone")
         self._series.answered(response.status_code)
         return response
 
     async def _answer(self, body: bytes, request: Request) -> Response:
         try:
-            asked = msgspec.json.decode(body, type=ClassifyRequest)
-            short = len(body) <= _SHORT_BYTES
-            sequences = self._sequences(asked) if short else await self._in_thread(lambda: self._sequences(asked))
+            asked, sequences = await self._read(body)
             logits = await _unless_gone(request, self._batcher.logits(sequences))
         except (msgspec.DecodeError, DataError) as error:  # a ValidationError is a DecodeError
             return _refusal(400, str(error))
         except QueueFullError:
             return _refusal(429, "the queue is full", RETRY_AFTER_S)
         except StoppedError:
-            return _refusal(503, "the server is ending", RETRY_AFTER_S)
+            return _refusal(503, "the server is shutting down", RETRY_AFTER_S)
         except _GoneError:
             return _refusal(_CLIENT_CLOSED_REQUEST, "the client is gone")
         except ForwardError as error:
             return _refusal(500, str(error))
         return _json(self._response(asked, sequences, logits))
+
+    async def _read(self, body: bytes) -> tuple[ClassifyRequest, Sequence[Sequence[int]]]:
+        """Decode, render and tokenize; everything that may take long in a thread."""
+        if len(body) > _SHORT_BYTES:
+            return await self._in_thread(lambda: self._decoded(body))
+        asked = _decode(body)
+        if asked.messages is None:
+            return asked, self._sequences(asked)
+        return asked, await self._in_thread(lambda: self._sequences(asked))
+
+    def _decoded(self, body: bytes) -> tuple[ClassifyRequest, Sequence[Sequence[int]]]:
+        asked = _decode(body)
+        return asked, self._sequences(asked)
 
     def _sequences(self, asked: ClassifyRequest) -> Sequence[Sequence[int]]:
         sequences = self._tokens(asked)
@@ -108,17 +141,17 @@ class Api:
         return sequences
 
     def _tokens(self, asked: ClassifyRequest) -> Sequence[Sequence[int]]:
-        """Token ids of what was sent, in whichever of its forms."""
+        """Return the token ids of a request's input, whatever its form."""
         if asked.model not in {None, self._name}:
-            raise DataError(f"there is no model {asked.model!r} here; this server has {self._name!r}")
+            raise DataError(f"model {asked.model!r} is not served here; this server has {self._name!r}")
         if (asked.input is None) == (asked.messages is None):
-            raise DataError("give input or messages, one of them")
+            raise DataError("give either input or messages")
         if asked.messages is not None:
             text = self._classifier.render(
                 asked.messages,
                 add_generation_prompt=asked.add_generation_prompt,
                 continue_final_message=asked.continue_final_message,
-                **asked.chat_template_kwargs,
+                variables=asked.chat_template_kwargs,
             )
             return self._classifier.tokenize([text], add_special_tokens=bool(asked.add_special_tokens))
         given: Any = asked.input
@@ -155,6 +188,10 @@ class Api:
         return Response(status_code=503 if self.draining else 200)
 
     async def _models(self, request: Request) -> Response:
+        try:
+            check_token(request, self._access)
+        except AccessError as error:
+            return _refusal(error.status, str(error))
         model = {
             "id": self._name,
             "object": "model",
@@ -171,11 +208,11 @@ class Api:
 
 
 class _GoneError(Exception):
-    """The client hung up."""
+    """The client disconnected."""
 
 
 async def _unless_gone(request: Request, work: Any) -> Any:
-    """What ``work`` gives; cancelled when the client hangs up, so that nobody's sequences are not computed."""
+    """Return the result of ``work``; cancel it when the client disconnects."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_disconnect(request))
     try:
@@ -189,7 +226,7 @@ async def _unless_gone(request: Request, work: Any) -> Any:
 
 
 async def _disconnect(request: Request) -> None:
-    """Returns when the client hangs up; its body was read before."""
+    """Return when the client disconnects; its body has been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -201,4 +238,8 @@ def _json(value: object) -> Response:
 def _refusal(code: int, message: str, retry_after_s: int | None = None) -> Response:
     error = ErrorInfo(message, _TYPES.get(code, "Error"), None, code)
     headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
+    if code == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if code == 408:
+        headers["Connection"] = "close"  # the rest of the body is not read
     return Response(msgspec.json.encode(ErrorResponse(error)), code, media_type="application/json", headers=headers)

@@ -8,7 +8,8 @@ where the model allows it; else they are padded, and an attention mask tells the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from inspect import signature
 from threading import Lock
 from typing import Any
 
@@ -27,6 +28,7 @@ logger = get_logger(__name__)
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _ENOUGH_ON_CPU = 2048
+_RESERVED = frozenset(signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}
 _UNBOUNDED_TOKENS = 1_000_000
 """Tokenizers without a limit say 1e30."""
 
@@ -77,21 +79,42 @@ class Classifier:
             )["input_ids"]
         return ids
 
-    def render(self, messages: list[dict[str, Any]], **options: Any) -> str:
-        """A chat as text, by the tokenizer's template.
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Render a chat as text, by the tokenizer's own template.
 
         Args:
             messages: with roles.
-            **options: of ``apply_chat_template``, and the template's own.
+            add_generation_prompt: end with the beginning of an answer.
+            continue_final_message: leave the last message open.
+            variables: for the template.
 
         Raises:
-            DataError: there is no template, or it refuses these messages.
+            DataError: there is no template, it fails on these messages, or a variable is an argument of
+                ``apply_chat_template``: with ``chat_template`` a client would run a template of its own.
         """
         if not self._tokenizer.chat_template:
             raise DataError("the model has no chat template: send input, or save a template beside the model")
+        given = dict(variables or {})
+        if reserved := sorted(_RESERVED & given.keys()):
+            raise DataError(
+                f"chat_template_kwargs.{reserved[0]} is reserved: only variables of the model's own template may be set"
+            )
         try:
-            text = self._tokenizer.apply_chat_template(messages, **{**options, "tokenize": False})
-        except Exception as error:  # a template raises what it likes
+            text = self._tokenizer.apply_chat_template(
+                messages,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **given,
+            )
+        except Exception as error:  # a template raises any exception
             raise DataError(f"the chat template refuses the messages: {error}") from error
         return str(text)
 

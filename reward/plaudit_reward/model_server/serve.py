@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from plaudit_metrics.service.http_server import HttpServer
+from plaudit_reward.model_server.access import Access
 from plaudit_reward.model_server.api import Api
 from plaudit_reward.model_server.batcher import Batcher, BatchLimits, Forward
 from plaudit_reward.model_server.series import Series
@@ -36,7 +37,12 @@ class Address:
 
 
 async def serve(
-    classifier: Classifier, address: Address, limits: BatchLimits, stop: asyncio.Event, forward: Forward | None = None
+    classifier: Classifier,
+    address: Address,
+    limits: BatchLimits,
+    stop: asyncio.Event,
+    forward: Forward | None = None,
+    access: Access | None = None,
 ) -> None:
     """Serves a loaded model until ``stop`` is set and all that was taken is answered.
 
@@ -48,6 +54,7 @@ async def serve(
         limits: of queue and batches.
         stop: ends it.
         forward: computes the logits in the classifier's place.
+        access: bounds on requests; the default ones if None.
 
     Raises:
         OSError: the port is taken.
@@ -55,7 +62,7 @@ async def serve(
     """
     series = Series()
     batcher = Batcher(forward or classifier.logits, _limits(limits, classifier), series)
-    api = Api(classifier, batcher, address.name, series)
+    api = Api(classifier, batcher, address.name, series, access)
     with socket.create_server((address.host, address.port)) as listener:
         server = HttpServer(
             uvicorn.Config(

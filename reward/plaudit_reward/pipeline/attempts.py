@@ -1,4 +1,4 @@
-"""Calls a scorer until it has answered: attempts, pauses between them, the sample's budget of seconds."""
+"""Call a scorer until it answers: attempts, the pauses between them, and the sample's time budget."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _RETRIED = (InfrastructureError, CallTimeoutError)
 
 @dataclass(frozen=True)
 class Allowance:
-    """What a scorer may use for one sample."""
+    """The limits of a scorer for one sample."""
 
     budget_s: float
     """Seconds of calls and retries; waiting for limits and for a free process excluded."""
@@ -38,12 +38,12 @@ class Allowance:
 
 @dataclass(frozen=True)
 class Ended(Generic[T]):
-    """How it went."""
+    """The result of all attempts."""
 
     result: T | None
     """None exactly when it failed."""
     outcome: Outcome
-    """Of the failure; ``scored`` when there is a result."""
+    """``scored`` if there is a result, else the kind of failure."""
     reason: str | None
     limiter_s: float
     """Waiting for rate and concurrency limits, all attempts."""
@@ -63,16 +63,16 @@ class Ended(Generic[T]):
         return self.retry_s + self.call_s
 
     def failure(self) -> Score:
-        """The score of attempts that came to nothing."""
+        """Return the score of attempts that failed."""
         return Score.failed(self.outcome, self.reason or "it failed")
 
 
 async def attempt_until_answered(call: Callable[[Attempt], Awaitable[T]], allowance: Allowance) -> Ended[T]:
-    """Calls until there is a result, a failure that no further attempt can mend, or no budget left.
+    """Call until there is a result, a failure that a retry cannot fix, or no budget left.
 
-    Only ``InfrastructureError`` and ``CallTimeoutError`` are tried again, after a pause of random length that doubles
-    in its mean each time, so that many samples do not return to a broken service together; a service that says how
-    long it wants to be left alone is left alone for that time.
+    Only ``InfrastructureError`` and ``CallTimeoutError`` are retried, after a random pause whose mean doubles each
+    time, so that many samples do not return to a broken service together. A service's Retry-After is added to the
+    pause.
     """
     limiter_s = held_s = retry_s = queued_s = 0.0
     for number in range(1, allowance.retries + 2):
@@ -100,7 +100,7 @@ async def _once(call: Callable[[Attempt], Awaitable[T]], attempt: Attempt) -> tu
         return await call(attempt), None
     except RewardError as error:
         return None, error
-    except Exception as error:  # the boundary to scorers: whatever escapes one is a data error of that sample
+    except Exception as error:  # the boundary to scorers: any other exception is a data error of that sample
         logger.exception("scorer raised")
         return None, DataError(f"{type(error).__name__}: {error}")
 

@@ -1,15 +1,15 @@
-"""What a sample's scorers say together: one value, or the outcome of the scorer that has none. Pure functions.
+"""Combine the results of a sample's scorers: one value, or the outcome of the scorer that failed. Pure functions.
 
 ``weightedSum``: reward = Σ weightᵢ · valueᵢ over the scorers that have a value.
 
 A scorer of non-zero weight without a value makes the sample's outcome its own, unless its ``onFailure`` is
 
-- ``zero``: the failure counts as the value 0 (the user's explicit choice);
-- ``ignore``: it is left out of the sum; if nothing else has a value, the sample has none either;
+- ``zero``: this scorer counts as value 0 (the user's explicit choice);
+- ``ignore``: it is left out of the sum; if no other scorer has a value, the sample has none;
 - ``dropGroup``: as ``mask``, and the whole group is not to be trained.
 
-A scorer that its ``when`` held back is left out of the sum and is no failure. A scorer that returned None is: its
-sample is masked (outcome ``skipped``) unless it says ``ignore``; ``zero`` and ``dropGroup`` are for failures only.
+A scorer skipped by its ``when`` is left out of the sum and is no failure. A scorer that returned None masks its sample
+(outcome ``skipped``) unless ``onFailure`` is ``ignore``; ``zero`` and ``dropGroup`` apply to failures only.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ class Part:
 
     @property
     def held_back(self) -> bool:
-        """Its ``when`` said no: nothing was tried."""
+        """Return True if its ``when`` skipped it: there was no attempt."""
         return self.record.attempts == 0
 
 
 @dataclass(frozen=True)
 class Combined:
-    """What the parts come to."""
+    """The combined result."""
 
     score: Score
     drop_group: bool = False
 
 
 def weighted_sum(parts: Sequence[Part], *, provisional: bool = False) -> Combined:
-    """The reward of one sample.
+    """Return the reward of one sample.
 
     Args:
         parts: its scorers, in the job's order.

@@ -1,12 +1,12 @@
-"""Rewards of several scorers made comparable before they are summed: GDPO. Pure functions.
+"""Normalise the values of several scorers within a group before they are summed: GDPO. Pure functions.
 
 For each scorer k and each sample i of a group: ``(r_ik - mean_k) ÷ (std_k + 1e-6)`` over the group's samples that have
 a value of k, the standard deviation with n - 1 (torch's default, as in ``advantage.grpo``); the weighted sum follows.
 A sum of raw rewards, normalised afterwards as GRPO does, gives different combinations of rewards the same advantage.
 
 Source: Liu et al. 2026, GDPO: Group reward-Decoupled Normalization Policy Optimization (arXiv 2601.05242). Its second
-step, a normalisation over the batch, is the trainer's ``advantage: reinforcePlusPlus``. Degenerate: a scorer that gave
-one value, or the same value to all, says nothing about which sample is better and counts 0.
+step, a normalisation over the batch, is the trainer's ``advantage: reinforcePlusPlus``. Degenerate: a scorer with a
+single value, or the same value for all samples, does not distinguish them and counts 0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _STD_EPSILON = 1e-6
 
 
 def normalised(group: Sequence[Sequence[Part]]) -> list[list[Part]]:
-    """The parts of a group's samples with each scorer's values normalised over the group.
+    """Return the parts of a group's samples with each scorer's values normalised over the group.
 
     Args:
         group: for each sample its parts; a part without a value (a failure that does not count as zero, a scorer that
@@ -39,7 +39,7 @@ def normalised(group: Sequence[Sequence[Part]]) -> list[list[Part]]:
 
 
 def _scale(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and what to multiply the distance from it with."""
+    """Return the mean and the factor for the distance from it."""
     if min(values) == max(values):
         return values[0], 0.0
     mean = math.fsum(values) / len(values)

@@ -1,4 +1,4 @@
-"""All scorers of a job over one sample: who waits for whom, what it comes to. Groups: ``group_scoring``."""
+"""Score one sample with all scorers of a job, in the order of their ``when``. Groups: ``group_scoring``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNBOUNDED = 1_000_000
 
 @dataclass(frozen=True)
 class _Done:
-    """A scorer's part in one sample, and the seconds along its chain of ``when``."""
+    """A scorer's result for one sample, and the seconds along its chain of ``when``."""
 
     part: Part
     limiter_s: float
@@ -36,15 +36,15 @@ class _Done:
 
 
 class Pipeline:
-    """Scores samples and groups; never raises, whatever the scorers do.
+    """Score samples and groups; never raises, whatever the scorers do.
 
     Args:
         stages: of sample scope, in the job's order (``when`` names an earlier one).
         group_stages: of group scope.
-        combiner: makes one reward of the scorers' values; the weighted sum unless told otherwise.
+        combiner: makes one reward of the scorers' values; default: the weighted sum.
         timeout_s: for one sample, all scorers and retries, waits excluded; likewise for one group.
         worker: name of this process, for the records.
-        normalize: each scorer's values are normalised over their group before they are combined.
+        normalize: normalise each scorer's values over their group before they are combined.
     """
 
     def __init__(
@@ -66,25 +66,25 @@ class Pipeline:
 
     @property
     def scores_groups(self) -> bool:
-        """Whether group-scope scorers follow on the samples' own."""
+        """Return True if group-scope scorers follow the sample-scope ones."""
         return self._group.present
 
     @property
     def circuits_open(self) -> list[str]:
-        """Names of the scorers whose service is left alone now, because it failed too often."""
+        """Return the names of the scorers with an open circuit breaker."""
         scorers: list[Scorer | GroupScorer] = [*(stage.scorer for stage in self._stages), *self._group.scorers]
         return [scorer.name for scorer in scorers if getattr(scorer, "circuit_open", False)]
 
     def room(self) -> int:
-        """How many more samples could begin soon."""
+        """Return how many more samples could start soon."""
         return min((stage.scorer.room() for stage in self._stages), default=_UNBOUNDED)
 
     def group_room(self) -> int:
-        """How many more groups could begin soon."""
+        """Return how many more groups could start soon."""
         return min((scorer.room() for scorer in self._group.scorers), default=_UNBOUNDED)
 
     async def score(self, sample: Sample) -> ScoringRecord:
-        """Scores one sample with all scorers of sample scope.
+        """Score one sample with all scorers of sample scope.
 
         Validation samples never come as a group: where only group-scope scorers have a weight, such a sample is scored
         as a group of one.
@@ -101,21 +101,21 @@ class Pipeline:
         return scoring
 
     async def score_group(self, samples: Sequence[Sample], scorings: Sequence[ScoringRecord]) -> list[ScoringRecord]:
-        """Scores a group with the scorers of group scope.
+        """Score a group with the scorers of group scope.
 
         Only samples that have a value take part; the others' records stay as they are.
 
         Args:
             samples: of one group.
-            scorings: what ``score`` gave for each, same order.
+            scorings: the results of ``score``, in the same order.
 
         Returns:
-            The records that take the place of ``scorings``, same order.
+            The records that replace ``scorings``, in the same order.
         """
         return await self._group.score(samples, scorings)
 
     async def close(self) -> None:
-        """Ends all scorers."""
+        """Close all scorers."""
         closing = [stage.scorer.close() for stage in self._stages]
         await asyncio.gather(*closing, self._group.close(), self._combiner.close())
 
@@ -151,7 +151,7 @@ class Pipeline:
         )
 
     def _record(self, combined: Combined, done: Sequence[_Done], began_s: float) -> ScoringRecord:
-        """The sample's record; its seconds are those along the scorer that ended last and add up to the whole."""
+        """Return the sample's record; its seconds are those of the scorer that ended last and add up to the total."""
         last = max(done, key=lambda one: one.ended_s, default=None)
         limiter_s, retry_s = (last.limiter_s, last.retry_s) if last is not None else (0.0, 0.0)
         return ScoringRecord(

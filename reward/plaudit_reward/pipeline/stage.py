@@ -1,4 +1,4 @@
-"""A scorer's place in a pipeline: what the job says about it besides what it computes."""
+"""A scorer in a pipeline with the job's settings for it: weight, retries, limits, ``when``, ``onFailure``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from plaudit_wire.records import ScorerRecord
 
 @dataclass(frozen=True)
 class When:
-    """Only samples on which an earlier scorer gave this value."""
+    """Select samples to which an earlier scorer gave this value."""
 
     scorer: str
     equals: float
@@ -23,27 +23,27 @@ class When:
 
 @dataclass(frozen=True)
 class Rules:
-    """What a job says about one scorer."""
+    """The job's settings for one scorer."""
 
     weight: float = 1.0
     retries: int = 2
     timeout_s: float | None = None
-    """Seconds of one call; None = what is left of the sample's."""
+    """Seconds of one call; None = the rest of the sample's budget."""
     on_failure: FailurePolicy = "mask"
     when: When | None = None
 
     def allowance(self, budget_s: float) -> Allowance:
-        """What it may use when the sample has ``budget_s`` left."""
+        """Return its limits when the sample has ``budget_s`` left."""
         return Allowance(budget_s, math.inf if self.timeout_s is None else self.timeout_s, self.retries)
 
     def part(self, name: str, record: ScorerRecord) -> Part:
-        """Its share in a sample's reward."""
+        """Return its share in a sample's reward."""
         return Part(name, self.weight, self.on_failure, record)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A scorer of sample scope and its rules."""
+    """A scorer with sample scope and its rules."""
 
     scorer: Scorer
     rules: Rules = Rules()
@@ -51,18 +51,18 @@ class Stage:
 
 @dataclass(frozen=True)
 class GroupStage:
-    """A scorer of group scope and its rules."""
+    """A scorer with group scope and its rules."""
 
     scorer: GroupScorer
     rules: Rules = Rules()
     replaces: bool = False
-    """Its values take the place of the samples' instead of being added to them."""
+    """Its values replace the samples' instead of being added to them."""
     of: str | None = None
     """It changes the values of this sample-scope scorer only (the ``post_process_scores`` of its class)."""
 
 
 def record_of(score: Score, ended: Ended[Any]) -> ScorerRecord:
-    """The record of a score and of how long it took."""
+    """Return the record of a score and its timings."""
     return ScorerRecord(
         outcome=score.outcome,
         value=score.value,

@@ -60,10 +60,10 @@ async def test_calls_share_one_loop(open_scorer: Open, make_sample: MakeSample) 
     assert results == [1.0] * 300
 
 
-@pytest.mark.parametrize("guilty", ["hang", "stubborn", "block", "spin"])
-async def test_only_the_guilty_sample_times_out(open_scorer: Open, make_sample: MakeSample, guilty: str) -> None:
+@pytest.mark.parametrize("blamed", ["hang", "stubborn", "block", "spin"])
+async def test_only_the_sample_to_blame_times_out(open_scorer: Open, make_sample: MakeSample, blamed: str) -> None:
     scorer = await open_scorer(AWAITS, max_concurrent=100)
-    responses = ["0.05"] * 20 + ["0.5"] * 20 + [guilty] + ["0.05"] * 20
+    responses = ["0.05"] * 20 + ["0.5"] * 20 + [blamed] + ["0.05"] * 20
     results = await asyncio.gather(*(result(scorer, make_sample(text), 1.2) for text in responses))
     answer = results.pop(40)
     assert results == [0.05] * 20 + [0.5] * 20 + [0.05] * 20

@@ -406,7 +406,7 @@ class World:
         A refusal may become another refusal meanwhile: neither changes anything.
         """
         if call.script == "claim":
-            first, second = sorted(first), sorted(second)
+            first, second = sorted(first[1:]), sorted(second[1:])  # without the server's time
         lives = not call.group or await self.transport.commands.exists(self.transport.names.group(call.group))
         refusals = all(answer in (b"refused", b"duplicate") for answer in (first, second))
         if first != second and second != b"stale" and lives and not refusals:

@@ -61,4 +61,4 @@ def test_a_model_in_the_cache_is_not_looked_up(hub: str, tmp_path: Path) -> None
 def test_a_hub_that_cannot_be_reached_is_named(hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
     (problem,) = check_hub_models(job("org/model"))
-    assert "http://127.0.0.1:1 cannot be reached" in str(problem)
+    assert "the model hub does not respond: http://127.0.0.1:1" in str(problem)

@@ -51,7 +51,7 @@ async def test_all_refusals_are_told_at_once(make_reward: Make) -> None:
 
 async def test_a_reward_model_that_nobody_serves_is_refused(make_reward: Make) -> None:
     reward = make_reward([{"name": "helpful", "kind": "model", "model": {"source": "some/model"}}])
-    with pytest.raises(RefusedError, match="scorer helpful: nobody said where its reward model is served"):
+    with pytest.raises(RefusedError, match="scorer helpful: the address of its reward model is missing"):
         await build_pipeline(reward, "reward-0")
 
 

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
 
+from plaudit_workers.deadletters.letters import DeadLetters
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.worker.commits import commit
+from plaudit_workers.stream.transitions.leases import ClaimRules, claim
+from plaudit_workers.stream.worker.commits import Commitment, commit
 from plaudit_workers.stream.worker.consumer import Consumer
-from plaudit_workers.stream.worker.producer import publish
+from plaudit_workers.stream.worker.producer import Publication, publish
+from plaudit_workers.stream.worker.server_time import ServerTime
 
 
 async def test_a_delivery_that_was_lost_on_the_way_comes_again_and_counts_once(run: Any, transport: Transport) -> None:
@@ -146,19 +150,120 @@ async def test_a_poisoned_group_loses_its_scores_but_not_its_samples(run: Any) -
     assert all(sample.body for sample in group.samples)
 
 
-async def test_an_entry_of_another_schema_version_is_buried_not_retried(
+async def test_an_entry_of_another_schema_version_goes_to_a_worker_of_that_version(
     run: Any, make: Any, transport: Transport
 ) -> None:
-    prompt = make.prompt()
-    await run.trainer.admit(prompt)
+    """In a mixed deployment it is no poison: it is handed back, uncounted, and this worker does not take it again."""
+    await run.trainer.admit(make.prompt())
     [(entry, fields)] = await transport.commands.xrange(transport.names.prompts)
-    await transport.commands.xadd(transport.names.prompts, {**fields, b"record": b"\x63" + fields[b"record"][1:]})
+    other = {**fields, b"record": b"\x63" + fields[b"record"][1:]}
+    await transport.commands.xadd(transport.names.prompts, other)
     await transport.commands.xdel(transport.names.prompts, entry)
-    assert await run.prompts.take(1) == []
-    [(_, letter)] = await transport.commands.xrange(transport.names.dead)
-    assert b"schema version 63; this process reads 1" in letter[b"reason"]
+    for _ in range(5):
+        assert await run.prompts.take(1) == []
+    assert await transport.commands.xlen(transport.names.dead) == 0
+    [(taken, deliveries)] = (
+        await transport.reads.run(claim("prompts", "newer", 1, ClaimRules(lease_s=1.0, alone_from=3), None, []))
+    ).entries
+    assert deliveries == 1
+    assert await transport.commands.xrange(transport.names.prompts, taken, taken)
+
+
+MALFORMED: list[dict[str, Any]] = [
+    {"x": "y"},
+    {"sample": "", "record": b"x"},
+    {"sample": "t-0-1.0 zero digest", "record": b"x"},
+    {"sample": b"\xff\xfe 0 digest"},
+    {"sample": "t-0-1.0 0 digest"},
+    {"sample": "t-0-1.0 0 digest", "record": b""},
+    {"sample": "t-0-1.0 0 digest", "record": b"\x01garbage"},
+    {"sample": "t-0-1.0 0 digest", "record": b"\x00garbage"},
+    {"sample": "t-0-1.0 99 digest", "record": b"\x01\x80"},
+    {"sample": "t-9-1.0 0 digest", "record": b"\x01\x80"},
+]
+
+
+async def test_malformed_entries_become_dead_letters_and_harm_no_sample(run: Any, transport: Transport) -> None:
+    """Whoever may write to the stream must not be able to stop its workers, nor to end a sample of others."""
+    [first, second] = await run.published(n=2)
+    for fields in MALFORMED:
+        await transport.commands.xadd(transport.names.samples, fields)
+    other = run.another(run.samples, "reward-1")
+    assert await other.take(100) == []
+    letters = await DeadLetters(transport).list()
+    assert len(letters) == len(MALFORMED)
+    assert [await DeadLetters(transport).retry(letter) for letter in letters].count("retried") == 0
+    for delivery in (first, second):
+        assert await commit(transport, delivery, run.make.score(1.0)) is Commitment.committed
     [group] = await run.trainer.take_ready(1, 0.0)
-    assert (group.phase, group.reason) == ("dropped", "too_few_scored")
+    assert [sample.scoring.outcome for sample in group.samples] == ["scored", "scored"]
+
+
+async def test_a_malformed_entry_that_a_dead_worker_held_is_taken_over_and_ended(
+    run: Any, transport: Transport
+) -> None:
+    for fields in MALFORMED:
+        await transport.commands.xadd(transport.names.samples, fields)
+    await transport.commands.xreadgroup("reward", "dead", {transport.names.samples: ">"})
+    assert await run.another(run.samples, "reward-1").reclaim(100, lease_s=0.0) == []
+    assert await transport.commands.xlen(transport.names.samples) == 0
+    assert await transport.commands.xlen(transport.names.dead) == 4  # the others name a group that does not exist
+
+
+async def test_a_claim_answers_names_and_payloads_are_read_a_few_at_a_time(run: Any, transport: Transport) -> None:
+    """All payloads in one answer might not arrive within a timeout: then the same would be asked for for ever."""
+    prompt = await run.admitted(n=12)
+    for index in range(12):
+        body = run.make.body(prompt.payload, index, text="x" * 100_000)
+        assert await publish(transport, prompt, index, body) is Publication.published
+    dead = await run.samples.take(12)
+    assert len(dead) == 12
+    [answer] = await transport.reads.answers([claim("samples", "names", 12, ClaimRules(lease_s=0.0), None, [])])
+    assert sum(len(entry) for entry, _ in answer[1:]) < 1000
+    taken = await run.another(run.samples, "names").reclaim(12)
+    assert [delivery.payload.response for delivery in taken] == ["x" * 100_000] * 12
+
+
+async def test_one_look_for_lapsed_leases_serves_all_consumers(run: Any, transport: Transport) -> None:
+    """Each looking by itself would cost Redis the square of their number."""
+    await run.published(n=2)
+    await asyncio.sleep(0.05)
+    rules = ClaimRules(lease_s=0.01, look_every_s=60.0, alone_from=9, poison_limit=9)
+
+    async def looked(name: str, count: int) -> int:
+        return len((await transport.reads.run(claim("samples", name, count, rules, None, []))).entries)
+
+    assert await looked("reward-1", 1) == 1  # it found more than it could take: the next one looks too
+    assert await looked("reward-2", 8) == 1
+    await asyncio.sleep(0.05)
+    assert await looked("reward-3", 8) == 0
+    await transport.commands.delete(transport.names.leases)
+    assert await looked("reward-3", 8) == 2
+
+
+@pytest.mark.parametrize("step_s", [60.0, -600.0])
+async def test_a_step_of_the_servers_clock_moves_no_work_and_stops_no_takeover(
+    run: Any, transport: Transport, step_s: float
+) -> None:
+    await run.published(n=1)
+    [(entry, _)] = await transport.commands.xrange(transport.names.samples)
+    lease_s = 0.4
+    rules = ClaimRules(lease_s=lease_s, alone_from=3, poison_limit=3)
+    stamped_ms = round((await transport.now() - step_s) * 1000)  # as if the clock had been stepped since then
+    await transport.commands.xclaim(
+        transport.names.samples, "reward", "reward-0", 0, [entry], time=stamped_ms, justid=True
+    )
+
+    async def claimed(expected: tuple[float, float] | None) -> int:
+        return len((await transport.reads.run(claim("samples", "reward-1", 8, rules, expected, []))).entries)
+
+    clock = ServerTime()
+    sent = time.monotonic()
+    clock.observe(await transport.now() - step_s, sent, time.monotonic())
+    assert await claimed(clock.expected(time.monotonic())) == 0
+    assert await claimed(None) == 0  # nor does a consumer that knows nothing of the step
+    await asyncio.sleep(lease_s + 0.1)
+    assert await claimed(None) == 1  # its worker has not renewed it since
 
 
 async def test_lost_consumer_groups_are_created_again_and_nothing_is_skipped(

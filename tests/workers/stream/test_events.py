@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from plaudit_metrics.sources.events import EventRecord, decode_event
-from plaudit_wire.records import SampleRecord, StepRecord, WorkerRecord
-from plaudit_workers.stream.connection import Transport
+from plaudit_wire.records import SampleRecord, ScoringRecord, StepRecord, WorkerRecord
+from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.stream.connection import RedisAddress, Transport
+from plaudit_workers.stream.trainer.groups import StreamLimits, TrainerStreams
 from plaudit_workers.stream.worker.commits import commit, commit_group, read_group
+from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
+from plaudit_workers.stream.worker.producer import publish
 
 
 async def events(transport: Transport) -> list[EventRecord]:
@@ -84,3 +89,29 @@ async def test_processes_that_beat_are_listed_and_silent_ones_are_not(transport:
     await transport.commands.zadd(transport.names.workers, {"reward-0": await transport.now() - 601})
     await transport.beat(alive)
     assert await transport.commands.hkeys(transport.names.worker_records) == [b"rollout-0"]
+
+
+async def test_events_take_a_tenth_of_the_memory_however_large_they_are(
+    tmp_path: Path, run_name: str, make: Any
+) -> None:
+    """A reader may be away for long: bounded by their number alone, large records would fill Redis."""
+    with RedisServer(tmp_path, max_memory_bytes=32 << 20) as server:
+        transport = await Transport.open(RedisAddress(server.url, server.password), run_name)
+        trainer = TrainerStreams(transport, StreamLimits(max_open_groups=64))
+        await trainer.take_over()
+        options = ConsumerOptions(block_s=0.0)
+        prompts: Consumer[Any] = Consumer(transport, "prompts", "rollout-0", options)
+        samples: Consumer[Any] = Consumer(transport, "samples", "reward-0", options)
+        scoring = ScoringRecord("scored", 1.0, worker="reward-0", reason="long " * 12_000)
+        for position in range(16 * 12):
+            await trainer.admit(make.prompt(f"t-{position}-1.0", n=1))
+            [prompt] = await prompts.take(1)
+            await publish(transport, prompt, 0, make.body(prompt.payload, 0))
+            [delivery] = await samples.take(1)
+            await commit(transport, delivery, scoring)
+            await trainer.close(prompt.group, "trained")
+            prompts.finished(prompt)
+            samples.finished(delivery)
+        taken = await transport.commands.memory_usage(transport.names.events, samples=0)
+        assert 1 << 20 < taken < 5 << 20
+        await transport.close()

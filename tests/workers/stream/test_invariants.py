@@ -23,7 +23,7 @@ SEEDED_BUGS = {
         {"redis.call('UNLINK', group)": "", "retire('ready', redis.call('HGET', group, 'entry'))": ""},
     ),
     "I3: a trainer that was replaced may close": ("close", {"if stale(incarnation) then return 'stale' end": ""}),
-    "I4: nobody takes over the work of others": ("claim", {"ipairs(lease >= 0 and": "ipairs(false and"}),
+    "I4: nobody takes over the work of others": ("claim", {"if due() then": "if false then"}),
     "I5: entries are acked and stay": ("shared/run", {"redis.call('XDEL', prefix .. stream, entry)": ""}),
     "I6: taken before it was published": (
         "commit",

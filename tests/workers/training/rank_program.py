@@ -15,11 +15,10 @@ import torch
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.training.backend.checkpoint import load_checkpoint, save_checkpoint
-from plaudit_workers.training.backend.commands import Follower
-from plaudit_workers.training.backend.policy import Policy, build_policy
+from plaudit_workers.training.model.policy_model import PolicyModel, build_model
 
 
-def lead(policy: Policy, folder: Path) -> None:
+def lead(policy: PolicyModel, folder: Path) -> None:
     batches = pickle.loads((folder / "batches.pickle").read_bytes())
     results = {"figures": [policy.update(batch) for batch in batches[:2]]}
     policy.hold_proximal(PolicyVersion(1, 2))
@@ -34,7 +33,7 @@ def lead(policy: Policy, folder: Path) -> None:
     (folder / "results.pickle").write_bytes(pickle.dumps(results))
 
 
-def update_without_end(policy: Policy, folder: Path) -> None:
+def update_without_end(policy: PolicyModel, folder: Path) -> None:
     batch = pickle.loads((folder / "batches.pickle").read_bytes())[0]
     while True:
         policy.update(batch)
@@ -45,8 +44,8 @@ def main() -> None:
     torch.set_num_threads(1)
     folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
     job = RLJob.model_validate_json((folder / "job.json").read_bytes())
-    policy = build_policy(job, rank, int(os.environ["WORLD_SIZE"]))
-    if isinstance(policy, Follower):
+    policy = build_model(job, rank, int(os.environ["WORLD_SIZE"]))
+    if os.environ["RANK"] != "0":
         policy.follow()
     elif "endless" in sys.argv:
         update_without_end(policy, folder)

@@ -14,8 +14,8 @@ from plaudit_workers.training.backend.checkpoint import (
     read_extra,
     save_checkpoint,
 )
-from plaudit_workers.training.backend.policy import build_policy
 from plaudit_workers.training.model.batch import make_batch
+from plaudit_workers.training.model.policy_model import build_model
 
 SCORES = [[0.0, 1.0, 0.5], [0.2, 0.4, None]]
 
@@ -23,14 +23,14 @@ SCORES = [[0.0, 1.0, 0.5], [0.2, 0.4, None]]
 def test_two_steps_and_a_resume_are_bit_equal_to_four_steps(make_job, make_groups, tmp_path):
     batches = [make_batch(make_groups(SCORES, seed=seed), "rloo", 1.0) for seed in range(4)]
     job = make_job({"algorithm": {"optimizer": {"warmupSteps": 3}}})
-    through = build_policy(job)
+    through = build_model(job)
     for batch in batches[:2]:
         through.update(batch)
     extra = {"cursor": 8, "ledger": {"dropped": {"run_ended": 1}}, "version": [1, 2], "open": ["t-3-1.0"]}
     path = save_checkpoint(tmp_path, 2, through, extra)
     figures = [through.update(batch) for batch in batches[2:]]
 
-    resumed = build_policy(job)
+    resumed = build_model(job)
     assert [path] == checkpoints(tmp_path) == [tmp_path / "step-000002"]
     assert load_checkpoint(path, resumed) == extra == read_extra(path)
     assert [resumed.update(batch) for batch in batches[2:]] == figures
@@ -38,7 +38,7 @@ def test_two_steps_and_a_resume_are_bit_equal_to_four_steps(make_job, make_group
 
 
 def test_the_newest_are_kept_and_half_written_ones_are_nobodys(make_job, tmp_path):
-    policy = build_policy(make_job({}))
+    policy = build_model(make_job({}))
     (tmp_path / ".incomplete-step-000099").mkdir(parents=True)
     (tmp_path / "step-000098").mkdir()
     for step in (1, 2, 10):
@@ -48,21 +48,21 @@ def test_the_newest_are_kept_and_half_written_ones_are_nobodys(make_job, tmp_pat
 
 
 def test_a_step_that_is_saved_again_replaces_the_first(make_job, tmp_path):
-    policy = build_policy(make_job({}))
+    policy = build_model(make_job({}))
     for attempt in (1, 2):
         save_checkpoint(tmp_path, 5, policy, {"attempt": attempt})
     assert read_extra(tmp_path / "step-000005") == {"attempt": 2}
 
 
 def test_the_checkpoint_of_a_later_incarnation_outlives_a_higher_step_of_an_earlier_one(make_job, tmp_path):
-    policy = build_policy(make_job({}))
+    policy = build_model(make_job({}))
     for step, incarnation in ((20, 1), (12, 2), (13, 2)):
         path = save_checkpoint(tmp_path, step, policy, {"incarnation": incarnation}, keep=1)
         assert checkpoints(tmp_path) == [path]
 
 
 def test_a_damaged_checkpoint_is_pruned_first(make_job, tmp_path):
-    policy = build_policy(make_job({}))
+    policy = build_model(make_job({}))
     damaged = save_checkpoint(tmp_path, 30, policy, {"incarnation": 1})
     (damaged / "state.json").write_text("{")
     path = save_checkpoint(tmp_path, 2, policy, {"incarnation": 1}, keep=1)
@@ -74,7 +74,7 @@ def test_a_folder_that_does_not_exist_has_no_checkpoints(tmp_path):
 
 
 def test_a_full_disk_is_told_and_older_checkpoints_stay(make_job, tmp_path, small_files_only):
-    policy = build_policy(make_job({}))
+    policy = build_model(make_job({}))
     save_checkpoint(tmp_path, 1, policy, {"cursor": 4})
     with small_files_only(10_000), pytest.raises(RefusedError, match=r"no room for .*step-000002"):
         save_checkpoint(tmp_path, 2, policy, {"cursor": 8}, keep=1)
@@ -84,11 +84,11 @@ def test_a_full_disk_is_told_and_older_checkpoints_stay(make_job, tmp_path, smal
 
 def test_a_folder_that_is_no_checkpoint_is_refused(make_job, tmp_path):
     with pytest.raises(RefusedError, match="is not a checkpoint"):
-        load_checkpoint(tmp_path, build_policy(make_job({})))
+        load_checkpoint(tmp_path, build_model(make_job({})))
 
 
 def test_a_damaged_checkpoint_is_refused_by_name(make_job, tmp_path):
-    policy = build_policy(make_job({}))
+    policy = build_model(make_job({}))
     path = save_checkpoint(tmp_path, 3, policy, {})
     content = (path / "policy.pt").read_bytes()
     (path / "policy.pt").write_bytes(content[: len(content) // 2])
@@ -103,7 +103,7 @@ def test_a_checkpoint_of_another_model_is_refused(make_job, model_folder, tmp_pa
     config.hidden_size, config.head_dim = 16, 8
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "other")
     AutoTokenizer.from_pretrained(model_folder).save_pretrained(tmp_path / "other")
-    other = build_policy(make_job({"model": {"source": str(tmp_path / "other")}}))
-    path = save_checkpoint(tmp_path / "checkpoints", 1, build_policy(make_job({})), {})
+    other = build_model(make_job({"model": {"source": str(tmp_path / "other")}}))
+    path = save_checkpoint(tmp_path / "checkpoints", 1, build_model(make_job({})), {})
     with pytest.raises(RefusedError, match="of this model"):
         load_checkpoint(path, other)

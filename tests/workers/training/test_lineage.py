@@ -11,10 +11,10 @@ import pytest
 
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.stream.group import Group
-from plaudit_workers.training.conductor.resume import adopt, settle
-from plaudit_workers.training.run.ledger import TrainerLedger
+from plaudit_workers.training.conductor.resume import adopt, bring_up_to_date
 from plaudit_workers.training.run.lineage import Lineage
 from plaudit_workers.training.run.schedule import InFlight, Schedule
+from plaudit_workers.training.run.trainer_ledger import TrainerLedger
 
 # 1 ran to step 12; 2 went on from its checkpoint 10 and ran to 15; 3 went on from 1's checkpoint again; 4 from 3's 13.
 LINEAGE = Lineage({1: PolicyVersion(0, 0), 2: PolicyVersion(1, 10), 3: PolicyVersion(1, 10), 4: PolicyVersion(3, 13)})
@@ -103,7 +103,7 @@ def test_groups_in_flight_at_the_checkpoint_and_admitted_after_it_are_gone_on_wi
     ledger = ledger_at(8, 6, 7)
     adoption = adopt(SCHEDULE, 1, ledger, [found(6), found(8), found(11)], any_version)
     assert sorted(flight.position for flight in adoption.kept) == [6, 8, 11]
-    settle(ledger, adoption, ended_since=0)
+    bring_up_to_date(ledger, adoption, ended_since=0)
     assert sorted(ledger.train.in_flight) == ["t-11-1.0", "t-6-1.0", "t-8-1.0"]
     assert ledger.train.returned == {7: 1}  # in flight at the checkpoint, trained since: to be done again
     assert ledger.counters() == {
@@ -147,7 +147,7 @@ def test_validation_groups_are_never_gone_on_with(found: Found) -> None:
 
 def test_what_ended_after_the_checkpoint_counts_as_rolled_back(found: Found) -> None:
     ledger = ledger_at(8, 6, 7)
-    settle(ledger, adopt(SCHEDULE, 1, ledger, [found(6), found(12)], any_version), ended_since=3)
+    bring_up_to_date(ledger, adopt(SCHEDULE, 1, ledger, [found(6), found(12)], any_version), ended_since=3)
     # 7 ended since and was known; 12 was admitted since and cannot be used; three more came and went.
     assert ledger.counters()["dropped:rolled_back"] == 5
     assert ledger.counters()["admitted"] == 12

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.process import RefusedError
-from plaudit_workers.training.backend.policy import build_policy
 from plaudit_workers.training.model.batch import make_batch
+from plaudit_workers.training.model.policy_model import build_model
 
 SCORES = [[0.0, 1.0, 0.5, 0.25], [1.0, 1.0, 0.0, None], [0.2, 0.4, 0.6, 0.8], [0.5, 0.5, 0.5, 0.5]]
 
@@ -38,7 +38,7 @@ def test_updates_do_not_depend_on_the_micro_batches(make_job, batches, correctio
     loss = {"correction": correction, "aggregation": aggregation, "entropyCoefficient": 0.05, "klCoefficient": 0.1}
     states, figures = [], []
     for budget in (1, 40, 4096):
-        policy = build_policy(make_job({"algorithm": {"loss": loss}, "trainer": {"microBatchTokens": budget}}))
+        policy = build_model(make_job({"algorithm": {"loss": loss}, "trainer": {"microBatchTokens": budget}}))
         figures.append([policy.update(batch) for batch in batches[:2]][-1])
         states.append(policy.full_state())
     for figure, state in zip(figures[1:], states[1:], strict=True):
@@ -50,7 +50,7 @@ def test_an_update_is_adamw_on_the_gradient_of_the_loss(make_job, batches, model
     """The whole path once more, by hand: plain transformers, one sequence at a time, torch's own AdamW."""
     batch = batches[0]
     settings = {"loss": {"correction": "none"}, "optimizer": {"learningRate": 1e-3, "maxGradNorm": 0.5}}
-    policy = build_policy(make_job({"algorithm": settings}))
+    policy = build_model(make_job({"algorithm": settings}))
     figures = policy.update(batch)
 
     model = AutoModelForCausalLM.from_pretrained(model_folder, attn_implementation="eager")
@@ -73,7 +73,7 @@ def test_an_update_is_adamw_on_the_gradient_of_the_loss(make_job, batches, model
 
 
 def test_logprobs_and_probe_are_the_models(make_job, batches, model_folder):
-    policy = build_policy(make_job({}))
+    policy = build_model(make_job({}))
     model = AutoModelForCausalLM.from_pretrained(model_folder, attn_implementation="eager")
 
     def expected(ids, temperature):
@@ -89,7 +89,7 @@ def test_logprobs_and_probe_are_the_models(make_job, batches, model_folder):
 
 
 def test_samples_of_the_present_policy_have_weight_and_ratio_one(make_job, batches):
-    policy = build_policy(make_job({}))
+    policy = build_model(make_job({}))
     fresh = with_behaviour(batches[0], policy.logprobs(batches[0]))
     figures = policy.update(fresh)
     assert figures["actor/importance_weight"] == pytest.approx(1, abs=1e-5)
@@ -108,7 +108,7 @@ def from_version(batch, *numbers):
 @pytest.mark.parametrize("mini_batches", [1, 2])
 def test_samples_of_the_published_version_are_compared_with_it(make_job, batches, mini_batches):
     settings = {"promptsPerStep": 4, "miniBatchesPerStep": mini_batches, "optimizer": {"learningRate": 0.05}}
-    policy = build_policy(make_job({"algorithm": settings}))
+    policy = build_model(make_job({"algorithm": settings}))
     published = [policy.logprobs(batch) for batch in batches[:2]]
     policy.hold_proximal(PolicyVersion(1, 3))
     off = [own + np.float32(0.25) * (index == 1) for index, own in enumerate(published[0])]
@@ -127,7 +127,7 @@ def test_samples_of_the_published_version_are_compared_with_it(make_job, batches
 def test_the_clip_is_around_the_published_policy(make_job, batches, correction):
     """Mini-batches of a step see the step's first policy; the next publication moves it along."""
     settings = {"promptsPerStep": 4, "miniBatchesPerStep": 2, "loss": {"correction": correction}}
-    policy = build_policy(make_job({"algorithm": {**settings, "optimizer": {"learningRate": 0.1}}}))
+    policy = build_model(make_job({"algorithm": {**settings, "optimizer": {"learningRate": 0.1}}}))
     published = policy.logprobs(batches[1])
     first = policy.update(with_behaviour(batches[0], policy.logprobs(batches[0])))
     assert first["actor/pg_clipfrac"] == 0
@@ -145,7 +145,7 @@ def test_the_clip_is_around_the_published_policy(make_job, batches, correction):
 @pytest.mark.parametrize("correction", ["tis", "decoupled"])
 def test_resumed_training_is_bit_equal(make_job, batches, correction):
     settings = {"algorithm": {"loss": {"correction": correction}, "optimizer": {"warmupSteps": 3}}}
-    through, first, second = (build_policy(make_job(settings)) for _ in range(3))
+    through, first, second = (build_model(make_job(settings)) for _ in range(3))
     for batch in batches:
         figures = through.update(batch)
     for batch in batches[:2]:
@@ -158,7 +158,7 @@ def test_resumed_training_is_bit_equal(make_job, batches, correction):
 
 
 def test_a_state_from_before_the_first_update_comes_back(make_job, batches):
-    fresh, later = build_policy(make_job({})), build_policy(make_job({}))
+    fresh, later = build_model(make_job({})), build_model(make_job({}))
     later.update(batches[0])
     later.load_state_dict(fresh.state_dict())
     assert later.update(batches[1]) == fresh.update(batches[1])
@@ -166,7 +166,7 @@ def test_a_state_from_before_the_first_update_comes_back(make_job, batches):
 
 
 def test_a_saved_state_is_not_moved_by_later_updates(make_job, batches):
-    policy = build_policy(make_job({}))
+    policy = build_model(make_job({}))
     policy.update(batches[0])
     state, published = policy.state_dict(), policy.full_state()
     copies = {name: tensor.clone() for name, tensor in state["model"].items()}
@@ -179,13 +179,13 @@ def test_a_saved_state_is_not_moved_by_later_updates(make_job, batches):
 def test_warm_up_grows_over_the_updates_of_its_steps(make_job, batches):
     optimizer = {"learningRate": 0.004, "warmupSteps": 2}
     job = make_job({"algorithm": {"promptsPerStep": 4, "miniBatchesPerStep": 2, "optimizer": optimizer}})
-    policy = build_policy(job)
+    policy = build_model(job)
     rates = [policy.update(batches[0])["actor/lr"] for _ in range(6)]
     assert rates == pytest.approx([0.001, 0.002, 0.003, 0.004, 0.004, 0.004])
 
 
 def test_a_gradient_that_is_not_finite_is_thrown_away(make_job, batches):
-    policy = build_policy(make_job({}))
+    policy = build_model(make_job({}))
     policy.update(batches[0])
     before = policy.full_state()
     broken = [dataclasses.replace(sequence, advantage=math.nan) for sequence in batches[1].sequences]
@@ -197,7 +197,7 @@ def test_a_gradient_that_is_not_finite_is_thrown_away(make_job, batches):
 
 
 def test_an_empty_batch_changes_nothing(make_job, make_groups):
-    policy = build_policy(make_job({}))
+    policy = build_model(make_job({}))
     before = policy.full_state()
     figures = policy.update(make_batch(make_groups([[None, None]]), "grpo", 1.0))
     assert figures["training/sequences"] == 0
@@ -205,7 +205,7 @@ def test_an_empty_batch_changes_nothing(make_job, make_groups):
 
 
 def test_published_weights_have_the_jobs_precision_and_training_stays_near_float32(make_job, batches):
-    rough, exact = build_policy(make_job({"model": {"dtype": "bfloat16"}})), build_policy(make_job({}))
+    rough, exact = build_model(make_job({"model": {"dtype": "bfloat16"}})), build_model(make_job({}))
     assert {tensor.dtype for tensor in rough.full_state().values()} == {torch.bfloat16}
     found, expected = rough.update(batches[0]), exact.update(batches[0])
     assert found["actor/grad_norm"] == pytest.approx(expected["actor/grad_norm"], rel=0.05)
@@ -214,4 +214,4 @@ def test_published_weights_have_the_jobs_precision_and_training_stays_near_float
 
 def test_sampling_that_cuts_the_distribution_is_refused(make_job):
     with pytest.raises(RefusedError, match="topP"):
-        build_policy(make_job({"rollout": {"sampling": {"topP": 0.9}}}))
+        build_model(make_job({"rollout": {"sampling": {"topP": 0.9}}}))

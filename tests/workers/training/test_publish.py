@@ -12,13 +12,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.process import RefusedError
-from plaudit_workers.training.backend.policy import build_policy
 from plaudit_workers.training.backend.publish import prune_weights, published_versions, write_weights
 from plaudit_workers.training.model.batch import make_batch
+from plaudit_workers.training.model.policy_model import build_model
 
 
 def test_published_weights_load_as_a_model_and_answer_the_probe(make_job, tmp_path):
-    policy = build_policy(make_job({}))
+    policy = build_model(make_job({}))
     announcement = write_weights(policy, tmp_path, PolicyVersion(2, 7))
     folder = tmp_path / "2.7"
     assert announcement.version == PolicyVersion(2, 7)
@@ -36,7 +36,7 @@ def test_published_weights_load_as_a_model_and_answer_the_probe(make_job, tmp_pa
 
 
 def test_the_digest_is_that_of_the_files(make_job, tmp_path):
-    announcement = write_weights(build_policy(make_job({})), tmp_path, PolicyVersion(1, 0))
+    announcement = write_weights(build_model(make_job({})), tmp_path, PolicyVersion(1, 0))
     content = (tmp_path / "1.0" / "model.safetensors").read_bytes()
     assert announcement.digest == hashlib.sha256(content).hexdigest()
 
@@ -47,7 +47,7 @@ def test_tied_weights_are_published_once_and_load(make_job, model_folder, tmp_pa
     model.config.tie_word_embeddings = True
     type(model)(model.config).save_pretrained(tied)
     AutoTokenizer.from_pretrained(model_folder).save_pretrained(tied)
-    policy = build_policy(make_job({"model": {"source": str(tied)}}))
+    policy = build_model(make_job({"model": {"source": str(tied)}}))
     write_weights(policy, tmp_path / "weights", PolicyVersion(1, 0))
     assert "lm_head.weight" not in policy.full_state()
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "weights" / "1.0")
@@ -56,7 +56,7 @@ def test_tied_weights_are_published_once_and_load(make_job, model_folder, tmp_pa
 
 def test_publishing_moves_the_proximal_policy_along(make_job, make_groups, tmp_path):
     settings = {"promptsPerStep": 4, "miniBatchesPerStep": 2, "loss": {"correction": "decoupled"}}
-    policy = build_policy(make_job({"algorithm": {**settings, "optimizer": {"learningRate": 0.1}}}))
+    policy = build_model(make_job({"algorithm": {**settings, "optimizer": {"learningRate": 0.1}}}))
     batch = make_batch(make_groups([[0.0, 1.0], [1.0, 0.0]]), "grpo", 1.0)
     policy.update(batch)
     assert policy.update(batch)["actor/pg_clipfrac"] > 0
@@ -90,7 +90,7 @@ def test_pruning_what_was_never_published_does_nothing(tmp_path):
 
 
 def test_a_full_disk_leaves_no_half_version(make_job, tmp_path, small_files_only):
-    policy = build_policy(make_job({}))
+    policy = build_model(make_job({}))
     policy.files()
     with small_files_only(10_000), pytest.raises(RefusedError, match=r"no room for .*1\.0"):
         write_weights(policy, tmp_path, PolicyVersion(1, 0))

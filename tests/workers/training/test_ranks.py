@@ -16,8 +16,8 @@ import torch
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.training.backend.checkpoint import load_checkpoint
-from plaudit_workers.training.backend.policy import build_policy
 from plaudit_workers.training.model.batch import TrainingBatch, make_batch
+from plaudit_workers.training.model.policy_model import build_model
 
 # Each rank is a process that imports torch: seconds on a quiet machine, a minute on a busy one.
 pytestmark = pytest.mark.timeout(300)
@@ -69,7 +69,7 @@ def test_two_sharded_ranks_give_the_updates_of_one(make_job, make_groups, tmp_pa
     assert [rank.returncode for rank in ranks] == [0, 0], outputs
     results = pickle.loads((tmp_path / "results.pickle").read_bytes())
 
-    alone = build_policy(make_job(SETTINGS))
+    alone = build_model(make_job(SETTINGS))
     figures = [alone.update(batch) for batch in batches[:2]]
     alone.hold_proximal(PolicyVersion(1, 2))
     logprobs = alone.logprobs(batches[0]) + alone.logprobs(batches[3])
@@ -84,7 +84,7 @@ def test_two_sharded_ranks_give_the_updates_of_one(make_job, make_groups, tmp_pa
 
     assert results["extra"] == {"cursor": 8}
     torch.testing.assert_close(results["state_again"], results["state"], atol=0, rtol=0)
-    resumed = build_policy(make_job(SETTINGS))
+    resumed = build_model(make_job(SETTINGS))
     load_checkpoint(tmp_path / "checkpoints" / "step-000002", resumed)
     for batch in batches[2:]:
         resumed.update(batch)

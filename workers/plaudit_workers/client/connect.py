@@ -1,4 +1,4 @@
-"""Finds a scoring service in Redis; every way in which that may fail has a message of its own."""
+"""Find a scoring service in Redis, with a separate message for each kind of failure."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _LOOK_AGAIN_S = 0.5
 
 
 class ServiceError(RefusedError):
-    """The service cannot be used as asked. The message says what to mend."""
+    """The service cannot be used as requested. The message has the remedy."""
 
 
 async def connect(address: RedisAddress, *, run: str, job: str, wait_s: float) -> tuple[Transport, Service]:
-    """Opens the transport of a scoring service.
+    """Open the transport of a scoring service.
 
     Args:
         address: of Redis.
@@ -46,7 +46,7 @@ async def connect(address: RedisAddress, *, run: str, job: str, wait_s: float) -
 
 
 class _NotThereError(ServiceError):
-    """It may come yet."""
+    """The service may still appear."""
 
 
 async def _connect(address: RedisAddress, run: str, job: str) -> tuple[Transport, Service]:
@@ -91,12 +91,12 @@ async def _only_service(client: Any, address: RedisAddress, job: str) -> str:
     if not found:
         raise _NotThereError(f"there is no scoring service{of_job} at {address.url}. Start one with 'plaudit run'")
     if len(found) > 1:
-        raise ServiceError(f"{address.url} holds {len(found)} services{of_job}: name one with run=: {', '.join(found)}")
+        raise ServiceError(f"{address.url} has {len(found)} services{of_job}: name one with run=: {', '.join(found)}")
     return next(iter(found))
 
 
 async def _services(client: Any) -> dict[str, Service]:
-    """All scoring services in this Redis, by run."""
+    """Return all scoring services in this Redis, by run."""
     found: dict[str, Service] = {}
     async for key in client.scan_iter("plaudit:{*}:service", count=1000):
         stored = await client.get(key)

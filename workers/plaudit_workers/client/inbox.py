@@ -1,4 +1,4 @@
-"""What a client knows of its session: what it waits for, what has come, what is acknowledged. No I/O.
+"""The state of a client's session: groups that it waits for, results that arrived, acknowledgements. No I/O.
 
 A group is *waiting* from its submission until its results come, then *open* until its last result was handled, then
 *done*. Redis may lose what is waiting, and may bring back (an older state of it) what is done: both are told here.
@@ -25,7 +25,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self.waiting: dict[str, list[Sample] | None] = {}
-        """With their samples; None where an earlier client of the session has those."""
+        """Groups with their samples; None if an earlier client of the session submitted them."""
         self._arrived: deque[tuple[str, Result, bool]] = deque()  # with its group, and whether it is the group's last
         self._open: dict[str, str] = {}  # group → entry of its results
         self._handled: dict[str, str] = {}
@@ -33,21 +33,21 @@ class Inbox:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is waited for, and nothing is here that was not yielded."""
+        """Return True if no group is open and every result was yielded."""
         return not self.waiting and not self._arrived
 
     @property
     def num_arrived(self) -> int:
-        """Results that were not yielded yet."""
+        """Return the number of results that were not yielded yet."""
         return len(self._arrived)
 
     def submitted(self, group: str, samples: list[Sample]) -> None:
-        """The service has it, from this call or an earlier one; its results may have come meanwhile."""
+        """Record that the service has a group, from this call or an earlier one; its results may have arrived."""
         if group not in self._open and group not in self._done:
             self.waiting[group] = samples
 
     def take(self, own_id: str, group: GroupResult) -> None:
-        """The results of a group have come, perhaps not for the first time."""
+        """Take the results of a group; they may arrive more than once."""
         name = group.group
         if name in self._done or name in self._handled:
             self._handled[name] = group.entry
@@ -60,29 +60,29 @@ class Inbox:
         self.waiting.pop(name, None)
 
     def next(self) -> tuple[Result, str] | None:
-        """The next result, and its group when it is the group's last, else ""; None when there is none."""
+        """Return the next result, and its group if it is the group's last, else ""; None if there is none."""
         if not self._arrived:
             return None
         group, result, is_last = self._arrived.popleft()
         return result, group if is_last else ""
 
     def handle(self, groups: Iterable[str]) -> None:
-        """The caller has the results of these groups for good."""
+        """Mark the results of these groups as handled by the caller."""
         for group in groups:
             if group in self._open:
                 self._handled[group] = self._open.pop(group)
 
     def handle_yielded(self) -> None:
-        """The same for all groups whose last result was yielded."""
+        """Mark all groups whose last result was yielded as handled."""
         held = {group for group, _, _ in self._arrived}
         self.handle([group for group in self._open if group not in held])
 
     def to_acknowledge(self) -> list[Acknowledgement]:
-        """What was handled and not acknowledged."""
+        """Return the groups that were handled and not acknowledged."""
         return list(self._handled.items())
 
     def acknowledged(self, what: Sequence[Acknowledgement]) -> None:
-        """Redis has been told of these."""
+        """Record that these groups were acknowledged to Redis."""
         for group, entry in what:
             if self._handled.get(group) == entry:
                 del self._handled[group]
@@ -91,11 +91,11 @@ class Inbox:
             del self._done[next(iter(self._done))]
 
     def reappeared(self, known: set[str]) -> bool:
-        """Whether Redis knows, among these, groups that were acknowledged."""
+        """Return True if Redis still has groups that were acknowledged."""
         return not self._done.keys().isdisjoint(known)
 
     def lost(self, groups: Iterable[str]) -> dict[str, list[Sample]]:
-        """Redis does not know these: those that this client can submit again; the others end as ``given_up``."""
+        """Return the groups, lost by Redis, that this client can submit again; the others end as ``given_up``."""
         again: dict[str, list[Sample]] = {}
         for group in groups:
             if group in self.waiting:

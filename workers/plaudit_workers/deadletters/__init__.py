@@ -1,1 +1,1 @@
-"""Dead letters of a live run: entries that several workers were lost with, or that could not be read."""
+"""Dead letters of a live run: entries that killed several workers, or that could not be read."""

@@ -1,4 +1,4 @@
-"""Where the Redis of a run is: written into the run's folder by ``plaudit run``, read by commands on a live run."""
+"""The address of a run's Redis: ``plaudit run`` writes it into the run's folder, commands on a live run read it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _FILE = "redis.json"
 
 
 def write_redis_address(folder: Path, redis: RedisAddress) -> None:
-    """Leaves the address in the run's folder, for this user only: the password is in it."""
+    """Write the address into the run's folder, readable by this user only because of the password."""
     file = folder / _FILE
     file.touch(mode=0o600)
     file.write_bytes(msgspec.json.encode(asdict(redis)))
 
 
 def redis_address(folder: Path, url: str | None) -> RedisAddress:
-    """The address of a run's Redis.
+    """Return the address of a run's Redis.
 
     Args:
         folder: of the run.

@@ -1,4 +1,4 @@
-"""``plaudit dead list|show|retry|drop RUN``: looks at a live run's dead letters, puts them back, drops them.
+"""``plaudit dead list|show|retry|drop RUN``: list, show, retry or drop a live run's dead letters.
 
 Prints JSON: one object a letter and line. Exit code 2 where a letter could not be dealt with as asked.
 """
@@ -22,13 +22,13 @@ from plaudit_workers.stream.transitions.scripts import Scripts
 
 _ALL = "all"
 _REMEDIES = {
-    "unknown": "there is no such letter (any more): plaudit dead list",
-    "ended": "its group has ended meanwhile, or is on its way to the trainer: nothing can be put back; drop the letter",
+    "unknown": "no such letter; see plaudit dead list",
+    "ended": "its group has ended or is on its way to the trainer, so it cannot be retried; drop the letter",
 }
 
 
 def dead(arguments: argparse.Namespace) -> int:
-    """Runs the command.
+    """Run the command.
 
     Raises:
         RefusedError: the run is not there, or no letter is named where one is needed.
@@ -53,7 +53,7 @@ async def _dead(arguments: argparse.Namespace) -> int:
 
 
 async def _check_run(transport: Transport, run: str) -> None:
-    """Looks without creating anything.
+    """Connect without creating anything.
 
     Raises:
         RefusedError: Redis is away or refuses the password, or holds no such run.

@@ -1,4 +1,4 @@
-"""Reads dead letters, puts them back, drops them. Written by ``stream.bury``; what a retry does: ``retry_dead.lua``."""
+"""Read, retry and drop dead letters. Written by ``stream.bury``; what a retry does: ``retry_dead.lua``."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ class Letter(msgspec.Struct, frozen=True):
 
     id: str
     stream: Stream
-    """Which work it was: ``samples`` (scoring), ``prompts`` (generation) or ``groups`` (group-scope scoring)."""
+    """The stream of the entry: ``samples`` (scoring), ``prompts`` (generation) or ``groups`` (group-scope scoring)."""
     role: str
-    """Which kind of worker it was buried by."""
+    """Role of the worker that recorded it."""
     group: str
     index: int | None
-    """Of the sample; None for prompts and groups."""
+    """Index of the sample; None for prompts and groups."""
     reason: str
     deliveries: int
-    """How many workers had it."""
+    """Number of deliveries."""
     age_s: float
-    """Since it was buried, by Redis's clock."""
+    """Seconds since it was recorded, by Redis's clock."""
     consumer: str
-    """Who buried it."""
+    """Worker that recorded it."""
     history: list[str]
-    """Workers that were lost with it, and when they were last heard of: ``worker@seconds since the epoch``."""
+    """Workers that died with it, and the time of their last heartbeat: ``worker@seconds since the epoch``."""
     fields: dict[str, bytes] = {}
-    """The entry as it was."""
+    """The fields of the entry."""
 
 
 class DeadLetters:
@@ -54,19 +54,19 @@ class DeadLetters:
         self._transport = transport
 
     async def list(self) -> list[Letter]:
-        """All of them, oldest first."""
+        """Return all, oldest first."""
         entries: Any = await self._transport.commands.xrange(self._transport.names.dead)
         now_s = await self._transport.now()
         return [_letter(entry.decode(), fields, now_s) for entry, fields in entries]
 
     async def find(self, letter: str) -> Letter | None:
-        """One of them; None where there is none of that id."""
+        """Return one by its id, or None."""
         entries: Any = await self._transport.commands.xrange(self._transport.names.dead, letter, letter)
         now_s = await self._transport.now()
         return next((_letter(entry.decode(), fields, now_s) for entry, fields in entries), None)
 
     async def payload(self, letter: Letter) -> Prompt | Sample | str | None:
-        """What the entry carried; where it cannot be read, why, as text. None for groups, which carry nothing."""
+        """Return the entry's payload; the reason as text if it cannot be read; None for groups, which have none."""
         record = letter.fields.get("record")
         if record is None:
             return None
@@ -77,14 +77,14 @@ class DeadLetters:
             return str(error)
 
     async def retry(self, letter: Letter) -> Retried:
-        """Puts an entry back into its stream, once: it has all its deliveries again, and its sample is open again.
+        """Put an entry back into its stream once, with all its deliveries, and open its sample again.
 
         Only while its group is open: a group whose last sample has ended is on its way to the trainer.
         """
         return cast(Retried, await self._transport.scripts.run(retry_dead(letter.group, letter.id)))
 
     async def drop(self, letter: Letter) -> bool:
-        """Deletes a letter; its sample stays ended as ``poison``. Whether it was there."""
+        """Delete a letter; its sample stays ``poison``. Return False if there is no such letter."""
         return bool(await self._transport.commands.xdel(self._transport.names.dead, letter.id))
 
 
@@ -95,13 +95,13 @@ _OF_LETTER = ("stream", "entry", "reason", "consumer", "deliveries", "history", 
 def _letter(letter: str, fields: Mapping[bytes, bytes], now_s: float) -> Letter:
     about = {name.decode(): value for name, value in fields.items()}
     stream = cast(Stream, about["stream"].decode())
-    group, _, rest = (about.get("sample") or about["group"]).decode().partition(" ")
+    group, _, rest = (about.get("sample") or about.get("group") or b"").decode(errors="replace").partition(" ")
     return Letter(
         id=letter,
         stream=stream,
         role=_ROLES[stream],
         group=group,
-        index=int(rest.split()[0]) if rest else None,
+        index=int(rest.split()[0]) if rest.split()[:1] and rest.split()[0].isdigit() else None,
         reason=about["reason"].decode(),
         deliveries=int(about["deliveries"]),
         age_s=max(0.0, now_s - float(about["buried"])),

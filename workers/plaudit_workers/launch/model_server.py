@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
-
+from plaudit_reward.errors import CallTimeoutError
+from plaudit_reward.http.client import HttpClient
+from plaudit_reward.http.errors import NoResponseError
 from plaudit_wire.logs import get_logger
 from plaudit_workers.job.loading.load import JobError, load_job
 from plaudit_workers.job.spec.scorers import RewardModelSpec
@@ -77,13 +78,14 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     child = await _start(model, identity, port, settings.log_file)
     logger.info("starting", engine=model.engine, pid=child.pid, url=url)
     file = identity.file(settings.run_folder)
+    client = HttpClient(max_connections=1)
     try:
-        async with httpx.AsyncClient(timeout=_RESPONSE_TIMEOUT_S, trust_env=False) as client:
-            if await _until_ready(child, client, url, stop, settings):
-                logger.info("serving", url=url)
-                _write(file, url)
-                await _watch(child, client, url, stop)
+        if await _until_ready(child, client, url, stop, settings):
+            logger.info("serving", url=url)
+            _write(file, url)
+            await _watch(child, client, url, stop)
     finally:
+        await client.close()
         file.unlink(missing_ok=True)
         await _end(child)
     return EXIT_DONE
@@ -116,7 +118,7 @@ async def _start(
 
 async def _until_ready(
     child: asyncio.subprocess.Process,
-    client: httpx.AsyncClient,
+    client: HttpClient,
     url: str,
     stop: asyncio.Event,
     settings: ProcessSettings,
@@ -133,7 +135,7 @@ async def _until_ready(
     return False
 
 
-async def _watch(child: asyncio.subprocess.Process, client: httpx.AsyncClient, url: str, stop: asyncio.Event) -> None:
+async def _watch(child: asyncio.subprocess.Process, client: HttpClient, url: str, stop: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
     answered_s = loop.time()
     while not stop.is_set():
@@ -146,10 +148,10 @@ async def _watch(child: asyncio.subprocess.Process, client: httpx.AsyncClient, u
         await _pause(stop, _CHECK_HEALTHY_EVERY_S, child)
 
 
-async def _healthy(client: httpx.AsyncClient, url: str) -> bool:
+async def _healthy(client: HttpClient, url: str) -> bool:
     try:
-        return (await client.get(f"{url}/health")).status_code == 200
-    except httpx.TransportError:
+        return (await client.get(f"{url}/health", _RESPONSE_TIMEOUT_S)).status == 200
+    except (NoResponseError, CallTimeoutError):
         return False
 
 

@@ -1,4 +1,4 @@
-"""What changed when samples were scored again. Takes pairs one at a time; holds a bounded number of them.
+"""Compare two scores of each sample, in bounded memory.
 
 - agreement: the share of samples with the same score (to 1e-9), of those that have one both times
 - rank correlation: Spearman's rho, the linear correlation of the scores' ranks, ties at their mean rank
@@ -41,7 +41,7 @@ class Summary(msgspec.Struct, frozen=True):
     outcomes_before: dict[str, int]
     outcomes_after: dict[str, int]
     scored_both: int
-    """Samples that have a score both times; what follows is about those."""
+    """Samples with two scores; the following fields are about them."""
     mean_before: float | None
     mean_after: float | None
     mean_change: float | None
@@ -52,10 +52,10 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 class Comparison:
-    """Takes pairs in; ``summary`` says what they come to.
+    """Collect pairs of scores; ``summary`` compares them.
 
     Args:
-        num_changes: how many of the samples that changed most are told.
+        num_changes: how many of the samples that changed most are listed.
         seed: of the choice of pairs that are ranked, where there are too many.
     """
 
@@ -71,12 +71,12 @@ class Comparison:
         self._order = itertools.count(0, -1)
 
     def add_outcomes(self, before: str, after: str) -> None:
-        """One sample and how it ended both times."""
+        """Add one sample's outcomes."""
         self._before[before] += 1
         self._after[after] += 1
 
     def add_scores(self, change: Change) -> None:
-        """One sample that has a score both times."""
+        """Add one sample with two scores."""
         self._scored += 1
         self._sum_before += change.before
         self._sum_after += change.after
@@ -89,14 +89,14 @@ class Comparison:
         self._keep((change.before, change.after))
 
     def _keep(self, pair: tuple[float, float]) -> None:
-        """Reservoir sampling: each pair has the same chance to be among those kept."""
+        """Keep a uniform random sample of the pairs (reservoir sampling)."""
         if len(self._pairs) < _MOST_RANKED:
             self._pairs.append(pair)
         elif (place := self._random.randrange(self._scored)) < _MOST_RANKED:
             self._pairs[place] = pair
 
     def summary(self) -> Summary:
-        """What all samples so far come to."""
+        """Return the comparison of all samples so far."""
         n = self._scored
         return Summary(
             samples=self._before.total(),
@@ -113,7 +113,7 @@ class Comparison:
 
 
 def rank_correlation(pairs: NDArray[Any]) -> float | None:
-    """Spearman's rho of pairs (shape: n, 2); None where one column has a single value."""
+    """Return Spearman's rho of pairs (shape: n, 2); None if one column has a single value."""
     ranks = [_ranks(column) for column in pairs.T]
     if any(len(column) == 0 or column.min() == column.max() for column in ranks):
         return None

@@ -1,4 +1,4 @@
-"""Writes samples with both scores: Parquet or JSON lines, by the file's ending; whole or not at all."""
+"""Write samples with both scores as Parquet or JSON lines, by the file's extension; completely or not at all."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Write = Callable[[StoredSample, ScoringRecord], None]
 
 @contextmanager
 def written_rows(target: Path | None, scorers: list[str]) -> Iterator[Write]:
-    """Gives a function that writes one sample; ``target`` is there when the block ends without an error.
+    """Yield a function that writes one sample; ``target`` appears when the block ends without an error.
 
     Args:
         target: ``….parquet`` or ``….jsonl``; None: nothing is written.

@@ -1,9 +1,7 @@
 """Keep the engine on the announced policy: watch → load → check. Called by ``worker``.
 
-A folder of weights (written by the trainer, ``weights/<incarnation>.<number>/``) holds ``*.safetensors`` and
-``probe.json`` = ``{"ids": [L], "logprobs": [L - 1]}``: a sequence and the trainer's own log-probabilities of its next
-tokens at temperature 1. The rollout computes them again after loading: a difference above the threshold means that it
-did not load the announced weights.
+After loading, the rollout computes the log-probabilities of the folder's probe: a difference from the trainer's above
+the threshold means that it did not load the announced weights.
 """
 
 from __future__ import annotations
@@ -17,9 +15,9 @@ import msgspec
 
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Announcement, PolicyVersion
+from plaudit_workers.published_weights import PROBE_FILE, Probe, weights_digest
 from plaudit_workers.rollout.engines.protocol import Engine, WeightsUnreadableError, WeightSwitch
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.weights_digest import weights_digest
 
 logger = get_logger(__name__)
 
@@ -29,15 +27,6 @@ MISMATCH_THRESHOLD = 0.1
 
 _POLL_S = 0.2
 _RETRY_AFTER_S = 0.5
-
-
-class Probe(msgspec.Struct, frozen=True):
-    """``probe.json``."""
-
-    ids: list[int]
-    """[L] token ids."""
-    logprobs: list[float]
-    """[L - 1] the trainer's log-probabilities of ``ids[1:]``."""
 
 
 class PolicyWeights:
@@ -152,7 +141,7 @@ def read_probe(folder: Path) -> Probe | None:
         WeightsUnreadableError: the file is not a probe.
     """
     try:
-        return msgspec.json.decode((folder / "probe.json").read_bytes(), type=Probe)
+        return msgspec.json.decode((folder / PROBE_FILE).read_bytes(), type=Probe)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError) as error:

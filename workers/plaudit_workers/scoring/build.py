@@ -1,4 +1,4 @@
-"""Makes the pipeline of a job: ``spec.reward`` in, opened scorers out. The kinds of scorers: ``kinds``."""
+"""Build the pipeline of a job from ``spec.reward``, with its scorers opened. The kinds of scorers: ``kinds``."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from plaudit_workers.scoring.kinds.registry import MAKERS
 
 
 async def build_pipeline(reward: RewardSpec, worker: str, context: BuildContext | None = None) -> Pipeline:
-    """Builds and opens every scorer of a job; nothing is left running when one is refused.
+    """Build and open every scorer of a job; if one is refused, close all others.
 
     Args:
         reward: the job's section, paths absolute.
         worker: name of this process, for the records.
-        context: where the scorers will run. Default: outside of a run.
+        context: the surroundings of the scorers. Default: outside a run.
 
     Raises:
         RefusedError: a scorer cannot be built as configured.
@@ -63,7 +63,7 @@ def _made(reward: RewardSpec, context: BuildContext) -> list[AnyScorer]:
 
 
 async def _opened(scorers: Sequence[AnyScorer]) -> None:
-    """Opens all at a time; when one is refused, all are closed and every refusal is told."""
+    """Open all concurrently; if one is refused, close all and report every refusal."""
     outcomes = await asyncio.gather(*(scorer.open() for scorer in scorers), return_exceptions=True)
     problems = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     if not problems:

@@ -7,9 +7,9 @@ from plaudit_workers.job.spec.reward import RewardSpec
 
 
 def has_group_scorers(reward: RewardSpec) -> bool:
-    """Whether a scorer has group scope, or is a class with ``post_process_scores``, or values are normalised by group.
+    """Return True if a scorer has group scope or ``post_process_scores``, or values are normalised by group.
 
-    The files are not run.
+    The files are read, not run.
     """
     return reward.combine.normalize == "group" or any(
         scorer.scope == "group"

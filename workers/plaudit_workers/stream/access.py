@@ -30,6 +30,7 @@ _CALL = "evalsha script|load time info ping"
 """Transitions; their one declared key is the prefix itself."""
 _CONSUME = "xreadgroup xack xdel xclaim xpending xrange xinfo|consumers xgroup|create xgroup|delconsumer"
 _GROUP = "hget hmget hset hsetnx exists"
+_LEASES = "hget hset hdel"
 _COUNT = Grant("counters", "hincrby")
 _BEAT = (Grant("workers", "zadd zrem zrangebyscore"), Grant("workers:records", "hset hdel hmget"))
 
@@ -48,6 +49,7 @@ GRANTS: Final[Mapping[str, tuple[Grant, ...]]] = {
     "rollout": (
         Grant("", _CALL),
         Grant("prompts", _CONSUME),
+        Grant("leases", _LEASES),
         Grant("samples groups ready", "xadd xgroup|create"),
         Grant("group:*", _GROUP),
         Grant("open", "zadd zscore"),
@@ -59,6 +61,7 @@ GRANTS: Final[Mapping[str, tuple[Grant, ...]]] = {
     "reward": (
         Grant(" limits:*", f"{_CALL} multi exec"),  # the prefix, and budgets of judges
         Grant("samples groups", _CONSUME),
+        Grant("leases", _LEASES),
         Grant("groups ready events dead session:*:results", "xadd"),
         Grant("prompts ready", "xgroup|create"),
         Grant("group:*", f"{_GROUP} unlink"),

@@ -1,4 +1,4 @@
-"""What the conductor asks of a policy. ``JobPolicy`` trains the job's model; ``ScriptedPolicy`` only takes its time."""
+"""The protocol between the conductor and what it trains: ``TorchBackend``, or ``ScriptedBackend`` in simulations."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from plaudit_wire.messages import Announcement, PolicyVersion
 from plaudit_workers.stream.group import Group
 
 
-class TrainablePolicy(Protocol):
-    """All calls are synchronous; all but ``prune`` come from one thread of the conductor's, one at a time."""
+class TrainerBackend(Protocol):
+    """Trains a policy. All calls block; all but ``prune`` come from one thread, one at a time."""
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Trains on one mini-batch (never empty) and returns its figures."""
+        """Train on one mini-batch (never empty) and return its figures."""
         ...
 
     def publish(self, version: PolicyVersion) -> Announcement:
-        """Writes the weights where rollouts find them."""
+        """Write the weights where rollouts read them."""
         ...
 
     def prune(self, in_use: Collection[str]) -> None:
-        """Deletes published weights that nobody needs; ``in_use`` are versions that live workers hold or load."""
+        """Delete published weights that are not needed; ``in_use`` are the versions that live workers report."""
         ...
 
     def save(self, step: int, extra: dict[str, Any]) -> Path:
-        """Writes a checkpoint after ``step`` with the conductor's own state beside the model's; returns its folder."""
+        """Write a checkpoint after ``step`` with the conductor's state beside the model's; return its folder."""
         ...
 
     def checkpoints(self) -> dict[Path, dict[str, Any]]:
-        """The run's whole checkpoints, each with the conductor's part."""
+        """Return the run's checkpoints, each with the conductor's state. Called once, before anything is saved."""
         ...
 
     def load(self, checkpoint: Path) -> dict[str, Any]:
-        """Takes over a checkpoint; returns the conductor's part of it."""
+        """Load a checkpoint and return the conductor's state in it."""
         ...
 
     def close(self) -> None:
-        """Lets other ranks go."""
+        """Release the other ranks."""
         ...

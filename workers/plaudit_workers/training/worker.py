@@ -1,4 +1,4 @@
-"""The trainer's process: rank 0 conducts the run, the other ranks follow it. Called by ``__main__`` and by actors."""
+"""The trainer process: rank 0 conducts the run, the other ranks follow it. Called by ``__main__`` and by actors."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ logger = get_logger(__name__)
 
 
 async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
-    """Trains the job; see ``process`` for what it returns.
+    """Train the job; return an exit code of ``process``.
 
     Raises:
-        RefusedError: job, data, model, checkpoint, disk or Redis are wrong, or another trainer took over.
-        JobFailedError: too many scores failed, again and again.
+        RefusedError: job, data, model, checkpoint, disk or Redis are unusable, or another trainer took over.
+        JobFailedError: too many scores failed, repeatedly.
     """
     job = load_training_job(settings.job_path)
     rank, world_size = ranks(os.environ, job.spec.trainer.ranks)
@@ -35,57 +35,55 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
         async with HealthServer(settings.health_port, ready=lambda: True):
             done = await _conduct(job, settings, transport, world_size, stop)
     except StaleIncarnationError as error:
-        raise RefusedError(f"{error}. This trainer leaves; nothing of the run is lost") from error
+        raise RefusedError(f"{error}. This trainer shuts down; no work is lost") from error
     finally:
         await transport.close()
-    # Where an exit code is all that is seen of a process, a stop must not look like the end of the run.
+    # Where only exit codes are visible, a stop must not look like the end of the run.
     return EXIT_DONE if done else int(os.environ.get("PLAUDIT_EXIT_WHEN_STOPPED", EXIT_DONE))
 
 
 def ranks(environment: Mapping[str, str], expected: int) -> tuple[int, int]:
-    """This process's rank and the number of ranks, as torch's launchers tell them.
+    """Return this process's rank and the number of ranks, as torch's launchers set them.
 
     Raises:
         RefusedError: the number of ranks is not the job's.
     """
     rank, world_size = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", str(expected)))
     if world_size != expected:
-        raise RefusedError(f"WORLD_SIZE is {world_size}, but the job's trainer.ranks is {expected}; start one a rank")
+        raise RefusedError(
+            f"WORLD_SIZE is {world_size}, but the job's trainer.ranks is {expected}; start one process for each rank"
+        )
     return rank, world_size
 
 
 async def _follow(job: RLJob, rank: int, world_size: int) -> int:
-    from plaudit_workers.training.backend.commands import Follower
-    from plaudit_workers.training.backend.policy import build_policy
+    from plaudit_workers.training.model.policy_model import build_model
 
-    follower = await asyncio.to_thread(build_policy, job, rank, world_size)
-    assert isinstance(follower, Follower)
-    await asyncio.to_thread(follower.follow)
+    model = await asyncio.to_thread(build_model, job, rank, world_size)
+    await asyncio.to_thread(model.follow)
     return EXIT_DONE
 
 
 async def _conduct(
     job: RLJob, settings: ProcessSettings, transport: Transport, world_size: int, stop: asyncio.Event
 ) -> bool:
-    # Heavy imports only here: a refusal for the job's or Redis's sake needs none of them.
-    from plaudit_workers.training.backend.commands import Follower
-    from plaudit_workers.training.backend.job_policy import JobPolicy
-    from plaudit_workers.training.backend.policy import build_policy
+    # Heavy imports only here: refusing a job needs none of them.
+    from plaudit_workers.training.backend.torch_backend import TorchBackend
     from plaudit_workers.training.conductor.conductor import conduct
     from plaudit_workers.training.data.dataset import PromptData
     from plaudit_workers.training.model.model import load_tokenizer
+    from plaudit_workers.training.model.policy_model import build_model
     from plaudit_workers.training.run.server_clock import ServerClock
     from plaudit_workers.training.run.sinks import Sinks
-    from plaudit_workers.training.run.state import Run
+    from plaudit_workers.training.run.state import RunContext
 
     plan = RunPlan.from_job(job)
     tokenizer = load_tokenizer(job.spec.model)
     data = PromptData.for_training(job.spec.data, tokenizer, job.spec.seed)
     validation_data = PromptData.for_validation(job.spec.data, tokenizer)
     sinks = Sinks(settings.run_folder, job.spec.trainer.sinks)
-    policy = await asyncio.to_thread(build_policy, job, 0, world_size)
-    assert not isinstance(policy, Follower)
-    run = Run(
+    model = await asyncio.to_thread(build_model, job, 0, world_size)
+    run = RunContext(
         plan=plan,
         folder=settings.run_folder,
         transport=transport,
@@ -97,15 +95,15 @@ async def _conduct(
         worker=settings.worker,
     )
     try:
-        done = await conduct(run, JobPolicy(job, policy, settings.run_folder), stop)
+        done = await conduct(run, TorchBackend(job, model, settings.run_folder), stop)
     finally:
         sinks.close()
-    logger.info("trainer leaves", all_steps_done=done)
+    logger.info("trainer shutting down", all_steps_done=done)
     return done
 
 
 def stream_limits(job: RLJob, plan: RunPlan) -> StreamLimits:
-    """What the job allows in the streams."""
+    """Return the job's limits in the streams."""
     reward = job.spec.reward
     return StreamLimits(
         max_open_groups=plan.schedule.max_in_flight,

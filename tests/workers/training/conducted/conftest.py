@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from plaudit_workers.launch.redis_server import RedisServer
-from plaudit_workers.training.backend.scripted import ScriptedPolicy
+from plaudit_workers.training.backend.scripted import ScriptedBackend
 from plaudit_workers.training.run.plan import RunPlan
 from simulated_run import Simulation, make_plan, positions
 
@@ -34,5 +34,5 @@ def make_plan_fixture() -> Callable[..., RunPlan]:
 
 
 @pytest.fixture(name="positions")
-def positions_fixture() -> Callable[[ScriptedPolicy], list[list[int]]]:
+def positions_fixture() -> Callable[[ScriptedBackend], list[list[int]]]:
     return positions

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
-from plaudit_wire.limits import ADMISSION_MEMORY_SHARE, INLINE_LIMIT_BYTES
+from plaudit_wire.limits import ADMISSION_MEMORY_SHARE, EVENTS_MEMORY_SHARE, INLINE_LIMIT_BYTES
 from plaudit_workers.job.problem import Problem
 from plaudit_workers.job.rules.scorers import scorer_problems
 from plaudit_workers.job.spec.pod import GPU, PodSpec
@@ -188,15 +188,16 @@ def _redis_memory(spec: Spec) -> Iterator[Problem]:
     algorithm, tokens = spec.algorithm, spec.rollout.sampling.max_tokens
     sample = min(tokens * (_BYTES_PER_TOKEN + _TEXT_BYTES_PER_TOKEN) + _OVERHEAD_BYTES, INLINE_LIMIT_BYTES)
     samples = algorithm.prompts_per_step * (1 + algorithm.max_staleness) * algorithm.samples_per_prompt
-    room = spec.transport.managed.max_memory_bytes * ADMISSION_MEMORY_SHARE
+    share = ADMISSION_MEMORY_SHARE - EVENTS_MEMORY_SHARE
+    room = spec.transport.managed.max_memory_bytes * share
     if samples * sample > room:
         needed_gib = samples * sample / 2**30
         yield Problem(
             "spec.transport.managed.memory",
             f"{spec.transport.managed.memory} is too little for {samples} samples in flight ({needed_gib:.2f} GiB)",
-            f"Give at least {math.ceil(needed_gib / USABLE_SHARE / ADMISSION_MEMORY_SHARE)}Gi (Redis may use 60 % "
-            "of it and admits up to 70 % of that), or lower promptsPerStep, samplesPerPrompt, maxStaleness or "
-            "maxTokens",
+            f"Give at least {math.ceil(needed_gib / USABLE_SHARE / share)}Gi (Redis may use 60 % "
+            "of it and admits up to 70 % of that, a tenth of it for the metrics' events), or lower promptsPerStep, "
+            "samplesPerPrompt, maxStaleness or maxTokens",
             also=(
                 "spec.algorithm.promptsPerStep",
                 "spec.algorithm.samplesPerPrompt",

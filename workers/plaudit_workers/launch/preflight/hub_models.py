@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from http import HTTPStatus
 
-import httpx
-
+from plaudit_reward.errors import CallTimeoutError
+from plaudit_reward.http.client import HttpClient
+from plaudit_reward.http.errors import NoResponseError
+from plaudit_reward.http.proxy import proxy_for
 from plaudit_workers.job.checks.files import is_in_hub_cache
 from plaudit_workers.job.loading.paths import is_hub_id
 from plaudit_workers.job.problem import Problem
@@ -24,11 +27,9 @@ def check_hub_models(job: RLJob) -> list[Problem]:
     Args:
         job: resolved; its files are checked (``check_files``).
     """
-    return [
-        problem
-        for field, source, revision in _models(job)
-        if is_hub_id(source) and not is_in_hub_cache(source) and (problem := _problem(field, source, revision))
-    ]
+    looked_up = [each for each in _models(job) if is_hub_id(each[1]) and not is_in_hub_cache(each[1])]
+    found = (asyncio.run(_problem(*each)) for each in looked_up)
+    return [problem for problem in found if problem]
 
 
 def _models(job: RLJob) -> Iterator[tuple[str, str, str]]:
@@ -39,29 +40,27 @@ def _models(job: RLJob) -> Iterator[tuple[str, str, str]]:
             yield f"spec.reward.scorers[{index}].model.source", scorer.model.source, scorer.model.revision
 
 
-def _problem(field: str, source: str, revision: str) -> Problem | None:
+async def _problem(field: str, source: str, revision: str) -> Problem | None:
     hub = os.environ.get("HF_ENDPOINT", _HUB).rstrip("/")
-    token = os.environ.get("HF_TOKEN")
+    url = f"{hub}/api/models/{source}/revision/{revision or 'main'}"
+    token = os.environ.get("HF_TOKEN", "")
+    client = HttpClient(max_connections=1, bearer_token=token, key_field="HF_TOKEN", proxy=proxy_for(url))
     try:
-        response = httpx.get(
-            f"{hub}/api/models/{source}/revision/{revision or 'main'}",
-            headers={"Authorization": f"Bearer {token}"} if token else {},
-            timeout=_RESPONSE_WITHIN_S,
-            follow_redirects=True,
-        )
-    except httpx.HTTPError as error:
+        response = await client.get(url, _RESPONSE_WITHIN_S)
+    except (NoResponseError, CallTimeoutError) as error:
         return Problem(
             field,
-            f"{source!r} is no folder beside the job file, and the model hub {hub} cannot be reached "
-            f"({type(error).__name__})",
+            f"{source!r} is no folder beside the job file, and the model hub does not respond: {error}",
             f"{_LOCAL}. Otherwise check the network, or set HF_ENDPOINT",
         )
-    if response.status_code in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND}:
+    finally:
+        await client.close()
+    if response.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND}:
         return Problem(
             field,
             f"{source!r} is no folder beside the job file, and {hub} has no such model, or none that "
             f"{'the token in HF_TOKEN' if token else 'a caller without a token'} may read "
-            f"(revision {revision or 'main'}, HTTP {response.status_code})",
+            f"(revision {revision or 'main'}, HTTP {response.status})",
             f"{_LOCAL}. Otherwise correct the name, or set HF_TOKEN",
         )
     return None

@@ -11,11 +11,13 @@ import time
 from collections.abc import Sequence
 from typing import TypeVar
 
-import httpx
 import msgspec
 from rich.console import Console
 
 from plaudit_metrics.statistics.failures import Failure
+from plaudit_reward.errors import CallTimeoutError
+from plaudit_reward.http.client import HttpClient
+from plaudit_reward.http.errors import NoResponseError
 from plaudit_wire.records import WorkerRecord
 from plaudit_workers.launch.plan import Role
 from plaudit_workers.launch.terminal.waiting import REPORTED_AFTER_S
@@ -101,21 +103,24 @@ async def print_live(url: str, messages: LiveMessages, console: Console) -> None
         console: to print to.
     """
     started = time.monotonic()
-    async with httpx.AsyncClient(base_url=url, timeout=_RESPONSE_WITHIN_S, trust_env=False) as client:
+    client = HttpClient(max_connections=1)
+    try:
         while True:
-            workers = await _read(client, f"/api/v1/queues?after={time.time():.0f}", _Workers)
-            counts = await _read(client, "/api/v1/failures", _Failures)
+            workers = await _read(client, f"{url}/api/v1/queues?after={time.time():.0f}", _Workers)
+            counts = await _read(client, f"{url}/api/v1/failures", _Failures)
             records = workers.workers if workers else []
             lines = messages.waiting(records, time.monotonic() - started) + messages.problems(records)
             for line in lines + messages.failures(counts.failures if counts else []):
                 console.out(line, highlight=False)
             await asyncio.sleep(_READ_EVERY_S)
+    finally:
+        await client.close()
 
 
-async def _read(client: httpx.AsyncClient, path: str, kind: type[_Reply]) -> _Reply | None:
+async def _read(client: HttpClient, url: str, kind: type[_Reply]) -> _Reply | None:
     """Return what the service responds; None while it does not."""
     try:
-        response = await client.get(path)
-        return msgspec.json.decode(response.content, type=kind) if response.status_code == 200 else None
-    except (httpx.HTTPError, msgspec.DecodeError):
+        response = await client.get(url, _RESPONSE_WITHIN_S)
+        return msgspec.json.decode(response.body, type=kind) if response.status == 200 else None
+    except (NoResponseError, CallTimeoutError, msgspec.DecodeError):
         return None

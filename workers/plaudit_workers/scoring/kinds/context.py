@@ -1,4 +1,4 @@
-"""What the makers of scorers are told besides the scorer's own section of the job."""
+"""The arguments of the functions that make scorers, besides the scorer's own section."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from plaudit_workers.stream.connection import RedisAddress
 
 @dataclass(frozen=True)
 class BuildContext:
-    """Where the scorers will run."""
+    """The surroundings in which scorers run."""
 
     reward: RewardSpec
     """The job's section, paths absolute."""
@@ -32,4 +32,4 @@ class BuildContext:
 AnyScorer = Scorer | GroupScorer
 
 Maker = Callable[[ScorerSpec, BuildContext], AnyScorer]
-"""Makes a scorer without starting anything: ``open`` does. Raises ``ConfigurationError`` or ``RefusedError``."""
+"""Makes a scorer without starting anything; ``open`` starts it. Raises ``ConfigurationError`` or ``RefusedError``."""

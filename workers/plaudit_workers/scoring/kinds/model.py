@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from plaudit_reward.model_client.scorer import TOKEN_VARIABLE, ModelScorer
+from plaudit_reward.model_client.addresses import TOKEN_VARIABLE
+from plaudit_reward.model_client.scorer import ModelScorer
 from plaudit_workers.job.spec.scorers import ScorerSpec
 from plaudit_workers.scoring.kinds.context import BuildContext
 

@@ -10,7 +10,7 @@ from plaudit_workers.scoring.kinds.context import BuildContext
 
 
 def python_scorer(scorer: ScorerSpec, context: BuildContext) -> FunctionScorer:
-    """A user's function or class."""
+    """Make the scorer of a user's function or class."""
     assert scorer.python is not None
     target = Target(
         path=scorer.python.path,
@@ -23,6 +23,6 @@ def python_scorer(scorer: ScorerSpec, context: BuildContext) -> FunctionScorer:
 
 
 def function_scorer(name: str, target: Target, reward: RewardSpec) -> FunctionScorer:
-    """A function in as many child processes as the job says."""
+    """Make a function scorer with the job's number of child processes."""
     workers = reward.workers
     return FunctionScorer(name, target, processes=workers.processes, max_concurrent=workers.max_concurrent_samples)

@@ -8,6 +8,6 @@ from plaudit_workers.scoring.kinds.context import BuildContext
 
 
 def rule_scorer(scorer: ScorerSpec, context: BuildContext) -> RuleScorer:
-    """A built-in rule."""
+    """Make the scorer of a built-in rule."""
     processes = context.reward.workers.processes
     return RuleScorer(scorer.name, scorer.rule, scorer.rule_arguments, processes=processes)

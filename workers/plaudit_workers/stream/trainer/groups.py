@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ from plaudit_workers.stream.group_hash import read_group
 from plaudit_workers.stream.release import release_call
 from plaudit_workers.stream.trainer.fence import Fence, StaleIncarnationError
 from plaudit_workers.stream.trainer.limits import StreamLimits
-from plaudit_workers.stream.trainer.ready import ReadyGroups
+from plaudit_workers.stream.trainer.ready import TakenGroups
 from plaudit_workers.stream.transitions import trainer as transitions
 from plaudit_workers.stream.transitions.trainer import Admission, Closing
 
@@ -36,7 +36,7 @@ class TrainerStreams:
         self._transport = transport
         self._limits = limits
         self._fence = Fence(transport)
-        self._ready = ReadyGroups(transport, self._fence)
+        self._ready = TakenGroups(transport, self._fence)
         self._announcement: Announcement | None = None
         self._announcing = 0  # calls under way: what Redis shows meanwhile is no fault
         self._closes = 0
@@ -47,6 +47,11 @@ class TrainerStreams:
         """This trainer's number among those that took over the run."""
         return self._fence.incarnation
 
+    @property
+    def taken(self) -> Mapping[str, Group]:
+        """The groups that were taken and are not closed, by id, in the order in which they became ready."""
+        return self._ready.groups
+
     async def take_over(self, floor: int = 0) -> int:
         """Becomes the run's trainer; whoever was it before is refused from now on.
 
@@ -55,6 +60,7 @@ class TrainerStreams:
         """
         await self._fence.take_over(floor)
         self._ready.clear()
+        await self._transport.volume.prepare(await self.open_groups())
         return self.incarnation
 
     async def admit(self, prompt: Prompt) -> Admission:

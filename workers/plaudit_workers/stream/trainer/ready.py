@@ -1,4 +1,4 @@
-"""How the trainer takes groups from ``ready``: each is handed out once, and stays pending until it is closed."""
+"""Take groups from ``ready``: each is handed out once, and stays pending until it is closed."""
 
 from __future__ import annotations
 
@@ -17,31 +17,36 @@ from plaudit_workers.stream.transitions.trainer import take_ready
 logger = get_logger(__name__)
 
 
-class ReadyGroups:
-    """The groups that one trainer has taken and not closed."""
+class TakenGroups:
+    """The groups that one trainer has taken and not closed.
+
+    Attributes:
+        groups: by id, as they were when they were taken, in the order of the stream.
+    """
 
     def __init__(self, transport: Transport, fence: Fence) -> None:
         self._transport = transport
         self._fence = fence
         self._reader = transport.blocking_client()
-        self._held: dict[str, str] = {}  # group → entry of `ready`
-        self._trainable: set[str] = set()
+        self.groups: dict[str, Group] = {}
+        self._entries: dict[str, str] = {}  # group → entry of `ready`
         self._last_seen = "0-0"
 
     def clear(self) -> None:
         """Forgets all: what was taken is handed out once more."""
-        self._held.clear()
-        self._trainable.clear()
+        self.groups.clear()
+        self._entries.clear()
         self._last_seen = "0-0"
 
     def may_end_as_trained(self, group_id: str) -> bool:
         """Whether it was handed out in phase ``ready``; an older state of Redis does not change that."""
-        return group_id in self._trainable
+        group = self.groups.get(group_id)
+        return group is not None and group.phase == "ready"
 
     def forget(self, group_id: str) -> None:
         """It is closed."""
-        self._held.pop(group_id, None)
-        self._trainable.discard(group_id)
+        self.groups.pop(group_id, None)
+        self._entries.pop(group_id, None)
 
     async def take(self, count: int, block_s: float) -> list[Group]:
         """At most ``count`` groups; [] when none came within ``block_s``.
@@ -54,21 +59,20 @@ class ReadyGroups:
             await self._wait(block_s)
             rows = await self._take_rows(count)
         # A group that is held already became ready once more in an older state of Redis: it is not handed out again.
-        wanted = [(group, n) for _, group, n in rows if group not in self._held]
+        wanted = [(group, n) for _, group, n in rows if group not in self.groups]
         groups = await read_groups(self._transport, wanted, taken=True) if wanted else []
         # Between the two looks Redis may have come back with an older state: in that a group is not ready, but will be.
         found = [group for group in groups if group is not None and group.phase in ("ready", "dropped")]
-        taken = {group.id for group in found}
+        self.groups |= {group.id: group for group in found}
         for entry, group_id, _ in rows:
-            if group_id in taken or group_id in self._held:
-                self._held[group_id] = entry
+            if group_id in self.groups:
+                self._entries[group_id] = entry
             self._last_seen = max(self._last_seen, entry, key=_entry_order)
-        self._trainable.update(group.id for group in found if group.phase == "ready")
         return found
 
     async def _take_rows(self, count: int) -> list[tuple[str, str, int]]:
         try:
-            return await self._fence.run(take_ready(self._fence.incarnation, count, list(self._held.values())))
+            return await self._fence.run(take_ready(self._fence.incarnation, count, list(self._entries.values())))
         except ResponseError as error:
             if "NOGROUP" not in str(error):
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from plaudit_wire.names import Stream
@@ -13,18 +14,62 @@ _SILENT_MS = 3_600_000
 """A consumer without pending entries that was silent for so long is removed."""
 
 
-def claim(stream: Stream, consumer: str, count: int, limits: tuple[int, int, int], in_work: Iterable[str]) -> Call[Any]:
+@dataclass(frozen=True)
+class ClaimRules:
+    """What may be claimed.
+
+    Attributes:
+        lease_s: entries of others that were not renewed for so long; negative: none of others.
+        look_every_s: one look at all pending entries in this time serves all consumers; 0: always look.
+        alone_from: the delivery from which an entry is worked alone.
+        poison_limit: the last delivery of an entry that is worked.
+    """
+
+    lease_s: float
+    look_every_s: float = 0.0
+    alone_from: int = 0
+    poison_limit: int = 0
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """The answer to a claim.
+
+    Attributes:
+        server_time: seconds since the epoch.
+        entries: id and deliveries of each entry; their payloads are read apart.
+    """
+
+    server_time: float
+    entries: list[tuple[str, int]]
+
+
+def claim(
+    stream: Stream,
+    consumer: str,
+    count: int,
+    rules: ClaimRules,
+    expected: tuple[float, float] | None,
+    in_work: Iterable[str],
+) -> Call[Claimed]:
     """Take entries that were delivered before.
 
     Args:
         stream: where.
         consumer: who takes them.
         count: at most so many.
-        limits: lease in milliseconds (-1: leave other consumers' entries alone), the delivery from which an entry is
-            worked alone, the poison limit.
+        rules: which.
+        expected: the earliest and the latest server time of this call (``ServerTime``); None: any.
         in_work: entries that this consumer works on.
     """
-    return Call("claim", (stream, consumer, count, *limits, *in_work), list)
+    earliest, latest = ("", "") if expected is None else (f"{expected[0]:.6f}", f"{expected[1]:.6f}")
+    lease_ms = round(rules.lease_s * 1000) if rules.lease_s >= 0 else -1
+    limits = (lease_ms, rules.look_every_s, earliest, latest, rules.alone_from, rules.poison_limit)
+    return Call("claim", (stream, consumer, count, *limits, *in_work), _claimed)
+
+
+def _claimed(answer: list[Any]) -> Claimed:
+    return Claimed(float(answer[0]), [(entry.decode(), deliveries) for entry, deliveries in answer[1:]])
 
 
 def renew(

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar, cast
 
+import msgspec
 from redis.exceptions import ResponseError
 
-from plaudit_wire.codec import RecordError, decode
+from plaudit_wire.codec import RecordError, SchemaVersionError, decode
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import GroupDelivery, Prompt
 from plaudit_wire.names import CONSUMER_GROUPS
@@ -25,9 +26,11 @@ from plaudit_wire.outage import OUTAGE
 from plaudit_wire.sample import Sample
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.transitions import leases as transitions
+from plaudit_workers.stream.transitions.leases import ClaimRules
 from plaudit_workers.stream.volume import VolumeError
 from plaudit_workers.stream.worker.dead_letter import dead_letter
 from plaudit_workers.stream.worker.lease import Delivery, Leases
+from plaudit_workers.stream.worker.server_time import ServerTime
 from plaudit_workers.supervision import Supervised
 
 logger = get_logger(__name__)
@@ -35,6 +38,10 @@ logger = get_logger(__name__)
 T = TypeVar("T")
 
 _OLD_S = 2.0
+_CLAIMED_AT_ONCE = 64
+_READ_AT_ONCE = 8
+"""Payloads in one round trip: each may have 256 KiB, and must arrive within the client's timeout of 5 s."""
+_UNREADABLE_REMEMBERED = 1000
 _PAYLOADS: dict[str, type[Any]] = {"prompts": Prompt, "samples": Sample}
 
 
@@ -51,6 +58,7 @@ class ConsumerOptions:
             every killed worker.
         block_s: how long ``take`` waits for work; below the blocking client's timeout of 10 s; 0: not at all.
         reclaim_every_s: how often lapsed leases are looked for.
+        unreadable_pause_s: after an entry that the shared volume did not provide, nothing is taken for so long.
     """
 
     lease_s: float = 20.0
@@ -59,6 +67,7 @@ class ConsumerOptions:
     alone_from: int = 3
     block_s: float = 1.0
     reclaim_every_s: float = 1.0
+    unreadable_pause_s: float = 5.0
 
 
 class Consumer(Generic[T]):
@@ -92,10 +101,18 @@ class Consumer(Generic[T]):
         self._waiting: deque[Delivery[T]] = deque()  # to be worked alone; their leases are kept
         self._away = True
         self._claim_next = 0.0
+        self._unreadable_until = 0.0
         self._reclaim_not_before = time.monotonic() + options.renew_every_s
         self._taking = asyncio.Lock()
         self._took = 0.0
+        self._server_time = ServerTime()
+        self._unreadable: dict[str, None] = {}  # of another schema version: left to other workers
         self._tasks = Supervised()
+
+    @property
+    def readable(self) -> bool:
+        """False for some seconds after an entry could not be read from the shared volume."""
+        return time.monotonic() >= self._unreadable_until
 
     async def __aenter__(self) -> Self:
         self._tasks = Supervised()
@@ -143,6 +160,9 @@ class Consumer(Generic[T]):
         """
         if slots <= 0:
             return []
+        if not self.readable:
+            await asyncio.sleep(min(self._options.block_s, self._options.unreadable_pause_s))
+            return []
         async with self._taking:
             try:
                 deliveries = await self._take(slots)
@@ -188,16 +208,46 @@ class Consumer(Generic[T]):
         """
         options = self._options
         self._claim_next = time.monotonic() + options.reclaim_every_s
+        look_every_s = options.reclaim_every_s if lease_s is None else 0.0
         if lease_s is None:
-            lease_s = options.lease_s if time.monotonic() >= self._reclaim_not_before else -0.001
-        limits = (round(lease_s * 1000), options.alone_from, options.poison_limit)
-        rows = await self._transport.reads.run(
-            transitions.claim(self.stream, self._worker, slots, limits, self._leases.in_work)
-        )
-        fresh = await self._deliver([(row[0].decode(), row[1], _pairs(row[2])) for row in rows])
+            lease_s = options.lease_s if time.monotonic() >= self._reclaim_not_before else -1.0
+        rules = ClaimRules(lease_s, look_every_s, options.alone_from, options.poison_limit)
+        names = await self._claim(min(slots, _CLAIMED_AT_ONCE), rules)
+        if len(names) == _CLAIMED_AT_ONCE:
+            self._claim_next = 0.0
+        fresh = await self._read_claimed(names)
         alone = [delivery for delivery in fresh if delivery.deliveries >= options.alone_from]
         self._waiting.extend(alone)
         return [delivery for delivery in fresh if delivery.deliveries < options.alone_from]
+
+    async def _claim(self, count: int, rules: ClaimRules) -> list[tuple[str, int]]:
+        sent = time.monotonic()
+        busy = [*self._leases.in_work, *self._unreadable]
+        claimed = await self._transport.reads.run(
+            transitions.claim(self.stream, self._worker, count, rules, self._server_time.expected(sent), busy)
+        )
+        self._server_time.observe(claimed.server_time, sent, time.monotonic())
+        return claimed.entries
+
+    async def _read_claimed(self, names: Sequence[tuple[str, int]]) -> list[Delivery[T]]:
+        """Read the payloads of claimed entries, a few at a time: what has arrived is in work, whatever comes after."""
+        fresh: list[Delivery[T]] = []
+        for start in range(0, len(names), _READ_AT_ONCE):
+            part = names[start : start + _READ_AT_ONCE]
+            try:
+                fresh += await self._deliver(await self._entries(part))
+            except OUTAGE:
+                if not fresh:
+                    raise
+                break  # the next look at own pending entries finds the rest
+        return fresh
+
+    async def _entries(self, names: Sequence[tuple[str, int]]) -> list[tuple[str, int, dict[bytes, bytes]]]:
+        pipeline = self._transport.commands.pipeline(transaction=False)
+        for entry, _ in names:
+            pipeline.xrange(self._transport.names.stream(self.stream), entry, entry)
+        found = await pipeline.execute()
+        return [(entry, n, rows[0][1]) for (entry, n), rows in zip(names, found, strict=True) if rows]
 
     def _works_alone(self) -> bool:
         return any(d.deliveries >= self._options.alone_from for d in self._leases.in_work.values())
@@ -241,30 +291,51 @@ class Consumer(Generic[T]):
         return [d for d in deliveries if d.entry_id in self._leases.in_work]
 
     async def _open(self, delivery: Delivery[Any], fields: dict[bytes, bytes]) -> None:
-        """Reads the payload; an entry that cannot be read, or lost too many workers, is buried."""
+        """Read the payload. An entry that nobody can read, or that lost too many workers, becomes a dead letter."""
         try:
-            delivery.payload = await self._payload(fields)
+            delivery.payload = await self._payload(delivery, fields)
         except VolumeError as error:
-            logger.warning("not readable now", stream=self.stream, error=str(error))
-            self._leases.remove(delivery.entry_id)  # the next look at own pending entries finds it again
-            return
-        except RecordError as error:
-            await self._dead_letter(delivery, str(error))
-            return
-        if delivery.deliveries > self._options.poison_limit:
-            await self._dead_letter(delivery, f"{delivery.deliveries - 1} workers were lost with it in work")
+            self._transport.outages.report(error)
+            self._unreadable_until = time.monotonic() + self._options.unreadable_pause_s
+            await self._leases.hand_back([delivery])  # a worker whose volume is mounted may take it
+        except SchemaVersionError as error:
+            await self._leave_to_others(delivery, error)
+        except (RecordError, msgspec.DecodeError, KeyError, ValueError) as error:
+            await self._dead_letter(delivery, f"malformed entry: {error}")
+        else:
+            if delivery.deliveries > self._options.poison_limit:
+                await self._dead_letter(delivery, f"{delivery.deliveries - 1} workers were lost with it in work")
+
+    async def _leave_to_others(self, delivery: Delivery[Any], error: Exception) -> None:
+        """Hand back an entry of another schema version: in a mixed deployment another worker can read it."""
+        logger.warning("entry is left to workers of another version", stream=self.stream, error=str(error))
+        self._unreadable[delivery.entry_id] = None
+        if len(self._unreadable) > _UNREADABLE_REMEMBERED:
+            del self._unreadable[next(iter(self._unreadable))]
+        await self._leases.hand_back([delivery])
 
     def _delivery(self, entry_id: str, count: int, fields: dict[bytes, bytes]) -> Delivery[Any]:
-        if self.stream != "samples":
-            return Delivery(self.stream, entry_id, None, fields[b"group"].decode(), None, count, self._worker)
-        group, index, digest = fields[b"sample"].decode().split()
-        return Delivery(self.stream, entry_id, None, group, int(index), count, self._worker, digest)
+        """Return the delivery of an entry; one without a group where the entry is malformed."""
+        group, index, digest = "", None, ""
+        try:
+            if self.stream == "samples":
+                group, number, digest = fields[b"sample"].decode().split()
+                index = int(number)
+            else:
+                group = fields[b"group"].decode()
+        except (KeyError, ValueError):  # of a forged or foreign entry
+            group = ""
+        return Delivery(self.stream, entry_id, None, group, index, count, self._worker, digest)
 
-    async def _payload(self, fields: dict[bytes, bytes]) -> T:
+    async def _payload(self, delivery: Delivery[Any], fields: dict[bytes, bytes]) -> T:
+        if not delivery.group:
+            raise RecordError(f"fields {sorted(fields)} are not those of an entry of {self.stream}")
         if self.stream == "groups":
-            return cast(T, GroupDelivery(fields[b"group"].decode()))
-        record = await self._transport.volume.load(fields[b"record"])
-        return cast(T, decode(record, _PAYLOADS[self.stream]))
+            return cast(T, GroupDelivery(delivery.group))
+        record = decode(await self._transport.volume.load(fields[b"record"]), _PAYLOADS[self.stream])
+        if record.group != delivery.group or (self.stream == "samples" and record.index != delivery.index):
+            raise RecordError(f"the record is of another group or sample than {delivery.group} {delivery.index}")
+        return cast(T, record)
 
     async def _dead_letter(self, delivery: Delivery[Any], reason: str) -> None:
         await dead_letter(self._transport, delivery, reason)
@@ -276,6 +347,7 @@ class Consumer(Generic[T]):
             d
             for d in deliveries
             if d.entry_id in self._leases.in_work
+            and d.group  # else it is malformed: for the dead letters
             and (d.deliveries > 1 or time.time() - int(d.entry_id.partition("-")[0]) / 1000 > _OLD_S)
         ]
         if not old:
@@ -300,10 +372,8 @@ class Consumer(Generic[T]):
         await self._leases.renew()
 
     async def _leave(self) -> None:
-        rows = await self._transport.reads.run(
-            transitions.claim(self.stream, self._worker, 10_000, (-1, 0, 0), self._leases.in_work)
-        )
-        unseen = [self._delivery(row[0].decode(), row[1], _pairs(row[2])) for row in rows]
+        names = await self._claim(10_000, ClaimRules(lease_s=-1.0))
+        unseen = [self._delivery(*entry) for entry in await self._entries(names)]
         await self._leases.hand_back([*self._leases.in_work.values(), *unseen])
         await self._transport.reads.run(transitions.forget(self.stream, self._worker))
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from plaudit_workers.process import RefusedError
-from plaudit_workers.training.backend.policy import Policy
+from plaudit_workers.training.model.policy_model import PolicyModel
 from plaudit_workers.whole_files import recover_all, remove, remove_leftovers, whole_folder
 
 _STEP_NAME = re.compile(r"step-(\d{6,})")
@@ -23,13 +23,15 @@ _POLICY_FILE = "policy.pt"
 _STATE_FILE = "state.json"
 
 
-def save_checkpoint(folder: Path, step: int, policy: Policy, extra: dict[str, Any], keep: int | None = None) -> Path:
+def save_checkpoint(
+    folder: Path, step: int, model: PolicyModel, extra: dict[str, Any], keep: int | None = None
+) -> Path:
     """Write a checkpoint, then delete the oldest ones.
 
     Args:
         folder: ``checkpoints`` in the run's folder.
         step: the last closed step; an existing checkpoint of the same step is replaced.
-        policy: the model to save.
+        model: rank 0's.
         extra: plain JSON (text keys), returned by ``load_checkpoint``.
         keep: number of newest checkpoints to keep, at least 1; None keeps all. See ``checkpoints`` for the order.
 
@@ -42,7 +44,7 @@ def save_checkpoint(folder: Path, step: int, policy: Policy, extra: dict[str, An
     target = folder / f"step-{step:06d}"
     with whole_folder(target) as temporary:
         with (temporary / _POLICY_FILE).open("wb") as file:
-            torch.save(policy.state_dict(), file)
+            torch.save(model.state_dict(), file)
         (temporary / _STATE_FILE).write_text(json.dumps({"step": step, "extra": extra}, allow_nan=False))
     if keep is not None:
         remove_leftovers(folder)
@@ -51,12 +53,12 @@ def save_checkpoint(folder: Path, step: int, policy: Policy, extra: dict[str, An
     return target
 
 
-def load_checkpoint(path: Path, policy: Policy) -> dict[str, Any]:
-    """Load a checkpoint into the policy.
+def load_checkpoint(path: Path, model: PolicyModel) -> dict[str, Any]:
+    """Load a checkpoint into the model.
 
     Args:
         path: a checkpoint's folder.
-        policy: of the same model, with any number of ranks.
+        model: of the same architecture, with any number of ranks.
 
     Returns:
         The ``extra`` that was passed to ``save_checkpoint``.
@@ -67,7 +69,7 @@ def load_checkpoint(path: Path, policy: Policy) -> dict[str, Any]:
     extra = read_extra(path)
     try:
         state = torch.load(path / _POLICY_FILE, map_location="cpu", weights_only=True, mmap=True)
-        policy.load_state_dict(state)
+        model.load_state_dict(state)
     # A damaged file meets torch's unpickler, zip reader and shape checks; each fails with its own exception.
     except (OSError, RuntimeError, KeyError, ValueError, EOFError) as error:
         raise RefusedError(
@@ -78,7 +80,7 @@ def load_checkpoint(path: Path, policy: Policy) -> dict[str, Any]:
 
 
 def read_extra(path: Path) -> dict[str, Any]:
-    """Return the ``extra`` of a checkpoint without loading the policy.
+    """Return the ``extra`` of a checkpoint without loading the model.
 
     Raises:
         RefusedError: the folder is not a checkpoint.

@@ -1,7 +1,7 @@
-"""A policy without a model: an update takes the time that it is told to. For simulations and tests of schedules.
+"""A trainer backend without a model: it sleeps instead of computing. For simulations and tests of schedules.
 
-Passed to ``Conductor(policy=…)``; no job selects it. What it was trained on is its whole state, so a checkpoint tells
-exactly which groups the surviving line has learnt from.
+Passed to ``conduct(run, backend, stop)``; no job selects it. Its state is the list of groups it was trained on, so a
+checkpoint shows exactly which groups the surviving line has learnt from.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from plaudit_workers.whole_files import remove, whole_folder
 _KEPT = 2
 
 
-class ScriptedPolicy:
-    """Sleeps instead of computing.
+class ScriptedBackend:
+    """A ``TrainerBackend`` that sleeps instead of computing.
 
     Args:
-        run_folder: checkpoints and (empty) weights go below it.
-        update_s: how long an update on these groups takes, seconds.
-        publish_s: how long writing weights takes.
-        save_s: how long writing a checkpoint takes.
+        run_folder: checkpoints and (empty) weights are written below it.
+        update_s: seconds that an update on these groups takes.
+        publish_s: seconds that writing weights takes.
+        save_s: seconds that writing a checkpoint takes.
     """
 
     def __init__(
@@ -45,13 +45,13 @@ class ScriptedPolicy:
         """The groups of each update so far, restored ones included."""
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Takes its time, then remembers the groups."""
+        """Sleep, then record the groups."""
         time.sleep(self._update_s(groups))
         self.trained.append([group.id for group in groups])
         return {"scripted/groups": float(len(groups))}
 
     def publish(self, version: PolicyVersion) -> Announcement:
-        """Writes a file that stands for the weights."""
+        """Write a file in place of weights."""
         time.sleep(self._publish_s)
         folder = self._folder / "weights" / str(version)
         content = json.dumps({"version": str(version)}).encode()
@@ -60,7 +60,7 @@ class ScriptedPolicy:
         return Announcement(version, str(folder), hashlib.sha256(content).hexdigest())
 
     def prune(self, in_use: Collection[str]) -> None:
-        """Deletes all but the newest two versions and those in use."""
+        """Delete all but the newest two versions and those in use."""
         names = [path.name for path in (self._folder / "weights").iterdir() if path.name[0].isdigit()]
         by_age = sorted(names, key=lambda name: tuple(int(part) for part in name.split(".")))
         for name in by_age[:-_KEPT]:
@@ -68,7 +68,7 @@ class ScriptedPolicy:
                 remove(self._folder / "weights" / name)
 
     def save(self, step: int, extra: dict[str, Any]) -> Path:
-        """Writes the list of what it was trained on."""
+        """Write the list of groups it was trained on."""
         time.sleep(self._save_s)
         target = self._folder / "checkpoints" / f"step-{step:06d}"
         with whole_folder(target) as temporary:
@@ -77,17 +77,17 @@ class ScriptedPolicy:
         return target
 
     def checkpoints(self) -> dict[Path, dict[str, Any]]:
-        """All that were written."""
+        """Return the checkpoints."""
         found = sorted((self._folder / "checkpoints").glob("step-*"))
         return {path: _read_extra(path) for path in found}
 
     def load(self, checkpoint: Path) -> dict[str, Any]:
-        """Reads that list again."""
+        """Read that list."""
         self.trained = json.loads((checkpoint / "trained.json").read_text())
         return _read_extra(checkpoint)
 
     def close(self) -> None:
-        """Nothing to let go."""
+        """Do nothing: there are no other ranks."""
 
 
 def _read_extra(checkpoint: Path) -> dict[str, Any]:

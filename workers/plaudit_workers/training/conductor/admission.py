@@ -1,10 +1,9 @@
-"""Admits prompts: what the schedule allows becomes groups in the streams and in the ledger. Called by the conductor."""
+"""Admit prompts: create groups, in the ledger and in Redis, as far as the schedule allows. Called by the conductor."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
 from collections.abc import Sequence
 
 from plaudit_wire.logs import get_logger
@@ -13,7 +12,7 @@ from plaudit_wire.records import Split
 from plaudit_workers.stream.trainer.groups import Admission
 from plaudit_workers.training.run.prompts import PromptSource
 from plaudit_workers.training.run.schedule import InFlight, admissible
-from plaudit_workers.training.run.state import Run, RunState
+from plaudit_workers.training.run.state import RunContext, RunState
 
 logger = get_logger(__name__)
 
@@ -21,35 +20,30 @@ _AT_ONCE = 64
 
 
 class Admitter:
-    """Turns positions into admitted groups; never waits for room.
+    """Creates groups for positions; never waits for room.
 
     Args:
-        run: the run's surroundings.
-        state: where it stands.
+        run: the run's context.
+        state: its current state.
     """
 
-    def __init__(self, run: Run, state: RunState) -> None:
+    def __init__(self, run: RunContext, state: RunState) -> None:
         self._run = run
         self._state = state
         self._lock = asyncio.Lock()
-        self._paused_until = 0.0
         self.pending: set[str] = set()
-        """Groups in the ledger that Redis may not know yet."""
-
-    def pause(self, seconds: float) -> None:
-        """Admits no training prompts for a while (what scores them seems broken)."""
-        self._paused_until = time.monotonic() + seconds
+        """Groups in the ledger that Redis may not have yet."""
 
     async def admit_training(self) -> None:
-        """Admits every training prompt whose turn it is."""
+        """Admit every training prompt that the schedule allows now."""
         async with self._lock:
             positions = self._state.ledger.train
             due = admissible(self._run.plan.schedule, self._state.version.number, positions)
-            if time.monotonic() >= self._paused_until:
+            if self._run.clock.now() >= self._state.paused_until:
                 await self._admit_in_turn("train", due)
 
     async def admit_validation(self, positions: Sequence[int]) -> None:
-        """Admits these validation prompts, as far as there is room."""
+        """Admit these validation prompts, as far as there is room."""
         async with self._lock:
             await self._admit_in_turn("validation", positions)
 
@@ -105,6 +99,6 @@ class Admitter:
 
 
 def sample_seed(run_seed: int, split: Split, position: int) -> int:
-    """The seed of a position's first sample: below 2**62, far from those of other positions."""
+    """Return the seed of a position's first sample: below 2**62, far from those of other positions."""
     digest = hashlib.sha256(f"{run_seed} {split} {position}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 2

@@ -1,6 +1,6 @@
-"""Work that the next step need not wait for: closing groups, admitting prompts, writing records. For the conductor.
+"""Background tasks of the conductor: work for which the next step does not wait.
 
-A failure of any of it ends the run as if it had happened in the steps themselves (``asyncio.TaskGroup``).
+A failure of any of them ends the run as if it had happened in a step (``asyncio.TaskGroup``).
 """
 
 from __future__ import annotations
@@ -10,25 +10,35 @@ from collections.abc import Coroutine
 from typing import Any
 
 
-class Beside:
-    """Tasks beside the steps, in the order in which they were started.
+class BackgroundTasks:
+    """Tasks beside the steps.
 
     Args:
-        tasks: they live in it.
+        tasks: the group that owns them.
     """
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self._tasks = tasks
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._finite: set[asyncio.Task[None]] = set()
+        self._endless: list[asyncio.Task[None]] = []
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Starts something that ends by itself."""
+        """Start work that ends by itself, such as closing groups or writing records."""
         task = self._tasks.create_task(work)
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        self._finite.add(task)
+        task.add_done_callback(self._finite.discard)
         return task
 
-    async def settle(self) -> None:
-        """Returns when all that was started has ended."""
-        while self._under_way:
-            await asyncio.wait(self._under_way)
+    def start_endless(self, work: Coroutine[Any, Any, None]) -> None:
+        """Start work that goes on until ``cancel_endless``."""
+        self._endless.append(self._tasks.create_task(work))
+
+    async def join(self) -> None:
+        """Return when everything passed to ``start`` has ended."""
+        while self._finite:
+            await asyncio.wait(self._finite)
+
+    def cancel_endless(self) -> None:
+        """Cancel everything passed to ``start_endless``."""
+        for task in self._endless:
+            task.cancel()

@@ -1,14 +1,14 @@
-"""Conducts a run: admit → wait → update → publish → close, step by step. Called by ``worker``, on rank 0.
+"""Conduct a run: admit → wait → update → publish → close, step by step. Called by ``worker``, on rank 0.
 
-What a trainer that dies leaves, in the order of events of a step:
+A trainer that dies leaves the following, in the order of a step's events:
 
-1. Each mini-batch: update, then its groups are closed. The checkpoint does not know that update: what was open or
-   closed since is used again or rolled back (``resume``).
-2. Version s is published and announced, the next prompts are admitted. What rollouts generate with it has a version of
-   a lost future, which is recognised and rolled back.
-3. Validation; stored samples and ``steps.jsonl``, written beside the next step. The step is done again and written
+1. Each mini-batch: update, then its groups are closed. The checkpoint does not contain that update: groups that were
+   open or closed since are used again or rolled back (``resume``).
+2. Version s is published and announced, and the next prompts are admitted. Samples that rollouts generate with it carry
+   a version of a lost future, which is recognised and rolled back.
+3. Validation; stored samples and ``steps.jsonl``, written while the next step runs. The step is repeated and written
    again under a higher incarnation; readers take the newest.
-4. The checkpoint, after all of that: a folder that is there as a whole or not at all. From here on the step survives.
+4. The checkpoint, written atomically after all of that. From here on the step survives.
 """
 
 from __future__ import annotations
@@ -22,56 +22,50 @@ from plaudit_wire.messages import PolicyVersion
 from plaudit_wire.outage import OUTAGE
 from plaudit_workers.process import JobFailedError, RefusedError
 from plaudit_workers.training.conductor.admission import Admitter
-from plaudit_workers.training.conductor.background_tasks import Beside
+from plaudit_workers.training.conductor.backend_thread import BackendThread
+from plaudit_workers.training.conductor.background_tasks import BackgroundTasks
 from plaudit_workers.training.conductor.closing import correct_counters, end_unseen
+from plaudit_workers.training.conductor.intake import GroupIntake
 from plaudit_workers.training.conductor.open_step import OpenStep
-from plaudit_workers.training.conductor.policy_thread import PolicyThread
-from plaudit_workers.training.conductor.ready_groups import ReadyGroups
 from plaudit_workers.training.conductor.resume import take_over
 from plaudit_workers.training.conductor.run_records import RunRecords
 from plaudit_workers.training.conductor.step_report import StepReport
 from plaudit_workers.training.conductor.step_training import StepTraining
 from plaudit_workers.training.conductor.upkeep import Upkeep
 from plaudit_workers.training.conductor.validation import Evaluation, Validation
-from plaudit_workers.training.run.state import Run, RunState
-from plaudit_workers.training.trainer_backend import TrainablePolicy
+from plaudit_workers.training.run.state import RunContext, RunState
+from plaudit_workers.training.trainer_backend import TrainerBackend
 
 logger = get_logger(__name__)
 
 
-async def conduct(run: Run, policy: TrainablePolicy, stop: asyncio.Event) -> bool:
-    """Conducts a run until all steps are done or ``stop`` is set; a checkpoint is written in both cases.
+async def conduct(run: RunContext, backend: TrainerBackend, stop: asyncio.Event) -> bool:
+    """Conduct a run until all steps are done or ``stop`` is set; write a checkpoint in both cases.
 
     Args:
-        run: the run's surroundings.
-        policy: what is trained; ``ScriptedPolicy`` simulates one.
-        stop: finish the update under way and leave.
+        run: the run's context.
+        backend: trains the policy; ``ScriptedBackend`` simulates one.
+        stop: finish the current update, then return.
 
     Returns:
-        Whether all steps are done.
+        True if all steps are done.
 
     Raises:
-        JobFailedError: too many scores failed, again and again.
+        JobFailedError: too many scores failed, repeatedly.
         StaleIncarnationError: another trainer took over.
-        RefusedError: a checkpoint cannot be loaded, or the disk is full.
+        RefusedError: a checkpoint cannot be loaded or is missing, or the disk is full.
     """
-    thread = PolicyThread(policy)
+    thread = BackendThread(backend)
     await run.clock.synchronise()
     state, broken_off = await take_over(run, thread)
-    admitter, ready = Admitter(run, state), ReadyGroups(run, state)
-    upkeep = Upkeep(run, state, admitter, ready)
     try:
         async with asyncio.TaskGroup() as tasks:
-            lasting = [tasks.create_task(part) for part in (ready.collect(), upkeep.keep())]
-            training = StepTraining(run, state, thread, admitter, ready, Beside(tasks), stop)
-            done = await Conductor(training).follow(broken_off)
-            for task in lasting:
-                task.cancel()
-        await thread.close()
+            done = await Conductor(run, state, thread, BackgroundTasks(tasks), stop).run(broken_off)
+        await thread.run(backend.close)
     except BaseExceptionGroup as group:
         error = group.exceptions[0]
         if isinstance(error, JobFailedError | RefusedError):
-            await thread.close()
+            await thread.run(backend.close)
         raise error from None
     finally:
         thread.abandon()
@@ -79,31 +73,52 @@ async def conduct(run: Run, policy: TrainablePolicy, stop: asyncio.Event) -> boo
 
 
 class Conductor:
-    """The steps of a run that was taken over.
+    """Conducts the steps of a run after it was taken over.
 
     Args:
-        training: what trains each of them.
+        run: the run's context.
+        state: its current state.
+        thread: runs the backend.
+        background: runs what the steps do not wait for.
+        stop: finish the current update, then return.
     """
 
-    def __init__(self, training: StepTraining) -> None:
-        self._training = training
-        self._run: Run = training.run
-        self._state: RunState = training.state
-        self._schedule = training.run.plan.schedule
-        self._beside = training.beside
-        self._stop = training.stop
-        self._records = RunRecords(training.run, training.state, training.policy)
-        self._validation = Validation(training.run, training.state, training.admitter, training.ready)
+    def __init__(
+        self,
+        run: RunContext,
+        state: RunState,
+        thread: BackendThread,
+        background: BackgroundTasks,
+        stop: asyncio.Event,
+    ) -> None:
+        self._run = run
+        self._state = state
+        self._thread = thread
+        self._background = background
+        self._stop = stop
+        self._schedule = run.plan.schedule
+        self._admitter = Admitter(run, state)
+        self._intake = GroupIntake(run, state)
+        self._training = StepTraining(run, state, thread, self._intake, background, stop)
+        self._records = RunRecords(run, state, thread)
+        self._validation = Validation(run, state, self._admitter, self._intake)
         self._writing: asyncio.Task[None] | None = None
         self._saved_step = -1
 
-    async def follow(self, broken_off: dict[str, Any] | None) -> bool:
-        """Goes through the steps; returns whether all are done.
+    async def run(self, broken_off: dict[str, Any] | None) -> bool:
+        """Go through the steps; return True if all are done.
 
         Args:
-            broken_off: what is left of a step that was broken off in its middle.
+            broken_off: the rest of a step that was interrupted in its middle.
         """
-        self._beside.start(self._training.admitter.admit_training())
+        self._background.start_endless(self._intake.collect())
+        self._background.start_endless(Upkeep(self._run, self._state, self._admitter).keep())
+        done = await self._steps(broken_off)
+        self._background.cancel_endless()
+        return done
+
+    async def _steps(self, broken_off: dict[str, Any] | None) -> bool:
+        self._background.start(self._admitter.admit_training())
         if self._run.plan.validation and self._state.version.number == 0 and broken_off is None:
             await self._close(StepReport(0, self._run.clock.now()))
         while self._steps_are_left and not self._stop.is_set():
@@ -114,7 +129,7 @@ class Conductor:
                 return False
             await self._publish(report)
             await self._close(report)
-        await self._beside.settle()
+        await self._background.join()
         if self._steps_are_left:
             await self._save()
             return False
@@ -138,7 +153,7 @@ class Conductor:
         try:
             return await self._training.train(step, report)
         except JobFailedError:
-            await self._beside.settle()
+            await self._background.join()
             await self._save(step, report)
             await self._records.ledger()
             raise
@@ -146,11 +161,11 @@ class Conductor:
     async def _publish(self, report: StepReport) -> None:
         started = time.monotonic()
         version = PolicyVersion(self._state.incarnation, report.step)
-        self._state.announcement = await self._training.policy.publish(version)
+        self._state.announcement = await self._thread.run(self._thread.backend.publish, version)
         await self._run.streams.announce(self._state.announcement)
         report.figures["timing_s/update_weights"] = time.monotonic() - started
-        self._beside.start(self._training.admitter.admit_training())
-        self._beside.start(self._prune())
+        self._background.start(self._admitter.admit_training())
+        self._background.start(self._prune())
 
     async def _prune(self) -> None:
         try:
@@ -159,7 +174,7 @@ class Conductor:
             logger.warning("redis is away, old weights stay", error=str(error))
             return
         in_use = [version for worker in workers for version in (worker.version, worker.loading)]
-        await self._training.policy.prune(in_use)
+        await asyncio.to_thread(self._thread.backend.prune, in_use)
 
     async def _close(self, report: StepReport) -> None:
         closed = self._run.clock.now()
@@ -169,7 +184,7 @@ class Conductor:
             report.ended += zip(evaluation.groups, evaluation.records, strict=True)
         if self._writing is not None:
             await self._writing
-        self._writing = self._beside.start(self._records.step(report, closed))
+        self._writing = self._background.start(self._records.step(report, closed))
         last = report.step == self._schedule.steps
         if last or (report.step and report.step % self._run.plan.checkpoint_every_steps == 0):
             await self._save()

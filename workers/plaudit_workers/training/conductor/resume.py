@@ -18,12 +18,12 @@ from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.process import RefusedError
 from plaudit_workers.stream.group import Group
-from plaudit_workers.training.conductor.policy_thread import PolicyThread
-from plaudit_workers.training.conductor.ready_groups import sampled_versions
-from plaudit_workers.training.run.ledger import TrainerLedger
+from plaudit_workers.training.conductor.backend_thread import BackendThread
+from plaudit_workers.training.conductor.intake import sampled_versions
 from plaudit_workers.training.run.lineage import FILE_NAME, Lineage
 from plaudit_workers.training.run.schedule import InFlight, Schedule
-from plaudit_workers.training.run.state import Run, RunState
+from plaudit_workers.training.run.state import RunContext, RunState
+from plaudit_workers.training.run.trainer_ledger import TrainerLedger
 
 logger = get_logger(__name__)
 
@@ -44,7 +44,7 @@ class Restored:
     """Where the next step was broken off in its middle."""
 
 
-async def take_over(run: Run, policy: PolicyThread) -> tuple[RunState, dict[str, Any] | None]:
+async def take_over(run: RunContext, thread: BackendThread) -> tuple[RunState, dict[str, Any] | None]:
     """Becomes the run's trainer, restores it and announces its weights.
 
     Returns:
@@ -55,14 +55,15 @@ async def take_over(run: Run, policy: PolicyThread) -> tuple[RunState, dict[str,
     """
     folder = run.folder / "checkpoints"
     lineage = Lineage.read(folder)
-    known = [extra["incarnation"] for extra in (await policy.checkpoints()).values()]
+    own = await thread.run(thread.backend.checkpoints)
+    known = [extra["incarnation"] for extra in own.values()]
     incarnation = await run.streams.take_over(max([lineage.newest, *known]))
-    restored = await _restore(run, policy, lineage)
+    restored = await _restore(run, thread, own, lineage)
     lineage.parents[incarnation] = restored.parent
     lineage.write(folder)
-    await _settle_open_groups(run, restored, lineage, PolicyVersion(incarnation, restored.step))
+    await _adopt_open_groups(run, restored, lineage, PolicyVersion(incarnation, restored.step))
     await run.streams.restore(restored.ledger.counters(), restored.step)
-    announcement = await policy.publish(PolicyVersion(incarnation, restored.step))
+    announcement = await thread.run(thread.backend.publish, PolicyVersion(incarnation, restored.step))
     await run.streams.announce(announcement)
     fields = {"incarnation": incarnation, "step": restored.step, "ledger": restored.ledger.counters()}
     logger.info("took over", **fields)
@@ -70,17 +71,18 @@ async def take_over(run: Run, policy: PolicyThread) -> tuple[RunState, dict[str,
     return state, restored.open_step
 
 
-async def _restore(run: Run, policy: PolicyThread, lineage: Lineage) -> Restored:
-    own = await policy.checkpoints()
+async def _restore(
+    run: RunContext, thread: BackendThread, own: dict[Path, dict[str, Any]], lineage: Lineage
+) -> Restored:
     # Not simply the highest step: a trainer that was replaced may have saved one after its successor began.
     newest = max(own, key=lambda path: _version_of(own[path]), default=None)
     refuse_lost_checkpoint(lineage, None if newest is None else _version_of(own[newest]), run.folder / "checkpoints")
     if newest is not None:
-        extra = await policy.load(newest)
+        extra = await thread.run(thread.backend.load, newest)
         ledger = TrainerLedger.restored(extra["ledger"])
         return Restored(extra["step"], ledger, _version_of(extra), extra["open_step"])
     if run.plan.resume_from:
-        extra = await policy.load(Path(run.plan.resume_from))
+        extra = await thread.run(thread.backend.load, Path(run.plan.resume_from))
         ledger = TrainerLedger.restored(extra["ledger"]).begun_anew()
         return Restored(extra["step"], ledger, PolicyVersion(0, extra["step"]))
     return Restored(0, TrainerLedger(), PolicyVersion(0, 0))
@@ -112,7 +114,7 @@ def refuse_lost_checkpoint(lineage: Lineage, newest: PolicyVersion | None, folde
     )
 
 
-async def _settle_open_groups(run: Run, restored: Restored, lineage: Lineage, head: PolicyVersion) -> None:
+async def _adopt_open_groups(run: RunContext, restored: Restored, lineage: Lineage, head: PolicyVersion) -> None:
     retry = run.transport.retry_through_outage
     counters = await retry(run.streams.counters)
     ids = await retry(run.streams.open_groups)
@@ -124,7 +126,7 @@ async def _settle_open_groups(run: Run, restored: Restored, lineage: Lineage, he
     ledger = restored.ledger
     adoption = adopt(run.plan.schedule, restored.step, ledger, found, lambda version: lineage.survives(version, head))
     gone = {flight.group for flight in ledger.flights()} - {group.id for group in found}
-    settle(ledger, adoption, max(0, num_ended(counters) - num_ended(ledger.counters()) - len(gone)))
+    bring_up_to_date(ledger, adoption, max(0, num_ended(counters) - num_ended(ledger.counters()) - len(gone)))
     for group in adoption.rolled_back:
         await run.streams.close(group, "dropped", "rolled_back")
 
@@ -185,7 +187,7 @@ def _flight(group: Group) -> InFlight:
     return InFlight(group.id, prompt.position, prompt.attempt, prompt.step, oldest)
 
 
-def settle(ledger: TrainerLedger, adoption: Adoption, ended_since: int) -> None:
+def bring_up_to_date(ledger: TrainerLedger, adoption: Adoption, ended_since: int) -> None:
     """Brings a checkpoint's ledger up to the moment of the resume.
 
     Args:

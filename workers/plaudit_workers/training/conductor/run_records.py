@@ -9,12 +9,12 @@ from typing import Any
 from plaudit_wire.logs import get_logger
 from plaudit_wire.records import StepRecord
 from plaudit_workers.stream.trainer.groups import StaleIncarnationError
+from plaudit_workers.training.conductor.backend_thread import BackendThread
 from plaudit_workers.training.conductor.failed_scores import failed_samples, failure_reasons
 from plaudit_workers.training.conductor.open_step import OpenStep
-from plaudit_workers.training.conductor.policy_thread import PolicyThread
 from plaudit_workers.training.conductor.step_report import StepReport
 from plaudit_workers.training.run.lineage import Lineage
-from plaudit_workers.training.run.state import Run, RunState
+from plaudit_workers.training.run.state import RunContext, RunState
 from plaudit_workers.training.run.stored_samples import store_groups
 from plaudit_workers.whole_files import whole_file
 
@@ -30,13 +30,13 @@ class RunRecords:
     Args:
         run: the run's surroundings.
         state: where it stands.
-        policy: whose state is checkpointed.
+        thread: runs the backend that writes checkpoints.
     """
 
-    def __init__(self, run: Run, state: RunState, policy: PolicyThread) -> None:
+    def __init__(self, run: RunContext, state: RunState, thread: BackendThread) -> None:
         self._run = run
         self._state = state
-        self._policy = policy
+        self._thread = thread
 
     async def step(self, report: StepReport, closed: float) -> None:
         """A step has ended: its line, its samples, its record for the metrics, the ledger.
@@ -116,5 +116,5 @@ class RunRecords:
             "ledger": state.ledger.snapshot(),
             "open_step": middle,
         }
-        path = await self._policy.save(step, extra)
+        path = await self._thread.run(self._thread.backend.save, step, extra)
         logger.info("checkpoint", path=str(path))

@@ -1,4 +1,4 @@
-"""One step's wait → update → close, mini-batch by mini-batch. Called by the conductor."""
+"""Train one step: wait → update → close, mini-batch by mini-batch. Called by the conductor."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from plaudit_wire.logs import get_logger
 from plaudit_wire.records import PAUSE, GroupEnd, WaitRecord
 from plaudit_workers.process import JobFailedError
 from plaudit_workers.stream.group import Group
-from plaudit_workers.training.conductor.admission import Admitter
-from plaudit_workers.training.conductor.background_tasks import Beside
-from plaudit_workers.training.conductor.closing import Ending, close_groups, end_in_ledger
+from plaudit_workers.training.conductor.backend_thread import BackendThread
+from plaudit_workers.training.conductor.background_tasks import BackgroundTasks
+from plaudit_workers.training.conductor.closing import GroupEnding, close_groups, end_in_ledger
 from plaudit_workers.training.conductor.failed_scores import failed_samples, failure_reasons, is_permanent
+from plaudit_workers.training.conductor.intake import GroupIntake
 from plaudit_workers.training.conductor.open_step import Decision, OpenStep, Over, Retry, Update, Wait
-from plaudit_workers.training.conductor.policy_thread import PolicyThread
-from plaudit_workers.training.conductor.ready_groups import ReadyGroups
 from plaudit_workers.training.conductor.step_report import StepReport
 from plaudit_workers.training.run.schedule import ReadyGroup, choose
-from plaudit_workers.training.run.state import Run, RunState
+from plaudit_workers.training.run.state import RunContext, RunState
 
 logger = get_logger(__name__)
 
@@ -29,23 +28,20 @@ _LOOK_EVERY_S = 1.0
 
 @dataclass
 class StepTraining:
-    """Trains steps, one after the other."""
+    """Trains the steps of a run, one after the other."""
 
-    run: Run
+    run: RunContext
     state: RunState
-    policy: PolicyThread
-    admitter: Admitter
-    ready: ReadyGroups
-    beside: Beside
+    thread: BackendThread
+    intake: GroupIntake
+    background: BackgroundTasks
     stop: asyncio.Event
-    _paused_until: float = 0.0
-    """When the pause after a failed try ends (server's clock)."""
 
     async def train(self, step: OpenStep, report: StepReport) -> bool:
-        """Trains on the step's groups as they become ready; False when it was told to stop before the end.
+        """Train on the step's groups as they become ready; return False if ``stop`` was set before the end.
 
         Raises:
-            JobFailedError: too many scores failed, again and again.
+            JobFailedError: too many scores failed, repeatedly.
         """
         while True:
             decision = await self._wait(step, report)
@@ -63,7 +59,7 @@ class StepTraining:
                 return False
 
     async def _wait(self, step: OpenStep, report: StepReport) -> Decision:
-        """Takes ready groups until there is something to do; ``Wait`` when it was told to stop."""
+        """Take ready groups until a decision is possible; return ``Wait`` if ``stop`` is set."""
         began, in_hand = 0.0, set[str]()
         while True:
             self._take_ready(step)
@@ -74,16 +70,16 @@ class StepTraining:
                 return decision
             if not began:
                 began, in_hand = self.run.clock.now(), step.taken
-            await self.ready.wait(_LOOK_EVERY_S)
+            await self.intake.wait(_LOOK_EVERY_S)
         if began:
             awaited = sorted(step.taken - in_hand)
-            report.waits += wait_records(began, max(began, self.run.clock.now()), awaited, self._paused_until)
+            report.waits += wait_records(began, max(began, self.run.clock.now()), awaited, self.state.paused_until)
         return decision
 
     def _take_ready(self, step: OpenStep) -> None:
         while step.batch_slots:
             taken = step.taken
-            ready = [group for group in self.ready.training() if group.flight.group not in taken]
+            ready = [group for group in self.intake.training() if group.flight.group not in taken]
             in_flight = [f for f in self.state.ledger.train.in_flight.values() if f.group not in taken]
             chosen = choose(step.schedule, step.step, step.slots, in_flight, ready)[: step.batch_slots]
             if not chosen:
@@ -92,7 +88,9 @@ class StepTraining:
 
     async def _update(self, step: OpenStep, chosen: Sequence[ReadyGroup], report: StepReport) -> None:
         taken, started = self.run.clock.now(), time.monotonic()
-        figures = await self.policy.update(self.ready.get(group.flight.group for group in chosen))
+        figures = await self.thread.run(
+            self.thread.backend.update, self.intake.get(group.flight.group for group in chosen)
+        )
         report.update_s += time.monotonic() - started
         report.updates.append(figures)
         self.state.problem = ""
@@ -105,7 +103,7 @@ class StepTraining:
         Raises:
             JobFailedError: this was the last try, or trying again cannot help.
         """
-        failed = list(failed_samples(self.ready.get(group.flight.group for group in retry.groups)))
+        failed = list(failed_samples(self.intake.get(group.flight.group for group in retry.groups)))
         pauses = self.run.plan.retry_pauses_s
         last = step.retries >= len(pauses) or (retry.failed_share == 1 and is_permanent(failed))
         pause_s = 0.0 if last else pauses[step.retries]
@@ -114,8 +112,7 @@ class StepTraining:
             "step not trained", step=step.step, failed_share=retry.failed_share, reasons=reasons, next_try_s=pause_s
         )
         self.state.problem = f"step {step.step} not trained: {missing}, next try in {pause_s:.0f} s. {reasons}"
-        self.admitter.pause(pause_s)
-        self._paused_until = self.run.clock.now() + pause_s
+        self.state.paused_until = self.run.clock.now() + pause_s
         self._end(retry.groups, report, "dropped", reason="too_many_failed", again=True)
         step.returned(retry.groups)
         report.figures["training/retries"] = float(step.retries)
@@ -136,11 +133,11 @@ class StepTraining:
         reason: str = "",
         again: bool = False,
     ) -> None:
-        groups: list[Group] = self.ready.take(group.flight.group for group in ended)
-        ending = Ending(end, report.step, self.run.clock.now() if taken is None else taken, reason, again)
+        groups: list[Group] = self.intake.get(group.flight.group for group in ended)
+        ending = GroupEnding(end, report.step, self.run.clock.now() if taken is None else taken, reason, again)
         records = end_in_ledger(self.run, self.state, groups, ending)
         report.add(groups, records)
-        self.beside.start(close_groups(self.run, self.state, records))
+        self.background.start(close_groups(self.run, self.state, records))
 
 
 def _plural(count: int, one: str, many: str) -> str:

@@ -1,6 +1,6 @@
-"""What must go on whatever the trainer is doing: heartbeat, deadlines, admissions that found no room, lost groups.
+"""Periodic work of the trainer: heartbeat, deadlines, admissions that found no room, lost groups.
 
-Runs beside the conductor's steps, about once a second, also while an update computes.
+Runs beside the conductor's steps about once a second, also during an update.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from plaudit_wire.outage import OUTAGE
 from plaudit_wire.records import WorkerRecord
 from plaudit_workers.training.conductor.admission import Admitter
 from plaudit_workers.training.conductor.closing import correct_counters, discard_group
-from plaudit_workers.training.conductor.ready_groups import ReadyGroups
-from plaudit_workers.training.run.state import Run, RunState
+from plaudit_workers.training.run.state import RunContext, RunState
 
 logger = get_logger(__name__)
 
@@ -23,26 +22,24 @@ _BEAT_EVERY_S = 5.0
 
 
 class Upkeep:
-    """See the module's text.
+    """See the module's docstring.
 
     Args:
         run: the run's surroundings.
         state: where it stands.
-        admitter: admits what there is room for by now.
-        ready: the groups in the trainer's hands; those cannot get lost.
+        admitter: admits prompts that found no room before.
     """
 
-    def __init__(self, run: Run, state: RunState, admitter: Admitter, ready: ReadyGroups) -> None:
+    def __init__(self, run: RunContext, state: RunState, admitter: Admitter) -> None:
         self._run = run
         self._state = state
         self._admitter = admitter
-        self._ready = ready
         self._next_beat = 0.0
         self._reported = ""
         self._unknown: set[str] = set()
 
     async def keep(self) -> None:
-        """Goes on until cancelled, through outages of Redis."""
+        """Run until cancelled, through outages of Redis."""
         while True:
             try:
                 await self._once()
@@ -69,7 +66,7 @@ class Upkeep:
             await self._run.transport.beat(record)
 
     async def _return_lost(self, open_groups: set[str]) -> None:
-        """Groups in flight that Redis has lost (FLUSHALL, failover): their prompts are admitted again."""
+        """Admit the prompts of groups that Redis has lost again (FLUSHALL, failover)."""
         names = [flight.group for flight in self._state.ledger.flights()]
         doubtful = [name for name in names if name not in open_groups and self._can_be_lost(name)]
         for group in await self._run.streams.missing(doubtful):
@@ -79,10 +76,10 @@ class Upkeep:
                 logger.error("group lost", group=group)
 
     def _can_be_lost(self, group: str) -> bool:
-        return group not in self._ready and group not in self._admitter.pending
+        return group not in self._run.streams.taken and group not in self._admitter.pending
 
     async def _discard_unknown(self, open_groups: set[str]) -> None:
-        """Groups that reappeared (an old append-only file) and that ended long ago are closed again, never trained."""
+        """Close groups again that ended long ago and reappeared with an old append-only file; never train them."""
         unknown = {group for group in open_groups if self._state.ledger.find(group) is None}
         for group in unknown & self._unknown:  # seen twice: not one that is being closed just now
             logger.error("group reappeared", group=group)

@@ -1,7 +1,7 @@
-"""Validation: the same pipeline, its own bound, nothing learnt. Called by the conductor between two steps.
+"""Evaluate the policy on the validation prompts, without training on them. Called by the conductor between two steps.
 
 The trainer waits for it, so every sample is of exactly the validated version; training prompts that may be admitted
-are generated and scored meanwhile. A validation that is broken off begins anew: positions are never used twice.
+are generated and scored meanwhile. An interrupted validation starts over with new positions.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from dataclasses import dataclass, field
 from plaudit_wire.records import GroupEnd, GroupRecord
 from plaudit_workers.stream.group import Group
 from plaudit_workers.training.conductor.admission import Admitter
-from plaudit_workers.training.conductor.closing import Ending, end_groups
-from plaudit_workers.training.conductor.ready_groups import ReadyGroups
-from plaudit_workers.training.run.state import Run, RunState
+from plaudit_workers.training.conductor.closing import GroupEnding, end_groups
+from plaudit_workers.training.conductor.intake import GroupIntake
+from plaudit_workers.training.run.state import RunContext, RunState
 
 _LOOK_EVERY_S = 1.0
 
 
 @dataclass
 class Evaluation:
-    """What a validation found."""
+    """The results of a validation."""
 
     groups: list[Group] = field(default_factory=list)
     records: list[GroupRecord] = field(default_factory=list)
-    """How the groups ended, in their order."""
+    """The groups' ends, in the same order."""
     seconds: float = 0.0
 
     @property
@@ -43,23 +43,23 @@ class Validation:
         run: the run's surroundings; it has validation data.
         state: where it stands.
         admitter: admits validation prompts.
-        ready: where their groups arrive.
+        intake: their ready groups.
     """
 
-    def __init__(self, run: Run, state: RunState, admitter: Admitter, ready: ReadyGroups) -> None:
+    def __init__(self, run: RunContext, state: RunState, admitter: Admitter, intake: GroupIntake) -> None:
         self._run = run
         self._state = state
         self._admitter = admitter
-        self._ready = ready
+        self._intake = intake
 
     async def evaluate(self, stop: asyncio.Event) -> Evaluation | None:
-        """Evaluates all prompts once; None when ``stop`` was set before the end."""
+        """Evaluate all prompts once; return None if ``stop`` was set before the end."""
         started = self._run.clock.now()
         evaluation = Evaluation()
         remaining = self._begin()
         while remaining:
             await self._admit(remaining)
-            await self._ready.wait(_LOOK_EVERY_S)
+            await self._intake.wait(_LOOK_EVERY_S)
             if stop.is_set():
                 return None
             remaining -= await self._end_ready(evaluation)
@@ -73,7 +73,7 @@ class Validation:
         await self._admitter.admit_validation(waiting[:room])
 
     def _begin(self) -> set[int]:
-        """The positions of a new validation: the next whole epoch."""
+        """Return the positions of a new validation: the next whole epoch."""
         source, positions = self._run.validation_data, self._state.ledger.validation
         assert source is not None
         begun = -(-positions.cursor // len(source))
@@ -82,20 +82,20 @@ class Validation:
         return set(range(positions.cursor, positions.cursor + len(source)))
 
     async def _end_ready(self, evaluation: Evaluation) -> set[int]:
-        groups = self._ready.take([group.id for group in self._ready.validation()])
+        groups = self._intake.validation()
         step, taken = self._state.version.number, self._run.clock.now()
         by_end: dict[GroupEnd, list[Group]] = {
             "evaluated": [group for group in groups if group.phase == "ready"],
             "dropped": [group for group in groups if group.phase != "ready"],
         }
         for end, of_end in by_end.items():
-            evaluation.records += await end_groups(self._run, self._state, of_end, Ending(end, step, taken))
+            evaluation.records += await end_groups(self._run, self._state, of_end, GroupEnding(end, step, taken))
             evaluation.groups += of_end
         return {group.prompt.position for group in groups}
 
 
 def validation_figures(groups: Sequence[Group]) -> dict[str, float]:
-    """Means by data source and scorer over the samples that have a score; pure."""
+    """Compute means by data source and scorer over the samples that have a score. Pure."""
     values: defaultdict[str, list[float]] = defaultdict(list)
     for group in groups:
         source = group.prompt.data_source

@@ -6,7 +6,7 @@ Called by ``trained_policy``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -87,16 +87,17 @@ class PolicyOptimizer:
             "moments": {name: gather({key: state[key] for key in MOMENTS}, keep) for name, state in states.items()},
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a state that ``state_dict`` gave. A collective call.
+    def restore(self, updates: int, steps: Mapping[str, int], moments: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Load the parts of a state that ``state_dict`` returned. A collective call.
 
         Args:
-            state: where parameters are sharded, ranks other than 0 need no ``moments``.
+            updates: made so far.
+            steps: parameter name → updates applied to it.
+            moments: parameter name → AdamW's averages; where parameters are sharded, only rank 0 needs them.
         """
-        self.updates = int(state["updates"])
+        self.updates = updates
         self._adamw.state.clear()
-        moments: dict[str, dict[str, Tensor]] = state.get("moments", {})
-        for name, num_updates in state["steps"].items():
+        for name, num_updates in steps.items():
             parameter = self._parameters[name]
             saved = moments.get(name, {})
             averages = {key: as_sharded(saved.get(key), parameter.detach()) for key in MOMENTS}

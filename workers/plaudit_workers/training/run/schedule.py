@@ -64,6 +64,8 @@ class InFlight:
     """The step it was admitted for."""
     version: int
     """Number of the oldest policy version that can have sampled a token of it."""
+    arrived: bool = False
+    """The trainer has taken the group from the ``ready`` stream and accepted it."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the conductor's parts share while a run goes on: the job's surroundings, and where the run stands."""
+"""The objects that the conductor's parts share: the run's context, and its current state."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 from plaudit_wire.messages import Announcement, PolicyVersion
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.trainer.groups import TrainerStreams
-from plaudit_workers.training.run.ledger import TrainerLedger
 from plaudit_workers.training.run.lineage import Lineage
 from plaudit_workers.training.run.plan import RunPlan
 from plaudit_workers.training.run.prompts import PromptSource
 from plaudit_workers.training.run.server_clock import ServerClock
 from plaudit_workers.training.run.sinks import Sinks
+from plaudit_workers.training.run.trainer_ledger import TrainerLedger
 
 
 @dataclass(frozen=True)
-class Run:
-    """The surroundings of one run."""
+class RunContext:
+    """Everything of one run that does not change."""
 
     plan: RunPlan
     folder: Path
@@ -34,18 +34,20 @@ class Run:
 
 @dataclass
 class RunState:
-    """Where the run stands."""
+    """The current state of the run."""
 
     incarnation: int
     lineage: Lineage
     announcement: Announcement
     ledger: TrainerLedger = field(default_factory=TrainerLedger)
     closing: int = 0
-    """Calls under way that end groups: the ledger counts these ends already, Redis perhaps not yet."""
+    """Calls in progress that end groups: the ledger has counted these ends, Redis perhaps not yet."""
+    paused_until: float = 0.0
+    """No training prompts are admitted before this time (server's clock), because a step could not be trained."""
     problem: str = ""
     """Why the run makes no progress now, for people; the trainer's heartbeat carries it."""
     counters_suspect: bool = False
-    """Redis may count otherwise than the ledger does (lost keys, groups that reappeared)."""
+    """Redis's counters may differ from the ledger (lost keys, groups that reappeared)."""
 
     @property
     def version(self) -> PolicyVersion:

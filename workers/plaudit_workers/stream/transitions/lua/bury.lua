@@ -22,9 +22,10 @@ for _, field in ipairs(fields[2]) do letter[#letter + 1] = field end
 redis.call(unpack(letter))
 count('dead:' .. name)
 retire(name, entry)
-local index = name == 'samples' and words(fields[2][2])[2] or 0
+local index = name == 'samples' and tonumber(words(fields[2][2])[2]) or 0
 local g = look(index)
-if not g.phase then return 'buried' end
+local own = name ~= 'samples' or g.published and g.published[5] == entry -- a forged entry ends no sample
+if not g.phase or not own then return 'buried' end
 redis.call('HSET', group, 'buried:' .. entry, call)
 if name == 'groups' and g.phase == 'group_scoring' then regrade(g, 8) end
 if name == 'groups' or g.phase ~= 'open' then return 'buried' end

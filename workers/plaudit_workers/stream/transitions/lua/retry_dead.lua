@@ -11,8 +11,8 @@ if redis.call('HGET', group, 'retried:' .. letter) == call then return 'retried'
 local found, f = redis.call('XRANGE', prefix .. 'dead', letter, letter)[1], {}
 if not found then return 'unknown' end
 for i = 1, #found[2], 2 do f[found[2][i]] = found[2][i + 1] end
-local about = words(f.group or f.sample)
-if about[1] ~= id then return 'unknown' end
+local about = words(f.group or f.sample or '')
+if about[1] ~= id or about[2] and not tonumber(about[2]) then return 'unknown' end
 local g = look(0)
 if g.phase ~= 'open' or f.stream == 'groups' then return 'ended' end
 local burial, back = redis.call('HGET', group, 'buried:' .. f.entry), {}

@@ -36,21 +36,44 @@ local function look(i)
     first = f[18] and words(f[18]), session = f[19]}
 end
 
--- Tells the metrics of a group's samples, once all scores are final, as its hash tells of them. One event for up to 256:
--- one for each sample would cost ten times as much. About 100,000 samples are kept for a reader that is away.
+-- How many entries `events` may keep, for the next event with so many bytes: a tenth of Redis's memory, or 100,000
+-- samples for a reader that is away, whichever is less. The bytes of an entry are those of the last hundreds of events on
+-- average (counters, events:bytes and events:entries). INFO costs more than an event, so only each 16th event trims:
+-- nil for the others.
+local function events_kept(bytes, samples)
+  local entries = redis.call('HINCRBY', counters, 'events:entries', 1)
+  local total = redis.call('HINCRBY', counters, 'events:bytes', bytes)
+  if entries > 512 then
+    redis.call('HINCRBY', counters, 'events:entries', -math.floor(entries / 2))
+    redis.call('HINCRBY', counters, 'events:bytes', -math.floor(total / 2))
+  end
+  if entries % 16 ~= 0 then return nil end
+  local limit = tonumber(string.match(redis.call('INFO', 'memory'), 'maxmemory:(%d+)'))
+  local kept = math.min(100000, math.floor(200000 / samples))
+  return limit > 0 and math.min(kept, math.floor(limit * 0.1 * entries / total)) or kept
+end
+
+-- Reports a group's samples to the metrics, once all scores are final, as its hash holds them. One event for up to 256:
+-- one for each sample would cost ten times as much.
 local function report(g)
   local most = 256
-  local kept = math.min(100000, math.floor(200000 / math.min(g.n, most)))
   for first = 0, g.n - 1, most do
-    local names = {}
+    local names, fields, bytes = {}, {}, 0
     for i = first, math.min(first + most, g.n) - 1 do
       names[#names + 1], names[#names + 2] = 'ended:' .. i, 'published:' .. i
     end
-    local event = {'XADD', prefix .. 'events', 'MAXLEN', '~', kept, '*', 'kind', 'samples', 'group', id, 'split', g.split,
-      'step', g.step, 'data_source', g.source, 'admitted', g.admitted}
     for i, value in ipairs(redis.call('HMGET', group, unpack(names))) do
-      if value then event[#event + 1], event[#event + 2] = names[i], value end
+      if value then
+        fields[#fields + 1], fields[#fields + 2] = names[i], value
+        bytes = bytes + #value
+      end
     end
+    local kept = events_kept(bytes, math.min(g.n, most))
+    local event = {'XADD', prefix .. 'events'}
+    for _, word in ipairs(kept and {'MAXLEN', '~', kept} or {}) do event[#event + 1] = word end
+    for _, word in ipairs({'*', 'kind', 'samples', 'group', id, 'split', g.split, 'step', g.step, 'data_source', g.source,
+      'admitted', g.admitted}) do event[#event + 1] = word end
+    for _, word in ipairs(fields) do event[#event + 1] = word end
     redis.call(unpack(event))
   end
 end

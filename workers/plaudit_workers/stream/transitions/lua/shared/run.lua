@@ -3,7 +3,7 @@
 -- KEYS[1] is the prefix of the run's keys; they share one hash tag, so that it routes the script on a cluster.
 -- state (hash): incarnation, takeover, step, recorded, announced. Nobody but the trainer writes it.
 -- counters (hash): open:<split>, admitted, trained, evaluated, dropped, dropped:<reason>, duplicates:<stream>,
---   redelivered:<stream>, dead:<stream>, poison, groups_recreated, … Everybody counts here.
+--   redelivered:<stream>, dead:<stream>, poison, groups_recreated, clock_steps, events:bytes, events:entries, … Everybody counts here.
 local prefix = KEYS[1]
 local state, counters, open_groups = prefix .. 'state', prefix .. 'counters', prefix .. 'open'
 local readers = {prompts = 'rollout', samples = 'reward', groups = 'reward', ready = 'trainer'}

@@ -2,7 +2,7 @@ import hashlib
 
 import pytest
 
-from plaudit_workers.weights_digest import weights_digest
+from plaudit_workers.published_weights import weights_digest
 
 
 def test_the_digest_is_over_the_files_in_the_order_of_their_names(tmp_path) -> None:

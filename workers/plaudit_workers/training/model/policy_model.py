@@ -1,16 +1,15 @@
-"""One rank's part of the policy: forward and backward passes over micro-batches, one optimizer step an update.
+"""The policy on one rank: forward and backward passes over micro-batches, one optimizer step per update.
 
-Built by ``policy.build_policy``; its methods are those of ``policy.Policy``, and with several ranks each is a
-collective call (``commands`` sees to that). The gradient of an update is a sum over tokens with weights fixed
-beforehand, so it depends neither on the packing nor on the number of ranks, but for rounding.
+With several ranks, every public method except ``files`` is a collective operation: called on rank 0, it is sent to the
+other ranks (``commands``), which repeat it in ``follow``. The gradient of an update is a sum over tokens with weights
+fixed beforehand, so apart from rounding it depends neither on the packing nor on the number of ranks.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,15 +19,24 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from plaudit_wire.messages import PolicyVersion
-from plaudit_workers.job.spec.rljob import Spec
+from plaudit_workers.job.spec.rljob import RLJob, Spec
+from plaudit_workers.published_weights import Probe
 from plaudit_workers.training.model.batch import TrainingBatch
+from plaudit_workers.training.model.commands import Commands, OptimizerProgress
 from plaudit_workers.training.model.loss import TokenInputs, policy_loss, token_weights
 from plaudit_workers.training.model.mismatch import mismatch_figure, mismatch_sums
-from plaudit_workers.training.model.model import DTYPES, FORWARD_DTYPES, companion_files, forward_logits
+from plaudit_workers.training.model.model import (
+    DTYPES,
+    FORWARD_DTYPES,
+    companion_files,
+    forward_logits,
+    load_model,
+    load_tokenizer,
+)
 from plaudit_workers.training.model.optimizer import PolicyOptimizer
 from plaudit_workers.training.model.packing import MicroBatch, assign_bins, pack, pack_single
-from plaudit_workers.training.model.sharding import Ranks, fill, gather, leave_ranks, place
-from plaudit_workers.training.model.temperature import token_entropies, token_logprobs
+from plaudit_workers.training.model.sharding import Ranks, fill, gather, join_ranks, leave_ranks, place
+from plaudit_workers.training.model.temperature import refuse_cut_sampling, token_entropies, token_logprobs
 
 PROBE_TOKENS = 16
 """Length of the probe: short enough for any model, long enough that a wrong layer shows."""
@@ -36,22 +44,12 @@ _PROBE_STRIDE = 7919
 """A prime: the probe's tokens are spread over the vocabulary."""
 
 
-@dataclass(frozen=True)
-class Probe:
-    """What a rollout computes again after loading; L tokens."""
-
-    ids: list[int]
-    """[L]."""
-    logprobs: list[float]
-    """[L - 1]: of ``ids[1:]``, each given all before it, at temperature 1."""
-
-
-class TrainedPolicy:
-    """The model, its optimizer and, where the loss asks for them, proximal and reference weights.
+class PolicyModel:
+    """The model, its optimizer and, if the loss needs them, proximal and reference weights. Belongs to one thread.
 
     Args:
         spec: the job.
-        ranks: this process's place.
+        ranks: this process's place among the trainer's processes.
         model: float32 on the CPU, the same on every rank.
         tokenizer: published with the weights; bounds the probe's token ids.
         reference: the frozen starting model for the KL term; None when ``klCoefficient`` is 0.
@@ -68,6 +66,7 @@ class TrainedPolicy:
         self._spec = spec
         self._loss = spec.algorithm.loss
         self._ranks = ranks
+        self._commands = Commands(ranks)
         self._dtype = FORWARD_DTYPES[spec.model.dtype]
         self._model = place(model, ranks, self._dtype)
         self._reference = None if reference is None else place(reference, ranks, self._dtype)
@@ -76,13 +75,17 @@ class TrainedPolicy:
         self._tensors = self._parameters | _saved_buffers(self._model)
         self._optimizer = PolicyOptimizer(self._parameters.items(), spec.algorithm)
         self._proximal: dict[str, Tensor] | None = None
-        """The published weights, once one of several updates of a step has moved away from them."""
+        """The published weights, after one of several updates of a step has changed the model's."""
         self._published: PolicyVersion | None = None
-        """Which version those, or the present weights, are; None once they are at hand no longer."""
+        """The version of those, or of the model's weights; None when neither are the published ones any more."""
         self._files: dict[str, bytes] = {}
 
     def update(self, batch: TrainingBatch) -> dict[str, float]:
-        """See ``Policy.update``."""
+        """Make one optimizer step on a batch and return its figures (verl's names where verl has one).
+
+        A batch without sequences changes nothing and returns the batch's own figures.
+        """
+        self._commands.send("update", batch)
         if not batch.sequences:
             return dict(batch.statistics)
         weights = token_weights(self._loss.aggregation, [s.num_trained_tokens for s in batch.sequences])
@@ -103,7 +106,8 @@ class TrainedPolicy:
 
     @torch.no_grad()
     def logprobs(self, batch: TrainingBatch) -> list[NDArray[np.float32]]:
-        """See ``Policy.logprobs``."""
+        """Compute log-probabilities of each response's tokens at the batch's temperature: float32[T], 0 if masked."""
+        self._commands.send("logprobs", batch)
         lengths = [sequence.response_ids.size for sequence in batch.sequences]
         found = [np.zeros(length, dtype=np.float32) for length in lengths]
         for micro_batch in self._micro_batches(batch, [1.0] * len(lengths)):
@@ -118,11 +122,13 @@ class TrainedPolicy:
         return np.split(everywhere, np.cumsum(lengths)[:-1])
 
     def hold_proximal(self, version: PolicyVersion) -> None:
-        """See ``Policy.hold_proximal``: from here on the present weights are the published ones."""
+        """Take the present weights as the published ones, around which ``correction`` clips; see ``publish``."""
+        self._commands.send("hold_proximal", version)
         self._proximal, self._published = None, version
 
     def full_state(self) -> dict[str, Tensor]:
-        """See ``Policy.full_state``."""
+        """Return the weights to publish: unsharded, on the CPU, in ``model.dtype``, tied ones once."""
+        self._commands.send("full_state")
         state = gather(self._tensors, keep=self._ranks.rank == 0)
         dtype = DTYPES[self._spec.model.dtype]
         return {
@@ -132,7 +138,8 @@ class TrainedPolicy:
 
     @torch.no_grad()
     def probe(self) -> Probe:
-        """See ``Policy.probe``."""
+        """Return a fixed sequence and its next-token log-probabilities, with which a rollout checks what it loaded."""
+        self._commands.send("probe")
         vocabulary = min(len(self._tokenizer), int(self._model.config.vocab_size))
         ids = (torch.arange(PROBE_TOKENS) * _PROBE_STRIDE + 1) % vocabulary
         row = pack_single(ids).to(self._ranks.device)
@@ -140,13 +147,14 @@ class TrainedPolicy:
         return Probe(ids.tolist(), logprobs.tolist())
 
     def files(self) -> dict[str, bytes]:
-        """See ``Policy.files``."""
+        """Return the files beside published weights: configuration and tokenizer, by file name."""
         if not self._files:
             self._files = companion_files(self._model, self._tokenizer, DTYPES[self._spec.model.dtype])
         return self._files
 
     def state_dict(self) -> dict[str, Any]:
-        """See ``Policy.state_dict``."""
+        """Return the state for a checkpoint: weights in float32, optimizer, schedule, random state."""
+        self._commands.send("state_dict")
         keep = self._ranks.rank == 0
         return {
             "model": gather(self._tensors, keep),
@@ -155,27 +163,58 @@ class TrainedPolicy:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See ``Policy.load_state_dict``. Ranks other than 0 need neither ``model`` nor the optimizer's ``moments``."""
-        weights: dict[str, Tensor] = state.get("model", {})
+        """Load a ``state_dict`` that was saved with any number of ranks."""
+        optimizer = state["optimizer"]
+        progress = OptimizerProgress(state["rng"].numpy().tobytes(), int(optimizer["updates"]), optimizer["steps"])
+        self.restore(progress, state["model"], optimizer["moments"])
+
+    def restore(
+        self,
+        progress: OptimizerProgress,
+        weights: Mapping[str, Tensor] | None = None,
+        moments: Mapping[str, Mapping[str, Tensor]] | None = None,
+    ) -> None:
+        """Load a state in parts; ranks other than 0 get the tensors from rank 0.
+
+        Args:
+            progress: what every rank needs.
+            weights: unsharded, by name; None on ranks other than 0.
+            moments: AdamW's averages by parameter name; None on ranks other than 0.
+        """
+        self._commands.send("restore", progress)
         for name, tensor in self._tensors.items():
-            fill(tensor, weights.get(name))
-        self._optimizer.load_state_dict(state["optimizer"])
-        torch.set_rng_state(state["rng"])
+            fill(tensor, None if weights is None else weights[name])
+        self._optimizer.restore(progress.updates, progress.steps, moments or {})
+        torch.set_rng_state(torch.frombuffer(bytearray(progress.random_state), dtype=torch.uint8))
         self._proximal = self._published = None
 
     def close(self) -> None:
-        """See ``Policy.close``."""
+        """Release the other ranks and leave the process group."""
+        self._commands.send("close")
         leave_ranks(self._ranks)
 
+    def follow(self) -> None:
+        """Repeat every call of rank 0's model on this rank, until rank 0 closes it.
+
+        Raises:
+            CommandError: rank 0 sent something that is not a command.
+            RuntimeError: rank 0, or another rank, is gone.
+        """
+        name = ""
+        while name != "close":
+            name, argument = self._commands.receive()
+            method = getattr(self, name)
+            method() if argument is None else method(argument)
+
     def _micro_batches(self, batch: TrainingBatch, weights: list[float]) -> list[MicroBatch]:
-        """This rank's share of the batch."""
+        """Return this rank's share of the batch."""
         budget = self._spec.trainer.micro_batch_tokens
         lengths = [sequence.num_tokens for sequence in batch.sequences]
         bins = assign_bins(lengths, budget, self._ranks.world_size)[self._ranks.rank]
         return [pack(batch.sequences, weights, members).to(self._ranks.device) for members in bins]
 
     def _forward(self, model: PreTrainedModel, row: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of the row's targets, with gradient where enabled, and the logits they come from."""
+        """Return log-probabilities of the row's targets, with gradient where enabled, and their logits."""
         # Sharded models cast by their own mixed precision.
         autocast = self._ranks.world_size == 1 and self._dtype != torch.float32
         with torch.autocast(self._ranks.device.type, self._dtype, enabled=autocast):
@@ -201,17 +240,17 @@ class TrainedPolicy:
         )
 
     def _proximal_logprobs(self, rows: list[MicroBatch], temperature: float) -> list[Tensor] | None:
-        """Log-probabilities under the published policy; None while the present weights are those."""
+        """Return log-probabilities under the published policy; None while the model has its weights."""
         if self._proximal is None:
             return None
         with torch.no_grad(), self._exchanged(self._proximal):
             return [self._forward(self._model, row, temperature)[0] for row in rows]
 
     def _keep_published(self) -> PolicyVersion | None:
-        """Copies the published weights before the first update moves away from them, where they are needed again.
+        """Copy the published weights before the first update changes them, if later updates of the step need them.
 
         Returns:
-            The version that the proximal log-probabilities of this update are of, if it is known.
+            The version of the proximal log-probabilities of this update, if it is known.
         """
         published = self._published
         again = self._loss.correction != "none" and self._spec.algorithm.mini_batches_per_step > 1
@@ -223,7 +262,7 @@ class TrainedPolicy:
 
     @contextmanager
     def _exchanged(self, weights: dict[str, Tensor]) -> Iterator[None]:
-        """Runs the model with other weights for a while, which hold the model's own meanwhile."""
+        """Exchange the model's weights with others within the context."""
         self._exchange(weights)
         try:
             yield
@@ -231,7 +270,7 @@ class TrainedPolicy:
             self._exchange(weights)
 
     def _exchange(self, weights: dict[str, Tensor]) -> None:
-        """Swaps contents, tensor by tensor: sharded parameters cannot be replaced, a third copy would cost memory."""
+        """Swap contents, tensor by tensor: sharded parameters cannot be replaced, a third copy would cost memory."""
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 present = parameter.detach().clone()
@@ -239,7 +278,7 @@ class TrainedPolicy:
                 weights[name].copy_(present)
 
     def _summed(self, sums: dict[str, Tensor]) -> dict[str, float]:
-        """Adds each figure over the ranks."""
+        """Add each figure over the ranks."""
         names = sorted(sums)  # the same on every rank
         values = self._ranks.sum(torch.stack([sums[name] for name in names]).double().cpu())
         return dict(zip(names, values.tolist(), strict=True))
@@ -248,3 +287,21 @@ class TrainedPolicy:
 def _saved_buffers(model: PreTrainedModel) -> dict[str, Tensor]:
     saved = model.state_dict().keys()
     return {name: buffer for name, buffer in model.named_buffers() if name in saved}
+
+
+def build_model(job: RLJob, rank: int = 0, world_size: int = 1) -> PolicyModel:
+    """Load the job's model and take this rank's part of it.
+
+    Args:
+        job: a resolved job.
+        rank: this process's number; ranks other than 0 then call ``follow``.
+        world_size: ``trainer.ranks``.
+
+    Raises:
+        RefusedError: model or tokenizer cannot be loaded, or the job asks for something that cannot be trained.
+    """
+    refuse_cut_sampling(job.spec.rollout.sampling)
+    torch.manual_seed(job.spec.seed)
+    model, tokenizer = load_model(job.spec.model), load_tokenizer(job.spec.model)
+    reference = load_model(job.spec.model) if job.spec.algorithm.loss.kl_coefficient else None
+    return PolicyModel(job.spec, join_ranks(rank, world_size), model, tokenizer, reference)

@@ -1,4 +1,4 @@
-"""The job's real policy behind the conductor's few questions: batches, weights, checkpoints. Needs torch."""
+"""Train the job's model with torch: batches, published weights, checkpoints. Called by the conductor, on rank 0."""
 
 from __future__ import annotations
 
@@ -15,52 +15,52 @@ from plaudit_workers.training.backend.checkpoint import (
     recovered_checkpoints,
     save_checkpoint,
 )
-from plaudit_workers.training.backend.policy import Policy
 from plaudit_workers.training.backend.publish import prune_weights, write_weights
 from plaudit_workers.training.model.batch import make_batch
+from plaudit_workers.training.model.policy_model import PolicyModel
 
 
-class JobPolicy:
-    """See ``TrainablePolicy``.
+class TorchBackend:
+    """A ``TrainerBackend``; see there for its methods.
 
     Args:
         job: a resolved job.
-        policy: rank 0's.
-        run_folder: where weights and checkpoints lie.
+        model: rank 0's.
+        run_folder: weights and checkpoints are written below it.
     """
 
-    def __init__(self, job: RLJob, policy: Policy, run_folder: Path) -> None:
+    def __init__(self, job: RLJob, model: PolicyModel, run_folder: Path) -> None:
         self._advantage = job.spec.algorithm.advantage
         self._temperature = job.spec.rollout.sampling.temperature
         self._keep = job.spec.trainer.checkpoint.keep
-        self._policy = policy
+        self._model = model
         self._weights = run_folder / "weights"
         self._checkpoints = run_folder / "checkpoints"
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
-        """One optimizer step on these groups."""
-        return self._policy.update(make_batch(groups, self._advantage, self._temperature))
+        """Make one optimizer step on these groups."""
+        return self._model.update(make_batch(groups, self._advantage, self._temperature))
 
     def publish(self, version: PolicyVersion) -> Announcement:
-        """Writes safetensors to ``weights/<version>``."""
-        return write_weights(self._policy, self._weights, version)
+        """Write safetensors to ``weights/<version>``."""
+        return write_weights(self._model, self._weights, version)
 
     def prune(self, in_use: Collection[str]) -> None:
-        """Deletes published weights that nobody needs."""
+        """Delete published weights that are not needed."""
         prune_weights(self._weights, in_use)
 
     def save(self, step: int, extra: dict[str, Any]) -> Path:
-        """Writes ``checkpoints/step-<step>`` and deletes the oldest."""
-        return save_checkpoint(self._checkpoints, step, self._policy, extra, self._keep)
+        """Write ``checkpoints/step-<step>`` and delete the oldest."""
+        return save_checkpoint(self._checkpoints, step, self._model, extra, self._keep)
 
     def checkpoints(self) -> dict[Path, dict[str, Any]]:
-        """The run's whole checkpoints."""
+        """Return the run's checkpoints."""
         return {path: read_extra(path) for path in recovered_checkpoints(self._checkpoints)}
 
     def load(self, checkpoint: Path) -> dict[str, Any]:
-        """Takes over a checkpoint."""
-        return load_checkpoint(checkpoint, self._policy)
+        """Load a checkpoint."""
+        return load_checkpoint(checkpoint, self._model)
 
     def close(self) -> None:
-        """Lets the other ranks go."""
-        self._policy.close()
+        """Release the other ranks."""
+        self._model.close()

@@ -1,4 +1,7 @@
-"""Groups that wait for the trainer: taken from the ``ready`` stream as they come, held until their step wants them."""
+"""Accept ready groups: taken from the ``ready`` stream as they come, checked, and shown to the conductor.
+
+The groups themselves stay in ``TrainerStreams.taken`` until they are closed; the ledger marks those accepted here.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,12 @@ from redis.exceptions import ResponseError
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import PolicyVersion
 from plaudit_wire.outage import OUTAGE
+from plaudit_wire.records import Split
 from plaudit_workers.stream.group import Group
-from plaudit_workers.training.conductor.closing import Ending, discard_group, end_groups
+from plaudit_workers.training.conductor.closing import GroupEnding, discard_group, end_groups
 from plaudit_workers.training.conductor.failed_scores import has_failed
 from plaudit_workers.training.run.schedule import InFlight, ReadyGroup
-from plaudit_workers.training.run.state import Run, RunState
+from plaudit_workers.training.run.state import RunContext, RunState
 
 logger = get_logger(__name__)
 
@@ -24,30 +28,26 @@ _BLOCK_S = 1.0
 _PAUSE_S = 0.5
 
 
-class ReadyGroups:
-    """The groups in the trainer's hands.
+class GroupIntake:
+    """The ready groups that the trainer has accepted.
 
     Args:
-        run: the run's surroundings.
-        state: where it stands.
+        run: the run's context.
+        state: its current state.
     """
 
-    def __init__(self, run: Run, state: RunState) -> None:
+    def __init__(self, run: RunContext, state: RunState) -> None:
         self._run = run
         self._state = state
-        self._groups: dict[str, Group] = {}
         self._arrived = asyncio.Event()
 
-    def __contains__(self, group: object) -> bool:
-        return group in self._groups
-
     async def collect(self) -> None:
-        """Takes groups until cancelled, through outages of Redis."""
+        """Take groups until cancelled, through outages of Redis."""
         while True:
             try:
                 groups = await self._run.streams.take_ready(_TAKEN_AT_ONCE, _BLOCK_S)
                 for group in groups:
-                    await self._sort_in(group)
+                    await self._accept(group)
             except OUTAGE as error:
                 self._run.transport.outages.report(error)
                 await asyncio.sleep(_PAUSE_S)
@@ -57,7 +57,7 @@ class ReadyGroups:
                 await self._run.transport.recreate_groups()
 
     async def wait(self, timeout_s: float) -> None:
-        """Returns when a group has come since the last call, or after ``timeout_s``."""
+        """Return when a group has arrived since the last call, or after ``timeout_s``."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._arrived.wait()
@@ -66,40 +66,39 @@ class ReadyGroups:
         self._arrived.clear()
 
     def training(self) -> list[ReadyGroup]:
-        """Training groups in the order in which they became ready, as the schedule sees them."""
+        """Return the training groups in the order in which they became ready, as the schedule needs them."""
         flights = self._state.ledger.train.in_flight
-        return [summary(group, flights[group.id]) for group in self._groups.values() if group.id in flights]
+        return [summary(group, flights[group.id]) for group in self._of("train")]
 
     def validation(self) -> list[Group]:
-        """Validation groups."""
-        flights = self._state.ledger.validation.in_flight
-        return [group for group in self._groups.values() if group.id in flights]
-
-    def take(self, ids: Iterable[str]) -> list[Group]:
-        """Hands groups out, for good."""
-        return [self._groups.pop(group) for group in ids]
+        """Return the validation groups."""
+        return self._of("validation")
 
     def get(self, ids: Iterable[str]) -> list[Group]:
-        """Looks at groups, which stay."""
-        return [self._groups[group] for group in ids]
+        """Return these groups."""
+        return [self._run.streams.taken[group] for group in ids]
 
-    async def _sort_in(self, group: Group) -> None:
+    def _of(self, split: Split) -> list[Group]:
+        flights = self._state.ledger.splits[split].in_flight
+        taken = self._run.streams.taken.values()
+        return [group for group in taken if (flight := flights.get(group.id)) is not None and flight.arrived]
+
+    async def _accept(self, group: Group) -> None:
         flight = self._state.ledger.find(group.id)
         if flight is None:
-            logger.warning("group is not in flight", group=group.id)
+            logger.warning("closing a group that is not in flight", group=group.id)
             await discard_group(self._run, self._state, group.id)
             return
         versions = sampled_versions(group)
         if any(not self._survives(version) for version in versions):
-            ending = Ending(
+            ending = GroupEnding(
                 "dropped", self._state.version.number + 1, self._run.clock.now(), reason="rolled_back", again=True
             )
             await end_groups(self._run, self._state, [group], ending)
             return
         oldest = min((version.number for version in versions), default=flight.version)
         in_flight = self._state.ledger.splits[group.prompt.split].in_flight
-        in_flight[group.id] = replace(flight, version=oldest)
-        self._groups[group.id] = group
+        in_flight[group.id] = replace(flight, version=oldest, arrived=True)
         self._arrived.set()
 
     def _survives(self, version: PolicyVersion) -> bool:
@@ -107,7 +106,7 @@ class ReadyGroups:
 
 
 def sampled_versions(group: Group) -> set[PolicyVersion]:
-    """Every policy version that sampled a token of a group."""
+    """Return the policy versions that sampled a token of a group."""
     return {
         PolicyVersion(incarnation, number)
         for sample in group.samples
@@ -117,6 +116,6 @@ def sampled_versions(group: Group) -> set[PolicyVersion]:
 
 
 def summary(group: Group, flight: InFlight) -> ReadyGroup:
-    """A group as the schedule sees it."""
+    """Reduce a group to what the schedule needs."""
     num_failed = sum(map(has_failed, group.samples))
     return ReadyGroup(flight, len(group.samples), num_failed, trainable=group.phase == "ready")

@@ -1,8 +1,8 @@
-"""The trainer's own ledger, pure: what is in flight, whose turn it is, what ended how.
+"""The trainer's own ledger: groups in flight, the next positions, and how groups ended. Pure.
 
-It is the authority: Redis's counters follow it, not the other way round. A checkpoint carries its ``snapshot``, so
-that a resumed trainer knows which groups the restored policy has learnt from. Positions of a split are admitted in
-order; what has to be done again goes back to the front of the queue under a higher attempt.
+It is authoritative: Redis's counters are corrected by it. A checkpoint contains its ``snapshot``, so a resumed trainer
+knows which groups the restored policy has learnt from. Positions of a split are admitted in order; those that have to
+be repeated return to the front of the queue with a higher attempt.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ class Positions:
 
     def __init__(self) -> None:
         self.cursor = 0
-        """Positions below it were admitted before."""
+        """All positions below it were admitted."""
         self.ahead: set[int] = set()
-        """Positions above it that were admitted before, too (by a trainer before this one)."""
+        """Positions above the cursor that were admitted as well (by an earlier trainer)."""
         self.returned: dict[int, int] = {}
-        """Position to be admitted again → attempt under which."""
+        """Position to admit again → its next attempt."""
         self.in_flight: dict[str, InFlight] = {}
 
     def attempt(self, position: int) -> int:
-        """The attempt under which a position would be admitted now."""
+        """Return the attempt with which a position would be admitted now."""
         return self.returned.get(position, 0)
 
     def admit(self, flight: InFlight) -> None:
-        """A group is in flight from now on; the cursor passes it once all below were admitted."""
+        """Record a group in flight; the cursor passes its position once all positions below were admitted."""
         self.returned.pop(flight.position, None)
         self.in_flight[flight.group] = flight
         if flight.position >= self.cursor:
@@ -46,19 +46,19 @@ class Positions:
             self.cursor += 1
 
     def was_admitted(self, position: int) -> bool:
-        """Whether a position was admitted before."""
+        """Return True if a position was admitted before."""
         return position < self.cursor or position in self.ahead
 
     def end(self, group: str) -> InFlight:
-        """A group is not in flight any more."""
+        """Remove a group from those in flight."""
         return self.in_flight.pop(group)
 
     def give_back(self, flight: InFlight) -> None:
-        """The position of an ended group is to be admitted again."""
+        """Queue the position of an ended group to be admitted again."""
         self.returned[flight.position] = flight.attempt + 1
 
     def snapshot(self) -> Snapshot:
-        """All of it as plain data."""
+        """Return the state as plain data."""
         return {
             "cursor": self.cursor,
             "ahead": sorted(self.ahead),
@@ -71,7 +71,7 @@ class Positions:
 
     @classmethod
     def restored(cls, snapshot: Snapshot) -> Positions:
-        """The inverse of ``snapshot``."""
+        """Return the state of a ``snapshot``."""
         positions = cls()
         positions.cursor = snapshot["cursor"]
         positions.ahead = set(snapshot["ahead"])
@@ -81,7 +81,7 @@ class Positions:
 
 
 class TrainerLedger:
-    """Counts of the surviving line, and the positions of both splits."""
+    """Counts the groups of the surviving line and keeps the positions of both splits."""
 
     def __init__(self) -> None:
         self.counts = Ledger()
@@ -89,48 +89,48 @@ class TrainerLedger:
 
     @property
     def train(self) -> Positions:
-        """Training prompts."""
+        """Positions of training prompts."""
         return self.splits["train"]
 
     @property
     def validation(self) -> Positions:
-        """Validation prompts."""
+        """Positions of validation prompts."""
         return self.splits["validation"]
 
     def flights(self) -> Iterator[InFlight]:
-        """Every group in flight."""
+        """Yield every group in flight."""
         for positions in self.splits.values():
             yield from positions.in_flight.values()
 
     def find(self, group: str) -> InFlight | None:
-        """A group in flight; None when it is not."""
+        """Return a group in flight, or None."""
         split = self.split_of(group)
         return self.splits[split].in_flight[group] if split else None
 
     def split_of(self, group: str) -> Split | None:
-        """Of which split a group is in flight; None when it is not."""
+        """Return the split of a group in flight, or None."""
         return next((split for split, positions in self.splits.items() if group in positions.in_flight), None)
 
     def admit(self, split: Split, flight: InFlight) -> None:
-        """Counts an admitted group."""
+        """Count an admitted group."""
         self.splits[split].admit(flight)
         self.counts.admitted += 1
 
     def withdraw(self, group: str) -> None:
-        """A group was not admitted after all (no room): its position is to be admitted under the same attempt."""
+        """Undo ``admit`` for a group that found no room: its position is admitted later with the same attempt."""
         positions = self._positions_of(group)
         flight = positions.end(group)
         positions.returned[flight.position] = flight.attempt
         self.counts.admitted -= 1
 
     def end(self, group: str, end: GroupEnd, reason: str = "", *, again: bool = False) -> InFlight:
-        """Counts the end of a group in flight.
+        """Count the end of a group in flight.
 
         Args:
             group: its id.
             end: how it ended.
-            reason: why it was dropped.
-            again: its prompt is to be admitted again.
+            reason: the cause of a drop.
+            again: queue its prompt to be admitted again.
 
         Raises:
             KeyError: it is not in flight.
@@ -148,26 +148,26 @@ class TrainerLedger:
         return flight
 
     def roll_back(self, groups: Iterable[str]) -> None:
-        """Groups whose work is lost: dropped, and their prompts are to be admitted again in their turn."""
+        """Drop groups whose work is lost and queue their prompts to be admitted again."""
         for group in list(groups):
             self.end(group, "dropped", "rolled_back", again=True)
 
     def count_lost(self, groups: int) -> None:
-        """Groups of a lost future: admitted after the checkpoint, and rolled back."""
+        """Count groups that were admitted after the checkpoint and rolled back."""
         self.counts.admitted += groups
         if groups:
             self.counts.dropped["rolled_back"] = self.counts.dropped.get("rolled_back", 0) + groups
 
     def counters(self) -> dict[str, int]:
-        """The counts by the names that Redis's ``state`` has for them."""
+        """Return the counts by the names that Redis uses."""
         return self.counts.counters()
 
     def problems(self) -> list[str]:
-        """What does not add up; empty when admitted = trained + evaluated + dropped + in flight."""
+        """Return discrepancies; empty while admitted = trained + evaluated + dropped + in flight."""
         return replace(self.counts, open=sum(1 for _ in self.flights())).problems()
 
     def snapshot(self) -> Snapshot:
-        """All of it as plain data."""
+        """Return the state as plain data."""
         return {
             "counters": self.counters(),
             "splits": {split: positions.snapshot() for split, positions in self.splits.items()},
@@ -175,14 +175,14 @@ class TrainerLedger:
 
     @classmethod
     def restored(cls, snapshot: Snapshot) -> TrainerLedger:
-        """The inverse of ``snapshot``."""
+        """Return the state of a ``snapshot``."""
         ledger = cls()
         ledger.counts = Ledger.from_counters(snapshot["counters"], num_open=0)
         ledger.splits = {split: Positions.restored(of_split) for split, of_split in snapshot["splits"].items()}
         return ledger
 
     def begun_anew(self) -> TrainerLedger:
-        """For a run that goes on from another run's checkpoint: its positions, nothing counted, nothing in flight."""
+        """Return the ledger of a run that starts from another run's checkpoint: its positions, with all counts zero."""
         ledger = TrainerLedger()
         for split, positions in self.splits.items():
             ledger.splits[split].cursor = positions.cursor

@@ -1,0 +1,40 @@
+"""The contract of a folder of published weights: digest and probe. Written by the trainer, checked by rollouts.
+
+``weights/<incarnation>.<number>/`` holds ``*.safetensors``, configuration, tokenizer, and ``probe.json``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+
+PROBE_FILE = "probe.json"
+_CHUNK_BYTES = 1 << 20
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """``probe.json``: a fixed sequence with the trainer's log-probabilities, which a rollout computes again."""
+
+    ids: list[int]
+    """[L] token ids."""
+    logprobs: list[float]
+    """[L - 1]: of ``ids[1:]``, each given all tokens before it, at temperature 1."""
+
+
+def weights_digest(folder: Path) -> str:
+    """Return SHA-256, hexadecimal, over the bytes of the folder's ``*.safetensors`` in the order of their names.
+
+    Raises:
+        FileNotFoundError: there are none, or one vanished.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise FileNotFoundError(f"no safetensors in {folder}")
+    digest = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    return digest.hexdigest()
