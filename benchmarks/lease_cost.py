@@ -1,4 +1,4 @@
-"""What the leases of many consumers cost Redis: the share of one core that renewals and searches for lapsed leases take.
+"""Measure what leases cost Redis: the share of a core that renewals and searches for lapsed leases take.
 
 Consumers with the protocol's own options (20 s leases, renewed every 5 s, a look every second) hold a few entries each
 and wait for more. Redis itself measures its scripts (``INFO commandstats``); reading streams is not counted.
