@@ -1,9 +1,9 @@
 """Builds and installs the BPF program that decides which system calls a sandboxed program may make.
 
 Calls are denied by default. A program cannot start a process (``clone`` only with ``CLONE_THREAD``) or exec one, open
-a socket, or signal, trace, limit or pin another process; it has no io_uring, namespace, mount, key, bpf or perf. The instructions are
-those of ``linux/bpf_common.h``, the data they read is ``struct seccomp_data`` (``linux/seccomp.h``). A filter cannot be
-removed, and needs no privilege once ``no_new_privs`` is set.
+a socket, or signal, trace, limit or pin another process; it has no io_uring, namespace, mount, key, bpf or perf. The
+instructions are those of ``linux/bpf_common.h``, the data they read is ``struct seccomp_data`` (``linux/seccomp.h``). A
+filter cannot be removed, and needs no privilege once ``no_new_privs`` is set.
 """
 
 from __future__ import annotations
