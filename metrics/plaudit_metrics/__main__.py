@@ -1,4 +1,4 @@
-"""``python -m plaudit_metrics``: the metrics service as a process of its own."""
+"""``python -m plaudit_metrics``: run the metrics service as a process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plaudit_wire.logs import configure_logs
 
 
 def main() -> int:
-    """Reads the settings, configures logs, serves until SIGTERM or SIGINT."""
+    """Read the settings, configure logs, serve until SIGTERM or SIGINT."""
     try:
         settings = ServiceSettings.from_environment()
     except SettingsError as error:

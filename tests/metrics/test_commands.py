@@ -120,7 +120,7 @@ def test_an_unknown_run_is_named(
 
 def test_a_step_that_is_not_closed_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert trace(parsed(trace_arguments, str(run), "--step", "7")) == 2
-    assert "has not closed step 7" in capsys.readouterr().err
+    assert "has no closed step 7" in capsys.readouterr().err
 
 
 def test_a_run_without_stored_samples_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from plaudit_metrics.service.series import Series
+from plaudit_metrics.service.view import RunView
+from plaudit_metrics.sources.kept_steps import KeptSteps
 from plaudit_metrics.statistics.failures import NO_SCORER, Failure, failures_of, shortened
 from plaudit_metrics.statistics.steps import step_record
-from plaudit_wire.records import ScorerRecord
+from plaudit_wire.records import ScorerRecord, StepRecord
 
 Build = Callable[..., Any]
 
@@ -57,6 +60,16 @@ def test_kinds_are_bounded(sample: Build) -> None:
     failures = failures_of([sample(outcome="data_error", scorers={"mine": kind}) for kind in kinds])
     assert len(failures) == 8
     assert sum(each.count for each in failures) == 26
+
+
+def test_the_failures_of_the_open_step_are_those_after_the_newest_step_in_one_batch_too(
+    sample: Build, group: Build
+) -> None:
+    view = RunView(Series(), KeptSteps())
+    closed = [sample("t-0-1.0", index, outcome="timeout") for index in range(2)]
+    step = StepRecord(1, 1, closed[0].stamps.admitted, 2_000_000.0, 2, 1, {"step_s": 1.0})
+    view.handle([*closed, group(closed), step, sample("t-1-1.0", outcome="poison")], True)
+    assert [(each.outcome, each.count) for each in view.failures.failures()] == [("poison", 1)]
 
 
 @pytest.mark.parametrize(

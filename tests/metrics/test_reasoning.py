@@ -41,7 +41,7 @@ def test_each_rule_tells_its_numbers() -> None:
     assert numbers == [
         "pauses for them took 0.00 s of 20.00 s, 0% of the step",
         "waited 10.00 s of 20.00 s, 50% of the step",
-        "one was missing for 1.00 s of 10.00 s, 10% of the waiting",
-        "generation held 2.00 s of 10.00 s, 20% of the waiting",
-        "the reward side held 8.00 s of 10.00 s, 80% of the waiting; the largest part of it is score: 8.00 s",
+        "a single one was missing for 1.00 s of 10.00 s, 10% of the waiting",
+        "generation took 2.00 s of 10.00 s, 20% of the waiting",
+        "rewards took 8.00 s of 10.00 s, 80% of the waiting; the largest cause is score: 8.00 s",
     ]

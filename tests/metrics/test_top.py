@@ -54,7 +54,7 @@ def test_a_folder_tells_the_same_of_its_steps_and_samples(observed_run: Any) -> 
 def test_a_run_that_closed_no_step_yet_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert Folder(tmp_path).look() == Picture(tmp_path.name)
     assert top(parsed(str(tmp_path))) == 0
-    assert "no step is closed yet" in capsys.readouterr().out
+    assert "no step has closed yet" in capsys.readouterr().out
 
 
 def test_failures_of_the_open_step_and_of_the_newest_are_shown_with_their_reasons(
@@ -93,9 +93,9 @@ def test_names_and_texts_are_neither_markup_nor_escape_sequences(capsys: pytest.
     ("arguments", "message"),
     [
         (["nobody"], "no run 'nobody'"),
-        (["--url", "http://127.0.0.1:1"], "does not answer"),
+        (["--url", "http://127.0.0.1:1"], "does not respond"),
         (["--url", "ftp://here"], "give the address of a metrics service"),
-        ([], "name a run"),
+        ([], "give a run"),
     ],
 )
 def test_what_cannot_be_shown_is_told(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -31,6 +32,7 @@ from plaudit_workers.scoring.worker import ScoringOptions, ScoringWorker
 from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.group import Group
 from plaudit_workers.stream.trainer.groups import StreamLimits, TrainerStreams
+from plaudit_workers.stream.volume import SpillFolder
 from plaudit_workers.stream.worker.consumer import ConsumerOptions
 from plaudit_workers.training.backend.scripted import ScriptedBackend
 from plaudit_workers.training.conductor.conductor import conduct
@@ -136,6 +138,11 @@ class Simulation:
         self.broken_validation: set[int] = set()
         self.policy_class = ScriptedBackend
         self.engine_class = ScriptedEngine
+        self.spill_above_bytes: int | None = None
+        """Larger records lie on the volume; None keeps all in Redis."""
+        self.consumer: dict[str, Any] = {"block_s": 0.1}
+        self._workers: dict[str, asyncio.Task[None]] = {}
+        self._stop_workers = asyncio.Event()
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "rewards.py").write_text(SCORERS)
 
@@ -144,7 +151,10 @@ class Simulation:
         return RedisAddress(self.server.url, self.server.password)
 
     async def open(self) -> Transport:
-        return await Transport.open(self.address, self.name)
+        transport = await Transport.open(self.address, self.name)
+        if self.spill_above_bytes is not None:
+            transport.volume = SpillFolder(self.folder / "spill", self.spill_above_bytes)
+        return transport
 
     async def train(self, plan: RunPlan, stop: asyncio.Event | None = None) -> tuple[bool, ScriptedBackend]:
         """A trainer's life: returns whether all steps are done, and the policy as it then is."""
@@ -195,14 +205,29 @@ class Simulation:
     @asynccontextmanager
     async def workers(self, rollouts: int = 1, reward_workers: int = 1) -> AsyncIterator[None]:
         """Rollouts and reward workers, until the context ends."""
-        stop = asyncio.Event()
-        tasks = [asyncio.create_task(self._rollout(f"rollout-{i}", stop)) for i in range(rollouts)]
-        tasks += [asyncio.create_task(self._reward(f"reward-{i}", stop)) for i in range(reward_workers)]
+        self._stop_workers.clear()
+        for role, count in (("rollout", rollouts), ("reward", reward_workers)):
+            for number in range(count):
+                self._start_worker(f"{role}-{number}")
         try:
             yield
         finally:
-            stop.set()
-            await asyncio.gather(*tasks)
+            self._stop_workers.set()
+            await asyncio.gather(*self._workers.values())
+            self._workers.clear()
+
+    async def kill_worker(self, chance: random.Random) -> None:
+        """A rollout or reward worker dies at whatever line it is, and another one starts under a new name."""
+        name = chance.choice(sorted(self._workers))
+        killed = self._workers.pop(name)
+        killed.cancel()
+        await asyncio.wait([killed])
+        role, _, number = name.partition("-")
+        self._start_worker(f"{role}-{int(number) + 100}")
+
+    def _start_worker(self, name: str) -> None:
+        serve = self._rollout if name.startswith("rollout") else self._reward
+        self._workers[name] = asyncio.create_task(serve(name, self._stop_workers))
 
     async def _rollout(self, name: str, stop: asyncio.Event) -> None:
         transport = await self.open()
@@ -212,7 +237,7 @@ class Simulation:
                 "responseTokens": {"kind": "constant", "value": 4},
             }
         )
-        options = RolloutOptions(256, SAMPLES, drain_grace_s=0.5, consumer=ConsumerOptions(block_s=0.1))
+        options = RolloutOptions(256, SAMPLES, drain_grace_s=0.5, consumer=ConsumerOptions(**self.consumer))
         worker = RolloutWorker(name, transport, self.engine_class(script), SingleTurn(), options)
         try:
             await worker.run(stop)
@@ -225,7 +250,7 @@ class Simulation:
         python = {"path": str(self.folder / "rewards.py"), "function": "compute_score", "arguments": arguments}
         scorers = [{"name": "mine", "kind": "python", "python": python, "onFailure": self.on_failure}]
         reward = RewardSpec.model_validate({"scorers": scorers, "retries": 0}, by_alias=True, by_name=False)
-        options = ScoringOptions(drain_grace_s=0.5, consumer=ConsumerOptions(block_s=0.1))
+        options = ScoringOptions(drain_grace_s=0.5, consumer=ConsumerOptions(**self.consumer))
         worker = ScoringWorker(name, transport, await build_pipeline(reward, name), options)
         try:
             await worker.run(stop)

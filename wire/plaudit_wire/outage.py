@@ -22,6 +22,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from plaudit_wire.codec import RecordError
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
@@ -68,7 +69,9 @@ class Outages:
             return
         self._log_next = now + _LOG_EVERY_S
         fields = {"address": self._address, "error": str(error), "seconds": round(now - self._began, 1)}
-        if isinstance(error, PassingRefusalError):
+        if isinstance(error, RecordError):
+            logger.warning("cannot read the shared volume; retrying. Is it mounted?", **fields)
+        elif isinstance(error, PassingRefusalError):
             logger.warning("Redis refuses commands for now; retrying", **fields)
         else:
             logger.warning("cannot reach Redis; retrying. Is the service running?", **fields)

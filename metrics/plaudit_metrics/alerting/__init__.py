@@ -1,1 +1,1 @@
-"""Alerts and recording rules as data: thresholds stand here once; the YAML files are generated (``__main__``)."""
+"""Alerts and recording rules as data; ``plaudit_metrics.generate`` writes the YAML files."""

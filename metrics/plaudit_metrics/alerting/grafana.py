@@ -1,8 +1,8 @@
 """The alerts as Grafana-managed rules: a provisioning file, and the same in a ConfigMap for Grafana's sidecar.
 
-For clusters in which Grafana evaluates alerts. Recorded series are put in place of their names, so nothing needs to be
-loaded into Prometheus. A rule fires for each series that its query returns, whatever the value (``== 0`` returns
-zeros): its condition is ``is_number``.
+For clusters in which Grafana evaluates alerts. Expressions of recorded series replace their names, so Prometheus needs
+no rules. A rule fires for each series that its query returns, whatever the value (``== 0`` returns zeros): its
+condition is ``is_number``.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from plaudit_metrics.alerting.recording import recording_rules
 from plaudit_metrics.alerting.windows import AS_WRITTEN, Windows
 
 DATA_SOURCE_UID = "prometheus"
-"""What kube-prometheus-stack calls its own; change it in the file where yours is another."""
+"""The uid in kube-prometheus-stack; edit the file where yours differs."""
 FOLDER = "Plaudit"
 _EVALUATED_EVERY = "1m"
 _EXPRESSIONS = DataSourceRef("__expr__", "__expr__")
 
 
 def provisioning(windows: Windows = AS_WRITTEN) -> dict[str, Any]:
-    """The content of a file in Grafana's ``provisioning/alerting``."""
+    """Return the content of a file in Grafana's ``provisioning/alerting``."""
     return {
         "apiVersion": 1,
         "groups": [
@@ -47,7 +47,7 @@ def provisioning(windows: Windows = AS_WRITTEN) -> dict[str, Any]:
 
 
 def config_map(content: str) -> dict[str, Any]:
-    """The provisioning file as a ConfigMap that the sidecar of Grafana's chart finds by its label."""
+    """Return the provisioning file as a ConfigMap, with the label for the sidecar of Grafana's chart."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -57,7 +57,7 @@ def config_map(content: str) -> dict[str, Any]:
 
 
 def grafana_rule(alert: Alert, windows: Windows = AS_WRITTEN) -> Rule:
-    """One rule: query A, and B which is true for every series that A returns."""
+    """Return one rule: query A, and B, which is true for every series that A returns."""
     expression = windows.expression(_without_recorded_series(alert.expression))
     query = Dataquery().expr(expression).instant().ref_id("A").datasource(DataSourceRef("prometheus", DATA_SOURCE_UID))
     fires = TypeMath().expression("is_number($A)").ref_id("B").datasource(_EXPRESSIONS)
@@ -75,12 +75,12 @@ def grafana_rule(alert: Alert, windows: Windows = AS_WRITTEN) -> Rule:
         .exec_err_state("Error")
         .for_val(windows.duration(alert.held))
         .labels({"severity": alert.severity})
-        .annotations({**alert.rule(windows)["annotations"], "summary": _in_grafanas_words(alert.summary)})
+        .annotations({**alert.rule(windows)["annotations"], "summary": _in_grafanas_templates(alert.summary)})
     )
 
 
 def _title(alert: Alert) -> str:
-    """Titles are unique in a folder; an alert with two severities is two rules."""
+    """Return a title that is unique in its folder: an alert with two severities is two rules."""
     namesakes = [other for other in ALERTS if other.name == alert.name]
     return alert.name if len(namesakes) == 1 else f"{alert.name} ({alert.severity})"
 
@@ -90,13 +90,13 @@ def _without_recorded_series(expression: str) -> str:
     return re.sub(r"\brun:[\w:]+", lambda found: f"({recorded[found[0]]})", expression)
 
 
-def _in_grafanas_words(summary: str) -> str:
-    """In Prometheus's templates ``$value`` is the number; in Grafana's it is a text that describes all of them."""
+def _in_grafanas_templates(summary: str) -> str:
+    """Replace ``$value``: in Prometheus's templates it is the number, in Grafana's a text about all values."""
     return summary.replace("$value", "$values.A.Value")
 
 
 def _file_form(rule: Rule) -> dict[str, Any]:
-    """The rule as the provisioning file has it, where folder, group and organization stand outside."""
+    """Return the rule as in a provisioning file, where folder, group and organization are outside of it."""
     fields: dict[str, Any] = json.loads(json.dumps(rule.build(), cls=JSONEncoder))
     outside = {"folderUID", "ruleGroup", "orgID"}
     first = {name: fields[name] for name in ("uid", "title", "condition")}

@@ -1,6 +1,6 @@
-"""The recording rules, named ``level:metric:operation``. One service process serves one run: level ``run``.
+"""Recording rules, named ``level:metric:operation``. The level is ``run``, since one service serves one run.
 
-Aggregation is always ``without``, so that whatever labels the scrape adds (namespace, run, cluster) stay.
+Aggregations use ``without``, so that labels from the scrape (namespace, run, cluster) stay.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ LATENCY_WINDOWS = tuple(dict.fromkeys(window for burn in BURNS for window in (bu
 
 
 def recording_rules(windows: Windows = AS_WRITTEN) -> dict[str, Any]:
-    """The rule file's content."""
+    """Return the content of the rule file."""
     rules = [*_latency(windows), *_shares(windows)]
     return {"groups": [{"name": "plaudit.rules", "interval": windows.duration("30s"), "rules": rules}]}
 
 
 def _latency(windows: Windows) -> list[dict[str, str]]:
-    """Share of samples that missed the job's threshold, over every window of the burn-rate table."""
+    """Return the share of samples that missed the job's threshold, over each window of the burn-rate table."""
     rules = []
     for window in LATENCY_WINDOWS:
         ratio = f"1 - rate(plaudit_reward_latency_good_total[{window}]) / rate(plaudit_reward_latency_total[{window}])"

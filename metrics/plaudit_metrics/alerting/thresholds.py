@@ -13,18 +13,18 @@ class Burn:
 
     severity: str
     factor: float
-    """Times the rate that would use up the error budget in 30 days."""
+    """Multiple of the rate that uses up the error budget in 30 days."""
     long: str
     short: str
-    """The short window lets the alert clear soon after recovery."""
+    """The short window clears the alert soon after recovery."""
 
 
 BURNS = (Burn("page", 14.4, "1h", "5m"), Burn("ticket", 6.0, "6h", "30m"))
 BURN_LEAST_SAMPLES = 100
-"""Fewer samples in the long window say nothing."""
+"""With fewer samples in the long window the alert does not fire."""
 
 EXPOSED_REWARD_SHARE = 0.2
-"""Of step time; the verdict's own threshold for "the trainer waits"."""
+"""Of step time; the verdict's threshold for a waiting trainer."""
 EXPOSED_REWARD_STEPS = 3
 
 EXPOSED_LONG_STEP_S = 600
@@ -34,21 +34,21 @@ STALLED_AFTER_STEPS = 4
 """Times the mean step, and times the last one."""
 STALLED_AFTER_S = 900
 STALLED_FOR_CERTAIN_S = 7200
-"""Where no step was seen yet, so that there is no mean."""
+"""For runs whose last step's length is unknown."""
 
 QUEUE_AGE_S = 120
 BACKLOG_LEAST = 200
-"""Entries; a smaller backlog may grow."""
+"""Entries; a smaller backlog may grow without an alert."""
 
 FAILED_SHARE = 0.05
 FAILED_LEAST_SAMPLES = 50
 
 LIMITER_WAIT_S = 10
-"""Mean wait of a scored sample for its judge's limits."""
+"""Mean wait of a sample for its judge's limits."""
 
 REDELIVERIES = 10
 REDIS_MEMORY_SHARE = ADMISSION_MEMORY_SHARE
-"""Above it nothing is admitted any more."""
+"""Above it no groups are admitted."""
 VERSIONS_BEHIND = 1
 LOGPROB_DIFFERENCE = "0.1"
 """A bucket's upper bound."""

@@ -1,4 +1,4 @@
-"""Time windows that can be shortened all together, so that a test sees in seconds what takes hours."""
+"""Scale all time windows together, so that a test sees in seconds what takes hours."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ class Windows:
     """Scales Prometheus durations.
 
     Attributes:
-        scale: 1 leaves them; 1/60 makes minutes of hours.
-        least_s: no window gets shorter (it must hold two scrapes).
+        scale: factor; 1/60 turns hours into minutes.
+        least_s: the shortest window (it must hold two scrapes).
     """
 
     scale: float = 1.0
     least_s: float = 1.0
 
     def duration(self, text: str) -> str:
-        """One duration, such as ``5m``; its own text unless scaled."""
+        """Scale one duration, such as ``5m``."""
         if self.scale == 1.0 or text == "0m":
             return text
         return f"{max(self.seconds(text), self.least_s):.0f}s"
 
     def seconds(self, text: str) -> float:
-        """A duration in scaled seconds."""
+        """Return a duration in scaled seconds."""
         number, unit = text[:-1], text[-1]
         return float(number) * _UNITS_S[unit] * self.scale
 
     def expression(self, text: str) -> str:
-        """An expression with every ``[window]`` and ``offset`` in it."""
+        """Scale every ``[window]`` and ``offset`` of an expression."""
         scaled = re.sub(r"\[(\w+)\]", lambda found: f"[{self.duration(found[1])}]", text)
         return re.sub(r"offset (\w+)", lambda found: f"offset {self.duration(found[1])}", scaled)
 
 
 AS_WRITTEN = Windows()
-"""Every window as it stands in the rules."""
+"""Leaves all windows as they are."""

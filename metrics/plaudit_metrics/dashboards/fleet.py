@@ -1,4 +1,4 @@
-"""``Plaudit / Fleet``: all runs that Prometheus scrapes, side by side."""
+"""``Plaudit / Fleet``: compare all runs that Prometheus scrapes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,8 @@ from plaudit_metrics.dashboards.panels import (
 
 
 def dashboard() -> Dashboard:
-    """Builds it."""
-    board = frame(
-        "plaudit-fleet", "Plaudit / Fleet", "Every run: who waits for rewards, whose queue is old, who stands"
-    )
+    """Return the dashboard."""
+    board = frame("plaudit-fleet", "Plaudit / Fleet", "All runs: time waiting for rewards, queue age, stalled steps")
     return _rates(_shares(_totals(board.with_variable(run_variable()))))
 
 
@@ -41,11 +39,11 @@ def _totals(board: Dashboard) -> Dashboard:
     panels = (
         stat("Runs", f"count(plaudit_step{{{OF_RUN}}})", COUNT),
         stat("Processes", f"sum(plaudit_workers{{{OF_RUN}}})", COUNT),
-        stat("Samples a second", f"sum(rate(plaudit_samples_total{{{OF_RUN}}}[$__range]))", PER_SECOND),
-        stat("Step time lost to rewards", exposed, SHARE, warn=share / 2, bad=share),
+        stat("Samples per second", f"sum(rate(plaudit_samples_total{{{OF_RUN}}}[$__range]))", PER_SECOND),
+        stat("Step time waiting for rewards", exposed, SHARE, warn=share / 2, bad=share),
         stat("Samples without a score", failed, SHARE, warn=t.FAILED_SHARE / 2, bad=t.FAILED_SHARE),
         stat(
-            "Longest without a step",
+            "Longest time without a step",
             f"max(time() - plaudit_step_last_closed_timestamp_seconds{{{OF_RUN}}})",
             SECONDS,
             bad=t.STALLED_AFTER_S,
@@ -67,7 +65,7 @@ def _shares(board: Dashboard) -> Dashboard:
     )
     memory = f"max by (run) (plaudit_redis_memory_bytes{{{OF_RUN}}})"
     return (
-        board.with_panel(bars("Step time lost to rewards", SHARE, (exposed, "{{run}}"), most=1))
+        board.with_panel(bars("Step time waiting for rewards", SHARE, (exposed, "{{run}}"), most=1))
         .with_panel(bars("Samples without a score", SHARE, (failed, "{{run}}"), most=1))
         .with_panel(bars("Redis memory", BYTES, (memory, "{{run}}")))
     )
@@ -83,9 +81,9 @@ def _rates(board: Dashboard) -> Dashboard:
     return (
         board.with_row(Row("Over time"))
         .with_panel(lines("Oldest unscored sample", SECONDS, (oldest, "{{run}}")))
-        .with_panel(lines("Since the last step", SECONDS, (since, "{{run}}")))
-        .with_panel(lines("Samples a second", PER_SECOND, (samples, "{{run}}")))
-        .with_panel(lines("Steps an hour", COUNT, (steps, "{{run}}")))
+        .with_panel(lines("Time since the last step", SECONDS, (since, "{{run}}")))
+        .with_panel(lines("Samples per second", PER_SECOND, (samples, "{{run}}")))
+        .with_panel(lines("Steps per hour", COUNT, (steps, "{{run}}")))
         .with_panel(lines("Mean reward", COUNT, (reward, "{{run}}")))
         .with_panel(lines("Busy reward workers", COUNT, (busy, "{{run}}")))
     )

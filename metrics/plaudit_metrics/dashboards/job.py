@@ -1,4 +1,4 @@
-"""``Plaudit / Job``: is reward the bottleneck, which scorer, how old is the queue, what failed (its first screen)."""
+"""``Plaudit / Job``: bottleneck, scorers, queue age and failures on the first screen; stages and transport below."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STEP_RATE = f"sum(rate(plaudit_step_seconds_sum{{{OF_RUN}}}[$__range]))"
 
 
 def dashboard() -> Dashboard:
-    """Builds it."""
+    """Return the dashboard."""
     board = frame("plaudit-job", "Plaudit / Job", "What each step of a run waits for, and why").with_variable(
         run_variable()
     )
@@ -41,7 +41,7 @@ def _first_screen(board: Dashboard) -> Dashboard:
     )
     share = t.EXPOSED_REWARD_SHARE
     stats = (
-        stat("Step time lost to rewards", exposed, SHARE, warn=share / 2, bad=share),
+        stat("Step time waiting for rewards", exposed, SHARE, warn=share / 2, bad=share),
         stat(
             "Oldest unscored sample",
             f'max(plaudit_stream_oldest_undelivered_seconds{{{OF_RUN}, stream="samples"}})',
@@ -52,7 +52,7 @@ def _first_screen(board: Dashboard) -> Dashboard:
         stat("Samples without a score", failed, SHARE, warn=t.FAILED_SHARE / 2, bad=t.FAILED_SHARE),
         stat("Newest step", f"max(plaudit_step{{{OF_RUN}}})", COUNT),
         stat(
-            "Closed",
+            "Last step closed",
             f"1000 * max(plaudit_step_last_closed_timestamp_seconds{{{OF_RUN}}})",
             POINT_IN_TIME,
         ),
@@ -72,27 +72,27 @@ def _first_screen(board: Dashboard) -> Dashboard:
     return (
         board.with_panel(
             bars(
-                "Is reward the bottleneck? Where the steps' time went",
+                "Bottleneck: where the steps' time went",
                 SHARE,
                 (waits, "{{cause}}"),
                 (trainer, "trainer"),
             )
         )
-        .with_panel(bars("Which scorer? Mean seconds of a call", SECONDS, (calls, "{{scorer}}")))
-        .with_panel(bars("What failed?", COUNT, (failures, "{{scorer}}: {{outcome}}")))
+        .with_panel(bars("Scorers: mean seconds of a call", SECONDS, (calls, "{{scorer}}")))
+        .with_panel(bars("Failed scores by scorer", COUNT, (failures, "{{scorer}}: {{outcome}}")))
         .with_panel(
             lines(
-                "How old is the queue?",
+                "Age of the oldest unread entry",
                 SECONDS,
                 (f"max by (stream) (plaudit_stream_oldest_undelivered_seconds{{{OF_RUN}}})", "{{stream}}"),
             )
         )
         .with_panel(
             lines(
-                "How deep is the queue?",
+                "Queue depth",
                 COUNT,
-                (f"sum by (stream) (plaudit_stream_undelivered{{{OF_RUN}}})", "{{stream}}: waits"),
-                (f"sum by (stream) (plaudit_stream_in_flight{{{OF_RUN}}})", "{{stream}}: in work"),
+                (f"sum by (stream) (plaudit_stream_undelivered{{{OF_RUN}}})", "{{stream}}: waiting"),
+                (f"sum by (stream) (plaudit_stream_in_flight{{{OF_RUN}}})", "{{stream}}: in progress"),
             )
         )
         .with_panel(
@@ -125,17 +125,17 @@ def _stages(board: Dashboard) -> Dashboard:
     )
     return (
         board.with_row(Row("Stages"))
-        .with_panel(lines("A sample's stages, mean", SECONDS, (means, "{{stage}}"), stacked=True))
-        .with_panel(lines("A sample's stages, slowest twentieth", SECONDS, (slow, "{{stage}}")))
+        .with_panel(lines("Stages of a sample, mean", SECONDS, (means, "{{stage}}"), stacked=True))
+        .with_panel(lines("Stages of a sample, p95", SECONDS, (slow, "{{stage}}")))
         .with_panel(
             lines(
-                "Scored in time",
+                "Samples scored within the threshold",
                 SHARE,
                 (good, "share"),
-                (f"max(plaudit_reward_latency_target{{{OF_RUN}}})", "promised"),
+                (f"max(plaudit_reward_latency_target{{{OF_RUN}}})", "target"),
             )
         )
-        .with_panel(lines("Seconds a step", SECONDS, (steps, "step")))
+        .with_panel(lines("Step duration", SECONDS, (steps, "step")))
         .with_panel(
             lines("Workers", COUNT, (f"sum by (role, state) (plaudit_workers{{{OF_RUN}}})", "{{role}}: {{state}}"))
         )
@@ -163,7 +163,10 @@ def _judges(board: Dashboard) -> Dashboard:
         .with_panel(lines("Requests by status", PER_SECOND, (requests, "{{judge}}: {{status}}")))
         .with_panel(
             lines(
-                "Tokens a second, circuit open", COUNT, (tokens, "{{judge}}: {{kind}}"), (circuits, "{{judge}}: open")
+                "Tokens per second, open circuit breakers",
+                COUNT,
+                (tokens, "{{judge}}: {{kind}}"),
+                (circuits, "{{judge}}: open"),
             )
         )
     )
@@ -184,10 +187,10 @@ def _policy(board: Dashboard) -> Dashboard:
                 "Policy version",
                 COUNT,
                 (f"max(plaudit_policy_version{{{OF_RUN}}})", "announced"),
-                (f"max(plaudit_policy_version_lag{{{OF_RUN}}})", "a rollout is behind by"),
+                (f"max(plaudit_policy_version_lag{{{OF_RUN}}})", "lag of the slowest rollout"),
             )
         )
-        .with_panel(lines("Samples of other weights than announced", SHARE, (differing, "share")))
+        .with_panel(lines("Samples generated with weights other than announced", SHARE, (differing, "share")))
     )
 
 
@@ -207,7 +210,7 @@ def _transport(board: Dashboard) -> Dashboard:
         )
         .with_panel(
             lines(
-                "Work done twice",
+                "Redeliveries, duplicates, dead letters",
                 COUNT,
                 (happened("redeliveries"), "{{stream}}: taken over"),
                 (happened("duplicates"), "{{stream}}: duplicate"),
@@ -216,11 +219,11 @@ def _transport(board: Dashboard) -> Dashboard:
         )
         .with_panel(
             lines(
-                "Metrics themselves",
+                "Metrics pipeline",
                 COUNT,
                 (f"sum(increase(plaudit_records_missing_total{{{OF_RUN}}}[$__rate_interval]))", "events lost"),
                 (f"sum(increase(plaudit_records_late_total{{{OF_RUN}}}[$__rate_interval]))", "events late"),
-                (f"min(plaudit_redis_aof_ok{{{OF_RUN}}})", "Redis persists"),
+                (f"min(plaudit_redis_aof_ok{{{OF_RUN}}})", "Redis writes its file"),
             )
         )
     )

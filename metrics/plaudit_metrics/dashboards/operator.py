@@ -1,4 +1,4 @@
-"""``Plaudit / Operator``: does it lead, does it keep up, and how are the jobs."""
+"""``Plaudit / Operator``: leadership, backlog and conditions of the RLJobs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from plaudit_metrics.dashboards.panels import COUNT, PER_SECOND, SECONDS, bars, 
 
 
 def dashboard() -> Dashboard:
-    """Builds it."""
-    board = frame("plaudit-operator", "Plaudit / Operator", "The operator of the cluster and the RLJobs in its care")
+    """Return the dashboard."""
+    board = frame("plaudit-operator", "Plaudit / Operator", "The cluster's operator and its RLJobs")
     stats = (
         stat("Leaders", "sum(plaudit_operator_leader)", COUNT),
         stat("RLJobs", "count(plaudit_rljob_info)", COUNT),
         stat("Waiting to be reconciled", "max(plaudit_operator_queue_depth)", COUNT, bad=t.OPERATOR_QUEUE_DEPTH),
         stat(
-            "Last event of the cluster",
+            "Age of the newest cluster event",
             "max(plaudit_operator_watch_last_event_age_seconds)",
             SECONDS,
             bad=t.OPERATOR_EVENT_AGE_S,
@@ -31,13 +31,13 @@ def dashboard() -> Dashboard:
     rates = "sum by (result) (rate(plaudit_operator_reconcile_seconds_count[$__rate_interval]))"
     conditions = 'sum by (type) (plaudit_rljob_condition{status="True"})'
     return (
-        board.with_panel(bars("RLJobs by condition that is true", COUNT, (conditions, "{{type}}")))
+        board.with_panel(bars("RLJobs by true condition", COUNT, (conditions, "{{type}}")))
         .with_panel(lines("Reconciliations", PER_SECOND, (rates, "{{result}}")))
-        .with_panel(lines("Mean reconciliation", SECONDS, (means, "{{result}}")))
+        .with_panel(lines("Mean duration of a reconciliation", SECONDS, (means, "{{result}}")))
         .with_panel(lines("Queue", COUNT, ("max(plaudit_operator_queue_depth)", "waiting")))
         .with_panel(
             lines(
-                "Age of the last event",
+                "Age of the last event by kind",
                 SECONDS,
                 ("max by (kind) (plaudit_operator_watch_last_event_age_seconds)", "{{kind}}"),
             )

@@ -1,7 +1,7 @@
-"""What the dashboards are made of: the frame with its variables, and four kinds of panels.
+"""Build the parts of dashboards: the frame with its variables, and three kinds of panels.
 
-Every query goes to the data source of the variable ``datasource``. The variable ``run`` selects by the label that the
-scrape gives a metrics service (docs/metrics.md); where it gives none, "All" still finds everything.
+Every query uses the data source of the variable ``datasource``. The variable ``run`` selects by the label that the
+scrape configuration sets (docs/metrics.md); without that label, "All" still finds everything.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ SHARE, SECONDS, BYTES, COUNT, PER_SECOND, POINT_IN_TIME = (
     "ops",
     "dateTimeFromNow",
 )
-"""Grafana's names of units."""
+"""Grafana's unit names."""
 
 
 def frame(uid: str, title: str, description: str) -> Dashboard:
-    """A dashboard without panels: stable uid, the data source to choose, links to its sisters."""
+    """Return a dashboard without panels: stable uid, data source variable, links to the others."""
     siblings = DashboardLink("Plaudit").type(DashboardLinkType.DASHBOARDS).tags([TAG]).keep_time(True)
     return (
         Dashboard(title)
@@ -69,7 +69,7 @@ def frame(uid: str, title: str, description: str) -> Dashboard:
 
 
 def run_variable() -> QueryVariable:
-    """``run``: one, several, or all."""
+    """Return the variable ``run``: one, several or all."""
     return (
         QueryVariable("run")
         .label("Run")
@@ -84,7 +84,7 @@ def run_variable() -> QueryVariable:
 
 
 def stat(title: str, expression: str, unit: str, *, warn: float | None = None, bad: float | None = None) -> StatPanel:
-    """One number; yellow from ``warn`` on, red from ``bad`` on."""
+    """Return a panel of one number, yellow from ``warn`` and red from ``bad``."""
     steps = [Threshold(None, "green")]
     steps += [Threshold(warn, "yellow")] if warn is not None else []
     steps += [Threshold(bad, "red")] if bad is not None else []
@@ -103,7 +103,7 @@ def stat(title: str, expression: str, unit: str, *, warn: float | None = None, b
 
 
 def bars(title: str, unit: str, *queries: tuple[str, str], most: float | None = None) -> BarGaugePanel:
-    """Horizontal bars, one a series; ``queries`` are pairs of expression and legend."""
+    """Return a panel of horizontal bars, one for each series; ``queries`` are pairs of expression and legend."""
     panel = (
         BarGaugePanel()
         .title(title)
@@ -123,7 +123,7 @@ def bars(title: str, unit: str, *queries: tuple[str, str], most: float | None = 
 
 
 def lines(title: str, unit: str, *queries: tuple[str, str], stacked: bool = False) -> TimeseriesPanel:
-    """Lines over time; ``queries`` are pairs of expression and legend."""
+    """Return a panel of lines over time; ``queries`` are pairs of expression and legend."""
     legend_options = VizLegendOptions().display_mode(LegendDisplayMode.LIST).placement(LegendPlacement.BOTTOM)
     panel = (
         TimeseriesPanel()

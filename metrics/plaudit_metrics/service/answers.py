@@ -1,4 +1,4 @@
-"""What the API tells of steps, as plain data: the same for the live page and for a report made from a run's folder."""
+"""Build the API's responses about steps, as plain data, for the live page and for reports."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from plaudit_metrics.statistics.verdict import explain, verdict_over
 from plaudit_wire.records import SampleRecord, StepRecord
 
 RECENT_STEPS = 10
-"""So many steps make the verdict over several."""
+"""The number of steps in the verdict over several."""
 
 
 def step_summary(step: ClosedStep) -> dict[str, Any]:
-    """The step's figures by the keys of docs/metrics.md, without its waits."""
+    """Return the step's figures by the keys of docs/metrics.md, without its waits."""
     flat = flat_step(step.record)
     del flat["waits"]
     return flat | {"records_missing": step.records_missing}
 
 
 def step_detail(step: ClosedStep) -> dict[str, Any]:
-    """The figures, the waits, the verdict in words and the rules that led to it."""
+    """Return the figures, the waits, the explanation of the verdict and the rules that led to it."""
     record = step.record
     return step_summary(step) | {
         "explanation": explain(record.verdict, record.statistics),
@@ -39,17 +39,17 @@ def step_detail(step: ClosedStep) -> dict[str, Any]:
 
 
 def sample_details(step: ClosedStep, count: int) -> list[dict[str, Any]]:
-    """The step's slowest samples, each with its stages."""
+    """Return the step's slowest samples, each with its stages."""
     return [_sample(sample, step) for sample in step.slowest[:count]]
 
 
 def step_timeline(step: ClosedStep, whole: StepSamples | None, count: int) -> dict[str, Any]:
-    """The step's timeline in Chrome's trace format, of its ``count`` slowest samples.
+    """Return the timeline of the step's ``count`` slowest samples, in Chrome's trace format.
 
     Args:
         step: the step.
-        whole: all of its samples, where they are still known; otherwise its slowest are drawn.
-        count: how many samples.
+        whole: all of its samples, if they are still kept; otherwise its slowest are drawn.
+        count: number of samples.
     """
     samples = slowest_samples(whole.samples if whole else step.slowest, count)
     drawn = {sample.group for sample in samples}
@@ -58,7 +58,7 @@ def step_timeline(step: ClosedStep, whole: StepSamples | None, count: int) -> di
 
 
 def verdict_detail(recent: Sequence[StepRecord]) -> dict[str, Any]:
-    """The newest step's verdict and where its time went; of all given steps the verdict over their sums, and each."""
+    """Return the newest step's verdict and where its time went, and the verdicts of all given steps."""
     newest = recent[-1]
     return {
         "step": newest.step,
@@ -77,7 +77,7 @@ def _sample(sample: SampleRecord, step: ClosedStep) -> dict[str, Any]:
 
 
 def _seconds(record: StepRecord) -> dict[str, float]:
-    """Where the step's time went: the trainer's own part and each cause of waiting."""
+    """Return the step's seconds: the trainer's own part and each cause of waiting."""
     waits = {key: value for key, value in record.statistics.items() if key.startswith("wait/")}
     own_s = record.closed - record.opened - sum(waits.values())
     return {"trainer_s": own_s, **{key.removeprefix("wait/"): value for key, value in sorted(waits.items())}}

@@ -36,7 +36,7 @@ _SHOWN = 80
 
 
 class _RefusedRequestError(Exception):
-    """The request cannot be answered: status and message."""
+    """A request that is refused, with status and message."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class Api:
 
     Args:
         run: id of the run.
-        view: what is known of it.
+        view: the state of the run.
         problem: why the service is not ready; empty when it is.
         hosts: names by which clients may address it, besides its own (``BrowserGuard``).
     """
@@ -116,7 +116,7 @@ class Api:
     async def _verdict(self, _: Request) -> Response:
         recent = self._view.kept.newest(RECENT_STEPS)
         if not recent:
-            raise _RefusedRequestError(404, "no step is closed yet")
+            raise _RefusedRequestError(404, "no step has closed yet")
         return _json({"run": self._run} | verdict_detail([step.record for step in recent]))
 
     async def _failures(self, _: Request) -> Response:
@@ -144,7 +144,7 @@ class Api:
         step = None if number is None else self._view.kept.get(number)
         if step is None:
             raise _RefusedRequestError(
-                404, f"step {text[:_SHOWN]} is not known: not closed yet, rolled back, or too long ago"
+                404, f"step {text[:_SHOWN]} is not available: it has not closed yet, was rolled back, or is too old"
             )
         return step
 

@@ -1,4 +1,4 @@
-"""A Prometheus counter whose value is kept elsewhere (the run's counters in Redis) and copied here as it stands."""
+"""A Prometheus counter whose value is kept elsewhere (the run's counters in Redis) and copied here."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class CopiedCounter(Collector):
         registry.register(self)
 
     def copy(self, values: Mapping[tuple[str, ...], float]) -> None:
-        """Takes over the values as they stand, by label values; those not named keep theirs."""
+        """Copy values, by label values; others keep theirs."""
         self._values.update(values)
 
     def describe(self) -> Iterator[CounterMetricFamily]:
-        """The family without values."""
+        """Yield the family without values."""
         yield CounterMetricFamily(self._name, self._documentation, labels=self._labels)
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        """The family as it is scraped."""
+        """Yield the family as it is scraped."""
         family = CounterMetricFamily(self._name, self._documentation, labels=self._labels)
         for labels, value in sorted(self._values.items()):
             family.add_metric(labels, value)

@@ -1,4 +1,4 @@
-"""uvicorn inside an event loop that others run: how our services answer HTTP."""
+"""uvicorn inside an event loop that the caller runs."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import uvicorn
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without signal handlers: whoever runs the event loop decides when it ends (``should_exit``)."""
+    """uvicorn without signal handlers; the caller ends it with ``should_exit``."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Captures none."""
+        """Capture no signals."""
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Ends as uvicorn does, and leaves no connection: one whose client reads nothing would stay open."""
+        """Shut down as uvicorn does, then close all connections: one whose client reads nothing would stay open."""
         await super().shutdown(sockets)
         for connection in list(self.server_state.connections):
             if connection.transport is not None:

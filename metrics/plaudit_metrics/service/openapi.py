@@ -1,4 +1,4 @@
-"""The OpenAPI document of the metrics service: its routes, what they take and what they answer."""
+"""The OpenAPI document of the metrics service: routes, parameters and responses."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from plaudit_metrics.statistics.stages import STAGES
 from plaudit_metrics.statistics.verdict import VERDICTS
 
 MOST_STEPS = 500
-"""So many steps are kept and served."""
+"""Number of steps that are kept and served."""
 MOST_SAMPLES = 100
-"""So many of a step's slowest samples are kept with it."""
+"""Number of slowest samples that are kept with a step."""
 MOST_TRACED = 5000
-"""So many of a step's samples are drawn in its timeline, the slowest first: a browser must still open it."""
+"""Number of samples in a timeline, the slowest first: more would overwhelm a browser."""
 
 _NUMBER = {"type": "number"}
 _INTEGER = {"type": "integer"}
@@ -22,13 +22,13 @@ _TEXT = {"type": "string"}
 
 
 def document(run: str) -> dict[str, Any]:
-    """The document, for one run."""
+    """Return the document of one run."""
     return {
         "openapi": "3.1.0",
         "info": {
             "title": f"Plaudit metrics of {run}",
             "version": version("plaudit-metrics"),
-            "description": "Per-step statistics, what each step waited for, and its slowest samples.",
+            "description": "Statistics of each step, what it waited for, and its slowest samples.",
         },
         "paths": _paths(),
         "components": {"schemas": _schemas()},
@@ -38,9 +38,9 @@ def document(run: str) -> dict[str, Any]:
 def _paths() -> dict[str, Any]:
     steps = _object({"run": _TEXT, "steps": _array("Step")})
     samples = _object({"run": _TEXT, "step": _INTEGER, "samples": _array("Sample")})
-    newest = _query("newest", "how many steps, the newest", MOST_STEPS, MOST_STEPS)
-    slowest = _query("slowest", "how many samples, the slowest", 20, MOST_SAMPLES)
-    traced = _query("slowest", "how many samples are drawn, the slowest", MOST_TRACED, MOST_TRACED)
+    newest = _query("newest", "number of newest steps", MOST_STEPS, MOST_STEPS)
+    slowest = _query("slowest", "number of slowest samples", 20, MOST_SAMPLES)
+    traced = _query("slowest", "number of slowest samples in the timeline", MOST_TRACED, MOST_TRACED)
     queues = _object({"run": _TEXT, "looks": _array("Look"), "workers": _array("Worker")})
     after = {"type": "number", "minimum": 0, "default": 0}
     return {
@@ -72,7 +72,9 @@ def _paths() -> dict[str, Any]:
         "/": _get("The live page", _TEXT, media_type="text/html"),
         "/metrics": _get("Prometheus", _TEXT, media_type="text/plain"),
         "/healthz": _get("Alive", _TEXT, media_type="text/plain"),
-        "/readyz": _get("Knows the run and hears Redis", _TEXT, media_type="text/plain", fails=("503",)),
+        "/readyz": _get(
+            "Has read the run's events, and Redis responds", _TEXT, media_type="text/plain", fails=("503",)
+        ),
     }
 
 
@@ -158,7 +160,7 @@ def _get(
     responses = {"200": {"description": summary, "content": {media_type: {"schema": answer}}}}
     for status in fails:
         content = {"text/plain": {"schema": _TEXT}} if status == "503" else _content("Error")
-        responses[status] = {"description": "Why not", "content": content}
+        responses[status] = {"description": "Refused", "content": content}
     return {"get": {"summary": summary, "parameters": list(parameters), "responses": responses}}
 
 

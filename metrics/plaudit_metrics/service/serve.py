@@ -1,7 +1,7 @@
-"""The metrics service: reads a run's events, looks at its streams, answers over HTTP.
+"""Serve a run's metrics: read its events, take snapshots of its streams, respond over HTTP.
 
-Started as ``python -m plaudit_metrics``, or as a coroutine inside another process's event loop (a Ray actor's): it
-installs no signal handlers and ends when ``stop`` is set. Exit codes: 0 stopped · 2 refused, with one message.
+Runs as ``python -m plaudit_metrics``, or as a coroutine in another process's event loop (a Ray actor's): it installs no
+signal handlers and ends when ``stop`` is set. Exit codes: 0 stopped, 2 refused with one message.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ logger = get_logger(__name__)
 
 _LOOK_EVERY_S = 2.0
 _END_WITHIN_S = 2
-"""A scraper's connection that stays open holds up the end no longer."""
+"""Open connections of scrapers delay the shutdown no longer."""
 _REDIS_WITHIN_S = 30.0
-"""The service is not ready once Redis has not answered for so long."""
+"""After as long without a response from Redis the service is not ready."""
 
 
 async def serve(settings: ServiceSettings, stop: asyncio.Event) -> int:
-    """Serves one run's metrics until ``stop`` is set.
+    """Serve one run's metrics until ``stop`` is set.
 
     Returns:
         0 when stopped; 2 when it cannot serve (port taken, wrong password), after one logged message.
     """
-    disable_created_metrics()  # type: ignore[no-untyped-call]  # of each counter, when it was made: series that nobody asks for
-    # One client for all: a blocking read takes a connection of its own from the pool; nothing is sent twice.
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # series with each counter's creation time, which nothing uses
+    # One client for everything: a blocking read takes its own connection from the pool; no command is sent twice.
     client = settings.redis.client(timeout_s=5.0, retries=0)
     sender: SpanSender | None = None
     try:
@@ -124,11 +124,11 @@ class _SnapshotTaker:
 
 
 def _problem(reader: EventReader, snapshots: _SnapshotTaker) -> str:
-    """Why the service is not ready; empty when it is."""
+    """Return why the service is not ready; empty when it is."""
     if not reader.ready.is_set():
-        return "the events of the run are being read"
+        return "the run's events are still being read"
     if time.monotonic() - snapshots.responded_s > _REDIS_WITHIN_S:
-        return f"redis has not answered for {_REDIS_WITHIN_S:.0f} seconds"
+        return f"Redis has not responded for {_REDIS_WITHIN_S:.0f} seconds"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""The metrics service's settings: the environment of its process, read once."""
+"""The metrics service's settings, read from the environment once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    """What the metrics service is told when it starts."""
+    """Settings of the metrics service."""
 
     run: str
     """``PLAUDIT_RUN``: id of the run."""
@@ -24,14 +24,14 @@ class ServiceSettings:
     """``PLAUDIT_REDIS_URL``, ``PLAUDIT_REDIS_USERNAME``, ``PLAUDIT_REDIS_PASSWORD`` or ``PLAUDIT_REDIS_PASSWORD_FILE``,
     ``PLAUDIT_REDIS_TLS_…``: see ``RedisAddress``."""
     host: str = "127.0.0.1"
-    """``PLAUDIT_METRICS_HOST``: the address to listen on; the loopback unless told otherwise."""
+    """``PLAUDIT_METRICS_HOST``: the address to listen on; loopback by default."""
     port: int = 0
-    """``PLAUDIT_METRICS_PORT`` (or ``PLAUDIT_HEALTH_PORT``): 0 = any free one, which the log names."""
+    """``PLAUDIT_METRICS_PORT`` (or ``PLAUDIT_HEALTH_PORT``): 0 = any free one, named in the log."""
     allowed_hosts: tuple[str, ...] = ()
     """``PLAUDIT_METRICS_ALLOWED_HOSTS``: names by which browsers may address it besides ``localhost``, addresses and
     Kubernetes' own names, separated by commas: an ingress's, for example. ``*`` allows all."""
     run_folder: Path | None = None
-    """``PLAUDIT_RUN_FOLDER``: its ``steps.jsonl`` gives the steps that ``events`` no longer holds; None = none."""
+    """``PLAUDIT_RUN_FOLDER``: its ``steps.jsonl`` supplies steps that ``events`` no longer holds; None = none."""
     log_file: Path | None = None
     """``PLAUDIT_LOG_FILE``: JSON lines go there; None = standard error."""
     latency_threshold_s: float = 30.0
@@ -46,7 +46,7 @@ class ServiceSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> ServiceSettings:
-        """Reads the settings.
+        """Read the settings.
 
         Raises:
             SettingsError: a variable is missing or not a number.

@@ -1,10 +1,9 @@
-"""Samples as OpenTelemetry spans, sent to a collector (OTLP over HTTP): the slowest of each step and a share of all.
+"""Send samples as OpenTelemetry spans (OTLP over HTTP): the slowest of each step and a share of all.
 
-One trace a sample (``trace_context``): a root span from its admission to the trainer that took its group, and a child a
-stage. Built by the metrics service from the events, after the step is closed: nothing of it is in the way of a sample.
+Each sample is one trace (``trace_context``): a root span from its admission until the trainer took its group, and a
+child span for each stage. The metrics service builds them from events after the step has closed, so no sample waits.
 
-Needs the extra ``traces``. A collector that is slow or away costs spans, which are counted out by the SDK, and nothing
-else.
+Needs the extra ``traces``. A slow or unreachable collector loses spans, and nothing else.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ if TYPE_CHECKING:
 
 _EXPORT_WITHIN_S = 5.0
 _MOST_WAITING = 20_000
-"""Spans that wait to be sent; more are dropped."""
+"""Spans that may wait to be sent; further ones are dropped."""
 _PATH = "/v1/traces"
 
 
 class MissingPackageError(Exception):
-    """The extra is not installed; the message says how to."""
+    """The extra is not installed; the message names the remedy."""
 
 
 def chosen(samples: StepSamples, run: str, share: float) -> list[SampleRecord]:
-    """The samples of a step to be sent: the slowest, and those whose trace id falls into the share (0 to 1)."""
+    """Return the samples of a step to send: the slowest, and those whose trace id falls into the share (0 to 1)."""
     slowest = slowest_samples(samples.samples, 1)
     others = [each for each in samples.samples if drawn(run, each.group, each.index, share)]
     return slowest + [sample for sample in others if sample not in slowest]
 
 
 class SpanSender:
-    """Turns closed steps into spans and sends them from a thread of its own.
+    """Turns closed steps into spans, and sends them from its own thread.
 
     Args:
         run: id of the run.
@@ -57,13 +56,13 @@ class SpanSender:
         self._tracer = self._provider.get_tracer("plaudit")
 
     def send(self, record: StepRecord, samples: StepSamples) -> None:
-        """Queues the step's chosen samples."""
+        """Queue the spans of the step's chosen samples."""
         groups = {group.group: group for group in samples.groups}
         for sample in chosen(samples, self._run, self._share):
             self._send_sample(record, sample, groups.get(sample.group))
 
     def close(self) -> None:
-        """Sends what waits, for a few seconds at most."""
+        """Send waiting spans, for a few seconds at most."""
         self._provider.force_flush(int(_EXPORT_WITHIN_S * 1000))
         self._provider.shutdown()
 
@@ -114,7 +113,7 @@ def _ns(seconds: float) -> int:
 
 
 def _provider(run: str, endpoint: str) -> tuple[Any, TracerProvider]:
-    """The SDK, set up, and the generator of ids that is told a sample's before its root span begins."""
+    """Set up the SDK; return it with its id generator, which gets a sample's ids before its root span starts."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource

@@ -1,7 +1,7 @@
-"""A step as a timeline in Chrome's trace format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""Write a step's timeline in Chrome's trace format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-One process a worker, one track a slot of it: samples that a worker held at the same time lie in tracks of their own.
-Every stage of a sample is a slice. Waiting in a queue belongs to no worker and lies under ``queues``; groups and the
+A worker is a process, each of its slots a track: samples that a worker held at the same time have separate tracks.
+Each stage of a sample is a slice. Waits in queues belong to no worker and are under ``queues``; groups and the
 trainer (the step, its waits inside it) have tracks too. An arrow leads from the end of a sample's work to its group,
 and one from each group to the trainer.
 
@@ -27,7 +27,7 @@ _QUEUES = "queues"
 _GROUPS = "groups"
 _TRAINER = "trainer"
 _FIRST = (_TRAINER, _GROUPS)
-"""Shown above all others; workers follow as they come into play, the queues come last."""
+"""Shown at the top; workers follow in order of appearance, queues are last."""
 
 _STRETCHES: tuple[tuple[tuple[str, ...], Callable[[SampleRecord], str]], ...] = (
     (("rollout_queue",), lambda sample: _QUEUES),
@@ -35,7 +35,7 @@ _STRETCHES: tuple[tuple[tuple[str, ...], Callable[[SampleRecord], str]], ...] = 
     (("sample_queue", "redelivery"), lambda sample: _QUEUES),
     (("limiter", "retry", "score", "commit"), lambda sample: sample.scoring.worker),
 )
-"""A sample's stages in order, cut where it goes from one track to the next, and whose track that is."""
+"""A sample's stages in order, split where it changes tracks, with the owner of each track."""
 
 Event = dict[str, Any]
 _Place = tuple[int, int]
@@ -44,7 +44,7 @@ _Place = tuple[int, int]
 
 @dataclass(frozen=True)
 class _Stretch:
-    """What happened on one track without a break: consecutive slices."""
+    """Consecutive slices on one track."""
 
     worker: str
     start: float
@@ -61,7 +61,7 @@ class _Stretch:
 
 @dataclass(frozen=True)
 class _Arrow:
-    """What came of what, and when."""
+    """A connection from one stretch to another."""
 
     source: _Stretch
     target: _Stretch
@@ -70,7 +70,7 @@ class _Arrow:
 
 @dataclass
 class _Tracks:
-    """Numbers for processes and tracks: a stretch gets the first track of its worker that is free."""
+    """Assigns processes and tracks: a stretch gets the first free track of its worker."""
 
     processes: dict[str, int] = field(default_factory=dict)
     used: dict[str, int] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class _Tracks:
     _busy: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
 
     def place(self, stretch: _Stretch) -> _Place:
-        """Process and track; stretches must come in the order of their starts."""
+        """Return the process and track of a stretch; call it in the order of their starts."""
         worker = stretch.worker
         process = self.processes.setdefault(worker, len(self.processes) + 1)
         free, busy = self._free.setdefault(worker, []), self._busy.setdefault(worker, [])
@@ -93,15 +93,15 @@ class _Tracks:
 
 
 def chrome_trace(record: StepRecord, samples: Sequence[SampleRecord], groups: Sequence[GroupRecord]) -> dict[str, Any]:
-    """Draws one step.
+    """Return the timeline of one step.
 
     Args:
         record: the step.
-        samples: those of its samples that are to be drawn.
-        groups: the records of their groups; without its record a group has no slice and its samples no arrow.
+        samples: the samples to draw.
+        groups: the records of their groups; a group without a record has no slice, and its samples no arrow.
 
     Returns:
-        The object to be written as JSON: ``{"traceEvents": [...], …}``.
+        The object to write as JSON: ``{"traceEvents": [...], …}``.
     """
     trainer = _trainer_stretch(record)
     of_groups = {group.group: _group_stretch(group) for group in groups}
@@ -130,7 +130,7 @@ def chrome_trace(record: StepRecord, samples: Sequence[SampleRecord], groups: Se
 
 
 def _trainer_stretch(record: StepRecord) -> _Stretch:
-    """The step, and inside it its waits (cut to it: slices must nest)."""
+    """Return the step with its waits inside (cut to the step, since slices must nest)."""
     about = {"step": record.step, "verdict": record.verdict}
     waits = []
     for wait in record.waits:
@@ -142,7 +142,7 @@ def _trainer_stretch(record: StepRecord) -> _Stretch:
 
 
 def _group_stretch(group: GroupRecord) -> _Stretch:
-    """From the moment its samples were all terminal; a group that was never complete has a slice of no length."""
+    """Return a group from when all its samples were terminal; one that was never complete has no length."""
     terminal = group.terminal or group.closed
     ready = max(group.ready or terminal, terminal)
     taken = max(group.taken or ready, ready)
@@ -182,7 +182,7 @@ def _slices(stretch: _Stretch, place: _Place, origin: float) -> Iterable[Event]:
 
 
 def _ends(arrow: _Arrow, number: int, places: Mapping[int, _Place], origin: float) -> Iterable[Event]:
-    """Both ends of an arrow, or neither where it would have to point back in time."""
+    """Yield both ends of an arrow, or nothing if it would point back in time."""
     flow = {"name": "group", "cat": "flow", "id": number}
     leaves = _inside(arrow.source, arrow.moment, origin, before=1)
     arrives = _inside(arrow.target, arrow.moment, origin)
@@ -195,7 +195,7 @@ def _ends(arrow: _Arrow, number: int, places: Mapping[int, _Place], origin: floa
 
 
 def _inside(stretch: _Stretch, moment: float, origin: float, before: int = 0) -> int:
-    """The nanosecond of a point in time, moved into the stretch where it lies outside."""
+    """Return a point in time in nanoseconds, moved into the stretch if it is outside."""
     start, end = _nanoseconds(stretch.start - origin), _nanoseconds(stretch.end - origin)
     return max(min(_nanoseconds(moment - origin), end) - before, start)
 

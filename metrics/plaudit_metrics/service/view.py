@@ -15,10 +15,10 @@ from plaudit_wire.records import NO_STEP, GroupRecord, SampleRecord, StepRecord
 
 
 class RunView:
-    """Joins the collector (steps), the series (Prometheus) and the last look at Redis.
+    """Joins the collector (steps), the series (Prometheus) and the newest snapshot.
 
     Args:
-        series: where everything is counted.
+        series: receives all counts.
         kept: the closed steps.
         closed: called with each newly closed step and its samples.
     """
@@ -36,25 +36,24 @@ class RunView:
         """Of the samples that ended since the newest step closed."""
 
     def restore(self, records: Sequence[StepRecord]) -> None:
-        """Takes the steps of ``steps.jsonl``; they are shown, not counted."""
+        """Add the steps of ``steps.jsonl``, which are shown but not counted."""
         self.kept.restore(records)
         if newest := self.kept.newest(1):
             self.series.show_step(newest[0].record)
 
     def handle(self, records: list[EventRecord], count: bool) -> None:
-        """Takes a batch of event records; counts them unless an earlier start did."""
+        """Add a batch of event records; ``count`` is False for those that an earlier start counted."""
         new_samples: list[SampleRecord] = []
         late_before = self.collector.late
         for record in records:
             if isinstance(record, SampleRecord):
                 if record.step == NO_STEP or self.collector.add_sample(record) is Arrival.new:
                     new_samples.append(record)
+                    self.failures.add(record.scoring)
             elif isinstance(record, GroupRecord):
                 self._handle_group(record, count)
             else:
                 self._handle_step(record, count)
-        for sample in new_samples:
-            self.failures.add(sample.scoring)
         if count:
             self.series.count_samples(new_samples)
             self.series.count_late(self.collector.late - late_before)
@@ -76,7 +75,7 @@ class RunView:
             self.series.show_step(closed.record)
 
     def look(self, snapshot: RunSnapshot) -> None:
-        """Takes a new look at streams, workers and Redis."""
+        """Add a new snapshot of streams, workers and Redis."""
         self.snapshot = snapshot
         self.queues.add(snapshot)
         self.series.show_snapshot(snapshot)

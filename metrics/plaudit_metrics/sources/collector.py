@@ -1,11 +1,11 @@
-"""Records in, closed steps out: a state machine without I/O.
+"""Join event records to closed steps: a state machine without I/O.
 
-Samples wait here for the record of their group, groups for the record of their step; the step's record closes it. The
-records may come in any order and more than once: a record that was seen before changes nothing. What comes after its
-step was closed is counted as late and not mixed in.
+Samples wait for the record of their group, groups for the record of their step; the step's record closes it. Records
+may arrive in any order and more than once: a replay changes nothing. A record that arrives after its step has closed is
+counted as late and discarded.
 
-Everything is bounded: samples wait encoded, and when too many wait (their group's record was lost) the oldest groups
-are forgotten and counted.
+Memory is bounded: samples wait encoded, and when too many wait (their group's record was lost) the oldest groups are
+discarded and counted.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from plaudit_metrics.statistics.steps import step_statistics
 from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord
 
 _CLOCK_SLACK_S = 1.0
-"""A group belongs to a step that opened before the group was closed; stamps are from one clock, taken in two calls."""
+"""A group belongs to a step that opened before the group closed; both stamps are from one clock, read in two calls."""
 
 
 class Arrival(Enum):
-    """What a record was to the collector."""
+    """How a record relates to those before it."""
 
     new = "new"
     replaced = "replaced"
-    """The same sample again with another content (its group's scorers came later); the newer one counts."""
+    """The same sample with new content (group-scope scorers ran later); the newer one counts."""
     replayed = "replayed"
     late = "late"
 
 
 class _WaitingGroup:
-    """A group whose step is not closed yet."""
+    """A group whose step has not closed yet."""
 
     __slots__ = ("record", "samples")
 
@@ -44,20 +44,20 @@ class _WaitingGroup:
 
 
 class Collector:
-    """Joins the event records to closed steps.
+    """Joins event records to closed steps.
 
     Args:
-        kept: where closed steps go.
+        kept: receives closed steps.
         waiting_limit: samples that may wait for their step.
-        closed_groups_limit: ids of closed groups that are remembered, to tell replays.
+        closed_groups_limit: ids of closed groups that are remembered, to recognise replays.
     """
 
     def __init__(self, kept: KeptSteps, *, waiting_limit: int = 500_000, closed_groups_limit: int = 200_000) -> None:
         self.kept = kept
         self.late = 0
-        """Records that came after their step was closed."""
+        """Records that arrived after their step had closed."""
         self.forgotten = 0
-        """Samples given up because too many waited."""
+        """Samples discarded because too many waited."""
         self._waiting_limit = waiting_limit
         self._closed_groups_limit = closed_groups_limit
         self._waiting: dict[str, _WaitingGroup] = {}
@@ -68,11 +68,11 @@ class Collector:
 
     @property
     def num_waiting(self) -> int:
-        """Samples whose step is not closed yet."""
+        """Samples whose step has not closed yet."""
         return self._num_waiting
 
     def add_sample(self, record: SampleRecord) -> Arrival:
-        """Takes a terminal sample."""
+        """Add a terminal sample."""
         counted = self._closed_groups.get(record.group)
         if counted is not None:
             return self._arrived_late(known=bool(counted >> record.index & 1))
@@ -87,7 +87,7 @@ class Collector:
         return Arrival.new
 
     def add_group(self, record: GroupRecord) -> Arrival:
-        """Takes the record of a closed group."""
+        """Add the record of a closed group."""
         if record.group in self._closed_groups:
             return self._arrived_late(known=True)
         group = self._waiting.setdefault(record.group, _WaitingGroup())
@@ -97,7 +97,7 @@ class Collector:
         return Arrival.new
 
     def add_step(self, record: StepRecord) -> ClosedStep | None:
-        """Takes the record of a closed step, with all that waited for it; None when it was seen before."""
+        """Close a step with all records that wait for it; return None for a replay."""
         if (record.step, record.incarnation) in self._closed_steps:
             return None
         self._closed_steps.add((record.step, record.incarnation))
@@ -109,12 +109,12 @@ class Collector:
         return self.kept.put(_completed(record, samples, groups), samples, groups)
 
     def samples_of(self, group: str) -> list[SampleRecord]:
-        """The samples of a group whose step is not closed yet."""
+        """Return the samples of a group whose step has not closed yet."""
         waiting = self._waiting.get(group)
         return [sample.decode() for sample in waiting.samples.values()] if waiting is not None else []
 
     def _take_groups(self, step: StepRecord) -> list[tuple[GroupRecord, _WaitingGroup]]:
-        """Takes out the groups that the step closed; those of an earlier try of it, and validation's, are forgotten."""
+        """Remove the groups that the step closed; discard those of an earlier attempt at it, and of validation."""
         taken: list[tuple[GroupRecord, _WaitingGroup]] = []
         for name, waiting in list(self._waiting.items()):
             if waiting.record is None or waiting.record.step > step.step:
@@ -146,7 +146,7 @@ class Collector:
 def _completed(record: StepRecord, samples: Sequence[EncodedSample], groups: Sequence[GroupRecord]) -> StepRecord:
     """Add figures that the trainer did not send, computed from the events; the trainer's own figures stand."""
     if "step_s" in record.statistics:
-        return record  # it sent all of them, from its own records: nothing is missing there
+        return record  # all of them, from its own complete records
     decoded = [sample.decode() for sample in samples]
     computed = step_statistics(decoded, groups=groups, waits=record.waits, opened=record.opened, closed=record.closed)
     return msgspec.structs.replace(record, statistics=computed | record.statistics)

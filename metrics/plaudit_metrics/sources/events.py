@@ -1,7 +1,7 @@
-"""The entries of the ``events`` stream: how records are told from their fields.
+"""Encode and decode the entries of the ``events`` stream.
 
 Fields: ``kind`` = ``samples`` | ``group`` | ``step``. A group's or step's ``record`` is its msgpack. The samples of a
-group come together, since a script reports them as its hash holds them: ``group``, ``split``, ``step``,
+group share one entry, which a script writes from the group's hash: ``group``, ``split``, ``step``,
 ``data_source``, ``admitted`` as text; then of each index ``ended:<index>`` and, where it was published,
 ``published:<index>`` (see ``sample_fields``). Unknown fields are ignored, so that newer writers do not stop an older
 reader.
@@ -24,12 +24,12 @@ _SCORING = msgspec.msgpack.Decoder(ScoringRecord)
 _GROUP = msgspec.msgpack.Decoder(GroupRecord)
 _STEP = msgspec.msgpack.Decoder(StepRecord)
 _MOST_SAMPLES = 1 << 16
-"""No group has so many."""
+"""No group has as many."""
 _ENDED = b"ended:"
 
 
 def decode_event(fields: Mapping[bytes, bytes]) -> Sequence[EventRecord]:
-    """Reads one entry; empty when it is of an unknown kind or damaged (figures are lost, never a sample)."""
+    """Decode one entry; return nothing for an unknown kind or a damaged one (only figures are lost, never a sample)."""
     try:
         match fields.get(b"kind"):
             case b"samples":
@@ -45,9 +45,9 @@ def decode_event(fields: Mapping[bytes, bytes]) -> Sequence[EventRecord]:
 
 
 def encode_event(record: EventRecord) -> dict[str, bytes]:
-    """The fields of a record's entry, as ``decode_event`` reads them.
+    """Return the fields of a record's entry, as ``decode_event`` reads them.
 
-    Those of samples of one group, put together, are the entry of all of them.
+    The fields of several samples of one group together are the entry of all of them.
     """
     if not isinstance(record, SampleRecord):
         kind = b"group" if isinstance(record, GroupRecord) else b"step"
@@ -76,7 +76,7 @@ def _samples(fields: Mapping[bytes, bytes]) -> Iterator[SampleRecord]:
             continue
         index = int(name[len(_ENDED) :])
         if not 0 <= index < _MOST_SAMPLES:
-            raise ValueError(f"index {index} is none of a group's")
+            raise ValueError(f"index {index} is outside of a group")
         sample = read_fields(admitted, fields.get(b"published:%d" % index), ended)
         yield SampleRecord(
             group=group,

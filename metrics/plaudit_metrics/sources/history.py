@@ -1,9 +1,9 @@
-"""``steps.jsonl``: one JSON object a closed step. The trainer appends; everyone else reads.
+"""Read and write ``steps.jsonl``: one JSON object for each closed step. Only the trainer appends.
 
 An object is flat: the step's own fields (``step``, ``incarnation``, ``opened``, ``closed``, ``num_samples``,
 ``num_groups``, ``verdict``, ``waits``) beside its figures and labels by the keys of docs/metrics.md. A step that was
-done again after a resume is a second line with a higher incarnation; a reader takes the newest, and of the lines that
-an incarnation wrote before it was rolled back only those that came before the rollback.
+repeated after a resume is a second line with a higher incarnation. A reader takes the newest one and skips lines that
+a later incarnation rolled back.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FIELDS = frozenset(StepRecord.__struct_fields__) - {"statistics", "labels"}
 
 
 def append_step(path: Path, record: StepRecord) -> None:
-    """Appends one step as one write, flushed to the disk. A last line that a crash cut short is ended first.
+    """Append one step in one write, flushed to disk. A last line that a crash cut short is ended first.
 
     Raises:
         OSError: the file cannot be written (no space, no permission).
@@ -40,7 +40,7 @@ def append_step(path: Path, record: StepRecord) -> None:
 
 
 def read_steps(path: Path) -> list[StepRecord]:
-    """Reads the surviving line of steps, oldest first; an absent file holds none, a torn line counts for nothing."""
+    """Read the surviving steps, oldest first. A missing file holds none; a torn line is skipped."""
     try:
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:
@@ -49,13 +49,13 @@ def read_steps(path: Path) -> list[StepRecord]:
 
 
 def surviving(records: Iterable[StepRecord]) -> list[StepRecord]:
-    """Of steps that were done more than once keeps the newest incarnation's.
+    """Keep the newest incarnation of each step.
 
     A new incarnation that resumes at step ``s`` rolls back everything from ``s`` on: those steps of older incarnations
-    count no longer, even where the new one has not come that far again.
+    no longer count, even before the new one has reached them.
 
     Returns:
-        At most one record a step, in the order of the steps.
+        At most one record for each step, in the order of the steps.
     """
     newest_first = sorted(records, key=lambda record: (-record.incarnation, record.step))
     kept: dict[int, StepRecord] = {}
@@ -71,7 +71,7 @@ def surviving(records: Iterable[StepRecord]) -> list[StepRecord]:
 
 
 def flat_step(record: StepRecord) -> dict[str, Any]:
-    """The step as one flat dictionary: its own fields, then its labels and figures by their keys."""
+    """Return the step as one flat dictionary: its own fields, then its labels and figures by their keys."""
     fields = {
         name: msgspec.to_builtins(getattr(record, name)) for name in StepRecord.__struct_fields__ if name in _FIELDS
     }
@@ -79,12 +79,12 @@ def flat_step(record: StepRecord) -> dict[str, Any]:
 
 
 def encode_step(record: StepRecord) -> bytes:
-    """``flat_step`` as one JSON object, without a line end."""
+    """Encode ``flat_step`` as one JSON object, without a line end."""
     return msgspec.json.encode(flat_step(record))
 
 
 def decode_step(line: bytes) -> StepRecord | None:
-    """Reads one line; None when it is not a whole record. Unknown texts are labels, unknown numbers figures."""
+    """Decode one line; return None for an incomplete record. Unknown texts are labels, unknown numbers figures."""
     try:
         fields: dict[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
         own = {name: fields.pop(name) for name in _FIELDS if name in fields}

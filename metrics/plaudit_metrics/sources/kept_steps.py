@@ -1,7 +1,7 @@
-"""The closed steps that the service still knows: at most so many, the newest incarnation of each, in bounded memory.
+"""Keep the newest closed steps in bounded memory, the newest incarnation of each.
 
-Of every kept step it holds the record and the slowest samples. All samples of a step (for its timeline) are kept for
-the newest steps only, encoded, up to a budget of bytes.
+Each kept step has its record and its slowest samples. All samples (for the timeline) are kept for the newest steps
+only, encoded, within a budget of bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ClosedStep(msgspec.Struct, frozen=True):
 
     record: StepRecord
     records_missing: int = 0
-    """Samples of the step whose events were lost; the figures are the trainer's and lack nothing."""
+    """Samples of the step whose events were lost; the figures are complete, since they are the trainer's."""
     slowest: list[SampleRecord] = []
     groups: dict[str, GroupRecord] = {}
     """Records of the groups of ``slowest``."""
@@ -60,9 +60,9 @@ class KeptSteps:
     """The newest closed steps.
 
     Args:
-        limit: how many steps are kept.
-        slowest: how many of a step's slowest samples are kept with it.
-        samples_bytes: memory for whole steps, encoded; the oldest go first, the newest one always stays.
+        limit: number of steps.
+        slowest: number of slowest samples that are kept with a step.
+        samples_bytes: memory for all samples of steps, encoded; the oldest go first, the newest step always stays.
     """
 
     def __init__(self, *, limit: int = 500, slowest: int = 100, samples_bytes: int = 64 << 20) -> None:
@@ -73,7 +73,7 @@ class KeptSteps:
         self._samples: dict[int, bytes] = {}
 
     def restore(self, records: Iterable[StepRecord]) -> None:
-        """Takes the records of ``steps.jsonl``: what was closed before this process began."""
+        """Add the records of ``steps.jsonl``: steps that closed before this process started."""
         for record in records:
             self._put(ClosedStep(record))
 
@@ -96,7 +96,7 @@ class KeptSteps:
         return closed
 
     def _put(self, closed: ClosedStep) -> bool:
-        """Whether the step is kept: not when a newer incarnation has rolled it back."""
+        """Return True if the step is kept, False if a newer incarnation has rolled it back."""
         older = self._steps.get(closed.record.step)
         records = [step.record for step in self._steps.values()]
         if older is not None and older.record.incarnation == closed.record.incarnation:
@@ -118,14 +118,14 @@ class KeptSteps:
         return len(self._steps)
 
     def get(self, step: int) -> ClosedStep | None:
-        """One step, or None when it was never closed or is no longer kept."""
+        """Return one step, or None if it never closed or is no longer kept."""
         return self._steps.get(step)
 
     def newest(self, count: int) -> list[ClosedStep]:
-        """Up to ``count`` steps, oldest first."""
+        """Return up to ``count`` of the newest steps, oldest first."""
         return list(self._steps.values())[-count:] if count > 0 else []
 
     def samples(self, step: int) -> StepSamples | None:
-        """Every sample of a step, where they are still kept."""
+        """Return every sample of a step, or None if they are no longer kept."""
         encoded = self._samples.get(step)
         return None if encoded is None else msgspec.msgpack.decode(encoded, type=StepSamples)

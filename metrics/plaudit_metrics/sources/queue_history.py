@@ -1,4 +1,4 @@
-"""How deep and old the queues were, who worked, how full Redis was: the looks of the last hour, in bounded memory."""
+"""Keep the run's snapshots of the last hour, in bounded memory."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections import deque
 from plaudit_metrics.sources.run_snapshot import RunSnapshot
 
 MOST_LOOKS = 1800
-"""An hour of looks, one every two seconds."""
+"""An hour of snapshots, one every two seconds."""
 
 
 class QueueHistory:
-    """The newest looks at a run's snapshot; the oldest go first.
+    """The newest snapshots of a run; the oldest are dropped first.
 
     Args:
         limit: how many are kept.
@@ -21,9 +21,9 @@ class QueueHistory:
         self._looks: deque[RunSnapshot] = deque(maxlen=limit)
 
     def add(self, seen: RunSnapshot) -> None:
-        """Keeps one look."""
+        """Add one snapshot."""
         self._looks.append(seen)
 
     def after(self, time: float) -> list[RunSnapshot]:
-        """The looks later than a point in time (seconds since the epoch, Redis's clock), oldest first."""
+        """Return the snapshots after a point in time (seconds since the epoch, Redis's clock), oldest first."""
         return [seen for seen in self._looks if seen.time > time]

@@ -1,4 +1,4 @@
-"""Looks at a run's streams, processes and Redis: how deep, how old, how many, how full. Reads only."""
+"""Take snapshots of a run's streams, processes and Redis. Reads only."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from plaudit_wire.records import WorkerRecord
 
 @dataclass(frozen=True)
 class StreamDepth:
-    """How much work lies in one stream."""
+    """Work in one stream."""
 
     undelivered: int = 0
     in_flight: int = 0
     """Read and not yet done."""
     oldest_undelivered_s: float = 0.0
-    """Age of the oldest entry that nobody has read; 0 when there is none."""
+    """Age of the oldest entry that no consumer has read; 0 without one."""
 
 
 @dataclass(frozen=True)
 class RunSnapshot:
-    """A run as one look shows it."""
+    """The state of a run's streams, processes and Redis at one moment."""
 
     time: float = 0.0
-    """When, in seconds since the epoch on Redis's clock."""
+    """Seconds since the epoch, by Redis's clock."""
     streams: dict[str, StreamDepth] = field(default_factory=dict)
     redeliveries: dict[str, int] = field(default_factory=dict)
     duplicates: dict[str, int] = field(default_factory=dict)
@@ -54,14 +54,14 @@ class RunSnapshot:
 
     @property
     def circuits_open(self) -> dict[str, bool]:
-        """Judge → whether any reward worker does not ask it now."""
+        """Judge → True while the circuit breaker of any reward worker is open for it."""
         known = {labels[0] for labels in self.judge_requests}
         failing = {judge for worker in self.worker_records for judge in worker.circuits_open}
         return {judge: judge in failing for judge in sorted(known | failing)}
 
 
 async def look(client: Redis, keys: Names) -> RunSnapshot:
-    """Takes one look.
+    """Take one snapshot.
 
     Raises:
         redis.RedisError: Redis cannot be reached.
@@ -96,7 +96,7 @@ async def _server_time(client: Redis) -> float:
 
 
 async def _depth(client: Redis, key: str, group: str, now: float) -> StreamDepth:
-    """Undelivered = entries less pending: finished entries are deleted, so nothing else lies in a stream."""
+    """Return a stream's depth: undelivered are entries less pending ones, since finished entries are deleted."""
     length = int(await client.xlen(key))
     try:
         groups: list[dict[str, Any]] = await client.xinfo_groups(key)
@@ -120,15 +120,15 @@ async def _oldest_s(client: Redis, key: str, after: str, now: float) -> float:
 
 
 async def _live_workers(client: Redis, keys: Names, now: float) -> list[WorkerRecord]:
-    heard: Any = await client.zrangebyscore(keys.workers, now - LIVE_WITHIN_S, "+inf")
-    if not heard:
+    live: Any = await client.zrangebyscore(keys.workers, now - LIVE_WITHIN_S, "+inf")
+    if not live:
         return []
-    encoded: Any = await client.hmget(keys.worker_records, heard)
+    encoded: Any = await client.hmget(keys.worker_records, live)
     return [record for each in encoded if each is not None and (record := decode_worker(each)) is not None]
 
 
 async def _of_judges(client: Redis, key: str) -> dict[tuple[str, ...], int]:
-    """A hash whose fields are ``<judge>:<label>``."""
+    """Read a hash whose fields are ``<judge>:<label>``."""
     fields: Any = await client.hgetall(key)
     counts: dict[tuple[str, ...], int] = {}
     for name, count in _texts(fields).items():
@@ -138,7 +138,7 @@ async def _of_judges(client: Redis, key: str) -> dict[tuple[str, ...], int]:
 
 
 def decode_worker(encoded: bytes) -> WorkerRecord | None:
-    """Reads a heartbeat; None when a process of another version wrote something unknown."""
+    """Decode a heartbeat; return None for one of another version that cannot be read."""
     try:
         return msgspec.msgpack.decode(encoded, type=WorkerRecord)
     except msgspec.MsgspecError:
@@ -168,7 +168,7 @@ def _announced_number(stored: Any) -> int | None:
 
 
 def _counters(counted: Mapping[str, str], name: str) -> dict[str, int]:
-    """Counters of the ledger named ``<name>:<stream>``."""
+    """Return the ledger's counters named ``<name>:<stream>``."""
     prefix = f"{name}:"
     return {key.removeprefix(prefix): int(value) for key, value in counted.items() if key.startswith(prefix)}
 

@@ -1,7 +1,4 @@
-"""Reads a run's stored samples (``samples/step-000012-i1.parquet``, written by the trainer) back as records.
-
-All that timelines, statistics and the lists of samples need is there.
-"""
+"""Read a run's stored samples (``samples/step-000012-i1.parquet``, written by the trainer) as records."""
 
 from __future__ import annotations
 
@@ -28,12 +25,12 @@ _STAMPS = {name: f"{name}_at" for name in Stamps.__struct_fields__}
 
 
 def read_step_samples(run_folder: Path, step: int, incarnation: int) -> StepSamples:
-    """Every stored sample and group of one step.
+    """Return every stored sample and group of one step.
 
     Args:
         run_folder: ``runs/<run>``.
         step: number of the step.
-        incarnation: of the trainer that closed it (``steps.jsonl`` says which one counts).
+        incarnation: of the trainer that closed it (``steps.jsonl`` has the surviving one).
 
     Raises:
         FileNotFoundError: the run did not store its samples, or the step was never closed.
@@ -98,5 +95,5 @@ def _scorers(row: Row) -> dict[str, ScorerRecord]:
 
 
 def _named(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
-    """Field → value, for the columns that the file has and the row fills."""
+    """Return field → value, for columns that the file has and the row fills."""
     return {field: row[column] for field, column in columns.items() if row.get(column) is not None}

@@ -1,8 +1,8 @@
-"""Reads the ``events`` stream with a consumer group of its own and remembers where it stopped.
+"""Read the ``events`` stream with a consumer group of its own, which records its position.
 
-A start does two things. First it reads again what earlier starts have handled, up to the group's last delivered entry,
-to know the steps and the samples that still wait; of this nothing is counted. Then it goes on where they stopped. An
-entry is acknowledged once it is handled, so one that was under way in a crash is handled again, and counted then.
+A start has two phases. First it reads again what earlier starts handled, up to the group's last delivered entry, to
+restore steps and waiting samples without counting them. Then it continues where they stopped. An entry is acknowledged
+after it was handled, so one that was in progress during a crash is handled and counted by the next start.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Entry = tuple[bytes, dict[bytes, bytes]]
 """Id and fields."""
 
 Handle = Callable[[list[EventRecord], bool], None]
-"""Called with a batch of records in the stream's order, and whether they are to be counted."""
+"""Takes a batch of records in the stream's order, and True if they count."""
 
 
 class EventReader:
     """Feeds the records of one run to ``handle``.
 
     Args:
-        client: connection without response decoding, its socket timeout above the blocking time.
+        client: connection without response decoding; its socket timeout exceeds the blocking time.
         keys: the run's keys.
         handle: takes each batch.
     """
@@ -48,12 +48,12 @@ class EventReader:
         self._keys = keys
         self._handle = handle
         self.ready = asyncio.Event()
-        """Set once everything that earlier starts handled is known again."""
+        """Set once everything that earlier starts handled has been read again."""
         self.undecodable = 0
-        """Entries that were of no known kind or damaged."""
+        """Entries of unknown kind, or damaged."""
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Reads until ``stop``; outlives outages of Redis and lost keys."""
+        """Read until ``stop``; outages of Redis and lost keys are retried."""
         caught_up = False
         while not stop.is_set():
             try:
@@ -64,8 +64,8 @@ class EventReader:
                     self.ready.set()
                 await self._read_own_pending()
                 await self._read_new(stop)
-            except (RedisError, OSError) as error:  # away, loading its file, or the keys are lost: begin again
-                logger.warning("events cannot be read now", error=str(error))
+            except (RedisError, OSError) as error:  # down, loading its file, or keys lost: start again
+                logger.warning("cannot read events; retrying", error=str(error))
                 await _sleep(_RETRY_AFTER_S, stop)
 
     async def _ensure_group(self) -> None:

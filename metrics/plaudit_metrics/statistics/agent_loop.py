@@ -1,4 +1,4 @@
-"""verl's keys for a step's samples, with verl's meaning, so that existing dashboards and notebooks go on working.
+"""Compute verl's keys for a step's samples, with verl's meaning, so that its dashboards and notebooks keep working.
 
 Sources: verl pull requests #5971 (``compute_score`` beside ``generate_sequences`` and ``tool_calls``; the slowest
 sample is the one with the largest sum of the three) and #5896 (the name ``reward`` for the same figure). One
@@ -18,7 +18,7 @@ _PREFIX = "timing_s/agent_loop"
 
 @dataclass(frozen=True)
 class AgentLoopColumns:
-    """What verl's agent loop measures of each sample; arrays of shape [number of samples]."""
+    """The measures of verl's agent loop for each sample; arrays of shape [number of samples]."""
 
     generate_sequences: Floats
     """Seconds in the engine, tool calls excluded."""
@@ -29,12 +29,12 @@ class AgentLoopColumns:
     num_preempted: Integers
     """Preemptions by the engine; -1 = unknown."""
     prompt_length: Integers | None = None
-    """Tokens; None leaves the two keys of the slowest sample's lengths out."""
+    """Tokens; None leaves out both lengths of the slowest sample."""
     response_length: Integers | None = None
 
     @classmethod
     def from_samples(cls, samples: SampleColumns) -> AgentLoopColumns:
-        """Takes the samples that were generated; the others have nothing that verl would know."""
+        """Take the samples that were generated; verl knows no others."""
         kept = slice(None) if samples.generated.all() else samples.generated
         return cls(
             generate_sequences=samples.generate_s[kept],
@@ -47,7 +47,7 @@ class AgentLoopColumns:
 
 
 def agent_loop_statistics(columns: AgentLoopColumns) -> dict[str, float]:
-    """Computes verl's ``timing_s/agent_loop/…`` keys.
+    """Compute verl's ``timing_s/agent_loop/…`` keys.
 
     Returns:
         Per measure ``min``, ``max`` and ``mean``, and under ``slowest/`` the measures of the slowest sample (of equal

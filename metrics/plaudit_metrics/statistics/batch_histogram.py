@@ -1,4 +1,4 @@
-"""A Prometheus histogram that takes whole arrays: one numpy call for a batch of samples, not one lock a value."""
+"""A Prometheus histogram that observes whole arrays: one numpy call for a batch, not one lock for each value."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class BatchHistogram(Collector):
         self._bounds = np.array(buckets, dtype=np.float64)
         self._counts: dict[tuple[str, ...], Integers] = {}
         self._sums: dict[tuple[str, ...], float] = {}
-        if not self._labels:  # counted from 0 on, as Prometheus's own clients do
+        if not self._labels:  # starts at 0, as in Prometheus's own clients
             self._counts[()], self._sums[()] = np.zeros(len(self._bounds) + 1, dtype=np.int64), 0.0
         registry.register(self)
 
     def observe(self, values: Floats, *labels: str) -> None:
-        """Counts every value of the array (NaN is none) under the given label values."""
+        """Count every value of the array, except NaN, under the given label values."""
         known = values[~np.isnan(values)]
         if len(known) == 0:
             return
@@ -54,11 +54,11 @@ class BatchHistogram(Collector):
         self._sums[labels] = self._sums.get(labels, 0.0) + float(known.sum())
 
     def describe(self) -> Iterator[HistogramMetricFamily]:
-        """The family without values: registration must not depend on what was observed."""
+        """Yield the family without values: registration must not depend on observations."""
         yield HistogramMetricFamily(self._name, self._documentation, labels=self._labels)
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        """The family as it is scraped, with cumulative buckets."""
+        """Yield the family as it is scraped, with cumulative buckets."""
         family = HistogramMetricFamily(self._name, self._documentation, labels=self._labels)
         bounds = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
         for labels, counts in self._counts.items():

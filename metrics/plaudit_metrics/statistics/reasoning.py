@@ -1,4 +1,4 @@
-"""Why a step got its verdict: each rule of ``verdict.py`` in its order, with the step's numbers and whether it holds.
+"""Explain a step's verdict: each rule of ``verdict.py`` in order, with the step's numbers and its result.
 
 The first rule that holds gives the verdict; a test compares the two on any figures.
 """
@@ -26,16 +26,16 @@ class Rule(msgspec.Struct, frozen=True):
     """One rule, applied to one step."""
 
     verdict: Verdict
-    """What it says when it holds; of the reward side's rule the name of its largest cause."""
+    """The verdict when the rule holds; of the reward side's rule the name of its largest cause."""
     question: str
     numbers: str
-    """The seconds it looked at, and the share they make."""
+    """The seconds that it compared, and their share."""
     needs: str
     holds: bool
 
 
 def reasoning(statistics: Mapping[str, float]) -> list[Rule]:
-    """Applies the rules to a step's figures (those that ``verdict`` reads), up to the first that holds."""
+    """Apply the rules to a step's figures (those that ``verdict`` reads), up to the first that holds."""
     rules: list[Rule] = []
     for rule in _rules(statistics):
         rules.append(rule)
@@ -58,7 +58,7 @@ def _rules(statistics: Mapping[str, float]) -> Iterable[Rule]:
     )
     yield Rule(
         "trainer",
-        "Did the trainer hardly wait?",
+        "Did the trainer wait for less than a fifth of the step?",
         f"waited {_share(waited_s, step_s, 'the step')}",
         f"less than {WAITING_SHARE:.0%}",
         waited_s <= 0 or waited_s < WAITING_SHARE * step_s,
@@ -66,8 +66,8 @@ def _rules(statistics: Mapping[str, float]) -> Iterable[Rule]:
     straggler_s = statistics.get("straggler_s", 0.0)
     yield Rule(
         "straggler",
-        "Was one single sample or group all that was missing?",
-        f"one was missing for {_share(straggler_s, waited_s, 'the waiting')}",
+        "Was a single sample or group missing most of the time?",
+        f"a single one was missing for {_share(straggler_s, waited_s, 'the waiting')}",
         f"more than {STRAGGLER_SHARE:.0%}",
         straggler_s > STRAGGLER_SHARE * waited_s,
     )
@@ -75,8 +75,8 @@ def _rules(statistics: Mapping[str, float]) -> Iterable[Rule]:
     generation_s = causes.pop("generation")
     yield Rule(
         "generation",
-        "Did generation hold the wait?",
-        f"generation held {_share(generation_s, waited_s, 'the waiting')}",
+        "Did the trainer wait mostly for generation?",
+        f"generation took {_share(generation_s, waited_s, 'the waiting')}",
         f"at least {SIDE_SHARE:.0%}",
         generation_s >= SIDE_SHARE * waited_s,
     )
@@ -84,13 +84,19 @@ def _rules(statistics: Mapping[str, float]) -> Iterable[Rule]:
     largest, name = reward_side(causes, statistics)
     yield Rule(
         name,
-        "Did the reward side hold it?",
-        f"the reward side held {_share(reward_s, waited_s, 'the waiting')}; "
-        f"the largest part of it is {largest.replace('_', ' ')}: {causes[largest]:.2f} s",
+        "Did it wait mostly for rewards?",
+        f"rewards took {_share(reward_s, waited_s, 'the waiting')}; "
+        f"the largest cause is {largest.replace('_', ' ')}: {causes[largest]:.2f} s",
         f"at least {SIDE_SHARE:.0%}",
         reward_s >= SIDE_SHARE * waited_s,
     )
-    yield Rule("balanced", "Neither side?", "neither holds enough of the waiting", "nothing else", True)
+    yield Rule(
+        "balanced",
+        "None of these?",
+        "neither generation nor rewards took enough of the waiting",
+        "no other rule holds",
+        True,
+    )
 
 
 def _share(part_s: float, whole_s: float, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Where one sample's time went: its stages, a partition of its wall time.
+"""Split a sample's wall time into its stages.
 
 From admission to the moment it became terminal (``SAMPLE_STAGES``), and on to the moment the trainer took its group
 (``GROUP_STAGES``)::
@@ -8,9 +8,9 @@ From admission to the moment it became terminal (``SAMPLE_STAGES``), and on to t
     ─ group_wait ─ group terminal ─ group_scorer ─ ready ─ ready_queue ─ taken by the trainer
 
 A ``─`` is a stamp of the transport's clock. A ``·`` divides a stretch by durations that one process measured with its
-monotonic clock: they are placed in the order shown, cut where they would pass the end of the stretch, and the rest of
-the stretch belongs to ``generation`` before publication and to ``commit`` after it. So the stages add up exactly,
-whatever the clocks do. A stamp that is missing means that the stage before it lasted until the next stamp there is.
+monotonic clock: they are placed in the order shown and cut at the end of the stretch. The rest of the stretch
+belongs to ``generation`` before publication and to ``commit`` after it. So the stages add up exactly,
+whatever the clocks do. Where a stamp is missing, the stage before it lasts until the next stamp.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _UNKNOWN = GroupRecord("", "train", 0, "trained", 0, 0, 0.0, 0.0)
 
 
 def sample_stage_seconds(columns: SampleColumns) -> dict[str, Floats]:
-    """Divides each sample's time from admission to terminal.
+    """Split each sample's time from admission to terminal.
 
     Returns:
         For each of ``SAMPLE_STAGES`` an array of shape [number of samples], seconds. Their sum over the stages is
@@ -66,7 +66,7 @@ def sample_stage_seconds(columns: SampleColumns) -> dict[str, Floats]:
 
 
 def group_stage_seconds(columns: SampleColumns, groups: Mapping[str, GroupRecord]) -> dict[str, Floats]:
-    """How long each sample then waited for its group, its group's scorers, and the trainer.
+    """Return how long each sample then waited for its group, its group's scorers, and the trainer.
 
     Returns:
         For each of ``GROUP_STAGES`` an array of shape [number of samples], seconds; NaN where the group's record is
@@ -89,7 +89,7 @@ def group_stage_seconds(columns: SampleColumns, groups: Mapping[str, GroupRecord
 
 
 def stages_of(sample: SampleRecord, group: GroupRecord | None = None) -> dict[str, float]:
-    """Seconds that one sample spent in each stage; stages it never reached or passed in no time are left out."""
+    """Return the seconds that one sample spent in each stage; stages of no length are left out."""
     columns = SampleColumns.from_records([sample])
     seconds = sample_stage_seconds(columns)
     if group is not None:
@@ -98,10 +98,10 @@ def stages_of(sample: SampleRecord, group: GroupRecord | None = None) -> dict[st
 
 
 def _cut(span: Floats, *parts: Floats) -> list[Floats]:
-    """Divides ``span`` into the given parts in turn and a rest; a part is cut where the span has no room for it."""
+    """Split ``span`` into the given parts in turn and a remainder; a part is cut where it exceeds the span."""
     cut: list[Floats] = []
     for part in parts:
-        taken = np.clip(np.nan_to_num(part), 0.0, span)
+        taken = np.fmin(np.fmax(part, 0.0), span)  # fmax: no part where it is NaN
         cut.append(taken)
         span = span - taken
     return [*cut, span]

@@ -1,7 +1,7 @@
-"""A step's statistics: its samples in, one dictionary out. Pure; the keys are listed in docs/metrics.md.
+"""Compute a step's statistics: samples in, one dictionary out. Pure; docs/metrics.md lists the keys.
 
-Called by the trainer when it closes a step (from the groups' hashes: nothing is missing there) and by the metrics
-service (from events, for everyone else). ``step_record`` does the whole of it for the trainer.
+The trainer calls ``step_record`` when it closes a step, with complete records from the groups' hashes. The metrics
+service calls ``step_statistics`` with events, for steps whose record has no figures.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def step_statistics(
     trainer_version: int | None = None,
     duplicates: int = 0,
 ) -> dict[str, float]:
-    """Computes every figure of one step.
+    """Compute every figure of one step.
 
     Args:
         samples: the terminal samples of the groups that the step closed (training split), or their columns.
@@ -47,8 +47,8 @@ def step_statistics(
         duplicates: publications and commits of this step's samples that were refused as duplicates.
 
     Returns:
-        Figures by the keys of docs/metrics.md, seconds unless the key says otherwise. A figure that is not defined
-        (the mean of nothing) is an absent key; there are no NaN.
+        Figures by the keys of docs/metrics.md, seconds unless the key says otherwise. An undefined figure (the mean
+        of nothing) is an absent key; there is no NaN.
     """
     columns = samples if isinstance(samples, SampleColumns) else SampleColumns.from_records(samples)
     split = split_waits(columns, groups, waits)
@@ -82,7 +82,7 @@ def step_record(
     trainer_version: int | None = None,
     extra: dict[str, float] | None = None,
 ) -> StepRecord:
-    """Builds the record of a closed step: figures, verdict, slowest sample. Arguments as in ``step_statistics``.
+    """Build the record of a closed step: figures, verdict, failures, slowest sample. See ``step_statistics``.
 
     Args:
         step: number of the step.
@@ -123,12 +123,12 @@ def step_record(
 
 
 def slowest_samples(samples: Iterable[SampleRecord], count: int) -> list[SampleRecord]:
-    """The samples that took longest from admission to terminal, the slowest first; of equal ones the earlier given."""
+    """Return the samples that took longest from admission to terminal, slowest first; of equal ones the earlier."""
     return heapq.nlargest(count, samples, key=wall_seconds)
 
 
 def wall_seconds(sample: SampleRecord) -> float:
-    """Seconds from a sample's admission until it became terminal."""
+    """Return the seconds from a sample's admission until it became terminal."""
     return (sample.stamps.committed or sample.stamps.admitted) - sample.stamps.admitted
 
 
@@ -169,7 +169,7 @@ def _first_of_group(columns: SampleColumns, values: Floats) -> Floats:
 
 
 def _distribution(key: str, values: Floats) -> dict[str, float]:
-    """Exact quantiles (linear between the two neighbours), maximum and mean of what is known."""
+    """Return exact quantiles (linear between neighbours), maximum and mean, without NaN."""
     missing = np.isnan(values)
     known = values[~missing] if missing.any() else values
     if len(known) == 0:

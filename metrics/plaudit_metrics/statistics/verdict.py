@@ -1,20 +1,20 @@
-"""The rule that names a step's bottleneck.
+"""Name a step's bottleneck from its figures (``steps.step_statistics``).
 
-From the step's figures (``steps.step_statistics``), in this order:
+The first rule that holds decides:
 
 1. ``unscored``: no sample has a score, or the trainer paused for a fifth of the step or more because too many had none.
 2. ``trainer``: the trainer waited for less than a fifth of the step. Faster rewards or rollouts would not help much.
-3. ``straggler``: for more than half of the waiting, one single sample or group (among at least four) was all that was
-   missing. More workers would not help; that sample would have to be faster, or be given up sooner.
-4. ``generation``: at least three fifths of the waiting went to generation.
-5. At least three fifths of it went to the reward side: the largest of its causes gives the name: ``reward`` (scorers at
+3. ``straggler``: for more than half of the waiting, a single sample or group (of at least four) was missing. More
+   workers would not help: that sample has to become faster, or be given up sooner.
+4. ``generation``: at least three fifths of the waiting was for generation.
+5. At least three fifths of it was for the reward side: its largest cause gives the name: ``reward`` (scorers at
    work), ``reward-queue`` (no free reward worker), ``limiter`` (a rate or concurrency limit of the job), ``endpoint``
    (the same wait, at least half of it because the endpoint asked for a pause, as with status 429),
    ``group-scorer``; for ``ready_queue`` (the groups were ready, the trainer had not taken them) ``trainer``.
 6. ``balanced``: neither side holds three fifths.
 
-The rule asks only where the *exposed* time went, so it holds for synchronous and asynchronous schedules: whatever
-overlaps with the update is no part of a wait. Its threshold of a fifth is that of the alert RewardStarvesTrainer.
+The rules look at exposed time only, so they hold for synchronous and asynchronous schedules: time that overlaps with
+the update is no part of a wait. Its threshold of a fifth is that of the alert RewardStarvesTrainer.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ Verdict = Literal[
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 WAITING_SHARE = 0.2
-"""Waiting below this share of the step: the trainer itself is the bottleneck."""
+"""Below this share of the step spent waiting, the trainer itself is the bottleneck."""
 STRAGGLER_SHARE = 0.5
-"""One sample or group holds more than this share of the waiting."""
+"""A straggler accounts for more than this share of the waiting."""
 SIDE_SHARE = 0.6
-"""Generation, or the reward side, holds at least this share of the waiting."""
+"""Generation or the reward side accounts for at least this share of the waiting."""
 
 _PROCESS_WAIT = re.compile(r"reward_pipeline/scorer/(.+)/wait_s/mean")
 HELD_SHARE = 0.5
@@ -73,10 +73,10 @@ _EXPLANATIONS: dict[Verdict, str] = {
     "reward-queue": "Finished samples waited for a free reward worker: add reward workers or raise their concurrency.",
     "limiter": "Scoring waited for a limit of the job (limits of a scorer): raise it, or send fewer requests.",
     "endpoint": "A judge's endpoint asked for pauses (429, Retry-After): raise its quota, or send fewer requests.",
-    "group-scorer": "Groups waited for their group-scope scorers: make them faster.",
-    "straggler": "One sample or group held most of the wait: look at the slowest sample, or lower its time limit.",
+    "group-scorer": "Groups waited for group-scope scorers: make them faster.",
+    "straggler": "A single sample or group caused most of the wait: see the slowest sample, or lower its time limit.",
     "trainer": "The trainer hardly waited: the update itself is the bottleneck.",
-    "balanced": "The trainer waited for generation and for rewards in similar parts: neither is the bottleneck alone.",
+    "balanced": "The trainer waited about as long for generation as for rewards: neither is the only bottleneck.",
 }
 
 
@@ -128,7 +128,7 @@ def verdict_over(steps: Iterable[Mapping[str, float]]) -> Verdict:
     """Name the bottleneck of several steps together: the same rule over the sums of their seconds.
 
     In an asynchronous schedule steps come in bursts: one waits for two, and the next finds everything ready. A verdict
-    on each alone says "trainer" of the second; this one weighs each by its seconds.
+    on the second alone is "trainer"; this one weighs each step by its seconds.
     """
     causes = (f"wait/{cause}_s" for cause in CAUSES)
     keys = ("step_s", "trainer_wait_s", "straggler_s", *causes, *_OUTCOME_KEYS, HELD_KEY, LIMITER_KEY)

@@ -5,10 +5,10 @@
     generation < sample_queue < limiter < score < group_scorer < ready_queue
 
 A group is in the earliest cause of any of its samples; once all of them are terminal it is in ``group_scorer`` until it
-is ready and in ``ready_queue`` until the wait ends. What is not listed counts as its neighbour: waiting for a rollout,
-for weights, for the engine and for tools as ``generation``; time under a reward worker that was lost as
-``sample_queue`` (the sample waited for the worker that scored it); retries and the commit as ``score``. A wait for
-nothing that is known (no group admitted yet, a checkpoint being read by rollouts) is ``generation``.
+is ready and in ``ready_queue`` until the wait ends. Other waits count as their neighbour: those for a
+rollout, for weights, for the engine and for tools as ``generation``; time with a reward worker that was lost as
+``sample_queue``; retries and the commit as ``score``. A wait for no known group (none admitted yet, rollouts reading a
+checkpoint) is ``generation``.
 
 Every sample only moves forward through the causes, so the earliest cause among many samples only moves forward too:
 a wait splits at the points in time at which the *last* awaited sample leaves each cause. No sampling, no sweep, and
@@ -34,32 +34,32 @@ _OF_GROUPS = CAUSES[:-1]
 """Causes that follow from the stamps of the awaited groups."""
 
 _FEWEST_PEERS = 4
-"""Of fewer awaited samples (or groups) the last one always holds a good part: that makes none of them a straggler."""
+"""Among fewer awaited samples (or groups) the last always accounts for a large part, which makes it no straggler."""
 
 
 @dataclass(frozen=True)
 class WaitSplit:
-    """Where the trainer's waiting in one step went."""
+    """The trainer's waiting in one step, by cause."""
 
     total_s: float
     """Sum of the waits."""
     cause_s: dict[str, float]
     """Seconds for each of ``CAUSES``; they add up to ``total_s``."""
     straggler_s: float
-    """Seconds in which one single sample, or one single group, was all that was missing (among at least four)."""
+    """Seconds in which the trainer waited for a single sample or group (of at least four)."""
 
     @property
     def exposed_reward_s(self) -> float:
-        """Seconds in which the trainer waited and nothing that it waited for was still being generated."""
+        """Seconds in which the trainer waited for rewards after generation had ended."""
         return sum(seconds for cause, seconds in self.cause_s.items() if cause != "generation")
 
 
 def split_waits(samples: SampleColumns, groups: Sequence[GroupRecord], waits: Sequence[WaitRecord]) -> WaitSplit:
-    """Splits the trainer's waiting over ``CAUSES`` by the rule above.
+    """Split the trainer's waiting over ``CAUSES`` by the rule above.
 
     Args:
-        samples: every sample of every awaited group. An awaited group without samples is judged by its record alone;
-            one without either is left out.
+        samples: every sample of every awaited group. For an awaited group without samples its record
+            decides; a group without either is left out.
         groups: the records of these groups (for the end of the group scorers).
         waits: disjoint stretches of time on the transport's clock.
     """
@@ -83,7 +83,7 @@ def split_waits(samples: SampleColumns, groups: Sequence[GroupRecord], waits: Se
 
 
 class _Timeline:
-    """When the last sample of each group left each cause.
+    """Points in time at which the last sample of each group left each cause.
 
     Attributes:
         left: shape [5, number of groups], seconds since the epoch: when the group left generation, sample_queue,
@@ -115,11 +115,11 @@ class _Timeline:
         self.left[4, codes] = np.fmax(self.left[3, codes], ready)
 
     def find(self, names: Sequence[str]) -> Integers:
-        """Positions of those groups that anything is known of."""
+        """Return the positions of the groups that are known."""
         return np.array([self._codes[name] for name in names if name in self._codes], dtype=np.int64)
 
     def committed_in(self, groups: Integers) -> Floats:
-        """When each sample of the given groups became terminal."""
+        """Return when each sample of the given groups became terminal."""
         counts = self._ends[groups] - self._starts[groups]
         before = np.cumsum(counts) - counts
         places = np.repeat(self._starts[groups] - before, counts) + np.arange(counts.sum())
@@ -129,7 +129,7 @@ class _Timeline:
 
 def _times_left(samples: SampleColumns) -> list[Floats]:
     _, _, published, _, score_taken, committed = samples.stamps
-    limited = np.minimum(score_taken + np.nan_to_num(samples.limiter_s), committed)
+    limited = np.minimum(score_taken + np.fmax(samples.limiter_s, 0.0), committed)
     return [published, score_taken, limited, committed]
 
 
@@ -142,7 +142,7 @@ def _causes(wait: WaitRecord, left: Floats) -> Floats:
 
 
 def _held_by_last(wait: WaitRecord, done: Floats) -> float:
-    """Seconds of the wait between the last but one and the last of ``done``; 0 among fewer than four."""
+    """Return the seconds of the wait between the last two of ``done``; 0 among fewer than four."""
     if len(done) < _FEWEST_PEERS:
         return 0.0
     before, last = np.clip(np.partition(done, -2)[-2:], wait.start, wait.end)

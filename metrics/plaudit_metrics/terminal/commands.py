@@ -1,6 +1,6 @@
-"""``plaudit steps``, ``plaudit trace`` and ``plaudit report``: what a run's folder tells, without a service that runs.
+"""``plaudit steps``, ``plaudit trace`` and ``plaudit report``: read a run's folder, without a running service.
 
-Each returns the exit code: 0, or 2 after one message on standard error.
+Each command returns its exit code: 0, or 2 after one message on standard error.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _COLUMNS: tuple[tuple[str, str, str], ...] = (
 
 
 class _UnknownRunError(Exception):
-    """There is no such run, or it has no such step; the message says where was looked."""
+    """The run or the step does not exist; the message names the paths that were tried."""
 
 
 def steps_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``plaudit steps``."""
+    """Add the arguments of ``plaudit steps``."""
     _run_arguments(parser)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="every figure, as a JSON array")
@@ -46,47 +46,47 @@ def steps_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def trace_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``plaudit trace``."""
+    """Add the arguments of ``plaudit trace``."""
     _run_arguments(parser)
     parser.add_argument("--step", type=int, required=True, metavar="N", help="number of the step")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: <run>-step-<N>.json")
 
 
 def report_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``plaudit report``."""
+    """Add the arguments of ``plaudit report``."""
     _run_arguments(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: <run>.html")
 
 
 def top_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``plaudit top``."""
-    parser.add_argument("run", metavar="RUN", nargs="?", help="id of the run, or its folder (or give --url)")
+    """Add the arguments of ``plaudit top``."""
+    parser.add_argument("run", metavar="RUN", nargs="?", help="id of the run, or its folder (or use --url)")
     parser.add_argument("--url", help="address of the run's metrics service")
-    parser.add_argument("--runs-folder", default="runs", metavar="FOLDER", help="where runs lie (default: runs)")
-    parser.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="look anew so often (default: 1)")
+    parser.add_argument("--runs-folder", default="runs", metavar="FOLDER", help="folder of all runs (default: runs)")
+    parser.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="refresh interval (default: 1)")
 
 
 def steps(arguments: argparse.Namespace) -> int:
-    """``plaudit steps RUN``: a table of the closed steps, or all of their figures."""
-    return _answer(lambda: _write_steps(_steps_of(_folder(arguments)), arguments, sys.stdout))
+    """Run ``plaudit steps RUN``: print a table of the closed steps, or all of their figures."""
+    return _exit_code(lambda: _write_steps(_steps_of(_folder(arguments)), arguments, sys.stdout))
 
 
 def trace(arguments: argparse.Namespace) -> int:
-    """``plaudit trace RUN --step N``: the step's timeline, for ui.perfetto.dev."""
-    return _answer(lambda: _write_trace(_folder(arguments), arguments))
+    """Run ``plaudit trace RUN --step N``: write the step's timeline for ui.perfetto.dev."""
+    return _exit_code(lambda: _write_trace(_folder(arguments), arguments))
 
 
 def report(arguments: argparse.Namespace) -> int:
-    """``plaudit report RUN``: one HTML file with the run's charts, steps and verdicts."""
-    return _answer(lambda: _write_report(_folder(arguments), arguments))
+    """Run ``plaudit report RUN``: write one HTML file with the run's charts, steps and verdicts."""
+    return _exit_code(lambda: _write_report(_folder(arguments), arguments))
 
 
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="id of the run, or its folder")
-    parser.add_argument("--runs-folder", default="runs", metavar="FOLDER", help="where runs lie (default: runs)")
+    parser.add_argument("--runs-folder", default="runs", metavar="FOLDER", help="folder of all runs (default: runs)")
 
 
-def _answer(work: Callable[[], None]) -> int:
+def _exit_code(work: Callable[[], None]) -> int:
     try:
         work()
     except (_UnknownRunError, OSError) as error:
@@ -100,8 +100,8 @@ def _folder(arguments: argparse.Namespace) -> Path:
         if (folder / FILE_NAME).exists():
             return folder
     raise _UnknownRunError(
-        f"no run {arguments.run!r} with closed steps: there is no {FILE_NAME} in "
-        f"{arguments.runs_folder}/{arguments.run} nor in {arguments.run}. Name a run's folder, or give --runs-folder"
+        f"no run {arguments.run!r} with closed steps: neither {arguments.runs_folder}/{arguments.run} nor "
+        f"{arguments.run} contains {FILE_NAME}. Give the path of the run's folder, or --runs-folder"
     )
 
 
@@ -147,7 +147,7 @@ def _write_trace(folder: Path, arguments: argparse.Namespace) -> None:
 
     record = next((each for each in _steps_of(folder) if each.step == arguments.step), None)
     if record is None:
-        raise _UnknownRunError(f"the run in {folder} has not closed step {arguments.step}")
+        raise _UnknownRunError(f"the run in {folder} has no closed step {arguments.step}")
     stored = read_step_samples(folder, record.step, record.incarnation)
     output = arguments.output or Path(f"{folder.resolve().name}-step-{record.step}.json")
     output.write_bytes(msgspec.json.encode(chrome_trace(record, stored.samples, stored.groups)))

@@ -1,6 +1,6 @@
-"""What is known of a run at one moment, for ``plaudit top``: asked of its metrics service, or read from its folder.
+"""Obtain the state of a run for ``plaudit top``, from its metrics service or from its folder.
 
-A folder whose service still answers (its log names the address) is asked there: only the service knows the queues.
+If the folder's log names a service that still responds, the service is used: only it knows the queues.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ _SAMPLES = 10
 
 
 class UnknownRunError(Exception):
-    """There is no such run, or its service does not answer; the message says where was looked."""
+    """The run does not exist, or its service does not respond; the message names what was tried."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One look; the parts are as the API answers them."""
+    """The state of a run at one moment; the parts are as the API returns them."""
 
     run: str
     verdict: Mapping[str, Any] | None = None
-    """None while no step is closed."""
+    """None until a step has closed."""
     steps: Sequence[Mapping[str, Any]] = ()
     """Oldest first."""
     samples: Sequence[Mapping[str, Any]] = ()
     """The newest step's slowest."""
     streams: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Depth by stream; empty where nobody can be asked."""
+    """Depth by stream; empty without a service."""
     workers: Sequence[Mapping[str, Any]] = ()
     failures: Mapping[str, Any] = field(default_factory=dict)
-    """Of the samples that ended since the newest step closed; empty where nobody can be asked."""
+    """Of the samples that ended since the newest step closed; empty without a service."""
 
 
 class Source(Protocol):
-    """Where pictures come from."""
+    """Provides pictures."""
 
     def look(self) -> Picture:
-        """Takes one.
+        """Return the current picture.
 
         Raises:
-            UnknownRunError: there is nothing to be seen.
+            UnknownRunError: there is none.
         """
         ...
 
 
 class Service:
-    """The run's metrics service.
+    """Provides pictures from the run's metrics service.
 
     Args:
         url: its address.
@@ -90,11 +90,11 @@ class Service:
             with urllib.request.urlopen(f"{self._url}/api/v1/{path}", timeout=_WITHIN_S) as answer:  # noqa: S310 - http(s) alone is let in
                 return json.load(answer)
         except (OSError, ValueError, http.client.HTTPException) as error:
-            raise UnknownRunError(f"the metrics service at {self._url} does not answer: {error}") from error
+            raise UnknownRunError(f"the metrics service at {self._url} does not respond: {error}") from error
 
 
 class Folder:
-    """A run's folder, without any service.
+    """Provides pictures from a run's folder, without a service.
 
     Args:
         folder: ``runs/<run>``.
@@ -128,12 +128,12 @@ class Folder:
 
 
 def source_of(run: str | None, url: str | None, runs_folder: str) -> Source:
-    """Finds out whom to ask.
+    """Choose the source of a run's pictures.
 
     Args:
         run: id of the run, or its folder.
-        url: address of its metrics service; goes before ``run``.
-        runs_folder: where runs lie.
+        url: address of its metrics service; takes precedence over ``run``.
+        runs_folder: folder of all runs.
 
     Raises:
         UnknownRunError: there is no such run.
@@ -143,16 +143,16 @@ def source_of(run: str | None, url: str | None, runs_folder: str) -> Source:
             raise UnknownRunError(f"--url is {url!r}; give the address of a metrics service: http://host:port")
         return Service(url)
     if run is None:
-        raise UnknownRunError("name a run, its folder, or the address of its metrics service (--url)")
+        raise UnknownRunError("give a run's id, its folder, or the address of its metrics service (--url)")
     folder = next((path for path in (Path(runs_folder) / run, Path(run)) if path.is_dir()), None)
     if folder is None:
-        raise UnknownRunError(f"no run {run!r}: there is no folder {runs_folder}/{run} nor {run}")
+        raise UnknownRunError(f"no run {run!r}: neither {runs_folder}/{run} nor {run} is a folder")
     service = _service_of(folder)
     return service or Folder(folder)
 
 
 def _service_of(folder: Path) -> Service | None:
-    """The service whose log says where it listens, if it answers and is the run's."""
+    """Return the service that the run's log names, if it responds and serves this run."""
     for log in sorted((folder / "logs").glob("metrics-*.log")):
         addresses = [line["address"] for line in _json_lines(log) if line.get("message") == "serving"]
         if addresses:

@@ -1,7 +1,7 @@
-"""``plaudit report RUN``: the live page as one HTML file, with the answers of a run's folder in it, without a service.
+"""``plaudit report RUN``: write the live page as one HTML file, with the data of a run's folder inside.
 
-The file needs nothing beside it: style, scripts and chart library are inside, and its content security policy forbids
-the browser to fetch anything. It works for a run that goes on or was cut short: what is closed is in it.
+The file is self-contained: styles, scripts and chart library are inside, and its content security policy forbids the
+browser to fetch anything. It also works for a run that continues or was cut short: it contains the closed steps.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from plaudit_metrics.statistics.steps import slowest_samples
 from plaudit_wire.records import StepRecord
 
 MOST_STEPS = 2000
-"""So many steps are told of, the newest."""
+"""The newest steps that a report contains."""
 _WITH_SAMPLES = 30
-"""Of so many, the newest, the slowest samples are in the file."""
+"""The newest steps whose slowest samples are in the file."""
 _WITH_TIMELINE = 5
 _SLOWEST = 20
 _DRAWN = 60
@@ -46,11 +46,11 @@ _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-
 
 
 def report(run_folder: Path, run: str) -> str:
-    """The report of a run as HTML.
+    """Return the report of a run as HTML.
 
     Args:
         run_folder: ``runs/<run>``; read are ``steps.jsonl`` and, where they are, ``ledger.json`` and stored samples.
-        run: how the run is called.
+        run: the run's name.
 
     Raises:
         OSError: a file of the folder cannot be read.
@@ -69,7 +69,7 @@ def report(run_folder: Path, run: str) -> str:
 
 
 def _of_step(run_folder: Path, step: ClosedStep, age: int) -> dict[str, Any]:
-    """What the API would say of one step; ``age`` counts from the newest."""
+    """Return the API's responses for one step; ``age`` counts from the newest."""
     path = f"steps/{step.record.step}"
     answers: dict[str, Any] = {path: step_detail(step)}
     whole = _stored(run_folder, step.record) if age < _WITH_SAMPLES else None
@@ -97,7 +97,7 @@ def _ledger(run_folder: Path) -> Any:
 
 
 def _html(answers: dict[str, Any]) -> str:
-    """The page, with what it would load put in its place."""
+    """Return the page, with the files that it would load in their place."""
     page = (FOLDER / "index.html").read_text()
     styles = library("uplot.css").read_text() + (FOLDER / "style.css").read_text()
     icon = base64.b64encode((FOLDER / "icon.svg").read_bytes()).decode()
@@ -116,7 +116,7 @@ def _html(answers: dict[str, Any]) -> str:
 
 
 def _joined(entry: str) -> str:
-    """A module and all that it imports as one script: each in a scope of its own, after those it imports."""
+    """Join a module and its imports into one script: each in its own scope, after those it imports."""
     *imported, last = _in_order(entry, [])
     scopes = (f'modules["{name}"] = (() => {{\n{_source(name)}\n{_exports(name)}}})();\n' for name in imported)
     return f"const modules = {{}};\n{''.join(scopes)}{_source(last)}"
@@ -145,5 +145,5 @@ def _hash(script: str) -> str:
 
 
 def _data(answers: dict[str, Any]) -> str:
-    """JSON that cannot end the element it stands in, whatever a sample's text says."""
+    """Encode as JSON that cannot end its HTML element, whatever a sample's text contains."""
     return msgspec.json.encode(answers).decode().replace("<", "\\u003c")

@@ -1,7 +1,7 @@
-"""``plaudit top``: a run on a terminal, as it goes: verdict, steps, stages, queues, workers, outcomes, slowest samples.
+"""``plaudit top``: a live view of a run on a terminal.
 
-``frame`` turns a ``Picture`` into what rich draws; where a picture comes from is in ``picture.py``. Without a terminal
-one frame is printed.
+It shows verdict, failures, steps, stages, queues, workers and slowest samples. ``frame`` turns a ``Picture`` into what
+rich draws; ``picture.py`` obtains pictures. Without a terminal one frame is printed.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _COLOURS = {
     "ready_queue": "cyan",
     PAUSE: "bright_magenta",
 }
-"""Where a step's time went → colour of its part of the bar."""
+"""Part of a step's time → its colour in the bar."""
 
 
 def top(arguments: argparse.Namespace) -> int:
-    """``plaudit top [RUN | --url URL]``: returns the exit code."""
+    """Run ``plaudit top [RUN | --url URL]`` and return the exit code."""
     try:
         source = source_of(arguments.run, arguments.url, arguments.runs_folder)
         picture = source.look()
@@ -57,14 +57,14 @@ def top(arguments: argparse.Namespace) -> int:
         return _REFUSED
     console = Console()
     if console.is_terminal and sys.stdin.isatty():
-        _go_on(source, picture, console, max(arguments.every, 0.1))
+        _draw(source, picture, console, max(arguments.every, 0.1))
     else:
         console.print(frame(picture))
     return 0
 
 
-def _go_on(source: Source, picture: Picture, console: Console, every_s: float) -> None:
-    """Draws until ``q`` or Ctrl-C; a service that is away leaves the last picture standing, and says so."""
+def _draw(source: Source, picture: Picture, console: Console, every_s: float) -> None:
+    """Draw until ``q`` or Ctrl-C. While the service does not respond, the last picture stays, with a message."""
     screen = Live(frame(picture), console=console, screen=True, auto_refresh=False)
     with contextlib.suppress(KeyboardInterrupt), _single_keys(), screen:
         screen.refresh()
@@ -79,12 +79,12 @@ def _go_on(source: Source, picture: Picture, console: Console, every_s: float) -
 
 @contextlib.contextmanager
 def _single_keys() -> Iterator[None]:
-    """Keys arrive without Enter."""
+    """Deliver keys without Enter."""
     before = termios.tcgetattr(sys.stdin)
     try:
         tty.setcbreak(sys.stdin)
         mode = termios.tcgetattr(sys.stdin)
-        mode[6][termios.VINTR] = b"\0"  # Ctrl-C is a key too: an interrupt can get lost in somebody's callback
+        mode[6][termios.VINTR] = b"\0"  # Ctrl-C is a key too: an interrupt can get lost in a callback
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, mode)
         yield
     finally:
@@ -100,11 +100,11 @@ def _quit_within(seconds: float) -> bool:
 
 
 def frame(picture: Picture, trouble: str = "") -> RenderableType:
-    """All of it as one renderable.
+    """Return the whole view as one renderable.
 
     Args:
-        picture: what is known.
-        trouble: why it is not of this moment; empty when it is.
+        picture: the state of the run.
+        trouble: why it is out of date; empty when it is current.
 
     Names and texts come from users and their policies: control characters are replaced, and none is read as markup.
     """
@@ -134,11 +134,11 @@ def _printable(value: Any) -> Any:
 
 def _verdict(picture: Picture) -> RenderableType:
     if picture.verdict is None:
-        return Panel(Text("no step is closed yet"), title=Text(picture.run))
-    words = Text(picture.verdict["recent_verdict"], style="bold")
-    words.append(f" over the last steps · step {picture.verdict['step']}: {picture.verdict['verdict']}\n")
-    words.append(picture.verdict["explanation"])
-    return Panel(words, title=Text(picture.run), subtitle="q ends")
+        return Panel(Text("no step has closed yet"), title=Text(picture.run))
+    text = Text(picture.verdict["recent_verdict"], style="bold")
+    text.append(f" over the last steps · step {picture.verdict['step']}: {picture.verdict['verdict']}\n")
+    text.append(picture.verdict["explanation"])
+    return Panel(text, title=Text(picture.run), subtitle="q quits")
 
 
 def _open_step_failures(failures: Mapping[str, Any]) -> list[RenderableType]:
@@ -160,7 +160,7 @@ def _reasons(step: Mapping[str, Any]) -> Text:
 
 def _steps(steps: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(expand=True, box=None)
-    for heading in ("step", "reward", "staleness", "seconds", "exposed", "no score"):
+    for heading in ("step", "reward", "staleness", "step s", "exposed reward s", "no score"):
         table.add_column(heading, justify="right")
     table.add_column("where the time went")
     table.add_column("waited for")
@@ -197,7 +197,7 @@ def _last_step(step: Mapping[str, Any]) -> RenderableType:
     for name, colour in _COLOURS.items():
         legend.append("█ ", style=colour).append(f"{name.replace('_', ' ')}  ")
     stages = Table(title="stages, newest step", expand=True, box=None)
-    for heading in ("stage", "median s", "95 % s", "most s"):
+    for heading in ("stage", "p50 s", "p95 s", "max s"):
         stages.add_column(heading, justify="left" if heading == "stage" else "right")
     for stage in STAGES:
         key = f"reward_pipeline/{stage}_s"
@@ -216,7 +216,7 @@ def _last_step(step: Mapping[str, Any]) -> RenderableType:
 
 def _queues(picture: Picture) -> Table:
     table = Table(title="queues", expand=True, box=None)
-    for heading in ("stream", "waiting", "in work", "oldest s"):
+    for heading in ("stream", "waiting", "in progress", "oldest s"):
         table.add_column(heading, justify="left" if heading == "stream" else "right")
     for name, depth in picture.streams.items():
         table.add_row(

@@ -1,7 +1,8 @@
 """Admit an RLJob: validate it once, freeze it with its files, and then accept changes of mutable fields only.
 
 The job's ConfigMap holds what is frozen: ``job.yaml`` (for its processes), ``spec.json`` (the spec as admitted),
-``templates.json`` (pod templates as rendered by the operator that admitted it) and the job's files.
+``current.json`` (the same with accepted edits), ``templates.json`` and ``images.json`` (pod templates and images of the
+operator that admitted it) and the job's files.
 """
 
 from __future__ import annotations
@@ -13,12 +14,11 @@ from typing import Any
 
 import msgspec
 
-from plaudit_operator.admission.mutable import frozen_changes, overlaid
+from plaudit_operator.admission.frozen import parsed, spec_in_effect
 from plaudit_operator.admission.support import unsupported
 from plaudit_operator.names import Reason
 from plaudit_workers.job.checks.kubernetes import kubernetes_problems
 from plaudit_workers.job.checks.python_files import source_problem
-from plaudit_workers.job.loading.load import parse_job
 from plaudit_workers.job.problem import JobError, Problem
 from plaudit_workers.job.spec.rljob import RLJob
 
@@ -47,10 +47,14 @@ class Admitted:
 
     job: RLJob
     spec: Mapping[str, Any]
-    """The spec as first admitted."""
+    """The spec as first admitted, as the user wrote it."""
+    current: Mapping[str, Any]
+    """The same with the edits that were accepted since."""
     files: tuple[JobFile, ...]
     templates: Mapping[str, Any]
     """Frozen pod templates by child: ``{"inputs": digest, "template": …}``; empty before the first reconcile."""
+    images: Mapping[str, str] = field(default_factory=dict)
+    """The operator's images when the job was admitted, by field of ``Images``; empty before the first reconcile."""
     written: Mapping[str, str] = field(default_factory=dict)
     """Data of the job's ConfigMap; empty before the first reconcile."""
     reason: str = Reason.VALID
@@ -76,54 +80,34 @@ def admit(job_object: Object, config: Object | None, files: Object | None) -> Ad
     """
     if config is not None and "spec.json" in config.get("data", {}):
         return _frozen(job_object, config["data"])
-    parsed = _parsed(job_object, job_object["spec"])
-    if isinstance(parsed, Refused):
-        return parsed
-    problems = [*kubernetes_problems(parsed), *unsupported(parsed)]
+    job, problems = parsed(job_object, job_object["spec"])
+    problems = problems or [*kubernetes_problems(job), *unsupported(job)]
     if problems:
         return Refused(Reason.INVALID, _text(JobError(problems)))
-    found = _files(parsed, files)
+    found = _files(job, files)
     if isinstance(found, Refused):
         return found
-    if problems := list(_code_problems(parsed, found)):
+    if problems := list(_code_problems(job, found)):
         return Refused(Reason.FILES_INVALID, _text(JobError(problems)))
-    return Admitted(parsed, dict(job_object["spec"]), found, {})
+    return Admitted(job, dict(job_object["spec"]), dict(job_object["spec"]), found, {})
 
 
-def _frozen(job_object: Object, data: Mapping[str, str]) -> Admitted | Refused:
+def _frozen(job_object: Object, data: Mapping[str, str]) -> Admitted:
     admitted = msgspec.json.decode(data["spec.json"])
-    templates = msgspec.json.decode(data["templates.json"])
-    files = tuple(JobFile(f["key"], f["path"], data.get(f["key"], "")) for f in msgspec.json.decode(data["files.json"]))
-    current = job_object["spec"]
-    parsed = _parsed(job_object, overlaid(admitted, current))
-    if isinstance(parsed, Refused):
-        # A bad edit: the job continues with the spec in its ConfigMap.
-        before = _parsed(job_object, overlaid(admitted, msgspec.json.decode(data["current.json"])))
-        if isinstance(before, Refused):
-            return before
-        return Admitted(
-            before,
-            admitted,
-            files,
-            templates,
-            data,
-            parsed.reason,
-            f"edit rejected, the job keeps its old spec: {parsed.message}",
-        )
-    changed = frozen_changes(admitted, current)
-    if changed:
-        message = f"edit rejected, the job keeps its old spec: {', '.join(changed)} cannot change while the job exists"
-        return Admitted(parsed, admitted, files, templates, data, Reason.IMMUTABLE_CHANGED, message)
-    return Admitted(parsed, admitted, files, templates, data)
-
-
-def _parsed(job_object: Object, spec: Mapping[str, Any]) -> RLJob | Refused:
-    metadata = {key: job_object["metadata"][key] for key in ("name", "namespace")}
-    written = {**{key: job_object[key] for key in ("apiVersion", "kind")}, "metadata": metadata, "spec": spec}
-    try:
-        return parse_job(written)
-    except JobError as error:
-        return Refused(Reason.INVALID, _text(error))
+    spec = spec_in_effect(job_object, admitted, msgspec.json.decode(data["current.json"]))
+    return Admitted(
+        job=spec.job,
+        spec=admitted,
+        current=spec.written,
+        files=tuple(
+            JobFile(f["key"], f["path"], data.get(f["key"], "")) for f in msgspec.json.decode(data["files.json"])
+        ),
+        templates=msgspec.json.decode(data["templates.json"]),
+        images=msgspec.json.decode(data.get("images.json", "{}")),
+        written=data,
+        reason=spec.reason,
+        message=spec.message,
+    )
 
 
 def _text(error: JobError) -> str:

@@ -45,8 +45,9 @@ def frozen_changes(admitted: Data, current: Data) -> list[str]:
 
 
 def _overlaid(admitted: Data, current: Data, section: type[BaseModel]) -> dict[str, Any]:
-    result = {}
-    for name, field in _fields(section).items():
+    fields = _fields(section)
+    result = {name: value for name, value in admitted.items() if name not in fields}  # of another version
+    for name, field in fields.items():
         source = current if _mutable(field) else admitted
         inner = _inner_section(section, name)
         if not _mutable(field) and inner and _holds_mutable(inner):

@@ -40,8 +40,8 @@ def frozen_templates(context: JobContext) -> Templates:
 
 
 def _templates(context: JobContext) -> Iterator[tuple[str, str, Callable[[], Manifest]]]:
-    spec = context.written_spec
-    workers = {k: v for k, v in spec["reward"].get("workers", {}).items() if k not in ("replicas", "autoscaling")}
+    spec = context.admitted.current  # as the user wrote it: a default of another version is no change
+    workers = {k: v for k, v in (spec["reward"].get("workers") or {}).items() if k not in ("replicas", "autoscaling")}
     reward_inputs = {**spec["reward"], "workers": workers}
     yield "reward", digest(reward_inputs), lambda: reward.template(context)
     yield "metrics", digest(spec.get("metrics")), lambda: metrics.template(context)
@@ -51,9 +51,9 @@ def _templates(context: JobContext) -> Iterator[tuple[str, str, Callable[[], Man
         inputs = digest(next(s for s in spec["reward"]["scorers"] if s["name"] == scorer.name)["model"])
         yield f"model/{scorer.name}", inputs, lambda scorer=scorer: reward_model.template(context, scorer)  # type: ignore[misc]
     if context.spec.trains:
-        rollout_inputs = {k: v for k, v in spec["rollout"].items() if k != "replicas"}
+        rollout_inputs = {k: v for k, v in (spec.get("rollout") or {}).items() if k != "replicas"}
         yield "rollout", digest(rollout_inputs), lambda: rollout.template(context)
-        yield "trainer", digest(spec["trainer"]), lambda: trainer.template(context)
+        yield "trainer", digest(spec.get("trainer")), lambda: trainer.template(context)
 
 
 def manifests(context: JobContext, templates: Templates, *, suspended: bool, waits: bool) -> list[Manifest]:

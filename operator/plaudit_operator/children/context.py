@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from plaudit_operator import names
 from plaudit_operator.admission.admission import Admitted, JobFile
 from plaudit_operator.runtime.kinds import Kind
 from plaudit_operator.settings import Settings
-from plaudit_workers.job.loading.dump import job_data
 from plaudit_workers.job.spec.rljob import RLJob, Spec
 
 Manifest = dict[str, Any]
@@ -35,12 +33,6 @@ class JobContext:
     def spec(self) -> Spec:
         """Its specification."""
         return self.admitted.job.spec
-
-    @cached_property
-    def written_spec(self) -> Manifest:
-        """Its specification as plain data, in YAML's names."""
-        data: Manifest = job_data(self.job)["spec"]
-        return data
 
     @property
     def files(self) -> tuple[JobFile, ...]:

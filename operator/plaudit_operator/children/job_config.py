@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
 
 from plaudit_operator import names
+from plaudit_operator.admission.mutable import overlaid
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.runtime.kinds import CONFIG_MAP, SERVICE_ACCOUNT
-from plaudit_workers.job.loading.dump import dump_json
+from plaudit_workers.job.loading.dump import dump_json, job_data
 
 
 def config_map(context: JobContext, templates: Mapping[str, Any]) -> Manifest:
@@ -20,17 +22,31 @@ def config_map(context: JobContext, templates: Mapping[str, Any]) -> Manifest:
         context: the job.
         templates: ``{"inputs": digest, "template": …}`` by child.
     """
-    current, written = _json(context.written_spec), context.admitted.written
     data = {
-        # As another version of the operator wrote it, unless the user changed something.
-        "job.yaml": written["job.yaml"] if written.get("current.json") == current else dump_json(context.job),
+        "job.yaml": _job_file(context),
         "spec.json": _json(context.admitted.spec),
-        "current.json": current,
+        "current.json": _json(context.admitted.current),
         "templates.json": _json(templates),
+        "images.json": _json(asdict(context.settings.images)),
         "files.json": _json([{"key": f.key, "path": f.path, "sha256": f.digest} for f in context.files]),
         **{f.key: f.content for f in context.files},
     }
     return context.manifest(CONFIG_MAP, context.metadata(names.job_config(context.name), "job"), data=data)
+
+
+def _job_file(context: JobContext) -> str:
+    """Return the resolved job, for the job's processes.
+
+    Their images are those of the job's admission. So the file stays as the operator of that time wrote it, with its
+    fields and its defaults, and an edit changes nothing in it but the mutable fields.
+    """
+    written, current = context.admitted.written, context.admitted.current
+    if "job.yaml" not in written:
+        return dump_json(job_data(context.job))
+    if written["current.json"] == _json(current):
+        return written["job.yaml"]
+    resolved = msgspec.json.decode(written["job.yaml"])
+    return dump_json({**resolved, "spec": overlaid(resolved["spec"], current)})
 
 
 def service_account(context: JobContext) -> Manifest:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from plaudit_operator import names
 from plaudit_operator.admission.admission import Refused, admit, digest
@@ -16,7 +16,7 @@ from plaudit_operator.children.all import Templates, fixed_replicas, frozen_temp
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.observed import Object, Observed
 from plaudit_operator.policies.gang_admission import Wait, awaited
-from plaudit_operator.settings import Settings
+from plaudit_operator.settings import Images, Settings
 
 _KEPT = 64
 """A quarter of a megabyte each. Jobs that start or change are looked at again and again; one at rest is not."""
@@ -86,7 +86,8 @@ def _render(key: _Key) -> Rendering | Refused:
     admitted = admit(*key.sources)
     if isinstance(admitted, Refused):
         return admitted
-    context = JobContext(key.name, key.namespace, key.uid, admitted, key.settings)
+    settings = replace(key.settings, images=Images(**admitted.images)) if admitted.images else key.settings
+    context = JobContext(key.name, key.namespace, key.uid, admitted, settings)
     templates = frozen_templates(context)
     suspended = context.spec.scheduling.suspend
     waits: Wait = "" if suspended else key.waits

@@ -60,7 +60,7 @@ def seconds_in(text: str) -> list[float]:
 
 
 def test_the_verdict_is_told_in_words_and_its_seconds_add_up(overview: Tab, site: Site) -> None:
-    assert overview.text("#verdict") == "Step 16 waited for scorers at work"
+    assert overview.text("#verdict") == "Step 16 waited for scorers"
     assert overview.text(".advice").startswith("The trainer waited for scorers at work: make them faster")
     newest = site.builder.steps[-1][0]
     assert sum(seconds_in(overview.text(".partition ul"))) == pytest.approx(newest.closed - newest.opened, abs=0.1)
@@ -244,16 +244,16 @@ def test_a_step_that_is_closed_appears_by_itself_and_a_lost_service_is_told(
 ) -> None:
     site = make_site([])
     tab.open(site.url)
-    tab.until("document.body?.innerText.includes('No step is closed yet')")
+    tab.until("document.body?.innerText.includes('No step has closed yet')")
     site.publish(site.builder.add("limiter"))
-    tab.until("document.querySelector('#verdict')?.innerText === 'Step 1 waited for a limit'")
+    tab.until("document.querySelector('#verdict')?.innerText === 'Step 1 waited for a limit of the job'")
     assert tab.ask("document.querySelector('#verdict').closest('[aria-live]').ariaLive") == "polite"
     assert tab.text("#status") == "Live"
     assert tab.complaints == []
     site.stop()
-    tab.until("document.querySelector('#status').innerText.startsWith('Lost the service')")
+    tab.until("document.querySelector('#status').innerText.startsWith('The service does not respond')")
     assert "Next try in" in tab.text("#status")
-    assert tab.text("#verdict") == "Step 1 waited for a limit"
+    assert tab.text("#verdict") == "Step 1 waited for a limit of the job"
 
 
 def test_without_the_chart_library_the_tables_remain(tab: Tab, site: Site) -> None:
@@ -266,7 +266,7 @@ def test_without_the_chart_library_the_tables_remain(tab: Tab, site: Site) -> No
 
 def test_a_step_nobody_knows_is_told(tab: Tab, site: Site) -> None:
     tab.open(f"{site.url}#/step/999")
-    tab.until("document.body?.innerText.includes('Step 999 is not known')")
+    tab.until("document.body?.innerText.includes('Step 999 is not available')")
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -57,7 +57,7 @@ def opened(tab: Tab, html: Path) -> Tab:
 
 
 def test_a_report_opens_from_a_file_and_fetches_nothing(opened: Tab, html: Path) -> None:
-    assert opened.text("#verdict") == "Step 16 waited for scorers at work"
+    assert opened.text("#verdict") == "Step 16 waited for scorers"
     assert opened.text("#status").startswith("Report of ")
     assert opened.complaints == []
     assert {url for url in opened.requests if not url.startswith("data:")} == {html.as_uri()}
@@ -65,9 +65,9 @@ def test_a_report_opens_from_a_file_and_fetches_nothing(opened: Tab, html: Path)
 
 def test_it_reasons_its_verdict_and_tells_the_ledger_and_every_step(opened: Tab) -> None:
     opened.until("document.querySelector('.reasons')")
-    assert "the largest part of it is score" in opened.text(".reasons tbody tr:last-child")
+    assert "the largest cause is score" in opened.text(".reasons tbody tr:last-child")
     told = opened.text("main")
-    assert "It adds up." in told
+    assert "The counts add up." in told
     assert "dropped: too few scored" in told
     rows = opened.ask("[...document.querySelectorAll('main section')].at(-1).querySelectorAll('tbody tr').length")
     assert rows == 16
@@ -79,7 +79,7 @@ def test_its_steps_open_with_samples_and_timeline(opened: Tab) -> None:
     assert opened.ask("document.querySelectorAll('.samples tbody tr').length") == 20
     opened.ask("location.hash = '#/step/3'")
     opened.until("document.querySelector('#verdict')?.innerText === 'Step 3 waited for a free reward worker'")
-    assert "does not carry the samples of this step" in opened.text("main")
+    assert "does not contain the samples of this step" in opened.text("main")
     assert opened.complaints == []
 
 
@@ -107,7 +107,7 @@ def test_a_run_without_samples_or_ledger_is_told_from_its_steps_alone(
     (bare / "steps.jsonl").write_bytes((run_folder / "steps.jsonl").read_bytes())
     tab.open(write(bare, tmp_path / "bare.html").as_uri())
     tab.until("document.querySelector('.verdict')")
-    assert "does not carry the samples" in tab.text("main")
+    assert "does not contain the samples" in tab.text("main")
     assert tab.complaints == []
 
 
@@ -116,7 +116,7 @@ def test_a_run_that_has_closed_no_step_yet_makes_a_report_that_says_so(tab: Tab,
     young.mkdir()
     (young / "steps.jsonl").touch()
     tab.open(write(young, tmp_path / "young.html").as_uri())
-    tab.until("document.body?.innerText.includes('No step is closed yet')")
+    tab.until("document.body?.innerText.includes('No step has closed yet')")
 
 
 def test_a_run_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:

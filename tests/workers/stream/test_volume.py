@@ -27,14 +27,30 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-async def test_a_stored_record_is_read_again_and_forgotten_with_its_group(folder: Path) -> None:
-    volume = SpillFolder(folder)
+async def test_a_stored_record_is_read_again_until_its_group_is_forgotten(folder: Path) -> None:
+    volume = SpillFolder(folder, kept_s=0.0)
     stored = await volume.store("t-0-1.0", "prompt", RECORD)
     assert await volume.load(stored) == RECORD
     await volume.forget("t-0-1.0")
     assert list(folder.iterdir()) == []
     with pytest.raises(VolumeError, match=r"cannot read t-0-1\.0/prompt-"):
         await volume.load(stored)
+
+
+async def test_the_trainer_deletes_what_ended_groups_left_and_keeps_the_open_ones(folder: Path) -> None:
+    volume = SpillFolder(folder, kept_s=0.0)
+    for group in ("t-0-1.0", "t-1-1.0"):
+        await volume.store(group, "prompt", RECORD)
+    await volume.prepare(["t-1-1.0"])
+    assert [left.name for left in folder.iterdir()] == ["t-1-1.0"]
+
+
+async def test_nothing_is_written_below_a_mount_point_without_its_volume(tmp_path: Path) -> None:
+    volume = SpillFolder(tmp_path / "unmounted" / "spill")
+    with pytest.raises(VolumeError, match="cannot write"):
+        await volume.store("t-0-1.0", "prompt", RECORD)
+    await volume.prepare([])
+    assert await volume.load(await volume.store("t-0-1.0", "prompt", RECORD)) == RECORD
 
 
 async def test_an_id_that_a_client_chose_is_one_name_of_the_file_system(folder: Path) -> None:
@@ -78,7 +94,7 @@ async def test_forgetting_a_group_deletes_nothing_outside_the_folder(folder: Pat
     kept.mkdir()
     (kept / "policy.pt").write_text("weights")
     (folder / "linked").symlink_to(kept)
-    await SpillFolder(folder).forget(group)
+    await SpillFolder(folder, kept_s=0.0).forget(group)
     assert (kept / "policy.pt").exists()
 
 

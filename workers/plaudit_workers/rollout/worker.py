@@ -101,11 +101,12 @@ class RolloutWorker:
         self._prompt_work = PromptWork(name, transport, engine, agent, self._weights)
         self._works: set[asyncio.Task[None]] = set()
         self._stopping = False
+        self._readable = True
 
     @property
     def ready(self) -> bool:
-        """True while the worker takes prompts: an announced policy is loaded and no stop was requested."""
-        return self._weights.ready and not self._stopping
+        """True while the worker takes prompts: a policy is loaded, the volume is readable, no stop was requested."""
+        return self._weights.ready and self._readable and not self._stopping
 
     @property
     def busy(self) -> int:
@@ -145,6 +146,7 @@ class RolloutWorker:
             work = tasks.start(self._work_prompt(consumer, delivery, claim))
             self._works.add(work)
             work.add_done_callback(self._works.discard)
+        self._readable = consumer.readable
 
     async def _work_prompt(self, consumer: Consumer[Prompt], delivery: Delivery[Prompt], claim: Claim) -> None:
         await self._prompt_work.run(delivery, claim)

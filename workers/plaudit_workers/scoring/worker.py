@@ -153,6 +153,7 @@ class ScoringWorker:
                 continue
             for delivery in await consumer.take(room):
                 self._start(tasks, delivery, self._score_sample(consumer, delivery))
+            self.ready = consumer.readable
 
     async def _take_groups(self, tasks: Supervised, consumer: Consumer[GroupDelivery], stop: asyncio.Event) -> None:
         while not stop.is_set():

@@ -9,12 +9,15 @@ from typing import Any, cast
 import msgspec
 
 from plaudit_wire.codec import RecordError, decode, decoder
+from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Prompt, decode_body
 from plaudit_wire.records import Outcome, ScoringRecord
 from plaudit_wire.sample_fields import read_fields
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.group import Group, GroupSample, Phase
-from plaudit_workers.stream.volume import SpillFolder
+from plaudit_workers.stream.volume import LostRecordError, SpillFolder, VolumeError
+
+logger = get_logger(__name__)
 
 _GROUP_FIELDS = ("phase", "admitted", "prompt", "incarnation", "terminal", "ready", "reason")
 _SAMPLE_FIELDS = ("tensors", "sample", "published", "ended")
@@ -23,7 +26,11 @@ Values = Sequence[bytes | None]
 
 
 async def read_group(transport: Transport, group_id: str) -> Group | None:
-    """The group as it is now; None when it is closed or was lost."""
+    """Return the group as it is now; None when it is closed or was lost, or its prompt was.
+
+    Raises:
+        VolumeError: a part of it cannot be read now.
+    """
     n: Any = await transport.commands.hget(transport.names.group(group_id), "n")
     return (await read_groups(transport, [(group_id, int(n))]))[0] if n is not None else None
 
@@ -31,7 +38,11 @@ async def read_group(transport: Transport, group_id: str) -> Group | None:
 async def read_groups(
     transport: Transport, groups: Sequence[tuple[str, int]], *, taken: bool = False
 ) -> list[Group | None]:
-    """Several groups (id, number of samples) in one round trip; ``taken`` stamps them as taken by the trainer now."""
+    """Read several groups (id, number of samples) in one round trip; ``taken`` stamps them as taken by the trainer now.
+
+    Raises:
+        VolumeError: a part of one cannot be read now.
+    """
     pipeline = transport.commands.pipeline(transaction=False)
     pipeline.time()
     for group_id, n in groups:
@@ -39,7 +50,7 @@ async def read_groups(
     (seconds, microseconds), *hashes = await pipeline.execute()
     at = float(seconds) + float(microseconds) / 1e6 if taken else None
     return [
-        await _parse(group_id, values, transport.volume, at) if values[0] is not None else None
+        await _parsed(group_id, values, transport.volume, at) if values[0] is not None else None
         for (group_id, _), values in zip(groups, hashes, strict=True)
     ]
 
@@ -47,6 +58,14 @@ async def read_groups(
 @cache
 def _fields(n: int) -> list[str]:
     return [*_GROUP_FIELDS, *(f"{name}:{i}" for i in range(n) for name in _SAMPLE_FIELDS)]
+
+
+async def _parsed(group_id: str, values: Values, volume: SpillFolder, taken: float | None) -> Group | None:
+    try:
+        return await _parse(group_id, values, volume, taken)
+    except LostRecordError as error:  # an older state of Redis shows a group whose files were deleted with it
+        logger.error("the prompt of a group is lost", group=group_id, error=str(error))
+        return None
 
 
 async def _parse(group_id: str, values: Values, volume: SpillFolder, taken: float | None) -> Group:
@@ -79,6 +98,8 @@ async def _sample(i: int, values: Values, volume: SpillFolder, admitted: float) 
     if tensors is not None and sample is not None:
         try:
             body = decode_body(await volume.load(tensors), await volume.load(sample), fields.generation)
+        except VolumeError:
+            raise
         except RecordError as error:
             scoring = _lost_body(scoring, str(error))
     return GroupSample(

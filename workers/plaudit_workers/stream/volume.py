@@ -3,6 +3,9 @@
 Rollouts and the trainer write them, every process reads them, the trainer deletes them with their group. What Redis
 holds may be forged, so no path leaves the folder: a record lies in ``<group>/<name>``, both single names, opened
 without following links, and only a regular file of the announced size is read.
+
+A file outlives its group by a minute: Redis may come back without its last second, and the group with it. The trainer
+creates the folder; while it is missing, the volume counts as not mounted, and nobody writes below the mount point.
 """
 
 from __future__ import annotations
@@ -14,7 +17,9 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -35,8 +40,12 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 _LINK = (errno.ELOOP, errno.ENOTDIR)
 
 
-class VolumeError(RecordError):
-    """The shared volume cannot provide the file now; it may later."""
+class LostRecordError(RecordError):
+    """The file of a record is gone for good."""
+
+
+class VolumeError(RecordError, OSError):
+    """The shared volume cannot provide the file now; it may later. An outage, to be waited out like one of Redis."""
 
 
 class Spilled(msgspec.Struct, frozen=True, array_like=True):
@@ -55,21 +64,45 @@ class SpillFolder:
     Args:
         folder: the folder; None keeps every record in Redis.
         limit_bytes: records above it are spilled.
+        kept_s: how long the files of a closed group stay, and after how long a missing file counts as lost.
     """
 
-    def __init__(self, folder: Path | None, limit_bytes: int = INLINE_LIMIT_BYTES) -> None:
+    def __init__(self, folder: Path | None, limit_bytes: int = INLINE_LIMIT_BYTES, kept_s: float = 60.0) -> None:
         self._folder = folder
         self._limit_bytes = limit_bytes
+        self._kept_s = kept_s
+        self._closed: deque[tuple[float, str]] = deque()
+        self._missing: dict[str, float] = {}
+
+    async def prepare(self, open_groups: Iterable[str]) -> None:
+        """Create the folder and delete what groups left there that have long ended; the trainer calls it first.
+
+        Raises:
+            VolumeError: the volume cannot be written.
+        """
+        if self._folder is None:
+            return
+        try:
+            await asyncio.to_thread(self._prepare, self._folder, {_folder_of(group) for group in open_groups})
+        except OSError as error:
+            raise VolumeError(f"cannot write to {self._folder}: {error}") from error
 
     def needed(self, record: bytes, *, memory_is_short: bool = False) -> bool:
         """Return True for a record that belongs on the volume."""
         return self._folder is not None and (memory_is_short or len(record) > self._limit_bytes)
 
     async def store(self, group: str, name: str, record: bytes) -> bytes:
-        """Write a record; return what to put into Redis. The same record again writes the same file."""
+        """Write a record; return what to put into Redis. The same record again writes the same file.
+
+        Raises:
+            VolumeError: it cannot be written now.
+        """
         digest = _digest(record)
         spilled = Spilled(f"{_folder_of(group)}/{name}-{digest[:12]}", len(record), digest)
-        await asyncio.to_thread(self._write, spilled.path, record)
+        try:
+            await asyncio.to_thread(self._write, spilled.path, record)
+        except OSError as error:
+            raise VolumeError(f"cannot write {spilled.path} in {self._folder}: {error}") from error
         return _SPILLED + msgspec.msgpack.encode(spilled)
 
     async def load(self, stored: bytes) -> bytes:
@@ -77,6 +110,7 @@ class SpillFolder:
 
         Raises:
             VolumeError: the file cannot be read now.
+            LostRecordError: the file is gone for good.
             RecordError: it is damaged, its path leaves the folder, or this process was given no folder.
         """
         if stored[:1] != _SPILLED:
@@ -91,14 +125,23 @@ class SpillFolder:
         return record
 
     async def forget(self, group: str) -> None:
-        """Delete the files of a group."""
-        if self._folder is not None:
-            await asyncio.to_thread(self._remove, _folder_of(group))
+        """Delete the files of a group that has ended, ``kept_s`` from now."""
+        if self._folder is None:
+            return
+        self._closed.append((time.monotonic() + self._kept_s, _folder_of(group)))
+        while self._closed and self._closed[0][0] <= time.monotonic():
+            await asyncio.to_thread(self._remove, self._closed.popleft()[1])
+
+    def _prepare(self, folder: Path, kept: set[str]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in os.scandir(folder):
+            if left.name not in kept and time.time() - left.stat(follow_symlinks=False).st_mtime > self._kept_s:
+                self._remove(left.name)
 
     def _write(self, path: str, record: bytes) -> None:
         assert self._folder is not None
         target = self._folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(exist_ok=True)
         temporary = target.with_name(f"{target.name}.{os.getpid()}.partial")
         temporary.write_bytes(record)
         temporary.replace(target)
@@ -121,7 +164,17 @@ class SpillFolder:
         except OSError as error:
             if error.errno in _LINK:
                 raise RecordError(f"{spilled.path} in {self._folder} leads through a link") from error
+            if error.errno == errno.ENOENT and self._is_lost(spilled.path):
+                raise LostRecordError(f"{spilled.path} in {self._folder} is lost") from error
             raise VolumeError(f"cannot read {spilled.path} in {self._folder}: {error}") from error
+
+    def _is_lost(self, path: str) -> bool:
+        """Return True for a file that was missing on a mounted volume for longer than caches of NFS explain."""
+        assert self._folder is not None
+        if not self._folder.is_dir():
+            self._missing.clear()
+            return False
+        return time.monotonic() - self._missing.setdefault(path, time.monotonic()) > self._kept_s
 
     def _remove(self, group: str) -> None:
         try:

@@ -1,7 +1,7 @@
-"""The live page at ``/``: plain files of this folder, and uPlot, which draws its charts, from its own package.
+"""Serve the live page at ``/``: plain files of this folder, and the chart library uPlot from its own package.
 
-Everything comes from this service: the content security policy forbids the browser anything else, and scripts inside
-the page. uPlot is the file that its authors published; the page names its hash, so no other file would run.
+The content security policy restricts the browser to this service and forbids inline scripts. uPlot is the file that its
+authors published; the page names its hash, so no other file would run.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _HEADERS = {
     "frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",  # after an update of Plaudit, no file of before
+    "Cache-Control": "no-cache",  # no stale files after an update of Plaudit
 }
 
 
 def routes() -> list[BaseRoute]:
-    """The page and its files; addresses inside it are relative, so it also works behind a proxy's path."""
+    """Return the routes of the page and its files. Its links are relative, so it works behind a proxy's path."""
     return [Route("/", _index), Mount("/page", routes=[Route("/{name}", _file)])]
 
 
 def library(name: str) -> Path:
-    """Where ``uplot.js`` or ``uplot.css`` lies. Its package is found, not imported."""
+    """Return the path of ``uplot.js`` or ``uplot.css``. Its package is located, not imported."""
     return Path(str(distribution(_CARRIER).locate_file(_LIBRARY[name])))
 
 

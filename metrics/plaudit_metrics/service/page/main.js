@@ -84,7 +84,7 @@ async function route(arrived) {
       content.focus({ preventScroll: true });
     }
   } catch {
-    content.replaceChildren(element("p", { class: "card empty" }, "The service does not answer. ", element("a", { href: "#/" }, "Overview")));
+    content.replaceChildren(element("p", { class: "card empty" }, "The service does not respond. ", element("a", { href: "#/" }, "Overview")));
   }
 }
 

@@ -1,4 +1,4 @@
-/** The overview: the newest step's verdict, and the run's curves. Built once, then told what is new. */
+/** The overview: the newest step's verdict and the run's charts. Built once, then updated. */
 
 import { Chart } from "./chart.js";
 import { element, renew, swatch, table } from "./dom.js";
@@ -21,31 +21,31 @@ export class Overview {
     this.verdict = element("div", { "aria-live": "polite" });
     this.time = overSteps({
       title: "Where the time went",
-      note: "Seconds of each step. A bar opens its step.",
+      note: "Seconds of each step. Click a bar to open its step.",
       kind: "bars",
       height: 260,
       unit: "seconds",
       series: CAUSES.map((cause) => ({ ...cause, value: (step) => causeSeconds(step, cause.key) })),
     });
     this.reward = overSteps({
-      title: "Reward", note: "Mean of the step, and one standard deviation to both sides.", kind: "lines", unit: "figure",
+      title: "Reward", note: "Mean of the step, with one standard deviation on either side.", kind: "lines", unit: "figure",
       series: [{ key: "reward", label: "mean", color: "--generation", value: (step) => step["reward/mean"], band: deviation("reward") }],
     });
     this.staleness = overSteps({
-      title: "Staleness", note: "Policy versions behind the update: mean, smallest and largest.", kind: "lines", unit: "figure", least: 1,
+      title: "Staleness", note: "Policy versions behind the update: mean, minimum and maximum.", kind: "lines", unit: "figure", least: 1,
       series: [{ key: "staleness", label: "mean", color: "--group_scorer", value: ofStaleness("mean"), band: [ofStaleness("min"), ofStaleness("max")] }],
     });
     this.outcomes = overSteps({
       title: "Samples without a score", note: "Share of each step’s samples, by outcome.", kind: "bars", unit: "share", least: 0.02,
       series: OUTCOMES.filter((kind) => kind.key !== "scored").map((kind) => ({ ...kind, value: outcomeShare(kind.key) })),
     });
-    this.depth = overTime({ title: "Queue depth", note: "Entries that nobody has taken yet.", unit: "figure", least: 4, of: "undelivered" });
-    this.age = overTime({ title: "Queue age", note: "Age of the oldest entry that nobody has taken.", unit: "seconds", least: 1, of: "oldest_undelivered_s" });
+    this.depth = overTime({ title: "Queue depth", note: "Entries that no consumer has read yet.", unit: "figure", least: 4, of: "undelivered" });
+    this.age = overTime({ title: "Queue age", note: "Age of the oldest entry that no consumer has read.", unit: "seconds", least: 1, of: "oldest_undelivered_s" });
     this.workers = element("div");
     this.scorers = element("div");
     this.samples = element("div");
     this.unscored = element("div");
-    this.empty = element("p", { class: "card empty" }, "No step is closed yet. The first one appears here by itself.");
+    this.empty = element("p", { class: "card empty" }, "No step has closed yet. The first one will appear here.");
     const picker = element("select", { id: "count", on: { change: (event) => choose(Number(event.target.value)) } },
       CHOICES.map((each) => element("option", { value: each, selected: each === count }, `${each} steps`)));
     this.ofSteps = element("div", { class: "sections", hidden: true },
@@ -54,9 +54,9 @@ export class Overview {
       this.time.node,
       element("div", { class: "pair" }, this.reward.node, this.staleness.node));
     this.rest = element("div", { class: "sections", hidden: true },
-      element("div", { class: "pair" }, this.outcomes.node, report ? null : section("Workers", "Processes that were heard of in the last 20 seconds.", this.workers)),
+      element("div", { class: "pair" }, this.outcomes.node, report ? null : section("Workers", "Processes that sent a heartbeat in the last 20 seconds.", this.workers)),
       section("Scorers", "Of the newest step.", this.scorers),
-      section("Slowest samples", "Of the newest step, from admission to the trainer. The bar opens.", this.samples));
+      section("Slowest samples", "Of the newest step, from admission to the trainer. Click a bar for details.", this.samples));
     this.queues = element("div", { class: "sections" },
       element("div", { class: "head" }, element("h2", {}, "Queues")),
       element("div", { class: "pair" }, this.depth.node, this.age.node));
@@ -88,18 +88,18 @@ export class Overview {
     renew(this.workers, workersTable(workers));
   }
 
-  /** Shows what only a report tells: the ledger, and every step with its verdict. */
+  /** Shows what only a report contains: the ledger, and every step with its verdict. */
   showReport(steps, ledger) {
     const rows = [...steps].reverse();
     this.reported.replaceChildren(
-      ledger === null ? "" : section("Ledger", "Every group that was admitted, and what became of it.", ledgerList(ledger)),
-      section("All steps", `${rows.length} closed steps, the newest first.`, table("All steps", [
+      ledger === null ? "" : section("Ledger", "Every admitted group, by how it ended.", ledgerList(ledger)),
+      section("All steps", `${rows.length} closed steps, newest first.`, table("All steps", [
         { label: "Step", cell: stepLink },
         { label: "Waited for", cell: (step) => element("span", {}, swatch(verdictOf(step.verdict).color), step.verdict) },
         { label: "Reward", number: true, cell: (step) => figure(step["reward/mean"]) },
         { label: "Step", number: true, cell: (step) => seconds(step.closed - step.opened) },
         { label: "Waited", number: true, cell: (step) => seconds(step.trainer_wait_s) },
-        { label: "Exposed reward", number: true, cell: (step) => seconds(step.exposed_reward_s) },
+        { label: "Waited for rewards", number: true, cell: (step) => seconds(step.exposed_reward_s) },
         { label: "Staleness", number: true, cell: (step) => figure(ofStaleness("mean")(step)) },
         { label: "Without a score", number: true, cell: (step) => share(step["reward_pipeline/masked_share"]) },
         { label: "Closed", number: true, cell: (step) => moment(step.closed) },
@@ -114,8 +114,8 @@ export function stepLink(step) {
 
 export function lacking() {
   return element("p", { class: "empty" }, report
-    ? "The report does not carry the samples of this step (they were not stored, or it is too old)."
-    : "The samples of this step are not known here: it was closed before this service began.");
+    ? "This report does not contain the samples of this step: they were not stored, or the step is too old."
+    : "The samples of this step are not available: it closed before this service started.");
 }
 
 /** A card with a heading. */
@@ -141,7 +141,7 @@ function outcomeShare(outcome) {
 }
 
 function workersTable(workers) {
-  if (workers.length === 0) return element("p", { class: "empty" }, "No worker has been heard of.");
+  if (workers.length === 0) return element("p", { class: "empty" }, "No worker has sent a heartbeat.");
   const state = (worker) => (worker.ready === false ? "starting" : worker.busy > 0 ? "busy" : "idle");
   const slots = (worker) => element("span", { class: "slots" },
     element("span", { class: "meter", "aria-hidden": "true" }, element("span", { style: { width: `${(100 * (worker.busy ?? 0)) / (worker.slots || 1)}%` } })),
@@ -158,7 +158,7 @@ function workersTable(workers) {
 function ledgerList(ledger) {
   const { problems = [], as_of: asOf, ...counts } = ledger;
   return [
-    element("p", {}, problems.length === 0 ? "It adds up." : `It does not add up: ${problems.join("; ")}`),
+    element("p", {}, problems.length === 0 ? "The counts add up." : `The counts do not add up: ${problems.join("; ")}`),
     element("dl", { class: "figures" }, Object.entries(counts).filter(([, count]) => typeof count === "number").map(([name, count]) =>
       element("div", {}, element("dt", {}, name.replaceAll("_", " ").replace(":", ": ")), element("dd", {}, figure(count))))),
   ];

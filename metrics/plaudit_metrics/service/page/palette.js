@@ -7,7 +7,7 @@ const named = (key, label, color = `--${key}`) => ({ key, label, color });
 
 /** Of a step: the trainer's own part, and the causes of its waiting in the order of the pipeline. */
 export const CAUSES = [
-  named("trainer", "trainer at work"),
+  named("trainer", "trainer busy"),
   named("generation", "generation"),
   named("sample_queue", "sample queue"),
   named("limiter", "limiter"),
@@ -57,18 +57,18 @@ export const QUEUES = [
 export const VERDICTS = {
   unscored: { words: "scores: too many samples have none", color: "--pause" },
   generation: { words: "generation", color: "--generation" },
-  reward: { words: "scorers at work", color: "--score" },
+  reward: { words: "scorers", color: "--score" },
   "reward-queue": { words: "a free reward worker", color: "--sample_queue" },
   limiter: { words: "a limit of the job", color: "--limiter" },
   endpoint: { words: "a judge’s endpoint (429, Retry-After)", color: "--limiter" },
   "group-scorer": { words: "group scorers", color: "--group_scorer" },
   straggler: { words: "one straggler", color: "--redelivery" },
   trainer: { words: "nothing: the trainer is the bottleneck", color: "--trainer" },
-  balanced: { words: "generation and rewards alike", color: "--engine_queue" },
+  balanced: { words: "both generation and rewards", color: "--engine_queue" },
 };
 
 export function verdictOf(name) {
-  return VERDICTS[name] ?? { words: name || "something unknown", color: "--trainer" };
+  return VERDICTS[name] ?? { words: name || "an unknown cause", color: "--trainer" };
 }
 
 /** A colour for a canvas, as it is in the theme of now. */

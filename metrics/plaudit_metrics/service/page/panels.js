@@ -1,4 +1,4 @@
-/** What is told of one step, on the overview of the newest one and on each step's own view. */
+/** The panels of one step, on the overview (newest step) and on each step's own view. */
 
 import { details, element, swatch, table } from "./dom.js";
 import { figure, known, seconds, share } from "./format.js";
@@ -55,7 +55,7 @@ function figures(step) {
     ["Reward", figure(step["reward/mean"]), "mean"],
     ["Step", seconds(step_s), `${step.num_samples} samples`],
     ["Waited", seconds(step.trainer_wait_s), known(step.trainer_wait_s) ? `${share(step.trainer_wait_s / step_s)} of the step` : ""],
-    ["Exposed reward time", seconds(step.exposed_reward_s), known(step.exposed_reward_s) ? `${share(step.exposed_reward_s / step_s)} of the step` : ""],
+    ["Waited for rewards alone", seconds(step.exposed_reward_s), known(step.exposed_reward_s) ? `${share(step.exposed_reward_s / step_s)} of the step` : ""],
     ["Staleness", figure(step[`${PIPELINE}/staleness/mean`]), "mean, versions"],
     ["Without a score", share(step[`${PIPELINE}/masked_share`]), "of the samples"],
   ];
@@ -83,7 +83,7 @@ export function failureList(failures) {
 export function unscoredPanel({ samples, unscored, failures }) {
   if (failures.length === 0) return element("div");
   return element("section", { class: "card", role: "status" },
-    element("h3", {}, "Samples without a score since the newest step"),
+    element("h2", {}, "Samples without a score since the newest step"),
     element("p", { class: "note" }, `${figure(unscored)} of ${figure(samples)} samples, ${share(unscored / samples)}`),
     failureList(failures.map(({ scorer, count, reason, outcome }) => ({ scorer, text: `${count} × ${reason || outcome}` }))));
 }
@@ -131,21 +131,21 @@ function sampleStages(sample, longest) {
   const name = element("span", { class: "hidden" }, "Stages in seconds");
   return details([name, summary], () => element("div", { class: "breakdown" },
     element("ul", {}, parts.map((part) => element("li", {}, swatch(part.color), element("span", {}, part.label), element("b", {}, seconds(part.value))))),
-    Object.entries(sample.scoring.scorers ?? {}).map(([scorer, said]) => element("p", {}, scorerWords(scorer, said))),
+    Object.entries(sample.scoring.scorers ?? {}).map(([scorer, record]) => element("p", {}, scorerText(scorer, record))),
     sample.scoring.worker ? element("p", {}, `scored by ${sample.scoring.worker}`) : null,
     sample.scoring.reason ? element("p", {}, sample.scoring.reason) : null,
   )).node;
 }
 
-function scorerWords(scorer, said) {
-  const parts = [`${scorer}: ${said.outcome}`];
-  if (known(said.value)) parts.push(figure(said.value));
-  parts.push(`call ${seconds(said.call_s ?? 0)}`);
-  if (said.limiter_s) parts.push(`limiter ${seconds(said.limiter_s)}`);
-  if ((said.attempts ?? 1) > 1) parts.push(`${said.attempts} attempts`);
-  if (said.wait_s) parts.push(`wait for a process ${seconds(said.wait_s)}`);
-  if (said.reason) parts.push(said.reason);
-  for (const [name, value] of Object.entries(said.extra ?? {})) parts.push(`${name} ${known(value) ? figure(value) : value}`);
+function scorerText(scorer, record) {
+  const parts = [`${scorer}: ${record.outcome}`];
+  if (known(record.value)) parts.push(figure(record.value));
+  parts.push(`call ${seconds(record.call_s ?? 0)}`);
+  if (record.limiter_s) parts.push(`limiter ${seconds(record.limiter_s)}`);
+  if ((record.attempts ?? 1) > 1) parts.push(`${record.attempts} attempts`);
+  if (record.wait_s) parts.push(`wait for a process ${seconds(record.wait_s)}`);
+  if (record.reason) parts.push(record.reason);
+  for (const [name, value] of Object.entries(record.extra ?? {})) parts.push(`${name} ${known(value) ? figure(value) : value}`);
   return parts.join(", ");
 }
 
@@ -166,7 +166,7 @@ export function scorersTable(step) {
   const names = [...new Set(Object.keys(step).filter((key) => key.startsWith(prefix)).map((key) => key.slice(prefix.length).split("/")[0]))];
   const of = (name, key) => step[`${prefix}${name}/${key}`];
   const failed = (name) => OUTCOMES.filter((kind) => kind.key !== "scored").map((kind) => [kind.label, of(name, `outcome/${kind.key}`)]).filter(([, count]) => count > 0);
-  if (names.length === 0) return element("p", { class: "empty" }, "No scorer has told anything of this step.");
+  if (names.length === 0) return element("p", { class: "empty" }, "No scorer ran in this step.");
   return table("Scorers", [
     { label: "Scorer", cell: (name) => element("span", { class: "id" }, name) },
     { label: "Value, mean", number: true, cell: (name) => figure(of(name, "value/mean")) },

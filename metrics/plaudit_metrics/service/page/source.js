@@ -45,23 +45,23 @@ export async function follow(ask, show, tell) {
       pause_s = Math.min(2 * pause_s, LONGEST_PAUSE_S);
     }
     if (news !== null) show(news);
-    tell(news === null ? lost(pause_s) : heard(news));
+    tell(news === null ? lost(pause_s) : connection(news));
     await new Promise((resolve) => setTimeout(resolve, 1000 * pause_s));
   }
 }
 
 function lost(pause_s) {
-  return { state: "lost", text: `Lost the service: what you see is old. Next try in ${pause_s} s` };
+  return { state: "lost", text: `The service does not respond; this page is out of date. Next try in ${pause_s} s` };
 }
 
 let newest = { time: null, since: performance.now() };
 
-/** The service looks at Redis every two seconds; when no new look comes, it does not hear Redis. */
-function heard(news) {
+/** The service takes a snapshot of Redis every two seconds; without a new one, Redis does not respond to it. */
+function connection(news) {
   if (news.time !== newest.time) newest = { time: news.time, since: performance.now() };
   const quiet_s = (performance.now() - newest.since) / 1000;
   if (quiet_s < QUIET_REDIS_S) return { state: "live", text: "Live" };
-  return { state: "quiet", text: `The service has not heard Redis for ${Math.round(quiet_s)} s` };
+  return { state: "quiet", text: `The service has had no response from Redis for ${Math.round(quiet_s)} s` };
 }
 
 function visible() {

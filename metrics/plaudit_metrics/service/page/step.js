@@ -17,7 +17,7 @@ export async function stepView(number) {
     load(`steps/${number}/samples`, { slowest: SLOWEST }),
     load(`steps/${number}/trace`, { slowest: DRAWN }),
   ]);
-  if (step === null) return element("div", { class: "sections" }, links(number), element("p", { class: "card empty" }, `Step ${number} is not known: not closed yet, rolled back, or too long ago.`));
+  if (step === null) return element("div", { class: "sections" }, links(number), element("p", { class: "card empty" }, `Step ${number} is not available: it has not closed yet, was rolled back, or is too old.`));
   const samples = listed?.samples ?? [];
   const file = `api/v1/steps/${number}/trace`;
   return element(
@@ -27,10 +27,10 @@ export async function stepView(number) {
     verdictPanel(step, { reasoned: true }),
     section("Timeline", `The ${Math.min(DRAWN, samples.length ? step.num_samples : 0)} slowest samples. Drag to zoom, point at a slice to see its group.`,
       trace === null || samples.length === 0 ? lacking() : timeline(trace),
-      trace === null || document.getElementById("answers") ? null : element("p", { class: "note" }, "All of it: ", element("a", { href: file }, "trace file"), " for ui.perfetto.dev")),
-    section("Stages", "How long its samples spent where.", stagesTable(step)),
-    section("Scorers", "Their last attempts, their waits, what failed.", scorersTable(step)),
-    section("Slowest samples", "From admission to the trainer. The bar opens.", samples.length === 0 ? lacking() : samplesTable(samples)),
+      trace === null || document.getElementById("answers") ? null : element("p", { class: "note" }, "Full timeline: ", element("a", { href: file }, "trace file"), " for ui.perfetto.dev")),
+    section("Stages", "Time that samples spent in each stage.", stagesTable(step)),
+    section("Scorers", "Last attempts, waits and failures.", scorersTable(step)),
+    section("Slowest samples", "From admission to the trainer. Click a bar for details.", samples.length === 0 ? lacking() : samplesTable(samples)),
     section("Every figure", "The keys of docs/metrics.md.", details("Table", () => everyFigure(step)).node),
   );
 }

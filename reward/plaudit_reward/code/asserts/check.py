@@ -83,7 +83,8 @@ class AssertCheck:
             if plan.is_literal:
                 passed = await self._comparison.compare("literals", called.stdout, json.dumps(plan.expected))
                 return await self._with_output(CaseResult(passed, "finished"), called, case)
-            evaluated = await execute("evaluation", plan.text, _payload(plan, operations, called.stdout), "")
+            answers = called.stdout.decode("utf-8", "replace")
+            evaluated = await execute("evaluation", plan.text, _payload(plan, operations), answers)
             verdict = _verdict(evaluated)
             if verdict is None:
                 return CaseResult(False, "finished", f"its results cannot be evaluated: {_how(evaluated)}")
@@ -98,12 +99,12 @@ class AssertCheck:
         if plan.text in self._first_operations:
             self._first_operations.move_to_end(plan.text)
             return self._first_operations[plan.text]
-        evaluated = await execute("evaluation", plan.text, _payload(plan, [], None), "")
+        evaluated = await execute("evaluation", plan.text, _payload(plan, []), "")
         verdict = _verdict(evaluated)
         if verdict is None or not verdict.needed:
-            told = _how(evaluated) if verdict is None else verdict.failed or "it passes"
+            ending = _how(evaluated) if verdict is None else verdict.failed or "it passes"
             raise DataError(
-                f"ground_truth.assert_case: {plan.text[:200]!r} ends before it uses the program ({told}); assert "
+                f"ground_truth.assert_case: {plan.text[:200]!r} ends before it uses the program ({ending}); assert "
                 "something about plain values that the program's functions return"
             )
         self._first_operations[plan.text] = verdict.needed
@@ -119,13 +120,12 @@ class AssertCheck:
         return CaseResult(same, "finished", "" if same else "it passes the assert but prints something else")
 
 
-def _payload(plan: Plan, operations: list[dict[str, Any]], answers: bytes | None) -> str:
+def _payload(plan: Plan, operations: list[dict[str, Any]]) -> str:
     task = {
         "preamble": PREAMBLE,
         "names": plan.names,
         "modules": plan.modules,
         "operations": operations,
-        "answers": None if answers is None else answers.decode("utf-8", "replace"),
     }
     return json.dumps(task)
 

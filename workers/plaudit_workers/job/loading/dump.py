@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -29,9 +30,9 @@ def dump_job(job: RLJob) -> str:
     return stream.getvalue()
 
 
-def dump_json(job: RLJob) -> str:
+def dump_json(data: Mapping[str, Any]) -> str:
     """The job as JSON, which readers of YAML 1.2 read as it is: written a hundred times as fast as YAML."""
-    text = json.dumps(job_data(job), indent=1, ensure_ascii=False)
+    text = json.dumps(data, indent=1, ensure_ascii=False)
     return _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 

@@ -60,6 +60,7 @@ class TrainerStreams:
         """
         await self._fence.take_over(floor)
         self._ready.clear()
+        await self._transport.volume.prepare(await self.open_groups())
         return self.incarnation
 
     async def admit(self, prompt: Prompt) -> Admission:

@@ -58,6 +58,7 @@ class ConsumerOptions:
             every killed worker.
         block_s: how long ``take`` waits for work; below the blocking client's timeout of 10 s; 0: not at all.
         reclaim_every_s: how often lapsed leases are looked for.
+        unreadable_pause_s: after an entry that the shared volume did not provide, nothing is taken for so long.
     """
 
     lease_s: float = 20.0
@@ -66,6 +67,7 @@ class ConsumerOptions:
     alone_from: int = 3
     block_s: float = 1.0
     reclaim_every_s: float = 1.0
+    unreadable_pause_s: float = 5.0
 
 
 class Consumer(Generic[T]):
@@ -99,12 +101,18 @@ class Consumer(Generic[T]):
         self._waiting: deque[Delivery[T]] = deque()  # to be worked alone; their leases are kept
         self._away = True
         self._claim_next = 0.0
+        self._unreadable_until = 0.0
         self._reclaim_not_before = time.monotonic() + options.renew_every_s
         self._taking = asyncio.Lock()
         self._took = 0.0
         self._server_time = ServerTime()
         self._unreadable: dict[str, None] = {}  # of another schema version: left to other workers
         self._tasks = Supervised()
+
+    @property
+    def readable(self) -> bool:
+        """False for some seconds after an entry could not be read from the shared volume."""
+        return time.monotonic() >= self._unreadable_until
 
     async def __aenter__(self) -> Self:
         self._tasks = Supervised()
@@ -151,6 +159,9 @@ class Consumer(Generic[T]):
         for the length of one lease, since after an outage every lease looks lapsed.
         """
         if slots <= 0:
+            return []
+        if not self.readable:
+            await asyncio.sleep(min(self._options.block_s, self._options.unreadable_pause_s))
             return []
         async with self._taking:
             try:
@@ -284,8 +295,9 @@ class Consumer(Generic[T]):
         try:
             delivery.payload = await self._payload(delivery, fields)
         except VolumeError as error:
-            logger.warning("the volume cannot provide a record now", stream=self.stream, error=str(error))
-            self._leases.remove(delivery.entry_id)  # the next look at own pending entries finds it again
+            self._transport.outages.report(error)
+            self._unreadable_until = time.monotonic() + self._options.unreadable_pause_s
+            await self._leases.hand_back([delivery])  # a worker whose volume is mounted may take it
         except SchemaVersionError as error:
             await self._leave_to_others(delivery, error)
         except (RecordError, msgspec.DecodeError, KeyError, ValueError) as error:

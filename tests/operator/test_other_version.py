@@ -1,0 +1,114 @@
+"""Jobs that another version of the operator admitted: other defaults, other bounds, other fields."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from world import World, rljob
+
+from plaudit_operator.names import ConditionType
+
+Data = dict[str, Any]
+
+
+def rewrite(world: World, key: str, change: Callable[[Data], None]) -> None:
+    """Changes a file in the job's ConfigMap, as another version would have written it."""
+    config = world.cluster.find("ConfigMap", "job-job")
+    assert config
+    data = json.loads(config["data"][key])
+    change(data)
+    text = json.dumps(data)
+    world.cluster.edit("ConfigMap", "job-job", lambda item: item["data"].update({key: text}))
+
+
+def job_file(world: World) -> Data:
+    config = world.cluster.find("ConfigMap", "job-job")
+    assert config
+    found: Data = json.loads(config["data"]["job.yaml"])
+    return found
+
+
+def pods(world: World) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in world.cluster.of_kind("Pod")}
+
+
+def test_another_default_restarts_nothing_and_stays_out_of_the_job_file():
+    world = World()
+    world.settle()
+    before = pods(world)
+    # The version that admitted it had another default, a field that is gone since, and none of maxDisruptions.
+    rewrite(world, "job.yaml", lambda job: job["spec"]["rollout"]["engine"].update(oldField=1, tensorParallelSize=1))
+    rewrite(world, "job.yaml", lambda job: job["spec"]["lifecycle"]["failurePolicy"].pop("maxDisruptions"))
+    rewrite(world, "job.yaml", lambda job: job["spec"]["algorithm"].update(learningRate=0.5))
+    old = job_file(world)
+    world.start_operator()
+    world.settle()
+    assert pods(world) == before
+    assert job_file(world) == old
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(metrics={"rewardLatency": {"target": 0.5}}))
+    world.settle()
+    edited = job_file(world)
+    assert edited["spec"]["metrics"]["rewardLatency"]["target"] == 0.5
+    assert edited["spec"]["rollout"]["engine"] == old["spec"]["rollout"]["engine"]
+    assert edited["spec"]["algorithm"] == old["spec"]["algorithm"]
+    assert "maxDisruptions" not in json.dumps(edited)
+    rollouts = {p["metadata"]["uid"] for p in world.cluster.of_kind("Pod") if "rollout" in p["metadata"]["name"]}
+    assert rollouts <= before
+
+
+def test_an_edit_after_an_upgrade_keeps_the_images_of_the_jobs_admission():
+    world = World(rljob(reward={"scorers": rljob()["spec"]["reward"]["scorers"], "timeoutSeconds": 30}))
+    world.settle()
+    world.settings = replace(world.settings, images=replace(world.settings.images, worker="worker:2"))
+    world.start_operator()
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(metrics={"rewardLatency": {"target": 0.5}}))
+    world.settle()
+    metrics = world.cluster.find("Deployment", "job-metrics")
+    assert metrics
+    [container] = metrics["spec"]["template"]["spec"]["containers"]
+    assert {"name": "PLAUDIT_REWARD_LATENCY_TARGET", "value": "0.5"} in container["env"]
+    assert container["image"] == "worker:1"
+
+
+def admitted_with_zero_steps() -> World:
+    """A running job whose ``algorithm.steps`` this version rejects."""
+    world = World()
+    world.settle()
+    for key in ("spec.json", "current.json"):
+        rewrite(world, key, lambda spec: spec["algorithm"].update(steps=0))
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"]["algorithm"].update(steps=0))
+    world.start_operator()
+    return world
+
+
+def test_a_running_job_that_this_version_would_reject_runs_on_to_its_end():
+    world = admitted_with_zero_steps()
+    before = pods(world)
+    world.settle()
+    assert (world.status["phase"], pods(world)) == ("Running", before)
+    assert world.condition(ConditionType.SPEC_VALID)["status"] == "True"
+    world.cluster.end_trainer(1, "boom")
+    world.settle()
+    assert world.status["restarts"] == 1
+    assert world.status["phase"] == "Running"
+    world.cluster.end_trainer(0)
+    world.settle()
+    assert world.status["phase"] == "Complete"
+
+
+def test_its_good_edits_apply_and_its_bad_ones_are_rejected_by_what_is_new_in_them():
+    world = admitted_with_zero_steps()
+    world.settle()
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(scheduling={"suspend": True}))
+    world.settle()
+    assert world.status["phase"] == "Suspended"
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(scheduling={"suspend": False}))
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(lifecycle={"activeDeadlineSeconds": -1}))
+    world.settle()
+    valid = world.condition(ConditionType.SPEC_VALID)
+    assert (valid["status"], valid["reason"]) == ("False", "Invalid")
+    assert "activeDeadlineSeconds" in valid["message"]
+    assert "steps" not in valid["message"]
