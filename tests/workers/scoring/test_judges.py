@@ -141,7 +141,8 @@ async def test_the_key_comes_from_a_file_or_the_environment_and_stays_in_the_wor
     parse = {"python": {"path": str(tmp_path / "read.py"), "function": "read"}}
     reward = make_reward([judge(apiKeySecret={"name": "judge", "key": "token"}, parse=parse)])
     with pytest.raises(
-        RefusedError, match=r"judge\.apiKeySecret: key .token. of Secret .judge. has no value.* set .*PLAUDIT_SECRET_JUDGE_TOKEN"
+        RefusedError,
+        match=r"judge\.apiKeySecret: key .token. of Secret .judge. has no value.* set .*PLAUDIT_SECRET_JUDGE_TOKEN",
     ):
         await build_pipeline(reward, "reward-0")
     monkeypatch.setenv("PLAUDIT_SECRET_JUDGE_TOKEN", "hush-environment")
