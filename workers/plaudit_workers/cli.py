@@ -40,7 +40,7 @@ def _validate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kubernetes",
         action="store_true",
-        help="look at it as kubectl apply would: paths on the volume, no local files",
+        help="check it for Kubernetes: paths on the volume, no local files",
     )
 
 
@@ -68,7 +68,7 @@ def _submit_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         metavar="FILE",
-        help="scores, one a line, in order; the same command goes on with it",
+        help="scores, one a line, in order; the same command continues it",
     )
     parser.add_argument("--run", type=_run_name, metavar="NAME", help="id of the run that serves")
     parser.add_argument(
@@ -76,9 +76,11 @@ def _submit_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--redis", metavar="URL", help="the service's Redis; its password in PLAUDIT_REDIS_PASSWORD")
     parser.add_argument("--runs-folder", default="runs", metavar="FOLDER", help="where runs lie (default: runs)")
-    parser.add_argument("--session", default="", metavar="NAME", help="default: one of these samples and this output")
     parser.add_argument(
-        "--wait", type=float, default=0.0, metavar="SECONDS", help="for a service that is not there yet"
+        "--session", default="", metavar="NAME", help="default: derived from the samples and the output"
+    )
+    parser.add_argument(
+        "--wait", type=float, default=0.0, metavar="SECONDS", help="wait for a service that is starting"
     )
 
 
@@ -109,7 +111,9 @@ def _rescore_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="both scores of each sample: .parquet or .jsonl"
     )
-    parser.add_argument("--changes", type=_positive, default=10, metavar="N", help="samples told that changed most")
+    parser.add_argument(
+        "--changes", type=_positive, default=10, metavar="N", help="how many of the most changed samples to list"
+    )
     parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
 
 
@@ -144,10 +148,10 @@ def _no_arguments(_: argparse.ArgumentParser) -> None:
 COMMANDS: dict[str, Command] = {
     "run": Command("plaudit_workers.launch.run", "run", "run a job on Ray, here or on a cluster", _run_arguments),
     "submit": Command(
-        "plaudit_workers.submit", "submit", "have a running scoring service score a file of samples", _submit_arguments
+        "plaudit_workers.submit", "submit", "score a file of samples with a running scoring service", _submit_arguments
     ),
     "score": Command(
-        "plaudit_workers.scoring.offline.score", "score", "score a file of samples, here", _score_arguments
+        "plaudit_workers.scoring.offline.score", "score", "score a file of samples on this machine", _score_arguments
     ),
     "try": Command(
         "plaudit_workers.scoring.offline.trial",
@@ -158,7 +162,7 @@ COMMANDS: dict[str, Command] = {
     "rescore": Command(
         "plaudit_workers.rescore.command",
         "rescore",
-        "score a run's stored samples anew, and compare",
+        "score a run's stored samples again, and compare",
         _rescore_arguments,
     ),
     "samples": Command(
@@ -174,7 +178,10 @@ COMMANDS: dict[str, Command] = {
         _dead_arguments,
     ),
     "validate": Command(
-        "plaudit_workers.job.commands", "validate", "tell every problem of a job file, with lines", _validate_arguments
+        "plaudit_workers.job.commands",
+        "validate",
+        "report every problem of a job file, with its line",
+        _validate_arguments,
     ),
     "schema": Command(
         "plaudit_workers.job.commands", "schema", "print the JSON Schema of a job, for editors", _no_arguments
