@@ -1,10 +1,10 @@
-"""What the metrics cost the pipeline: its throughput with event records, against the same pipeline without them.
+"""Measure what metrics cost the pipeline: its throughput with event records against the same pipeline without them.
 
 Three real processes and a private Redis, as in ``transport.py`` (a trainer, a rollout, a reward worker whose score
 costs nothing: nothing hides what an event costs). Rounds without events, with events, and with events and a metrics
 service that reads them take turns in one run, in changing order, in the same warm processes. "Without" runs the same
-scripts, less the line that tells of a group's samples. Told is the median of each round's ratio to its round without:
-of many short rounds, since one may be off by a tenth on a busy machine.
+scripts without the line that reports a group's samples. The result is the median, over many short rounds, of the ratio
+to the round without events: a single round can be off by a tenth on a busy machine.
 
     python benchmarks/events_cost.py [--rounds 61] [--groups 160] [--json FILE] [--quick]
 """
@@ -35,7 +35,7 @@ from plaudit_workers.stream.transitions.scripts import Scripts
 
 VARIANTS = ("without", "events", "events and service")
 BOUND = 0.97
-_TELLS_SAMPLES = "\n  report(g)\n"
+_REPORTS_SAMPLES = "\n  report(g)\n"
 
 Round = tuple[str, str]
 """Run and variant."""
@@ -46,9 +46,9 @@ def scripts(variant: str) -> Scripts:
     if variant != "without":
         return Scripts()
     text = Scripts().files["shared/group"]
-    if text.count(_TELLS_SAMPLES) != 1:
-        raise RuntimeError(f"shared/group.lua does not hold {_TELLS_SAMPLES!r} once; adapt this benchmark")
-    return Scripts({"shared/group": text.replace(_TELLS_SAMPLES, "\n")})
+    if text.count(_REPORTS_SAMPLES) != 1:
+        raise RuntimeError(f"shared/group.lua does not hold {_REPORTS_SAMPLES!r} once; adapt this benchmark")
+    return Scripts({"shared/group": text.replace(_REPORTS_SAMPLES, "\n")})
 
 
 def role_process(role: str, url: str, password: str, rounds: list[Round], groups: int, barrier: Any, ends: Any) -> None:
@@ -155,8 +155,8 @@ def main() -> int:
         }
         for variant, of_rounds in by_variant.items()
     }
-    for variant, told in figures.items():
-        print(f"{variant:20} {told['samples_per_s']:>8} samples/s   {told['ratio']:.3f}")
+    for variant, figure in figures.items():
+        print(f"{variant:20} {figure['samples_per_s']:>8} samples/s   {figure['ratio']:.3f}")
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=2))
     return 0 if arguments.quick or figures["events"]["ratio"] >= BOUND else 1

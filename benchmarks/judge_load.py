@@ -1,8 +1,8 @@
-"""Hundreds of judge calls in flight: ``plaudit score`` beside bare HTTP clients, against a server of its own process.
+"""Hundreds of judge calls in flight: ``plaudit score`` beside plain HTTP clients, against a server of its own process.
 
-Three tables from one run, each at 32, 128, 512 and 2,048 requests in flight:
+Two kinds of load in one run, each at 32, 128, 512 and 2,048 requests in flight:
 
-- *steady*: every answer takes 0.2 s. ``plaudit score`` with one judge, with one reward model, and two bare clients
+- *steady*: every answer takes 0.2 s. ``plaudit score`` with one judge, with one reward model, and two plain clients
   that send the same requests and throw the answers away: aiohttp, and the ``openai`` package where it is installed.
 - *faulty*: answers take 0.05-2 s; 5 % of the samples first get a 429 with ``Retry-After``, 1 % no answer at all, 1 % a
   cut connection. Every sample must be scored, and no sample may be asked twice because of its neighbours.
@@ -11,7 +11,7 @@ Three tables from one run, each at 32, 128, 512 and 2,048 requests in flight:
 waits for ``Retry-After`` or for its time limit keeps its place). *CPU*: of the client's process, after its imports, a
 sample. *delay*: how late the client's event loop runs a timer, the 99th percentile of one every 10 ms.
 
-    python benchmarks/judge_load.py [--json FILE] [--quick]
+    python benchmarks/judge_load.py [--in-flight N …] [--clients NAME …] [--json FILE] [--quick]
 
 ``--quick``: 64 in flight, few samples, for tests.
 """
@@ -208,22 +208,29 @@ def run_aiohttp(given: dict[str, Any]) -> None:
 
 
 def run_openai(given: dict[str, Any]) -> None:
-    """A loop around the ``openai`` package, as it is set by default."""
+    """A loop around the ``openai`` package with its default settings; counts the requests that it gives up."""
     import openai
+
+    failed = 0
 
     async def main() -> None:
         async with openai.AsyncOpenAI(api_key="none", base_url=f"{given['url']}/v1") as client:
 
             async def work(numbers: Iterator[int]) -> None:
+                nonlocal failed
                 for number in numbers:
-                    request = json.loads(body(number))
-                    await client.chat.completions.create(**request)
+                    try:
+                        await client.chat.completions.create(**json.loads(body(number)))
+                    except openai.APIError:
+                        failed += 1
 
             numbers = iter(range(given["samples"]))
             await asyncio.gather(*(work(numbers) for _ in range(given["in_flight"])))
 
     with measured():
         asyncio.run(main())
+    if failed:
+        print(f"openai gave up {failed} of {given['samples']} requests", file=sys.stderr)
 
 
 CLIENTS = {"judge": run_score, "model": run_score, "aiohttp": run_aiohttp, "openai": run_openai}
@@ -344,6 +351,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--quick", action="store_true", help="64 in flight, few samples")
     parser.add_argument("--in-flight", type=int, nargs="+", default=IN_FLIGHT, help="requests at a time")
+    parser.add_argument(
+        "--clients", nargs="+", choices=tuple(CLIENTS), default=tuple(CLIENTS), help="for the steady load"
+    )
     parser.add_argument("--role", help=argparse.SUPPRESS)
     parser.add_argument("--given", type=json.loads, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -354,12 +364,12 @@ def main() -> None:
         asyncio.set_event_loop_policy(DelayedTimers())
         CLIENTS[arguments.role](arguments.given)
         return
-    clients = [client for client in CLIENTS if client != "openai" or importlib.util.find_spec("openai")]
+    clients = [client for client in arguments.clients if client != "openai" or importlib.util.find_spec("openai")]
     steady, faulty = [], []
     for in_flight in [64] if arguments.quick else arguments.in_flight:
         for client in clients:
             # The openai package takes 20 times as long as the others where hundreds are in flight.
-            rounds = (4 if client == "openai" else 10 + 1000 // in_flight) if not arguments.quick else 4
+            rounds = 4 if client == "openai" or arguments.quick else 20 if in_flight <= 512 else 6
             steady.append(measure(client, in_flight, rounds * in_flight))
         show(f"every answer takes {STEADY_S} s", steady[-len(clients) :])
         rounds = 10 if not arguments.quick else 3

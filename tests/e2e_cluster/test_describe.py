@@ -107,7 +107,7 @@ def test_reward_code_that_is_missing_and_then_broken_and_then_right(told: Callab
     code = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "bad-code", "namespace": NAMESPACE}}
     try:
         installed.apply({**code, "data": {"reward.py": "import math\ndef compute_score(:\n"}})
-        told(job, "SpecValid", "FilesInvalid", "syntax error in line 2 of reward.py", "Mend the file", event=False)
+        told(job, "SpecValid", "FilesInvalid", "syntax error in line 2 of reward.py", "Fix the file", event=False)
         installed.apply({**code, "data": {"reward.py": "def compute_score(*_, **__):\n    return 1.0\n"}})
         told(job, "SpecValid", "Valid", "everything that belongs to it is made", event=False)
     finally:

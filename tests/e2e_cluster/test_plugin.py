@@ -63,14 +63,14 @@ def test_logs_come_with_the_pod_that_said_them(plaudit: Cluster):
 def test_logs_of_a_role_that_the_job_has_not_say_why(plaudit: Cluster):
     done = plaudit.kubectl("plaudit", "logs", "scores", "trainer", "-n", NAMESPACE, check=False)
     assert done.returncode == 1
-    assert "has no trainer pods" in done.stderr
+    assert "has no ready trainer pods" in done.stderr
 
 
 def test_an_unknown_job_lists_those_there(plaudit: Cluster):
     for command in ("status", "logs", "open", "top", "suspend"):
         done = plaudit.kubectl("plaudit", command, "nobody", "-n", NAMESPACE, check=False)
         assert done.returncode == 1
-        assert "There are: scores (Running)" in done.stderr
+        assert "Jobs in it: scores (Running)" in done.stderr
 
 
 def test_open_serves_the_metrics_page_here(plaudit: Cluster):
@@ -106,7 +106,7 @@ def test_suspend_and_resume(plaudit: Cluster):
 
     def said_to_have_none() -> bool:  # pods that are ending have logs still
         done = plaudit.kubectl("plaudit", "logs", "scores", "reward", "-n", NAMESPACE, check=False)
-        return "is Suspended and has no reward pods" in done.stderr
+        return "is Suspended and has no ready reward pods" in done.stderr
 
     plaudit.until("no reward pods", said_to_have_none, 120)
     assert plaudit.kubectl("plaudit", "resume", "scores", "-n", NAMESPACE).stdout.startswith("scores is resumed")

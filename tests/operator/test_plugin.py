@@ -43,7 +43,8 @@ def test_the_summary_tells_progress_roles_trouble_and_events():
     ]
     said = summary(job("Running", NO_GPU, FINE, progress=progress, roles=roles, run="gsm8k-1"), events, NOW)
     head, run, _, _, rollout, _, trouble, *_ = said.splitlines()
-    assert head == "gsm8k   Running   step 42 of 200   reward 0.612   waits for reward   117 samples unscored   2h old"
+    progressed = "step 42 of 200   reward 0.612   waiting for reward   117 samples unscored"
+    assert head == f"gsm8k   Running   {progressed}   2h old"
     assert run == "run gsm8k-1"
     assert rollout.split(maxsplit=3) == ["rollout", "0/2", "3", "out of memory"]
     assert trouble == "RolloutReady Unschedulable (2h): rollout 0/2: gsm8k-rollout-x: 0/3 nodes"
@@ -53,7 +54,7 @@ def test_the_summary_tells_progress_roles_trouble_and_events():
 
 def test_a_job_that_no_operator_has_seen_says_so():
     new = {"metadata": {"name": "gsm8k", "creationTimestamp": EARLIER}, "spec": {}}
-    assert summary(new, [], NOW) == "gsm8k   not seen by an operator yet   2h old\n"
+    assert summary(new, [], NOW) == "gsm8k   not processed by an operator yet   2h old\n"
 
 
 def test_a_suspended_job_says_it_once():
@@ -80,7 +81,7 @@ def test_why_a_role_cannot_be_asked_is_the_reason_of_its_condition():
 
 
 def test_an_unknown_job_is_told_with_those_that_there_are():
-    assert unknown_job("gsm", "team-a", [job("Running")]).endswith("There are: gsm8k (Running)")
+    assert unknown_job("gsm", "team-a", [job("Running")]).endswith("Jobs in it: gsm8k (Running)")
     assert "-n NAMESPACE" in unknown_job("gsm", "team-a", [])
 
 
@@ -93,7 +94,7 @@ def test_without_kubectl_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SystemExit) as refused:
         main(["status", "gsm8k"])
-    assert "no kubectl on PATH" in str(refused.value)
+    assert "kubectl is not on PATH" in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,8 @@ Run as ``python -m plaudit_operator.crd.definition [--check|--print]``.
 
 The JSON Schema of ``plaudit_workers.job.loading.schema`` becomes a structural schema: references inlined, keywords of
 JSON Schema 2020 written as OpenAPI 3.0's, a bound on every text, list and mapping (the API server prices CEL rules by
-them). What fields say together, and which of them may change, becomes CEL where that can be said in a line; the
-operator checks all of it again with the models (condition ``SpecValid``). Defaults stay out: an object keeps what was
-written.
+them). Short rules between fields, and immutability, become CEL; the operator checks
+every rule again with the models (condition ``SpecValid``). Defaults are left out: an object keeps what was written.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _LIST_KEYS = {
 """Lists whose items have an identity, by the end of their path: server-side apply then merges them item by item."""
 
 _MAY_CHANGE = "May change while the job runs."
-"""Said of such fields by ``kubectl explain``; all others are fixed."""
+"""Added to the description of mutable fields, for ``kubectl explain``; all others are fixed."""
 _QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 _COPIED = ("description", "type", "enum", "pattern", "minLength", "maxLength", "minItems", "maxItems", "format")
 _OPAQUE = "x-kubernetes-preserve-unknown-fields"
@@ -48,7 +47,7 @@ _INT_OR_STRING = "x-kubernetes-int-or-string"
 
 
 def custom_resource_definition() -> dict[str, Any]:
-    """The definition as plain data."""
+    """Return the definition as plain data."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -87,7 +86,7 @@ def _root() -> dict[str, Any]:
         sections
     )
     name_rule = "self.metadata.name.size() <= 40 && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')"
-    name_message = "metadata.name must be a DNS label of at most 40 characters: children get suffixes"
+    name_message = "metadata.name must be at most 40 of a-z, 0-9 and '-', for example my-job"
     return {
         "description": "A job: reinforcement learning of a language model, or a service that scores samples.",
         "type": "object",
@@ -104,7 +103,7 @@ def _root() -> dict[str, Any]:
 
 
 def _structural(node: Mapping[str, Any], sections: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """One node of the JSON Schema as a node of a structural schema.
+    """Convert a node of the JSON Schema into a node of a structural schema.
 
     Args:
         node: the JSON Schema.
@@ -138,7 +137,7 @@ def _described(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _limits(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Bounds of numbers: OpenAPI 3.0 marks an exclusive bound with a flag."""
+    """Return the bounds of a number; OpenAPI 3.0 marks an exclusive bound with a flag."""
     limits: dict[str, Any] = {}
     for key, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         if key in node:
@@ -169,7 +168,7 @@ def _object(node: Mapping[str, Any], sections: Mapping[str, Any], path: str) -> 
 
 
 def chart_template() -> str:
-    """The definition as the chart's template: installed, and kept at uninstall, as the values say."""
+    """Return the definition as the chart's template; values decide on installation, and on keeping it at uninstall."""
     definition = custom_resource_definition()
     definition["metadata"]["annotations"] = {"helm.sh/resource-policy": "keep"}
     text = as_yaml(definition)
@@ -184,7 +183,7 @@ def chart_template() -> str:
 
 
 def as_yaml(definition: Mapping[str, Any]) -> str:
-    """Block-style YAML."""
+    """Return block-style YAML."""
     yaml = YAML()
     yaml.default_flow_style = False
     yaml.width = 120
@@ -195,7 +194,7 @@ def as_yaml(definition: Mapping[str, Any]) -> str:
 
 
 def main() -> int:
-    """Writes the chart's template anew, checks that it is up to date, or prints the definition for kubectl."""
+    """Write the chart's template, check that it is up to date, or print the definition for kubectl."""
     parser = argparse.ArgumentParser(prog="python -m plaudit_operator.crd.definition", description=main.__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when the template is out of date")
     parser.add_argument("--print", action="store_true", help="print the definition: kubectl apply --server-side -f -")

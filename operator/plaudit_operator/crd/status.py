@@ -1,4 +1,4 @@
-"""``status`` of an RLJob as the CRD describes it, and what ``kubectl get rlj`` shows. Written by ``status.py``."""
+"""The schema of an RLJob's ``status``, and the columns of ``kubectl get rlj``. Written by ``status/status.py``."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _CONDITION: dict[str, Any] = {
     "type": "object",
     "required": ["type", "status", "reason", "message", "lastTransitionTime"],
     "properties": {
-        "type": _text("What is said.", 64),
-        "status": {"type": "string", "enum": ["True", "False", "Unknown"], "description": "Whether it is so."},
-        "reason": _text("Why, in one word.", 128),
-        "message": _text("Why, in words, and what to do.", 32768),
-        "observedGeneration": _count("The generation of the object that it was said of."),
-        "lastTransitionTime": _time("Since when."),
+        "type": _text("Type of the condition.", 64),
+        "status": {"type": "string", "enum": ["True", "False", "Unknown"], "description": "Status of the condition."},
+        "reason": _text("Reason, in one word.", 128),
+        "message": _text("Explanation, with the remedy.", 32768),
+        "observedGeneration": _count("Generation of the object that it describes."),
+        "lastTransitionTime": _time("Time of the last transition."),
     },
 }
 
@@ -35,21 +35,21 @@ _ROLE: dict[str, Any] = {
     "required": ["name"],
     "properties": {
         "name": _text("trainer, rollout, reward, transport, metrics, or a reward model's scorer.", 64),
-        "desired": _count("Pods that there should be."),
+        "desired": _count("Desired pods."),
         "ready": _count("Pods that are ready."),
         "updated": _count("Pods of the newest template."),
         "restarts": _count("Restarts of their containers."),
         "replicas": _text("ready/desired.", 32),
-        "lastFailure": _text("What last went wrong in one of its pods."),
+        "lastFailure": _text("Last failure of one of its pods."),
     },
 }
 
 STATUS: dict[str, Any] = {
     "type": "object",
-    "description": "What the operator sees. Written by it alone.",
+    "description": "Observed state; written by the operator only.",
     "properties": {
-        "observedGeneration": _count("The generation of the object that this status follows from."),
-        "phase": _text("The conditions in one word; never read back.", 64),
+        "observedGeneration": _count("Generation of the object that this status describes."),
+        "phase": _text("Summary of the conditions in one word; output only.", 64),
         "run": _text("Id of the run: name and short uid; part of the run's folder and of every key in Redis.", 64),
         "conditions": {
             "type": "array",
@@ -57,7 +57,7 @@ STATUS: dict[str, Any] = {
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["type"],
             "items": _CONDITION,
-            "description": "What holds of the job and what does not; docs/kubernetes/conditions.md says what to do.",
+            "description": "Conditions of the job; docs/kubernetes/conditions.md has the remedies.",
         },
         "roles": {
             "type": "array",
@@ -74,12 +74,12 @@ STATUS: dict[str, Any] = {
         },
         "progress": {
             "type": "object",
-            "description": "From the metrics service, at most 10 s old while the job runs.",
+            "description": "Progress from the metrics service, at most 10 s old while the job runs.",
             "properties": {
                 "step": _count("Steps closed."),
                 "totalSteps": _count("Steps of the run."),
                 "rewardMean": {"type": "number", "description": "Mean reward of the last step."},
-                "exposedRewardSeconds": {"type": "number", "description": "Of the last step."},
+                "exposedRewardSeconds": {"type": "number", "description": "Exposed reward seconds of the last step."},
                 "verdict": _text("What the last steps waited for.", 64),
                 "backlog": _count("Samples that wait for a reward worker."),
                 "troubles": {
@@ -87,19 +87,19 @@ STATUS: dict[str, Any] = {
                     "maxItems": 64,
                     "items": {
                         "type": "object",
-                        "properties": {"reason": _text("In one word.", 128), "message": _text("In words.")},
+                        "properties": {"reason": _text("Reason, in one word.", 128), "message": _text("Explanation.")},
                     },
-                    "description": "What is wrong that no pod shows; told as Degraded.",
+                    "description": "Problems that no pod shows; the condition Degraded reports them.",
                 },
             },
         },
-        "attempt": _count("Number of the trainer's present attempt, from 0."),
-        "restarts": _count("Attempts of the trainer that failed and were not the cluster's doing."),
+        "attempt": _count("Number of the trainer's current attempt, from 0."),
+        "restarts": _count("Failed attempts of the trainer that the cluster did not cause."),
         "disruptions": _count("Attempts of the trainer that the cluster ended."),
-        "shortAttempts": _count("Attempts in a row that ran for less than ten minutes; they lengthen the back-off."),
-        "nextAttemptTime": _time("When the trainer's next attempt may start, once one has ended."),
-        "startTime": _time("When all of it first ran."),
-        "completionTime": _time("When it ended."),
+        "shortAttempts": _count("Attempts in a row that ran for less than ten minutes; they lengthen the backoff."),
+        "nextAttemptTime": _time("Earliest start of the trainer's next attempt."),
+        "startTime": _time("Time at which all roles first ran."),
+        "completionTime": _time("Time of its end."),
     },
 }
 

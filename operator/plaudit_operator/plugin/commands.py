@@ -1,10 +1,10 @@
-"""``kubectl plaudit``: how a job goes, its logs by role, its metrics page, suspend and resume. kubectl does the work.
+"""``kubectl plaudit``: status of a job, logs by role, its metrics page, suspend and resume, all through kubectl.
 
     commands.py     the command line
     job.py          the text about a job
     kubectl.py      kubectl itself
 
-Exit codes: kubectl's own, or 1 when a command makes no sense for the job as it is; 2 for a bad command line.
+Exit codes: kubectl's own; 1 if a command does not apply to the job in its state; 2 for a bad command line.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ RESOURCE = "rljobs.plaudit.dev"
 ROLES = ("trainer", "rollout", "reward", "model", "metrics", "redis")
 _ALL = "all"
 _MOST_STREAMS = "1000"
-"""kubectl follows five pods unless it is told otherwise."""
+"""kubectl follows only five pods by default."""
 
 
 class PluginError(Exception):
-    """A command makes no sense for the job as it is; the message says why and what to do instead."""
+    """A command does not apply to the job in its state; the message has the reason and the remedy."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Does what the command line says, and exits."""
+    """Run a command line and exit."""
     options = _parser().parse_args(arguments)
     try:
         kubectl = Kubectl.found(options.namespace, options.context, options.kubeconfig)
@@ -92,10 +92,14 @@ def _suspension(*, suspend: bool) -> Callable[[Kubectl, argparse.Namespace], int
         job = _job(kubectl, options.job)
         verb, done = ("suspend", "suspended") if suspend else ("resume", "resumed")
         if how := ended(job):
-            raise PluginError(f"{options.job} is {how}: there is nothing to {verb}")
+            raise PluginError(f"{options.job} is {how}: it cannot {verb}")
         patch = f'{{"spec":{{"scheduling":{{"suspend":{str(suspend).lower()}}}}}}}'
         kubectl.read("patch", RESOURCE, options.job, "--type", "merge", "--patch", patch)
-        means = "its GPUs and workers are given back; Redis and volumes stay" if suspend else "it goes on where it was"
+        means = (
+            "its GPUs and workers are released; Redis and volumes are kept"
+            if suspend
+            else "it continues from its checkpoint"
+        )
         sys.stdout.write(f"{options.job} is {done}: {means}\n")
         return 0
 
@@ -124,7 +128,9 @@ _COMMANDS: dict[str, Callable[[Kubectl, argparse.Namespace], int]] = {
 def _parser() -> argparse.ArgumentParser:
     where = _where(default=argparse.SUPPRESS)
     parser = argparse.ArgumentParser(
-        prog="kubectl plaudit", description="How RLJobs go, and what their processes say.", parents=[_where(default="")]
+        prog="kubectl plaudit",
+        description="Show RLJobs and the logs of their processes; suspend and resume them.",
+        parents=[_where(default="")],
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -133,30 +139,34 @@ def _parser() -> argparse.ArgumentParser:
             name, help=meaning, description=f"{meaning[0].upper()}{meaning[1:]}.", parents=[where]
         )
 
-    status = command("status", "phase, progress, roles, what is wrong, and events; without a name: all jobs")
+    status = command("status", "show phase, progress, roles, problems and events; without a name: all jobs")
     status.add_argument("job", nargs="?", default="")
-    logs = command("logs", "what the processes of a role say, each line with its pod")
+    logs = command("logs", "show the logs of a role, each line with its pod")
     logs.add_argument("job")
     logs.add_argument("role", nargs="?", default=_ALL, choices=[*ROLES, _ALL], help="default: all")
     logs.add_argument(
-        "-f", "--follow", action="store_true", help="go on as they say more; pods that come later need it anew"
+        "-f", "--follow", action="store_true", help="follow the logs; pods that start later are not included"
     )
-    logs.add_argument("-p", "--previous", action="store_true", help="of the containers before their last restart")
-    logs.add_argument("--since", default="", metavar="TIME", help="only newer than this: 30s, 5m, 2h")
-    logs.add_argument("--tail", type=int, default=100, metavar="LINES", help="of each process (default: 100; -1: all)")
-    top = command("top", "plaudit top on the job's metrics service: verdict, steps, queues, workers")
+    logs.add_argument(
+        "-p", "--previous", action="store_true", help="logs from before the last restart of the containers"
+    )
+    logs.add_argument("--since", default="", metavar="TIME", help="only lines newer than this: 30s, 5m, 2h")
+    logs.add_argument(
+        "--tail", type=int, default=100, metavar="LINES", help="last lines of each process (default: 100; -1: all)"
+    )
+    top = command("top", "run plaudit top on the job: verdict, steps, queues, workers")
     top.add_argument("job")
-    top.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="look anew so often (default: 1)")
-    page = command("open", "make the job's metrics page reachable from here")
+    top.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="refresh interval (default: 1)")
+    page = command("open", "forward the job's metrics page to this machine")
     page.add_argument("job")
-    page.add_argument("--port", type=int, default=names.METRICS_PORT, help="here (default: %(default)s)")
-    command("suspend", "give back GPUs and workers; Redis and volumes stay").add_argument("job")
-    command("resume", "go on from the checkpoint").add_argument("job")
+    page.add_argument("--port", type=int, default=names.METRICS_PORT, help="local port (default: %(default)s)")
+    command("suspend", "release GPUs and workers; keep Redis and volumes").add_argument("job")
+    command("resume", "continue from the checkpoint").add_argument("job")
     return parser
 
 
 def _where(default: str) -> argparse.ArgumentParser:
-    """Kubectl's own options, before or after the command."""
+    """Return a parser of kubectl's own options, which stand before or after the command."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("-n", "--namespace", default=default, help="of the job (default: the context's)")
     parser.add_argument("--context", default=default, help="of the kubeconfig (default: the current one)")

@@ -1,4 +1,4 @@
-"""What ``kubectl plaudit`` says of a job: pure functions over the RLJob as kubectl prints it."""
+"""The text of ``kubectl plaudit`` about a job: pure functions over the RLJob as kubectl prints it."""
 
 from __future__ import annotations
 
@@ -15,42 +15,43 @@ _EVENTS = 8
 
 
 def summary(job: Object, events: Sequence[Object], now: float) -> str:
-    """A job on a terminal: where it stands, its roles, what is wrong, its newest events.
+    """Return a job as text: phase and progress, roles, problems, newest events.
 
     Args:
         job: the RLJob.
         events: of it, in any order.
         now: seconds since the epoch.
     """
-    parts = [_head(job, now), _roles(job), _wrong(job, now), _told(events, now)]
+    parts = [_head(job, now), _roles(job), _problems(job, now), _event_table(events, now)]
     return "\n".join(part for part in parts if part)
 
 
 def ended(job: Object) -> str:
-    """``Complete`` or ``Failed``; empty while it is neither."""
+    """Return ``Complete`` or ``Failed``; empty while the job is neither."""
     return next((kind for kind in (ConditionType.COMPLETE, ConditionType.FAILED) if _holds(job, kind)), "")
 
 
 def unknown_job(name: str, namespace: str, there: Sequence[Object]) -> str:
-    """That there is no such job, and which there are."""
+    """Return the error for an unknown job, with the jobs that exist."""
     known = ", ".join(f"{job['metadata']['name']} ({_phase(job)})" for job in there)
-    found = f"There are: {known}" if known else "There is none in it; -n NAMESPACE looks elsewhere"
-    return f"there is no RLJob {name!r} in namespace {namespace!r}. {found}"
+    found = f"Jobs in it: {known}" if known else "It has no jobs; choose another namespace with -n NAMESPACE"
+    return f"no RLJob {name!r} in namespace {namespace!r}. {found}"
 
 
 def missing_pods(job: Object, role: str) -> str:
-    """Why a role has no pods that could be asked."""
+    """Return why a role has no pods to connect to."""
     name = job["metadata"]["name"]
     which = "" if role == "all" else f"{role} "
-    said = f"{name} is {_phase(job)} and has no {which}pods that answer"
+    problem = f"{name} is {_phase(job)} and has no ready {which}pods"
     if ended(job):
-        return f"{said}: they went when it ended (lifecycle.cleanup). What it left is in its folder on the volume"
-    wrong = [f"{kind}: {words}" for kind, words, _ in _troubles(job)]
-    return f"{said}. " + ("; ".join(wrong) or f"kubectl describe rlj {name} says more")
+        kept = "Results are in the run's folder on the volume"
+        return f"{problem}: they were deleted at its end (lifecycle.cleanup). {kept}"
+    problems = [f"{kind}: {message}" for kind, message, _ in _troubles(job)]
+    return f"{problem}. " + ("; ".join(problems) or f"See kubectl describe rlj {name}")
 
 
 def is_ready(pod: Object) -> bool:
-    """Whether a pod is ready."""
+    """Return True if a pod is ready."""
     conditions = pod.get("status", {}).get("conditions") or []
     return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
@@ -65,7 +66,7 @@ def _head(job: Object, now: float) -> str:
     if "rewardMean" in progress:
         words.append(f"reward {progress['rewardMean']:.3f}")
     if "verdict" in progress:
-        words.append(f"waits for {progress['verdict']}")
+        words.append(f"waiting for {progress['verdict']}")
     if progress.get("backlog"):
         words.append(f"{progress['backlog']} samples unscored")
     words.append(f"{_age(metadata.get('creationTimestamp'), now)} old")
@@ -79,23 +80,23 @@ def _roles(job: Object) -> str:
     return _table(rows) if roles else ""
 
 
-def _wrong(job: Object, now: float) -> str:
+def _problems(job: Object, now: float) -> str:
     lines = [f"{kind} ({_age(since, now)}): {words}" for kind, words, since in _troubles(job)]
     return "\n".join(lines) + "\n" if lines else ""
 
 
 def _troubles(job: Object) -> Iterator[tuple[str, str, str]]:
-    """Conditions that a person asks about: type with reason, message, since when."""
+    """Yield conditions that report a problem: type with reason, message, since when."""
     over = ended(job)
     for condition in (job.get("status") or {}).get("conditions") or []:
         kind, reason = condition["type"], condition["reason"]
-        said = condition["status"] == ("True" if kind in _GOOD_WHEN_FALSE else "False")
+        holds = condition["status"] == ("True" if kind in _GOOD_WHEN_FALSE else "False")
         follows = reason == Reason.SUSPENDED_BY_USER and kind != ConditionType.SUSPENDED
-        if said and not follows and (not over or kind == over):
+        if holds and not follows and (not over or kind == over):
             yield f"{kind} {reason}", condition["message"], condition["lastTransitionTime"]
 
 
-def _told(events: Sequence[Object], now: float) -> str:
+def _event_table(events: Sequence[Object], now: float) -> str:
     newest = sorted(events, key=_when)[-_EVENTS:]
     rows = [(_age(_when(e), now), e.get("type", ""), e.get("reason", ""), e.get("message", "")) for e in newest]
     return _table([("LAST SEEN", "TYPE", "REASON", "MESSAGE"), *rows]) if rows else ""
@@ -111,7 +112,7 @@ def _holds(job: Object, kind: str) -> bool:
 
 
 def _phase(job: Object) -> str:
-    return str((job.get("status") or {}).get("phase") or "not seen by an operator yet")
+    return str((job.get("status") or {}).get("phase") or "not processed by an operator yet")
 
 
 def _age(since: str | None, now: float) -> str:

@@ -1,4 +1,4 @@
-"""kubectl as a program: asked, become, or kept beside while something is forwarded."""
+"""Run kubectl: for its output, in place of this process, or in the background to forward a port."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _NO_SUCH_KIND = "the server doesn't have a resource type"
 
 
 class KubectlError(Exception):
-    """kubectl is missing or said no; the message is what a person needs to know.
+    """kubectl is missing or failed; the message is for the user.
 
     Attributes:
-        not_found: whether the object is not there.
+        not_found: True if the object does not exist.
     """
 
     def __init__(self, message: str, *, not_found: bool = False) -> None:
@@ -39,19 +39,19 @@ class Kubectl:
 
     @classmethod
     def found(cls, namespace: str = "", context: str = "", kubeconfig: str = "") -> Kubectl:
-        """The one on PATH; empty arguments leave the choice to it.
+        """Return the kubectl on PATH; empty arguments keep its defaults.
 
         Raises:
             KubectlError: there is none.
         """
         program = shutil.which("kubectl")
         if program is None:
-            raise KubectlError("there is no kubectl on PATH; https://kubernetes.io/docs/tasks/tools says how to get it")
+            raise KubectlError("kubectl is not on PATH; install it: https://kubernetes.io/docs/tasks/tools")
         given = {"--namespace": namespace, "--context": context, "--kubeconfig": kubeconfig}
         return cls([program, *(word for name, value in given.items() if value for word in (name, value))])
 
     def read(self, *arguments: str) -> str:
-        """What a command prints.
+        """Return the output of a command.
 
         Raises:
             KubectlError: it failed.
@@ -59,13 +59,13 @@ class Kubectl:
         done = subprocess.run([*self._argv, *arguments, _WITHIN], capture_output=True, text=True, check=False)
         if done.returncode == 0:
             return done.stdout
-        words = done.stderr.strip() or f"kubectl {arguments[0]} ended with {done.returncode}"
-        if _NO_SUCH_KIND in words:
-            raise KubectlError(f"{words}. Is Plaudit installed there? helm install plaudit charts/plaudit")
-        raise KubectlError(words, not_found="(NotFound)" in words)
+        message = done.stderr.strip() or f"kubectl {arguments[0]} exited with code {done.returncode}"
+        if _NO_SUCH_KIND in message:
+            raise KubectlError(f"{message}. Is Plaudit installed? helm install plaudit charts/plaudit")
+        raise KubectlError(message, not_found="(NotFound)" in message)
 
     def json(self, *arguments: str) -> Mapping[str, Any]:
-        """An object.
+        """Return an object.
 
         Raises:
             KubectlError: it failed.
@@ -74,7 +74,7 @@ class Kubectl:
         return found
 
     def items(self, kind: str, *arguments: str) -> list[Mapping[str, Any]]:
-        """The objects of a kind.
+        """Return the objects of a kind.
 
         Raises:
             KubectlError: it failed.
@@ -82,18 +82,18 @@ class Kubectl:
         return list(self.json("get", kind, *arguments)["items"])
 
     def namespace(self) -> str:
-        """The namespace that counts."""
+        """Return the namespace in effect."""
         if "--namespace" in self._argv:
             return self._argv[self._argv.index("--namespace") + 1]
         return self.read("config", "view", "--minify", "--output", "jsonpath={..namespace}") or "default"
 
     def become(self, *arguments: str) -> int:
-        """Ends this process and is kubectl from here on; its exit code becomes ours."""
+        """Replace this process by kubectl."""
         os.execv(self._argv[0], [*self._argv, *arguments])  # noqa: S606
 
     @contextlib.contextmanager
     def forwarded(self, target: str, port: int) -> Iterator[int]:
-        """Forwards a free port of this machine for as long as the context is open, and tells which.
+        """Forward a free local port while the context is open; yields the port.
 
         Raises:
             KubectlError: it cannot be forwarded.

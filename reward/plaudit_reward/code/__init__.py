@@ -1,1 +1,1 @@
-"""Scores programs: test cases, a sandbox of processes on this machine, a client for Sandbox Fusion."""
+"""Scores programs by test cases, in a sandbox of processes on this machine or on a Sandbox Fusion server."""

@@ -1,4 +1,4 @@
-"""The interface of what runs test cases: the local sandbox, or a Sandbox Fusion server."""
+"""The interface of the local sandbox and of Sandbox Fusion: both run test cases."""
 
 from __future__ import annotations
 

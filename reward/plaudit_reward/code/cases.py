@@ -18,9 +18,9 @@ class Case(NamedTuple):
     """One test case."""
 
     stdin: str
-    """What the program reads; the arguments of a function, one JSON text a line."""
+    """Standard input of the program; the arguments of a function, one JSON text a line."""
     expected: str | None
-    """What it must print or, as JSON, return; None: only ``behind`` counts."""
+    """The text that it must print, or the JSON text of the result; None: only ``behind`` counts."""
     behind: str = ""
     """Text of an assert about what the program defines; it is evaluated outside the program's process."""
 
@@ -61,7 +61,7 @@ def cases_of(ground_truth: Any) -> Cases:
     if not len(inputs) == len(expected) == len(behind):
         raise DataError(
             f"ground_truth has {len(inputs)} inputs, {len(expected)} outputs and {len(behind)} assert_case; each case "
-            "needs one of each that is there"
+            "needs one of each that the row has"
         )
     _check_asserts(expected, behind)
     if function is not None:

@@ -1,10 +1,10 @@
-"""Test cases on a Sandbox Fusion server, with the results of verl's ``sandbox_fusion``, but for one.
+"""Runs test cases on a Sandbox Fusion server, with the results of verl's ``sandbox_fusion``, except for one.
 
-A server that is away, overloaded or broken is an infrastructure error here: tried again, then told as such. verl counts
-the test case as failed, so that an outage looks like wrong programs.
+A server that is unreachable, overloaded or broken is an infrastructure error here, which is retried. verl counts the
+test case as failed, so that an outage looks like wrong programs.
 
 The API: ``POST`` of ``code``, ``stdin``, ``language``, ``compile_timeout``, ``run_timeout`` (seconds) and
-``memory_limit_MB``; the answer has ``status`` (``Success``, ``Failed``, ``SandboxError``), ``compile_result`` and
+``memory_limit_MB``; the response has ``status`` (``Success``, ``Failed``, ``SandboxError``), ``compile_result`` and
 ``run_result``, each with ``status`` (``Finished``, ``Error``, ``TimeLimitExceeded``), ``return_code``, ``stdout`` and
 ``stderr``.
 """
@@ -37,11 +37,11 @@ _ANSWER_WITHIN_S = 10.0
 """After the program's own time, as verl waits."""
 _TRANSIENT = frozenset({408, 425, 429})
 _BYTES_PER_CHARACTER = 6
-"""The most that JSON needs for one."""
+"""The longest that JSON needs for one character."""
 
 
 class _Result(msgspec.Struct):
-    """Of compiling or running."""
+    """The result of compiling or running."""
 
     status: str
     return_code: int | None = None
@@ -50,7 +50,7 @@ class _Result(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    """Of the server."""
+    """The response of the server."""
 
     status: str
     message: str | None = None
@@ -78,10 +78,10 @@ class FusionBackend:
         self._http = HttpClient(max_connections=concurrency, proxy=proxy_for(self._url))
 
     async def open(self) -> None:
-        """Nothing to start: a server that is away for a moment must not end a job."""
+        """Do nothing: a server that is unreachable for a moment must not end a job."""
 
     def program(self, response: str) -> str | None:
-        """The last block of Python, else the first block, else none: verl's ``sandbox_fusion``."""
+        """Return the last block of Python, else the first block, else None, as verl's ``sandbox_fusion`` does."""
         if "```python" in response:
             return response.rpartition("```python")[2].partition("```")[0]
         _, fence, rest = response.partition("```")
@@ -122,20 +122,20 @@ class FusionBackend:
         async with self._places:
             timer.begin()
             try:
-                return await self._ask_again_when_healthy(_body(code, stdin, limits), limits)
+                return await self._request_again_when_healthy(_body(code, stdin, limits), limits)
             finally:
                 timer.end()
 
-    async def _ask_again_when_healthy(self, body: dict[str, Any], limits: Limits) -> Executed:
+    async def _request_again_when_healthy(self, body: dict[str, Any], limits: Limits) -> Executed:
         try:
-            return _executed(await self._ask_until_answered(body, limits))
+            return _executed(await self._request_until_answered(body, limits))
         except (ServerFailureError, RefusedError):
             good = {**body, "code": _KNOWN_GOOD}
-            healthy = _executed(await self._ask_until_answered(good, limits))
+            healthy = _executed(await self._request_until_answered(good, limits))
             if healthy.stdout.strip() != b"42":
                 raise
         try:
-            return _executed(await self._ask_until_answered(body, limits))
+            return _executed(await self._request_until_answered(body, limits))
         except (ServerFailureError, RefusedError) as error:
             return Executed("crashed", reason=str(error))
 
@@ -143,10 +143,10 @@ class FusionBackend:
         """Return True when the server responds: it has then ended at least one case of the sample."""
         return num_done > 0
 
-    async def _ask_until_answered(self, body: dict[str, Any], limits: Limits) -> _Answer:
+    async def _request_until_answered(self, body: dict[str, Any], limits: Limits) -> _Answer:
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                return await self._ask(body, limits)
+                return await self._request(body, limits)
             except _TransientError as error:
                 if attempt == _ATTEMPTS:
                     kind = ServerFailureError if error.under_program else InfrastructureError
@@ -154,12 +154,12 @@ class FusionBackend:
                 await asyncio.sleep(error.pause_s(attempt))
         raise AssertionError("the last attempt returns")
 
-    async def _ask(self, body: dict[str, Any], limits: Limits) -> _Answer:
-        """Asks once.
+    async def _request(self, body: dict[str, Any], limits: Limits) -> _Answer:
+        """Send one request.
 
         Raises:
-            _TransientError: asking again may help.
-            DataError: the server refuses the request itself.
+            _TransientError: another request may succeed.
+            DataError: the server refuses the request.
             InfrastructureError: what answers is no Sandbox Fusion, or its sandbox is broken.
         """
         limit_s = 2 * limits.time_s + _ANSWER_WITHIN_S
@@ -192,7 +192,7 @@ class FusionBackend:
 
 
 class _TransientError(Exception):
-    """The server did not answer this time."""
+    """The server did not respond this time."""
 
     def __init__(self, message: str, retry_after_s: float | None = None, *, under_program: bool = True) -> None:
         super().__init__(message)
@@ -200,7 +200,7 @@ class _TransientError(Exception):
         self._retry_after_s = retry_after_s
 
     def pause_s(self, attempt: int) -> float:
-        """Until the next attempt: what the server asks for, else a random time that doubles in its mean."""
+        """Return the seconds until the next attempt: as the server asks, else random with a mean that doubles."""
         if self._retry_after_s is not None:
             return min(_LONGEST_PAUSE_S, self._retry_after_s)
         return random.uniform(0.5, 1.5) * _FIRST_PAUSE_S * 2.0 ** (attempt - 1)
@@ -254,7 +254,7 @@ def _failure(result: _Result) -> Executed | None:
 
 
 def _calling(code: str, function: str) -> str:
-    """A program that calls ``function`` with the arguments it reads, and prints the result: JSON, plain for scalars."""
+    """Return a program that calls ``function`` with its input and prints the result: JSON, plain for scalars."""
     return f"{PREAMBLE}\n{code}\n\n{_CALL.replace('FUNCTION', repr(function))}"
 
 

@@ -1,4 +1,4 @@
-"""Judges what a program's process wrote, which may be forged: pure functions over bytes and the row's own text."""
+"""Judges the output of a program's process, which may be forged: pure functions of bytes and the row's own text."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, Literal
 from plaudit_reward.code.compare import equals, same_output, same_result
 
 Form = Literal["printed", "result", "literals", "printed beside", "same text"]
-"""Of what was written: printed text; a function's result; answers to an assert's calls, compared with literals; the
-printed text beside such answers; printed text that must be the same but for line ends (Sandbox Fusion)."""
+"""The form of the output: printed text; a function's result; answers to an assert's calls, compared with literals; the
+printed text beside such answers; printed text that must be the same except for final line ends (Sandbox Fusion)."""
 
 
 def judge(form: Form, written: bytes, expected: str) -> bool:

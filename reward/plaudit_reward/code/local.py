@@ -1,4 +1,4 @@
-"""Test cases in the local sandbox, with the results of verl's ``prime_code``."""
+"""Runs test cases in the local sandbox, with the results of verl's ``prime_code``."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from plaudit_reward.code.sandbox.preamble import PREAMBLE
 from plaudit_reward.code.sandbox.sandbox import Sandbox
 
 _SAMPLES_PER_PROCESS = 4
-"""Their test cases are short, and a process must not wait for the next sample."""
+"""Test cases are short, and a process must not wait for the next sample."""
 
 
 class LocalBackend:
     """Runs test cases in processes of this machine.
 
     Args:
-        processes: test cases at a time.
+        processes: concurrent test cases.
         as_script: run programs as ``python program.py`` does.
         allow_without_landlock: see ``Sandbox``.
     """

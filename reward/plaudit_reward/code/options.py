@@ -1,4 +1,4 @@
-"""What a job may say about code rules."""
+"""Options of code rules in a job."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _VERLS_NUM_CASES = 10
 
 
 class CodeOptions(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """Of a scorer of kind ``rule``; names are camelCase in the job."""
+    """Options of the rule ``code``; names are camelCase in the job."""
 
     time_seconds: float = 10.0
     """Seconds for one test case."""
     memory: str = "1Gi"
     """For one test case, on top of what Python itself needs."""
     output: str = "16Mi"
-    """What one test case may print."""
+    """The most that one test case may print."""
     continuous: bool | None = None
     """True: the score is the share of test cases that pass; false: 1 when all pass, else 0. Default: verl's choice,
-    which is the share, but for functions in the local sandbox: ``prime_code`` forgets their name when it comes to
-    single test cases, so that they get all or nothing."""
+    which is the share, but for functions in the local sandbox: ``prime_code`` loses their name when it scores
+    single test cases, so they get all or nothing."""
     cases: int | None = None
     """How many test cases count, from the first on; 0: all. Default: where the share counts 10 (verl's number), else
     all."""
@@ -38,13 +38,13 @@ class CodeOptions(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fi
     url: str | None = None
     """A Sandbox Fusion server. Default: the local sandbox."""
     concurrency: int = 64
-    """Requests at a time, of each worker, to that server."""
+    """Concurrent requests of each worker to that server."""
     allow_without_landlock: bool = False
-    """Run programs also where the kernel has no Landlock; they can then open no file at all."""
+    """Run programs also where the kernel has no Landlock; they cannot open any file there."""
 
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, Any]) -> Self:
-        """Reads them from the job.
+        """Read them from the job.
 
         Raises:
             ConfigurationError: a name or value is wrong.
@@ -66,15 +66,15 @@ class CodeOptions(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fi
         return options
 
     def limits(self) -> Limits:
-        """Of one test case."""
+        """Return the limits of one test case."""
         return Limits(self.time_seconds, _bytes("memory", self.memory), _bytes("output", self.output))
 
     def gives_shares(self, *, functions: bool) -> bool:
-        """Whether the share of passed test cases is the score, for functions or for programs."""
+        """Return True when the share of passed test cases is the score, for functions or for programs."""
         return self.continuous if self.continuous is not None else not functions or self.url is not None
 
     def num_counted(self, num_cases: int, *, shares: bool) -> int:
-        """How many of a row's test cases count."""
+        """Return how many of a row's test cases count."""
         default = _VERLS_NUM_CASES if shares else 0
         return min((default if self.cases is None else self.cases) or num_cases, num_cases)
 

@@ -13,11 +13,11 @@ class CodeRule:
     """Scores programs by their test cases."""
 
     def read(self, given: Mapping[str, Any]) -> CodeOptions:
-        """The options, see ``rules.rule.Rule``."""
+        """Read the options, see ``rules.rule.Rule``."""
         return CodeOptions.from_arguments(given)
 
     def scorer(self, name: str, arguments: Any, processes: int) -> Scorer:
-        """A scorer, not opened yet."""
-        from plaudit_reward.code.scorer import CodeScorer  # ctypes and HTTP: not for those who only read a job
+        """Return a scorer that is not opened yet."""
+        from plaudit_reward.code.scorer import CodeScorer  # ctypes and HTTP: a reader of jobs does not need them
 
         return CodeScorer(name, arguments, processes=processes)

@@ -30,7 +30,7 @@ class CodeScorer:
     Args:
         name: of the scorer in the job.
         options: from the job.
-        processes: test cases at a time in the local sandbox.
+        processes: concurrent test cases in the local sandbox.
     """
 
     def __init__(self, name: str, options: CodeOptions, *, processes: int) -> None:

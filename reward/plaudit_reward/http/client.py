@@ -144,11 +144,11 @@ async def _body(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
     encoding = response.headers.get("Content-Encoding", "identity")
     if encoding.lower() != "identity":
         raise ConnectionLostError(f"{_address(str(response.url))}: the response is compressed ({one_line(encoding)})")
-    body = b""
-    async for part in response.content.iter_any():
-        body = body + part if body else part
-        if len(body) > max_bytes:
-            raise ResponseTooLargeError(f"{_address(str(response.url))}: the response is longer than {max_bytes} bytes")
+    body = await response.content.readany()
+    while len(body) <= max_bytes and not response.content.at_eof():
+        body += await response.content.readany()
+    if len(body) > max_bytes:
+        raise ResponseTooLargeError(f"{_address(str(response.url))}: the response is longer than {max_bytes} bytes")
     return body
 
 

@@ -1,4 +1,4 @@
-"""How many tokens a request will take, before the endpoint has said so: reserved from the budget, corrected after."""
+"""Estimates the tokens of a request: reserved from the budget before, corrected by the endpoint's count after."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 _FIRST_TOKENS_PER_BYTE = 1 / 3
-"""English text has about one token in four bytes."""
+"""English text has about one token for four bytes."""
 _FIRST_ANSWER_TOKENS = 512
 _FORGETTING = 0.98
-"""What was largest counts for so much less with each answer: estimates err upwards, and not for ever."""
+"""Factor by which a past maximum shrinks with each answer: estimates err upwards, but not for ever."""
 
 
 class TokenEstimate:
@@ -27,10 +27,10 @@ class TokenEstimate:
         self._per_byte = _FIRST_TOKENS_PER_BYTE
 
     def tokens(self, prompt: str) -> int:
-        """Tokens to reserve for a prompt and its answer."""
+        """Return the tokens to reserve for a prompt and its answer."""
         return math.ceil(len(prompt.encode()) * self._per_byte + min(self._answer, self._most_answer))
 
     def learn(self, prompt: str, prompt_tokens: int, answer_tokens: int) -> None:
-        """Takes in what one request took."""
+        """Update the estimate by the real count of one request."""
         self._per_byte = max(prompt_tokens / max(1, len(prompt.encode())), self._per_byte * _FORGETTING)
         self._answer = max(float(answer_tokens), self._answer * _FORGETTING)

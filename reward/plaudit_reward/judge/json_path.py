@@ -1,4 +1,4 @@
-"""The part of JSONPath that points: members and items of a JSON answer, one value or a list of them.
+"""Evaluates a subset of JSONPath: members and items of a JSON answer, one value or a list of values.
 
 ``$.score`` · ``$['the score']`` · ``$.answers[0].score`` · ``$.answers[-1]`` · ``$.answers[*].score`` (a list)
 """
@@ -19,10 +19,10 @@ Step = str | int | None
 
 
 def json_path(text: str) -> list[Step]:
-    """The steps of a path.
+    """Parse a path into steps.
 
     Raises:
-        ValueError: it is no path, or uses more of JSONPath than this.
+        ValueError: it is not a path, or outside of the subset.
     """
     steps: list[Step] = []
     position = 1
@@ -32,7 +32,7 @@ def json_path(text: str) -> list[Step]:
         found = _STEP.match(text, position)
         if found is None:
             raise ValueError(
-                f"{text!r} is not understood from {text[position:]!r} on; write it like $.a.b[0].c or $[*].c"
+                f"{text!r} cannot be parsed from {text[position:]!r} on; write it like $.a.b[0].c or $[*].c"
             )
         if found["item"] is not None:
             steps.append(int(found["item"]))
@@ -43,37 +43,37 @@ def json_path(text: str) -> list[Step]:
 
 
 def value_at(document: Any, steps: list[Step]) -> Any:
-    """What stands there; a list where a step is ``[*]``.
+    """Return the value at a path; a list where a step is ``[*]``.
 
     Raises:
-        LookupError: nothing does. The message says where the way ends.
+        LookupError: there is no such value. The message names the missing step.
     """
     for number, step in enumerate(steps):
         if step is None:
             items = document if isinstance(document, list) else None
             if items is None:
-                raise LookupError(f"[*] needs a list, and there is {_kind(document)}")
+                raise LookupError(f"[*] needs a list, not {_kind(document)}")
             return [value_at(item, steps[number + 1 :]) for item in items]
         if isinstance(step, str) and not (isinstance(document, dict) and step in document):
-            raise LookupError(f"there is no member {step!r} in {_kind(document)}")
+            raise LookupError(f"no member {step!r} in {_kind(document)}")
         if isinstance(step, int) and not (isinstance(document, list) and -len(document) <= step < len(document)):
-            raise LookupError(f"there is no item {step} in {_kind(document)}")
+            raise LookupError(f"no item {step} in {_kind(document)}")
         document = document[step]
     return document
 
 
 def find_json(text: str) -> Any:
-    """The first JSON object or list in a text: models like to put words and fences around it.
+    """Return the first JSON object or list in a text; models often put prose and fences around it.
 
     Raises:
-        LookupError: there is none.
+        LookupError: the text contains none.
     """
     for start in re.finditer(r"[\[{]", text):
         try:
             return _DECODER.raw_decode(text, start.start())[0]
         except ValueError:
             continue
-    raise LookupError("there is no JSON object or list in it")
+    raise LookupError("it contains no JSON object or list")
 
 
 def _kind(document: Any) -> str:

@@ -1,6 +1,6 @@
-"""A worker's queue before an endpoint: requests wait here until the budget lets them through, first come, first served.
+"""A worker's queue in front of an endpoint: requests wait until the budget admits them, first in, first out.
 
-One exchange with the budget is under way at a time and speaks for all that wait; nothing polls while nothing waits.
+At most one exchange with the budget is in flight, and it covers all waiting requests. Nothing polls while none waits.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _HOLDING_SHARE = 0.25
 
 @dataclass
 class Passage:
-    """A request that was let through."""
+    """An admitted request."""
 
     request: Request
     tokens: int
-    """What it costs: as reserved until the answer says better. ``NEVER_SENT`` gives everything back."""
+    """Its cost: the reservation until the answer reports the real one. ``NEVER_SENT`` returns the whole reservation."""
     passed_s: float = 0.0
-    """When it was let through, at the earliest; monotonic seconds."""
+    """Earliest time of its admission; monotonic seconds."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class _Waiting:
 
 
 class Limiter:
-    """Lets a worker's requests through within a budget.
+    """Admits a worker's requests within a budget.
 
     Args:
         budget: closed here.
@@ -69,7 +69,7 @@ class Limiter:
         self._in_flight = 0
         self._at_a_time = _MOST_AT_A_TIME
         self._refused = False
-        """The first that waits was refused: until the time to come again, only an ended request changes that."""
+        """The budget refused the first waiting request: only time or an ended request can change that."""
         self._held_from_s = self._held_until_s = 0.0
         self._refusals: deque[bool] = deque(maxlen=_RECENT_RESPONSES)
         self._passed_at: deque[float] = deque()
@@ -77,27 +77,27 @@ class Limiter:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begins to ask the budget."""
+        """Start the exchanges with the budget."""
         self._task = asyncio.create_task(self._go_on())
 
     async def stop(self) -> None:
-        """Tells the budget that nothing is in flight any more; what waits fails."""
+        """Report to the budget that nothing is in flight; fail all waiting requests."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self._fail(InfrastructureError(f"judge {self._name} was closed"))
-        with contextlib.suppress(OSError, InfrastructureError):  # else the lease runs out by itself
+        with contextlib.suppress(OSError, InfrastructureError):  # the lease expires anyway
             await self._budget.exchange(Report(0, self._settled))
         await self._budget.close()
 
     async def enter(self, tokens: int) -> Passage:
-        """Waits until a request may be sent; it counts as in flight until ``leave``.
+        """Wait until a request may be sent; it counts as in flight until ``leave``.
 
         Args:
-            tokens: reserved for it; say in ``Passage.tokens`` what it really took.
+            tokens: to reserve; the caller sets ``Passage.tokens`` to the real cost.
 
         Raises:
-            InfrastructureError: the budget cannot be asked.
+            InfrastructureError: the budget failed.
         """
         if not self._budget.limits.present and time.monotonic() >= self._held_until_s and not self._waiting:
             self._in_flight += 1
@@ -121,14 +121,14 @@ class Limiter:
         return self._budget.limits.rated
 
     def sent(self, passage: Passage) -> None:
-        """The request has left this process: where that took a while, its window begins only now."""
+        """Record that the request left this process; if that took a while, its window starts now."""
         now = time.monotonic()
         if now - passage.passed_s > _AT_ONCE_S:
             self._sent_late.append((passage.request.id, now))
             self._news.set()
 
     def leave(self, passage: Passage) -> None:
-        """The request has ended."""
+        """Record that the request has ended."""
         self._in_flight -= 1
         if not self._budget.limits.present:
             return
@@ -159,7 +159,7 @@ class Limiter:
         return max(0.0, min(end_s, self._held_until_s) - max(start_s, self._held_from_s))
 
     def room(self) -> int:
-        """How many more requests it could let through soon, judged by the last two seconds."""
+        """Return how many more requests could be admitted soon, estimated from the last two seconds."""
         if not self._budget.limits.present and not self._waiting:
             return _ALWAYS_ROOM
         self._forget_old_passes()
@@ -178,17 +178,17 @@ class Limiter:
             except OSError as error:
                 pause_s = again_s = min(_LONGEST_PAUSE_S, pause_s * 2 or 0.05)
                 fields = {"judge": self._name, "error": str(error), "waiting": len(self._waiting)}
-                logger.warning("judge's limits cannot be asked; requests wait", **fields)
+                logger.warning("limits of a judge are unavailable; its requests wait", **fields)
                 await asyncio.sleep(pause_s)
                 continue
-            except Exception as error:  # the boundary to those that wait: whatever it is, each of them raises it
-                logger.exception("judge's limits cannot be asked")
-                self._fail(InfrastructureError(f"the limits cannot be asked: {error}"))
+            except Exception as error:  # the boundary to the waiting requests: each of them raises it
+                logger.exception("limits of a judge failed; its waiting requests fail")
+                self._fail(InfrastructureError(f"judge {self._name}: its limits failed: {error}"))
                 again_s = _LONGEST_PAUSE_S
             await self._until_news(again_s)
 
     async def _exchange(self, *, asking: bool) -> float:
-        """One exchange; returns after how many seconds the next is due even without news."""
+        """Run one exchange; return the seconds until the next is due even if nothing changes."""
         self._forget_ended()
         asked = [w for w in itertools.islice(self._waiting, self._at_a_time) if not w.passed.done()] if asking else []
         settled, self._settled = self._settled, []
@@ -217,7 +217,7 @@ class Limiter:
     def _let_through(self, passed: list[_Waiting], now: float) -> None:
         for waiting in passed:
             self._in_flight += 1
-            if waiting.passed.done():  # it was given up while the budget was asked
+            if waiting.passed.done():  # cancelled during the exchange
                 self.leave(Passage(waiting.request, NEVER_SENT))
             else:
                 waiting.passed.set_result(now)
@@ -232,7 +232,7 @@ class Limiter:
             return
 
     def _forget_ended(self) -> None:
-        """Takes those that were let through, or gave up, from the head of the queue."""
+        """Remove admitted and cancelled requests from the head of the queue."""
         while self._waiting and self._waiting[0].passed.done():
             self._waiting.popleft()
 

@@ -1,4 +1,4 @@
-"""What may be asked of an endpoint, and the budget that says so: one over all workers, or a process's own."""
+"""Limits of an endpoint, and the budget that enforces them: one over all workers, or one of a single process."""
 
 from __future__ import annotations
 
@@ -7,89 +7,89 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 TRAVEL_S = 1.0
-"""A request may reach the endpoint so much later than it was sent, and still no 60 s hold more than allowed there."""
+"""Longest way of a request to the endpoint for which no 60 s there contain more requests than allowed."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one endpoint; None = none of that kind."""
+    """Limits of one endpoint; None: unlimited."""
 
     requests: int | None = None
-    """Requests in any window."""
+    """Requests per window."""
     tokens: int | None = None
-    """Tokens, asked and answered, in any window."""
+    """Tokens per window, of prompts and answers."""
     concurrency: int | None = None
     """Requests at a time."""
     window_s: float = 60.0 + TRAVEL_S
 
     @property
     def rated(self) -> bool:
-        """Whether anything is counted over time."""
+        """True where requests or tokens are limited over time."""
         return self.requests is not None or self.tokens is not None
 
     @property
     def present(self) -> bool:
-        """Whether there is any limit."""
+        """True where there is any limit."""
         return self.rated or self.concurrency is not None
 
 
 class Request(NamedTuple):
-    """A request and what it takes of the budget of tokens."""
+    """A request and the tokens that it reserves."""
 
     id: str
     tokens: int
 
 
 NEVER_SENT = -1
-"""In place of a request's tokens: it was let through and not sent."""
+"""In place of a request's tokens: it was admitted and never sent."""
 
 
 class Settled(NamedTuple):
-    """What has become known of a request since it was let through."""
+    """News of an admitted request."""
 
     id: str
     tokens: int | None = None
-    """What it really took; ``NEVER_SENT``; None = as reserved, or not known yet."""
+    """Its real cost, or ``NEVER_SENT``; None: as reserved, or not known yet."""
     sent_ago_s: float | None = None
-    """It was sent later than it was let through: so long ago. None = at once."""
+    """Seconds since it was sent, if that was later than its admission; None: at once."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a worker tells its budget."""
+    """A worker's report to its budget."""
 
     in_flight: int
-    """Requests of this worker that run now."""
+    """Requests of this worker in flight."""
     settled: Sequence[Settled] = ()
-    """What is not as it was reserved."""
+    """Requests that cost something other than they reserved, or were sent late."""
     waiting: Sequence[Request] = ()
-    """The first of those that wait."""
+    """The first of the waiting requests."""
     num_waiting: int = 0
-    """All that wait."""
+    """The number of all waiting requests."""
 
 
 class Passed(NamedTuple):
-    """What a budget answers."""
+    """A budget's reply."""
 
     number: int
-    """So many of ``Report.waiting`` may begin, from the first on."""
+    """How many of ``Report.waiting`` are admitted, from the first on."""
     again_s: float
-    """Come again after so many seconds; 0 when all may begin."""
+    """Seconds until the next exchange is due; 0 when all were admitted."""
 
 
 class Budget(Protocol):
-    """Lets requests through within limits."""
+    """Admits requests within limits."""
 
     limits: Limits
 
     async def exchange(self, report: Report) -> Passed:
-        """Takes a report and lets through what fits. A report that is sent twice lets nothing through twice.
+        """Take a report and admit what fits. A report sent twice admits nothing twice.
 
         Raises:
-            OSError: whatever keeps the budget is away; nothing is let through.
+            OSError: the budget's storage is unavailable; nothing was admitted.
         """
         ...
 
     async def close(self) -> None:
-        """Ends connections."""
+        """Close connections."""
         ...

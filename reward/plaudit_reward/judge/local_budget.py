@@ -1,4 +1,4 @@
-"""A budget of this process alone: without limits, or outside of a run. The same window log as in Redis."""
+"""A budget of a single process, for judges without limits and outside of a run. The same window log as in Redis."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _LONGEST_WAIT_S = 0.5
 
 
 class LocalBudget:
-    """Lets requests of one process through.
+    """Admits the requests of one process.
 
     Args:
-        limits: ``Limits()`` lets everything pass.
+        limits: ``Limits()`` admits everything.
         clock: monotonic seconds.
     """
 
@@ -24,7 +24,7 @@ class LocalBudget:
         self.limits = limits
         self._clock = clock
         self._log: dict[str, tuple[float, int]] = {}
-        """Request → when it was sent, and its tokens."""
+        """Request → time of sending, and tokens."""
         self._tokens = 0
 
     async def exchange(self, report: Report) -> Passed:
@@ -47,7 +47,7 @@ class LocalBudget:
         return Passed(len(report.waiting), 0.0)
 
     async def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there is no connection."""
 
     @property
     def _oldest_s(self) -> float:
@@ -59,7 +59,7 @@ class LocalBudget:
         return (
             (limits.requests is None or len(self._log) < limits.requests)
             and (limits.concurrency is None or in_flight < limits.concurrency)
-            # What costs more than the whole budget passes when nothing else is in the window.
+            # A request larger than the whole budget is admitted when the window is empty.
             and self._tokens + max(1, min(request.tokens, most_tokens)) <= most_tokens
         )
 

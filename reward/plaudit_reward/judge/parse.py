@@ -1,4 +1,4 @@
-"""How a judge's answer becomes numbers: by a regular expression, a path into JSON, or a function of the user's."""
+"""Parses a judge's answer into numbers: by a regular expression, a path into JSON, or the user's function."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ class Parser(Protocol):
     """Reads one answer."""
 
     async def open(self) -> None:
-        """Starts what it needs. Raises ``ConfigurationError``."""
+        """Start child processes where needed. Raises ``ConfigurationError``."""
         ...
 
     async def scores(self, answer: str, samples: Sequence[Sample], attempt: Attempt) -> list[Score]:
-        """One score a sample that the answer is about.
+        """Return one score for each sample that the answer is about.
 
         Raises:
-            DataError: the answer does not hold what is looked for.
+            DataError: the answer contains no value.
         """
         ...
 
     async def close(self) -> None:
-        """Ends what was started."""
+        """End the child processes."""
         ...
 
 
 class RegexParser:
-    """The first group of the first match; for a group of samples of every match, one a sample.
+    """Takes the first group of the first match; for a group of samples of every match, one for each sample.
 
     Args:
         pattern: Python's syntax.
         group: whether an answer is about a group.
 
     Raises:
-        ConfigurationError: it does not compile, or has no group.
+        ConfigurationError: the pattern does not compile, or has no group.
     """
 
     def __init__(self, pattern: str, *, group: bool = False) -> None:
@@ -62,7 +62,7 @@ class RegexParser:
         self._group = group
 
     async def open(self) -> None:
-        """Nothing to start."""
+        """Do nothing: there are no child processes."""
 
     async def scores(self, answer: str, samples: Sequence[Sample], attempt: Attempt) -> list[Score]:
         """See ``Parser``."""
@@ -78,18 +78,18 @@ class RegexParser:
         return [to_score(_number(match.group(1), answer))]
 
     async def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there are no child processes."""
 
 
 class JsonParser:
-    """What stands at a path of the first JSON in the answer; for a group a list with one value a sample.
+    """Takes the value at a path of the answer's first JSON; for a group a list with one value for each sample.
 
     Args:
         path: see ``json_path``.
         group: whether an answer is about a group.
 
     Raises:
-        ConfigurationError: it is no such path.
+        ConfigurationError: the path cannot be parsed.
     """
 
     def __init__(self, path: str, *, group: bool = False) -> None:
@@ -101,7 +101,7 @@ class JsonParser:
         self._group = group
 
     async def open(self) -> None:
-        """Nothing to start."""
+        """Do nothing: there are no child processes."""
 
     async def scores(self, answer: str, samples: Sequence[Sample], attempt: Attempt) -> list[Score]:
         """See ``Parser``."""
@@ -115,11 +115,11 @@ class JsonParser:
         return _many(values, len(samples), answer)
 
     async def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there are no child processes."""
 
 
 class FunctionParser:
-    """A function ``(answer)`` or ``(answer, sample)``; for a group ``(answer, samples)``, one value a sample.
+    """Calls a function ``(answer)`` or ``(answer, sample)``; for a group ``(answer, samples)`` with one value for each.
 
     Args:
         function: of scope ``answer`` or ``answers``; opened and closed here.
@@ -129,7 +129,7 @@ class FunctionParser:
         self._function = function
 
     async def open(self) -> None:
-        """Starts the child processes."""
+        """Start the child processes."""
         await self._function.open()
 
     async def scores(self, answer: str, samples: Sequence[Sample], attempt: Attempt) -> list[Score]:
@@ -137,23 +137,23 @@ class FunctionParser:
         return await self._function.parse(answer, samples, attempt)
 
     async def close(self) -> None:
-        """Ends the child processes."""
+        """End the child processes."""
         await self._function.close()
 
 
 def _number(value: Any, answer: str) -> float:
-    """Numbers as they are, also when written as text (``"4"``); true and false are 1 and 0."""
+    """Return a number, also from text (``"4"``); true and false are 1 and 0."""
     if isinstance(value, int | float | str):
         try:
             return float(value)
         except (ValueError, OverflowError):
             pass
-    raise DataError(f"{value!r} is no number, in {_excerpt(answer)}"[:500])
+    raise DataError(f"{value!r} is not a number, in {_excerpt(answer)}"[:500])
 
 
 def _many(values: Any, count: int, answer: str) -> list[Score]:
     if not isinstance(values, list):
-        raise DataError(f"{type(values).__name__} where a list of {count} values was due, in {_excerpt(answer)}")
+        raise DataError(f"{type(values).__name__} instead of a list of {count} values, in {_excerpt(answer)}")
     if len(values) != count:
         raise DataError(f"{len(values)} values for {count} responses, in {_excerpt(answer)}")
     return to_scores(values, count)

@@ -1,4 +1,4 @@
-"""The judge's prompt: a sandboxed Jinja template over one sample, or over the samples of a group."""
+"""Renders the judge's prompt: a sandboxed Jinja template over one sample, or over the samples of a group."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _SHARED = ("prompt", "messages", "ground_truth", "data_source", "extra_info")
 class PromptTemplate:
     """A template file, read and checked once.
 
-    It sees ``prompt``, ``messages``, ``ground_truth``, ``data_source`` and ``extra_info`` of the sample, and its
-    ``response``; with ``scope: group`` the list ``responses`` in its place.
+    Its variables are the sample's ``prompt``, ``messages``, ``ground_truth``, ``data_source``, ``extra_info`` and
+    ``response``; with ``scope: group`` the list ``responses`` replaces ``response``.
 
     Args:
         path: of the file.
         group: whether one prompt shows all responses of a group.
 
     Raises:
-        ConfigurationError: the file cannot be read, is no template, or names a variable that is never there. The
-            message tells file and line.
+        ConfigurationError: the file cannot be read, is not a template, or names an unknown variable. The message names
+            file and line.
     """
 
     def __init__(self, path: str, *, group: bool = False) -> None:
@@ -50,10 +50,10 @@ class PromptTemplate:
         self._template = environment.template_class.from_code(environment, code, environment.globals)
 
     def render(self, samples: Sequence[Sample]) -> str:
-        """The prompt for one sample, or for the samples of a group.
+        """Render the prompt for one sample, or for the samples of a group.
 
         Raises:
-            DataError: the template asks this sample for something that it lacks.
+            DataError: the template fails on this sample, for instance on a missing item of ``extra_info``.
         """
         first = samples[0]
         shown = {name: getattr(first, name) for name in _SHARED}
@@ -63,14 +63,16 @@ class PromptTemplate:
             shown["response"] = first.response
         try:
             return self._template.render(shown)
-        except Exception as error:  # the user's template: filters and operators raise what they like
-            raise DataError(f"{self._path}{self._line(error)}: {_words(error)}") from error
+        except Exception as error:  # the user's template: filters and operators raise any exception
+            raise DataError(f"{self._path}{self._line(error)}: {_reason(error)}") from error
 
     def _check(self, tree: nodes.Template) -> None:
         if any(name is not None for name in meta.find_referenced_templates(tree)):
-            raise ConfigurationError(f"{self._path} includes another file: a judge's prompt is one file, copy it in")
-        there = {*_SHARED, "responses" if self._group else "response"}
-        unknown = meta.find_undeclared_variables(tree) - there
+            raise ConfigurationError(
+                f"{self._path} includes another file. Copy its text into this one: a judge's prompt is one file"
+            )
+        known = {*_SHARED, "responses" if self._group else "response"}
+        unknown = meta.find_undeclared_variables(tree) - known
         if not unknown:
             return
         name = sorted(unknown)[0]
@@ -79,8 +81,7 @@ class PromptTemplate:
         if name in {"response", "responses"}:
             hint = f" (scope: {'group' if self._group else 'sample'})"
         raise ConfigurationError(
-            f"{self._path}, line {line}: there is no variable {name!r}{hint}; a template sees "
-            f"{', '.join(sorted(there))}"
+            f"{self._path}, line {line}: unknown variable {name!r}{hint}. The variables are {', '.join(sorted(known))}"
         )
 
     def _line(self, error: BaseException) -> str:
@@ -88,5 +89,5 @@ class PromptTemplate:
         return f", line {lines[-1]}" if lines else ""
 
 
-def _words(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     return str(error.message) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""A budget over any number of workers, kept in Redis and by Redis's clock. The decisions: ``lua/budget.lua``."""
+"""A budget over any number of workers, stored in Redis and timed by its clock. ``lua/budget.lua`` decides."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from plaudit_reward.errors import InfrastructureError
 from plaudit_reward.judge.limits import Limits, Passed, Report
 
 LEASE_S = 15.0
-"""Requests in flight of a worker that was killed count for so long."""
+"""Seconds for which the requests in flight of a killed worker still count."""
 
 _SCRIPT = (files("plaudit_reward.judge") / "lua" / "budget.lua").read_text()
 _SECOND = 1_000_000
@@ -27,10 +27,10 @@ class RedisBudget:
     """A worker's side of a budget.
 
     Args:
-        client: of the Redis that keeps it; closed here.
-        key: the budget's name: whoever uses it too shares it. Its hash tag, if any, routes it on a cluster.
+        client: of the Redis that stores it; closed here.
+        key: the budget's name. All workers that use the same key share the budget; its hash tag routes it on a cluster.
         worker: name of this process.
-        limits: every worker should give the same.
+        limits: the same in every worker.
         lease_s: see ``LEASE_S``.
     """
 
@@ -38,7 +38,7 @@ class RedisBudget:
         self.limits = limits
         self._client = client
         self._key = key
-        # A name of its own a start: what a dead start had in flight is not this one's.
+        # A name of its own for each start: requests of a killed process are not this one's.
         self._worker = f"{worker}-{os.urandom(4).hex()}"
         self._lease_s = lease_s
         self._script = client.register_script(_SCRIPT)
@@ -68,9 +68,9 @@ class RedisBudget:
         except (RedisConnectionError, RedisTimeoutError, OSError) as error:
             raise ConnectionError(str(error)) from error
         except RedisError as error:
-            raise InfrastructureError(f"the Redis that keeps the limits refuses: {error}") from error
+            raise InfrastructureError(f"the Redis of the limits refuses: {error}") from error
         return Passed(passed, again / _SECOND)
 
     async def close(self) -> None:
-        """Ends the connection."""
+        """Close the connection."""
         await self._client.aclose()

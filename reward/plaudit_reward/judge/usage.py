@@ -1,6 +1,7 @@
-"""What a judge costs: requests by how they ended, and tokens. Counted here, added up over all workers in Redis.
+"""The cost of a judge: requests by result, and tokens. Counted per worker, summed over all workers in Redis.
 
-Read by the metrics service (``plaudit_wire.names``): losing some with a killed worker loses figures, never a sample.
+The metrics service reads the sums (``plaudit_wire.names``). A killed worker loses the counts of its last two seconds,
+never a sample.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _REPORT_EVERY_S = 2.0
 
 
 class Usage:
-    """The counts of one judge in one worker since they were last taken.
+    """The counts of one judge in one worker since the last report.
 
     Attributes:
         requests: by HTTP status, ``timeout`` or ``unreachable``.
@@ -32,21 +33,21 @@ class Usage:
         self.tokens: Counter[str] = Counter()
 
     def count_request(self, status: str) -> None:
-        """Counts one request."""
+        """Count one request."""
         self.requests[status] += 1
 
     def count_tokens(self, prompt: int, completion: int) -> None:
-        """Counts what the endpoint says that one request took."""
+        """Count the tokens that the endpoint reports for one request."""
         self.tokens["prompt"] += prompt
         self.tokens["completion"] += completion
 
 
 class UsageReport:
-    """Adds a worker's counts to the run's, every two seconds and at the end.
+    """Adds a worker's counts to the run's every two seconds and at the end.
 
     Args:
         judge: name of the scorer.
-        usage: its counts; taken from there.
+        usage: its counts; reduced by what was reported.
         client: of the run's Redis; closed here.
         run: id of the run.
     """
@@ -59,11 +60,11 @@ class UsageReport:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begins to report."""
+        """Start to report."""
         self._task = asyncio.create_task(self._go_on())
 
     async def stop(self) -> None:
-        """Reports what is left."""
+        """Report the remaining counts and close the connection."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -87,7 +88,7 @@ class UsageReport:
                     pipeline.hincrby(self._keys.judge_tokens, f"{self._judge}:{kind}", count)
                 await pipeline.execute()
         except (RedisError, OSError) as error:
-            logger.warning("judge's counts wait for redis", error=str(error))
+            logger.warning("redis is unavailable; counts of a judge wait", error=str(error))
             return
         self._usage.requests -= requests
         self._usage.tokens -= tokens

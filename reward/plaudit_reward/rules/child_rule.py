@@ -1,4 +1,4 @@
-"""A rule in a child process of ``isolation``: the class that ``rule.FunctionRule`` has loaded there."""
+"""Run a rule in a child process of ``isolation``; ``rule.FunctionRule`` loads this class there."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from plaudit_wire.sample import Sample
 
 
 class ChildRule:
-    """Calls a rule's function.
+    """Call a rule's function.
 
     Args:
-        module: where it is.
-        function: its name there.
+        module: module of the function.
+        function: its name.
         arguments: its keyword arguments.
-        warm_up: response and ground truth of a sample that is scored now, so that what the rule imports and caches is
-            there before the first sample comes: a sample that takes long looks as if it might never end.
+        warm_up: response and ground truth of a sample that is scored at the start, to import and cache everything
+            before the first sample: otherwise that sample takes so long that it looks hung.
     """
 
     def __init__(
@@ -31,6 +31,6 @@ class ChildRule:
             self._function(Sample("warm-up", 0, "", "", response, ground_truth))
 
     def score(self, sample: Sample) -> float | Score:
-        """Scores one sample."""
+        """Score one sample."""
         result: float | Score = self._function(sample)
         return result

@@ -1,4 +1,4 @@
-"""Ends a computation after some CPU seconds, from within: only in the main thread of a child process."""
+"""Interrupt a computation after some CPU seconds; works only in the main thread of a child process."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ not so soon that a block which it ends has not been left by then."""
 
 
 class OutOfTimeError(BaseException):
-    """The computation used up its CPU seconds. No ``Exception``: libraries of mathematics catch those."""
+    """The computation used up its CPU seconds. Not an ``Exception``, because mathematical libraries catch those."""
 
 
 def shown_within(limit_s: float, claim: Callable[[], bool]) -> bool:
-    """Whether the claim turns out true within ``limit_s`` CPU seconds."""
+    """Return True if the claim is shown within ``limit_s`` CPU seconds."""
     try:
         with cpu_limit(limit_s):
             return claim()
@@ -28,10 +28,10 @@ def shown_within(limit_s: float, claim: Callable[[], bool]) -> bool:
 
 @contextmanager
 def cpu_limit(limit_s: float) -> Iterator[None]:
-    """Raises ``OutOfTimeError`` inside the block after ``limit_s`` CPU seconds of this process.
+    """Raise ``OutOfTimeError`` inside the block after ``limit_s`` CPU seconds of this process.
 
     CPU seconds, so that a busy machine does not turn right answers into wrong ones. One call into C (a huge power)
-    cannot be ended like this: the scorer's time limit does that, by killing the process.
+    cannot be interrupted like this; the scorer's time limit kills the process instead.
     """
     before = signal.signal(signal.SIGPROF, _out_of_time)
     signal.setitimer(signal.ITIMER_PROF, limit_s, _AGAIN_AFTER_S)

@@ -1,4 +1,4 @@
-"""The response has a form that the job gives as a regular expression, such as ``<think>.*</think>.*``."""
+"""Check the response against a regular expression of the job, such as ``<think>.*</think>.*``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from plaudit_wire.sample import Sample
 
 
 def matches_format(sample: Sample, *, pattern: str, match: Literal["full", "start", "anywhere"] = "full") -> float:
-    """1.0 when the response matches, else 0.0.
+    """Return 1.0 if the response matches, else 0.0.
 
     Args:
-        sample: of which only the response counts.
+        sample: only its response is used.
         pattern: in Python's syntax; ``.`` matches line ends too.
-        match: whether the whole response, its beginning or any part of it must match.
+        match: the part of the response that must match: all, the start, or any part.
     """
     expression = re.compile(pattern, re.DOTALL)
     methods = {"full": expression.fullmatch, "start": expression.match, "anywhere": expression.search}
@@ -23,14 +23,14 @@ def matches_format(sample: Sample, *, pattern: str, match: Literal["full", "star
 
 
 def check_format(*, pattern: str, match: str = "full") -> None:
-    """Refuses a pattern that is no regular expression.
+    """Refuse a pattern that is not a regular expression.
 
     Raises:
-        ConfigurationError: it is none.
+        ConfigurationError: the pattern is invalid.
     """
     try:
         re.compile(pattern)
     except re.error as error:
         raise ConfigurationError(
-            f"pattern {pattern!r} is no regular expression: {error}. Mend it; in YAML, put it in single quotes"
+            f"pattern {pattern!r} is not a regular expression: {error}. Fix it; in YAML, put it in single quotes"
         ) from error

@@ -1,4 +1,4 @@
-"""DAPO's soft overlong punishment: a response that runs into the last ``buffer_tokens`` loses reward for each token.
+"""DAPO's soft overlong punishment: a response in the last ``buffer_tokens`` loses reward for each token.
 
 Yu et al. 2025, "DAPO: An Open-Source LLM Reinforcement Learning System at Scale", equation 13; as verl computes it::
 
@@ -26,16 +26,16 @@ def overlong(
     max_tokens: Annotated[int, Meta(ge=1)] | None = None,
     penalty_factor: Annotated[float, Meta(ge=0)] = 1.0,
 ) -> Score:
-    """0 or less; extra ``overlong`` says whether (1 or 0) the response ran into the buffer.
+    """Return 0 or less; the extra ``overlong`` is 1 if the response ran into the buffer, else 0.
 
     Args:
-        sample: its ``response_tokens`` count.
+        sample: only its ``response_tokens`` are used.
         buffer_tokens: length of the buffer.
         max_tokens: length of the longest response; None: the sample's ``max_tokens`` (``rollout.sampling.maxTokens``).
-        penalty_factor: what the longest response loses.
+        penalty_factor: loss of the longest response.
 
     Raises:
-        DataError: the longest response is not known, or shorter than the buffer.
+        DataError: the longest response is unknown, or shorter than the buffer.
     """
     longest = sample.max_tokens if max_tokens is None else max_tokens
     if longest < buffer_tokens:
@@ -49,7 +49,7 @@ def overlong(
 
 
 def check_overlong(*, buffer_tokens: int, max_tokens: int | None = None, penalty_factor: float = 1.0) -> None:
-    """Refuses arguments that do not go together.
+    """Refuse arguments that contradict each other.
 
     Raises:
         ConfigurationError: the buffer is longer than the longest response.

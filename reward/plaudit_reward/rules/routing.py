@@ -1,6 +1,6 @@
-"""Which rule scores which data source: verl's names and verl's table.
+"""Map data sources to rules: verl's names and verl's table.
 
-A new rule is a file beside this one and a line in ``RULES``; a new data source is a line in ``SOURCES``.
+A new rule is a file in this folder and a line in ``RULES``; a new data source is a line in ``SOURCES``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RULES: dict[str, Rule] = {
     "prime_math": FunctionRule(prime_math, isolated=True, warm_up=_WARM_UP),
     "search_r1_like_qa_em": FunctionRule(search_r1_like_qa_em),
 }
-"""By the name that a job gives in ``rule:``; verl's module names where there is such a module."""
+"""Rules by the name in ``rule:``; verl's module names where verl has such a module."""
 
 _NUMINA = ("aops_forum", "synthetic_math", "amc_aime", "synthetic_amc", "cn_k12", "olympiads")
 _SEARCH_R1 = ("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle")
@@ -58,19 +58,19 @@ PREFIXES: dict[str, str] = {"aime": "math_dapo"}
 
 
 def rule_of(data_source: str) -> str | None:
-    """The name of the rule that scores a data source; None where there is none."""
+    """Return the name of the rule for a data source, or None."""
     if data_source in SOURCES:
         return SOURCES[data_source]
     return next((rule for prefix, rule in PREFIXES.items() if data_source.startswith(prefix)), None)
 
 
 def unknown_sources(data_sources: Iterable[str]) -> list[str]:
-    """Those data sources that no rule scores, sorted: a job whose data holds one of them is refused beforehand."""
+    """Return the data sources without a rule, sorted; a job with such data is refused."""
     return sorted({source for source in data_sources if rule_of(source) is None})
 
 
 def known_rule_of(data_source: str) -> str:
-    """The name of the rule that scores a data source.
+    """Return the name of the rule for a data source.
 
     Raises:
         DataError: no rule scores it.
@@ -86,14 +86,14 @@ def known_rule_of(data_source: str) -> str:
 
 
 def read_arguments(rule: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments by rule name, of a scorer's ``rule`` and ``ruleArguments``.
+    """Return the arguments by rule name, from a scorer's ``rule`` and ``ruleArguments``.
 
     Args:
         rule: name of the rule; None: by data source.
         given: the rule's arguments; by data source, a mapping from rule names to their arguments.
 
     Raises:
-        ConfigurationError: there is no such rule, or it has no such arguments.
+        ConfigurationError: the rule or an argument does not exist.
     """
     by_rule = {rule: given} if rule is not None else given
     return {name: _read(name, arguments) for name, arguments in by_rule.items()}

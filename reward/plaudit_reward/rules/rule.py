@@ -1,4 +1,4 @@
-"""What a rule is: a row of ``routing.RULES`` that reads its arguments from a job and makes a scorer.
+"""The protocol of a rule: an entry of ``routing.RULES`` that reads its arguments from a job and makes a scorer.
 
 Most rules are plain functions ``rule(sample, *, option=default, …)`` that return a number or a ``Score``. Their options
 are a job's ``ruleArguments``, in camelCase there; names, types and bounds are those of the function's signature.
@@ -27,10 +27,10 @@ _ALWAYS_ROOM = 1_000_000
 
 
 class Rule(Protocol):
-    """A row of ``routing.RULES``."""
+    """An entry of ``routing.RULES``."""
 
     def read(self, given: Mapping[str, Any]) -> Any:
-        """The rule's arguments, of a job's ``ruleArguments``; what they are is the rule's affair.
+        """Read the rule's arguments from a job's ``ruleArguments``; their type is up to the rule.
 
         Raises:
             ConfigurationError: they do not fit; the message names the argument and the remedy.
@@ -38,12 +38,12 @@ class Rule(Protocol):
         ...
 
     def scorer(self, name: str, arguments: Any, processes: int) -> Scorer:
-        """A scorer, not opened yet.
+        """Return a scorer that is not opened yet.
 
         Args:
-            name: of the scorer in the job.
-            arguments: as ``read`` gave them.
-            processes: how many child processes it may use.
+            name: name of the scorer in the job.
+            arguments: the result of ``read``.
+            processes: number of child processes.
         """
         ...
 
@@ -54,14 +54,14 @@ class FunctionRule:
 
     function: Callable[..., float | Score]
     isolated: bool = False
-    """It computes (SymPy, a user's regular expression): it runs in child processes, killed at the time limit."""
+    """Run it in child processes, killed at the time limit, because it computes (SymPy, a user's regular expression)."""
     warm_up: tuple[str, str] | None = None
     """Response and ground truth of a sample for its children to score first; see ``ChildRule``."""
     check: Callable[..., None] | None = None
-    """Takes the arguments; raises ``ConfigurationError`` where they do not go together."""
+    """Takes the arguments; raises ``ConfigurationError`` where they contradict each other."""
 
     def read(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The function's keyword arguments, see ``Rule``."""
+        """Return the function's keyword arguments; see ``Rule``."""
         parameters = _options(self.function)
         unknown = sorted(given.keys() - parameters.keys())
         if unknown:
@@ -76,7 +76,7 @@ class FunctionRule:
         return arguments
 
     def scorer(self, name: str, arguments: Any, processes: int) -> Scorer:
-        """Calls the function here or in child processes."""
+        """Return a scorer that calls the function in this process or in child processes."""
         if not self.isolated:
             return InlineScorer(name, partial(self.function, **arguments))
         child_arguments = {
@@ -93,7 +93,7 @@ class InlineScorer:
     """Calls a rule that is plain string work, where the pipeline runs.
 
     Args:
-        name: of the scorer in the job.
+        name: name of the scorer in the job.
         function: the rule with its arguments.
     """
 

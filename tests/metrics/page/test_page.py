@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from plaudit_metrics.service.page import FILES, FOLDER, library
+from plaudit_wire.records import SampleRecord, ScorerRecord
 
 Tab = Any
 Site = Any
@@ -254,6 +255,21 @@ def test_a_step_that_is_closed_appears_by_itself_and_a_lost_service_is_told(
     tab.until("document.querySelector('#status').innerText.startsWith('The service does not respond')")
     assert "Next try in" in tab.text("#status")
     assert tab.text("#verdict") == "Step 1 waited for a limit of the job"
+
+
+def test_why_samples_have_no_score_is_shown_before_their_step_closes(
+    tab: Tab, make_site: Callable[[Sequence[str]], Site], sample: Callable[..., SampleRecord]
+) -> None:
+    site = make_site([])
+    raised = ScorerRecord("data_error", reason="KeyError: <b>answer</b> (/srv/reward.py:2 in compute_score)")
+    tab.open(site.url)
+    site.publish([sample("t-9-1.0", index, outcome="data_error", scorers={"mine": raised}) for index in range(3)])
+    tab.until("document.querySelector('.failures')")
+    assert tab.text(".failures") == "mine: 3 × KeyError: <b>answer</b> (reward.py:2 in compute_score)"
+    assert "3 of 3 samples" in tab.text("main")
+    site.publish(site.builder.add("generation"))
+    tab.until("document.querySelector('#verdict')?.innerText === 'Step 1 waited for generation'")
+    tab.until("!document.body.innerText.includes('Samples without a score since the newest step')")
 
 
 def test_without_the_chart_library_the_tables_remain(tab: Tab, site: Site) -> None:

@@ -49,9 +49,9 @@ WRONG = [
     ("fine\n{{ response", r"judge\.j2, line 2: unexpected end of template"),
     (
         "\n\n{{ respons }}",
-        r"judge\.j2, line 3: there is no variable 'respons'; a template sees data_source, extra_info",
+        r"judge\.j2, line 3: unknown variable 'respons'. The variables are data_source, extra_info",
     ),
-    ("{{ responses }}", r"line 1: there is no variable 'responses' \(scope: sample\)"),
+    ("{{ responses }}", r"line 1: unknown variable 'responses' \(scope: sample\)"),
     ("{{ response | shout }}", r"judge\.j2, line 1: No filter named 'shout'"),
     ("{% include 'other.j2' %}", "includes another file"),
 ]

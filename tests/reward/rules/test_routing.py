@@ -84,7 +84,7 @@ async def test_a_bad_ground_truth_is_the_samples_outcome(open_rule: OpenRule, ma
         ("overlong", {}, "rule overlong: bufferTokens is missing"),
         ("overlong", {"bufferTokens": 0}, "bufferTokens is 0: expected `int` >= 1"),
         ("overlong", {"bufferTokens": 9, "maxTokens": 8}, "bufferTokens is 9, more than maxTokens, 8"),
-        ("format", {"pattern": "(a"}, r"pattern '\(a' is no regular expression: missing \)"),
+        ("format", {"pattern": "(a"}, r"pattern '\(a' is not a regular expression: missing \)"),
         ("search_r1_like_qa_em", {"x": 1}, "there is no argument 'x'"),
         (None, {"strictBoxed": True}, "there is no rule 'strictBoxed'"),
         (None, {"math_dapo": True}, "without rule, give each rule's arguments by its name"),

@@ -141,7 +141,8 @@ async def test_the_key_comes_from_a_file_or_the_environment_and_stays_in_the_wor
     parse = {"python": {"path": str(tmp_path / "read.py"), "function": "read"}}
     reward = make_reward([judge(apiKeySecret={"name": "judge", "key": "token"}, parse=parse)])
     with pytest.raises(
-        RefusedError, match=r"judge\.apiKeySecret: there is no value.* set .*PLAUDIT_SECRET_JUDGE_TOKEN"
+        RefusedError,
+        match=r"judge\.apiKeySecret: key .token. of Secret .judge. has no value.* set .*PLAUDIT_SECRET_JUDGE_TOKEN",
     ):
         await build_pipeline(reward, "reward-0")
     monkeypatch.setenv("PLAUDIT_SECRET_JUDGE_TOKEN", "hush-environment")
@@ -160,7 +161,7 @@ async def test_the_key_comes_from_a_file_or_the_environment_and_stays_in_the_wor
 
 async def test_a_template_that_cannot_work_refuses_the_job(make_reward: Make, judge: Make, tmp_path: Path) -> None:
     (tmp_path / "judge.j2").write_text("{{ answer }}")
-    with pytest.raises(RefusedError, match=r"judge\.j2, line 1: there is no variable 'answer'"):
+    with pytest.raises(RefusedError, match=r"judge\.j2, line 1: unknown variable 'answer'"):
         await build_pipeline(make_reward([judge()]), "reward-0")
 
 

@@ -157,7 +157,7 @@ async def test_a_slow_sample_holds_only_so_many_others() -> None:
     values: list[float | None] = []
     async for scoring in scored_in_order(Pipeline([Stage(slow)]), units(), max_concurrent=4):
         if not values:
-            assert len(taken) <= 4 * 4 + 2
+            assert len(taken) <= 16 * 4 + 2
         values.append(scoring.value)
     assert values == [float(number) for number in range(200)]
 

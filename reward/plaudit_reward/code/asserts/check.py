@@ -102,9 +102,9 @@ class AssertCheck:
         evaluated = await execute("evaluation", plan.text, _payload(plan, []), "")
         verdict = _verdict(evaluated)
         if verdict is None or not verdict.needed:
-            told = _how(evaluated) if verdict is None else verdict.failed or "it passes"
+            ending = _how(evaluated) if verdict is None else verdict.failed or "it passes"
             raise DataError(
-                f"ground_truth.assert_case: {plan.text[:200]!r} ends before it uses the program ({told}); assert "
+                f"ground_truth.assert_case: {plan.text[:200]!r} ends before it uses the program ({ending}); assert "
                 "something about plain values that the program's functions return"
             )
         self._first_operations[plan.text] = verdict.needed

@@ -1,7 +1,7 @@
-"""The files that a sandboxed program may read, by Landlock: everything else is out of its reach.
+"""Restricts the files that a sandboxed program may open, by Landlock.
 
 A ruleset is made once, by a process that can open the folders; every program restricts itself with it, so that each
-stands in a domain of its own, from which no process outside can be traced or (ABI 6) signalled. Structures and rights
+has a domain of its own, from which no process outside can be traced or (ABI 6) signalled. Structures and rights
 are those of ``linux/landlock.h``; a kernel is asked only for what its ABI knows.
 """
 
@@ -22,32 +22,32 @@ _PATH_BENEATH = 1
 _READ_FILE, _READ_FOLDER = 1 << 2, 1 << 3
 
 _NUM_FILE_RIGHTS: Final = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-"""ABI → rights on files that it knows, the lowest bits; what is newer knows at least those of 5."""
+"""ABI → rights on files that it knows, the lowest bits; newer versions know at least those of 5."""
 _NETWORK_RIGHTS = 0b11
-"""Binding and connecting TCP sockets, from ABI 4 on."""
+"""Binding and connecting TCP sockets, since ABI 4."""
 _SCOPES = 0b11
-"""Abstract Unix sockets and signals stay inside, from ABI 6 on."""
+"""Abstract Unix sockets and signals stay inside the domain, since ABI 6."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def abi() -> int:
-    """The version of Landlock that this kernel has; 0 when it has none, or was started without it."""
+    """Return the version of Landlock of this kernel; 0 when it has none, or was started without it."""
     version: int = _libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_ASK_VERSION))
     return max(0, version)
 
 
 def make_ruleset(readable: Iterable[Path]) -> int:
-    """Makes a ruleset that lets files in these folders be read, and nothing else.
+    """Make a ruleset that allows to read files in these folders, and nothing else.
 
     Args:
-        readable: folders and files; those that are not there, or that this process may not open, are left out.
+        readable: folders and files; missing ones, and those that this process may not open, are left out.
 
     Returns:
         Its file descriptor, for ``restrict``.
 
     Raises:
-        OSError: there is no Landlock here.
+        OSError: this kernel has no Landlock.
     """
     version = abi()
     rights = (1 << _NUM_FILE_RIGHTS[min(version, 5)]) - 1 if version else 0
@@ -55,11 +55,11 @@ def make_ruleset(readable: Iterable[Path]) -> int:
     attributes = b"".join(struct.pack("=Q", part) for part in parts if part is not None)
     ruleset = _call(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
     for path in readable:
-        _let_read(ruleset, path)
+        _allow_reading(ruleset, path)
     return ruleset
 
 
-def _let_read(ruleset: int, path: Path) -> None:
+def _allow_reading(ruleset: int, path: Path) -> None:
     try:
         opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
@@ -73,7 +73,7 @@ def _let_read(ruleset: int, path: Path) -> None:
 
 
 def restrict(ruleset: int) -> None:
-    """Restricts this thread, and what it starts, for good; ``no_new_privs`` must be set.
+    """Restrict this thread, and all that it starts, for good; ``no_new_privs`` must be set.
 
     Raises:
         OSError: the kernel refuses.

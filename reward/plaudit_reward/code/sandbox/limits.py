@@ -1,4 +1,4 @@
-"""What one run of a program may use, and what the kernel is told of it."""
+"""Limits of one run of a program, and how the kernel enforces them."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from pathlib import Path
 import msgspec
 
 _STACK_BYTES = 64 << 20
-"""Of the main thread: deep recursion inside C code (comparisons, ``repr``) needs more than the usual 8 MiB."""
+"""Stack of the main thread: deep recursion inside C code (comparisons, ``repr``) needs more than the usual 8 MiB."""
 _OPEN_FILES = 32
 _MOST_LIKELY_VICTIM = "1000"
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Of one run, that is, of one test case."""
+    """Limits of one run, that is, of one test case."""
 
     time_s: float = 10.0
-    """Wall-clock seconds; CPU seconds end it a little later at the latest."""
+    """Wall-clock seconds; a limit on CPU seconds is a little higher."""
     memory_bytes: int = 1 << 30
     """Memory that the program may map on top of what Python and the loaded modules have."""
     output_bytes: int = 16 << 20
-    """What it may print, both streams together."""
+    """The most that it may print, both streams together."""
     threads: int = 64
-    """Threads at a time."""
+    """Concurrent threads."""
 
 
 def limit_this_process(limits: Limits) -> None:
-    """Sets the limits that the kernel keeps, for good: hard and soft ones are the same.
+    """Set the limits that the kernel enforces, for good: hard and soft ones are the same.
 
     The number of processes is not among them: it counts all processes of a user on the machine, and root's not at all.
     """
@@ -51,11 +51,11 @@ def limit_this_process(limits: Limits) -> None:
 
 
 def offer_to_the_oom_killer() -> None:
-    """When the machine or the container is out of memory, this process goes first."""
+    """Make this process the first that the kernel kills when memory runs out."""
     try:
         Path("/proc/self/oom_score_adj").write_text(_MOST_LIKELY_VICTIM)
     except OSError:
-        return  # a hardened /proc: the limit on memory holds all the same
+        return  # a hardened /proc: the limit on memory still applies
 
 
 def _mapped_bytes() -> int:

@@ -1,4 +1,4 @@
-"""The imports that stand before every program, as verl gives them: programs often leave them out."""
+"""The imports that verl puts before every program: models often leave them out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gives up every privilege of this process for good."""
+"""Drops every privilege of this process for good."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import struct
 from plaudit_reward.code.sandbox.seccomp import no_new_privileges, prctl
 
 NOBODY = 65534
-"""The user and group that Linux reserves for nobody's files."""
+"""User and group that own no files (``nobody``)."""
 
 _CAPABILITIES_VERSION_3 = 0x20080522
 _PR_SET_DUMPABLE = 4
@@ -18,13 +18,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def drop_privileges() -> None:
-    """Becomes nobody where this is root, without a capability and without a way to one; no debugger may attach.
+    """Become nobody where this is root, drop all capabilities for good, and forbid debuggers.
 
-    A root that may not change its user (a container with all capabilities dropped) stays root without any capability,
-    which is no more than an ordinary user.
+    A root that may not change its user (in a container with all capabilities dropped) stays root without any of them,
+    and has no more rights than an ordinary user.
 
     Raises:
-        OSError: a capability could not be given up.
+        OSError: a capability could not be dropped.
     """
     if os.geteuid() == 0:
         try:
@@ -41,7 +41,7 @@ def drop_privileges() -> None:
 
 
 def forbid_inspection() -> None:
-    """No other process of this user may read this one's memory or environment, trace it, or leave a dump of it.
+    """Forbid other processes of this user to read this one's memory or environment, to trace it, or to dump it.
 
     Raises:
         OSError: the kernel refuses.

@@ -1,10 +1,10 @@
-"""Runs a model's program inside a process that is locked up already.
+"""Runs a model's program inside a process that is already confined.
 
 Three forms: a function that is called with arguments; a program as verl runs it; a program as ``python program.py``
 runs it. verl's form puts everything from the first line on that is no import into a function, replaces ``sys.stdin`` by
 a ``StringIO``, and ``exit`` and ``subprocess`` by nothing. Correct programs fail in it when they call ``exit()``, read
-``sys.stdin.buffer`` or ``open(0)``, say ``from … import *`` or ``global``, or break an import over several lines; it is
-the default because scores are to equal verl's (``prime_code``), ``as_script`` is the way out.
+``sys.stdin.buffer`` or ``open(0)``, use ``from … import *`` or ``global``, or break an import over several lines; it is
+the default because scores must equal verl's (``prime_code``); ``as_script`` avoids it.
 
 The preamble is verl's: programs often leave out imports that a contest's own machine provides.
 """
@@ -32,10 +32,10 @@ _FILE_NAME = "<program>"
 
 
 def run_program(run: Run) -> None:
-    """Runs it; what it prints, or returns, is on file descriptor 1 afterwards.
+    """Run it; its output or result is then on file descriptor 1.
 
     Raises:
-        BaseException: what the program raised.
+        BaseException: raised by the program.
     """
     sys.setrecursionlimit(_RECURSION_LIMIT)
     if run.part == "calls":
@@ -52,10 +52,10 @@ def run_program(run: Run) -> None:
 
 def _call_function(source: str, name: str) -> None:
     arguments = [json.loads(line) for line in _stdin_text().split("\n")]
-    if arguments and isinstance(arguments[0], dict):  # JSON has text keys only; verl's undoing of it
+    if arguments and isinstance(arguments[0], dict):  # JSON has text keys only; verl converts them back
         arguments = [{int(key): item for key, item in arguments[0].items()}]
-    _take_away()
-    sys.stdout = _Nowhere()
+    _remove_modules()
+    sys.stdout = _Discard()
     module = _module("tmp_sol", PREAMBLE + source)
     holder = module.Solution() if "class Solution" in source else module
     result = getattr(holder, name)(*arguments)
@@ -77,8 +77,8 @@ def _run_script(source: str) -> None:
 
 def _run_as_verl_does(source: str) -> None:
     text = _stdin_text()
-    _take_away()
-    sys.stdin, sys.stdout = _EarlyStdin(text), _Nowhere()
+    _remove_modules()
+    sys.stdin, sys.stdout = _EarlyStdin(text), _Discard()
     module = _module("tmp_sol", PREAMBLE + as_function(source))
     captured = _Captured()
     sys.stdin, sys.stdout = io.StringIO(text), captured
@@ -91,7 +91,7 @@ def _run_as_verl_does(source: str) -> None:
 
 
 def as_function(source: str) -> str:
-    """The program's text with all but its leading imports inside a function ``code``, as verl writes it."""
+    """Return the program's text with all but its leading imports inside a function ``code``, as verl does."""
     written: list[str] = []
     started = False
     for line in _without_main_guard(source).split("\n"):
@@ -104,26 +104,26 @@ def as_function(source: str) -> str:
 
 
 def _without_main_guard(source: str) -> str:
-    """The same with the body of a last ``if __name__ == '__main__'`` in its place."""
+    """Return the text with a final ``if __name__ == '__main__'`` replaced by its body."""
     try:
         body = ast.parse(source).body
         last = body[-1]
         if isinstance(last, ast.If) and ast.unparse(last.test).strip() == "__name__ == '__main__'":
             return "\n".join(ast.unparse(ast.Module(part, [])) for part in (body[:-1], last.body))
     except (SyntaxError, ValueError, IndexError, RecursionError):
-        pass  # it is run as it stands, and says itself what is wrong with it
+        pass  # it runs unchanged and raises its own error
     return source
 
 
 def _module(name: str, source: str) -> Any:
     module = types.ModuleType(name)
     sys.modules[name] = module
-    exec(compile(source, _FILE_NAME, "exec"), module.__dict__)  # noqa: S102 - what this process is for
+    exec(compile(source, _FILE_NAME, "exec"), module.__dict__)  # noqa: S102 - the purpose of this process
     return module
 
 
-def _take_away() -> None:
-    """What verl's programs do not have; it is no protection, they fail without it."""
+def _remove_modules() -> None:
+    """Remove what verl removes: this is no protection, but programs that use it fail in verl."""
     vars(builtins).update(exit=None, quit=None)
     for name in ("ctypes", "ipdb", "joblib", "psutil", "resource", "subprocess", "tkinter"):
         sys.modules[name] = None  # type: ignore[assignment]  # an import of it fails
@@ -147,7 +147,7 @@ def _write(text: str) -> None:
 
 
 class _EarlyStdin(io.TextIOWrapper):
-    """``sys.stdin`` as verl's programs see it before they are called: lines come without their ends."""
+    """``sys.stdin`` as verl's programs have it before they are called: lines without their ends."""
 
     def __init__(self, text: str) -> None:
         super().__init__(io.BytesIO(), encoding="utf-8")
@@ -165,14 +165,14 @@ class _EarlyStdin(io.TextIOWrapper):
 
 
 class _Captured(io.StringIO):
-    """Keeps what is printed, also when the program closes it."""
+    """Keeps the output, also when the program closes the stream."""
 
     def close(self) -> None:
-        """Leaves it open."""
+        """Keep the stream open."""
 
 
-class _Nowhere(io.TextIOBase):
-    """Takes what is printed and forgets it."""
+class _Discard(io.TextIOBase):
+    """Discards the output."""
 
     def writable(self) -> bool:
         return True

@@ -1,9 +1,9 @@
-"""The system calls that a sandboxed program may make: a BPF program, denied by default.
+"""Builds and installs the BPF program that decides which system calls a sandboxed program may make.
 
-No process can be made (``clone`` only with ``CLONE_THREAD``), none can be exec'd, no socket opened, nobody else be
-signalled, traced, limited or pinned; there is no io_uring, namespace, mount, key, bpf or perf. The instructions are
-those of ``linux/bpf_common.h``, the data they read is ``struct seccomp_data`` (``linux/seccomp.h``). A filter cannot be
-taken off again, and needs no privilege once ``no_new_privs`` is set.
+Calls are denied by default. A program cannot start a process (``clone`` only with ``CLONE_THREAD``) or exec one, open
+a socket, or signal, trace, limit or pin another process; it has no io_uring, namespace, mount, key, bpf or perf. The
+instructions are those of ``linux/bpf_common.h``, the data they read is ``struct seccomp_data`` (``linux/seccomp.h``). A
+filter cannot be removed, and needs no privilege once ``no_new_privs`` is set.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from plaudit_reward.errors import ConfigurationError
 
 _LOAD, _EQUAL, _GREATER_EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
-"""Offsets in ``seccomp_data``; each argument has eight bytes, of which the lower half comes first."""
+"""Offsets in ``seccomp_data``; each argument has eight bytes, the lower half first."""
 
 _KILL, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 _REFUSE = _ERRNO | errno.EPERM
@@ -28,20 +28,20 @@ _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _MODE_FILTER = 38, 22, 2
 
 _CLONE_THREAD = 0x00010000
 _THREAD_FLAGS = 0x007D0F00
-"""What C libraries start a thread with: memory, files and signal handlers shared, nothing new."""
+"""The flags with which C libraries start a thread: memory, files and signal handlers are shared."""
 
 _FCNTL = (0, 1, 2, 3, 1030)
 """F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC; with F_SETOWN and F_SETFL the kernel would signal others."""
 
 _SIGKILL = 9
-"""Not even to itself: a program that dies of it looks like a machine that is out of memory, which is not its fault."""
+"""Refused even to itself: a program that dies of it would look like a machine that is out of memory."""
 
 _Instruction = tuple[int, int, int, int]
-"""Operation, how many instructions to pass over when it is true and when it is false, operand."""
+"""Operation, number of instructions to skip when it is true and when it is false, operand."""
 
 
 def architecture() -> Architecture:
-    """This machine's.
+    """Return the architecture of this machine.
 
     Raises:
         ConfigurationError: the sandbox does not know its system calls.
@@ -56,12 +56,12 @@ def architecture() -> Architecture:
 
 
 def filter_program(machine: Architecture, pid: int, *, opens: bool) -> bytes:
-    """The filter for one process.
+    """Return the filter for one process.
 
     Args:
-        machine: whose system calls it judges.
-        pid: the process it is for, the only one that it may signal.
-        opens: whether files may be opened, for Landlock to decide which.
+        machine: the architecture of its system calls.
+        pid: the process, the only one that it may signal.
+        opens: True when files may be opened; Landlock then decides which.
 
     Returns:
         An array of ``struct sock_filter``.
@@ -87,7 +87,7 @@ def _instructions(machine: Architecture, pid: int, opens: bool) -> Iterator[_Ins
 
 
 def _checks(pid: int) -> dict[str, list[_Instruction]]:
-    """By call, what decides about it; each ends with a return."""
+    """Return the instructions that decide each call; all end with a return."""
     refuse, allow = (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)
     kill, tgkill = (
         [_argument(0), *_unless(_EQUAL, pid, _REFUSE), _argument(number), *_when(_EQUAL, _SIGKILL, _REFUSE)]
@@ -100,12 +100,12 @@ def _checks(pid: int) -> dict[str, list[_Instruction]]:
             *_when(_ANY_BIT, _CLONE_THREAD, _ALLOW),
             refuse,
         ],
-        "clone3": [(_RETURN, 0, 0, _ERRNO | errno.ENOSYS)],  # its flags lie in memory, where no filter can look
+        "clone3": [(_RETURN, 0, 0, _ERRNO | errno.ENOSYS)],  # its flags are in memory, which a filter cannot read
         "fcntl": [_argument(1), *(part for command in _FCNTL for part in _when(_EQUAL, command, _ALLOW)), refuse],
         "ioctl": [(_RETURN, 0, 0, _ERRNO | errno.ENOTTY)],
         "kill": [*kill, allow],
         "tgkill": [*tgkill, allow],
-        # Reading its own limits; a program that lowered them could die of them as if the machine had killed it.
+        # A program may read its limits. If it lowered them, its death could look like the machine's fault.
         "prlimit64": [
             _argument(0),
             *_unless(_EQUAL, 0, _REFUSE),
@@ -119,7 +119,7 @@ def _checks(pid: int) -> dict[str, list[_Instruction]]:
 
 
 def _argument(index: int) -> _Instruction:
-    # The lower half: the kernel itself reads no more of these arguments.
+    # The lower half: the kernel reads only this half of these arguments.
     return (_LOAD, 0, 0, _ARGUMENTS + 8 * index)
 
 
@@ -146,7 +146,7 @@ class _Program(ctypes.Structure):
 
 
 def install(program: bytes) -> None:
-    """Puts the filter on this thread for good; what it starts has it too.
+    """Install the filter in this thread, and in all that it starts, for good.
 
     Raises:
         OSError: the kernel refuses filters.
@@ -157,12 +157,12 @@ def install(program: bytes) -> None:
 
 
 def no_new_privileges() -> None:
-    """No program that this process starts has more rights than it; what locks itself up without privileges needs it."""
+    """Forbid this process to gain privileges; the kernel requires it of a process that confines itself without any."""
     prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
 def prctl(option: int, first: int, second: int = 0) -> None:
-    """Calls ``prctl``.
+    """Call ``prctl``.
 
     Raises:
         OSError: the kernel refuses.

@@ -1,7 +1,7 @@
 """Numbers of the system calls that a sandboxed Python program needs, by architecture.
 
-From Linux's ``asm/unistd_64.h`` (x86_64) and ``asm-generic/unistd.h`` (aarch64), which never change. Calls that the
-filter lets through only with certain arguments stand in ``CHECKED``; whatever stands nowhere is refused.
+From Linux's ``asm/unistd_64.h`` (x86_64) and ``asm-generic/unistd.h`` (aarch64), which never change. Calls that
+the filter allows only with certain arguments are in ``CHECKED``; calls in no table are refused.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from typing import Final, NamedTuple
 
 
 class Architecture(NamedTuple):
-    """What a filter must know of a processor's system calls."""
+    """The system call table of a processor."""
 
     audit: int
     """``AUDIT_ARCH_…`` of ``linux/audit.h``: which table of calls a process uses."""
     column: int
     """Position in the tables below."""
     last: int
-    """Highest number when this was written; what is newer is answered with "no such call"."""
+    """Highest number when this was written; newer calls fail with "no such call"."""
 
 
 ARCHITECTURES: Final = {
     "x86_64": Architecture(0xC000003E, 0, 462),
     "aarch64": Architecture(0xC00000B7, 1, 462),
 }
-"""By the name that ``platform.machine()`` gives."""
+"""By the name that ``platform.machine()`` returns."""
 
 FIRST_X32: Final = 0x40000000
-"""From here on x86_64 has its x32 calls, a second door to the same kernel."""
+"""Where the x32 calls of x86_64 start, a second entry to the same kernel."""
 
 ALLOWED: Final[dict[str, tuple[int | None, int | None]]] = {
     "read": (0, 63),
@@ -107,10 +107,10 @@ ALLOWED: Final[dict[str, tuple[int | None, int | None]]] = {
     "getcpu": (309, 168),
     "sched_getaffinity": (204, 123),
 }
-"""Let through whatever their arguments are: they reach only the process itself and what it has open."""
+"""Allowed with any arguments: they affect only the process itself and its open files."""
 
 OPENING: Final[dict[str, tuple[int | None, int | None]]] = {"openat": (257, 56), "open": (2, None)}
-"""Let through where Landlock decides which files may be opened."""
+"""Allowed where Landlock decides which files may be opened."""
 
 CHECKED: Final[dict[str, tuple[int | None, int | None]]] = {
     "clone": (56, 220),
@@ -121,4 +121,4 @@ CHECKED: Final[dict[str, tuple[int | None, int | None]]] = {
     "tgkill": (234, 131),
     "prlimit64": (302, 261),
 }
-"""Let through with certain arguments only; see ``seccomp``."""
+"""Allowed with certain arguments only; see ``seccomp``."""

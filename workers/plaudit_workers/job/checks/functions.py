@@ -32,7 +32,7 @@ def check_functions(job: RLJob, broken: Collection[str] = ()) -> list[Problem]:
     with ThreadPoolExecutor(_AT_A_TIME) as pool:
         found = list(pool.map(check, targets.values()))
     problems = [
-        Problem(field, report.problem.rstrip("."), "Nothing was started")
+        Problem(field, report.problem.rstrip("."), "See docs/rewards/python.md")
         for field, report in zip(targets, found, strict=True)
         if report.problem is not None
     ]

@@ -34,7 +34,7 @@ from plaudit_workers.scoring.offline.progress import Progress
 from plaudit_workers.scoring.offline.stored import StoredReader
 
 _STANDARD = Path("-")
-_HELD_PER_PLACE = 4
+_HELD_PER_PLACE = 16
 """Samples held for each that may be in work, so that a slow one does not block the others."""
 _BEGUN_AT_A_TIME = 8
 """Samples begun in one round of the event loop, so that a start with hundreds of free places delays nothing else."""
