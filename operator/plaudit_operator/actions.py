@@ -1,4 +1,4 @@
-"""What a plan may ask for: plain data, carried out by ``apply.py``."""
+"""The actions of a plan: plain data, carried out by ``planning/apply.py``."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True)
 class Create:
-    """Make an object that is not there. ``replicas``: of a Deployment, given only now."""
+    """Create an object. ``replicas`` is for Deployments, whose manifests leave it out."""
 
     manifest: Manifest
     replicas: int | None = None
     first: bool = False
-    """Before everything else: what was frozen must be written before anything follows from it."""
+    """Carried out before all others: frozen data is written before anything depends on it."""
 
 
 @dataclass(frozen=True)
 class Apply:
-    """Bring an object of the job's own back to what it should be."""
+    """Restore an object of the job."""
 
     manifest: Manifest
     first: bool = False
@@ -28,7 +28,7 @@ class Apply:
 
 @dataclass(frozen=True)
 class Patch:
-    """Change single fields of an object of the job's own."""
+    """Change single fields of an object of the job."""
 
     kind: str
     name: str
@@ -46,7 +46,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Delete:
-    """Delete that very object; with ``grace_s`` 0 a pod goes without its node's consent."""
+    """Delete the object with this uid; ``grace_s`` 0 deletes a pod by force."""
 
     kind: str
     name: str
@@ -68,10 +68,10 @@ Action = Create | Apply | Patch | Scale | Delete | EmitEvent
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do now, what to report, when to look again even if nothing happens."""
+    """The status to report, the actions to take now, and when to reconcile again even without an event."""
 
     status: Manifest
     actions: list[Action] = field(default_factory=list)
     requeue_after_s: float | None = None
     delete_job: bool = False
-    """Delete the RLJob itself: its time after the end is over."""
+    """Delete the RLJob itself: its ``ttlSecondsAfterFinished`` is over."""

@@ -1,7 +1,6 @@
-"""What the watches have told, by job: trimmed copies of objects, replaced as a whole when a watch begins anew.
+"""Trimmed copies of watched objects, by job; a new list replaces all objects of its kind.
 
-Objects are kept as JSON, a third of the memory that they take as Python's dictionaries, and read when their job is
-looked at.
+Objects are stored as JSON, in a third of the memory of Python dictionaries, and decoded when their job is reconciled.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Cache:
         self._children: dict[Key, dict[tuple[str, str], bytes]] = defaultdict(dict)
 
     def replace(self, kind: Kind, items: Iterable[Object]) -> set[Key]:
-        """Takes a whole list in place of what was known of a kind; the jobs that are touched."""
+        """Replace all objects of a kind; return the keys of the jobs that changed."""
         kept = [_kept(kind, item) for item in items]  # one by one: as dictionaries the list would be large
         with self._lock:
             touched = self._forget(kind)
@@ -55,7 +54,7 @@ class Cache:
             return touched
 
     def update(self, kind: Kind, event: str, item: Object) -> set[Key]:
-        """Takes one event of a watch; the jobs that are touched."""
+        """Store one event of a watch; return the keys of the jobs that changed."""
         entry = _kept(kind, item)
         with self._lock:
             return self._drop(kind, *entry[:2]) if event == "DELETED" else self._put(kind, *entry)
@@ -72,7 +71,7 @@ class Cache:
         return [_DECODER.decode(job) for job in kept]
 
     def observed(self, key: Key) -> Observed | None:
-        """What is known of a job; None when there is none."""
+        """Return the objects of a job; None if the job is unknown."""
         with self._lock:
             kept = self._jobs.get(key)
             if kept is None:
@@ -122,7 +121,7 @@ class Cache:
 
 
 def _kept(kind: Kind, item: Object) -> tuple[Key | None, str, bytes]:
-    """Whose an object is, its name, and what is kept of it."""
+    """Return the job of an object, its name, and its trimmed JSON."""
     return _job_key(kind, item), item["metadata"]["name"], msgspec.json.encode(trimmed(kind, item))
 
 
@@ -133,7 +132,7 @@ def _job_key(kind: Kind, item: Object) -> Key | None:
 
 
 def trimmed(kind: Kind, item: Object) -> Object:
-    """What the planner reads of an object; lists of a watch leave out kind and apiVersion, which are put back."""
+    """Return the fields of an object that the planner reads, with kind and apiVersion, which lists leave out."""
     metadata = {name: item["metadata"][name] for name in _METADATA_FIELDS if name in item["metadata"]}
     head: dict[str, Any] = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
     if kind.kind == "Pod":

@@ -1,4 +1,4 @@
-"""What the cluster holds of one job, as plain data: the planner's only view of the world."""
+"""The objects of one job in the cluster, as plain data: the planner's only input."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plaudit_operator import names
 Object = Mapping[str, Any]
 
 NO_SUCH_KIND = "this cluster has no"
-"""How a refusal begins when the cluster does not serve a child's kind."""
+"""Prefix of a refusal if the cluster does not serve a child's kind."""
 _NO_PROGRESS: Mapping[str, Any] = {}
 
 
@@ -49,7 +49,7 @@ class Observed:
 
     @property
     def status(self) -> Object:
-        """What was last reported."""
+        """The status as last reported."""
         return self.job.get("status") or {}
 
     def condition(self, kind: str) -> Object:
@@ -58,12 +58,12 @@ class Observed:
         return next((condition for condition in conditions if condition["type"] == kind), {})
 
     def is_true(self, kind: str) -> bool:
-        """Whether a condition was last reported as true."""
+        """Return True if a condition was last reported as true."""
         return self.condition(kind).get("status") == "True"
 
     @property
     def ended(self) -> bool:
-        """Whether the job is complete or has failed; that never changes."""
+        """True if the job is complete or has failed, which never changes."""
         return self.is_true(names.ConditionType.COMPLETE) or self.is_true(names.ConditionType.FAILED)
 
     def child(self, kind: str, name: str) -> Object | None:
@@ -97,7 +97,7 @@ def owner_uid(item: Object) -> str:
 
 
 def attempt_of(item: Object) -> int:
-    """Which attempt of the trainer a Job or a pod belongs to."""
+    """Return the number of the trainer's attempt that a Job or a pod belongs to."""
     return int(labels(item).get(names.LABEL_ATTEMPT, "0"))
 
 

@@ -1,4 +1,4 @@
-"""The running operator: watches fill the queue, workers empty it, the Lease says whether they may."""
+"""The running operator: watches fill the queue, and workers empty it while this process holds the Lease."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Operator:
             for kind in WATCHED
         ]
         self._turns: dict[int, float] = {}
-        """When each worker began what it does now (monotonic seconds)."""
+        """Start of each worker's current reconciliation (monotonic seconds)."""
         self.stop = threading.Event()
         self.lost = False
         self.series = Series(
@@ -82,16 +82,16 @@ class Operator:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def alive(self) -> str:
-        """Why this process should be started again; empty when it is well."""
+        """Return why this process should be restarted; empty if it is healthy."""
         silent = [informer.kind.kind for informer in self._informers if informer.silent_s > _SILENT_TOO_LONG_S]
         if silent:
-            return f"no word of the API server for {_SILENT_TOO_LONG_S:.0f} s about {', '.join(silent)}"
+            return f"no watch event for {_SILENT_TOO_LONG_S:.0f} s: {', '.join(silent)}"
         if any(time.monotonic() - began > _STUCK_AFTER_S for began in list(self._turns.values())):
-            return f"a worker has been with one job for {_STUCK_AFTER_S:.0f} s"
+            return f"a worker has spent {_STUCK_AFTER_S:.0f} s on one job"
         return ""
 
     def ready(self) -> str:
-        """What it does not know yet; empty when it could lead."""
+        """Return why this process is not ready; empty if it is."""
         waiting = [informer.kind.kind for informer in self._informers if not informer.synced.is_set()]
         return f"waiting for the first list of {', '.join(waiting)}" if waiting else ""
 
@@ -113,7 +113,7 @@ class Operator:
     def _work(self, number: int) -> None:
         while (key := self._queue.take()) is not None:
             if not self._leader.leads:
-                self._queue.done(key)  # all keys come again when it leads
+                self._queue.done(key)  # all keys are queued again on election
                 continue
             self._turns[number] = time.monotonic()
             self._turn(key)
@@ -126,13 +126,13 @@ class Operator:
             result = "ok" if found.writes else "unchanged"
             self._queue.done(key, found.again_after_s)
         except ConflictError:
-            result = "conflict"  # the cache was behind; the event is under way
+            result = "conflict"  # the cache was behind; the event will follow
             self._queue.failed(key)
         except KubeError as error:
             result = "error"
             pause_s = self._queue.failed(key, error.retry_after_s)
             fields = {"namespace": key[0], "job": key[1], "error": str(error), "pause_s": round(pause_s, 2)}
-            logger.warning("to be tried again", **fields)
+            logger.warning("reconcile failed, retrying", **fields)
         except Exception:
             result = "crash"
             self._queue.failed(key, 5.0)

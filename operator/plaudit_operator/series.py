@@ -43,7 +43,7 @@ class Series:
 
 
 class _State(Collector):
-    """What is true at the moment of asking."""
+    """Gauges that are computed at each scrape."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What the operator is told when it starts: its environment, read once."""
+"""Settings of the operator, read from its environment once."""
 
 from __future__ import annotations
 

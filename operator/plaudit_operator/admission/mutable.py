@@ -1,4 +1,4 @@
-"""Which changes count while a job runs: the admitted specification with the mutable fields of the new one."""
+"""Merge edits into a running job: the admitted spec with the mutable fields of the new one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Data = Mapping[str, Any]
 
 
 def overlaid(admitted: Data, current: Data) -> dict[str, Any]:
-    """The specification that counts: ``admitted``, with what may change taken from ``current``.
+    """Return ``admitted`` with the mutable fields of ``current``.
 
     Args:
         admitted: ``spec`` as it was when the job was admitted.
@@ -31,13 +31,13 @@ def overlaid(admitted: Data, current: Data) -> dict[str, Any]:
 
 
 def _whole(admitted: Data) -> bool:
-    """Whether rollouts are counted as a part of a gang, whose size is fixed."""
+    """Return True if rollouts belong to a gang, whose size is fixed."""
     scheduling = admitted.get("scheduling") or {}
     return bool(scheduling.get("queueName")) or scheduling.get("gang", "none") != "none"
 
 
 def frozen_changes(admitted: Data, current: Data) -> list[str]:
-    """Fields that differ although they may not, as written: ``spec.model.source``.
+    """Return the immutable fields that differ, as written: ``spec.model.source``.
 
     The API server refuses most such changes already; it does not look into opaque fields.
     """

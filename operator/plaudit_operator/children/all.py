@@ -95,7 +95,7 @@ def _budgeted(context: JobContext) -> dict[str, int]:
 
 
 def fixed_replicas(context: JobContext) -> dict[str, int | None]:
-    """How many pods each Deployment is to have while the job runs, by its name; None: an autoscaler says."""
+    """Return the replicas of each Deployment of a running job by name; None if an autoscaler sets them."""
     workers = context.spec.reward.workers
     counts: dict[str, int | None] = {
         names.role_object(context.name, "reward"): None if workers.autoscaling else workers.replicas,

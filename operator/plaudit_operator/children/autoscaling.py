@@ -1,4 +1,4 @@
-"""Who scales the reward workers: KEDA by their work, or an HPA by CPU. Then the operator leaves ``replicas`` alone.
+"""Autoscale the reward workers: KEDA by queue length, or an HPA by CPU. The operator then leaves ``replicas`` alone.
 
 An entry leaves its stream when its work is done, so a stream's length is what waits and what is in work together: while
 KEDA goes by it, no scale-down counts away what workers hold. (Lag and pending entries would be two triggers, and Redis
@@ -68,7 +68,7 @@ def _authentication(context: JobContext) -> Manifest:
 
 
 def _references(context: JobContext) -> dict[str, Sequence[Manifest]]:
-    """Which keys of Secrets and ConfigMaps are KEDA's password, user and certificates."""
+    """Return the keys of Secrets and ConfigMaps with KEDA's password, user and certificates."""
     transport = context.spec.transport
     if not transport.url:
         own = names.redis_secret(context.name, context.uid)

@@ -1,4 +1,4 @@
-"""What children are rendered from, and what all of them have in common."""
+"""The input of all manifests, and the metadata that they share."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class JobContext:
 
     @property
     def run_folder(self) -> str:
-        """Where checkpoints, weights and samples lie in every pod."""
+        """Path of checkpoints, weights and samples in every pod."""
         return f"{self.spec.storage.mount_path.rstrip('/')}/runs/{self.namespace}/{self.run}"
 
     @property

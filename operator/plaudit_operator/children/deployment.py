@@ -1,4 +1,4 @@
-"""What Deployments of a job have in common."""
+"""Deployments, Services and disruption budgets of a job."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Trainer, rollouts and Redis as one group that gets its place whole: a PodGroup of Kubernetes, or a group of Kueue's.
+"""Schedule trainer, rollouts and Redis all or nothing, as a PodGroup of Kubernetes or of Kueue.
 
 Both groups have the name of the run, so that pods of an earlier job of the same name never count. Reward workers,
-reward models and metrics belong to neither: they start when the group has its place (``policies/place.py``).
+reward models and metrics belong to neither: they start once the group is scheduled (``policies/gang_admission.py``).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def pod_groups(context: JobContext) -> list[Manifest]:
 
 
 def joined(context: JobContext, role: str) -> Manifest:
-    """What a pod template holds to belong to the job's group; empty for pods that belong to none."""
+    """Return the fields by which a pod template joins the job's group; empty for roles outside it."""
     scheduling = context.spec.scheduling
     if role not in _ROLES or not scheduling.whole:
         return {}

@@ -44,5 +44,5 @@ def manifests(context: JobContext, template_: Manifest, inputs: str) -> list[Man
 
 
 def address(name: str, namespace: str) -> str:
-    """Where the service answers inside the cluster."""
+    """Return the URL of the service inside the cluster."""
     return f"http://{names.role_object(name, ROLE)}.{namespace}.svc:{names.METRICS_PORT}"

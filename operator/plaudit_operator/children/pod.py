@@ -47,7 +47,7 @@ hold its GPUs for the whole grace period."""
 
 @dataclass(frozen=True)
 class Process:
-    """What sets one role's pods apart."""
+    """The properties of one role's pods."""
 
     role: str
     image: str
@@ -64,7 +64,7 @@ class Process:
     secrets: tuple[SecretKey, ...] = ()
     """Secrets that the process reads, as files ``<secrets folder>/<name>/<key>``."""
     joins_run: bool = True
-    """Whether it speaks to the run's Redis and uses the run's folder."""
+    """True if it connects to the run's Redis and uses the run's folder."""
     restart_policy: str = "Always"
     pod_fields: Manifest = field(default_factory=dict)
     """Further fields of the pod's spec."""
@@ -183,7 +183,7 @@ def _environment(context: JobContext, process: Process) -> list[Manifest]:
 
 
 def _hub_folder(context: JobContext) -> str:
-    """Where downloaded models lie: for all jobs on the shared volume, else in the pod, whose root is read-only."""
+    """Return the folder of downloaded models: on the shared volume for all jobs, else in the pod."""
     storage = context.spec.storage
     return f"{storage.mount_path.rstrip('/') if storage.claim_name else HOME}/huggingface"
 

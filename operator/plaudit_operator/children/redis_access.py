@@ -1,4 +1,4 @@
-"""How a pod gets to Redis: variables, and the files that they name, from Secrets and ConfigMaps in one volume."""
+"""Give a pod access to Redis: environment variables, and a volume of Secrets and ConfigMaps that they name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PASSWORD, _CA, _CERTIFICATE, _KEY = "password", "ca.pem", "certificate.pem", "k
 
 
 def environment(context: JobContext, role: str) -> dict[str, str]:
-    """What ``RedisAddress.from_environment`` reads in the pods of a role."""
+    """Return the variables that ``RedisAddress.from_environment`` reads in the pods of a role."""
     transport = context.spec.transport
     tls = transport.tls or TlsSpec()
     values = {"PLAUDIT_REDIS_URL": context.redis_url}
@@ -34,7 +34,7 @@ def environment(context: JobContext, role: str) -> dict[str, str]:
 
 
 def mounts(context: JobContext, role: str) -> list[Manifest]:
-    """Where the files lie."""
+    """Return the mount of the files; empty without files."""
     return [mount()] if _files(context, role) else []
 
 

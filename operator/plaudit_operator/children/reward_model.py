@@ -42,7 +42,7 @@ def template(context: JobContext, scorer: ScorerSpec) -> Manifest:
 
 
 def addresses(context: JobContext) -> dict[str, list[str]]:
-    """Where reward workers find the servers: a name that stands for all of them, by scorer."""
+    """Return the URLs of the servers by scorer; one headless name resolves to all of them."""
     return {
         scorer.name: [
             f"http://{names.model_object(context.name, scorer.name)}.{context.namespace}.svc:{names.MODEL_PORT}"

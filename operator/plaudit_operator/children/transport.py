@@ -29,7 +29,7 @@ _PING = f'REDISCLI_AUTH="$(cat {REDIS_FOLDER}/{PROBE})" redis-cli --user {PROBE}
 
 
 def managed(context: JobContext) -> bool:
-    """Whether the job has a Redis of its own."""
+    """Return True if the job has a Redis of its own."""
     return not context.spec.transport.url
 
 

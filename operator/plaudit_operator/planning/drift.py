@@ -1,7 +1,7 @@
-"""Whether a child still is what was asked for: the manifest must be contained in the observed object.
+"""Detect drift: an object has drifted if it does not contain its manifest.
 
-What the API server adds (defaults, status) does not count; what it writes in another form (quantities, empty values)
-is the same.
+Fields that the API server adds (defaults, status) do not count. Quantities and empty values in another notation are
+equal.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from plaudit_workers.job.spec.quantity import quantity
 _QUANTITY_MAPS = ("requests", "limits", "hard")
 _EMPTY: tuple[Any, ...] = (None, "", [], {}, 0, False)
 _KEYS = ("name", "containerPort", "mountPath", "uid", "key")
-"""By which items of a list are found again; the first that all items have."""
+"""Keys that identify items of a list; the first one that all items have applies."""
 
 
 def differs(wanted: Any, observed: Any, field: str = "") -> bool:
-    """Whether ``observed`` lacks something of ``wanted``.
+    """Return True if ``observed`` lacks something of ``wanted``.
 
     Args:
         wanted: the manifest, or a part of it.

@@ -1,4 +1,4 @@
-"""observe → plan → apply → report, for one job at a time."""
+"""Reconcile one job: observe, plan, apply, report."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _AWAITED_S = 1.0
 
 @dataclass(frozen=True)
 class Result:
-    """What one reconciliation came to."""
+    """The result of one reconciliation."""
 
     again_after_s: float | None
     writes: int
@@ -72,10 +72,10 @@ class Reconciler:
         self._asked: dict[str, float] = {}
 
     def reconcile(self, key: Key) -> Result:
-        """Brings one job nearer to what it should be.
+        """Bring one job closer to its spec.
 
         Raises:
-            KubeError: something is to be tried again.
+            KubeError: a retry is needed.
         """
         observed = self._observe(key)
         if observed is None:
@@ -84,7 +84,7 @@ class Reconciler:
         wanted = plan(observed, self._settings, now)
         outcome = carry_out(self._kube, self._pool, observed, wanted.actions)
         if outcome.refusals:
-            # The planner puts into words what the cluster refused.
+            # The planner turns refusals into conditions.
             wanted = replace(plan(replace(observed, refusals=outcome.refusals), self._settings, now), actions=[])
         writes = outcome.calls + self._report(observed, wanted)
         if wanted.delete_job:

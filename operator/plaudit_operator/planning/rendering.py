@@ -24,7 +24,7 @@ _KEPT = 64
 
 @dataclass(frozen=True)
 class Rendering:
-    """What a job should consist of."""
+    """The objects that a job should consist of."""
 
     context: JobContext
     templates: Templates
@@ -36,11 +36,11 @@ class Rendering:
 
     @property
     def suspended(self) -> bool:
-        """Whether the job is to rest."""
+        """True if the job is to be suspended."""
         return self.context.spec.scheduling.suspend
 
     def rests(self, deployment: str) -> bool:
-        """Whether a Deployment is to have no pods now: metrics always has; rollouts are in the gang that waits."""
+        """Return True if a Deployment is to have no pods now. Metrics always has one; rollouts wait with their gang."""
         name = self.context.name
         if deployment == names.role_object(name, "metrics"):
             return False

@@ -1,4 +1,4 @@
-"""What is left of a job that ended: the object alone (All), its Redis as well (KeepTransport), everything (None)."""
+"""Clean up after an ended job: keep the RLJob alone (All), its Redis too (KeepTransport), or everything (None)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from plaudit_operator.runtime.kinds import CHILDREN
 
 
 def cleanup_actions(observed: Observed) -> list[Action]:
-    """What is to be deleted or stopped; nothing once that is done."""
+    """Return the deletions and stops that are due; empty once they are done."""
     policy = (observed.job["spec"].get("lifecycle") or {}).get("cleanup", "All")
     if policy == "None":
         return _stop_trainer(observed)
@@ -23,7 +23,7 @@ def cleanup_actions(observed: Observed) -> list[Action]:
 
 
 def _stop_trainer(observed: Observed) -> list[Action]:
-    """Objects stay to be looked at, but a failed job trains no further."""
+    """Keep the objects for inspection, but stop the trainer of a failed job."""
     running = [job for job in observed.own("Job") if (job.get("status") or {}).get("active")]
     return [
         Patch("Job", job["metadata"]["name"], {"metadata": {"uid": job["metadata"]["uid"]}, "spec": {"suspend": True}})

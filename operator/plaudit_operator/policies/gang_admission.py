@@ -1,4 +1,4 @@
-"""Jobs that start whole or not at all (``scheduling.gang``, ``scheduling.queueName``): whether they have their place.
+"""Jobs that start all or nothing (``scheduling.gang``, ``scheduling.queueName``): decide whether they are scheduled.
 
 A job has it while one of its trainer's or rollouts' pods is bound to a node: the scheduler, or Kueue, bound all of them
 together. Until then the roles outside the group rest, so that two jobs never take each other's last GPU. Suspended or
@@ -13,11 +13,11 @@ from plaudit_operator.observed import Observed
 from plaudit_operator.pod_state import is_gated, is_leaving, is_over, is_scheduled
 
 Wait = Literal["", "room", "queue"]
-"""For what a job waits: for nothing, for room for all of its group, for its queue."""
+"""What a job waits for: nothing, room for its whole group, its queue."""
 
 
 def awaited(observed: Observed) -> Wait:
-    """For what a job waits that is not suspended. Both fields are fixed while the job exists."""
+    """Return what a job that is not suspended waits for. Both fields are immutable."""
     scheduling = observed.job["spec"].get("scheduling") or {}
     queue = scheduling.get("queueName", "")
     if not queue and scheduling.get("gang", "none") == "none":

@@ -1,9 +1,8 @@
 """A lost node keeps its pods: StatefulSet and Job pods stay Terminating until it is back.
 
-A trainer's or rollout's pod there is deleted by force: the run's incarnation fences a zombie. Nobody waits for the
-minutes of grace that a trainer has for its last update, since nobody there hears of them. A pod that leaves a node that
-is still heard of has its grace.
-Redis's never is: two of them on one volume would be worse than waiting.
+Pods of the trainer and rollouts there are deleted by force, without their grace period: the run's incarnation fences
+processes that still run. Pods on a reachable node keep their grace period. Redis pods are never deleted by force: two
+on one volume would corrupt it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _ROLES = ("trainer", "rollout")
 
 
 def lost_pods(observed: Observed, now: float) -> tuple[list[Delete], float | None]:
-    """Deletions by force that are due, and seconds until the next one."""
+    """Return the forced deletions that are due, and the seconds until the next one."""
     due, waits = [], []
     for role in _ROLES:
         for pod in observed.pods_of(role):

@@ -51,7 +51,7 @@ class UnavailableError(KubeError):
 
 
 _TOO_LARGE = "Too large resource version"
-"""How a server that was restored from a backup refuses (504) a version from its lost future."""
+"""The 504 of a server that was restored from a backup, for a version newer than its own."""
 
 
 def error_of(status: int, message: str, reason: str = "", retry_after_s: float = 0.0) -> KubeError:

@@ -1,7 +1,7 @@
-"""One operator works, the others stand by: a Lease that the leader renews.
+"""Leader election: one operator holds a Lease and renews it, the others stand by.
 
-A standby measures by its own clock how long the Lease has not changed, so clocks need not agree. A leader that cannot
-renew stops before another may begin; one that is told to stop gives the Lease back, so that the next begins at once.
+A standby measures with its own clock how long the Lease has not changed, so clocks need not agree. A leader that cannot
+renew stops before another may start; on shutdown it releases the Lease, so that the next one starts at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GIVE_UP_AFTER_S = 10.0
 
 
 class Leader:
-    """Holds the Lease, or waits for it.
+    """Holds the Lease, or competes for it.
 
     Args:
         kube: the API server.
@@ -46,17 +46,17 @@ class Leader:
 
     @property
     def leads(self) -> bool:
-        """Whether this one leads now: it renewed the Lease a short time ago."""
+        """True while this operator leads: it renewed the Lease a short time ago."""
         return self._renewed_at is not None and self._clock() - self._renewed_at < _GIVE_UP_AFTER_S
 
     def run(self, stop: threading.Event, on_start: Callable[[], None], on_lost: Callable[[], None]) -> None:
-        """Competes until ``stop`` is set; gives the Lease back then. ``on_lost`` ends it too."""
+        """Compete until ``stop`` is set or the Lease is lost; then release it."""
         led = False
         while not stop.is_set():
             self.step()
             if self.leads and not led:
                 led = True
-                logger.info("leads", identity=self._identity)
+                logger.info("elected leader", identity=self._identity)
                 on_start()
             elif led and not self.leads:
                 logger.error("lost the lease", identity=self._identity)
@@ -66,13 +66,13 @@ class Leader:
         self.release()
 
     def step(self) -> None:
-        """Acquires or renews, if it can."""
+        """Acquire or renew the Lease if possible."""
         began = self._clock()
         try:
             if self._acquire():
                 self._renewed_at = began
         except (ConflictError, AlreadyExistsError):
-            return  # somebody else was faster
+            return  # another operator was faster
         except KubeError as error:
             logger.warning("lease not renewed", error=str(error))
 
@@ -97,7 +97,7 @@ class Leader:
         return self._clock() - self._seen_at > float(spec.get("leaseDurationSeconds") or DURATION_S)
 
     def release(self) -> None:
-        """Gives the Lease back."""
+        """Release the Lease."""
         if self._renewed_at is None:
             return
         self._renewed_at = None
@@ -106,7 +106,7 @@ class Leader:
             if lease["spec"].get("holderIdentity") == self._identity:
                 self._write(lease, {"holderIdentity": "", "renewTime": _now()})
         except KubeError as error:
-            logger.warning("lease not given back", error=str(error))
+            logger.warning("lease not released", error=str(error))
 
     def _held(self, before: dict[str, Any], *, renewal: bool) -> dict[str, Any]:
         held: dict[str, Any] = {
