@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -71,7 +72,8 @@ class TrainerStreams:
         """
         record = encode(prompt)
         if self._transport.volume.needed(record):
-            record = await self._transport.volume.store(prompt.group, "prompt", record)
+            store = partial(self._transport.volume.store, prompt.group, "prompt", record)
+            record = await self._transport.retry_through_outage(store)
         return await self._fence.run(transitions.admit(self.incarnation, prompt, record, self._limits))
 
     async def take_ready(self, count: int, block_s: float) -> list[Group]:
