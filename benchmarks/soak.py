@@ -218,7 +218,10 @@ async def soak(first: int, runs: int) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="plaudit-soak-") as folder:
             with RedisServer(Path(folder) / "redis") as server:
                 run = Soak(server, Path(folder) / "run", seed)
-                problems = await run.run()
+                try:
+                    problems = await run.run()
+                except Exception as error:
+                    problems = [f"a worker raised {error!r}"[:300]]
             gc.collect()
         struck.update(run.faults)
         if problems:

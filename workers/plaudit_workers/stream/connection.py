@@ -132,6 +132,10 @@ class Transport:
         """Await ``call()`` until Redis answers it, however long an outage lasts; see ``Outages``."""
         return await self.outages.retry_through_outage(call)
 
+    async def spill(self, group: str, name: str, record: bytes) -> bytes:
+        """Write a record to the shared volume, however long that is away; return what to put into Redis."""
+        return await self.retry_through_outage(lambda: self.volume.store(group, name, record))
+
     async def recreate_groups(self) -> None:
         """Create the consumer groups that Redis has lost (FLUSHALL, failover), and count it for an alert."""
         await self.scripts.run(open_streams(lost=True))

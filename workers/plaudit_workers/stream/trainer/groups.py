@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -72,8 +71,7 @@ class TrainerStreams:
         """
         record = encode(prompt)
         if self._transport.volume.needed(record):
-            store = partial(self._transport.volume.store, prompt.group, "prompt", record)
-            record = await self._transport.retry_through_outage(store)
+            record = await self._transport.spill(prompt.group, "prompt", record)
         return await self._fence.run(transitions.admit(self.incarnation, prompt, record, self._limits))
 
     async def take_ready(self, count: int, block_s: float) -> list[Group]:

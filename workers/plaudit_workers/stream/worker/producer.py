@@ -24,9 +24,9 @@ async def _spilled(transport: Transport, group: str, index: int, body: EncodedBo
     """Replace parts that are too large for Redis by what stands for them."""
     volume = transport.volume
     if volume.needed(body.tensors, memory_is_short=memory_share > _SPILL_ABOVE_MEMORY_SHARE):
-        body = body._replace(tensors=await volume.store(group, f"tensors-{index}", body.tensors))
+        body = body._replace(tensors=await transport.spill(group, f"tensors-{index}", body.tensors))
     if volume.needed(body.sample):
-        body = body._replace(sample=await volume.store(group, f"sample-{index}", body.sample))
+        body = body._replace(sample=await transport.spill(group, f"sample-{index}", body.sample))
     return body
 
 
