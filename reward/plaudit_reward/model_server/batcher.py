@@ -149,14 +149,14 @@ class Batcher:
                 one.result.set_exception(StoppedError())
 
     def _compute_all(self, loop: asyncio.AbstractEventLoop) -> None:
-        """What the thread does."""
+        """Compute passes until stopped; the thread's main loop."""
         while batch := self._take():
             began_s = time.perf_counter()
             try:
                 results = self._forward([one.tokens for one in batch])
             except Exception as error:
-                told = error if isinstance(error, ForwardError) else ForwardError(f"{type(error).__name__}: {error}")
-                loop.call_soon_threadsafe(_fail, batch, told)
+                failure = error if isinstance(error, ForwardError) else ForwardError(f"{type(error).__name__}: {error}")
+                loop.call_soon_threadsafe(_fail, batch, failure)
                 raise
             with self._changed:
                 self._computed = 0  # before anybody learns of it: there is room again

@@ -58,21 +58,21 @@ class Classifier:
         self._vocabulary = int(config.get_text_config().vocab_size)
         self._pad_id: int | None = config.get_text_config().pad_token_id
         self.packs = enable_packing(self._model)
-        """Whether sequences of a pass need no padding."""
+        """True where sequences of a pass need no padding."""
         logger.info("loaded on %s, %s", self._device, "packed" if self.packs else "padded")
 
     @property
     def enough_tokens(self) -> int:
-        """Tokens with which a packed pass is as fast, a token, as it gets: more would only make others wait longer."""
+        """Tokens at which a packed pass reaches its best speed per token; larger passes only delay others."""
         return _ENOUGH_ON_CPU if self._device.type == "cpu" else _UNBOUNDED_TOKENS
 
     @property
     def batches(self) -> bool:
-        """Whether sequences can share a pass: padding needs a padding token."""
+        """True where sequences can share a pass: padding needs a padding token."""
         return self.packs or self._pad_id is not None
 
     def tokenize(self, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:
-        """Token ids of each text."""
+        """Return the token ids of each text."""
         with self._tokenizing:
             ids: list[list[int]] = self._tokenizer(
                 texts, add_special_tokens=add_special_tokens, return_attention_mask=False, return_token_type_ids=False
@@ -119,7 +119,7 @@ class Classifier:
         return str(text)
 
     def check(self, tokens: Sequence[int]) -> None:
-        """Refuses what no forward pass could compute.
+        """Refuse a sequence that no forward pass can compute.
 
         Raises:
             DataError: no tokens, too many, or ids that the model does not have.
@@ -135,7 +135,7 @@ class Classifier:
             raise DataError(f"token ids must be from 0 to {self._vocabulary - 1}")
 
     def activate(self, logits: list[float]) -> list[float]:
-        """What vLLM makes of logits by default: by ``problem_type``, else sigmoid of one, softmax of several."""
+        """Apply vLLM's default activation: by ``problem_type``, else sigmoid of one logit, softmax of several."""
         problem = self._model.config.problem_type
         if problem == "regression":
             return logits

@@ -56,7 +56,7 @@ def enable_packing(model: PreTrainedModel) -> bool:
 
 
 def _difference(alone: Tensor, behind_one: Tensor, behind_other: Tensor) -> str:
-    """What is wrong with the hidden states of a sequence behind two others; empty: nothing."""
+    """Return the reason why a sequence behind two others has different hidden states; empty: they are equal."""
     leak, apart = _distance(behind_one, behind_other), _distance(behind_one, alone)
     if not leak <= _NO_LEAK:
         return f"hidden states move by {leak:.2g} with what lies before"

@@ -1,4 +1,4 @@
-"""What the server's process asks of the C library and the interpreter; each is worth a tenth of its speed on a CPU."""
+"""Settings of the C library and the interpreter; each is worth a tenth of the server's speed on a CPU."""
 
 from __future__ import annotations
 

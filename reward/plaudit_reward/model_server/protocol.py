@@ -1,4 +1,4 @@
-"""What goes over the wire: vLLM's ``/classify``, request and response, field by field (vLLM 0.32).
+"""The request and the response of vLLM's ``/classify``, field by field (vLLM 0.32).
 
 Written by ``plaudit_reward.model_client`` among others, read by ``api``. Fields that vLLM takes and that would change
 the result (``truncate_prompt_tokens``, ``chat_template``, …) are not known here, and unknown fields are refused:

@@ -1,4 +1,4 @@
-"""What the server is told when it starts."""
+"""Settings of the model that the server loads."""
 
 from __future__ import annotations
 
