@@ -18,9 +18,9 @@ def test_parameters_are_float32_whatever_the_job_computes_in(model_folder):
 
 
 def test_a_path_without_a_model_is_refused_by_name(tmp_path):
-    with pytest.raises(RefusedError, match=r"model\.source is .*no model could be loaded"):
+    with pytest.raises(RefusedError, match=r"model\.source is .*the model cannot be loaded"):
         load_model(ModelSpec(source=str(tmp_path)))
-    with pytest.raises(RefusedError, match=r"model\.tokenizer is '/nowhere': no tokenizer"):
+    with pytest.raises(RefusedError, match=r"model\.tokenizer is '/nowhere': the tokenizer"):
         load_tokenizer(ModelSpec(source=str(tmp_path), tokenizer="/nowhere"))
 
 

@@ -1,10 +1,10 @@
-"""The step that is open, pure: groups go in as they become ready, decisions come out.
+"""Decide what the open step does next: groups go in as they become ready, decisions come out. Pure.
 
-A mini-batch closes at its size or when no more can come. Groups that cannot be trained count as accounted for. Where
-more than ``max_failed_share`` of the samples have no score, nothing (more) is trained: what is left of the step is
-handed back to be admitted again. While groups are missing, that share is taken over those that are there: a mini-batch
-that would exceed it is held until the step is complete, because a few broken prompts that happen to come first must
-not stop a step, and a broken scorer must not train it.
+A mini-batch closes at its size, or when no more groups can arrive. Groups that cannot be trained count as accounted
+for. If scoring failed for more than ``max_failed_share`` of the samples, nothing more is trained: the remaining groups
+of the step are returned, to be admitted again. While groups are missing, that share is computed over those that are
+ready: a mini-batch above it is held until the step is complete, because a few broken prompts that arrive first must not
+stop a step, and a broken scorer must not train it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from plaudit_workers.training.run.schedule import ReadyGroup, Schedule
 
 @dataclass(frozen=True)
 class Wait:
-    """Nothing to do before more groups are ready."""
+    """Wait until more groups are ready."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ Decision = Wait | Update | Retry | Over
 
 @dataclass
 class OpenStep:
-    """What the open step has taken so far.
+    """The groups that the open step has taken so far.
 
     Attributes:
         accounted: groups of the step that ended (trained, dropped).
@@ -65,15 +65,15 @@ class OpenStep:
     _num_failed: int = 0
 
     def snapshot(self) -> dict[str, int]:
-        """What is left of it when the trainer stops now.
+        """Return the state to continue from if the trainer stops now.
 
-        Groups that have not ended will be taken again; who starts it again after ``retries`` has mended the scorers.
+        Groups that have not ended will be taken again; ``retries`` start anew, with repaired scorers.
         """
         return {"accounted": self.accounted}
 
     @property
     def taken(self) -> set[str]:
-        """Ids of the groups that the step holds."""
+        """Ids of the groups in the step."""
         return {group.flight.group for group in (*self._batch, *self._held, *self._untrainable)}
 
     @property
@@ -87,7 +87,7 @@ class OpenStep:
         return min(self.slots, self.schedule.mini_batch_size - len(self._batch))
 
     def take(self, groups: Sequence[ReadyGroup]) -> None:
-        """Takes ready groups, at most ``batch_slots`` at a time; a mini-batch that has to be held makes room again."""
+        """Take ready groups, at most ``batch_slots`` at a time; a mini-batch that is held frees its slots."""
         for group in groups:
             self._num_samples += group.num_samples
             self._num_failed += group.num_failed
@@ -97,7 +97,7 @@ class OpenStep:
             self._batch = []
 
     def decide(self) -> Decision:
-        """What to do next. ``Update``, ``Retry`` and ``Over`` must be reported back by ``ended``/``returned``."""
+        """Return the next action. Report ``Update``, ``Retry`` and ``Over`` back by ``ended`` or ``returned``."""
         if self._batch and self.batch_slots == 0:
             return Update(_by_position(self._batch))
         if self.slots > 0:
@@ -110,12 +110,12 @@ class OpenStep:
         return Over(_by_position(self._untrainable))
 
     def ended(self, groups: Sequence[ReadyGroup]) -> None:
-        """The groups of an ``Update`` or ``Over`` ended."""
+        """Record that the groups of an ``Update`` or ``Over`` ended."""
         self._forget(groups)
         self.accounted += len(groups)
 
     def returned(self, groups: Sequence[ReadyGroup]) -> None:
-        """The groups of a ``Retry`` will be admitted again: their slots are free, the count of failures begins anew."""
+        """Free the slots of a ``Retry``'s groups, which are admitted again, and restart the count of failures."""
         self._forget(groups)
         self.retries += 1
         self._num_samples = self._num_failed = 0

@@ -1,8 +1,8 @@
-"""Takes a run over: from its newest checkpoint, or from the begin. Called by the conductor, once.
+"""Take a run over: from its newest checkpoint, or from the start. Called by the conductor, once.
 
-The checkpoint is the truth. What Redis holds beside it is used where the restored schedule can use it as it is, and
-rolled back where it cannot: closed as ``rolled_back``, its prompt admitted again in its turn under a new attempt.
-``adopt`` decides that and is pure.
+The checkpoint is authoritative. Open groups in Redis are used if the restored schedule can use them unchanged. All
+others are rolled back: closed as ``rolled_back``, and their prompts admitted again with a new attempt. ``adopt``
+decides that and is pure.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ _READ_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class Restored:
-    """What a trainer goes on from."""
+    """The state from which a trainer continues."""
 
     step: int
-    """The last closed step; 0 at the begin."""
+    """The last closed step; 0 at the start."""
     ledger: TrainerLedger
     parent: PolicyVersion
-    """The version that it goes on from; incarnation 0 for weights that this run did not make."""
+    """The version from which it continues; incarnation 0 for weights of another origin."""
     open_step: dict[str, Any] | None = None
-    """Where the next step was broken off in its middle."""
+    """The rest of the next step, if it was interrupted in its middle."""
 
 
 async def take_over(run: RunContext, thread: BackendThread) -> tuple[RunState, dict[str, Any] | None]:
-    """Becomes the run's trainer, restores it and announces its weights.
+    """Become the run's trainer: restore its state and announce its weights.
 
     Returns:
-        Where the run stands, and what is left of a step that was broken off in its middle.
+        The run's state, and the rest of a step that was interrupted in its middle.
 
     Raises:
         RefusedError: the checkpoint cannot be loaded.
@@ -132,13 +132,13 @@ async def _adopt_open_groups(run: RunContext, restored: Restored, lineage: Linea
 
 
 def num_ended(counters: dict[str, int]) -> int:
-    """Groups that these counters say have ended."""
+    """Return the number of ended groups in these counters."""
     return sum(counters.get(end, 0) for end in ("trained", "evaluated", "dropped"))
 
 
 @dataclass(frozen=True)
 class Adoption:
-    """What becomes of the groups that a new trainer finds open."""
+    """The decision on the groups that a new trainer finds open."""
 
     kept: list[InFlight]
     rolled_back: list[str]
@@ -151,14 +151,14 @@ def adopt(
     found: Sequence[Group],
     survives: Callable[[PolicyVersion], bool],
 ) -> Adoption:
-    """Chooses the groups that the restored run goes on with.
+    """Choose the open groups that the restored run continues with.
 
     Args:
-        schedule: the knobs.
+        schedule: of the run.
         step: the last closed step of the restored run.
         ledger: as the checkpoint has it.
         found: the groups that are open in Redis.
-        survives: whether a policy version belongs to the surviving line.
+        survives: returns True for policy versions of the surviving line.
     """
     kept: dict[int, InFlight] = {}
     for group in sorted(found, key=lambda group: (group.incarnation, group.prompt.attempt), reverse=True):
@@ -176,7 +176,7 @@ def adopt(
 
 
 def _is_awaited(ledger: TrainerLedger, group: Group) -> bool:
-    """Whether the restored run still has to train it: in flight at the checkpoint, or admitted after it."""
+    """Return True if the restored run has yet to train it: in flight at the checkpoint, or admitted after it."""
     return group.id in ledger.train.in_flight or not ledger.train.was_admitted(group.prompt.position)
 
 
@@ -188,11 +188,11 @@ def _flight(group: Group) -> InFlight:
 
 
 def bring_up_to_date(ledger: TrainerLedger, adoption: Adoption, ended_since: int) -> None:
-    """Brings a checkpoint's ledger up to the moment of the resume.
+    """Bring a checkpoint's ledger up to the moment of the resume.
 
     Args:
         ledger: the checkpoint's; changed.
-        adoption: what was decided.
+        adoption: the decision on open groups.
         ended_since: groups that ended after the checkpoint: their work is lost.
     """
     kept = {flight.group: flight for flight in adoption.kept}

@@ -1,4 +1,4 @@
-"""What a run leaves behind while it goes on: steps.jsonl, samples, ledger.json, checkpoints. For the conductor."""
+"""Write the records of a run: steps.jsonl, samples, ledger.json, checkpoints. Called by the conductor."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from plaudit_workers.whole_files import whole_file
 logger = get_logger(__name__)
 
 _COUNTED = ("duplicates", "redelivered:", "dead:", "poison", "groups_recreated")
-"""What Redis counts besides the ledger and ``ledger.json`` shows."""
+"""Prefixes of further counters of Redis that ``ledger.json`` shows."""
 
 
 class RunRecords:
-    """Writes them.
+    """Writes the records of a run.
 
     Args:
-        run: the run's surroundings.
-        state: where it stands.
+        run: the run's context.
+        state: its current state.
         thread: runs the backend that writes checkpoints.
     """
 
@@ -39,10 +39,10 @@ class RunRecords:
         self._thread = thread
 
     async def step(self, report: StepReport, closed: float) -> None:
-        """A step has ended: its line, its samples, its record for the metrics, the ledger.
+        """Write a closed step: its line, its samples, its record for the metrics, the ledger.
 
         Args:
-            report: its bookkeeping; nothing is added to it any more.
+            report: complete.
             closed: when it ended (server's clock).
 
         Raises:
@@ -69,7 +69,7 @@ class RunRecords:
             store_groups(self._run.folder / "samples", report.step, self._state.incarnation, groups, records)
 
     async def ledger(self) -> None:
-        """Writes ``ledger.json`` and compares Redis's counters with it.
+        """Write ``ledger.json`` and compare Redis's counters with it.
 
         Raises:
             RuntimeError: the ledger does not add up.
@@ -96,7 +96,7 @@ class RunRecords:
             path.write_text(json.dumps(content, indent=1) + "\n")
 
     async def checkpoint(self, open_step: OpenStep | None = None, report: StepReport | None = None) -> None:
-        """Writes a checkpoint; with ``open_step`` and ``report`` in the middle of a step.
+        """Write a checkpoint; with ``open_step`` and ``report`` in the middle of a step.
 
         Raises:
             StaleIncarnationError: another trainer took over; its checkpoints must not be mixed with ours.

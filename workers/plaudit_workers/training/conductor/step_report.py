@@ -1,4 +1,4 @@
-"""What one step adds up to: samples, groups, waits and figures, collected while it is open. Called by the conductor."""
+"""Collect the samples, groups, waits and figures of a step while it is open. Called by the conductor."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord, WaitReco
 from plaudit_workers.stream.group import Group
 
 _COUNTS = "training/"
-"""Figures of an update that are counts: a step's is the sum over its updates. Of all others it is the mean."""
+"""Prefix of counts, which are summed over the updates of a step; all other figures are averaged."""
 
 
 @dataclass
 class StepReport:
-    """A step's bookkeeping."""
+    """The record of a step in progress."""
 
     step: int
     opened: float
@@ -32,17 +32,17 @@ class StepReport:
     figures: dict[str, float] = field(default_factory=dict)
     """Further figures of the step."""
     ended: list[tuple[Group, GroupRecord]] = field(default_factory=list)
-    """What is to be stored of it: every group that ended, validation included."""
+    """Groups to store: all that ended, validation included."""
 
     def add(self, groups: Sequence[Group], records: Sequence[GroupRecord]) -> None:
-        """Training groups that ended in this step."""
+        """Add training groups that ended in this step."""
         for group in groups:
             self.samples += sample_records(group, self.step)
         self.records += records
         self.ended += zip(groups, records, strict=True)
 
     def record(self, incarnation: int, trainer_version: int, closed: float) -> StepRecord:
-        """The step as a whole.
+        """Return the record of the whole step.
 
         Args:
             incarnation: of the trainer that closes it.
@@ -71,17 +71,17 @@ class StepReport:
         )
 
     def snapshot(self) -> str:
-        """All but ``ended`` as text, for a checkpoint in the middle of a step."""
+        """Return everything but ``ended`` as text, for a checkpoint in the middle of a step."""
         return base64.b64encode(msgspec.msgpack.encode(replace(self, ended=[]))).decode()
 
     @classmethod
     def restored(cls, snapshot: str) -> StepReport:
-        """The inverse of ``snapshot``."""
+        """Return the report of a ``snapshot``."""
         return msgspec.msgpack.decode(base64.b64decode(snapshot), type=cls)
 
 
 def sample_records(group: Group, step: int) -> list[SampleRecord]:
-    """The terminal samples of a group."""
+    """Return the terminal samples of a group."""
     return [
         SampleRecord(
             group=group.id,

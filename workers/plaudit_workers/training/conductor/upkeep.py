@@ -25,8 +25,8 @@ class Upkeep:
     """See the module's docstring.
 
     Args:
-        run: the run's surroundings.
-        state: where it stands.
+        run: the run's context.
+        state: its current state.
         admitter: admits prompts that found no room before.
     """
 

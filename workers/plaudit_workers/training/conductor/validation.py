@@ -40,8 +40,8 @@ class Validation:
     """Evaluates the published policy on the validation prompts.
 
     Args:
-        run: the run's surroundings; it has validation data.
-        state: where it stands.
+        run: the run's context; it has validation data.
+        state: its current state.
         admitter: admits validation prompts.
         intake: their ready groups.
     """

@@ -1,4 +1,4 @@
-"""Prompts in the order in which a run admits them: endless epochs, addressed by one number.
+"""Prompts in the order of their admission: endless epochs, addressed by one number.
 
 ``prompt_at(position)`` depends on the file, the seed and the position alone, so the data cursor is all that a
 checkpoint has to keep of the data. Called by the conductor, which turns a ``PromptRow`` into a stream ``Prompt``.
@@ -32,7 +32,7 @@ class PromptRow:
     """One prompt of the data, ready for the model."""
 
     row: int
-    """Its number in the file, from 0."""
+    """Index in the file, from 0."""
     data_source: str
     prompt_text: str
     """Chat template applied."""
@@ -45,7 +45,7 @@ class PromptRow:
 
 
 class PromptData:
-    """A data file, seen as an endless row of prompts.
+    """A data file as an endless sequence of prompts.
 
     Args:
         rows: the file.
@@ -68,12 +68,12 @@ class PromptData:
 
     @classmethod
     def for_training(cls, data: DataSpec, tokenizer: PreTrainedTokenizerBase, seed: int) -> Self:
-        """Loads ``data.train``; see ``load``."""
+        """Load ``data.train``; see ``load``."""
         return cls.load(data.train, tokenizer, seed)
 
     @classmethod
     def for_validation(cls, data: DataSpec, tokenizer: PreTrainedTokenizerBase) -> Self | None:
-        """Loads ``data.validation`` in the file's order, if the job has one; the training's length limit holds too."""
+        """Load ``data.validation`` in the file's order, if the job has one, with the same length limit."""
         if data.validation is None:
             return None
         limit = data.train.max_prompt_length
@@ -82,7 +82,7 @@ class PromptData:
 
     @classmethod
     def load(cls, section: TrainDataSpec, tokenizer: PreTrainedTokenizerBase, seed: int) -> Self:
-        """Reads a file, applies the chat template, leaves out and counts the prompts that are too long.
+        """Read a file, apply the chat template, skip and count the prompts that are too long.
 
         Args:
             section: path, order and length limit.
@@ -116,7 +116,7 @@ class PromptData:
         return int(self._kept.size)
 
     def prompt_at(self, position: int) -> PromptRow:
-        """The prompt that is admitted as number ``position`` (from 0); epoch = position ÷ length, rounded down."""
+        """Return the prompt that is admitted as number ``position`` (from 0); epoch: ``position // len(self)``."""
         epoch, place = divmod(position, len(self))
         number = int(self._order(epoch)[place])
         row = self._rows[number]
@@ -132,7 +132,7 @@ class PromptData:
         )
 
     def _shuffled(self, epoch: int) -> NDArray[np.int64]:
-        """int64[len]: the rows of an epoch in their order."""
+        """Return int64[len]: the rows of an epoch in order."""
         if self._seed is None:
             return self._kept
         # Raw PCG64 numbers are the same in every numpy; what permutation() makes of them need not be.
@@ -155,7 +155,7 @@ def _text(path: Path, number: int, prompt: str | list[dict[str, Any]], tokenizer
 
 
 def _tokenize(texts: list[str], is_text: list[bool], tokenizer: PreTrainedTokenizerBase) -> list[NDArray[np.int32]]:
-    """Token ids of each text. A chat template writes its special tokens itself; plain text gets the tokenizer's own."""
+    """Return token ids of each text. A chat template writes its own special tokens; plain text gets the tokenizer's."""
     found: list[NDArray[np.int32]] = [np.empty(0, np.int32)] * len(texts)
     for special in (True, False):
         numbers = [number for number, plain in enumerate(is_text) if plain is special]

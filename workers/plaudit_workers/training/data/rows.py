@@ -1,4 +1,4 @@
-"""Reads data rows in verl's columns from Parquet or JSONL, and says plainly what is wrong with a file.
+"""Read data rows in verl's columns from Parquet or JSONL; report what is wrong with a file.
 
 Called by ``data``. A Parquet table stays in Arrow's memory and a row is made when it is asked for; JSON lines are held
 as Python objects.
@@ -22,14 +22,14 @@ OPTIONAL_COLUMNS = ("extra_info",)
 
 
 class Rows(Protocol):
-    """A file's rows, by number."""
+    """A file's rows, by index."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return their number."""
         ...
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        """One row: column name → value."""
+        """Return one row: column name → value."""
         ...
 
     def column(self, name: str) -> list[Any]:
@@ -65,7 +65,7 @@ class _Lines(list[dict[str, Any]]):
 
 
 def read_rows(path: Path) -> Rows:
-    """Opens a data file.
+    """Open a data file.
 
     Raises:
         RefusedError: it is missing, of another kind, damaged, empty, a column is missing, or a row is not what its
@@ -108,7 +108,7 @@ def _read_jsonl(path: Path) -> Rows:
 
 
 def refuse_missing_columns(path: Path, names: Sequence[str], place: str = "") -> None:
-    """Checks that every required column is there.
+    """Check that no required column is missing.
 
     Raises:
         RefusedError: names the file, the first missing column, what there is and what to do.
@@ -122,7 +122,7 @@ def refuse_missing_columns(path: Path, names: Sequence[str], place: str = "") ->
 
 
 def _refuse_rows(path: Path, rows: Rows) -> None:
-    """Looks at every row before the run begins, rather than when its turn comes."""
+    """Check every row before the run starts."""
     for column, is_valid in CHECKS.items():
         for number, value in enumerate(rows.column(column), start=1):
             if not is_valid(value):

@@ -1,4 +1,4 @@
-"""Advantages: what a sample's reward says about its tokens, one function per estimator.
+"""Advantages of samples, one function per estimator.
 
 Called by ``batch.make_batch`` with the scored samples of the groups of one update; masked samples (no score) are
 already left out, so a baseline is never made of an invented zero.
@@ -32,7 +32,7 @@ VARIANCE_EPSILON = 1e-8
 
 @dataclass(frozen=True)
 class DegenerateGroups:
-    """How many groups gave no group-relative signal, and why."""
+    """Counts of groups without a group-relative signal."""
 
     single: int
     """One survivor."""
@@ -80,7 +80,7 @@ def rloo(scores: Floats, group: Ints, num_tokens: Ints) -> Floats:
 
 
 def reinforce_plus_plus(scores: Floats, group: Ints, num_tokens: Ints) -> Floats:
-    """Rewards normalised over all tokens of the update; groups play no part.
+    """Rewards normalised over all tokens of the update; groups are ignored.
 
     ``A_i = (r_i - μ) ÷ √(σ² + 1e-8)`` with μ and σ² over the tokens of the update (a sample counts once per trained
     token, σ² with N - 1), which is verl's ``reinforce_plus_plus`` with discount 1. Source: Hu 2025, REINFORCE++
@@ -106,7 +106,7 @@ ESTIMATORS: dict[str, Estimator] = {
 
 
 def degenerate_groups(scores: Floats, group: Ints) -> DegenerateGroups:
-    """Counts groups without a group-relative signal.
+    """Count groups without a group-relative signal.
 
     Args:
         scores: float64[S].

@@ -1,7 +1,7 @@
-"""What one update trains on: the scored samples of some groups as plain arrays, with their advantages.
+"""Build the batch of one update: the scored samples of some groups as plain arrays, with their advantages.
 
-``make_batch`` is pure; the conductor calls it with the groups it took, and hands the result to ``Policy.update``.
-Left out are samples without a score (masked: whatever went wrong with them must not look like a reward of zero) and
+``make_batch`` is pure; ``torch_backend`` passes its result to ``PolicyModel.update``.
+Left out are samples without a score (masked: a failure must not look like a reward of zero) and
 samples without a token that the policy chose. Advantages are computed over all scored samples.
 """
 
@@ -32,7 +32,7 @@ class TrainingSequence:
     response_ids: Int32s
     """int32[T]."""
     behaviour_logprobs: Float32s
-    """float32[T]: what the rollout sampled with, at the job's temperature."""
+    """float32[T]: of the rollout, at the job's temperature."""
     loss_mask: NDArray[np.bool_]
     """bool[T]: the policy chose this token (tool output is False)."""
     advantage: float
@@ -58,7 +58,7 @@ class TrainingBatch:
     temperature: float
     """The sampling temperature; the trainer divides its logits by it."""
     statistics: dict[str, float]
-    """What the batch itself says (rewards, advantages, lengths, degenerate groups); ``Policy.update`` passes it on."""
+    """Figures of the batch (rewards, advantages, lengths, degenerate groups); ``PolicyModel.update`` returns them."""
 
     @property
     def num_trained_tokens(self) -> int:
@@ -68,7 +68,7 @@ class TrainingBatch:
 
 @dataclass(frozen=True)
 class _Scored:
-    """A scored sample on its way into the batch."""
+    """A scored sample before its advantage is known."""
 
     group: Group
     group_number: int
@@ -79,15 +79,15 @@ class _Scored:
 
 
 def make_batch(groups: Sequence[Group], estimator: str, temperature: float) -> TrainingBatch:
-    """Turns groups into a batch.
+    """Turn groups into a batch.
 
     Args:
-        groups: taken groups, in any order; groups to be dropped must not be among them.
+        groups: taken groups, in any order; without groups that are to be dropped.
         estimator: ``algorithm.advantage`` of the job (a key of ``advantage.ESTIMATORS``).
         temperature: ``rollout.sampling.temperature`` of the job, > 0.
 
     Returns:
-        A batch; its ``sequences`` are empty when no sample can be learnt from (the step then advances untrained).
+        A batch; its ``sequences`` are empty if no sample can be trained on.
     """
     scored = [sample for number, group in enumerate(groups) for sample in _scored_samples(group, number)]
     scores = np.array([sample.score for sample in scored], dtype=np.float64)
@@ -138,7 +138,7 @@ def _statistics(
     sequences: Sequence[TrainingSequence],
     num_samples: int,
 ) -> dict[str, float]:
-    """The batch in figures; verl's names where verl has one."""
+    """Return the batch's figures; verl's names where verl has one."""
     degenerate = degenerate_groups(scores, group)
     figures = {
         "training/samples": float(num_samples),

@@ -1,4 +1,4 @@
-"""What is done about samples that an older policy, or a slightly different engine, drew.
+"""Correct for samples that an older policy, or a slightly different engine, drew.
 
 Called by ``loss``. Three policies meet in an update: μ, the *behaviour* policy that sampled a token (its
 log-probability came with the sample); π_prox, the *proximal* policy around which the loss is clipped; π_θ, the one
@@ -37,7 +37,7 @@ MAX_LOG_RATIO = 20.0
 
 @dataclass(frozen=True)
 class Corrected:
-    """What the loss needs to know of the older policies, one figure a token."""
+    """Inputs of the loss from the older policies, one value per token."""
 
     anchor: Tensor
     """float32[R]: log-probability under the policy around which the loss is clipped."""
@@ -48,7 +48,7 @@ class Corrected:
 
 
 def correct(kind: Correction, behaviour: Tensor, proximal: Tensor, cap: float) -> Corrected:
-    """Chooses the anchor of the clip and the importance weights. No gradient flows through either.
+    """Choose the anchor of the clip and the importance weights. No gradient flows through either.
 
     Args:
         kind: ``loss.correction``.

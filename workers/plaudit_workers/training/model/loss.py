@@ -1,7 +1,7 @@
 """The policy loss: clipped ratio with clip-higher, importance weights, optional KL and entropy terms.
 
-Called by ``policy`` once a micro-batch. Each term is a sum over tokens of ``aggregation weight x token loss``, with
-weights from the *whole* update (``token_weights``): sums over micro-batches and ranks then add up to the same loss
+Called by ``policy_model`` for each micro-batch. Each term is a sum over tokens of ``aggregation weight x token loss``,
+with weights from the *whole* update (``token_weights``): sums over micro-batches and ranks add up to the same loss
 whatever the packing.
 
 | ``loss.aggregation`` | verl's ``loss_agg_mode`` | weight of a token of sequence i |
@@ -26,7 +26,7 @@ from plaudit_workers.training.model.correction import MAX_LOG_RATIO, correct, ex
 
 @dataclass(frozen=True)
 class TokenInputs:
-    """What is known of each trained token of a micro-batch; all float32[R]."""
+    """Inputs of the loss for each trained token of a micro-batch; all float32[R]."""
 
     logprobs: Tensor
     """log π_θ, with gradient."""
@@ -45,7 +45,7 @@ class TokenInputs:
 
 @dataclass(frozen=True)
 class LossTerms:
-    """The loss of a micro-batch and what it is made of."""
+    """The loss of a micro-batch and its parts."""
 
     total: Tensor
     """Scalar with gradient."""
@@ -54,7 +54,7 @@ class LossTerms:
 
 
 def token_weights(aggregation: str, lengths: Sequence[int]) -> list[float]:
-    """The aggregation weight that each token of a sequence has.
+    """Return the aggregation weight of each sequence's tokens.
 
     Args:
         aggregation: ``loss.aggregation``.
@@ -69,7 +69,7 @@ def token_weights(aggregation: str, lengths: Sequence[int]) -> list[float]:
 
 
 def policy_loss(tokens: TokenInputs, settings: LossSpec) -> LossTerms:
-    """Adds up the loss of one micro-batch.
+    """Sum the loss of one micro-batch.
 
     ``L = Σ_t w_t · (-c_t · min(r_t A_t, clip(r_t, 1 - clipLow, 1 + clipHigh) A_t) + β · k3_t - η · H_t)`` with
     ``r_t = exp(log π_θ - anchor)``, ``c_t`` the importance weight, β ``klCoefficient``, η ``entropyCoefficient``.

@@ -1,6 +1,6 @@
-"""Whether rollouts sample from the weights that the trainer published: one figure a step. Called by ``trained_policy``.
+"""Measure whether rollouts sample from the published weights: one figure per step. Called by ``policy_model``.
 
-A token that was sampled by the policy whose log-probabilities the trainer has at hand must have the same
+A token that was sampled by the policy whose log-probabilities the trainer has must have the same
 log-probability on both sides, but for the kernels' rounding. Tokens of older policies differ rightly and are left out.
 """
 
@@ -22,11 +22,11 @@ _TOKENS = "actor/logprob_mismatch_tokens"
 def mismatch_sums(
     sequences: Sequence[TrainingSequence], version: PolicyVersion | None, published: Tensor, behaviour: Tensor
 ) -> dict[str, Tensor]:
-    """What a micro-batch adds to the figure.
+    """Return a micro-batch's contribution to the figure.
 
     Args:
         sequences: of the micro-batch, in the order in which they lie; none where it only keeps a rank busy.
-        version: the published policy's; None when it is not at hand.
+        version: the published policy's; None if it is not available.
         published: float32[R], its log-probabilities of the trained tokens.
         behaviour: float32[R], those that came with the samples.
     """
@@ -39,7 +39,7 @@ def mismatch_sums(
 
 
 def mismatch_figure(sums: dict[str, float]) -> dict[str, float]:
-    """Replaces the two sums by their quotient; without such tokens there is no figure."""
+    """Replace the two sums by their quotient; without such tokens there is no figure."""
     figures = dict(sums)
     total, num_tokens = figures.pop(FIGURE, 0.0), figures.pop(_TOKENS, 0.0)
     return figures | ({FIGURE: total / num_tokens} if num_tokens else {})

@@ -1,4 +1,4 @@
-"""Loads the policy's model and tokenizer, and refuses plainly what cannot be loaded or cannot be trained packed.
+"""Load the policy's model and tokenizer; refuse what cannot be loaded or cannot be trained in packed rows.
 
 Parameters are held in float32, whatever ``model.dtype`` says: updates at a learning rate of 1e-6 would vanish in
 bfloat16. ``model.dtype`` is the precision of the forward passes and of the published weights.
@@ -28,15 +28,15 @@ FORWARD_DTYPES = DTYPES | {"float16": torch.float32}
 trainer does not do: its passes run in float32 then, and only the published weights are float16."""
 
 PACKING_TOLERANCE = 1e-3
-"""How far logits of a sequence may move because another one lies before it: rounding only. Float32, on the logits'
-own scale; a model whose layers look across sequences is off by far more."""
+"""Largest change of a sequence's logits when another sequence precedes it in the row, relative to their size: rounding
+in float32. Models whose layers look across sequences differ by far more."""
 
 
 def load_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
-    """Loads ``model.tokenizer`` (default: the one in ``model.source``), with ``model.chatTemplate`` in place.
+    """Load ``model.tokenizer`` (default: the one in ``model.source``), with ``model.chatTemplate``.
 
     Raises:
-        RefusedError: it cannot be loaded, or the chat template not read.
+        RefusedError: the tokenizer cannot be loaded or the chat template cannot be read.
     """
     source = model.tokenizer or model.source
     try:
@@ -54,10 +54,10 @@ def load_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
 
 
 def load_model(model: ModelSpec) -> PreTrainedModel:
-    """Loads ``model.source`` on the CPU: float32, packed attention, evaluation mode (no dropout).
+    """Load ``model.source`` on the CPU: float32, packed attention, evaluation mode (no dropout).
 
     Raises:
-        RefusedError: it cannot be loaded, or its layers cannot be kept apart in a packed row.
+        RefusedError: it cannot be loaded, or its layers mix the sequences of a packed row.
     """
     disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
@@ -79,14 +79,14 @@ def load_model(model: ModelSpec) -> PreTrainedModel:
 def forward_logits(
     model: torch.nn.Module, input_ids: Tensor, position_ids: Tensor, blocks: tuple[Block, ...], sources: Tensor
 ) -> Tensor:
-    """Runs a packed row through the model.
+    """Run a packed row through the model.
 
     Args:
         model: a causal language model with ``PACKED_ATTENTION``.
         input_ids: int64[1, T].
         position_ids: int64[1, T].
         blocks: the row's layout.
-        sources: int64[R]: the places whose logits are wanted; the others are never computed.
+        sources: int64[R]: the positions whose logits are needed; the others are never computed.
 
     Returns:
         float[R, V].
@@ -97,12 +97,12 @@ def forward_logits(
 
 
 def companion_files(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype) -> dict[str, bytes]:
-    """What an engine needs beside the weights: configuration, generation settings, tokenizer; by file name.
+    """Return the files that an engine needs beside the weights (configuration, tokenizer, …), by file name.
 
     Args:
         model: whose configuration.
-        tokenizer: in the state in which prompts are made.
-        dtype: precision of the published weights; the configuration says so.
+        tokenizer: as it encodes prompts.
+        dtype: precision of the published weights; written into the configuration.
     """
     config = copy.deepcopy(model.config)
     config.dtype = dtype
@@ -116,10 +116,10 @@ def companion_files(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, 
 
 
 def refuse_unpackable(model: PreTrainedModel) -> None:
-    """Checks on a few tokens that what lies before a sequence in a row does not change its logits.
+    """Check on a few tokens that a preceding sequence in the row does not change a sequence's logits.
 
     Raises:
-        RefusedError: it does (linear attention, state-space layers), or attention is of an unsupported kind.
+        RefusedError: it does (linear attention, state-space layers), or the attention is unsupported.
     """
     vocabulary = int(model.config.vocab_size)
     ids = (torch.arange(11) * 7 + 1) % vocabulary
@@ -128,16 +128,16 @@ def refuse_unpackable(model: PreTrainedModel) -> None:
             alone = _logits_of(model, [ids[6:]])
             behind = _logits_of(model, [ids[:6], ids[6:]])[6:]
         apart = (alone - behind).abs().max().item() / max(1.0, alone.abs().max().item())
-        problem = "" if apart <= PACKING_TOLERANCE else f"logits move by {apart:.2g} when another sequence lies before"
+        problem = "" if apart <= PACKING_TOLERANCE else f"logits change by {apart:.2g} when another sequence precedes"
     except UnsupportedAttentionError as error:
-        problem = f"its attention is of a kind that is not supported: {error}"
+        problem = f"its attention is not supported: {error}"
     except TypeError as error:
-        problem = f"it does not take packed rows: {error}"
+        problem = f"it does not accept packed rows: {error}"
     if problem:
         kind = getattr(model.config, "model_type", type(model).__name__)
         raise RefusedError(
-            f"a model of type {kind!r} cannot be trained: {problem}. Models whose layers are causal softmax attention "
-            "(Qwen2, Qwen3, Llama, Mistral, …) can"
+            f"a model of type {kind!r} cannot be trained: {problem}. Use a model with causal softmax attention "
+            "(Qwen2, Qwen3, Llama, Mistral, …)"
         )
 
 
@@ -151,6 +151,6 @@ def _logits_of(model: PreTrainedModel, sequences: list[Tensor]) -> Tensor:
 def _loading_message(what: str, field: str, source: str, error: Exception) -> str:
     first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
     return (
-        f"{field} is {source!r}: no {what} could be loaded from it ({first_line}). Give the id of a model on the hub "
+        f"{field} is {source!r}: the {what} cannot be loaded ({first_line}). Give the id of a model on the hub "
         "that this machine can reach, or a folder with config.json, the weights and the tokenizer's files"
     )

@@ -1,6 +1,6 @@
-"""AdamW with a linear warm-up, a clipped gradient norm and a state that does not know its ranks.
+"""AdamW with linear warm-up and gradient clipping; its saved state does not depend on the number of ranks.
 
-Called by ``trained_policy``.
+Called by ``policy_model``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class PolicyOptimizer:
-    """Steps a policy's parameters.
+    """Updates a policy's parameters.
 
     The rate grows linearly over the updates of ``optimizer.warmupSteps`` steps (a step has ``miniBatchesPerStep``
     updates): update u, counted from 0, uses ``learningRate · min(1, (u + 1) ÷ updates of the warm-up)``.
@@ -47,13 +47,13 @@ class PolicyOptimizer:
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the next update."""
+        """Learning rate of the next update."""
         return self._settings.learning_rate * min(1.0, (self.updates + 1) / max(1, self._warmup_updates))
 
     def step(self) -> dict[str, float]:
-        """Clips the gradients that lie on the parameters, applies and clears them. A collective call over all ranks.
+        """Clip the parameters' gradients, apply and clear them. A collective call.
 
-        A gradient that is not finite is thrown away: the parameters stay as they are, the update still counts.
+        A gradient that is not finite is discarded: the parameters do not change, but the update counts.
 
         Returns:
             ``actor/grad_norm`` (before clipping; absent when not finite), ``actor/lr``, ``actor/skipped_updates``.
@@ -71,10 +71,10 @@ class PolicyOptimizer:
         return figures | ({"actor/grad_norm": norm} if finite else {})
 
     def state_dict(self, keep: bool = True) -> dict[str, Any]:
-        """The optimizer's state, in one piece whatever the ranks. A collective call.
+        """Return the unsharded state. A collective call.
 
         Args:
-            keep: whether this rank wants the moments (rank 0).
+            keep: True on the rank that needs the moments (rank 0).
 
         Returns:
             ``updates``, ``steps`` (parameter name → updates applied to it; empty before the first) and ``moments``

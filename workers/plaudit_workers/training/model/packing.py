@@ -22,7 +22,7 @@ from plaudit_workers.training.model.batch import TrainingSequence
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One forward pass: T packed tokens, R of them to be learnt from."""
+    """One forward pass: T packed tokens, R of them trained."""
 
     input_ids: Tensor
     """int64[1, T]."""
@@ -30,7 +30,7 @@ class MicroBatch:
     """int64[1, T]: 0, 1, … anew for each sequence."""
     blocks: tuple[Block, ...]
     sources: Tensor
-    """int64[R]: places in the row whose logits say the next token, where that token is trained."""
+    """int64[R]: positions whose logits predict a trained token."""
     targets: Tensor
     """int64[R]: those next tokens."""
     behaviour: Tensor
@@ -40,17 +40,17 @@ class MicroBatch:
     weights: Tensor
     """float32[R]: aggregation weights; 0 in a bin that only keeps a rank busy."""
     members: tuple[int, ...]
-    """Which sequences of the batch, in the order in which they lie; none in a bin that only keeps a rank busy."""
+    """Indices of its sequences in the batch, in order; empty in a bin that only keeps a rank busy."""
 
     def to(self, device: torch.device) -> MicroBatch:
-        """The same micro-batch on a device."""
+        """Return the micro-batch on a device."""
         tensors = {f.name: getattr(self, f.name) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)}
         moved = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
         return replace(self, blocks=tuple(block.to(device) for block in self.blocks), **moved)
 
 
 def assign_bins(lengths: Sequence[int], budget: int, num_ranks: int = 1) -> list[list[list[int]]]:
-    """Distributes sequences over ranks and bins: every rank gets the same number of bins, all about equally full.
+    """Distribute sequences over ranks and bins: every rank gets the same number of bins, all about equally full.
 
     Longest first, each into the emptiest bin; more bins until none is above the budget. A sequence longer than the
     budget lies alone in its bin.
@@ -88,7 +88,7 @@ def _round_up(number: int, multiple: int) -> int:
 
 
 def pack(sequences: Sequence[TrainingSequence], weights: Sequence[float], members: Sequence[int]) -> MicroBatch:
-    """Lays sequences one behind another.
+    """Concatenate sequences.
 
     Args:
         sequences: all sequences of the update, each with at least one prompt token.

@@ -1,8 +1,8 @@
-"""Where parameters lie: whole in one process, or cut over ranks by FSDP2 (``fully_shard``).
+"""Place parameters: whole in one process, or sharded over ranks by FSDP2 (``fully_shard``).
 
 Everything else of the trainer treats both alike through ``whole`` (a parameter or optimizer tensor as one CPU tensor)
-and ``fill`` (the way back). A state that left through ``whole`` does not know how many ranks it came from, so a run may
-be resumed with other ranks.
+and ``fill`` (the way back). A saved state does not depend on the number of ranks, so a run may be
+resumed with another number.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 COMMAND_TIMEOUT = timedelta(days=30)
 """Ranks other than 0 wait this long for the next command: rewards may be slow and jobs suspended."""
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-"""Within a command all ranks work; one that is this late is taken for dead and the processes end."""
+"""Within a command all ranks work; a rank that is later is considered dead, and the processes end."""
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,17 @@ class Ranks:
     world_size: int
     device: torch.device
     commands: dist.ProcessGroup | None = None
-    """By which rank 0 tells the others what to do; None with one rank."""
+    """Carries commands from rank 0 to the others; None with one rank."""
 
     def sum(self, values: Tensor) -> Tensor:
-        """Adds up float64[N] over all ranks; each gets the sum."""
+        """Sum float64[N] over all ranks; every rank gets the sum."""
         if self.world_size > 1:
             dist.all_reduce(values)
         return values
 
 
 def join_ranks(rank: int, world_size: int) -> Ranks:
-    """Takes this process's place: its device and, with more than one rank, the process group.
+    """Choose this process's device and, with more than one rank, join the process group.
 
     Reads ``LOCAL_RANK`` (default: ``rank``) and, for the process group, ``MASTER_ADDR`` and ``MASTER_PORT``.
     """
@@ -61,18 +61,18 @@ def join_ranks(rank: int, world_size: int) -> Ranks:
 
 
 def leave_ranks(ranks: Ranks) -> None:
-    """Ends this process's part in the process group."""
+    """Leave the process group."""
     if ranks.world_size > 1:
         dist.destroy_process_group()
 
 
 def place(model: PreTrainedModel, ranks: Ranks, dtype: torch.dtype) -> PreTrainedModel:
-    """Moves a model to the rank's device and, with more than one rank, shards it layer by layer.
+    """Move a model to the rank's device and, with more than one rank, shards it layer by layer.
 
     Args:
         model: float32, on the CPU.
         ranks: this process's place.
-        dtype: precision of the forward passes; gradients are summed up in float32.
+        dtype: precision of the forward passes; gradients are summed in float32.
     """
     if ranks.world_size == 1:
         torch.nn.Module.to(model, ranks.device)
@@ -82,23 +82,23 @@ def place(model: PreTrainedModel, ranks: Ranks, dtype: torch.dtype) -> PreTraine
     for module in list(model.modules()):
         if type(module).__name__ in (model._no_split_modules or ()):  # the model's own name for its layers
             fully_shard(module, mesh=mesh, mp_policy=precision)
-    # The root too lets go of gathered parameters after a pass without gradients: it would go on with stale ones.
+    # The root, too, frees gathered parameters after a pass without gradients; it would continue with stale ones.
     fully_shard(model, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
     return model
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The tensor in one piece on the CPU. A collective call where it is sharded."""
+    """Return the unsharded tensor on the CPU. A collective call if it is sharded."""
     full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return full.detach().cpu()
 
 
 def gather(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
-    """All tensors in one piece on the CPU, one after the other. A collective call where they are sharded.
+    """Return all tensors unsharded on the CPU, one after the other. A collective call if they are sharded.
 
     Args:
         tensors: the same names in the same order on every rank.
-        keep: whether this rank wants them (rank 0); the others only take part and get an empty dictionary.
+        keep: True on the rank that needs them (rank 0); the others take part and get an empty dictionary.
     """
     gathered: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -109,10 +109,10 @@ def gather(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
 
 
 def fill(tensor: Tensor, full: Tensor | None) -> None:
-    """Writes a whole tensor into a parameter or optimizer tensor. A collective call where it is sharded.
+    """Write an unsharded tensor into a parameter or optimizer tensor. A collective call if it is sharded.
 
     Args:
-        tensor: what is written to.
+        tensor: the target.
         full: same shape; read on rank 0 only, None on the others.
     """
     source = torch.empty(tensor.shape, dtype=tensor.dtype) if full is None else full.to(tensor.dtype)
@@ -123,7 +123,7 @@ def fill(tensor: Tensor, full: Tensor | None) -> None:
 
 
 def as_sharded(full: Tensor | None, like: Tensor) -> Tensor:
-    """A new tensor laid out as ``like``, filled from a whole one (see ``fill``)."""
+    """Return a new tensor, sharded as ``like`` and filled from an unsharded one (see ``fill``)."""
     tensor = torch.empty_like(like)
     fill(tensor, full)
     return tensor

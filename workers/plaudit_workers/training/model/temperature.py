@@ -1,9 +1,9 @@
-"""From logits to the log-probabilities that the sampling distribution gave, and which sampling can be trained on.
+"""Compute log-probabilities of the sampling distribution from logits; refuse sampling that cannot be trained on.
 
 The rollout keeps log-probabilities under the distribution it drew from: logits divided by the temperature. The trainer
-does the same, so that both speak of one policy. A sampling that cuts the distribution (``topP`` < 1, ``topK``) gives
-every token that was cut the probability 0, and which ones were cut depends on the weights that sampled: the trainer's
-other weights cut others, and a sampled token may then have no probability at all. It is refused, not approximated.
+does the same, so that both describe the same policy. Sampling that cuts the distribution (``topP`` < 1, ``topK``) gives
+every cut token the probability 0, and the set of cut tokens depends on the weights: the trainer's weights cut others
+than the rollout's, so a sampled token may have no probability at all. Such sampling is refused, not approximated.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from plaudit_workers.process import RefusedError
 
 
 def refuse_cut_sampling(sampling: SamplingSpec) -> None:
-    """Checks that the training samples' distribution is one that the trainer can compute.
+    """Check that the trainer can compute the distribution of the training samples.
 
     Raises:
         RefusedError: temperature 0, ``topP`` below 1 or ``topK`` given.
     """
     if sampling.temperature <= 0:
         raise RefusedError(
-            f"rollout.sampling.temperature is {sampling.temperature}: all samples of a group would be the same; "
+            f"rollout.sampling.temperature is {sampling.temperature}: all samples of a group would be equal; "
             "give a value above 0 (1.0 is the policy itself)"
         )
     if sampling.top_p < 1 or sampling.top_k > 0:
@@ -34,7 +34,7 @@ def refuse_cut_sampling(sampling: SamplingSpec) -> None:
 
 
 def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
-    """Log-probability of each target token: ``log_softmax(logits ÷ temperature)[target]``.
+    """Return the log-probability of each target token: ``log_softmax(logits ÷ temperature)[target]``.
 
     Args:
         logits: float[R, V], any precision; computed in float32.
@@ -50,7 +50,7 @@ def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> Tenso
 
 
 def token_entropies(logits: Tensor, temperature: float) -> Tensor:
-    """Entropy in nats of each token's distribution at the temperature: ``logsumexp(z) - Σ_v softmax(z)_v · z_v``.
+    """Return each token's entropy in nats at the temperature: ``logsumexp(z) - Σ_v softmax(z)_v · z_v``.
 
     Args:
         logits: float[R, V].

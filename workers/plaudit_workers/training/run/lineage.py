@@ -1,7 +1,8 @@
-"""Which policy versions belong to the surviving line of checkpoints, pure.
+"""Decide which policy versions belong to the surviving line of checkpoints. Pure.
 
-Every trainer that takes over is an incarnation that goes on from a version of an older one: what that older one
-published later is a lost future. Kept beside the checkpoints, for a checkpoint cannot know who came after it.
+Every trainer that takes over is an incarnation that continues from a version of an older one: versions that the older
+one published later are a lost future. The lineage is stored beside the checkpoints, because a checkpoint does not
+contain its successors.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ FILE_NAME = "incarnations.json"
 
 @dataclass
 class Lineage:
-    """Incarnation → the version it went on from; those that began with the job's own model from ``0.<step>``."""
+    """Incarnation → the version it continued from; ``0.<step>`` for those that started from the job's own model."""
 
     parents: dict[int, PolicyVersion] = field(default_factory=dict)
 
     @property
     def newest(self) -> int:
-        """The highest incarnation that ever was; 0 before the first."""
+        """The highest incarnation so far; 0 before the first."""
         return max(self.parents, default=0)
 
     def survives(self, version: PolicyVersion, head: PolicyVersion) -> bool:
-        """Whether ``version`` is ``head`` or one of its ancestors.
+        """Return True if ``version`` is ``head`` or one of its ancestors.
 
-        An incarnation first publishes the weights that it went on from: those are the older version by another name.
+        An incarnation first publishes the weights that it continued from: the older version under another name.
         """
         parent = self.parents.get(version.incarnation)
         while parent is not None and version.number == parent.number:
@@ -44,7 +45,7 @@ class Lineage:
 
     @classmethod
     def read(cls, folder: Path) -> Lineage:
-        """Reads what is kept in a folder of checkpoints; empty when nothing is."""
+        """Read the lineage in a folder of checkpoints; empty if there is none."""
         try:
             stored = json.loads((folder / FILE_NAME).read_text())
         except FileNotFoundError:
@@ -52,7 +53,7 @@ class Lineage:
         return cls({int(key): PolicyVersion(*parent) for key, parent in stored.items()})
 
     def write(self, folder: Path) -> None:
-        """Keeps it, so that a crash leaves the old or the new file."""
+        """Write the lineage atomically."""
         folder.mkdir(parents=True, exist_ok=True)
         stored = {
             str(incarnation): [parent.incarnation, parent.number]

@@ -1,4 +1,4 @@
-"""What the conductor needs to know of a job, as plain data: from an ``RLJob``, or by hand in simulations."""
+"""The parts of a job that the conductor needs, as plain data: from an ``RLJob``, or by hand in simulations."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from plaudit_workers.training.run.schedule import Schedule
 
 @dataclass(frozen=True)
 class ValidationPlan:
-    """When and how the policy is validated."""
+    """Interval and sampling of validations."""
 
     every_steps: int
     samples_per_prompt: int
     sampling: Sampling
 
     def is_due(self, step: int, last_step: int) -> bool:
-        """Whether the policy after ``step`` is validated (0: before the first step)."""
+        """Return True if the policy after ``step`` is validated (0: before the first step)."""
         return step % self.every_steps == 0 or step == last_step
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """A run, as the conductor sees it."""
+    """The plan of a run."""
 
     schedule: Schedule
     samples_per_prompt: int
@@ -37,7 +37,7 @@ class RunPlan:
     """Validation groups admitted and not ended, beside the training groups."""
     checkpoint_every_steps: int = 10
     resume_from: str = ""
-    """Another run's checkpoint to begin with; empty: with the job's model."""
+    """Another run's checkpoint to start from; empty: start from the job's model."""
     keep_samples: bool = True
     retry_pauses_s: tuple[float, ...] = (10.0, 60.0, 300.0)
     """Pauses before the prompts of a step with too many failed scores are admitted again; after the last the job fails.
@@ -45,7 +45,7 @@ class RunPlan:
 
     @classmethod
     def from_job(cls, job: RLJob) -> Self:
-        """Reads a resolved job."""
+        """Read a resolved job."""
         spec = job.spec
         algorithm = spec.algorithm
         validation = spec.data.validation

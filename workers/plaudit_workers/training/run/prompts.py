@@ -1,4 +1,4 @@
-"""Where prompts come from, as the conductor sees it: ``data.PromptData``, or anything else that counts positions."""
+"""The protocol of prompt sources: ``data.PromptData``, or anything else that is addressed by position."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ class PromptRow(Protocol):
 
     @property
     def data_source(self) -> str:
-        """Where the prompt comes from."""
+        """Name of the prompt's data set."""
         ...
 
     @property
     def prompt_text(self) -> str:
-        """Text as the model sees it."""
+        """Text with the chat template applied."""
         ...
 
     @property
@@ -30,7 +30,7 @@ class PromptRow(Protocol):
 
     @property
     def ground_truth(self) -> Any:
-        """What scorers compare with."""
+        """Reference answer for scorers."""
         ...
 
     @property
@@ -40,12 +40,12 @@ class PromptRow(Protocol):
 
 
 class PromptSource(Protocol):
-    """An endless row of prompts, addressed by one number."""
+    """An endless sequence of prompts, addressed by one number."""
 
     def __len__(self) -> int:
         """Prompts of one epoch."""
         ...
 
     def prompt_at(self, position: int) -> PromptRow:
-        """The prompt that is admitted as number ``position`` (from 0)."""
+        """Return the prompt that is admitted as number ``position`` (from 0)."""
         ...

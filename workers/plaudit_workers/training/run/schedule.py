@@ -1,6 +1,6 @@
-"""The schedule, pure: which prompts may be admitted now, which ready groups may be trained now.
+"""Decide which prompts may be admitted now and which ready groups may be trained now. Pure.
 
-Called by ``conductor.py`` with plain data; nothing here knows Redis, torch or a clock. With P = promptsPerStep,
+Called by the conductor with plain data; independent of Redis, torch and clocks. With P = promptsPerStep,
 k = maxStaleness and version v = number of the newest published policy (step s publishes version s):
 
 - prompts of step s are admitted once version s - 1 - k is published, at most P (1 + k) groups at a time;
@@ -21,14 +21,14 @@ Order = Literal["step", "ready"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """The knobs of ``spec.algorithm`` that decide who may go when."""
+    """The settings of ``spec.algorithm`` that determine admission and training."""
 
     steps: int
     """Steps of the run, from 1."""
     prompts_per_step: int
     mini_batches_per_step: int = 1
     max_staleness: int = 0
-    """How many versions may lie between the policy that sampled a group and the one that is trained on it."""
+    """Largest number of versions between the policy that sampled a group and the one that is trained on it."""
     order: Order = "step"
     max_failed_share: float = 0.5
     """A step is not trained if scoring failed for a larger share of its samples."""
@@ -40,15 +40,15 @@ class Schedule:
 
     @property
     def max_in_flight(self) -> int:
-        """Most groups admitted and not yet ended, at any time."""
+        """Largest number of groups in flight."""
         return self.prompts_per_step * (1 + self.max_staleness)
 
     def step_of(self, position: int) -> int:
-        """The step a prompt is admitted for."""
+        """Return the step for which a prompt is admitted."""
         return position // self.prompts_per_step + 1
 
     def admissible_end(self, version: int) -> int:
-        """First position that may not yet be admitted while ``version`` is the newest published policy."""
+        """Return the first position that may not be admitted while ``version`` is the newest published policy."""
         last_step = min(version + 1 + self.max_staleness, self.steps)
         return last_step * self.prompts_per_step
 
@@ -70,7 +70,7 @@ class InFlight:
 
 @dataclass(frozen=True)
 class ReadyGroup:
-    """A group that waits for the trainer, reduced to what the schedule looks at."""
+    """A group that waits for the trainer, reduced to what the schedule needs."""
 
     flight: InFlight
     num_samples: int
@@ -81,23 +81,23 @@ class ReadyGroup:
 
 
 class Queue(Protocol):
-    """The prompts of a split, as far as their turn is concerned; ``ledger.Positions``."""
+    """The positions of a split; ``trainer_ledger.Positions``."""
 
     cursor: int
-    """Positions below it were admitted before."""
+    """All positions below it were admitted."""
     ahead: set[int]
-    """Positions above it that were admitted before, too."""
+    """Positions above the cursor that were admitted as well."""
     returned: dict[int, int]
-    """Positions to be admitted again."""
+    """Positions to admit again, with their attempts."""
     in_flight: dict[str, InFlight]
     """Groups admitted and not ended."""
 
 
 def admissible(schedule: Schedule, version: int, queue: Queue) -> list[int]:
-    """Positions to admit now, in their turn: those to be admitted again first.
+    """Return the positions to admit now, in order; those to admit again come first.
 
     Args:
-        schedule: the knobs.
+        schedule: of the run.
         version: number of the newest published policy.
         queue: the prompts.
     """
@@ -115,10 +115,10 @@ def choose(
     in_flight: Collection[InFlight],
     ready: Sequence[ReadyGroup],
 ) -> list[ReadyGroup]:
-    """The ready groups that the open step may take now, at most ``slots``.
+    """Return the ready groups that the open step may take now, at most ``slots``.
 
     Args:
-        schedule: the knobs.
+        schedule: of the run.
         step: the open step.
         slots: groups that the step still has room for (P less those taken).
         in_flight: groups admitted, not ended and not yet taken by the step; the ready ones among them.
@@ -150,5 +150,5 @@ def _choose_within_deadlines(
 
 
 def _last_step(schedule: Schedule, flight: InFlight) -> int:
-    """The last step that may train a group."""
+    """Return the last step that may train a group."""
     return flight.version + 1 + schedule.max_staleness

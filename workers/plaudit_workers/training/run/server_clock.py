@@ -1,4 +1,4 @@
-"""The transport's clock, read without asking: an offset to the own monotonic clock, renewed about every second.
+"""Estimate the transport's clock locally: an offset to the monotonic clock, renewed about every second.
 
 Waits and closings are stamped with it, so that they fit what the stream scripts stamped; a Redis that is away for a
 while does not stop it.
@@ -22,11 +22,11 @@ class ServerClock:
         self._offset_s = time.time() - time.monotonic()
 
     async def synchronise(self) -> None:
-        """Asks the server; its answer belongs to the middle between question and answer."""
+        """Ask the server; its reply counts for the middle of the round trip."""
         asked = time.monotonic()
         server = await self._ask()
         self._offset_s = server - (asked + time.monotonic()) / 2
 
     def now(self) -> float:
-        """Seconds since the epoch on the server's clock."""
+        """Return seconds since the epoch on the server's clock."""
         return time.monotonic() + self._offset_s

@@ -1,4 +1,4 @@
-"""Stored samples: every closed group of a step as Parquet, one row a sample. Called by the conductor.
+"""Stored samples: every closed group of a step as Parquet, one row per sample. Called by the conductor.
 
 ``samples/step-000012-i1.parquet`` (step 12 as incarnation 1 trained it; of several the highest incarnation is the
 surviving one). Columns: where the sample belongs, its texts, what each scorer said (``scorer/<name>/…``), when it

@@ -1,4 +1,4 @@
-"""Where the figures of each step go: ``steps.jsonl`` always, others by ``trainer.sinks``. Called by the conductor.
+"""Write the figures of each step: to ``steps.jsonl`` always, elsewhere by ``trainer.sinks``. Called by the conductor.
 
 All get the same dictionary, with the step as x axis. ``steps.jsonl`` and what reads it belong to
 ``plaudit_metrics.sources.history``: a step that is done again after a resume is a second line with a higher
@@ -19,7 +19,7 @@ from plaudit_workers.training.run.sinks.tensorboard_events import TensorBoard
 from plaudit_workers.training.run.sinks.weights_and_biases import WeightsAndBiases
 
 SINKS: dict[str, Callable[[Path], Sink]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
-"""``trainer.sinks`` → what takes the steps, given the run's folder."""
+"""``trainer.sinks`` → constructor of the sink, given the run's folder."""
 
 
 class Sinks:
@@ -43,11 +43,11 @@ class Sinks:
         self._sinks: list[Sink] = [StepsFile(run_folder), *(SINKS[name](run_folder) for name in dict.fromkeys(names))]
 
     def write(self, record: StepRecord) -> None:
-        """Gives one step to every sink, ``steps.jsonl`` first."""
+        """Write one step to every sink, ``steps.jsonl`` first."""
         for sink in self._sinks:
             sink.write(record)
 
     def close(self) -> None:
-        """Ends them all."""
+        """Close all sinks."""
         for sink in self._sinks:
             sink.close()

@@ -25,7 +25,7 @@ _TAG = "plaudit.run"
 _MOST_AT_ONCE = 1000
 """Metrics of one request: the server's limit."""
 _LAST_SENDING_S = 120.0
-"""How long the run's end waits for what is still to be sent."""
+"""Seconds that the run's end waits for pending requests."""
 
 
 class MLflow:
@@ -60,7 +60,7 @@ class MLflow:
         self._newest = newest_written(run_folder)
 
     def _run_of(self, name: str) -> str:
-        """The run that an earlier process of ours made, or a new one."""
+        """Return the run that an earlier process created, or a new one."""
         experiment_name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "plaudit")
         experiment = self._client.get_experiment_by_name(experiment_name)
         experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(experiment_name)
@@ -83,7 +83,7 @@ class MLflow:
         self._tell_failed()
 
     def close(self) -> None:
-        """See ``Sink.close``: waits for what is still to be sent; what cannot be is told and given up."""
+        """See ``Sink.close``: waits for pending requests, then logs and drops them."""
         wait(self._sending, _LAST_SENDING_S)
         self._sender.shutdown(wait=False, cancel_futures=True)
         self._tell_failed()

@@ -1,4 +1,4 @@
-"""What a sink is, and what several of them need."""
+"""The protocol of sinks, and functions that several of them share."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from plaudit_workers.process import RefusedError
 
 
 class Sink(Protocol):
-    """Takes the figures of closed steps."""
+    """Receives the figures of closed steps."""
 
     def write(self, record: StepRecord) -> None:
-        """Takes one step; it is safe on the disk, or handed on, when this returns."""
+        """Write one step; on return it is on disk or queued for sending."""
         ...
 
     def close(self) -> None:
-        """Ends the sink; called once."""
+        """Close the sink; called once."""
         ...
 
 
 def package_of(sink: str, module: str) -> Any:
-    """Imports a module that a sink needs.
+    """Import a module that a sink needs.
 
     Raises:
         RefusedError: it is not installed.
@@ -39,7 +39,7 @@ def package_of(sink: str, module: str) -> Any:
 
 
 def newest_written(run_folder: Path) -> int:
-    """The highest step that any incarnation of the run has written down; -1 when there is none."""
+    """Return the highest step that any incarnation of the run has recorded; -1 if there is none."""
     path = run_folder / FILE_NAME
     lines = path.read_bytes().splitlines() if path.exists() else []
     return max((record.step for line in lines if (record := decode_step(line)) is not None), default=-1)

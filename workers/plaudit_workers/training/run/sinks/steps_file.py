@@ -11,10 +11,10 @@ from plaudit_workers.whole_files import is_full
 
 
 class StepsFile:
-    """Appends to ``steps.jsonl``.
+    """Appends steps to ``steps.jsonl``.
 
     Args:
-        run_folder: where it lies.
+        run_folder: the file's folder.
     """
 
     def __init__(self, run_folder: Path) -> None:
@@ -34,4 +34,4 @@ class StepsFile:
             raise
 
     def close(self) -> None:
-        """Nothing to do: every step is on the disk already."""
+        """Do nothing: every step is on disk already."""

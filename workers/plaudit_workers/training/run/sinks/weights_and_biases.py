@@ -1,4 +1,4 @@
-"""``wandb``: a run of Weights & Biases with the id of ours, so that a resume goes on in it.
+"""``wandb``: a run of Weights & Biases with the id of ours, so that a resume continues it.
 
 Set up by its own environment variables: ``WANDB_API_KEY``, ``WANDB_PROJECT`` (default ``plaudit``), ``WANDB_ENTITY``,
 ``WANDB_MODE=offline`` (files in the run's folder, for ``wandb sync``). It sends from a process of its own: a server
@@ -50,5 +50,5 @@ class WeightsAndBiases:
             self._run.log(record.statistics, step=record.step, commit=True)  # else it waits for the next step
 
     def close(self) -> None:
-        """See ``Sink.close``: waits for what is still to be sent."""
+        """See ``Sink.close``: waits until everything is sent."""
         self._run.finish()
