@@ -97,8 +97,8 @@ def test_grafanas_types_read_back_what_was_written(name: str) -> None:
 
 def test_the_first_screen_of_a_job_answers_the_four_questions() -> None:
     first = [panel["title"] for panel in panels(DASHBOARDS["job"]) if panel["gridPos"]["y"] < 20]
-    for question in ("bottleneck", "Which scorer", "How old is the queue", "What failed"):
-        assert any(question in title for title in first)
+    for answer in ("Bottleneck", "Scorers", "Age of the oldest unread entry", "Failed scores"):
+        assert any(answer in title for title in first)
 
 
 def test_a_real_run_holds_every_series(observed_run: Any) -> None:

@@ -92,6 +92,6 @@ async def test_the_scorers_value_is_the_logit_and_a_long_sample_is_its_own_fault
         await scorer.open()
         score = await scorer.score(sample, Attempt(60))
         assert (score.outcome, score.value) == ("scored", pytest.approx(logit, abs=1e-4))
-        with pytest.raises(DataError, match=r"HTTP 400: .*256"):
+        with pytest.raises(DataError, match=r"refused the sample: 400: .*256"):
             await scorer.score(long, Attempt(60))
         await scorer.close()

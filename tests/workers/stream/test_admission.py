@@ -84,5 +84,6 @@ async def test_restoring_a_ledger_leaves_no_old_counter_of_it(run: Any, transpor
     await transport.recreate_groups()
     await run.trainer.restore({"admitted": 2, "trained": 2}, 4)
     counters = await run.trainer.counters()
-    assert {name: n for name, n in counters.items() if n} == {"admitted": 2, "trained": 2}
+    of_ledger = {name: n for name, n in counters.items() if n and not name.startswith("events:")}
+    assert of_ledger == {"admitted": 2, "trained": 2}
     assert await transport.commands.hget(transport.names.state, "step") == b"4"
