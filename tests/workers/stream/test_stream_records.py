@@ -25,7 +25,9 @@ def test_the_digest_changes_with_tensors_and_text_and_with_nothing_else(make: An
     assert encode_body(make.body(prompt, 0, text="13")).digest != digest
 
 
-@pytest.mark.parametrize(("data", "says"), [(b"", "an empty Prompt"), (b"\x02\x80", "02"), (b"\x01\xc1", "damaged Prompt")])
+@pytest.mark.parametrize(
+    ("data", "says"), [(b"", "an empty Prompt"), (b"\x02\x80", "02"), (b"\x01\xc1", "damaged Prompt")]
+)
 def test_what_cannot_be_read_says_why(data: bytes, says: str) -> None:
     with pytest.raises(RecordError, match=says):
         decode(data, Prompt)
