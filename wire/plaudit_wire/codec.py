@@ -1,4 +1,4 @@
-"""Encode and decode what travels between processes: msgpack behind one byte of schema version."""
+"""Encode and decode the records that travel between processes: one byte of schema version, then msgpack."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 SCHEMA_VERSION: Final = 1
-"""First byte of every encoded record; raised when a field changes its meaning. 0 marks a record that was spilled."""
+"""First byte of every encoded record; increased when a field changes its meaning. 0 marks a spilled record."""
 
 
 class RecordError(Exception):
@@ -27,22 +27,22 @@ _decoders: dict[type[Any], msgspec.msgpack.Decoder[Any]] = {}
 
 
 def decoder(kind: type[Record]) -> msgspec.msgpack.Decoder[Record]:
-    """The decoder of one type, built once."""
+    """Return the decoder of one type, built once."""
     if kind not in _decoders:
         _decoders[kind] = msgspec.msgpack.Decoder(kind)
     return _decoders[kind]
 
 
 def encode(record: msgspec.Struct) -> bytes:
-    """Encodes a record for a stream or a hash."""
+    """Encode a record for a stream or a hash."""
     return _VERSION_BYTE + _encoder.encode(record)
 
 
 def decode(data: bytes, kind: type[Record]) -> Record:
-    """Reads what ``encode`` wrote.
+    """Decode a record that ``encode`` wrote.
 
     Raises:
-        RecordError: another schema version, or not such a record.
+        RecordError: the record has another schema version, is damaged or is of another type.
     """
     if not data:
         raise RecordError(f"an empty {kind.__name__}")

@@ -1,6 +1,6 @@
 """Logs: a constant message and fields, as JSON lines. Every module gets its logger here; ``__main__`` configures once.
 
-structlog writes through the standard library's loggers, so that a library's own records take the same way.
+structlog writes through the standard library's loggers, so that records of libraries go to the same place.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def configure_logs(log_file: Path | None, *, worker: str, level: int = logging.I
 
 
 def _to_standard_library(_: Any, __: str, event: MutableMapping[str, Any]) -> tuple[tuple[str], dict[str, Any]]:
-    """Hand the message and the fields to ``logging``, which keeps the fields in the record."""
+    """Pass the message and the fields to ``logging``, which keeps the fields in the record."""
     message = str(event.pop("event"))
     passed_on = {name: event.pop(name) for name in _PASSED_ON if name in event}
     return (message,), {"extra": {"fields": event}, **passed_on}
@@ -62,7 +62,7 @@ def _json_lines(worker: str) -> structlog.stdlib.ProcessorFormatter:
             "worker": worker,
             "message": event["event"],
             **getattr(record, "fields", {}),
-            **({"exc_info": event["exc_info"]} if event.get("exc_info") else {}),  # the record's own is cleared by now
+            **({"exc_info": event["exc_info"]} if event.get("exc_info") else {}),  # record.exc_info is empty by now
         }
 
     return structlog.stdlib.ProcessorFormatter(

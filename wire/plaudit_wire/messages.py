@@ -1,4 +1,4 @@
-"""What travels through the streams, besides ``plaudit_reward.sample.Sample`` (the entry of ``samples``).
+"""Define the messages in the streams, apart from ``plaudit_wire.sample.Sample`` (the entry of ``samples``).
 
 | record | written by | read by |
 | --- | --- | --- |
@@ -7,9 +7,9 @@
 | ``Announcement`` | trainer (``state``) | rollout |
 | ``Service`` | reward worker of a job without trainer (``state``) | client of the scoring service |
 
-Arrays are raw little-endian bytes (int32 ids, float32 log-probabilities, uint8 masks), so that encoding costs nothing.
-Every encoded record begins with the schema version (``encode``/``decode``); what belongs to the metrics
-(``GenerationRecord``, ``ScoringRecord``) travels as they read it, plain msgpack.
+Arrays are raw little-endian bytes (int32 ids, float32 log-probabilities, uint8 masks), so encoding them is free.
+Every encoded record begins with the schema version (``encode``/``decode``). The records of the metrics
+(``GenerationRecord``, ``ScoringRecord``) travel as plain msgpack, without it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PolicyVersion(msgspec.Struct, frozen=True, order=True, array_like=True):
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a prompt's samples are to be drawn (``rollout.sampling``, or the validation's)."""
+    """The sampling parameters of a prompt (``rollout.sampling``, or those of the validation)."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -49,30 +49,30 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Prompt(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One admitted group: a prompt of which ``n`` samples are wanted."""
+    """One admitted group: a prompt, to be sampled ``n`` times."""
 
     group: str
     position: int
-    """The data cursor: how many prompts of its split were admitted for the first time before this one."""
+    """The data cursor: the number of prompts of its split that were first admitted before this one."""
     split: Split
     step: int
-    """The step it was admitted for."""
+    """The step for which it was admitted."""
     n: int
     min_version: PolicyVersion
-    """The least policy version that may generate it."""
+    """The oldest policy version that may generate it."""
     seed: int
     """From (run seed, split, position); sample ``i`` uses ``seed + i``: a redelivered prompt gives the same samples."""
     sampling: Sampling
     data_source: str
     prompt: str
-    """Text as the model sees it, chat template applied."""
+    """The text that the model sees, with the chat template applied."""
     prompt_ids: bytes
     """int32[num_prompt_tokens]."""
     ground_truth: Any = None
     extra_info: dict[str, Any] = {}
     messages: list[dict[str, Any]] = []
     attempt: int = 0
-    """How often the position was admitted before (re-admissions after drops)."""
+    """The number of earlier admissions of this position (it is admitted again after a drop)."""
 
 
 class Body(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -85,10 +85,10 @@ class Body(msgspec.Struct, frozen=True, omit_defaults=True):
     loss_mask: bytes
     """uint8[T]: 1 where the policy chose the token, 0 for tool output."""
     version_spans: list[tuple[int, int, int]]
-    """(first token, incarnation, number): from that token on, that policy version sampled. Begins with token 0."""
+    """(first token, incarnation, number): the policy version that sampled from this token on. Begins with token 0."""
     generation: GenerationRecord
     sample: Sample
-    """Texts and data columns as scorers saw them; stored samples and group-scope scorers need them."""
+    """Texts and data columns as the scorers saw them, for stored samples and group-scope scorers."""
 
 
 class Announcement(msgspec.Struct, frozen=True):
@@ -102,20 +102,20 @@ class Announcement(msgspec.Struct, frozen=True):
 
 
 class Service(msgspec.Struct, frozen=True):
-    """What a run without a trainer offers to clients (``state.service``): who submits must know this, and no job."""
+    """The offer of a scoring service to its clients (``state.service``). A client needs this record, not the job."""
 
     job: str
     """Name of the RLJob."""
     scorers: list[str]
     """Names of its scorers, in the job's order."""
     group_scorers: bool
-    """Group-scope scorers follow on the samples' own."""
+    """Group-scope scorers run after the samples' own scorers."""
     group_deadline_s: float
-    """From a group's submission to its release; the same again for its group-scope scorers."""
+    """Seconds from a group's submission to its release; its group-scope scorers get as long again."""
     room: int
-    """Samples that one session may have in work; a group that alone has more is taken when nothing else is."""
+    """Samples that one session may have in work. A larger group is accepted when nothing else is in work."""
     memory_share: float = ADMISSION_MEMORY_SHARE
-    """Nothing is taken above this share of Redis's memory."""
+    """Submissions are refused above this share of Redis's memory."""
 
 
 class GroupDelivery(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -125,7 +125,7 @@ class GroupDelivery(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Tensors(msgspec.Struct, frozen=True, array_like=True):
-    """The part of a ``Body`` that only the trainer reads, as it lies in the group's hash."""
+    """The part of a ``Body`` that only the trainer reads, as the group's hash stores it."""
 
     response_ids: bytes
     logprobs: bytes
@@ -141,14 +141,14 @@ class EncodedBody(NamedTuple):
     """Entry of ``samples`` and field of the hash."""
     generation: bytes
     digest: str
-    """BLAKE2b-128 over tensors and sample: what a score is computed from, and belongs to."""
+    """BLAKE2b-128 over tensors and sample: identifies the body that a score belongs to."""
 
 
 _encoder = msgspec.msgpack.Encoder()
 
 
 def encode_body(body: Body) -> EncodedBody:
-    """Splits and encodes a body."""
+    """Split and encode a body."""
     tensors = encode(Tensors(body.response_ids, body.logprobs, body.loss_mask, body.version_spans))
     sample = encode(body.sample)
     digest = hashlib.blake2b(tensors, digest_size=16)
@@ -157,10 +157,10 @@ def encode_body(body: Body) -> EncodedBody:
 
 
 def decode_body(tensors: bytes, sample: bytes, generation: bytes) -> Body:
-    """Joins the parts again.
+    """Decode and join the parts of a body.
 
     Raises:
-        RecordError: as ``decode``.
+        RecordError: a part cannot be decoded; see ``decode``.
     """
     read = decode(tensors, Tensors)
     return Body(

@@ -1,7 +1,7 @@
-"""Every key of a run in Redis, and who reads which stream.
+"""Name every key of a run in Redis, and the readers of each stream.
 
-All keys share the run as hash tag, so that one script may touch them on a Redis Cluster too. What each key holds is
-said in ``lua/shared/run.lua`` and ``lua/shared/group.lua``, where they are written.
+All keys share the run as hash tag, so that one script may access them on a Redis Cluster too. The contents of each key
+are described in ``lua/shared/run.lua`` and ``lua/shared/group.lua``, which write them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Names:
     """The keys of one run.
 
     Attributes:
-        prefix: what every key of the run begins with.
+        prefix: the first part of every key of the run.
         prompts: stream of admitted groups, read by rollouts.
         samples: stream of finished samples, read by reward workers.
         groups: stream of groups that wait for their group-scope scorers, read by reward workers.
@@ -35,14 +35,14 @@ class Names:
         closed: sorted set of the 1,024 groups closed last, by call: a repeated close repeats its answer.
         events: stream of records for the metrics.
         dead: stream of dead letters.
-        leases: hash: when a stream was last searched for lapsed leases, and when the server's clock was stepped.
+        leases: hash: the times of each stream's last search for lapsed leases, and of the server clock's last step.
         state: hash: incarnation, step, announced policy. Only the trainer writes it.
-        counters: hash: how often what happened, the ledger's counters among it.
-        service: what a run without a trainer offers to clients.
-        sessions: sorted set of the clients' sessions, by when they expire (server's clock, seconds).
+        counters: hash: counts of events, including the ledger's counters.
+        service: the offer of a scoring service to clients.
+        sessions: sorted set of the clients' sessions, by expiry time (server's clock, seconds).
         workers: sorted set of process names by their last heartbeat (server's clock, seconds).
         worker_records: hash of their ``WorkerRecord``.
-        judges: hash: ``<judge>:<status>`` to the number of requests that ended so. Reward workers write it (HINCRBY).
+        judges: hash: ``<judge>:<status>`` to the number of such requests. Reward workers write it (HINCRBY).
         judge_tokens: hash: ``<judge>:prompt`` and ``<judge>:completion`` to tokens. Written like ``judges``.
     """
 
@@ -68,13 +68,13 @@ class Names:
         self.judge_tokens = self.prefix + "judges:tokens"
 
     def group(self, group_id: str) -> str:
-        """The hash of one group."""
+        """Return the key of one group's hash."""
         return f"{self.prefix}group:{group_id}"
 
     def session(self, session: str, part: Literal["groups", "results"]) -> str:
-        """What a session of a scoring service's client has submitted, or its results."""
+        """Return the key of a client session's submissions or results."""
         return f"{self.prefix}session:{session}:{part}"
 
     def stream(self, stream: Stream) -> str:
-        """The key of a stream that carries work."""
+        """Return the key of a stream that carries work."""
         return self.prefix + stream

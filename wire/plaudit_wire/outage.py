@@ -49,7 +49,7 @@ def is_passing(error: ResponseError) -> bool:
 
 
 class Outages:
-    """Logs the outages of one Redis: the first error, a reminder every 30 s, and the end.
+    """Log the outages of one Redis: the first error, a reminder every 30 s, and the end.
 
     Args:
         address: of Redis, without a password.
@@ -61,7 +61,7 @@ class Outages:
         self._log_next = 0.0
 
     def report(self, error: BaseException) -> None:
-        """Records that a command failed with one of ``OUTAGE``."""
+        """Record that a command failed with one of ``OUTAGE``."""
         now = time.monotonic()
         if self._began is None:
             self._began, self._log_next = now, now
@@ -77,7 +77,7 @@ class Outages:
             logger.warning("cannot reach Redis; retrying. Is the service running?", **fields)
 
     def end(self) -> None:
-        """Records that Redis has executed a command."""
+        """Record that Redis has executed a command."""
         if self._began is None:
             return
         logger.info("Redis is available again", address=self._address, seconds=round(time.monotonic() - self._began, 1))

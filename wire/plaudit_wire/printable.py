@@ -1,4 +1,4 @@
-"""Text from elsewhere (a run's name, a response, a user's error message) made safe to print on a terminal."""
+"""Make untrusted text (a run's name, a response, a user's error message) safe to print on a terminal."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ def printable(text: str, *, keep: str = "") -> str:
     Escape sequences, line ends, bidirectional controls and lone surrogates are among them.
 
     Args:
-        text: from anywhere.
-        keep: characters to leave as they are, such as a line end.
+        text: any text.
+        keep: characters to leave unchanged, such as a line end.
     """
     if text.isprintable():
         return text

@@ -1,11 +1,11 @@
-"""The records that travel to the metrics: what each stage says of one sample, one group, one step, one worker.
+"""The records that travel to the metrics: the measurements of one sample, one group, one step, one worker.
 
 | record | written by | read by |
 | --- | --- | --- |
 | ``GenerationRecord`` | rollout, with the published sample | trainer, metrics service |
 | ``ScoringRecord`` | reward worker, with the commit | trainer, metrics service |
 | ``Stamps`` | the stream scripts, with the server's clock | trainer, metrics service |
-| ``SampleRecord`` | who joins the three above: trainer (group's hash), service (event) | all that shows samples |
+| ``SampleRecord`` | the joiner of the three above: trainer (group's hash), service (event) | every view of samples |
 | ``GroupRecord`` | trainer, when it closes a group | metrics service, stored samples |
 | ``StepRecord`` | trainer, when it closes a step | ``steps.jsonl``, metrics service |
 | ``WorkerRecord`` | every process, in its heartbeat | trainer (weights in use), metrics service |
@@ -21,7 +21,7 @@ from typing import Final, Literal
 import msgspec
 
 Outcome = Literal["scored", "data_error", "infra_error", "timeout", "skipped", "poison", "given_up"]
-"""How a sample's scoring ended. Only ``scored`` carries a value. ``given_up``: its group's deadline passed."""
+"""The end of a sample's scoring. Only ``scored`` carries a value. ``given_up``: its group's deadline passed."""
 
 OUTCOMES: tuple[Outcome, ...] = (
     "scored",
@@ -34,34 +34,34 @@ OUTCOMES: tuple[Outcome, ...] = (
 )
 
 NO_STEP = -1
-"""The step of samples that belong to none: a client of a scoring service submitted them."""
+"""The step of samples that belong to no step: a client of a scoring service submitted them."""
 
 Split = Literal["train", "validation"]
 GroupEnd = Literal["trained", "evaluated", "dropped"]
 
 
 class GenerationRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How one sample was generated."""
+    """The generation of one sample."""
 
     worker: str
     generate_s: float
-    """Seconds inside the engine, tool calls excluded, the engine's own queue included."""
+    """Seconds inside the engine, without tool calls, including the engine's queue."""
     prompt_tokens: int
     response_tokens: int
     version_min: int
-    """Number of the oldest policy version that sampled a token of it."""
+    """Number of the oldest policy version that sampled one of its tokens."""
     version_max: int
     tool_s: float = 0.0
     engine_queue_s: float = 0.0
-    """The part of ``generate_s`` that the request waited before the engine scheduled it first."""
+    """The part of ``generate_s`` before the engine first scheduled the request."""
     num_preempted: int = -1
-    """Preemptions by the engine; -1 when the engine does not say (verl's sentinel, filtered from statistics)."""
+    """Preemptions by the engine; -1 when the engine reports none (verl's sentinel, filtered from statistics)."""
     finish_reason: str = "stop"
     logprob_mismatch: float | None = None
 
 
 class ScorerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one scorer said of one sample and how long that took."""
+    """One scorer's result for one sample, with its durations."""
 
     outcome: Outcome
     value: float | None = None
@@ -69,52 +69,52 @@ class ScorerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     limiter_s: float = 0.0
     """Seconds spent waiting for a rate or concurrency limit."""
     held_s: float = 0.0
-    """The part of ``limiter_s`` in which the endpoint had asked for a pause (Retry-After), whatever the limits."""
+    """The part of ``limiter_s`` that the endpoint requested (Retry-After), independent of the limits."""
     retry_s: float = 0.0
     """Seconds of failed attempts and of the pauses between attempts."""
     call_s: float = 0.0
     """Seconds of the last attempt, ``wait_s`` excluded."""
     wait_s: float = 0.0
-    """Seconds spent waiting for a free scorer process, all attempts."""
+    """Seconds spent waiting for a free scorer process, over all attempts."""
     attempts: int = 1
     extra: dict[str, float | str] = {}
 
 
 class ScoringRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How the scoring of one sample ended. ``value`` is present exactly when ``outcome`` is ``scored``."""
+    """The scoring of one sample. ``value`` is present exactly when ``outcome`` is ``scored``."""
 
     outcome: Outcome
     value: float | None = None
     reason: str | None = None
     drop_group: bool = False
-    """The failure policy of the scorer that failed says that the whole group must not be trained."""
+    """The failure policy of a failed scorer excludes the whole group from training."""
     scorers: dict[str, ScorerRecord] = {}
     limiter_s: float = 0.0
-    """``limiter_s``, ``retry_s`` and ``call_s`` split the score along the scorer that ended last."""
+    """``limiter_s``, ``retry_s`` and ``call_s`` divide the scoring time of the scorer that ended last."""
     retry_s: float = 0.0
     call_s: float = 0.0
     worker: str = ""
     alone: float | None = None
-    """The value that stays should the group's scorers fail, by their ``onFailure``; only until they have spoken."""
+    """The value that remains if the group-scope scorers fail, by their ``onFailure``. Absent once they have scored."""
 
 
 class Stamps(msgspec.Struct, frozen=True, omit_defaults=True):
-    """When one sample passed from hand to hand (seconds since the epoch, transport's clock)."""
+    """The times of one sample's transitions (seconds since the epoch, transport's clock)."""
 
     admitted: float
     taken: float | None = None
     """A rollout began to work on it."""
     published: float | None = None
     score_first_taken: float | None = None
-    """The first reward worker took it, where a later one had to take it again; else None."""
+    """The first reward worker took it; None unless another worker had to take it again."""
     score_taken: float | None = None
-    """The reward worker whose commit counts took it."""
+    """The reward worker whose commit was accepted took it."""
     committed: float | None = None
     """It became terminal."""
 
 
 class SampleRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All that is known of one terminal sample."""
+    """The complete record of one terminal sample."""
 
     group: str
     index: int
@@ -125,11 +125,11 @@ class SampleRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     scoring: ScoringRecord
     generation: GenerationRecord | None = None
     deliveries: int = 1
-    """How often the sample was handed to a reward worker after a lapsed lease, the first time included."""
+    """Deliveries to reward workers: the first one, and one for each lapsed lease."""
 
 
 class GroupRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How one group went, from admission to its end. Points in time as in ``Stamps``."""
+    """One group, from its admission to its end. Points in time as in ``Stamps``."""
 
     group: str
     split: Split
@@ -141,17 +141,17 @@ class GroupRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     admitted: float
     closed: float
     terminal: float | None = None
-    """All its samples were terminal."""
+    """The last of its samples became terminal."""
     ready: float | None = None
     """The trainer could have taken it; later than ``terminal`` by the group-scope scorers."""
     taken: float | None = None
     """The trainer took it."""
     reason: str = ""
-    """Why it was dropped."""
+    """The reason of a drop."""
 
 
 PAUSE: Final = "pause"
-"""``WaitRecord.cause``: too many samples of the step had no score, so the trainer paused before it admitted their
+"""``WaitRecord.cause``: too many samples of the step had no score, so the trainer paused before admitting their
 prompts again."""
 
 
@@ -163,11 +163,11 @@ class WaitRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     awaited: list[str]
     """Ids of the groups that became ready and ended the wait; empty for a pause."""
     cause: str = ""
-    """``PAUSE``, or empty: the cause follows from the awaited groups' stamps."""
+    """``PAUSE``, or empty when the cause follows from the stamps of the awaited groups."""
 
 
 class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One closed step, as the trainer saw it."""
+    """One closed step, as recorded by the trainer."""
 
     step: int
     incarnation: int
@@ -180,7 +180,7 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     verdict: str = ""
     waits: list[WaitRecord] = []
     labels: dict[str, str] = {}
-    """Figures that are names, such as the worker of the slowest sample (docs/metrics.md)."""
+    """Figures that are text, such as the worker of the slowest sample (docs/metrics.md)."""
 
 
 class WorkerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -192,10 +192,10 @@ class WorkerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     busy: int = 0
     ready: bool = True
     version: str = ""
-    """The policy version it holds (``incarnation.number``), empty when it holds none."""
+    """The policy version that it has loaded (``incarnation.number``); empty for none."""
     loading: str = ""
-    """The policy version whose files it is reading now; the trainer keeps them."""
+    """The policy version whose files it is reading; the trainer does not delete them."""
     circuits_open: list[str] = []
-    """Judges that this reward worker does not ask now, because they failed too often."""
+    """Judges that this reward worker does not call for now, because they failed too often."""
     problem: str = ""
-    """Why this process makes no progress now, as a sentence for people; empty while it works."""
+    """The reason that this process makes no progress, as a sentence for people; empty while it works."""

@@ -1,4 +1,4 @@
-"""Where Redis is and how a process shows who it is: address, user, password, certificates."""
+"""Read the address of Redis and a process's credentials: user, password, certificates."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ class PasswordFileError(Exception):
 
 @dataclass(frozen=True)
 class RedisTls:
-    """How a ``rediss://`` address is checked, and what certificate is shown to it. Files are PEM."""
+    """The TLS settings of a ``rediss://`` address: trusted authorities and the client's certificate. Files are PEM."""
 
     ca_file: str = ""
-    """``PLAUDIT_REDIS_TLS_CA``: certificates of the authorities that are trusted; empty: the system's."""
+    """``PLAUDIT_REDIS_TLS_CA``: certificates of the trusted authorities; empty: those of the system."""
     certificate_file: str = ""
-    """``PLAUDIT_REDIS_TLS_CERTIFICATE``: the client's own; empty: none."""
+    """``PLAUDIT_REDIS_TLS_CERTIFICATE``: the client's certificate; empty: none."""
     key_file: str = ""
     """``PLAUDIT_REDIS_TLS_KEY``: its key, without a passphrase."""
     check_server_name: bool = True
-    """``PLAUDIT_REDIS_TLS_CHECK_SERVER_NAME``: ``false`` takes any certificate of the authorities."""
+    """``PLAUDIT_REDIS_TLS_CHECK_SERVER_NAME``: ``false`` accepts any certificate of the trusted authorities."""
 
     def context(self) -> ssl.SSLContext:
-        """The same for asyncio.
+        """Return redis-py's TLS options for asyncio.
 
         Raises:
             TlsFileError: a file cannot be used.
@@ -71,20 +71,20 @@ class RedisTls:
                 context.load_cert_chain(self.certificate_file, self.key_file or None)
         except OSError as error:
             raise TlsFileError(
-                f"{self.certificate_file} and {self.key_file} are no certificate and its key in PEM: {error}"
+                f"{self.certificate_file} and {self.key_file} are not a certificate and its key in PEM: {error}"
             ) from error
         return context
 
 
 @dataclass(frozen=True)
 class RedisAddress:
-    """Where Redis is, and as whom.
+    """The address of Redis and the credentials of its user.
 
     Attributes:
         url: ``redis://host:port/db`` or ``rediss://…``, without a password.
-        password: empty for none.
-        username: of its ACL; empty: the user ``default``.
-        tls: for ``rediss://``.
+        password: of the user; empty for none.
+        username: a user of Redis's ACL; empty: the user ``default``.
+        tls: the TLS settings for ``rediss://``.
     """
 
     url: str
@@ -94,7 +94,7 @@ class RedisAddress:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ, url: str = "") -> Self:
-        """Reads ``PLAUDIT_REDIS_…``; a given ``url`` counts more than ``PLAUDIT_REDIS_URL``.
+        """Read ``PLAUDIT_REDIS_…``; a given ``url`` takes precedence over ``PLAUDIT_REDIS_URL``.
 
         Raises:
             PasswordFileError: the file of ``PLAUDIT_REDIS_PASSWORD_FILE`` cannot be read.
@@ -109,7 +109,7 @@ class RedisAddress:
         return cls(url or environment.get("PLAUDIT_REDIS_URL", ""), _password(environment), username, tls)
 
     def environment(self) -> dict[str, str]:
-        """What ``from_environment`` reads."""
+        """Return the environment variables that ``from_environment`` reads."""
         given = {
             "PLAUDIT_REDIS_USERNAME": self.username,
             "PLAUDIT_REDIS_TLS_CA": self.tls.ca_file,
@@ -121,11 +121,11 @@ class RedisAddress:
         return whole | {name: value for name, value in given.items() if value}
 
     def client(self, *, timeout_s: float | None, retries: int) -> Redis:
-        """A client of its own.
+        """Return a new client.
 
         Args:
-            timeout_s: for each answer, seconds; above any BLOCK that it is used with. None: the caller sees to it.
-            retries: how often a lost command is sent again; 0 wherever that would repeat a read.
+            timeout_s: for each answer, seconds; longer than any BLOCK that it sends. None: the caller applies its own.
+            retries: the number of times a lost command is sent again; 0 wherever that would repeat a read.
         """
         backoff = ExponentialBackoff(cap=1.0, base=0.02) if retries else NoBackoff()
         return redis_client(
@@ -136,7 +136,7 @@ class RedisAddress:
             socket_connect_timeout=_CONNECT_TIMEOUT_S,
             retry=Retry(backoff, retries),
             protocol=2,
-            driver_info=None,  # no CLIENT SETINFO, which the users of a run's own Redis may not
+            driver_info=None,  # no CLIENT SETINFO, which the users of a run's own Redis may not send
             **(self._tls_options() if self.url.startswith("rediss://") else {}),
         )
 
@@ -150,10 +150,10 @@ class RedisAddress:
         }
 
     async def tls_problem(self, error: BaseException) -> str:
-        """What of TLS made a connection fail, with its remedy; empty where it was something else.
+        """Return the TLS problem that made a connection fail, with its remedy; empty for other causes.
 
         Args:
-            error: of the connection. Where it does not tell, the server is asked once more.
+            error: of the connection. If it does not show the cause, the server is contacted a second time.
         """
         if not self.url.startswith("rediss://"):
             return ""
@@ -168,10 +168,10 @@ class RedisAddress:
         return f"Redis at {self.url} {what} ({cause.reason or cause}). {remedy}"
 
     async def _alert(self, context: ssl.SSLContext) -> ssl.SSLError | None:
-        """What the server holds against a connection on which nothing is sent.
+        """Return the server's TLS alert for a connection on which nothing is sent.
 
-        In TLS 1.3 it looks at the client's certificate after the client's part of the handshake. Whoever sends a
-        command at once may find the connection closed before its alert is read.
+        In TLS 1.3 the server checks the client's certificate after the client has finished its part of the handshake.
+        A client that sends a command at once may find the connection closed before it reads the alert.
         """
         server = urlsplit(self.url)
         try:
@@ -179,7 +179,7 @@ class RedisAddress:
                 reader, writer = await asyncio.open_connection(server.hostname, server.port or _REDIS_PORT, ssl=context)
                 with contextlib.closing(writer):
                     await reader.read(1)
-        except OSError as error:  # a TimeoutError is one too: the server is content
+        except OSError as error:  # includes TimeoutError: the server accepted the handshake
             return _tls_error(error)
         return None
 
@@ -218,7 +218,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _password(environment: Mapping[str, str]) -> str:
-    """Reads the file of ``PLAUDIT_REDIS_PASSWORD_FILE``, else ``PLAUDIT_REDIS_PASSWORD``; empty for none."""
+    """Read the file of ``PLAUDIT_REDIS_PASSWORD_FILE``, else ``PLAUDIT_REDIS_PASSWORD``; empty for none."""
     file = environment.get("PLAUDIT_REDIS_PASSWORD_FILE")
     if not file:
         return environment.get("PLAUDIT_REDIS_PASSWORD", "")

@@ -1,8 +1,8 @@
 """Connections to Redis for every asyncio client of this project. They differ from redis-py's in three points.
 
 - A send can be cancelled. redis-py sends through ``asyncio.wait_for``, which in Python 3.11 swallows a cancellation
-  that arrives just when the send completes: the task that was cancelled runs on for ever.
-- The connection timeout covers authentication too: a server that accepts connections and never answers AUTH is away.
+  that arrives just when the send completes: the cancelled task runs on for ever.
+- The connection timeout covers authentication too: a server that accepts connections but never answers AUTH is down.
 - A refusal that passes is an outage (``PassingRefusalError``). READONLY also closes the connection: behind one address
   a new connection reaches the new master, the old one stays with the replica.
 """
@@ -63,11 +63,11 @@ class _Connection:
 
 
 class PlainConnection(_Connection, Connection):
-    """For ``redis://``."""
+    """A connection for ``redis://``."""
 
 
 class TlsConnection(_Connection, SSLConnection):
-    """For ``rediss://``."""
+    """A connection for ``rediss://``."""
 
 
 def redis_client(url: str, **options: Any) -> Redis:

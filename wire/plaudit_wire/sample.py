@@ -1,4 +1,4 @@
-"""What a scorer sees: one finished sample. Written by rollouts into the ``samples`` stream, read by reward workers."""
+"""The input of a scorer: one finished sample. Rollouts write it to the stream ``samples``, reward workers read it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import msgspec
 
 
 class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One finished response with everything that a scorer may want to know of it."""
+    """One finished response with everything that a scorer may need."""
 
     group: str
     """Id of the group (the prompt's n samples)."""
     index: int
-    """Which of the group's n samples, from 0."""
+    """Index among the group's n samples, from 0."""
     data_source: str
     prompt: str
     """The prompt as the model saw it (chat template applied)."""
     response: str
-    """The generated text, special tokens left out."""
+    """The generated text, without special tokens."""
     ground_truth: Any = None
     """``reward_model.ground_truth`` of the data row."""
     extra_info: dict[str, Any] = {}
@@ -27,7 +27,7 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     """The prompt's chat messages, where the data holds messages."""
     response_tokens: int = 0
     max_tokens: int = 0
-    """The most tokens the response could have had (``sampling.maxTokens``); for length penalties."""
+    """The limit on the response's tokens (``sampling.maxTokens``), for length penalties."""
     finish_reason: str = "stop"
     """``stop`` or ``length``."""
     split: Literal["train", "validation"] = "train"

@@ -1,7 +1,7 @@
-"""What a group's hash holds of one sample: two values, each of words, a line end and msgpack.
+"""Read and write a sample's two values in its group's hash, each a line of text fields, then msgpack.
 
 ``published``: call, digest, taken, published, entry; the generation (may be empty). ``ended``: call, outcome, taken,
-committed, deliveries, first taken; the scoring. ``-`` stands for a word that is not there. The transitions write them
+committed, deliveries, first taken; the scoring. ``-`` stands for a missing field. The transitions write them
 (``plaudit_workers/stream/transitions/lua/shared/group.lua``).
 """
 
@@ -15,11 +15,11 @@ from plaudit_wire.records import SampleRecord, Stamps
 
 
 class SampleFields(NamedTuple):
-    """One sample, as far as its hash tells; what is msgpack there is so here."""
+    """One sample as its group's hash stores it; msgpack parts stay encoded."""
 
     stamps: Stamps
     digest: str
-    """Of its body; empty: it was not published."""
+    """Digest of its body; empty: it was not published."""
     deliveries: int
     generation: bytes
     """Empty: none."""
@@ -28,7 +28,7 @@ class SampleFields(NamedTuple):
 
 
 def read_fields(admitted: float, published: bytes | None, ended: bytes | None) -> SampleFields:
-    """Reads the two values of a sample whose group was admitted then.
+    """Read the two values of a sample whose group was admitted at ``admitted``.
 
     Raises:
         ValueError: a value is damaged.
@@ -49,7 +49,7 @@ def read_fields(admitted: float, published: bytes | None, ended: bytes | None) -
 
 
 def write_fields(record: SampleRecord) -> tuple[bytes | None, bytes]:
-    """The two values of a terminal sample, as ``read_fields`` reads them; None: it was not published."""
+    """Return the two values of a terminal sample, as ``read_fields`` reads them; None for an unpublished sample."""
     stamps, scoring = record.stamps, record.scoring
     ended = _words(
         "-", scoring.outcome, stamps.score_taken, stamps.committed, record.deliveries, stamps.score_first_taken

@@ -51,7 +51,7 @@ async def test_group_scorers_past_their_deadline_leave_no_half_of_a_score(run: A
 
 async def test_a_group_is_closed_once(run: Any) -> None:
     group = await run.scored()
-    with pytest.raises(ValueError, match="a reason belongs to 'dropped'"):
+    with pytest.raises(ValueError, match="'dropped' needs a reason"):
         await run.trainer.close(group, "dropped")
     [taken] = await run.trainer.take_ready(1, 0.0)
     assert await run.trainer.close(taken.id, "trained")

@@ -1,8 +1,8 @@
-"""What each role may do in the run's Redis: the rules of its ACL user.
+"""Define the permissions of each role in the run's Redis: the rules of its ACL user.
 
-Commands inside a script run with the rights of whoever calls it, so a role is given what its transitions do, key by
-key, and another script gets it no further. What matters most: nobody but the trainer writes ``state`` (incarnation,
-step, announced policy), offers prompts or closes groups; nobody but ``admin`` has FLUSHALL, CONFIG, KEYS or DEBUG.
+Commands inside a script run with the rights of the caller. A role therefore gets exactly the commands and keys of its
+transitions, and no other script gets it further. Most important: only the trainer writes ``state`` (incarnation, step,
+announced policy), offers prompts or closes groups; only ``admin`` has FLUSHALL, CONFIG, KEYS or DEBUG.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from plaudit_wire.names import Names
 ADMIN: Final = "admin"
 """For a person; no process of a job has its password."""
 PROBE: Final = "probe"
-"""Asks whether Redis answers, and nothing else."""
+"""May send PING and nothing else."""
 
 
 class Grant(NamedTuple):
-    """These commands on these keys: names without the run's prefix, ``*`` for any end, words with blanks between."""
+    """Commands allowed on keys. Both are separated by spaces; keys omit the run's prefix, ``*`` matches any ending."""
 
     keys: str
     commands: str
@@ -99,17 +99,17 @@ GRANTS: Final[Mapping[str, tuple[Grant, ...]]] = {
     "keda": (Grant("", "info ping"), Grant("samples groups", "xinfo|groups xpending xlen")),
     PROBE: (Grant("", "ping"),),
 }
-"""By user. ``client`` submits samples to a run that only scores."""
+"""Grants by user. ``client`` submits samples to a run that only scores."""
 
 
 def users(*, trains: bool) -> tuple[str, ...]:
-    """The users of a run: with a trainer nobody else admits groups."""
+    """Return the users of a run. In a run with a trainer, no other process admits groups."""
     absent = {"client"} if trains else {"trainer", "rollout"}
     return (*(role for role in GRANTS if role not in absent), ADMIN)
 
 
 def acl_file(run: str, passwords: Mapping[str, str]) -> str:
-    """The file that ``aclfile`` of a Redis names, with digests in the place of passwords.
+    """Return the contents of Redis's ``aclfile``, with digests instead of passwords.
 
     Args:
         run: id of the run.
@@ -120,8 +120,8 @@ def acl_file(run: str, passwords: Mapping[str, str]) -> str:
 
 
 _NOBODY = "user default reset ~* &* +@all"
-"""Off and without a password, so nobody can be it. But Redis reads its own append-only file as this user: where it may
-do nothing, the transactions in the file, which is what all transitions are, would be passed over at each restart."""
+"""Disabled and without a password, so no client can use it. It keeps its permissions because Redis replays its
+append-only file as this user: without them a restart would skip the file's transactions, and so every transition."""
 
 
 def _line(run: str, user: str, password: str) -> str:
@@ -131,6 +131,6 @@ def _line(run: str, user: str, password: str) -> str:
 
 
 def _selector(run: str, grant: Grant) -> str:
-    """Each grant is a selector of its own: a command counts as allowed where one of them allows it with its keys."""
+    """Return a user's rules. Each grant is a separate selector; one that allows a command with its keys suffices."""
     keys = " ".join(f"~{Names(run).prefix}{key}" for key in grant.keys.split(" "))
     return f"({keys} {' '.join(f'+{command}' for command in grant.commands.split())})"

@@ -76,7 +76,7 @@ class Transport:
             run: the run's id.
             spill: folder on the shared volume for records above 256 KiB; None keeps all in Redis.
             scripts: other texts of the transitions.
-            stop: wait while Redis is unavailable, until this is set; None: refuse at once.
+            stop: wait while Redis is unavailable, until this is set; None: raise at once.
 
         Raises:
             RefusedError: Redis refuses the password or the certificate, is older than 7.0, or may evict keys; without
@@ -94,7 +94,7 @@ class Transport:
         return transport
 
     async def _opened(self, *, wait: bool) -> bool:
-        """Return False while Redis is unavailable, if that is to be waited for."""
+        """Return False while Redis is unavailable and the caller waits for it."""
         try:
             check_server(self.address.url, await self._about_server())
             await self.reads.run(open_streams(lost=False))
@@ -133,7 +133,7 @@ class Transport:
         return await self.outages.retry_through_outage(call)
 
     async def spill(self, group: str, name: str, record: bytes) -> bytes:
-        """Write a record to the shared volume, however long that is away; return what to put into Redis."""
+        """Write a record to the shared volume, waiting while it is unavailable; return the value for Redis."""
         return await self.retry_through_outage(lambda: self.volume.store(group, name, record))
 
     async def recreate_groups(self) -> None:
@@ -141,21 +141,21 @@ class Transport:
         await self.scripts.run(open_streams(lost=True))
 
     def blocking_client(self) -> Redis:
-        """A client for one blocking read; ``close`` of the transport closes it.
+        """Return a client for blocking reads; ``close`` of the transport closes it.
 
-        No retries: a repeated read would hide the entries of the reply that was lost.
+        It does not retry: a repeated read would hide the entries of the lost reply.
         """
         client = self.address.client(timeout_s=_BLOCKING_TIMEOUT_S, retries=0)
         self._blocking.append(client)
         return client
 
     async def now(self) -> float:
-        """The transport's clock, seconds since the epoch."""
+        """Return the transport's clock, seconds since the epoch."""
         seconds, microseconds = await self.commands.time()
         return float(seconds) + float(microseconds) / 1e6
 
     async def announced(self) -> Announcement | None:
-        """The policy that rollouts must hold; None before the first."""
+        """Return the policy that rollouts must load; None before the first announcement."""
         stored: Any = await self.commands.hget(self.names.state, "announced")
         return None if stored is None else decode(stored, Announcement)
 
@@ -171,7 +171,7 @@ class Transport:
         return [decoder(WorkerRecord).decode(record) for record in records if record is not None]
 
     async def memory_share(self) -> float:
-        """Used memory of Redis ÷ its limit (0 without one), at most a second old."""
+        """Return Redis's used memory ÷ its limit (0 without one), at most a second old."""
         if time.monotonic() - self._memory_asked > _MEMORY_ASKED_EVERY_S:
             self._memory_asked = time.monotonic()
             about = await self.commands.info("memory")

@@ -1,4 +1,4 @@
-"""A group as its hash holds it, read. ``group_hash`` reads it; the trainer and group-scope scorers use it."""
+"""A group as read from its hash by ``group_hash``, for the trainer and group-scope scorers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from plaudit_wire.messages import Body, Prompt
 from plaudit_wire.records import ScoringRecord, Stamps
 
 Phase = Literal["open", "group_scoring", "ready", "dropped"]
-"""Where a group is; a closed group's hash is gone."""
+"""The phase of a group; a closed group has no hash."""
 
 
 class GroupSample(msgspec.Struct, frozen=True):
-    """One index of a group as its hash tells it."""
+    """One sample of a group, as read from the group's hash."""
 
     index: int
     stamps: Stamps
@@ -26,18 +26,18 @@ class GroupSample(msgspec.Struct, frozen=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """A group's hash, read. Points in time as in ``plaudit_wire.records``."""
+    """A group, as read from its hash. Points in time as in ``plaudit_wire.records``."""
 
     id: str
     phase: Phase
     prompt: Prompt
     samples: list[GroupSample]
     incarnation: int
-    """Of the trainer that admitted it."""
+    """Incarnation of the trainer that admitted it."""
     admitted: float
     terminal: float | None = None
     ready: float | None = None
     reason: str = ""
-    """Why it is to be dropped; empty unless ``phase`` is ``dropped``."""
+    """The reason to drop it; empty unless ``phase`` is ``dropped``."""
     taken: float | None = None
-    """The trainer took it; None where it was only looked at."""
+    """The trainer took it; None if it was only read."""

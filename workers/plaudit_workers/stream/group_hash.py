@@ -1,4 +1,4 @@
-"""Reads a group's hash (its fields are listed in ``lua/shared/group.lua``)."""
+"""Read a group's hash (its fields are listed in ``lua/shared/group.lua``)."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Values = Sequence[bytes | None]
 
 
 async def read_group(transport: Transport, group_id: str) -> Group | None:
-    """Return the group as it is now; None when it is closed or was lost, or its prompt was.
+    """Return the group's current state; None when the group is closed or lost, or its prompt is lost.
 
     Raises:
-        VolumeError: a part of it cannot be read now.
+        VolumeError: a part of the group cannot be read now.
     """
     n: Any = await transport.commands.hget(transport.names.group(group_id), "n")
     return (await read_groups(transport, [(group_id, int(n))]))[0] if n is not None else None
@@ -41,7 +41,7 @@ async def read_groups(
     """Read several groups (id, number of samples) in one round trip; ``taken`` stamps them as taken by the trainer now.
 
     Raises:
-        VolumeError: a part of one cannot be read now.
+        VolumeError: a part of a group cannot be read now.
     """
     pipeline = transport.commands.pipeline(transaction=False)
     pipeline.time()
@@ -63,7 +63,7 @@ def _fields(n: int) -> list[str]:
 async def _parsed(group_id: str, values: Values, volume: SpillFolder, taken: float | None) -> Group | None:
     try:
         return await _parse(group_id, values, volume, taken)
-    except LostRecordError as error:  # an older state of Redis shows a group whose files were deleted with it
+    except LostRecordError as error:  # an older state of Redis contains a group whose files were already deleted
         logger.error("the prompt of a group is lost", group=group_id, error=str(error))
         return None
 
@@ -113,16 +113,16 @@ async def _sample(i: int, values: Values, volume: SpillFolder, admitted: float) 
 
 
 def _lost_body(scoring: ScoringRecord | None, reason: str) -> ScoringRecord | None:
-    """A score whose body cannot be read is no score: there is nothing to train on."""
+    """Discard a score whose body cannot be read: there is nothing to train on."""
     if scoring is None or scoring.outcome != "scored":
         return scoring
     return ScoringRecord(outcome="infra_error", reason=reason, scorers=scoring.scorers, worker=scoring.worker)
 
 
 def without_group_scorers(group: Group, outcome: Outcome, reason: str) -> list[ScoringRecord]:
-    """The samples' scorings when their group-scope scorers came to nothing.
+    """Return the samples' scorings when their group-scope scorers have failed.
 
-    A sample keeps the value that these scorers' ``onFailure`` leaves it, if any (``alone``); never the half of one.
+    A sample keeps the value that these scorers' ``onFailure`` leaves it, if any (``alone``); never a partial sum.
     """
     scorings = [sample.scoring for sample in group.samples if sample.scoring is not None]
     return [_without(scoring, outcome, reason) if scoring.outcome == "scored" else scoring for scoring in scorings]

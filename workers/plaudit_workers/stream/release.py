@@ -1,4 +1,4 @@
-"""The release of an overdue group: by the trainer, or by a client of a scoring service."""
+"""Release an overdue group: used by the trainer and by clients of a scoring service."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def release_call(group: Group, incarnation: int) -> Call[bool]:
     """Return the transition that releases one group.
 
     Args:
-        group: as it was read when its deadline had passed.
-        incarnation: of the trainer; 0 for a session's group, which has none.
+        group: read after its deadline had passed.
+        incarnation: of the trainer; 0 for a session's group, which has no trainer.
     """
     if group.phase != "group_scoring":
         return release(group.id, incarnation)

@@ -1,8 +1,8 @@
 """The client's side of a scoring service: a session submits groups of finished samples and takes their scores.
 
-A session is a name. Whoever opens it last speaks for it; what it has submitted and what came of it stays until it is
-acknowledged, or until nobody was heard of for ``keep_s``. Nobody else is needed: the clients release what is overdue
-and end sessions that have expired, of all sessions alike.
+A session is a name, owned by the client that opened it last. Its submissions and results stay until they are
+acknowledged, or until no client has sent a keep-alive for ``keep_s``. No further process is needed: every client
+releases overdue groups and ends expired sessions, including those of other clients.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from plaudit_workers.stream.transitions.sessions import (
 __all__ = ["GroupResult", "SampleResult", "Session", "SessionGoneError", "SessionTakenError", "Submission"]
 
 LARGEST_GROUP: Final = 1024
-"""Samples that one submitted group may have: its scores travel as one entry."""
+"""Samples that one submitted group may have: its scores are one stream entry."""
 
 _GROUPS_A_LOOK = 1000
 _NO_TENSORS = encode(Tensors(b"", b"", b"", []))
@@ -43,18 +43,18 @@ _NOT_GENERATED_HERE = msgspec.msgpack.encode(
 
 @dataclass(frozen=True)
 class SampleResult:
-    """What one sample's scoring came to."""
+    """The result of scoring one sample."""
 
     scoring: ScoringRecord
     seconds: float
-    """From its submission until its score was there, on Redis's clock."""
+    """Seconds from its submission to its score, on Redis's clock."""
     deliveries: int
-    """How many reward workers it was handed to after a lapsed lease, the first included."""
+    """Deliveries to reward workers: the first one, and one for each lapsed lease."""
 
 
 @dataclass(frozen=True)
 class GroupResult:
-    """The scores of one group, in the order of its samples; ``entry`` is what acknowledges them."""
+    """The scores of one group, in the order of its samples; acknowledged by ``entry``."""
 
     group: str
     entry: str
@@ -67,8 +67,8 @@ class Session:
     Args:
         transport: the run's.
         name: of the session; without spaces and ``:``.
-        service: what the run offers.
-        keep_s: it is kept so long without a sign of its client, seconds.
+        service: the offer of the run.
+        keep_s: seconds that the session is kept without a keep-alive of its client.
     """
 
     def __init__(self, transport: Transport, name: str, service: Service, keep_s: float) -> None:
@@ -81,21 +81,21 @@ class Session:
         self._seen = "0"
 
     async def open(self) -> None:
-        """Speaks for the session from now on; whoever did before is refused. Results are read from the begin again."""
+        """Take over the session; its earlier client is refused from now on. Results are read again from the start."""
         opening = transitions.open_session(self.name, self._epoch, self._keep_s)
         self._epoch = await self._transport.scripts.run(opening)
         self.read_again()
 
     def group_id(self, own_id: str) -> str:
-        """The run's id of a group that this session calls ``own_id``."""
+        """Return the run's id of the group that this session calls ``own_id``."""
         return f"s:{self.name}:{own_id}"
 
     def own_id(self, group: str) -> str:
-        """The reverse of ``group_id``."""
+        """Return the session's id of a group; the inverse of ``group_id``."""
         return group.split(":", 2)[2]
 
     async def submit_many(self, groups: Mapping[str, Sequence[Sample]]) -> list[Submission]:
-        """Submits groups (by their ids in the run) in one round trip; the answers in the same order.
+        """Submit groups (by their ids in the run) in one round trip; return the answers in the same order.
 
         Raises:
             SessionTakenError: another client has opened the session.
@@ -108,12 +108,12 @@ class Session:
         return await self._transport.scripts.run_many(calls)
 
     async def read(self, count: int, block_s: float) -> list[GroupResult]:
-        """The next groups that have ended, at most ``count``; [] when none did within ``block_s`` (0: at once).
+        """Return the next groups that have ended, at most ``count``; [] if none ended within ``block_s`` (0: no wait).
 
-        Each is read once by this object, and again after ``read_again``, until it is acknowledged.
+        This object returns each group once, and again after ``read_again``, until it is acknowledged.
 
         Raises:
-            redis.RedisError: Redis is away.
+            redis.RedisError: Redis is unavailable.
         """
         key = self._transport.names.session(self.name, "results")
         reply: Any = await self._reader.xread({key: self._seen}, count=count, block=round(block_s * 1000) or None)
@@ -123,11 +123,11 @@ class Session:
         return [_result(entry.decode(), fields) for entry, fields in entries]
 
     def read_again(self) -> None:
-        """The next ``read`` begins with the oldest result that is not acknowledged."""
+        """Make the next ``read`` begin with the oldest result that is not acknowledged."""
         self._seen = "0"
 
     async def acknowledge(self, results: Sequence[tuple[str, str]]) -> None:
-        """These results (group, entry) are the client's for good. With none it is the session's sign of life.
+        """Acknowledge results (group, entry), which deletes them. Without results, only keep the session alive.
 
         Raises:
             SessionTakenError: another client has opened the session.
@@ -136,12 +136,12 @@ class Session:
         await self._transport.scripts.run(transitions.acknowledge(self.name, self._epoch, results))
 
     async def groups(self) -> set[str]:
-        """The groups that are submitted and not acknowledged."""
+        """Return the groups that are submitted and not acknowledged."""
         known: Any = await self._transport.commands.hkeys(self._transport.names.session(self.name, "groups"))
         return {group.decode() for group in known}
 
     async def end(self) -> None:
-        """Ends the session; what it had in work is not scored any more, results that wait are deleted.
+        """End the session: its groups in work are no longer scored, its waiting results are deleted.
 
         Raises:
             SessionTakenError: another client has opened the session.
@@ -149,7 +149,7 @@ class Session:
         await self._end(self.name, self._epoch)
 
     async def clean_up(self) -> None:
-        """Releases groups that are past their deadline and ends sessions that have expired, whosever they are."""
+        """Release overdue groups and end expired sessions, including those of other clients."""
         names, commands = self._transport.names, self._transport.commands
         now = await self._transport.now()
         overdue: Any = await commands.zrangebyscore(names.open, "-inf", now, start=0, num=_GROUPS_A_LOOK)
@@ -185,7 +185,7 @@ def _digest(data: bytes) -> str:
 
 
 def _prompt(group: str, samples: Sequence[Sample]) -> Prompt:
-    """What group-scope scoring reads of a group besides its samples."""
+    """The prompt of a submitted group, for group-scope scorers."""
     first = samples[0]
     return Prompt(
         group=group,

@@ -1,11 +1,11 @@
-"""Records too large for Redis, on the shared volume; Redis then holds a path and a checksum in their place.
+"""Store records that are too large for Redis on the shared volume; Redis then holds a path and a checksum instead.
 
-Rollouts and the trainer write them, every process reads them, the trainer deletes them with their group. What Redis
-holds may be forged, so no path leaves the folder: a record lies in ``<group>/<name>``, both single names, opened
-without following links, and only a regular file of the announced size is read.
+Rollouts and the trainer write them, every process reads them, the trainer deletes them with their group. A reference in
+Redis may be forged, so no path leaves the folder: a record lies in ``<group>/<name>``, both single names, opened
+without following links, and only a regular file of the recorded size is read.
 
-A file outlives its group by a minute: Redis may come back without its last second, and the group with it. The trainer
-creates the folder; while it is missing, the volume counts as not mounted, and nobody writes below the mount point.
+A file outlives its group by a minute: Redis may come back without its last second, and restore the group. The trainer
+creates the folder; while it is missing, the volume counts as not mounted, and no process writes below the mount point.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from plaudit_wire.codec import RecordError, decoder
 from plaudit_wire.limits import INLINE_LIMIT_BYTES
 
 LARGEST_RECORD_BYTES: Final = 512 * 1024 * 1024
-"""The longest value that Redis itself holds; no record needs more."""
+"""The longest value that Redis supports; no record needs more."""
 _SPILLED = b"\x00"
 _LONGEST_NAME = 200
 _NAME = re.compile(r"(?!\.)[A-Za-z0-9%._~-]{1,255}")
@@ -41,15 +41,15 @@ _LINK = (errno.ELOOP, errno.ENOTDIR)
 
 
 class LostRecordError(RecordError):
-    """The file of a record is gone for good."""
+    """The file of a record is permanently lost."""
 
 
 class VolumeError(RecordError, OSError):
-    """The shared volume cannot provide the file now; it may later. An outage, to be waited out like one of Redis."""
+    """The shared volume cannot provide the file now but may later: an outage; retry as for Redis."""
 
 
 class Spilled(msgspec.Struct, frozen=True, array_like=True):
-    """What Redis holds for a record on the volume."""
+    """The reference in Redis to a record on the volume."""
 
     path: str
     """``<group>/<name>`` below the spill folder."""
@@ -59,12 +59,12 @@ class Spilled(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SpillFolder:
-    """Stores large records below one folder that every process of the run sees.
+    """Store large records below one folder that every process of the run can access.
 
     Args:
         folder: the folder; None keeps every record in Redis.
         limit_bytes: records above it are spilled.
-        kept_s: how long the files of a closed group stay, and after how long a missing file counts as lost.
+        kept_s: seconds that the files of a closed group stay, and after which a missing file counts as lost.
     """
 
     def __init__(self, folder: Path | None, limit_bytes: int = INLINE_LIMIT_BYTES, kept_s: float = 60.0) -> None:
@@ -75,7 +75,7 @@ class SpillFolder:
         self._missing: dict[str, float] = {}
 
     async def prepare(self, open_groups: Iterable[str]) -> None:
-        """Create the folder and delete what groups left there that have long ended; the trainer calls it first.
+        """Create the folder and delete files of groups that ended long ago; the trainer calls it first.
 
         Raises:
             VolumeError: the volume cannot be written.
@@ -92,10 +92,10 @@ class SpillFolder:
         return self._folder is not None and (memory_is_short or len(record) > self._limit_bytes)
 
     async def store(self, group: str, name: str, record: bytes) -> bytes:
-        """Write a record; return what to put into Redis. The same record again writes the same file.
+        """Write a record; return its reference for Redis. Writing the same record again writes the same file.
 
         Raises:
-            VolumeError: it cannot be written now.
+            VolumeError: the record cannot be written now.
         """
         digest = _digest(record)
         spilled = Spilled(f"{_folder_of(group)}/{name}-{digest[:12]}", len(record), digest)
@@ -106,11 +106,11 @@ class SpillFolder:
         return _SPILLED + msgspec.msgpack.encode(spilled)
 
     async def load(self, stored: bytes) -> bytes:
-        """Return the record behind what Redis holds (most often that itself).
+        """Return the record for a value from Redis (most often the value itself).
 
         Raises:
             VolumeError: the file cannot be read now.
-            LostRecordError: the file is gone for good.
+            LostRecordError: the file is permanently lost.
             RecordError: it is damaged, its path leaves the folder, or this process was given no folder.
         """
         if stored[:1] != _SPILLED:
@@ -169,7 +169,7 @@ class SpillFolder:
             raise VolumeError(f"cannot read {spilled.path} in {self._folder}: {error}") from error
 
     def _is_lost(self, path: str) -> bool:
-        """Return True for a file that was missing on a mounted volume for longer than caches of NFS explain."""
+        """Return True for a file that was missing on a mounted volume for longer than NFS caches can explain."""
         assert self._folder is not None
         if not self._folder.is_dir():
             self._missing.clear()
@@ -181,7 +181,7 @@ class SpillFolder:
             with _opened(str(self._folder), _FOLDER & ~os.O_NOFOLLOW) as top:
                 shutil.rmtree(group, ignore_errors=True, dir_fd=top)
         except OSError:
-            return  # the folder does not exist yet, or the volume is away: a leftover costs space, not correctness
+            return  # the folder does not exist yet, or the volume is unavailable: leftover files cost only space
 
 
 @contextmanager
@@ -207,7 +207,7 @@ def _whole_file(file: int, spilled: Spilled) -> bytes:
 
 
 def _folder_of(group: str) -> str:
-    """Return a group's id as one name of a file system: clients of a reward service choose a part of theirs."""
+    """Return a group's id as a single file name: clients of a scoring service choose a part of the id."""
     name = quote(group, safe="")
     if len(name) > _LONGEST_NAME or not name:
         return _digest(group.encode())

@@ -1,4 +1,4 @@
-"""Refuse what a replaced trainer sends: every transition of a trainer carries its incarnation, and scripts check it."""
+"""Refuse a replaced trainer: each of a trainer's transitions carries its incarnation, which the scripts check."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Answer = TypeVar("Answer")
 
 
 class StaleIncarnationError(Exception):
-    """Another trainer has taken over this run: this one is refused and must exit."""
+    """Another trainer has taken over this run; this one must exit."""
 
 
 class Fence:
-    """Sends a trainer's transitions.
+    """Send a trainer's transitions.
 
     Attributes:
         incarnation: this trainer's number among those that took over the run; 0 before ``take_over``.

@@ -1,4 +1,4 @@
-"""The trainer's side: admits groups, takes those that are ready, ends every one exactly once."""
+"""The trainer's side of the streams: admit groups, take ready ones, end each exactly once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ENDED_REMEMBERED = 10_000
 
 
 class TrainerStreams:
-    """The streams as one trainer sees them. ``take_over`` comes first."""
+    """The streams' interface for one trainer. Call ``take_over`` first."""
 
     def __init__(self, transport: Transport, limits: StreamLimits) -> None:
         self._transport = transport
@@ -38,25 +38,25 @@ class TrainerStreams:
         self._fence = Fence(transport)
         self._ready = TakenGroups(transport, self._fence)
         self._announcement: Announcement | None = None
-        self._announcing = 0  # calls under way: what Redis shows meanwhile is no fault
+        self._announcing = 0  # calls under way: a difference in Redis is not a fault meanwhile
         self._closes = 0
         self._ended: dict[str, tuple[GroupEnd, str]] = {}  # newest last
 
     @property
     def incarnation(self) -> int:
-        """This trainer's number among those that took over the run."""
+        """Return this trainer's number among those that took over the run."""
         return self._fence.incarnation
 
     @property
     def taken(self) -> Mapping[str, Group]:
-        """The groups that were taken and are not closed, by id, in the order in which they became ready."""
+        """Return the groups that are taken and not closed, by id, in the order in which they became ready."""
         return self._ready.groups
 
     async def take_over(self, floor: int = 0) -> int:
-        """Becomes the run's trainer; whoever was it before is refused from now on.
+        """Become the run's trainer; any earlier trainer is refused from now on.
 
         Args:
-            floor: the highest incarnation that a checkpoint knows; the new one is higher, whatever Redis remembers.
+            floor: the highest incarnation in a checkpoint; the new one is higher, even if Redis has lost its own.
         """
         await self._fence.take_over(floor)
         self._ready.clear()
@@ -64,7 +64,7 @@ class TrainerStreams:
         return self.incarnation
 
     async def admit(self, prompt: Prompt) -> Admission:
-        """Creates the prompt's group and offers it to the rollouts; never waits for room.
+        """Create the prompt's group and offer it to the rollouts; never wait for room.
 
         Raises:
             StaleIncarnationError: another trainer has taken over.
@@ -75,9 +75,9 @@ class TrainerStreams:
         return await self._fence.run(transitions.admit(self.incarnation, prompt, record, self._limits))
 
     async def take_ready(self, count: int, block_s: float) -> list[Group]:
-        """Groups whose phase is ``ready`` or ``dropped``, at most ``count``; [] when none came within ``block_s``.
+        """Take groups in phase ``ready`` or ``dropped``, at most ``count``; [] if none arrived within ``block_s``.
 
-        Each is handed out once, and by a trainer that takes over once more; ``close`` ends it.
+        Each group is returned once; a trainer that takes over gets it again. ``close`` ends it.
 
         Raises:
             StaleIncarnationError: another trainer has taken over.
@@ -88,17 +88,17 @@ class TrainerStreams:
         return [group for group in groups if group.id not in again]
 
     async def _close_again(self, group_ids: Iterable[str]) -> None:
-        """Ends groups that reappeared (an append-only file without its last second) as this trainer ended them."""
+        """End reappeared groups (the append-only file lost its last second) the way this trainer ended them before."""
         for group_id in group_ids:
             logger.error("an ended group reappeared", group=group_id)
             await self._close(group_id, *self._ended[group_id], b"", taken=True)
 
     async def read(self, group_id: str) -> Group | None:
-        """A group as it is now; None when it is closed or was lost."""
+        """Return the current state of a group; None when it is closed or lost."""
         return await read_group(self._transport, group_id)
 
     async def release_expired(self) -> list[str]:
-        """Releases the groups that are past their deadline; to be called about once a second. Returns their ids.
+        """Release overdue groups and return their ids; call it about once a second.
 
         Raises:
             StaleIncarnationError: another trainer has taken over.
@@ -113,12 +113,12 @@ class TrainerStreams:
         return await self._fence.run(release_call(group, self.incarnation))
 
     async def close(self, group_id: str, end: GroupEnd, reason: str = "", record: GroupRecord | None = None) -> bool:
-        """Ends a group: counts it, frees its memory. Samples that are not terminal are given up.
+        """End a group: count it and free its memory. Samples that are not terminal are given up.
 
         Args:
             group_id: the group.
             end: ``trained`` and ``evaluated`` only from phase ``ready``; ``dropped`` from any.
-            reason: why it is dropped.
+            reason: the reason of a drop.
             record: for the metrics.
 
         Returns:
@@ -130,7 +130,7 @@ class TrainerStreams:
         """
         if (end == "dropped") != bool(reason):
             raise ValueError(
-                f"group {group_id}: a reason belongs to 'dropped' and to nothing else, not {end}: {reason!r}"
+                f"group {group_id}: 'dropped' needs a reason and no other end takes one; got {end} with {reason!r}"
             )
         encoded = b"" if record is None else msgspec.msgpack.encode(record)
         answer = await self._close(group_id, end, reason, encoded, taken=self._ready.may_end_as_trained(group_id))
@@ -152,7 +152,7 @@ class TrainerStreams:
         return answer
 
     async def announce(self, announcement: Announcement) -> None:
-        """Names the policy that rollouts must hold, after its files are complete.
+        """Announce the policy that rollouts must load, after its files are complete.
 
         Raises:
             StaleIncarnationError: another trainer has taken over.
@@ -165,12 +165,12 @@ class TrainerStreams:
             self._announcing -= 1
 
     async def open_groups(self) -> list[str]:
-        """Ids of the groups that are admitted and not closed."""
+        """Return the ids of the groups that are admitted and not closed."""
         members: Any = await self._transport.commands.zrange(self._transport.names.open, 0, -1)
         return [member.decode() for member in members]
 
     async def counters(self) -> dict[str, int]:
-        """The ledger's counters and what else is counted.
+        """Return the ledger's counters and all others.
 
         ``admitted``, ``trained``, ``evaluated``, ``dropped``, ``dropped:<reason>``, ``duplicates`` and
         ``duplicates:<stream>``, ``redelivered:<stream>``, ``dead:<stream>``, ``poison``, ``groups_recreated``,
@@ -182,7 +182,7 @@ class TrainerStreams:
         return {**counted, "duplicates": duplicates}
 
     async def restore(self, ledger: dict[str, int], step: int) -> None:
-        """Puts a checkpoint's ledger (``Ledger.counters``) and step in the place of Redis's.
+        """Replace Redis's ledger and step by those of a checkpoint (``Ledger.counters``).
 
         Raises:
             StaleIncarnationError: another trainer has taken over.
@@ -190,12 +190,12 @@ class TrainerStreams:
         await self._fence.run(transitions.restore(self.incarnation, step, ledger))
 
     async def missing(self, expected: Iterable[str]) -> list[str]:
-        """Of the groups that the trainer knows as open, those that Redis has lost (FLUSHALL, failover, rollback).
+        """Return the open groups of the trainer that Redis has lost (FLUSHALL, failover, rollback).
 
-        To be called every few seconds, and before ``restore``. The trainer counts those groups as ``dropped: lost`` and
-        admits their prompts again under a new attempt. What else an older state of Redis shows is mended here: groups
-        that this trainer has ended and that reappeared are ended again in the same way; an announcement that is not
-        this trainer's last one is written again.
+        Call it every few seconds, and before ``restore``. The trainer counts lost groups as ``dropped: lost`` and
+        admits their prompts again under a new attempt. This call also repairs an older state of Redis: it ends
+        reappeared groups again the way this trainer ended them, and repeats this trainer's last announcement if Redis
+        holds another.
 
         Raises:
             StaleIncarnationError: another trainer has taken over.
@@ -208,13 +208,13 @@ class TrainerStreams:
             pipeline.exists(self._transport.names.group(group_id))
         announced, *found = await pipeline.execute()
         if known is not None and known is self._announcement and announced != encode(known):
-            logger.error("redis has an older state", announced=str(known.version))
+            logger.error("Redis came back with an older state", announced=str(known.version))
             await self.announce(known)
         await self._close_again(ended.intersection(await self.open_groups()))
         return [group_id for group_id, exists in zip(ids, found, strict=True) if not exists]
 
     async def record_step(self, record: StepRecord) -> None:
-        """Sends a closed step to the metrics and sets ``state.step``.
+        """Send a closed step to the metrics and set ``state.step``.
 
         Raises:
             StaleIncarnationError: another trainer has taken over.

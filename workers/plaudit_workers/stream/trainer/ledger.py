@@ -9,11 +9,11 @@ from typing import Self
 
 @dataclass
 class Ledger:
-    """How many groups were admitted, and what became of them.
+    """Count the admitted groups and their ends.
 
     Attributes:
         admitted: groups that were admitted.
-        trained: closed after an update.
+        trained: closed after a policy update.
         evaluated: validation groups, closed after their scores were read.
         dropped: closed without use, by reason.
         open: not closed yet.
@@ -27,7 +27,7 @@ class Ledger:
 
     @classmethod
     def from_counters(cls, counters: Mapping[str, int], num_open: int) -> Self:
-        """From ``TrainerStreams.counters`` and the number of groups that are open."""
+        """Read the ledger from ``TrainerStreams.counters`` and the number of open groups."""
         reasons = {name.partition(":")[2]: n for name, n in counters.items() if name.startswith("dropped:")}
         return cls(
             admitted=counters.get("admitted", 0),
@@ -38,13 +38,13 @@ class Ledger:
         )
 
     def counters(self) -> dict[str, int]:
-        """In the form that ``TrainerStreams.restore`` takes."""
+        """Return the counters in the form that ``TrainerStreams.restore`` takes."""
         reasons = {f"dropped:{reason}": n for reason, n in self.dropped.items()}
         ends = {"admitted": self.admitted, "trained": self.trained, "evaluated": self.evaluated}
         return {**ends, "dropped": sum(self.dropped.values()), **reasons}
 
     def problems(self) -> list[str]:
-        """What does not add up, in words; [] when every admitted group is accounted for."""
+        """Describe each inconsistency in a sentence; [] when every admitted group is accounted for."""
         found = []
         ended = self.trained + self.evaluated + sum(self.dropped.values())
         if self.admitted != ended + self.open:

@@ -1,4 +1,4 @@
-"""Take groups from ``ready``: each is handed out once, and stays pending until it is closed."""
+"""Take groups from ``ready``: each is returned once, and stays pending until it is closed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ logger = get_logger(__name__)
 
 
 class TakenGroups:
-    """The groups that one trainer has taken and not closed.
+    """Hold the groups that one trainer has taken and not closed.
 
     Attributes:
-        groups: by id, as they were when they were taken, in the order of the stream.
+        groups: by id, in their state when taken, in the order of the stream.
     """
 
     def __init__(self, transport: Transport, fence: Fence) -> None:
@@ -33,23 +33,23 @@ class TakenGroups:
         self._last_seen = "0-0"
 
     def clear(self) -> None:
-        """Forgets all: what was taken is handed out once more."""
+        """Forget all groups, so that they are returned again."""
         self.groups.clear()
         self._entries.clear()
         self._last_seen = "0-0"
 
     def may_end_as_trained(self, group_id: str) -> bool:
-        """Whether it was handed out in phase ``ready``; an older state of Redis does not change that."""
+        """Return True if the group was taken in phase ``ready``; an older state of Redis does not change that."""
         group = self.groups.get(group_id)
         return group is not None and group.phase == "ready"
 
     def forget(self, group_id: str) -> None:
-        """It is closed."""
+        """Remove a closed group."""
         self.groups.pop(group_id, None)
         self._entries.pop(group_id, None)
 
     async def take(self, count: int, block_s: float) -> list[Group]:
-        """At most ``count`` groups; [] when none came within ``block_s``.
+        """Take at most ``count`` groups; [] if none arrived within ``block_s``.
 
         Raises:
             StaleIncarnationError: another trainer has taken over.
@@ -58,10 +58,10 @@ class TakenGroups:
         if not rows and block_s > 0:
             await self._wait(block_s)
             rows = await self._take_rows(count)
-        # A group that is held already became ready once more in an older state of Redis: it is not handed out again.
+        # A group that is held already became ready again in an older state of Redis: it is not returned again.
         wanted = [(group, n) for _, group, n in rows if group not in self.groups]
         groups = await read_groups(self._transport, wanted, taken=True) if wanted else []
-        # Between the two looks Redis may have come back with an older state: in that a group is not ready, but will be.
+        # Between the two reads Redis may have come back with an older state, in which a group is not ready yet.
         found = [group for group in groups if group is not None and group.phase in ("ready", "dropped")]
         self.groups |= {group.id: group for group in found}
         for entry, group_id, _ in rows:
@@ -76,12 +76,12 @@ class TakenGroups:
         except ResponseError as error:
             if "NOGROUP" not in str(error):
                 raise
-            logger.error("the streams' groups are gone", stream="ready")
+            logger.error("the streams' consumer groups are missing; creating them again", stream="ready")
             await self._transport.recreate_groups()
             return []
 
     async def _wait(self, block_s: float) -> None:
-        """Looks without taking: an entry that a replaced trainer read would be lost to its successor."""
+        """Wait for an entry without taking it: an entry read by a replaced trainer would be lost to its successor."""
         seen: Any = {self._transport.names.ready: self._last_seen}
         try:
             reply: Any = await self._reader.xread(seen, count=1000, block=max(round(block_s * 1000), 1))

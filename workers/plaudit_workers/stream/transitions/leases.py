@@ -11,16 +11,16 @@ from plaudit_workers.stream.transitions.call import Argument, Call
 from plaudit_workers.stream.worker.delivery import Delivery
 
 _SILENT_MS = 3_600_000
-"""A consumer without pending entries that was silent for so long is removed."""
+"""A consumer without pending entries is removed after this long without a call."""
 
 
 @dataclass(frozen=True)
 class ClaimRules:
-    """What may be claimed.
+    """Limit the entries that a claim may take.
 
     Attributes:
-        lease_s: entries of others that were not renewed for so long; negative: none of others.
-        look_every_s: one look at all pending entries in this time serves all consumers; 0: always look.
+        lease_s: claim entries of others that were not renewed for this long; negative: claim none of others.
+        look_every_s: one scan of all pending entries in this time serves all consumers; 0: always scan.
         alone_from: the delivery from which an entry is worked alone.
         poison_limit: the last delivery of an entry that is worked.
     """
@@ -37,7 +37,7 @@ class Claimed:
 
     Attributes:
         server_time: seconds since the epoch.
-        entries: id and deliveries of each entry; their payloads are read apart.
+        entries: id and deliveries of each entry; their payloads are read separately.
     """
 
     server_time: float
@@ -55,10 +55,10 @@ def claim(
     """Take entries that were delivered before.
 
     Args:
-        stream: where.
-        consumer: who takes them.
-        count: at most so many.
-        rules: which.
+        stream: the stream of the entries.
+        consumer: the consumer that takes them.
+        count: the most entries to take.
+        rules: limits of the claim.
         expected: the earliest and the latest server time of this call (``ServerTime``); None: any.
         in_work: entries that this consumer works on.
     """
@@ -89,7 +89,7 @@ def hand_back(stream: Stream, consumer: str, deliveries: Sequence[Delivery[Any]]
 
 
 def discard(stream: Stream, deliveries: Sequence[Delivery[Any]]) -> Call[list[bytes]]:
-    """End entries that are not needed any more; the answer lists them."""
+    """End entries that are no longer needed; the answer lists them."""
     about: list[Argument] = []
     for d in deliveries:
         about += [d.entry_id, d.group, "-" if d.index is None else d.index]

@@ -1,6 +1,6 @@
 """Sends transitions to Redis.
 
-Concurrent calls travel together in one pipeline: a batch holds what waits when it begins, nothing waits for company.
+Concurrent calls share a pipeline: a batch holds the calls that wait when it begins; no call waits for a batch to fill.
 Every transition is idempotent, so a call whose reply was lost is sent again until Redis has answered.
 """
 
@@ -37,7 +37,7 @@ class _Request:
         self.done: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
 
     def resolve(self) -> None:
-        """Give the answers to the caller, or the first error among them."""
+        """Resolve the caller's future with the answers, or with the first error among them."""
         if self.done.done():
             return
         failed = next((answer for answer in self.answers if isinstance(answer, Exception)), None)
@@ -47,7 +47,7 @@ class _Request:
             self.done.set_exception(failed)
 
     def fail(self, error: Exception) -> None:
-        """Give an error to the caller."""
+        """Resolve the caller's future with an error."""
         if not self.done.done():
             self.done.set_exception(error)
 
@@ -59,7 +59,7 @@ class _Request:
 
 
 class ScriptRunner:
-    """Sends calls of transitions, concurrent ones in one pipeline.
+    """Send calls of transitions, concurrent ones in one pipeline.
 
     Args:
         client: without retries and timeouts; the runner applies its own.
@@ -98,7 +98,7 @@ class ScriptRunner:
         return [call.read(answer) for call, answer in zip(calls, answers, strict=True)]
 
     async def answers(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        """Return Redis's own answers to several transitions. Raises as ``run``."""
+        """Return Redis's unconverted answers to several transitions. Raises as ``run``."""
         if not calls:
             return []
         request = _Request(calls)
@@ -157,7 +157,7 @@ class ScriptRunner:
             asyncio.get_running_loop().call_later(request.next_pause_s(), self._enqueue, request)
 
     async def _after_outage(self, batch: Sequence[_Request], error: Exception) -> None:
-        """Put the batch back to the head of the queue and pause; or raise the outage to the callers."""
+        """Return the batch to the head of the queue and pause; or raise the outage to the callers."""
         if not self._waits:
             for request in batch:
                 request.fail(error)
@@ -184,7 +184,7 @@ class ScriptRunner:
                 await connection.send_packed_command(packed)
                 return [await _reply(connection) for _ in packed]
         except BaseException:
-            await connection.disconnect(nowait=True)  # replies may still arrive for whoever uses it next
+            await connection.disconnect(nowait=True)  # replies may still arrive and would reach its next user
             raise
         finally:
             await pool.release(connection)

@@ -13,7 +13,7 @@ _GROUPS_ENDED_A_CALL = 1000
 
 
 class SessionTakenError(Exception):
-    """Another client has opened the session since: this one is refused."""
+    """Another client has opened the session since; this client is refused."""
 
 
 class SessionGoneError(Exception):
@@ -24,7 +24,7 @@ class Submission(enum.Enum):
     """The answer to a submitted group."""
 
     submitted = b"submitted"
-    """It is in work, or its scores wait; also when it was submitted before."""
+    """The group is in work, or its scores wait; also when it was submitted before."""
     returned = b"returned"
     """Its scores were acknowledged before."""
     conflict = b"conflict"
@@ -37,15 +37,15 @@ class Submission(enum.Enum):
 
 @dataclass(frozen=True)
 class SubmittedGroup:
-    """The encoded parts of a group that is submitted.
+    """The encoded parts of a submitted group.
 
     Attributes:
         id: of the group in the run.
         source: data source of its samples.
         digest: of the whole group.
         prompt: encoded; for group-scope scorers.
-        generation: encoded; the same for every sample.
-        tensors: encoded; the same for every sample.
+        generation: encoded; one for all samples.
+        tensors: encoded; one for all samples.
         samples: digest and encoded sample of each index.
     """
 
@@ -90,7 +90,7 @@ def acknowledge(session: str, epoch: int, results: Sequence[tuple[str, str]]) ->
 
 
 def end_session(session: str, epoch: int | None) -> Call[bool]:
-    """End a part of a session; the answer is True while more is left. Reading raises as ``submit``.
+    """End a part of a session; the answer is True while a part remains. Reading raises as ``submit``.
 
     Args:
         session: its name.

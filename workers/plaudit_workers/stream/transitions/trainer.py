@@ -22,7 +22,7 @@ _GROUP_ENDED = _encode(ScoringRecord(outcome="given_up", reason="its group was e
 
 
 class Admission(enum.Enum):
-    """The answer to a prompt that was to be admitted."""
+    """The answer to the admission of a prompt."""
 
     admitted = b"admitted"
     full = b"full"
@@ -53,8 +53,8 @@ def admit(incarnation: int, prompt: Prompt, record: bytes, limits: StreamLimits)
 
     Args:
         incarnation: of the trainer.
-        prompt: its group, split, step and number of samples count here.
-        record: the encoded prompt, or what stands for it when it was spilled.
+        prompt: supplies group, split, step and number of samples.
+        record: the encoded prompt, or its reference when it was spilled.
         limits: the bound of the prompt's split, the deadlines and the completion rule.
     """
     validation = prompt.split == "validation"
@@ -82,7 +82,7 @@ def release(group: str, incarnation: int, scorings: Sequence[ScoringRecord] = ()
     Args:
         group: the group's id.
         incarnation: of the trainer; 0 for a session's group, which has none.
-        scorings: for phase ``group_scoring``: one a sample, as it is without its group-scope scorers.
+        scorings: for phase ``group_scoring``: one for each sample, without its group-scope scorers.
     """
     arguments: list[Argument] = [new_call(), incarnation, _DEADLINE_PASSED]
     for scoring in scorings:
@@ -95,7 +95,7 @@ def take_ready(incarnation: int, count: int, held: Sequence[str]) -> Call[list[t
 
     Args:
         incarnation: of the trainer.
-        count: at most so many.
+        count: the most groups to take.
         held: entries that this trainer has taken already.
     """
     return Call("take_ready", (incarnation, count, *held), _rows)
@@ -121,7 +121,7 @@ def close(group: str, call: int, incarnation: int, end: tuple[GroupEnd, str, byt
 
 
 def announce(incarnation: int, announcement: Announcement) -> Call[None]:
-    """Announce the policy version that rollouts must hold."""
+    """Announce the policy version that rollouts must load."""
     return Call("announce", (incarnation, encode(announcement)), nothing)
 
 

@@ -1,4 +1,4 @@
-"""The transitions of rollouts and reward workers on their results: one typed function for each script."""
+"""The transitions for results of rollouts and reward workers: one typed function for each script."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ def commit_group(
 
 
 def dead_letter(delivery: Delivery[Any], reason: str, scorings: Sequence[ScoringRecord]) -> Call[bool]:
-    """Move an entry to the dead letters; the answer is False when another consumer holds it by now.
+    """Move an entry to the dead letters; the answer is False when another consumer now holds it.
 
     Args:
         delivery: the entry.
-        reason: for the letter, and for the samples that end as ``poison``.
-        scorings: for an entry of ``groups``: one a sample, as it is without its group-scope scorers.
+        reason: for the dead letter, and for the samples that end as ``poison``.
+        scorings: for an entry of ``groups``: one for each sample, without its group-scope scorers.
     """
     poison = _encode(ScoringRecord(outcome="poison", reason=reason, worker=delivery.consumer))
     about = (new_call(), delivery.stream, delivery.entry_id, delivery.consumer, reason, poison)

@@ -1,4 +1,4 @@
-"""The reward worker's side: commits scores of samples and of groups."""
+"""The reward worker's side: commit scores of samples and of groups."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ async def commit_group(
     """Commit the results of the group-scope scorers for a group.
 
     Args:
-        transport: the process's.
+        transport: of this process.
         delivery: the entry of ``groups``.
         group: the group as it was scored (``read_group``): its digests are checked.
-        scorings: one a sample, all samples, in the order of their indices; they replace those of the samples.
+        scorings: one for each sample, in the order of their indices; they replace those of the samples.
 
     Raises:
-        ValueError: the number of scorings is not that of the samples.
+        ValueError: the numbers of scorings and samples differ.
     """
     if len(scorings) != len(group.samples):
         raise ValueError(f"{len(scorings)} scorings for the {len(group.samples)} samples of group {group.id}")

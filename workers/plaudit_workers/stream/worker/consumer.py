@@ -1,7 +1,7 @@
-"""How a worker takes work from a stream: ``take → work → commit (or publish) → finished``.
+"""Take work from a stream for one worker: ``take → work → commit (or publish) → finished``.
 
-The transition that ends the work also ends the entry; ``finished`` is this process's own book-keeping. A worker that
-dies leaves its entries pending; their leases lapse, and another consumer takes them over.
+The transition that ends the work also ends the entry; ``finished`` only updates this process's state. A worker that
+dies leaves its entries pending; their leases lapse, and another consumer claims them.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ T = TypeVar("T")
 _OLD_S = 2.0
 _CLAIMED_AT_ONCE = 64
 _READ_AT_ONCE = 8
-"""Payloads in one round trip: each may have 256 KiB, and must arrive within the client's timeout of 5 s."""
+"""Payloads in one round trip: each has up to 256 KiB, and all must arrive within the client's timeout of 5 s."""
 _UNREADABLE_REMEMBERED = 1000
 _PAYLOADS: dict[str, type[Any]] = {"prompts": Prompt, "samples": Sample}
 
 
 @dataclass(frozen=True)
 class ConsumerOptions:
-    """How leases run; the defaults are the protocol's.
+    """The times and limits of leases; the defaults are the protocol's.
 
     Attributes:
-        lease_s: an entry that was not renewed for so long may be claimed by others.
+        lease_s: an entry that was not renewed for this long may be claimed by others.
         renew_every_s: pause between renewals.
-        poison_limit: an entry that so many workers have lost is buried.
-        alone_from: from this delivery on an entry is worked while nothing else is. At the limit, so that an entry is
-            buried only when its last worker had nothing else in work; lower isolates sooner and costs throughput after
-            every killed worker.
-        block_s: how long ``take`` waits for work; below the blocking client's timeout of 10 s; 0: not at all.
-        reclaim_every_s: how often lapsed leases are looked for.
-        unreadable_pause_s: after an entry that the shared volume did not provide, nothing is taken for so long.
+        poison_limit: an entry becomes a dead letter once this many workers have lost it.
+        alone_from: from this delivery on, an entry is worked on alone. By default at the limit, so that an entry
+        becomes a dead letter only when its last worker had no other work; a lower number isolates sooner and costs
+        throughput after every killed worker.
+        block_s: seconds that ``take`` waits for work, below the blocking client's timeout of 10 s; 0: no wait.
+        reclaim_every_s: interval of the search for lapsed leases.
+        unreadable_pause_s: pause of ``take`` after an entry that the shared volume did not provide.
     """
 
     lease_s: float = 20.0
@@ -71,12 +71,12 @@ class ConsumerOptions:
 
 
 class Consumer(Generic[T]):
-    """Takes entries of one stream for one worker. Use it as an async context; ``take`` from one task at a time.
+    """Take entries of one stream for one worker. Use it as an async context; call ``take`` from one task at a time.
 
     Args:
-        transport: the process's.
+        transport: of this process.
         stream: payloads are ``Prompt`` (prompts), ``Sample`` (samples) or ``GroupDelivery`` (groups).
-        worker: a name that no other process has nor had (pod and boot).
+        worker: a name that no other process has or had (pod and boot).
         options: times and limits.
 
     Attributes:
@@ -91,14 +91,14 @@ class Consumer(Generic[T]):
         options: ConsumerOptions = ConsumerOptions(),
     ) -> None:
         if worker.split() != [worker]:
-            raise ValueError(f"worker {worker!r}: a name without spaces is needed")
+            raise ValueError(f"worker {worker!r}: give a non-empty name without spaces")
         self._transport = transport
         self.stream = stream
         self._worker = worker
         self._options = options
         self._reader = transport.blocking_client()
         self._leases: Leases[T] = Leases(transport, stream, worker)
-        self._waiting: deque[Delivery[T]] = deque()  # to be worked alone; their leases are kept
+        self._waiting: deque[Delivery[T]] = deque()  # to be worked on alone; their leases are renewed
         self._away = True
         self._claim_next = 0.0
         self._unreadable_until = 0.0
@@ -111,7 +111,7 @@ class Consumer(Generic[T]):
 
     @property
     def readable(self) -> bool:
-        """False for some seconds after an entry could not be read from the shared volume."""
+        """Return False for some seconds after an entry could not be read from the shared volume."""
         return time.monotonic() >= self._unreadable_until
 
     async def __aenter__(self) -> Self:
@@ -123,20 +123,20 @@ class Consumer(Generic[T]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Hand back what is still in work, and leave. Raises what ended the renewals, if they failed."""
+        """Hand back unfinished work and leave the consumer group. Raises the error that ended the renewals, if any."""
         try:
             await self._tasks.__aexit__(kind, error, trace)
         finally:
             try:
                 await self._leave()
             except (*OUTAGE, ResponseError) as problem:
-                logger.warning("could not hand back the work", stream=self.stream, error=str(problem))
+                logger.warning("cannot hand back unfinished work", stream=self.stream, error=str(problem))
             await self._reader.aclose(close_connection_pool=True)
 
     async def _renew_forever(self) -> None:
-        """Renew the leases until cancelled. Every look at Redis that fails stops claims from others (``_take``).
+        """Renew the leases until cancelled. A failed call stops claims from other consumers (see ``_take``).
 
-        A worker that is full, or that may not take work now, notices an outage only here.
+        A worker that is full, or that may not take work now, detects an outage only here.
         """
         while True:
             await asyncio.sleep(self._options.renew_every_s)
@@ -153,10 +153,10 @@ class Consumer(Generic[T]):
         self._reclaim_not_before = math.inf
 
     async def take(self, slots: int) -> list[Delivery[T]]:
-        """At most ``slots`` entries, those that were delivered before first; [] when there is nothing for ``block_s``.
+        """Take at most ``slots`` entries, redelivered ones first; [] if none arrived within ``block_s``.
 
-        An outage of Redis is waited out: afterwards the leases are renewed first, and nothing is claimed from others
-        for the length of one lease, since after an outage every lease looks lapsed.
+        Waits through outages of Redis. After an outage, where every lease looks lapsed, the consumer renews its own
+        leases first and claims nothing from others for the length of one lease.
         """
         if slots <= 0:
             return []
@@ -172,9 +172,9 @@ class Consumer(Generic[T]):
                 self._lost_contact(error)
                 await asyncio.sleep(min(0.2, self._options.block_s))
             except ResponseError as error:
-                if not str(error).startswith(("NOGROUP", "UNBLOCKED")):  # the latter: the key went while we waited
+                if not str(error).startswith(("NOGROUP", "UNBLOCKED")):  # the latter: the key was deleted meanwhile
                     raise
-                logger.error("the streams' groups are gone", stream=self.stream)
+                logger.error("the streams' consumer groups are missing; creating them again", stream=self.stream)
                 await self._transport.recreate_groups()
         return []
 
@@ -193,18 +193,18 @@ class Consumer(Generic[T]):
         return await self._read(slots)
 
     async def _arrive(self) -> None:
-        """Redis has answered; after an outage every other consumer gets a lease's time to renew its own first."""
+        """Record an answer of Redis; after an outage, give other consumers one lease's time to renew their own."""
         self._away = False
         if self._reclaim_not_before == math.inf:
             self._reclaim_not_before = time.monotonic() + self._options.lease_s
         await self._transport.scripts.run(transitions.forget(self.stream))
 
     async def reclaim(self, slots: int, lease_s: float | None = None) -> list[Delivery[T]]:
-        """Takes entries whose lease has lapsed, and own ones whose delivery was lost; ``take`` does it every second.
+        """Claim entries whose lease has lapsed, and own ones whose delivery was lost; ``take`` does it every second.
 
         Args:
-            slots: at most so many.
-            lease_s: another lease than the options' (0: everything that others hold).
+            slots: the most entries to claim.
+            lease_s: replaces the options' lease (0: claim everything that others hold).
         """
         options = self._options
         self._claim_next = time.monotonic() + options.reclaim_every_s
@@ -230,7 +230,7 @@ class Consumer(Generic[T]):
         return claimed.entries
 
     async def _read_claimed(self, names: Sequence[tuple[str, int]]) -> list[Delivery[T]]:
-        """Read the payloads of claimed entries, a few at a time: what has arrived is in work, whatever comes after."""
+        """Read the payloads of claimed entries, a few at a time; if a read fails, the earlier ones are in work."""
         fresh: list[Delivery[T]] = []
         for start in range(0, len(names), _READ_AT_ONCE):
             part = names[start : start + _READ_AT_ONCE]
@@ -239,7 +239,7 @@ class Consumer(Generic[T]):
             except OUTAGE:
                 if not fresh:
                     raise
-                break  # the next look at own pending entries finds the rest
+                break  # the next claim of own pending entries finds the rest
         return fresh
 
     async def _entries(self, names: Sequence[tuple[str, int]]) -> list[tuple[str, int, dict[bytes, bytes]]]:
@@ -253,7 +253,7 @@ class Consumer(Generic[T]):
         return any(d.deliveries >= self._options.alone_from for d in self._leases.in_work.values())
 
     async def _next_alone(self) -> list[Delivery[T]]:
-        """The next entry that is worked alone, when nothing else is in work any more."""
+        """Return the next entry to be worked on alone, once no other entry is in work."""
         if len(self._leases.in_work) > len(self._waiting):
             await self._leases.wait_for_change(self._options.block_s)
         while self._waiting and self._waiting[0].lost.is_set():
@@ -276,7 +276,7 @@ class Consumer(Generic[T]):
         return await self._deliver([(entry.decode(), 1, fields) for entry, fields in reply[0][1]])
 
     async def _deliver(self, entries: Sequence[tuple[str, int, dict[bytes, bytes]]]) -> list[Delivery[T]]:
-        """Makes deliveries of entries, leaving out those that nobody needs and burying those that nobody can work."""
+        """Build deliveries of entries; end those that are not needed, dead-letter those that cannot be worked on."""
         deliveries = [self._delivery(*entry) for entry in entries]
         self._leases.add(deliveries)
         try:
@@ -285,13 +285,13 @@ class Consumer(Generic[T]):
                 if delivery.entry_id in self._leases.in_work:
                     await self._open(delivery, fields)
         except BaseException:
-            for delivery in deliveries:  # nobody will work on them; the next look at own pending entries finds them
+            for delivery in deliveries:  # no task works on them; the next claim of own pending entries finds them
                 self._leases.remove(delivery.entry_id)
             raise
         return [d for d in deliveries if d.entry_id in self._leases.in_work]
 
     async def _open(self, delivery: Delivery[Any], fields: dict[bytes, bytes]) -> None:
-        """Read the payload. An entry that nobody can read, or that lost too many workers, becomes a dead letter."""
+        """Read the payload. An entry that cannot be read, or that too many workers have lost, becomes a dead letter."""
         try:
             delivery.payload = await self._payload(delivery, fields)
         except VolumeError as error:
@@ -308,14 +308,14 @@ class Consumer(Generic[T]):
 
     async def _leave_to_others(self, delivery: Delivery[Any], error: Exception) -> None:
         """Hand back an entry of another schema version: in a mixed deployment another worker can read it."""
-        logger.warning("entry is left to workers of another version", stream=self.stream, error=str(error))
+        logger.warning("left an entry to workers of another version", stream=self.stream, error=str(error))
         self._unreadable[delivery.entry_id] = None
         if len(self._unreadable) > _UNREADABLE_REMEMBERED:
             del self._unreadable[next(iter(self._unreadable))]
         await self._leases.hand_back([delivery])
 
     def _delivery(self, entry_id: str, count: int, fields: dict[bytes, bytes]) -> Delivery[Any]:
-        """Return the delivery of an entry; one without a group where the entry is malformed."""
+        """Return the delivery of an entry; without a group if the entry is malformed."""
         group, index, digest = "", None, ""
         try:
             if self.stream == "samples":
@@ -342,12 +342,12 @@ class Consumer(Generic[T]):
         self.finished(delivery)
 
     async def _discard_needless(self, deliveries: Iterable[Delivery[Any]]) -> None:
-        """Drops entries whose group has ended meanwhile. Only old ones are asked about: transitions check too."""
+        """Drop entries whose group has ended meanwhile. Checks only old entries: the transitions check all of them."""
         old = [
             d
             for d in deliveries
             if d.entry_id in self._leases.in_work
-            and d.group  # else it is malformed: for the dead letters
+            and d.group  # without one it is malformed and becomes a dead letter
             and (d.deliveries > 1 or time.time() - int(d.entry_id.partition("-")[0]) / 1000 > _OLD_S)
         ]
         if not old:
@@ -356,19 +356,19 @@ class Consumer(Generic[T]):
             self._leases.remove(entry.decode())
 
     async def hand_back(self, deliveries: Iterable[Delivery[T]]) -> None:
-        """Gives work back unfinished: others may take it at once, and it counts as if it had not been here."""
+        """Hand back unfinished work: others may take it at once, and this delivery does not count."""
         async with self._taking:
             await self._leases.hand_back(deliveries)
 
     def finished(self, delivery: Delivery[Any]) -> None:
-        """The work on it has ended here: call it after the transition that ends the entry has answered.
+        """End the work on a delivery; call it after the transition that ends the entry has answered.
 
         An entry that no transition has ended is delivered again, to this worker or another.
         """
         self._leases.remove(delivery.entry_id)
 
     async def renew(self) -> None:
-        """Extends the leases now; a background task does it every ``renew_every_s``."""
+        """Renew the leases now; a background task does it every ``renew_every_s``."""
         await self._leases.renew()
 
     async def _leave(self) -> None:

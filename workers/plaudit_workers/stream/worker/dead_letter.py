@@ -1,4 +1,4 @@
-"""Ends the work on an entry that kills its workers, or that cannot be read."""
+"""Move an entry that kills its workers, or that cannot be read, to the dead letters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def dead_letter(transport: Transport, delivery: Delivery[Any], reason: str
     ``infra_error``.
 
     Returns:
-        False when another consumer holds the entry by now.
+        False when another consumer now holds the entry.
     """
     group = await read_group(transport, delivery.group) if delivery.stream == "groups" else None
     scorings = without_group_scorers(group, "infra_error", reason) if group else []

@@ -1,4 +1,4 @@
-"""One entry of a stream in the hands of one worker."""
+"""One entry of a stream, delivered to one worker."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class Delivery(Generic[T]):
-    """One entry of a stream, handed to this process.
+    """One entry of a stream, delivered to this process.
 
     Attributes:
         stream: the stream of the entry.
         entry_id: Redis's id of it.
         payload: its decoded record.
         group: the group it belongs to.
-        index: which sample of it; None for an entry that concerns the whole group.
-        deliveries: how many workers it was handed to after a lapsed lease, this one and the first included.
+        index: of the sample in its group; None for an entry that concerns the whole group.
+        deliveries: the number of deliveries: the first one, and one for each lapsed lease, including this one.
         consumer: this worker.
         digest: of the sample's body, in ``samples``.
         taken: monotonic seconds.
@@ -41,5 +41,5 @@ class Delivery(Generic[T]):
     lost: asyncio.Event = field(default_factory=asyncio.Event)
 
     def elapsed_s(self) -> float:
-        """Return the monotonic seconds since it was taken."""
+        """Return the seconds since it was taken."""
         return time.monotonic() - self.taken

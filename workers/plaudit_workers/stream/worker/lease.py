@@ -1,7 +1,7 @@
-"""What one consumer has in work, and how it keeps the leases of that.
+"""Track the entries that one consumer works on, and renew their leases.
 
-A lease is renewed every few seconds whatever the work takes; an entry whose lease was not renewed for longer may be
-claimed by others. Who has lost one learns it at the next renewal and drops the work.
+A lease is renewed every few seconds for as long as the work takes; an entry whose lease has lapsed may be claimed by
+others. A consumer that has lost an entry detects it at the next renewal and stops the work.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ T = TypeVar("T")
 
 
 async def discard(transport: Transport, delivery: Delivery[Any]) -> bool:
-    """Acks and deletes an entry whose work nobody needs any more (its group is gone or past it).
+    """Acknowledge and delete an entry whose work is no longer needed (its group is gone or past it).
 
     Returns:
-        Whether it did; False while the work is needed.
+        True if the entry was deleted; False while the work is needed.
     """
     return bool(await transport.scripts.run(transitions.discard(delivery.stream, [delivery])))
 
@@ -46,27 +46,27 @@ class Leases(Generic[T]):
         self.in_work: dict[str, Delivery[T]] = {}
 
     def add(self, deliveries: Iterable[Delivery[T]]) -> None:
-        """Work on these begins."""
+        """Begin work on these deliveries."""
         self.in_work.update((delivery.entry_id, delivery) for delivery in deliveries)
 
     def remove(self, entry_id: str) -> None:
-        """Work on it has ended, however."""
+        """End work on a delivery, whatever its result."""
         self.in_work.pop(entry_id, None)
         self._noted.discard(entry_id)
         self._changed.set()
 
     async def wait_for_change(self, timeout_s: float) -> None:
-        """Until work on an entry has ended."""
+        """Wait until work on an entry has ended."""
         await set_within(self._changed, timeout_s)
 
     async def renew(self, *, even_if_empty: bool = False) -> None:
-        """Renew every lease; set ``lost`` of the entries that another consumer holds by now, or that have ended.
+        """Renew every lease; set ``lost`` of entries that have ended or that another consumer now holds.
 
         Args:
             even_if_empty: call Redis also when there is no lease to renew.
 
         Raises:
-            redis.RedisError: Redis is away.
+            redis.RedisError: Redis is unavailable.
         """
         async with self._renewing:
             held = list(self.in_work.values())
@@ -87,7 +87,7 @@ class Leases(Generic[T]):
         delivery.lost.set()
 
     async def hand_back(self, deliveries: Iterable[Delivery[T]]) -> None:
-        """Gives entries back; whoever takes one finds the count of deliveries that this consumer found."""
+        """Hand back entries; the next consumer finds the same count of deliveries as this one did."""
         back = list(deliveries)
         for delivery in back:
             self.remove(delivery.entry_id)

@@ -1,4 +1,4 @@
-"""The rollout's side: publishes finished samples, asks what a prompt still lacks."""
+"""The rollout's side: publish finished samples, and look up the samples that a prompt still lacks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def publish(transport: Transport, delivery: Delivery[Prompt], index: int, 
 
 
 async def _spilled(transport: Transport, group: str, index: int, body: EncodedBody, memory_share: float) -> EncodedBody:
-    """Replace parts that are too large for Redis by what stands for them."""
+    """Replace parts that are too large for Redis by references to the shared volume."""
     volume = transport.volume
     if volume.needed(body.tensors, memory_is_short=memory_share > _SPILL_ABOVE_MEMORY_SHARE):
         body = body._replace(tensors=await transport.spill(group, f"tensors-{index}", body.tensors))
@@ -31,9 +31,9 @@ async def _spilled(transport: Transport, group: str, index: int, body: EncodedBo
 
 
 async def unpublished(transport: Transport, prompt: Prompt) -> list[int]:
-    """The indices that a redelivered prompt still has to generate.
+    """Return the indices that a redelivered prompt still has to generate.
 
-    [] when its group is gone or needs no more: then ``discard`` ends the entry.
+    [] when its group is gone or needs no more samples: then ``discard`` ends the entry.
     """
     fields = [f"{name}:{i}" for i in range(prompt.n) for name in ("published", "ended")]
     phase, *known = await transport.commands.hmget(transport.names.group(prompt.group), ["phase", *fields])

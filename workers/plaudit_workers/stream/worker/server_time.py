@@ -1,4 +1,4 @@
-"""The span of the server's time in which the next call is expected: outside it the server's clock was stepped.
+"""Predict the server's time of the next call; a time outside the prediction means that the clock was stepped.
 
 Redis measures leases with its wall clock. A step forward by more than a lease would make the leases of living workers
 look lapsed, a step back would keep those of dead ones alive. Each consumer compares that clock with its own monotonic
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 _EARLY_S = 2.0
 _LATE_S = 10.0
-"""A call waits at most about 5 s for its turn before the caller gives it up, so a later time is a step. Smaller steps
-shorten a lease of 20 s to no less than two renewals."""
+"""A call waits at most about 5 s before its caller gives up, so a later time is a step. Smaller steps shorten a lease
+of 20 s to no less than two renewals."""
 
 
 @dataclass
 class ServerTime:
-    """What one consumer knows of the server's clock. Monotonic and server times in seconds.
+    """One consumer's last reading of the server's clock. Monotonic and server times in seconds.
 
     Attributes:
         answered: the server's time in the last answer; None before the first.
