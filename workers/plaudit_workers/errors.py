@@ -1,8 +1,8 @@
-"""How a process of a job ends by its own decision. Imports nothing: the operator, which has no Redis, says so too."""
+"""The errors with which a process of a job ends itself. Imports nothing, because the operator raises them too."""
 
 
 class RefusedError(Exception):
-    """The job or its surroundings are wrong; starting again would not help. The message says what to mend."""
+    """The job or its environment is wrong, and a restart would not help. The message names the remedy."""
 
 
 class JobFailedError(Exception):

@@ -1,7 +1,7 @@
 """Read the settings of a process of a job, and define how it ends.
 
 Each role is ``python -m plaudit_workers.<role>`` (or an actor that calls the same function): it reads a handful of
-environment variables, runs ``async def serve(settings, stop)`` and exits with the number that ``serve`` returns.
+environment variables, runs ``async def serve(settings, stop)`` and exits with the code that ``serve`` returns.
 
 Exit codes: 0 done · 1 crashed, may be restarted · 2 the job or its environment is wrong (one message) · 3 the job
 failed for good.
@@ -100,7 +100,7 @@ def model_servers(environment: Mapping[str, str] = os.environ) -> dict[str, list
 
 
 def redis_from(environment: Mapping[str, str], url: str = "") -> RedisAddress:
-    """``RedisAddress.from_environment``. Raises ``RefusedError``."""
+    """Read the address of Redis from the environment. Raises ``RefusedError``."""
     try:
         return RedisAddress.from_environment(environment, url)
     except PasswordFileError as error:
@@ -112,7 +112,7 @@ Serve = Callable[[ProcessSettings, asyncio.Event], Awaitable[int]]
 
 @dataclass(frozen=True)
 class Ending:
-    """How a process ended: its exit code and, unless that is 0, the reason as a sentence."""
+    """The end of a process: its exit code and, unless that is 0, the reason as a sentence."""
 
     code: int
     message: str = ""

@@ -12,7 +12,7 @@ from typing import Any, Self
 class Supervised(AbstractAsyncContextManager["Supervised"]):
     """Run tasks beside a body: when one fails, the others and the body are cancelled; when the body ends, all are.
 
-    On exit it raises the exception of the first task that failed, and not a group.
+    On exit it raises the exception of the first task that failed, not an exception group.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 async def set_within(event: asyncio.Event, timeout_s: float) -> None:
-    """Return when ``event`` is set from now on, or after ``timeout_s``."""
+    """Return when ``event`` is set after this call, or after ``timeout_s``."""
     event.clear()
     try:
         async with asyncio.timeout(timeout_s):

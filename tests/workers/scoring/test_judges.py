@@ -129,7 +129,7 @@ async def test_outside_of_a_run_limits_hold_in_the_process_and_say_so(
     pipeline = await build_pipeline(make_reward([judge(limits={"concurrency": 2})]), "score")
     await asyncio.gather(*(pipeline.score(SAMPLE) for _ in range(10)))
     assert server.most_at_a_time == 2
-    assert "limits hold in this process alone" in caplog.text
+    assert "limits apply to this process only" in caplog.text
     await pipeline.close()
 
 

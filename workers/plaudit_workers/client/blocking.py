@@ -1,4 +1,4 @@
-"""``SyncRewardClient``: ``RewardClient`` for programs without an event loop; it runs one in a thread of its own."""
+"""``SyncRewardClient``: ``RewardClient`` for programs without an event loop; it runs one in a background thread."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class SyncRewardClient:
 
     @property
     def session(self) -> str:
-        """Name of the session."""
+        """Return the name of the session."""
         return self._client.session
 
     @property
     def service(self) -> Service:
-        """What the run offers."""
+        """Return the offer of the run."""
         return self._client.service
 
     def __enter__(self) -> Self:
@@ -52,15 +52,15 @@ class SyncRewardClient:
             self._stop()
 
     def submit(self, samples: Iterable[Input]) -> list[str]:
-        """See ``RewardClient.submit``."""
+        """Submit samples; see ``RewardClient.submit``."""
         return self._do(self._client.submit(samples))
 
     def submit_group(self, samples: Sequence[Input], id: str = "") -> str:  # noqa: A002
-        """See ``RewardClient.submit_group``."""
+        """Submit a group; see ``RewardClient.submit_group``."""
         return self._do(self._client.submit_group(samples, id))
 
     def results(self, *, follow: bool = False) -> Iterator[Result]:
-        """See ``RewardClient.results``."""
+        """Yield results; see ``RewardClient.results``."""
         results = self._client.results(follow=follow)
         try:
             while True:

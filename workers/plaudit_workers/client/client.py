@@ -1,4 +1,4 @@
-"""``RewardClient``: one session of a scoring service, as a trainer or any other program uses it."""
+"""``RewardClient``: one session of a scoring service, for a trainer or any other program."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from plaudit_workers.supervision import set_within
 logger = get_logger(__name__)
 
 KEPT_S = 86_400.0
-"""A session and its results are kept for a day without a sign of its client."""
+"""Seconds that a session and its results are kept without a keep-alive of its client: a day."""
 
 _GROUPS_A_PIPELINE = 64
 _RESULTS_A_READ = 256
 _UPKEEP_EVERY_S = 1.0
-_LOOK_FOR_LOSSES_EVERY_S = 5.0
+_CHECK_LOSSES_EVERY_S = 5.0
 _ROOM_PAUSE_S = 0.2
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _ID = re.compile(r"[^\s:]\S{0,199}")
@@ -49,22 +49,22 @@ Input = SampleInput | Mapping[str, Any]
 
 
 class RewardClient:
-    """Submits samples to a scoring service and takes their scores. Use it as an async context, from one event loop.
+    """Submit samples to a scoring service and receive their scores. Use it as an async context, from one event loop.
 
-    Every sample that ``submit`` has accepted gets exactly one result, whichever worker dies; a result is acknowledged
-    when ``results`` is asked for the next one, or the context is left without an exception. What is not acknowledged
-    comes again to the next client of the same session.
+    Every sample that ``submit`` has accepted gets exactly one result, even if workers die. A result is acknowledged
+    when the caller requests the next one from ``results``, or leaves the context without an exception. Results that
+    are not acknowledged are delivered again to the next client of the same session.
 
     Args:
         url: Redis of the service: ``redis://host:port/0`` or ``rediss://…``, without a password.
-        run: id of the run that serves; empty: the only service of ``job`` there, or the only one.
+        run: id of the service's run; empty: the only service of ``job``, or the only one in this Redis.
         job: name of the RLJob.
         password: of Redis.
         username: of Redis; empty: the user ``default``.
-        session: name under which a later client goes on where this one was killed; empty: made up, and what is left
-            when the context is left is given up.
-        keep_s: the session and its results are kept for so long without a sign of a client.
-        wait_s: how long a service that is not there yet is waited for.
+        session: name under which a later client can continue after this one was killed; empty: a random name, whose
+            unfinished work is given up when the context is left.
+            keep_s: seconds that the session and its results are kept without a keep-alive of a client.
+            wait_s: seconds to wait for a service that does not exist yet.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class RewardClient:
         self._by_iteration = True
         self._ended = False
         self._submitting = 0
-        self._look_at = 0.0
+        self._check_losses_at = 0.0
         self._changed = asyncio.Event()
         self._background: asyncio.Task[None] | None = None
 
@@ -122,7 +122,7 @@ class RewardClient:
             async with asyncio.timeout(_LEFT_WITHIN_S):
                 await self._leave()
         except (ServiceError, SessionTakenError, *OUTAGE) as problem:  # a timeout is one of them
-            logger.warning("could not leave the session", error=str(problem))
+            logger.warning("cannot end the session", error=str(problem))
         finally:
             await self._transport.close()
 
@@ -134,17 +134,17 @@ class RewardClient:
 
     @property
     def outstanding(self) -> int:
-        """Groups (a sample by itself is one) that were submitted in this session and have no result yet."""
+        """Return the number of submitted groups without a result in this session; a single sample is a group."""
         return len(self._inbox.waiting)
 
     async def submit(self, samples: Iterable[Input]) -> list[str]:
-        """Submits samples, each by itself; waits while the session has as many in work as it may.
+        """Submit samples, each on its own; wait while the session has as many in work as it may.
 
         Returns:
-            Their ids, same order. A sample whose id was submitted before is not scored again.
+        Their ids, in the same order. A sample whose id was submitted before is not scored again.
 
         Raises:
-            ServiceError: a sample or an id cannot be taken; or another client has opened the session.
+            ServiceError: a sample or an id is invalid; or another client has opened the session.
         """
         inputs = [_checked(sample) for sample in samples]
         ids = [_checked_id(sample.id) or uuid.uuid4().hex for sample in inputs]
@@ -153,13 +153,13 @@ class RewardClient:
         return ids
 
     async def submit_group(self, samples: Sequence[Input], id: str = "") -> str:  # noqa: A002 (what it is)
-        """Submits samples of one prompt that group-scope scorers are to see together; waits as ``submit``.
+        """Submit samples of one prompt, for group-scope scorers to score together; wait like ``submit``.
 
         Returns:
             The id of the group; its results come one after the other, with ``index`` 0, 1, ….
 
         Raises:
-            ServiceError: as ``submit``; or no sample, or more than 1,024.
+            ServiceError: see ``submit``; also for no samples, or more than 1,024.
         """
         if not 1 <= len(samples) <= LARGEST_GROUP:
             raise ServiceError(f"a group of {len(samples)} samples: submit 1 to {LARGEST_GROUP} together")
@@ -168,21 +168,21 @@ class RewardClient:
         return own
 
     async def results(self, *, follow: bool = False, acknowledge: bool = True) -> AsyncGenerator[Result, None]:
-        """Yields results as they come, in no particular order; iterate from one task at a time.
+        """Yield results as they arrive, in no particular order; iterate from one task at a time.
 
-        Ends when nothing that was submitted in this session is outstanding and no ``submit`` is under way.
+        Ends when no submission of this session is outstanding and no ``submit`` is under way.
 
         Args:
-            follow: wait for more instead.
-            acknowledge: a result is the caller's for good when the next one is asked for; False: when the caller hands
-                its id to ``acknowledge``.
+            follow: wait for more results instead of ending.
+            acknowledge: acknowledge each result when the caller requests the next one; False: only when the caller
+            passes its id to ``acknowledge``.
 
         Raises:
             ServiceError: another client has opened the session.
         """
         self._by_iteration = acknowledge
         if acknowledge:
-            self._inbox.handle_yielded()  # by an iteration that was left early
+            self._inbox.handle_yielded()  # by an iteration that ended early
         num_yielded = 0
         while True:
             while (arrived := self._inbox.next()) is not None:
@@ -199,12 +199,12 @@ class RewardClient:
             await self._change(_UPKEEP_EVERY_S)
 
     async def acknowledge(self, ids: Iterable[str]) -> None:
-        """The results of these samples or groups are the caller's for good; for ``results(acknowledge=False)``."""
+        """Acknowledge the results of these samples or groups; for ``results(acknowledge=False)``."""
         self._inbox.handle(self._session.group_id(own) for own in ids)
         await self._acknowledge()
 
     async def end(self) -> None:
-        """Ends the session, named or not: nothing of it is kept, what it has in work is not scored any more."""
+        """End the session, named or not: delete its data and stop scoring its samples."""
         await self._session.end()
         self._ended = True
 
@@ -223,7 +223,7 @@ class RewardClient:
                 await self._change(_ROOM_PAUSE_S)
 
     async def _offer(self, left: dict[str, list[Sample]]) -> bool:
-        """Offers what is left; takes out what was accepted. False when there is no room now."""
+        """Submit the remaining groups and remove those that are accepted. Return False when there is no room now."""
         try:
             answers = await self._session.submit_many(left)
         except SessionGoneError:
@@ -245,7 +245,7 @@ class RewardClient:
         return Submission.full not in answers and Submission.memory not in answers
 
     def _refuse_to_wait_for_memory(self, answers: Sequence[Submission]) -> None:
-        """Where only this client can free the memory, waiting for it would never end."""
+        """Raise if only this client can free Redis's memory: waiting would never end."""
         if Submission.memory in answers and not self._inbox.waiting and self._inbox.num_arrived:
             raise ServiceError(
                 f"Redis's memory is full, and {self._inbox.num_arrived} results of this session wait: iterate "
@@ -253,13 +253,13 @@ class RewardClient:
             )
 
     async def _receive(self) -> None:
-        """Takes results as they come, and sees to what else a client has to do, until it is cancelled."""
+        """Receive results as they arrive and do the session's periodic work, until cancelled."""
         upkeep_at = 0.0
         while True:
             try:
                 if time.monotonic() >= upkeep_at:
                     upkeep_at = time.monotonic() + _UPKEEP_EVERY_S
-                    await self._keep_up()
+                    await self._maintain_session()
                 for group in await self._session.read(_RESULTS_A_READ, _UPKEEP_EVERY_S):
                     self._inbox.take(self._session.own_id(group.group), group)
             except OUTAGE as error:
@@ -267,27 +267,27 @@ class RewardClient:
                 await asyncio.sleep(_ROOM_PAUSE_S)
             except SessionGoneError:
                 await self._session.open()
-                self._look_at = upkeep_at = 0.0
+                self._check_losses_at = upkeep_at = 0.0
             finally:
                 self._wake()
 
-    async def _keep_up(self) -> None:
-        """The session's sign of life, deadlines, sessions that have expired, and now and then a look for losses."""
+    async def _maintain_session(self) -> None:
+        """Keep the session alive, release overdue groups, end expired sessions, and periodically check for losses."""
         await self._session.acknowledge([])
         await self._session.clean_up()
-        if time.monotonic() >= self._look_at:
-            self._look_at = time.monotonic() + _LOOK_FOR_LOSSES_EVERY_S
-            await self._mend_losses()
+        if time.monotonic() >= self._check_losses_at:
+            self._check_losses_at = time.monotonic() + _CHECK_LOSSES_EVERY_S
+            await self._repair_losses()
 
-    async def _mend_losses(self) -> None:
-        """Submits again what Redis does not know any more, reads again where it knows what was acknowledged."""
+    async def _repair_losses(self) -> None:
+        """Submit again the groups that Redis has lost; read results again if it has restored acknowledged ones."""
         waiting = set(self._inbox.waiting)
         known = await self._session.groups()
         if self._inbox.reappeared(known):
             self._session.read_again()
         lost = waiting - known
         if lost:
-            logger.error("redis has lost submissions", groups=len(lost))
+            logger.error("Redis has lost submissions; submitting them again", groups=len(lost))
         items = iter(self._inbox.lost(lost).items())
         while batch := dict(itertools.islice(items, _GROUPS_A_PIPELINE)):
             while batch:
@@ -301,13 +301,13 @@ class RewardClient:
         try:
             await self._session.acknowledge(done)
         except SessionGoneError:
-            await self._session.open()  # with Redis's state the results are gone as well
+            await self._session.open()  # Redis has lost the results with its state
         except SessionTakenError as error:
             raise self._taken_over(error) from error
         self._inbox.acknowledged(done)
 
     async def _change(self, timeout_s: float) -> None:
-        """Waits until results have come, at most so long; raises what ended the receiving."""
+        """Wait for results, at most this long; raise the error that ended the receiving task."""
         if self._background is not None and self._background.done():
             error = self._background.exception()
             if isinstance(error, SessionTakenError):

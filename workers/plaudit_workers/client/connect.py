@@ -28,24 +28,24 @@ async def connect(address: RedisAddress, *, run: str, job: str, wait_s: float) -
 
     Args:
         address: of Redis.
-        run: id of the run; empty: the only service of this ``job``, or the only one there is.
+        run: id of the run; empty: the only service of this ``job``, or the only one in this Redis.
         job: name of the RLJob; empty for any.
-        wait_s: how long a service that is not there yet is waited for, seconds.
+        wait_s: seconds to wait for a service that does not exist yet.
 
     Raises:
-        ServiceError: Redis cannot be reached or refuses the password; no such run; it is no scoring service.
+        ServiceError: Redis cannot be reached or refuses the password; the run does not exist or is no scoring service.
     """
     deadline = time.monotonic() + wait_s
     while True:
         try:
             return await _connect(address, run, job)
-        except _NotThereError:
+        except _NotFoundError:
             if time.monotonic() >= deadline:
                 raise
             await asyncio.sleep(_LOOK_AGAIN_S)
 
 
-class _NotThereError(ServiceError):
+class _NotFoundError(ServiceError):
     """The service may still appear."""
 
 
@@ -64,7 +64,7 @@ async def _connect(address: RedisAddress, run: str, job: str) -> tuple[Transport
     except OUTAGE as error:
         if problem := await address.tls_problem(error):
             raise ServiceError(problem) from error
-        raise _NotThereError(
+        raise _NotFoundError(
             f"Redis at {address.url} cannot be reached: {error}. Is the service running, and is the address right?"
         ) from error
     except RecordError as error:
@@ -74,13 +74,13 @@ async def _connect(address: RedisAddress, run: str, job: str) -> tuple[Transport
 
 
 async def _no_service(client: Any, address: RedisAddress, run: str) -> ServiceError:
-    if await client.exists(Names(run).samples):  # which whoever comes first creates
-        return _NotThereError(
+    if await client.exists(Names(run).samples):  # created by the first process of a run
+        return _NotFoundError(
             f"run {run} at {address.url} is no scoring service, or none of its reward workers has started yet. A job "
             "without rollout and trainer is one: docs/reward-service.md"
         )
     there = ", ".join(sorted(await _services(client))) or "none"
-    return _NotThereError(
+    return _NotFoundError(
         f"there is no run {run} at {address.url} (scoring services there: {there}). 'plaudit run' prints the run's name"
     )
 
@@ -89,7 +89,7 @@ async def _only_service(client: Any, address: RedisAddress, job: str) -> str:
     found = {run: service.job for run, service in (await _services(client)).items() if job in ("", service.job)}
     of_job = f" of job {job}" if job else ""
     if not found:
-        raise _NotThereError(f"there is no scoring service{of_job} at {address.url}. Start one with 'plaudit run'")
+        raise _NotFoundError(f"there is no scoring service{of_job} at {address.url}. Start one with 'plaudit run'")
     if len(found) > 1:
         raise ServiceError(f"{address.url} has {len(found)} services{of_job}: name one with run=: {', '.join(found)}")
     return next(iter(found))

@@ -1,7 +1,7 @@
 """The state of a client's session: groups that it waits for, results that arrived, acknowledgements. No I/O.
 
-A group is *waiting* from its submission until its results come, then *open* until its last result was handled, then
-*done*. Redis may lose what is waiting, and may bring back (an older state of it) what is done: both are told here.
+A group is *waiting* from its submission until its results arrive, then *open* until its last result was handled, then
+*done*. Redis may lose waiting groups, and an older state of it may bring back done ones: this module detects both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Inbox:
     def __init__(self) -> None:
         self.waiting: dict[str, list[Sample] | None] = {}
         """Groups with their samples; None if an earlier client of the session submitted them."""
-        self._arrived: deque[tuple[str, Result, bool]] = deque()  # with its group, and whether it is the group's last
+        self._arrived: deque[tuple[str, Result, bool]] = deque()  # group, result, True for the group's last
         self._open: dict[str, str] = {}  # group → entry of its results
         self._handled: dict[str, str] = {}
         self._done: dict[str, None] = {}

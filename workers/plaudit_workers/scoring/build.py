@@ -27,7 +27,7 @@ async def build_pipeline(reward: RewardSpec, worker: str, context: BuildContext 
     Args:
         reward: the job's section, paths absolute.
         worker: name of this process, for the records.
-        context: the surroundings of the scorers. Default: outside a run.
+        context: the environment of the scorers. Default: outside a run.
 
     Raises:
         RefusedError: a scorer cannot be built as configured.
@@ -96,7 +96,7 @@ def _rules(scorer: ScorerSpec, reward: RewardSpec) -> Rules:
 
 
 def _place(built: AnyScorer, rules: Rules, scope: str, stages: list[Stage], group_stages: list[GroupStage]) -> None:
-    """Puts a scorer where its scope says; a class with ``post_process_scores`` stands in both."""
+    """Add a scorer to the stages of its scope; a class with ``post_process_scores`` goes into both."""
     if scope == "group":
         replaces = isinstance(built, FunctionScorer) and built.replaces_values
         group_stages.append(GroupStage(cast(GroupScorer, built), rules, replaces=replaces))

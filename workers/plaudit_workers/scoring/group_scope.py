@@ -1,4 +1,4 @@
-"""Whether a job's groups are scored after their samples. Read by the trainer, which admits groups accordingly."""
+"""Decide if a job's groups are scored after their samples. The trainer admits groups accordingly."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Announce a scoring service: its reward workers write to Redis what they offer, as long as they run.
+"""Announce a scoring service: its reward workers write their offer to Redis while they run.
 
-The workers score samples whoever admitted them; only this record makes a run a service.
+The workers score samples of any origin; only this record makes a run a service.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from plaudit_workers.stream.connection import Transport
 from plaudit_workers.supervision import Supervised
 
 _OFFER_EVERY_S = 10.0
-"""A Redis that has lost its data has the offer again after that time."""
+"""Seconds between writes of the offer: after a loss of data, Redis has it again within this time."""
 _QUEUED_PER_SLOT = 2
 """Samples that a session may have in work for each slot of all workers, so that no worker runs out of work."""
 

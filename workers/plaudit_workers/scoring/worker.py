@@ -42,21 +42,21 @@ _GIVEN_UP = ScoringRecord("given_up", reason="it was not scored when its group w
 
 @dataclass(frozen=True)
 class ScoringOptions:
-    """What a worker is told besides its pipeline."""
+    """The sizes and times of a worker."""
 
     max_concurrent_samples: int = 256
     drain_grace_s: float = 20.0
-    """After a stop, what is being scored may end within this; the rest is handed back."""
+    """Seconds after a stop in which samples in work may finish; the rest is handed back."""
     consumer: ConsumerOptions = field(default_factory=ConsumerOptions)
 
 
 async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
-    """Runs a reward worker until ``stop`` is set.
+    """Run a reward worker until ``stop`` is set.
 
     Raises:
         RefusedError: the job, the transport or a scorer cannot work.
     """
-    forbid_inspection()  # by the users' functions, which run in processes of the same user
+    forbid_inspection()  # by users' functions, which run in processes of the same user
     job = _read_job(settings)
     workers: list[ScoringWorker] = []
     async with HealthServer(settings.health_port, ready=lambda: any(worker.ready for worker in workers)):
@@ -94,7 +94,7 @@ def _read_job(settings: ProcessSettings) -> RLJob:
 
 
 class ScoringWorker:
-    """Scores the samples and groups that it takes.
+    """Score the samples and groups that it takes.
 
     Args:
         name: of this process, in heartbeats, records and the consumer groups.
@@ -116,11 +116,11 @@ class ScoringWorker:
 
     @property
     def busy(self) -> int:
-        """Samples and groups in work."""
+        """Return the number of samples and groups in work."""
         return len(self._works)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Works until ``stop`` is set, drains, closes the pipeline."""
+        """Work until ``stop`` is set; then drain and close the pipeline."""
         try:
             async with Supervised() as tasks:
                 tasks.start(self._beats())
@@ -131,7 +131,7 @@ class ScoringWorker:
             await self._pipeline.close()
 
     async def _work(self, tasks: Supervised, stop: asyncio.Event) -> None:
-        # Leaving a consumer hands back what is still in work, at once after a failure.
+        # Leaving a consumer hands back unfinished work, at once after a failure.
         async with (
             Consumer[Sample](self._transport, "samples", self._name, self._options.consumer) as samples,
             Consumer[GroupDelivery](self._transport, "groups", self._name, self._options.consumer) as groups,
@@ -181,7 +181,7 @@ class ScoringWorker:
     async def _score_group(self, consumer: Consumer[GroupDelivery], delivery: Delivery[GroupDelivery]) -> None:
         group = await self._transport.retry_through_outage(lambda: read_group(self._transport, delivery.group))
         if group is None:
-            # The stream ends entries of groups that are gone, but only when they are older than this.
+            # The stream ends entries of closed groups, but only when they are older than this.
             await asyncio.sleep(_GONE_PAUSE_S)
             await consumer.hand_back([delivery])
             return
@@ -205,7 +205,7 @@ class ScoringWorker:
         await set_within(self._freed, _LOOK_FOR_ROOM_EVERY_S)
 
     async def _drop_lost(self) -> None:
-        """Cancels the work on entries that another worker holds by now."""
+        """Cancel the work on entries that another worker now holds."""
         while True:
             await asyncio.sleep(_LOOK_FOR_LOST_EVERY_S)
             for task, delivery in self._works.items():

@@ -1,1 +1,1 @@
-"""How a scorer of each kind is made: one file a kind, ``registry`` names them."""
+"""Make a scorer of each kind: one file for each kind, listed in ``registry``."""

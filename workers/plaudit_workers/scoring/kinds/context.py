@@ -13,7 +13,7 @@ from plaudit_workers.stream.connection import RedisAddress
 
 @dataclass(frozen=True)
 class BuildContext:
-    """The surroundings in which scorers run."""
+    """The environment in which scorers run."""
 
     reward: RewardSpec
     """The job's section, paths absolute."""
@@ -22,7 +22,7 @@ class BuildContext:
     run: str = ""
     """Id of the run; empty outside of one (``plaudit score``)."""
     redis: RedisAddress | None = None
-    """The run's Redis; None outside of a run: what the workers would share is then this process's own."""
+    """The run's Redis; None outside of a run, where this process shares limits with no other."""
     model_servers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Base URLs of the servers of each scorer of kind ``model``, by the scorer's name."""
     traced_share: float | None = None

@@ -32,7 +32,7 @@ _RETRIES = 3
 
 
 def judge_scorer(scorer: ScorerSpec, context: BuildContext) -> JudgeScorer:
-    """Build a judge: an endpoint, and the limits that all workers share."""
+    """Build a judge: an endpoint and the limits that all workers share."""
     assert scorer.judge is not None
     judge = scorer.judge
     group = scorer.scope == "group"
@@ -80,11 +80,11 @@ def _budget(scorer: ScorerSpec, judge: JudgeSpec, context: BuildContext) -> Budg
         password = secret_value(secret, f"scorer {scorer.name}: limits.shared.passwordSecret") if secret else ""
         address, key = RedisAddress(given.shared.url, password), f"plaudit:limits:{{{given.shared.key}}}"
     elif context.redis is not None:
-        # Scorers that ask the same model at the same place share its budget.
+        # Scorers that call the same model at the same endpoint share its budget.
         endpoint = hashlib.sha256(f"{judge.base_url.rstrip('/')} {judge.model}".encode()).hexdigest()[:16]
         address, key = context.redis, f"plaudit:{{{context.run}}}:limits:{endpoint}"
     else:
-        logger.warning("judge's limits hold in this process alone", judge=scorer.name)
+        logger.warning("the judge's limits apply to this process only", judge=scorer.name)
         return LocalBudget(limits)
     return RedisBudget(address.client(timeout_s=_TIMEOUT_S, retries=_RETRIES), key, context.worker, limits)
 

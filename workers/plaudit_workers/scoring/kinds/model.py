@@ -11,7 +11,7 @@ from plaudit_workers.scoring.kinds.context import BuildContext
 
 
 def model_scorer(scorer: ScorerSpec, context: BuildContext) -> ModelScorer:
-    """Build the client of a reward model, at the servers that the run has for it."""
+    """Build the client of a reward model's servers in this run."""
     assert scorer.model is not None
     return ModelScorer(
         scorer.name,

@@ -1,9 +1,9 @@
 """``plaudit score``: score a file of samples with a job's scorers, in this process, without Redis.
 
-read → score → write: samples are read as places become free, scored as a reward worker scores them, and written in
-their order; memory does not grow with the file. A file is read once before, so that an invalid line, or a data source
-without a rule, is reported before anything is scored. Standard input is refused at such a line, after everything before
-it is written.
+read → score → write: samples are read as slots become free, scored as by a reward worker, and written in their order;
+memory does not grow with the file. A first pass over the file reports invalid lines and data sources without a rule
+before any sample is scored. Standard input cannot be read twice: the command stops at such a line, after it has written
+the results of all earlier ones.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from plaudit_workers.scoring.offline.stored import StoredReader
 
 _STANDARD = Path("-")
 _HELD_PER_PLACE = 16
-"""Samples held for each that may be in work, so that a slow one does not block the others."""
+"""Samples held in memory for each slot, so that a slow sample does not block the others."""
 _BEGUN_AT_A_TIME = 8
-"""Samples begun in one round of the event loop, so that a start with hundreds of free places delays nothing else."""
+"""Samples started in one round of the event loop, so that a start with hundreds of free slots delays nothing else."""
 
 
 def score(arguments: argparse.Namespace) -> int:
@@ -74,7 +74,7 @@ async def scored_in_order(
 ) -> AsyncIterator[ScoringRecord]:
     """Yield the scorings of all samples, in their order.
 
-    A sample gets its task when a place is free, so that only the reader ever waits for one.
+    A sample gets its task when a slot is free, so that only the reader ever waits for one.
 
     Args:
         pipeline: the scorers.
@@ -112,7 +112,7 @@ async def scored_in_order(
 async def _begun(
     pipeline: Pipeline, units: AsyncIterator[list[Sample]], places: asyncio.Semaphore
 ) -> AsyncIterator[tuple[int, asyncio.Task[list[ScoringRecord]]]]:
-    """Yield the number of samples and the task of each unit, as places become free."""
+    """Yield the number of samples and the task of each unit, as slots become free."""
     num_begun = 0
     async for unit in units:
         scorings = []

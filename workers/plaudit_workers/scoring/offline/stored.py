@@ -20,7 +20,7 @@ class StoredSample(SampleInput, frozen=True, kw_only=True, forbid_unknown_fields
     group: str = ""
     """Samples of one group are adjacent; empty: the sample has no group."""
     index: int | None = None
-    """Its number in the group; None: its place among them."""
+    """Its index in the group; None: its position among the group's lines."""
 
     def as_sample(self, number: int, place: int) -> Sample:
         """Return the sample for the scorers, from line ``number``, at ``place`` in its group."""
@@ -28,7 +28,7 @@ class StoredSample(SampleInput, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class StoredReader:
-    """Turn the lines or rows of one file into samples, from the first on.
+    """Convert the lines or rows of one file to samples, in order.
 
     Args:
         name: name of the file, for messages.
@@ -44,7 +44,7 @@ class StoredReader:
         self._group = ""
         self._past_groups: set[int] = set()
         self.ids: deque[str] = deque()
-        """Ids of the samples that ``units`` has yielded, in their order; whoever writes a score takes its id."""
+        """Ids of the samples that ``units`` has yielded, in order; the writer of a score removes its id."""
 
     def parse(self, entry: Entry) -> StoredSample | None:
         """Return the sample of the next line or row; None for an empty line.

@@ -35,7 +35,7 @@ _SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True)
 class _Trial:
-    """One row: its answer, where that comes from, and the samples with the answer and with nothing."""
+    """One row: its answer, the answer's origin, and the samples with the answer and with an empty response."""
 
     source: str
     samples: Sequence[Sample]
@@ -123,7 +123,7 @@ def _trial(group: str, row: dict[str, Any], job: RLJob) -> _Trial:
 
 
 def _answer(row: dict[str, Any], extra_info: dict[str, Any]) -> tuple[str, str]:
-    """Return where the answer comes from, and the answer."""
+    """Return the answer's origin, and the answer."""
     responses = row.get("responses")
     candidates = (
         ("response", row.get("response")),
