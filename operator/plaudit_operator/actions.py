@@ -10,12 +10,12 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True)
 class Create:
-    """Create an object. ``replicas`` is for Deployments, whose manifests leave it out."""
+    """Create an object. ``replicas`` applies to Deployments, whose manifests omit it."""
 
     manifest: Manifest
     replicas: int | None = None
     first: bool = False
-    """Carried out before all others: frozen data is written before anything depends on it."""
+    """True to run before all other actions: frozen data is written before anything depends on it."""
 
 
 @dataclass(frozen=True)
@@ -74,4 +74,4 @@ class Plan:
     actions: list[Action] = field(default_factory=list)
     requeue_after_s: float | None = None
     delete_job: bool = False
-    """Delete the RLJob itself: its ``ttlSecondsAfterFinished`` is over."""
+    """True to delete the RLJob itself, whose ``ttlSecondsAfterFinished`` has passed."""

@@ -17,7 +17,7 @@ from plaudit_operator.observed import Object, Observed, labels
 from plaudit_operator.runtime.kinds import Kind
 
 Key = tuple[str, str]
-"""Namespace and name of an RLJob."""
+"""The key of an RLJob: namespace and name."""
 
 _POD_FIELDS = ("phase", "reason", "message", "conditions", "containerStatuses", "initContainerStatuses")
 _METADATA_FIELDS = (
@@ -46,7 +46,7 @@ class Cache:
 
     def replace(self, kind: Kind, items: Iterable[Object]) -> set[Key]:
         """Replace all objects of a kind; return the keys of the jobs that changed."""
-        kept = [_kept(kind, item) for item in items]  # one by one: as dictionaries the list would be large
+        kept = [_kept(kind, item) for item in items]  # one at a time: decoding the whole list would take much memory
         with self._lock:
             touched = self._forget(kind)
             for entry in kept:
@@ -60,12 +60,12 @@ class Cache:
             return self._drop(kind, *entry[:2]) if event == "DELETED" else self._put(kind, *entry)
 
     def keys(self) -> list[Key]:
-        """All jobs."""
+        """Return the keys of all jobs."""
         with self._lock:
             return list(self._jobs)
 
     def jobs(self) -> list[Object]:
-        """All jobs, without what belongs to them."""
+        """Return all RLJobs, without their children."""
         with self._lock:
             kept = list(self._jobs.values())
         return [_DECODER.decode(job) for job in kept]

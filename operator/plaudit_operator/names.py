@@ -1,4 +1,4 @@
-"""Every name that the operator gives: labels, annotations, children, conditions, reasons, exit codes."""
+"""Names that the operator uses in the cluster: labels, annotations, children, conditions, reasons, exit codes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FIELD_MANAGER: Final = "plaudit-operator"
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 LABEL_JOB: Final = f"{GROUP}/job"
 LABEL_RUN: Final = f"{GROUP}/run"
-"""On pods: tells those of this run from those of an earlier job of the same name."""
+"""On pods: separates the pods of this run from those of an earlier job of the same name."""
 LABEL_ROLE: Final = f"{GROUP}/role"
 LABEL_CLIENT: Final = f"{GROUP}/client"
 """On pods of users that submit samples to the scoring service of this name: Redis's policy lets them in."""
@@ -19,16 +19,16 @@ LABEL_CLIENT_OF: Final = f"{GROUP}/client-of"
 LABEL_SCORER: Final = f"{GROUP}/scorer"
 LABEL_ATTEMPT: Final = f"{GROUP}/attempt"
 SELECTOR: Final = f"{MANAGED_BY}={FIELD_MANAGER}"
-"""Selects everything that the operator made."""
+"""Selects all objects that the operator created."""
 
 INPUTS: Final = f"{GROUP}/inputs"
-"""Annotation: digest of the part of the user's specification that a pod template follows from."""
+"""Annotation: digest of the part of the user's spec that a pod template is rendered from."""
 KEDA_PAUSE: Final = "autoscaling.keda.sh/paused-replicas"
 COMPLETION_INDEX: Final = "batch.kubernetes.io/job-completion-index"
 
 KUEUE_QUEUE: Final = "kueue.x-k8s.io/queue-name"
 KUEUE_MANAGED: Final = "kueue.x-k8s.io/managed"
-"""Label: with the annotation ``KUEUE_PARENT`` it puts pods of a Job, StatefulSet or Deployment under Kueue's hand."""
+"""Label: with the annotation ``KUEUE_PARENT`` it makes Kueue manage pods of a Job, StatefulSet or Deployment."""
 KUEUE_PARENT: Final = "kueue.x-k8s.io/pod-suspending-parent"
 KUEUE_GROUP: Final = "kueue.x-k8s.io/pod-group-name"
 KUEUE_COUNT: Final = "kueue.x-k8s.io/pod-group-total-count"
@@ -43,9 +43,9 @@ RENDEZVOUS_PORT: Final = 29500
 EXIT_FAILED: Final = 3
 """Too many scores failed: another attempt would meet the same scorers."""
 EXIT_STOPPED: Final = 4
-"""The trainer was told to stop before its last step; another attempt goes on from its checkpoint."""
+"""The trainer was stopped before its last step; another attempt resumes from its checkpoint."""
 EXIT_NO_RETRY: Final = 42
-"""A user's own code says so."""
+"""The user's own code asked for no further attempts."""
 
 
 def run_id(name: str, uid: str) -> str:
@@ -94,7 +94,7 @@ class ConditionType:
 
 
 class Reason:
-    """Reasons of conditions and events; docs/kubernetes/conditions.md says of each what to do."""
+    """Reasons of conditions and events; docs/kubernetes/conditions.md lists the remedy for each."""
 
     VALID: Final = "Valid"
     INVALID: Final = "Invalid"

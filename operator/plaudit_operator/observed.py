@@ -24,36 +24,36 @@ class Observed:
     children: Mapping[tuple[str, str], Object] = field(default_factory=dict)
     """Children by kind and name, whoever owns them."""
     pods: tuple[Object, ...] = ()
-    """Pods that carry the job's labels, trimmed to what is read here."""
+    """Pods with the job's labels, trimmed to the fields that the planner reads."""
     files: Object | None = None
     """The ConfigMap that ``spec.files`` names; looked up only before admission."""
     progress: Mapping[str, Any] = field(default_factory=lambda: _NO_PROGRESS)
-    """``status.progress`` from the metrics service; empty when it was not asked or did not answer."""
+    """``status.progress`` from the metrics service; empty if it was not read or did not respond."""
     refusals: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """Why a child could not be written last time, by kind and name."""
+    """Errors of children that could not be written last time, by kind and name."""
 
     @property
     def name(self) -> str:
-        """The job's name."""
+        """Return the job's name."""
         return str(self.job["metadata"]["name"])
 
     @property
     def namespace(self) -> str:
-        """The job's namespace."""
+        """Return the job's namespace."""
         return str(self.job["metadata"]["namespace"])
 
     @property
     def uid(self) -> str:
-        """The job's uid."""
+        """Return the job's uid."""
         return str(self.job["metadata"]["uid"])
 
     @property
     def status(self) -> Object:
-        """The status as last reported."""
+        """Return the status as last reported."""
         return self.job.get("status") or {}
 
     def condition(self, kind: str) -> Object:
-        """A condition as last reported; empty when it was not."""
+        """Return a condition as last reported; empty if it was not."""
         conditions = self.status.get("conditions") or []
         return next((condition for condition in conditions if condition["type"] == kind), {})
 
@@ -63,35 +63,35 @@ class Observed:
 
     @property
     def ended(self) -> bool:
-        """True if the job is complete or has failed, which never changes."""
+        """Return True if the job is complete or has failed; both are final."""
         return self.is_true(names.ConditionType.COMPLETE) or self.is_true(names.ConditionType.FAILED)
 
     def child(self, kind: str, name: str) -> Object | None:
-        """A child that this very job owns."""
+        """Return a child that this job owns; None if it is missing or has another owner."""
         found = self.children.get((kind, name))
         return found if found is not None and owner_uid(found) == self.uid else None
 
     def own(self, kind: str) -> Iterator[Object]:
-        """The children of a kind that this very job owns."""
+        """Yield the children of a kind that this job owns."""
         return (found for (k, _), found in self.children.items() if k == kind and owner_uid(found) == self.uid)
 
     def pods_of(self, role: str) -> list[Object]:
-        """The pods of a role."""
+        """Return the pods of a role."""
         return [pod for pod in self.pods if labels(pod).get(names.LABEL_ROLE) == role]
 
 
 def labels(item: Object) -> Mapping[str, str]:
-    """Labels of an object."""
+    """Return the labels of an object."""
     return item["metadata"].get("labels") or {}
 
 
 def annotations_of(item: Object) -> Mapping[str, str]:
-    """Annotations of an object."""
+    """Return the annotations of an object."""
     return item["metadata"].get("annotations") or {}
 
 
 def owner_uid(item: Object) -> str:
-    """Uid of an object's controller; empty when it has none."""
+    """Return the uid of an object's controller; empty if it has none."""
     owners = item["metadata"].get("ownerReferences") or []
     return next((str(owner["uid"]) for owner in owners if owner.get("controller")), "")
 
@@ -102,12 +102,12 @@ def attempt_of(item: Object) -> int:
 
 
 def seconds(timestamp: str | None) -> float | None:
-    """A Kubernetes time as seconds since the epoch."""
+    """Return a Kubernetes timestamp as seconds since the epoch."""
     if not timestamp:
         return None
     return datetime.fromisoformat(timestamp).timestamp()
 
 
 def timestamp(now: float) -> str:
-    """Seconds since the epoch as a Kubernetes time."""
+    """Return seconds since the epoch as a Kubernetes timestamp."""
     return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

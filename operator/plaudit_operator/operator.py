@@ -1,4 +1,4 @@
-"""The running operator: watches fill the queue, and workers empty it while this process holds the Lease."""
+"""Run the operator: watches fill the work queue, and workers drain it while this process holds the Lease."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _CALLS_AT_A_TIME = 16
 
 
 class Operator:
-    """Everything of one operator process but its HTTP port.
+    """One operator process, without its HTTP port.
 
     Args:
         kube: the API server.
-        settings: its settings.
-        progress: asks a job's metrics service.
+        settings: the operator's settings.
+        progress: reads progress from a job's metrics service.
     """
 
     def __init__(self, kube: Kube, settings: Settings, progress: Progress) -> None:
@@ -67,7 +67,7 @@ class Operator:
         )
 
     def run(self) -> None:
-        """Works until ``stop`` is set or the Lease is lost."""
+        """Reconcile jobs until ``stop`` is set or the Lease is lost."""
         threads = [
             threading.Thread(target=informer.run, args=(self.stop,), daemon=True) for informer in self._informers
         ]

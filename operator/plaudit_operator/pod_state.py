@@ -97,7 +97,7 @@ def is_gated(pod: Object) -> bool:
     return any(c["type"] == "PodScheduled" and c.get("reason") == "SchedulingGated" for c in _conditions(pod))
 
 
-def taken_away_since(pod: Object) -> float | None:
+def evicted_since(pod: Object) -> float | None:
     """Return when the pod was evicted because its node is unreachable or not ready; None if it was not."""
     if not is_leaving(pod):
         return None
@@ -105,7 +105,7 @@ def taken_away_since(pod: Object) -> float | None:
     return next((seconds(c.get("lastTransitionTime")) for c in taken if c.get("reason") == _TAKEN_AWAY), None)
 
 
-def is_unheard(pod: Object) -> bool:
+def is_node_lost(pod: Object) -> bool:
     """Return True if the control plane set the pod to not ready, and its kubelet did not."""
     holds = {c["type"]: c["status"] == "True" for c in _conditions(pod)}
     return holds.get("ContainersReady", False) and not holds.get("Ready", False)

@@ -15,13 +15,13 @@ _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 
 
 class Series:
-    """The operator's figures.
+    """The operator's series.
 
     Args:
-        cache: jobs are counted from it when Prometheus asks.
-        queue_depth: keys that wait.
-        leads: whether this operator leads.
-        silences: seconds since each watch was last heard, by kind.
+        cache: source of the series of jobs, read at each scrape.
+        queue_depth: returns the number of queued keys.
+        leads: returns True while this operator is the leader.
+        silences: returns the seconds since the last event of each watch, by kind.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class _State(Collector):
         self._silences = silences
 
     def collect(self) -> Iterator[Metric]:
-        """The gauges."""
+        """Yield the gauges."""
         yield GaugeMetricFamily("plaudit_operator_queue_depth", "RLJobs that wait", value=self._queue_depth())
-        yield GaugeMetricFamily("plaudit_operator_leader", "1 on the operator that leads", value=int(self._leads()))
+        yield GaugeMetricFamily("plaudit_operator_leader", "1 on the leader, 0 on standbys", value=int(self._leads()))
         ages = GaugeMetricFamily(
-            "plaudit_operator_watch_last_event_age_seconds", "Since the watch was last heard", labels=["kind"]
+            "plaudit_operator_watch_last_event_age_seconds", "Time since the last event of the watch", labels=["kind"]
         )
         for kind, age_s in self._silences().items():
             ages.add_metric([kind], age_s)

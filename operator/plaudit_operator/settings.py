@@ -26,7 +26,7 @@ class Images:
     redis: str
     """``PLAUDIT_IMAGE_REDIS``: ``redis-server`` and ``redis-cli`` 7, or Valkey under these names."""
     pull_policy: str = ""
-    """``PLAUDIT_IMAGE_PULL_POLICY``: of all of them. Default empty: the cluster's."""
+    """``PLAUDIT_IMAGE_PULL_POLICY``: pull policy of all images. Default empty: the cluster's."""
     pull_secret: str = ""
     """``PLAUDIT_IMAGE_PULL_SECRET``: name of a Secret in the jobs' namespaces. Default empty: none."""
 
@@ -37,9 +37,9 @@ class Settings:
 
     images: Images
     namespace: str
-    """``PLAUDIT_NAMESPACE``: its own; the Lease lies there. Default: the service account's."""
+    """``PLAUDIT_NAMESPACE``: the operator's namespace, with its Lease. Default: the service account's."""
     watch_namespace: str = ""
-    """``PLAUDIT_WATCH_NAMESPACE``: the only one it looks after. Default empty: all."""
+    """``PLAUDIT_WATCH_NAMESPACE``: the only namespace that it watches. Default empty: all."""
     identity: str = ""
     """``PLAUDIT_IDENTITY``: its name in the Lease. Default: the host's name."""
     port: int = 8080
@@ -50,15 +50,15 @@ class Settings:
     """``PLAUDIT_RUN_AS_USER``: uid and gid of all of a job's processes, so that they share a volume; 0 = the cluster
     chooses (OpenShift)."""
     monitoring_namespace: str = ""
-    """``PLAUDIT_MONITORING_NAMESPACE``: whose pods may read a job's metrics. Default empty: any namespace's."""
+    """``PLAUDIT_MONITORING_NAMESPACE``: namespace whose pods may read a job's metrics. Default empty: any namespace."""
     keda_namespace: str = "keda"
-    """``PLAUDIT_KEDA_NAMESPACE``: whose pods may ask a job's Redis how long its queues are."""
+    """``PLAUDIT_KEDA_NAMESPACE``: namespace of KEDA, whose pods may connect to a job's Redis."""
     network_policies: bool = True
-    """``PLAUDIT_NETWORK_POLICIES``: ``false`` makes none."""
+    """``PLAUDIT_NETWORK_POLICIES``: ``false`` creates no policies."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
-        """Reads the settings.
+        """Read the settings.
 
         Raises:
             SettingsError: a variable is missing or not a number.

@@ -1,4 +1,4 @@
-"""Every child that a job should have now: templates frozen first, then whole objects around them."""
+"""Render all children that a job should have: freeze the pod templates first, then build the objects around them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Templates = Mapping[str, Any]
 
 
 def frozen_templates(context: JobContext) -> Templates:
-    """The pod template of each role, with the digest of what in the user's specification it follows from.
+    """Return the pod template of each role, with a digest of the part of the user's spec that it is rendered from.
 
-    A template that exists is kept as long as that part is the same, whatever this version of the operator would make
-    of it: an upgrade restarts nothing.
+    An existing template is kept while that part is unchanged, even if this version of the operator would render it
+    differently: an upgrade restarts nothing.
     """
     before = context.admitted.templates
     templates = {}
@@ -57,13 +57,13 @@ def _templates(context: JobContext) -> Iterator[tuple[str, str, Callable[[], Man
 
 
 def manifests(context: JobContext, templates: Templates, *, suspended: bool, waits: bool) -> list[Manifest]:
-    """All children but the trainer's Jobs and the Secret, which are made once and never changed.
+    """Return all children except the trainer's Jobs and the Secret, which are created once and never changed.
 
     Args:
         context: the job.
-        templates: as frozen.
-        suspended: whether the job is to rest.
-        waits: whether it waits for its place, and what is outside its gang rests.
+        templates: frozen pod templates by child.
+        suspended: True if the job is to be suspended.
+        waits: True while the gang is not scheduled; roles outside it then have no pods.
     """
 
     def frozen(child: str) -> tuple[Manifest, str]:

@@ -1,8 +1,8 @@
 """Autoscale the reward workers: KEDA by queue length, or an HPA by CPU. The operator then leaves ``replicas`` alone.
 
-An entry leaves its stream when its work is done, so a stream's length is what waits and what is in work together: while
-KEDA goes by it, no scale-down counts away what workers hold. (Lag and pending entries would be two triggers, and Redis
-gives no lag after some deletions, which KEDA reads as an empty queue.)
+An entry leaves its stream when its work is done, so a stream's length counts queued and claimed work together: KEDA
+never scales down while workers still need their pods. (Lag and pending entries would be two triggers, and after some
+deletions Redis reports no lag, which KEDA reads as an empty queue.)
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _UP: Manifest = {
 
 
 def manifests(context: JobContext, *, suspended: bool) -> list[Manifest]:
-    """ScaledObject and its authentication, or an HPA, or nothing."""
+    """Return the ScaledObject and its TriggerAuthentication, or the HPA, or an empty list."""
     scaling = context.spec.reward.workers.autoscaling
     if scaling is None:
         return []
@@ -103,7 +103,7 @@ def _scaled_object(context: JobContext, scaling: AutoscalingSpec, *, suspended: 
         "minReplicaCount": scaling.min_replicas,
         "maxReplicaCount": scaling.max_replicas,
         "pollingInterval": _POLL_S,
-        # From one worker to none. The first of all starts even without work, and shows whether the scorers do.
+        # Applies between one worker and none. The first worker starts even without work, to show that the scorers load.
         "initialCooldownPeriod": quiet_s,
         "cooldownPeriod": quiet_s,
         "fallback": {"failureThreshold": _FAILED_POLLS, "replicas": max(1, scaling.min_replicas), "behavior": _KEEP},

@@ -16,7 +16,7 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True)
 class JobContext:
-    """One RLJob, admitted."""
+    """An admitted RLJob, with everything that its manifests depend on."""
 
     name: str
     namespace: str
@@ -26,41 +26,41 @@ class JobContext:
 
     @property
     def job(self) -> RLJob:
-        """The job that runs."""
+        """Return the job as admitted."""
         return self.admitted.job
 
     @property
     def spec(self) -> Spec:
-        """Its specification."""
+        """Return the job's spec."""
         return self.admitted.job.spec
 
     @property
     def files(self) -> tuple[JobFile, ...]:
-        """Files that travel with it."""
+        """Return the files of the job."""
         return self.admitted.files
 
     @property
     def run(self) -> str:
-        """Id of the run."""
+        """Return the id of the run."""
         return names.run_id(self.name, self.uid)
 
     @property
     def run_folder(self) -> str:
-        """Path of checkpoints, weights and samples in every pod."""
+        """Return the folder of checkpoints, weights and samples, which is the same in every pod."""
         return f"{self.spec.storage.mount_path.rstrip('/')}/runs/{self.namespace}/{self.run}"
 
     @property
     def redis_url(self) -> str:
-        """The transport's address."""
+        """Return the URL of the transport."""
         service = f"{names.role_object(self.name, 'redis')}.{self.namespace}.svc"
         return self.spec.transport.url or f"redis://{service}:{names.REDIS_PORT}/0"
 
     def labels(self, role: str) -> dict[str, str]:
-        """Labels that select the pods of a role."""
+        """Return the labels that select the pods of a role."""
         return {names.LABEL_JOB: self.name, names.LABEL_ROLE: role}
 
     def metadata(self, name: str, role: str, **extra_labels: str) -> Manifest:
-        """Name, labels and owner of a child."""
+        """Return the metadata of a child: name, labels and owner."""
         return {
             "name": name,
             "namespace": self.namespace,
@@ -84,6 +84,6 @@ class JobContext:
         }
 
     def manifest(self, kind: Kind, metadata: Manifest, spec: Manifest | None = None, **fields: Any) -> Manifest:
-        """A whole object."""
+        """Return a complete manifest."""
         head = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
         return head | ({"spec": spec} if spec is not None else {}) | fields

@@ -1,4 +1,4 @@
-"""Deployments, Services and disruption budgets of a job."""
+"""Build the Deployments, Services and disruption budgets of a job."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ def deployment(
     strategy: Manifest,
     **selector: str,
 ) -> Manifest:
-    """A Deployment without ``replicas``: these are given when it is made, and then through its scale.
+    """Return a Deployment without ``replicas``, which are set at creation and then through the scale subresource.
 
     Args:
         context: the job.
-        name: of the Deployment.
-        role: of its pods.
-        template: of its pods, as frozen.
-        inputs: digest of what the template follows from.
-        strategy: of its updates.
-        **selector: further labels that tell its pods from others of the role, underscores for the sign that they have.
+        name: name of the Deployment.
+        role: role of its pods.
+        template: frozen pod template.
+        inputs: digest of the part of the spec that the template is rendered from.
+        strategy: update strategy.
+        **selector: ``scorer``, if a label has to separate its pods from others of the role.
     """
     extra = {names.LABEL_SCORER: selector["scorer"]} if "scorer" in selector else {}
     metadata = context.metadata(name, role, **extra)
@@ -42,7 +42,7 @@ def deployment(
 def service(
     context: JobContext, name: str, role: str, ports: dict[str, int], *, headless: bool = False, **selector: str
 ) -> Manifest:
-    """A Service over the pods of a role."""
+    """Return a Service that selects the pods of a role."""
     extra = {names.LABEL_SCORER: selector["scorer"]} if "scorer" in selector else {}
     spec: Manifest = {
         "selector": {**context.labels(role), **extra},
@@ -54,7 +54,10 @@ def service(
 
 
 def disruption_budget(context: JobContext, role: str) -> Manifest:
-    """At most one pod of a role is evicted at a time. Only for Deployments of two or more: others hang a drain."""
+    """Return a budget that evicts one pod of a role at a time.
+
+    Only for Deployments of two or more replicas: with one, it would block a drain.
+    """
     spec = {"maxUnavailable": 1, "selector": {"matchLabels": context.labels(role)}}
     name = names.role_object(context.name, role)
     return context.manifest(PDB, context.metadata(name, role), spec)

@@ -14,15 +14,15 @@ _ROLES = ("trainer", "rollout", "redis")
 
 
 def size(context: JobContext) -> int:
-    """Pods of the group."""
+    """Return the number of pods in the group."""
     spec = context.spec
     return spec.trainer.pods + spec.rollout.replicas + (0 if spec.transport.url else 1)
 
 
 def pod_groups(context: JobContext) -> list[Manifest]:
-    """The PodGroup of a gang (KEP-4671). Its count cannot change, and so ``rollout.replicas`` cannot.
+    """Return the PodGroup of a gang (KEP-4671). Its count is immutable, and so is ``rollout.replicas``.
 
-    A trainer's next attempt and a rollout's replacement join it again: pods that run count.
+    The trainer's next attempt and the replacement of a rollout join it again: running pods count.
     """
     if context.spec.scheduling.gang == "none":
         return []
@@ -37,7 +37,7 @@ def joined(context: JobContext, role: str) -> Manifest:
         return {}
     if scheduling.gang == "native":
         return {"spec": {"schedulingGroup": {"podGroupName": context.run}}}
-    # The gate is Kueue's own, which its webhook would set: a cluster without it must not run the job past its queue.
+    # Kueue's webhook would set this gate too. Without Kueue in the cluster, it keeps the job from bypassing its queue.
     return {
         "metadata": {
             "labels": {

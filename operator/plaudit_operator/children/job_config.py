@@ -1,4 +1,4 @@
-"""The job's ConfigMap: what its processes read, and what the operator froze. And the service account of its pods."""
+"""Build the job's ConfigMap, with the job file and the frozen pod templates, and the service account of its pods."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from plaudit_workers.job.loading.dump import dump_json, job_data
 
 
 def config_map(context: JobContext, templates: Mapping[str, Any]) -> Manifest:
-    """The resolved job with its files and the frozen pod templates.
+    """Return the ConfigMap of the resolved job, its files and the frozen pod templates.
 
     Args:
         context: the job.
@@ -37,8 +37,8 @@ def config_map(context: JobContext, templates: Mapping[str, Any]) -> Manifest:
 def _job_file(context: JobContext) -> str:
     """Return the resolved job, for the job's processes.
 
-    Their images are those of the job's admission. So the file stays as the operator of that time wrote it, with its
-    fields and its defaults, and an edit changes nothing in it but the mutable fields.
+    The processes run the images of the job's admission. So the file keeps the fields and defaults of the operator that
+    admitted the job, and an edit changes only mutable fields in it.
     """
     written, current = context.admitted.written, context.admitted.current
     if "job.yaml" not in written:
@@ -50,7 +50,7 @@ def _job_file(context: JobContext) -> str:
 
 
 def service_account(context: JobContext) -> Manifest:
-    """The account of the job's pods: it may do nothing, and no pod gets its token."""
+    """Return the service account of the job's pods: it has no rights, and no pod mounts its token."""
     metadata = context.metadata(names.role_object(context.name, "pods"), "pods")
     return context.manifest(SERVICE_ACCOUNT, metadata, automountServiceAccountToken=False)
 

@@ -1,4 +1,4 @@
-"""``pod.template`` over a finished pod template, the way Kubernetes' strategic merge patch does it."""
+"""Apply ``pod.template`` to a finished pod template as a Kubernetes strategic merge patch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MERGE_KEYS = {
 
 
 def strategic_merge(base: Any, patch: Any, field: str = "") -> Any:
-    """``patch`` over ``base``; a null takes a field out."""
+    """Return ``base`` with ``patch`` applied; a null removes a field."""
     if isinstance(base, Mapping) and isinstance(patch, Mapping):
         merged = {**base}
         for key, value in patch.items():

@@ -11,7 +11,7 @@ ROLE = "metrics"
 
 
 def template(context: JobContext) -> Manifest:
-    """Pod template of the metrics service."""
+    """Return the pod template of the metrics service."""
     latency = context.spec.metrics.reward_latency
     process = Process(
         role=ROLE,
@@ -35,7 +35,7 @@ def template(context: JobContext) -> Manifest:
 
 
 def manifests(context: JobContext, template_: Manifest, inputs: str) -> list[Manifest]:
-    """Deployment and Service."""
+    """Return the Deployment and Service of the metrics service."""
     name = names.role_object(context.name, ROLE)
     return [
         deployment(context, name, ROLE, template_, inputs, {"type": "Recreate"}),

@@ -1,6 +1,6 @@
 """Network policies: restrict egress of reward workers, and ingress to Redis, metrics, reward models and trainer.
 
-A policy knows no host names: a judge outside the cluster opens its port to all public addresses.
+Policies cannot match host names: for a judge outside the cluster, its port is open to all public addresses.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def manifests(context: JobContext) -> list[Manifest]:
     if reward_model.served(context):
         policies.append(_from_role(context, reward_model.ROLE, "reward", [_tcp(names.MODEL_PORT)]))
     if context.spec.trains:
-        # Ranks meet at one port, and then exchange gradients on ports that NCCL and Gloo choose.
+        # Ranks rendezvous on one port, and then exchange gradients on ports that NCCL and Gloo choose.
         policies.append(_from_role(context, "trainer", "trainer", []))
     return policies
 
@@ -60,7 +60,7 @@ def _to_redis(context: JobContext) -> Manifest:
     address = urlsplit(context.redis_url)
     if namespace := _service_namespace(address.hostname or "", context.namespace):
         return {"to": [_namespace(namespace)]}
-    return {"ports": [_tcp(address.port or names.REDIS_PORT)]}  # at home or far away: its network is not ours to know
+    return {"ports": [_tcp(address.port or names.REDIS_PORT)]}  # the network of an external Redis is unknown
 
 
 def _to_role(context: JobContext, role: str, port: int) -> Manifest:
@@ -68,7 +68,7 @@ def _to_role(context: JobContext, role: str, port: int) -> Manifest:
 
 
 def _judges(context: JobContext) -> list[str]:
-    """Addresses that scorers name, each once, in order."""
+    """Return the distinct addresses that scorers name, in order."""
     scorers = context.spec.reward.scorers
     urls = [scorer.judge.base_url for scorer in scorers if scorer.judge]
     urls += [scorer.limits.shared.url for scorer in scorers if scorer.limits and scorer.limits.shared]
@@ -76,7 +76,7 @@ def _judges(context: JobContext) -> list[str]:
 
 
 def _to_judge(context: JobContext, url: str) -> Manifest:
-    """A Service of the cluster becomes its namespace; anything else all public addresses, on its port."""
+    """Return the egress rule of an address: a Service's namespace, otherwise all public addresses on its port."""
     parts = urlsplit(url)
     port = parts.port or {"http": 80, "https": 443, "redis": 6379, "rediss": 6379}[parts.scheme]
     namespace = _service_namespace(parts.hostname or "", context.namespace)
@@ -87,7 +87,7 @@ def _to_judge(context: JobContext, url: str) -> Manifest:
 
 
 def _service_namespace(host: str, own: str) -> str:
-    """The namespace of ``service``, ``service.namespace`` or ``service.namespace.svc…``; empty for other hosts."""
+    """Return the namespace of ``service``, ``service.namespace`` or ``service.namespace.svc…``; else empty."""
     labels = host.split(".")
     if len(labels) == 1:
         return own
@@ -112,7 +112,7 @@ def _metrics(context: JobContext) -> Manifest:
 
 
 def _from_role(context: JobContext, role: str, sender: str, ports: list[Manifest]) -> Manifest:
-    """Let pods of one role of the job in, on these ports (empty: all)."""
+    """Return the policy that admits pods of role ``sender`` to pods of ``role``, on these ports (empty: all)."""
     allowed: Manifest = {"from": [{"podSelector": {"matchLabels": context.labels(sender)}}]}
     return _policy(
         context, role, {"policyTypes": ["Ingress"], "ingress": [allowed | ({"ports": ports} if ports else {})]}

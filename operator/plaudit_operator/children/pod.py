@@ -1,4 +1,4 @@
-"""The pod template of every process of a job: security, folders, the job's files, what a user's ``pod`` adds."""
+"""Build the pod template of each process of a job: security, folders, the job's files, the user's ``pod`` section."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECRETS_FOLDER = "/run/plaudit/secrets"
 
 _LOST_NODE_TOLERATED_S = 30
 _STARTS_WITHIN_S = 300
-"""Nothing is killed for not answering before it has answered once: on a busy node imports alone take a minute."""
+"""No process is killed before its first successful probe: on a busy node imports alone take a minute."""
 _READ_ONLY = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 
 _PREPARE = """\
@@ -39,10 +39,10 @@ while True:
             print(f"waiting for Redis at {redis.hostname}:{redis.port or 6379}: {said}", flush=True)
         time.sleep(0.5)
 """
-"""Makes the run's folder and waits for Redis: a process that finds none would end, and a trainer's end counts.
+"""Create the run's folder and wait for Redis: a process without Redis exits, and a trainer's exit counts as a failure.
 
-Process 1 of a container is not ended by a SIGTERM that it does not handle: a pod that is deleted while it waits would
-hold its GPUs for the whole grace period."""
+Process 1 of a container ignores a SIGTERM that it does not handle: without the handler, a pod that is deleted while it
+waits would hold its GPUs for the whole grace period."""
 
 
 @dataclass(frozen=True)
@@ -54,27 +54,27 @@ class Process:
     command: list[str]
     pod: PodSpec
     environment: dict[str, Any] = field(default_factory=dict)
-    """Name to value, or to a ``valueFrom`` object."""
+    """Value or ``valueFrom`` object by name."""
     ports: dict[str, int] = field(default_factory=dict)
     probe: Manifest | None = None
-    """Readiness; liveness is the same probe, slower, where ``liveness`` says so."""
+    """Readiness probe; with ``liveness`` also used, less often, as the liveness probe."""
     liveness: Manifest | None = None
     grace_s: int = 60
     gpus: int = 0
     secrets: tuple[SecretKey, ...] = ()
-    """Secrets that the process reads, as files ``<secrets folder>/<name>/<key>``."""
+    """Secrets that the process reads as files, ``<secrets folder>/<name>/<key>``."""
     joins_run: bool = True
     """True if it connects to the run's Redis and uses the run's folder."""
     restart_policy: str = "Always"
     pod_fields: Manifest = field(default_factory=dict)
-    """Further fields of the pod's spec."""
+    """Additional fields of the pod's spec."""
     labels: dict[str, str] = field(default_factory=dict)
     extra_volumes: tuple[Manifest, ...] = ()
     extra_mounts: tuple[Manifest, ...] = ()
 
 
 def pod_template(context: JobContext, process: Process) -> Manifest:
-    """The finished template, with the user's ``pod`` in it."""
+    """Return the finished template, with the user's ``pod`` section applied."""
     pod = process.pod
     spec: Manifest = {
         "serviceAccountName": pod.service_account_name or names.role_object(context.name, "pods"),
@@ -148,7 +148,7 @@ def _prepare(context: JobContext, process: Process) -> Manifest:
 
 
 def _environment(context: JobContext, process: Process) -> list[Manifest]:
-    """Later entries win: ours, then the role's, then the user's."""
+    """Return the environment; later entries override earlier ones: the operator's, the role's, the user's."""
     values: dict[str, Any] = {
         "HOME": HOME,
         "USER": "plaudit",
@@ -253,7 +253,7 @@ def _secret_volume(index: int) -> str:
 
 
 def _secret_files(process: Process) -> list[tuple[str, str, list[Manifest]]]:
-    """Folder, Secret and items of every Secret that the process reads."""
+    """Return folder, Secret and items of each Secret that the process reads."""
     found: dict[str, list[Manifest]] = {}
     for secret in process.secrets:
         items = found.setdefault(secret.name, [])
@@ -286,5 +286,5 @@ def _lost_node_tolerations() -> list[Manifest]:
 
 
 def http_probe(path: str, port: str) -> Manifest:
-    """A probe over HTTP."""
+    """Return an HTTP probe."""
     return {"httpGet": {"path": path, "port": port}}

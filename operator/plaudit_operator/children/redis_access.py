@@ -39,23 +39,23 @@ def mounts(context: JobContext, role: str) -> list[Manifest]:
 
 
 def volumes(context: JobContext, role: str) -> list[Manifest]:
-    """The volume that holds them."""
+    """Return the volume of the files."""
     found = _files(context, role)
     return [volume([_source(reference, path) for path, reference in found])] if found else []
 
 
 def mount() -> Manifest:
-    """The volume's place."""
+    """Return the mount of the volume."""
     return {"name": VOLUME, "mountPath": REDIS_FOLDER, "readOnly": True}
 
 
 def volume(sources: Sequence[Manifest]) -> Manifest:
-    """A volume of keys of Secrets and ConfigMaps."""
+    """Return a projected volume of keys of Secrets and ConfigMaps."""
     return {"name": VOLUME, "projected": {"sources": list(sources), "defaultMode": 0o440}}
 
 
 def secret_source(name: str, *keys: str) -> Manifest:
-    """Keys of a Secret, as files of the same names."""
+    """Return a volume source with keys of a Secret as files of the same names."""
     return {"secret": {"name": name, "items": [{"key": key, "path": key} for key in keys]}}
 
 
@@ -92,5 +92,5 @@ def _in_volume(path: str, given: set[str]) -> str:
 
 
 def _absolute(file: str) -> str:
-    """A relative path is that of a file that travels with the job."""
+    """Return the path in the pod; a relative path names one of the job's files."""
     return f"{JOB_FOLDER}/{file}" if file and not file.startswith("/") else file

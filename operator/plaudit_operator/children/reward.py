@@ -1,4 +1,4 @@
-"""Reward workers: a Deployment that may follow the queue."""
+"""Build the Deployment of the reward workers, which an autoscaler may scale."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROLE = "reward"
 
 
 def template(context: JobContext) -> Manifest:
-    """Pod template of the reward workers."""
+    """Return the pod template of the reward workers."""
     process = Process(
         role=ROLE,
         image=context.settings.images.worker,
@@ -38,7 +38,7 @@ def _environment(context: JobContext) -> dict[str, str]:
 
 
 def manifests(context: JobContext, template_: Manifest, inputs: str) -> list[Manifest]:
-    """The Deployment."""
+    """Return the Deployment of the reward workers."""
     strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 1}}
     name = names.role_object(context.name, ROLE)
     return [deployment(context, name, ROLE, template_, inputs, strategy)]

@@ -1,4 +1,4 @@
-"""One reward model per scorer of kind ``model``: a Deployment of servers behind a headless Service."""
+"""Build one reward model per scorer of kind ``model``: a Deployment of servers behind a headless Service."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ ROLE = "model"
 
 
 def served(context: JobContext) -> list[ScorerSpec]:
-    """The scorers whose models are served."""
+    """Return the scorers whose models the job serves."""
     return [scorer for scorer in context.spec.reward.scorers if scorer.model is not None]
 
 
 def template(context: JobContext, scorer: ScorerSpec) -> Manifest:
-    """Pod template of one scorer's servers."""
+    """Return the pod template of one scorer's servers."""
     assert scorer.model is not None
     with_gpu = str(scorer.model.pod.resources.limits.get(GPU, 1)) != "0"
     command = server_command(scorer.model, scorer.name, "0.0.0.0", names.MODEL_PORT, with_gpu=with_gpu)  # noqa: S104
@@ -62,7 +62,7 @@ def _mount(context: JobContext) -> tuple[Manifest, ...]:
 
 
 def manifests(context: JobContext, scorer: ScorerSpec, template_: Manifest, inputs: str) -> list[Manifest]:
-    """Deployment and Service."""
+    """Return the Deployment and Service of one scorer's servers."""
     name = names.model_object(context.name, scorer.name)
     strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
     return [

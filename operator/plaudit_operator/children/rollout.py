@@ -1,4 +1,4 @@
-"""Rollout workers: a Deployment, since nothing needs their names; never more pods than there are GPUs for."""
+"""Build the Deployment of the rollout workers; an update never runs more pods than there are GPUs for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROLE = "rollout"
 
 
 def template(context: JobContext) -> Manifest:
-    """Pod template of the rollout workers."""
+    """Return the pod template of the rollout workers."""
     rollout = context.spec.rollout
     gpus = rollout.engine.tensor_parallel_size if rollout.engine.kind == "vllm" else 0
     process = Process(
@@ -29,7 +29,7 @@ def template(context: JobContext) -> Manifest:
 
 
 def manifests(context: JobContext, template_: Manifest, inputs: str) -> list[Manifest]:
-    """The Deployment."""
+    """Return the Deployment of the rollout workers."""
     strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
     name = names.role_object(context.name, ROLE)
     return [deployment(context, name, ROLE, template_, inputs, strategy)]

@@ -1,7 +1,7 @@
-"""The trainer: one Indexed Job per attempt, whose pods find each other through a headless Service.
+"""Build one Indexed Job per attempt of the trainer, whose pods find each other through a headless Service.
 
 A Job cannot restart a group of ranks (it would replace one while the others hang in collectives), so an attempt is
-never repaired: when one pod fails the Job fails, and ``policies/failure.py`` says what comes next.
+never repaired: if one pod fails, the Job fails, and ``policies/failure.py`` decides whether another attempt follows.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from plaudit_operator.runtime.kinds import JOB, SERVICE
 ROLE = "trainer"
 
 _LAST_UPDATE_WITHIN_S = 600
-"""A trainer that is told to stop finishes its update and writes a checkpoint."""
+"""Time that the trainer has after SIGTERM to finish its update and write a checkpoint."""
 
 
 def template(context: JobContext) -> Manifest:
-    """Pod template of the trainer; what belongs to one attempt is added by ``job``."""
+    """Return the pod template of the trainer; ``job`` adds the fields of one attempt."""
     trainer = context.spec.trainer
     ranks_per_pod = min(trainer.ranks, trainer.ranks_per_pod)
     environment: dict[str, Any] = {"PLAUDIT_EXIT_WHEN_STOPPED": str(names.EXIT_STOPPED)}
@@ -53,7 +53,7 @@ def template(context: JobContext) -> Manifest:
 
 
 def service(context: JobContext) -> Manifest:
-    """Gives the ranks' pods names, also before they are ready."""
+    """Return the Service that gives the ranks' pods DNS names, even before they are ready."""
     name = names.role_object(context.name, ROLE)
     spec = {
         "clusterIP": "None",
@@ -65,7 +65,7 @@ def service(context: JobContext) -> Manifest:
 
 
 def job(context: JobContext, frozen_template: Manifest, attempt: int, *, suspend: bool) -> Manifest:
-    """The Job of one attempt."""
+    """Return the Job of one attempt."""
     name = names.trainer_job(context.name, attempt)
     template_ = copy.deepcopy(frozen_template)
     template_["metadata"]["labels"][names.LABEL_ATTEMPT] = str(attempt)

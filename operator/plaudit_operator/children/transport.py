@@ -1,4 +1,4 @@
-"""The job's own Redis: a StatefulSet of one, its Service and its volume, which goes when the job goes."""
+"""Build the job's own Redis: a StatefulSet of one pod, its Service, and its volume, which is deleted with the job."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from plaudit_workers.stream.access import PROBE, acl_file, users
 ROLE = "redis"
 
 USERS_FILE = "users.acl"
-"""Key of the Secret: the users, with digests in the place of passwords. Redis's own pod reads nothing else but the
-password of ``probe``."""
+"""Key of the Secret with the ACL file, which holds digests of the passwords.
+
+Redis's own pod reads only this key and the password of ``probe``."""
 KEDA_USERNAME = "keda-username"
-"""Key of the Secret with the name of KEDA's user, which a TriggerAuthentication takes from nowhere else."""
+"""Key of the Secret with the name of KEDA's user: a TriggerAuthentication reads it only from a Secret."""
 
 _START = """\
 set -eu
@@ -34,7 +35,7 @@ def managed(context: JobContext) -> bool:
 
 
 def template(context: JobContext) -> Manifest:
-    """Pod template of Redis."""
+    """Return the pod template of Redis."""
     transport = context.spec.transport.managed
     limits = {"memory": transport.memory, **transport.pod.resources.limits}
     resources = transport.pod.resources.model_copy(update={"limits": limits})
@@ -71,7 +72,7 @@ def _configuration(context: JobContext) -> str:
 
 
 def manifests(context: JobContext, template_: Manifest, inputs: str, *, rests: bool = False) -> list[Manifest]:
-    """StatefulSet and Service; one that rests has no pod, and keeps its volume."""
+    """Return the StatefulSet and Service; a suspended one has no pod and keeps its volume."""
     name = names.role_object(context.name, ROLE)
     reached = service(context, name, ROLE, {"redis": names.REDIS_PORT})
     # A probe that times out on a busy node must not cut off every process of the job: there is no other Redis.
@@ -102,9 +103,9 @@ def _stateful_set(context: JobContext, name: str, template_: Manifest, inputs: s
 
 
 def secret(context: JobContext) -> Manifest:
-    """A password for each user of the run's Redis, and the file that Redis knows them by.
+    """Return the Secret with a password for each user of the run's Redis, and the ACL file that Redis loads.
 
-    Made once: the operator can create Secrets, and neither read nor change them.
+    It is created once: the operator may create Secrets, but neither read nor change them.
     """
     metadata = context.metadata(names.redis_secret(context.name, context.uid), ROLE)
     passwords = {user: secrets.token_urlsafe(32) for user in users(trains=context.spec.trains)}

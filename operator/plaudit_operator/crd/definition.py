@@ -3,9 +3,9 @@
 Run as ``python -m plaudit_operator.crd.definition [--check|--print]``.
 
 The JSON Schema of ``plaudit_workers.job.loading.schema`` becomes a structural schema: references inlined, keywords of
-JSON Schema 2020 written as OpenAPI 3.0's, a bound on every text, list and mapping (the API server prices CEL rules by
-them). Short rules between fields, and immutability, become CEL; the operator checks
-every rule again with the models (condition ``SpecValid``). Defaults are left out: an object keeps what was written.
+JSON Schema 2020 translated to OpenAPI 3.0, and a bound on every text, list and mapping (the API server estimates the
+cost of CEL rules from them). Short rules between fields, and immutability, become CEL; the operator checks every rule
+again with the models (condition ``SpecValid``). Defaults are omitted: an object keeps what its user wrote.
 """
 
 from __future__ import annotations

@@ -53,12 +53,12 @@ def _note(outcome: Outcome, action: Action, error: KubeError | None) -> None:
         return
     created = isinstance(action, Create)
     if isinstance(error, InvalidError | AlreadyExistsError) or (created and isinstance(error, NotFoundError)):
-        outcome.refusals[_key(action)] = _words(action, error)
+        outcome.refusals[_key(action)] = _refusal(action, error)
     else:
         outcome.failures.append(error)
 
 
-def _words(action: Action, error: KubeError) -> str:
+def _refusal(action: Action, error: KubeError) -> str:
     if isinstance(error, NotFoundError):
         return f"{NO_SUCH_KIND} {_key(action)[0]}: {error}"
     return str(error)

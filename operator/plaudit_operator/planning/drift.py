@@ -17,11 +17,11 @@ _KEYS = ("name", "containerPort", "mountPath", "uid", "key")
 
 
 def differs(wanted: Any, observed: Any, field: str = "") -> bool:
-    """Return True if ``observed`` lacks something of ``wanted``.
+    """Return True if ``observed`` lacks a part of ``wanted``.
 
     Args:
         wanted: the manifest, or a part of it.
-        observed: what the API server holds.
+        observed: the same part of the object in the API server.
         field: name of the field that both are values of.
     """
     if wanted == observed:

@@ -38,7 +38,7 @@ _GRACE_OF_A_BROKEN_RANK_S = 10
 
 
 def plan(observed: Observed, settings: Settings, now: float) -> Plan:
-    """Return what to do about a job now.
+    """Return the plan for a job.
 
     Args:
         observed: the job and its objects in the cluster.
@@ -149,12 +149,12 @@ def _first_replicas(rendered: Rendering, name: str) -> int:
     if rendered.rests(name):
         return 0
     scaling = spec.reward.workers.autoscaling
-    # One at least, even where an autoscaler may go to zero: it shows whether the scorers work, and offers the service.
+    # Start at least one, even if an autoscaler may scale to zero: it shows that the scorers load, and serves requests.
     return count if count is not None else max(1, scaling.min_replicas) if scaling else 1
 
 
 def _obsolete(observed: Observed, wanted: Sequence[Manifest]) -> Iterator[Delete]:
-    """Children that the specification no longer asks for: an autoscaler, a disruption budget."""
+    """Delete children that the spec no longer requires: an autoscaler, a disruption budget."""
     names_ = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in wanted}
     for kind in CHILDREN:
         if kind.kind == "Job":

@@ -27,7 +27,7 @@ from plaudit_wire.logs import get_logger
 logger = get_logger(__name__)
 
 Progress = Callable[[str, str], dict[str, Any]]
-"""From a job's name and namespace to ``status.progress``; empty when its metrics service does not answer."""
+"""Maps a job's name and namespace to ``status.progress``; empty if its metrics service does not respond."""
 
 _REFUSED_AGAIN_AFTER_S = 30.0
 _AWAITED_S = 1.0
@@ -46,10 +46,10 @@ class Reconciler:
 
     Args:
         kube: the API server.
-        cache: what the watches have told.
-        settings: the operator's.
-        pool: carries out independent calls.
-        progress: asks a job's metrics service.
+        cache: watched objects.
+        settings: the operator's settings.
+        pool: threads for independent API calls.
+        progress: reads progress from a job's metrics service.
         clock: seconds since the epoch.
     """
 
@@ -106,7 +106,7 @@ class Reconciler:
         return replace(observed, progress=self._fresh_progress(observed))
 
     def _pods(self, observed: Observed) -> tuple[Object, ...]:
-        """The job's pods as they are now: whether an attempt crashed or was disrupted must not hang on a late event."""
+        """List the job's pods: a late watch event must not turn a disruption of an attempt into a crash."""
         run = run_id(observed.name, observed.uid)
         pods, _ = self._kube.list(POD, observed.namespace, f"{SELECTOR},{LABEL_RUN}={run}")
         return tuple(trimmed(POD, pod) for pod in pods)
@@ -118,7 +118,7 @@ class Reconciler:
             return None
 
     def _fresh_progress(self, observed: Observed) -> dict[str, Any]:
-        """Asked at most every 10 s, of jobs that run; once more when the trainer is done."""
+        """Read the progress of a running job at most every 10 s, and again when the trainer is done."""
         if observed.ended or not observed.status.get("startTime"):
             return {}
         done = any((job.get("status") or {}).get("completionTime") for job in observed.own("Job"))
@@ -130,7 +130,7 @@ class Reconciler:
         return self._progress(observed.name, observed.namespace)
 
     def _report(self, observed: Observed, wanted: Plan) -> int:
-        """Writes the status when it changed, then tells what a person would want to know."""
+        """Write the status if it changed, then emit events; return the number of writes."""
         changes = status_changes(observed.status, wanted.status)
         if not changes:
             return 0
@@ -146,7 +146,7 @@ class Reconciler:
         return 1 + len(events)
 
     def _emit(self, observed: Observed, event: EmitEvent) -> None:
-        """An event that cannot be written is no reason to try again."""
+        """Emit an event; a failure is logged and not retried."""
         try:
             self._kube.create(event_manifest(observed.job, event, self._clock()))
         except KubeError as error:
@@ -154,7 +154,7 @@ class Reconciler:
 
 
 def status_changes(before: Object, after: Object) -> dict[str, Any]:
-    """The part of a status that changed; a null takes a field out."""
+    """Return the fields of a status that changed; a null removes a field."""
     changes = {name: value for name, value in after.items() if before.get(name) != value}
     return changes | dict.fromkeys(name for name in before if name not in after)
 

@@ -1,7 +1,7 @@
-"""A job as admitted, with its children rendered: worked out anew only when what it follows from has changed.
+"""Render an admitted job's children, and cache the result until its inputs change.
 
-A job is looked at many times while it starts and each of its pods changes; the specification and what was frozen of it
-stay the same. The result is a function of its key alone, so keeping it changes nothing but the time that it takes.
+A job is reconciled many times while it starts, because each of its pods changes; its spec and frozen templates stay the
+same. The result is a pure function of the cache key, so caching it only saves time.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from plaudit_operator.policies.gang_admission import Wait, awaited
 from plaudit_operator.settings import Images, Settings
 
 _KEPT = 64
-"""A quarter of a megabyte each. Jobs that start or change are looked at again and again; one at rest is not."""
+"""Cached renderings, of a quarter of a megabyte each. Only starting or changing jobs are reconciled often."""
 
 
 @dataclass(frozen=True)
 class Rendering:
-    """The objects that a job should consist of."""
+    """The desired objects of a job."""
 
     context: JobContext
     templates: Templates
     manifests: Sequence[Manifest]
     replicas: Mapping[str, int | None]
-    """By Deployment, while the job runs; None: an autoscaler says."""
+    """Replicas by Deployment while the job runs; None if an autoscaler sets them."""
     waits: Wait = ""
-    """For what the job waits before all of it may start."""
+    """The reason why the job has to wait before all of it may start; empty if it does not."""
 
     @property
     def suspended(self) -> bool:
@@ -49,7 +49,7 @@ class Rendering:
 
 @dataclass(frozen=True)
 class _Key:
-    """Equal for what renders equally."""
+    """The cache key: equal for jobs that render equally."""
 
     name: str
     namespace: str
@@ -63,7 +63,7 @@ class _Key:
 
 
 def rendering(observed: Observed, settings: Settings) -> Rendering | Refused:
-    """The job with its children, or why it cannot run as written."""
+    """Return the job's desired objects, or the reason why its spec is rejected."""
     config = observed.child("ConfigMap", names.job_config(observed.name))
     sources = (observed.job, config, observed.files)
     digests = (_version(config) or _data(config), _data(observed.files))

@@ -1,1 +1,1 @@
-"""One policy a file: pure functions from what is observed to what follows."""
+"""Policies, one per file: pure functions from observed objects to decisions."""

@@ -1,8 +1,8 @@
 """Jobs that start all or nothing (``scheduling.gang``, ``scheduling.queueName``): decide whether they are scheduled.
 
-A job has it while one of its trainer's or rollouts' pods is bound to a node: the scheduler, or Kueue, bound all of them
-together. Until then the roles outside the group rest, so that two jobs never take each other's last GPU. Suspended or
-preempted, it gives its place back, Redis's too, and waits for it anew.
+A job counts as scheduled while a pod of its trainer or rollouts is bound to a node: the scheduler, or Kueue, binds all
+of them together. Until then the roles outside the group have no pods, so that two jobs never take each other's last
+GPU. A suspended or preempted job frees all resources of its group, Redis's too, and has to be scheduled again.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from plaudit_operator.observed import Observed
 from plaudit_operator.pod_state import is_gated, is_leaving, is_over, is_scheduled
 
 Wait = Literal["", "room", "queue"]
-"""What a job waits for: nothing, room for its whole group, its queue."""
+"""The reason to wait: none (empty), room for the whole group, or the queue."""
 
 
 def awaited(observed: Observed) -> Wait:
-    """Return what a job that is not suspended waits for. Both fields are immutable."""
+    """Return the reason why a job that is not suspended has to wait. Both fields are immutable."""
     scheduling = observed.job["spec"].get("scheduling") or {}
     queue = scheduling.get("queueName", "")
     if not queue and scheduling.get("gang", "none") == "none":

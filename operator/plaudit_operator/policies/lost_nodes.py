@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from plaudit_operator.actions import Delete
 from plaudit_operator.observed import Object, Observed, seconds
-from plaudit_operator.pod_state import is_disrupted, is_unheard, taken_away_since
+from plaudit_operator.pod_state import evicted_since, is_disrupted, is_node_lost
 
 _AFTER_GRACE_S = 30.0
 _AFTER_LOSS_S = 15.0
-"""A node that comes back within it ends its pods itself."""
+"""Grace period before pods are deleted by force: a node that returns within it ends its pods itself."""
 _ROLES = ("trainer", "rollout")
 
 
@@ -37,7 +37,7 @@ def _forced_at(pod: Object) -> float | None:
     leaving = seconds(pod["metadata"].get("deletionTimestamp"))
     if leaving is None or not is_disrupted(pod):
         return None
-    taken = taken_away_since(pod)
-    if taken is not None and is_unheard(pod):
-        return min(leaving + _AFTER_GRACE_S, taken + _AFTER_LOSS_S)
+    evicted = evicted_since(pod)
+    if evicted is not None and is_node_lost(pod):
+        return min(leaving + _AFTER_GRACE_S, evicted + _AFTER_LOSS_S)
     return leaving + _AFTER_GRACE_S

@@ -1,4 +1,4 @@
-"""Replica counts and suspension: written only on transitions, never as part of an applied Deployment.
+"""Set replica counts and suspend jobs: only on transitions, never as part of an applied Deployment.
 
 Suspended: no trainer, rollouts, reward workers or reward models; Redis, metrics and volumes stay.
 """
@@ -16,13 +16,13 @@ from plaudit_workers.job.spec.rljob import Spec
 def scale_actions(
     observed: Observed, counts: Mapping[str, int | None], spec: Spec, rests: Callable[[str], bool]
 ) -> list[Action]:
-    """Corrections of replica counts, of Deployments that exist.
+    """Return corrections of the replica counts of existing Deployments.
 
     Args:
         observed: the job.
-        counts: of each Deployment while the job runs, by name; None: an autoscaler says, and nobody else.
-        spec: of the job.
-        rests: whether a Deployment is to have no pods now.
+        counts: replicas by Deployment while the job runs; None if only an autoscaler sets them.
+        spec: the job's spec.
+        rests: returns True if a Deployment is to have no pods now.
     """
     actions: list[Action] = []
     for name, count in counts.items():
@@ -39,7 +39,7 @@ def scale_actions(
 
 
 def _of_autoscaler(spec: Spec, present: int, *, resting: bool) -> int | None:
-    """KEDA is paused by an annotation; an HPA leaves 0 alone, so the operator takes the Deployment there and back."""
+    """Return a correction for an HPA, which ignores 0 replicas; None for KEDA, which an annotation pauses."""
     scaling = spec.reward.workers.autoscaling
     if scaling is None or scaling.provider == "keda":
         return None
@@ -49,7 +49,7 @@ def _of_autoscaler(spec: Spec, present: int, *, resting: bool) -> int | None:
 
 
 def unpause_actions(observed: Observed, *, resting: bool) -> list[Action]:
-    """Takes KEDA's annotation away at the resumption: what a manifest no longer holds is taken out by name."""
+    """Remove KEDA's annotation when the job resumes: applying a manifest does not remove fields that it omits."""
     if resting:
         return []
     paused = [item for item in observed.own("ScaledObject") if names.KEDA_PAUSE in annotations_of(item)]
@@ -61,5 +61,5 @@ def unpause_actions(observed: Observed, *, resting: bool) -> list[Action]:
 
 
 def suspend_job(job_name: str, uid: str, *, suspend: bool) -> Patch:
-    """Stops the pods of an attempt, or lets them start."""
+    """Return the patch that stops the pods of an attempt, or lets them start."""
     return Patch("Job", job_name, {"metadata": {"uid": uid}, "spec": {"suspend": suspend}})

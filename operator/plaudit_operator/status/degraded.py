@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from plaudit_operator.names import ConditionType, Reason
 from plaudit_operator.observed import Observed, seconds
-from plaudit_operator.pod_state import taken_away_since
+from plaudit_operator.pod_state import evicted_since
 from plaudit_operator.status.autoscaler_state import autoscaler_troubles
 from plaudit_operator.status.conditions import NEEDED, Condition
 from plaudit_operator.status.roles import RoleState, lack_of
@@ -30,21 +30,21 @@ def degraded(observed: Observed, roles: Mapping[str, RoleState], now: float) -> 
     """
     missing = [role for role in roles.values() if not role.is_ready]
     if any(role.name == "transport" for role in missing) and _node_lost(observed):
-        words = (
+        message = (
             "the node of Redis is lost; the job waits for it. Redis's pod is never deleted by force: two of them on "
             "one volume would corrupt it. If the node will not return, delete the Node object"
         )
-        return Condition.of(ConditionType.DEGRADED, True, Reason.NODE_LOST, words)
+        return Condition.of(ConditionType.DEGRADED, True, Reason.NODE_LOST, message)
     if missing:
         return Condition.of(ConditionType.DEGRADED, True, *lack_of(missing))
     if troubles := _troubles(observed, now):
-        words = "; ".join(trouble["message"] for trouble in troubles)
-        return Condition.of(ConditionType.DEGRADED, True, troubles[0]["reason"], words)
+        message = "; ".join(trouble["message"] for trouble in troubles)
+        return Condition.of(ConditionType.DEGRADED, True, troubles[0]["reason"], message)
     return healthy()
 
 
 def _node_lost(observed: Observed) -> bool:
-    return any(taken_away_since(pod) is not None for pod in observed.pods_of("redis"))
+    return any(evicted_since(pod) is not None for pod in observed.pods_of("redis"))
 
 
 def _troubles(observed: Observed, now: float) -> list[dict[str, str]]:

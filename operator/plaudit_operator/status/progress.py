@@ -74,7 +74,7 @@ class ProgressReader:
     """Reads the progress of jobs from their metrics services, on a thread of its own.
 
     Args:
-        address_of: from a job's name and namespace to the base URL of its service.
+        address_of: maps a job's name and namespace to the base URL of its service.
         clock: monotonic seconds.
     """
 
@@ -173,7 +173,7 @@ def troubles(judges: set[str], memory_bytes: int, memory_limit_bytes: int) -> li
     """Return reason and message of what needs a person; the same for as long as it lasts.
 
     Args:
-        judges: names of the scorers whose judge some reward worker does not ask now.
+        judges: names of the scorers whose judge at least one reward worker is not calling now.
         memory_bytes: memory that Redis uses.
         memory_limit_bytes: its limit; 0 means none.
     """

@@ -23,7 +23,7 @@ Status = dict[str, Any]
 
 @dataclass(frozen=True)
 class JobEnd:
-    """How a job ended."""
+    """The end of a job, as a condition reports it."""
 
     condition: str
     reason: str
@@ -32,21 +32,21 @@ class JobEnd:
 
 def refused_status(observed: Observed, refused: Refused, now: float) -> Status:
     """Return the status of a job that cannot run as written."""
-    words = [
+    current = [
         Condition.of(ConditionType.SPEC_VALID, False, refused.reason, refused.message),
         Condition.of(ConditionType.ADMITTED, False, refused.reason, "no objects were created"),
     ]
-    return _finished(observed, {}, words, now)
+    return _finished(observed, {}, current, now)
 
 
 def ended_status(observed: Observed, ending: JobEnd, now: float) -> Status:
     """Return the status at a job's end; ``merged`` keeps the conditions from before."""
-    words = [
+    current = [
         Condition.of(ending.condition, True, ending.reason, ending.message),
         Condition.of(ConditionType.TRAINER_RUNNING, False, ending.reason, ending.message),
         healthy(),
     ]
-    return _finished(observed, _progress(observed) | {"completionTime": timestamp(now)}, words, now)
+    return _finished(observed, _progress(observed) | {"completionTime": timestamp(now)}, current, now)
 
 
 def status(
@@ -69,14 +69,14 @@ def status(
         waits: what the job waits for before all of it may start.
     """
     rest: _Rest = "suspended" if suspended else waits
-    words = [
+    current = [
         Condition.of(ConditionType.SPEC_VALID, context.admitted.reason == Reason.VALID, context.admitted.reason,
              context.admitted.message),
         _admitted(observed),
         *_ready(context, roles, rest),
         _suspended(context, roles, rest),
     ]  # fmt: skip
-    ready = all(words_.status == "True" for words_ in words if words_.type in NEEDED)
+    ready = all(condition.status == "True" for condition in current if condition.type in NEEDED)
     fields: Status = _progress(observed) | {
         "roles": [role.report() for role in roles.values()],
         "replicas": {name: roles[name].report()["replicas"] for name in ("rollout", "reward") if name in roles},
@@ -85,12 +85,12 @@ def status(
         fields.setdefault("startTime", observed.status.get("startTime") or timestamp(now))
     started = "startTime" in {**observed.status, **fields}
     works = started and rest not in ("suspended", "queue")
-    words.append(degraded(observed, roles, now) if works else healthy())
-    return _finished(observed, fields, words, now)
+    current.append(degraded(observed, roles, now) if works else healthy())
+    return _finished(observed, fields, current, now)
 
 
 _Rest = Literal["", "suspended", "queue", "room"]
-"""Why roles have no pods although nothing is wrong."""
+"""The reason why roles have no pods although nothing is wrong."""
 
 _RESTS = {
     "suspended": (Reason.SUSPENDED_BY_USER, "suspended by scheduling.suspend"),
@@ -100,9 +100,9 @@ _RESTS = {
 _COUNTERS = ("attempt", "restarts", "disruptions")
 
 
-def _finished(observed: Observed, fields: Status, words: list[Condition], now: float) -> Status:
+def _finished(observed: Observed, fields: Status, current: list[Condition], now: float) -> Status:
     generation = int(observed.job["metadata"].get("generation", 1))
-    conditions = merged(observed.status.get("conditions") or [], words, generation, now)
+    conditions = merged(observed.status.get("conditions") or [], current, generation, now)
     status_: Status = {
         **observed.status,
         **fields,
@@ -122,12 +122,12 @@ def _progress(observed: Observed) -> Status:
 def _admitted(observed: Observed) -> Condition:
     if not observed.refusals:
         return Condition.of(ConditionType.ADMITTED, True, Reason.ADMITTED, "all objects of the job exist")
-    words = "; ".join(f"{kind} {name}: {why}" for (kind, name), why in sorted(observed.refusals.items()))
+    message = "; ".join(f"{kind} {name}: {why}" for (kind, name), why in sorted(observed.refusals.items()))
     if any("is not this job's" in why for why in observed.refusals.values()):
-        return Condition.of(ConditionType.ADMITTED, False, Reason.NAME_TAKEN, words)
+        return Condition.of(ConditionType.ADMITTED, False, Reason.NAME_TAKEN, message)
     if any(kind == POD_GROUP.kind and NO_SUCH_KIND in why for (kind, _), why in observed.refusals.items()):
         return Condition.of(ConditionType.ADMITTED, False, Reason.GANG_UNAVAILABLE, _NO_GANGS)
-    return Condition.of(ConditionType.ADMITTED, False, Reason.REFUSED_BY_CLUSTER, words)
+    return Condition.of(ConditionType.ADMITTED, False, Reason.REFUSED_BY_CLUSTER, message)
 
 
 _NO_GANGS = (
@@ -167,14 +167,14 @@ def _role(kind: str, roles: list[RoleState], rest: _Rest, *, ready: str = Reason
 def _suspended(context: JobContext, roles: Mapping[str, RoleState], rest: _Rest) -> Condition:
     if rest == "queue":
         queue = context.spec.scheduling.queue_name
-        words = f"waiting in queue {queue!r}; kubectl describe workload {context.run} shows its position"
-        return Condition.of(ConditionType.SUSPENDED, True, Reason.QUEUED, words)
+        message = f"waiting in queue {queue!r}; kubectl describe workload {context.run} shows its position"
+        return Condition.of(ConditionType.SUSPENDED, True, Reason.QUEUED, message)
     if rest != "suspended":
         return Condition.of(ConditionType.SUSPENDED, False, Reason.NOT_SUSPENDED, "")
     left = [role for role in roles.values() if role.name != "metrics" and _has_pods(role)]
     if left:
-        words = ", ".join(f"{role.name} {role.held}" for role in left)
-        return Condition.of(ConditionType.SUSPENDED, False, Reason.SUSPENDING, f"waiting for pods to end: {words}")
+        message = ", ".join(f"{role.name} {role.held}" for role in left)
+        return Condition.of(ConditionType.SUSPENDED, False, Reason.SUSPENDING, f"waiting for pods to end: {message}")
     stays = "its volumes are kept" if context.spec.scheduling.whole else "Redis and volumes are kept"
     return Condition.of(
         ConditionType.SUSPENDED,
@@ -189,7 +189,7 @@ def _has_pods(role: RoleState) -> bool:
 
 
 def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[EmitEvent]:
-    """Events, of what a person would want to know: conditions that turned, new troubles, attempts that ended."""
+    """Yield the events to emit: changed conditions, new problems, attempts that ended."""
     known = {c["type"]: (c["status"], c["reason"]) for c in before.get("conditions") or []}
     emitted: set[str] = set()
     for condition in after.get("conditions") or []:
