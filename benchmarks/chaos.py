@@ -44,7 +44,7 @@ SCRIPTED = {"kind": "scripted", "arguments": {"latencySeconds": {"kind": "unifor
 
 @dataclass
 class Takeover:
-    """What became of the entries that a killed process held."""
+    """The fate of the entries that a killed process held."""
 
     victim: str
     killed: float
@@ -230,13 +230,13 @@ def disturb(arguments: argparse.Namespace, kills: int, steps: int) -> int:
 
 
 def every_position(steps: int) -> list[int]:
-    """What an undisturbed run trains on: every prompt of every step once, since none of them fails."""
+    """Return the training data of an undisturbed run: every prompt of every step once, since none of them fails."""
     job = yaml.safe_load((EXAMPLE / "job.yaml").read_text())
     return list(range(steps * job["spec"]["algorithm"]["promptsPerStep"]))
 
 
 def report(disturbed: Run, expected: list[int]) -> dict[str, object]:
-    """What the disturbed run left."""
+    """The results of the disturbed run."""
     positions = disturbed.trained_positions()
     statistics = [record.statistics for record in read_steps(disturbed.folder / "steps.jsonl")]
     return {

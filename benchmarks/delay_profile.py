@@ -1,4 +1,4 @@
-"""How much of slow rewards four strategies hide: verl's pull request 2854 as a scaled simulation with real processes.
+"""Measure how much reward latency four strategies hide: verl's pull request 2854, scaled down, with real processes.
 
 Real are Redis, the streams, the rollout process, the reward process and the trainer's conductor; the engine is scripted
 and an update only takes its time. What 2854 did (Qwen2-7B on GSM8K, 8 GPUs, 1-40 s of delay a sample, 256 rewards at a
@@ -127,7 +127,7 @@ STRATEGIES = [
 
 @dataclass
 class Result:
-    """What one run took."""
+    """The durations of one run."""
 
     strategy: str
     cap: str

@@ -182,7 +182,7 @@ def measure(budget: int, processes: int, window_s: float, windows: int) -> dict[
 def figures(
     told: list[dict[str, Any]], seen: dict[str, Any], budget: int, window_s: float, seconds: float
 ) -> dict[str, Any]:
-    """What the run shows."""
+    """Return the results of the run."""
     arrived = sorted(seen["arrived"])
     scored = [worker["scored"] for worker in told]
     waits = sorted(wait for worker in told for wait in worker["waits"])

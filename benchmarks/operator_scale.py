@@ -1,4 +1,4 @@
-"""What the operator costs with many RLJobs: a real API server, the operator as a process with the chart's rights.
+"""Measure the operator's cost with many RLJobs: a real API server, the operator as a process with the chart's rights.
 
 Each job trains with a reward model and an HPA: 21 children. Nothing but etcd and kube-apiserver runs beside the
 operator, in one network with it, so that the figures are of these three: no controller answers a Deployment, no pod is

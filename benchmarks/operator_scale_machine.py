@@ -1,4 +1,4 @@
-"""Where the time of ``operator_scale`` goes: CPU, memory, requests at the API server, the operator's turns."""
+"""Measure the resources of ``operator_scale``: CPU, memory, requests to the API server, reconciliations."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ class Meter:
 
 
 class Server:
-    """What an API server tells of itself and holds, asked cheaply."""
+    """Read an API server's metrics and object counts with cheap requests."""
 
     def __init__(self) -> None:
         self._client = config.new_client_from_config()
 
     def get(self, path: str, accept: str = "application/json") -> bytes:
-        """What a path answers."""
+        """Return the response of a path."""
         address = self._client.configuration.host + path
         answer = self._client.rest_client.pool_manager.request("GET", address, headers={"Accept": accept}, timeout=60)
         assert answer.status == 200, f"{path}: HTTP {answer.status}"
@@ -113,7 +113,7 @@ def turns_of(metrics: str) -> Turns:
 
 
 def times(turns: Turns, *results: str) -> dict[str, float]:
-    """How long turns of these results took (all, when none is named): their number, p50 and p95 in milliseconds.
+    """Return number, p50 and p95 in milliseconds of the reconciliations with these results (default: all).
 
     Interpolated inside a bucket, as Prometheus' ``histogram_quantile`` does.
     """

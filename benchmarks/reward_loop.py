@@ -1,4 +1,4 @@
-"""What the reward loop costs and withstands: bursts, waiting functions, functions that raise and hang.
+"""Measure the reward loop's cost and robustness: bursts, waiting functions, functions that raise or hang.
 
 Each case is one burst, all samples at once, through a ``Pipeline`` with one scorer, two child processes, everything
 warm; transport excluded (that is ``transport.py``). With ``--verl PYTHON`` the same functions on the same samples go

@@ -99,7 +99,7 @@ def run(case: Case, workers: Workers, tokenizer: PreTrainedTokenizerFast) -> dic
 
 
 def judge(case: Case, answers: list[Any], done: set[Any], seconds: float, cpu_s: float) -> dict[str, Any]:
-    """How the batch ended, and what became of the samples whose function was fine."""
+    """Return the end of the batch, and the outcomes of samples whose function did not fail."""
     scores: list[float | None] = []
     raised = ""
     for answer in answers:

@@ -1,4 +1,4 @@
-"""What a rollout worker costs on top of its engine: its tokens/s ÷ the tokens/s of bare ``LLM.generate``.
+"""Measure a rollout worker's overhead over its engine: its tokens/s ÷ the tokens/s of plain ``LLM.generate``.
 
 Two processes on the same model and the same requests (prompt, sampling, seed), taking turns so that both see the same
 machine; the responses are compared token for token:

@@ -1,4 +1,4 @@
-"""How many samples a second each rule scores, in one process and in two.
+"""Measure the samples per second that each rule scores, in one process and in two.
 
 A rule that computes runs in child processes of its scorer: one or two of them. A rule that is plain string work runs
 where the pipeline runs: in this process, or in two such processes at a time. Everything is warm; half of the responses

@@ -1,4 +1,4 @@
-"""What the transport costs: samples a second, CPU seconds per 1,000 samples, milliseconds added per hop.
+"""Measure the transport's cost: samples per second, CPU seconds per 1,000 samples, milliseconds added per hop.
 
 Three real processes and a private Redis (password, AOF everysec): a trainer admits groups of 8 and closes them, a
 rollout publishes finished samples of 512 response tokens, a reward worker commits a score that cost nothing; leases,
@@ -112,7 +112,7 @@ def run_ray(groups: int, paced_groups: int) -> tuple[Flow, Flow]:
 
 
 def figures(name: str, groups: int, full: Flow, paced: Flow) -> dict[str, Any]:
-    """What is told of one transport."""
+    """The reported figures of one transport."""
     samples = groups * GROUP_SIZE
     return {
         "transport": name,

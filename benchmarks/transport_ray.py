@@ -19,7 +19,7 @@ Message = dict[str, Any]
 
 
 def make_sample(group: int, index: int) -> Message:
-    """What the streams' ``Body`` holds."""
+    """The contents of the streams' ``Body``."""
     return {
         "group": group,
         "index": index,

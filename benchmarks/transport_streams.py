@@ -146,7 +146,7 @@ async def reward(transport: Transport, groups: int, paced: bool) -> Hops:
 
 
 def last_sent(group: Group) -> float:
-    """When the commit that made the group ready was sent."""
+    """Return the time at which the commit that made the group ready was sent."""
     return max(float(s.scoring.scorers["no-op"].extra["sent"]) for s in group.samples if s.scoring)
 
 

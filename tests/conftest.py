@@ -1,4 +1,4 @@
-"""What every part's tests share: one Redis a session, a run name a test."""
+"""Fixtures for the tests of all parts: one Redis for the session, one run name for each test."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import faulty_server
 from plaudit_workers.launch.redis_server import RedisServer
 
 EXAMPLES = int(os.environ.get("PLAUDIT_EXAMPLES", "40"))
-"""How many examples a property is tried on; a long search, once in a while: ``PLAUDIT_EXAMPLES=1000 make test``."""
+"""Number of examples for each property; for an occasional long search: ``PLAUDIT_EXAMPLES=1000 make test``."""
 settings.register_profile("plaudit", max_examples=EXAMPLES, deadline=None)
 settings.load_profile("plaudit")
 
@@ -102,7 +102,7 @@ def path_with_cluster() -> str:
 
 @pytest.fixture(scope="session")
 def runs() -> Callable[[int], bool]:
-    """Whether there is a process of this pid, and not only what its parent has yet to reap."""
+    """Return True if a process of this pid runs; a zombie that its parent has yet to reap does not count."""
     return _runs
 
 

@@ -1,11 +1,11 @@
-"""Causal attention over sequences that lie one behind another in a single row, each seeing only itself.
+"""Compute causal attention over sequences concatenated in a single row, where each attends only to itself.
 
 Registered with transformers under ``PACKED_ATTENTION``; the trainer and the reward model server compute with it.
-Everything but attention works token by token, so a packed row ``[1, T]`` needs no padding there. For attention the
-sequences are taken in *blocks* of about the same length: each block is one ordinary causal call of
-``scaled_dot_product_attention`` without a mask. In a causal call a token sees only earlier ones, so the few padding
-tokens behind a block's shorter sequences are seen by no real token: exact, no ``T x T`` mask, and the fast kernels of
-CPU and GPU both apply.
+All other operations work token by token, so a packed row ``[1, T]`` needs no padding there. For attention the
+sequences are grouped into *blocks* of about the same length: each block is one ordinary causal call of
+``scaled_dot_product_attention`` without a mask. In a causal call a token attends only to earlier ones, so no real token
+attends to the few padding tokens behind a block's shorter sequences. The result is exact, needs no ``T x T`` mask, and
+uses the fast kernels of CPU and GPU.
 
 Shape letters: T packed tokens, n sequences of a block, L its longest, H heads, K key/value heads, D head width.
 """
@@ -23,20 +23,20 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 PACKED_ATTENTION = "plaudit_packed"
-"""The ``attn_implementation`` of models that are given packed rows."""
+"""The ``attn_implementation`` of models that compute packed rows."""
 
 SHORTEST_OF_LONGEST = 0.8
-"""By default a block ends before the first sequence shorter than this share of its longest: a fifth is padding at most.
+"""Default: a block ends before the first sequence shorter than this share of its longest; at most a fifth is padding.
 
-For a GPU, where every call costs a launch. On a CPU padding costs more than calls do: 1 makes blocks without any.
+This suits a GPU, where every call costs a launch. On a CPU padding costs more than calls: 1 makes blocks without any.
 """
 
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias", "cache")
-"""Arguments with which a model asks for an attention that this is not; ignoring them would compute another model."""
+"""Arguments of attention variants that are not supported here; ignoring them would change the model's results."""
 
 
 class UnsupportedAttentionError(Exception):
-    """The model asks for a kind of attention that is not computed over packed rows."""
+    """The model requests a kind of attention that is not supported for packed rows."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class Block:
     num_sequences: int
     longest: int
     padded: Tensor | None
-    """int64[n · L]: which token of the block stands in each place of the padded block. None: all are equally long."""
+    """int64[n · L]: the block's token at each position of the padded block. None: all sequences are equally long."""
     packed: Tensor | None
-    """int64[num_tokens]: in which place of the padded block each token stands."""
+    """int64[num_tokens]: each token's position in the padded block."""
 
     def to(self, device: torch.device) -> Block:
-        """The same block with its indices on a device."""
+        """Return the same block with its indices on a device."""
         if self.padded is None or self.packed is None:
             return self
         sizes = (self.num_tokens, self.num_sequences, self.longest)
@@ -60,10 +60,10 @@ class Block:
 
 
 def make_blocks(lengths: Sequence[int], shortest_of_longest: float = SHORTEST_OF_LONGEST) -> tuple[Block, ...]:
-    """Cuts a packed row into blocks.
+    """Split a packed row into blocks.
 
     Args:
-        lengths: tokens of each sequence in the order in which they lie, longest first.
+        lengths: tokens of each sequence, in the row's order, longest first.
         shortest_of_longest: see ``SHORTEST_OF_LONGEST``.
     """
     starts = [0]
@@ -80,7 +80,7 @@ def _block(lengths: Sequence[int]) -> Block:
     ends = torch.tensor(lengths)
     starts = ends.cumsum(0) - ends
     place = torch.arange(longest).expand(len(lengths), longest)
-    # Padding repeats a sequence's last token: any token would do, since no real one sees it.
+    # Padding repeats a sequence's last token: any token would do, since no real one attends to it.
     padded = starts[:, None] + torch.minimum(place, ends[:, None] - 1)
     packed = torch.nonzero((place < ends[:, None]).flatten()).squeeze(1)
     return Block(total, len(lengths), longest, padded.flatten(), packed)
@@ -99,7 +99,7 @@ def packed_attention(
     sliding_window: int | None = None,
     **further: Any,
 ) -> tuple[Tensor, None]:
-    """Attends within each sequence of a packed row; called by transformers' attention layers.
+    """Compute attention within each sequence of a packed row; called by transformers' attention layers.
 
     Args:
         module: the layer.
@@ -109,15 +109,15 @@ def packed_attention(
         attention_mask: None; packed rows need none.
         packed_blocks: the row's layout.
         scaling: factor of the scores; None: 1 ÷ √D.
-        dropout: must be 0: what is computed here is what the model says.
-        sliding_window: how many tokens back a token sees, itself included; None: all.
-        **further: what other models pass; see ``_UNSUPPORTED``.
+        dropout: must be 0, so that the result is the model's.
+        sliding_window: the number of tokens that a token attends to, including itself; None: all.
+        **further: arguments of other models; see ``_UNSUPPORTED``.
 
     Returns:
         float[1, T, H, D], and no attention weights.
 
     Raises:
-        UnsupportedAttentionError: the layer asks for more than this.
+        UnsupportedAttentionError: the layer requests another kind of attention.
     """
     asked = [name for name in _UNSUPPORTED if further.get(name) is not None]
     if asked or dropout or attention_mask is not None or not getattr(module, "is_causal", True):
@@ -144,7 +144,7 @@ def packed_attention(
 
 
 def _padded(part: Tensor, block: Block) -> Tensor:
-    """float[1, H, tokens of the block, D] → float[n, H, L, D]."""
+    """Pad a block: float[1, H, tokens of the block, D] → float[n, H, L, D]."""
     if block.num_sequences == 1:
         return part
     if block.padded is not None:
@@ -153,13 +153,13 @@ def _padded(part: Tensor, block: Block) -> Tensor:
 
 
 def _packed(output: Tensor, block: Block) -> Tensor:
-    """float[n, H, L, D] → float[tokens of the block, H, D]."""
+    """Remove a block's padding: float[n, H, L, D] → float[tokens of the block, H, D]."""
     row = output.transpose(1, 2).flatten(0, 1)
     return row if block.packed is None else row.index_select(0, block.packed)
 
 
 def _window_mask(longest: int, sliding_window: int | None, device: torch.device) -> Tensor | None:
-    """bool[L, L], where the window is shorter than the block; else None (plain causal)."""
+    """Return a mask bool[L, L] if the window is shorter than the block; else None (plain causal)."""
     if sliding_window is None or sliding_window >= longest:
         return None
     places = torch.arange(longest, device=device)

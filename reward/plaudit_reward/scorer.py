@@ -19,13 +19,13 @@ class Attempt:
     waited_s: float = 0.0
     """Seconds spent waiting for a rate or concurrency limit; the scorer adds to it."""
     held_s: float = 0.0
-    """The part of ``waited_s`` in which the endpoint had asked for a pause; the scorer adds to it."""
+    """The part of ``waited_s`` that the endpoint requested; the scorer adds to it."""
     queued_s: float = 0.0
     """Seconds spent waiting for a free process; the scorer adds to it. Part of the stage ``score``, not ``limiter``."""
 
 
 class Scorer(Protocol):
-    """Scores one sample at a time (``scope: sample``).
+    """Score one sample at a time (``scope: sample``).
 
     ``score`` raises ``InfrastructureError`` where a retry may help, ``ScoreTimeoutError`` and ``DataError`` where not;
     any other exception is a ``data_error`` of that sample.
@@ -55,7 +55,7 @@ class Scorer(Protocol):
 
 
 class GroupScorer(Protocol):
-    """Scores all samples of a group together (``scope: group``), in the order given."""
+    """Score all samples of a group together (``scope: group``), in the given order."""
 
     name: str
 

@@ -1,4 +1,4 @@
-"""A chat-completions server that misbehaves on demand: plain asyncio, so that it can cut, stall and lie below HTTP."""
+"""A chat-completions server that misbehaves on demand: plain asyncio, to cut, stall and corrupt below HTTP."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def completion(content: Any = "score: 4", **changes: Any) -> dict[str, Any]:
 
 @dataclass
 class Reply:
-    """What one request gets."""
+    """The reply to one request."""
 
     status: int = 200
     body: Any = field(default_factory=completion)
@@ -34,7 +34,7 @@ class Reply:
 
 @dataclass
 class Request:
-    """What came in."""
+    """A received request."""
 
     arrived: float
     """Monotonic seconds."""
@@ -47,7 +47,7 @@ class Request:
 
 
 class FaultyServer:
-    """Answers what ``reply`` says of each request; keeps what came in."""
+    """Answer each request with the result of ``reply``; record all requests."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
@@ -63,12 +63,12 @@ class FaultyServer:
         return f"http://127.0.0.1:{self._port}/v1"
 
     async def start(self) -> None:
-        """Listens; after ``stop`` at the same port again."""
+        """Listen; after ``stop``, on the same port again."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
         self._port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Refuses connections and cuts those that are open."""
+        """Refuse connections and cut open ones."""
         if self._server is not None:
             self._server.close()
             for writer in self._writers:

@@ -1,7 +1,7 @@
 """Whole runs in one process: a conductor on a scripted policy, a rollout on a scripted engine, real scoring and Redis.
 
-``Simulation`` starts the three as tasks. The trainer can be killed: its task is cancelled wherever it happens to be,
-nothing is told to anybody, and the next one starts with a fresh connection and what lies on the disk.
+``Simulation`` starts the three as tasks. The trainer can be killed: its task is cancelled at any point, without
+notice to other processes. The next trainer starts with a new connection and the files on disk.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Row:
 
 
 class Rows:
-    """As many prompts as wanted."""
+    """An endless supply of prompts."""
 
     def __init__(self, num_rows: int, data_source: str, special: Mapping[int, str]) -> None:
         self._num_rows = num_rows
@@ -157,7 +157,7 @@ class Simulation:
         return transport
 
     async def train(self, plan: RunPlan, stop: asyncio.Event | None = None) -> tuple[bool, ScriptedBackend]:
-        """A trainer's life: returns whether all steps are done, and the policy as it then is."""
+        """Run a trainer; return True if all steps are done, and its policy at the end."""
         transport = await self.open()
         sinks = Sinks(self.folder)
         policy = self.policy_class(self.folder, self.update_s)
@@ -196,7 +196,7 @@ class Simulation:
         return False
 
     async def trainer_process(self, settings: dict[str, Any]) -> asyncio.subprocess.Process:
-        """A trainer as a process of its own."""
+        """Run a trainer in a child process."""
         about = {"url": self.server.url, "password": self.server.password, "run": self.name, **settings}
         program = str(Path(__file__).with_name("trainer_program.py"))
         arguments = json.dumps({**about, "folder": str(self.folder)})
@@ -275,7 +275,7 @@ class Simulation:
             await transport.close()
 
     async def until_steps(self, count: int) -> None:
-        """Returns once so many steps are written down."""
+        """Return once this many steps are recorded."""
         async with asyncio.timeout(30):
             while len(self.steps()) < count:
                 await asyncio.sleep(0.01)

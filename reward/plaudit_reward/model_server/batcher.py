@@ -1,7 +1,7 @@
 """The dynamic batcher: a bounded queue of sequences, one forward pass at a time, results as they finish.
 
-While a pass runs the queue fills; the next pass takes from what waits then (``batching``). Nothing waits for a batch to
-become full: an idle server answers a single sequence at once.
+While a pass runs, the queue fills; the next pass takes from it (``batching``). The server never waits for a batch to
+fill: when idle, it computes a single sequence at once.
 """
 
 from __future__ import annotations
@@ -23,50 +23,50 @@ Forward = Callable[[Sequence[Sequence[int]]], list[Logits]]
 
 
 class QueueFullError(Exception):
-    """More would wait than the server lets wait; ask again later."""
+    """The request does not fit into the queue; retry later."""
 
 
 class StoppedError(Exception):
-    """The server is ending: this request has to go elsewhere."""
+    """The server is shutting down; send the request to another replica."""
 
 
 class ForwardError(Exception):
-    """The forward pass with this request failed; the server ends."""
+    """The forward pass with this request failed; the server shuts down."""
 
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """Sizes of queue and batches."""
+    """The sizes of queue and batches."""
 
     max_batch_tokens: int = 16_384
-    """Tokens of a forward pass, padding included."""
+    """Tokens of a forward pass, including padding."""
     max_padding: int | None = 64
-    """Padding that one more sequence may bring: what a forward pass costs besides its tokens, in tokens. None: passes
-    are packed, there is no padding."""
+    """Padding that one more sequence may add: the fixed cost of a forward pass, in tokens. None: passes are packed,
+    without padding."""
     max_queue: int = 4096
-    """Sequences that wait or are computed."""
+    """Sequences that wait or are being computed."""
 
 
 @dataclass(order=True)
 class _Waiting:
     length: int
     number: int
-    """Of arrival."""
+    """Time of arrival."""
     tokens: Sequence[int]
     result: asyncio.Future[Logits]
     since_s: float
 
 
 class Batcher:
-    """Computes sequences of many requests together.
+    """Compute sequences of many requests together.
 
-    Requests come and go on the event loop. A thread of its own takes each pass from what waits, as soon as the one
-    before is done: it does not wait for a loop that is busy with requests.
+    Requests arrive and finish on the event loop. A separate thread starts each pass as soon as the previous one is
+    done, without waiting for an event loop that is busy with requests.
 
     Args:
         forward: from token ids to logits, sequences in the same order; runs in that thread.
         limits: sizes.
-        series: what is measured.
+        series: the metrics to update.
     """
 
     def __init__(self, forward: Forward, limits: BatchLimits, series: Series) -> None:
@@ -74,7 +74,7 @@ class Batcher:
         self._limits = limits
         self._series = series
         self._changed = threading.Condition()
-        """Whoever holds it may look at what follows and change it."""
+        """Guards the fields below."""
         self._by_length: list[_Waiting] = []
         self._by_arrival: dict[int, _Waiting] = {}
         self._computed = 0
@@ -84,17 +84,17 @@ class Batcher:
 
     @property
     def max_queue(self) -> int:
-        """The most sequences that may wait."""
+        """Return the most sequences that may wait."""
         return self._limits.max_queue
 
     async def logits(self, sequences: Sequence[Sequence[int]]) -> list[Logits]:
-        """Queues all sequences of a request and waits for their logits, in the same order.
+        """Queue all sequences of a request and return their logits, in the same order.
 
-        Cancelling it takes those out of the queue that are not being computed yet.
+        Cancelling it removes those from the queue that are not being computed yet.
 
         Raises:
             QueueFullError: they do not fit into the queue; none of them was queued.
-            StoppedError: the server takes nothing more.
+            StoppedError: the server accepts no more requests.
             ForwardError: their pass failed.
         """
         loop = asyncio.get_running_loop()
@@ -113,10 +113,10 @@ class Batcher:
                     self._forget(one)
 
     async def run(self) -> None:
-        """Computes until ``stop`` was called and nothing waits any more.
+        """Compute until ``stop`` is called and the queue is empty.
 
-        Whatever ``forward`` raises ends the server: requests are checked before they are queued, so it is the device
-        or its memory that failed, and a fresh process is the only cure.
+        Any exception of ``forward`` ends the server: requests are checked before they are queued, so the device or its
+        memory has failed, and only a new process helps.
         """
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1, "forward") as thread:
@@ -127,7 +127,7 @@ class Batcher:
                 self._refuse_rest()
 
     def stop(self) -> None:
-        """Takes nothing more; ``run`` ends when what was taken is done."""
+        """Accept no more requests; ``run`` ends when the accepted ones are done."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -159,12 +159,12 @@ class Batcher:
                 loop.call_soon_threadsafe(_fail, batch, failure)
                 raise
             with self._changed:
-                self._computed = 0  # before anybody learns of it: there is room again
+                self._computed = 0  # before the results are returned: the queue has room again
             loop.call_soon_threadsafe(_answer, batch, results)
             self._measure(batch, began_s)
 
     def _take(self) -> list[_Waiting]:
-        """The next pass; waits until there is something to compute, empty at the end."""
+        """Return the next pass; wait for a sequence to compute. Empty after a stop."""
         with self._changed:
             self._changed.wait_for(lambda: self._by_length or self._stopping)
             if not self._by_length:
@@ -190,7 +190,7 @@ class Batcher:
         self._series.computed(lengths, padding, [began_s - one.since_s for one in batch], began_s)
 
     def _forget(self, one: _Waiting) -> None:
-        """Takes a sequence out of the queue, if it is still there."""
+        """Remove a sequence from the queue, if it still waits."""
         if self._by_arrival.pop(one.number, None) is not None:
             del self._by_length[bisect.bisect_left(self._by_length, one)]
 
@@ -208,7 +208,7 @@ def _fail(batch: list[_Waiting], error: ForwardError) -> None:
 
 
 class _Lengths(Sequence[int]):
-    """The lengths of waiting sequences, seen as a sequence without a copy."""
+    """A view of the lengths of waiting sequences, without a copy."""
 
     def __init__(self, waiting: list[_Waiting]) -> None:
         self._waiting = waiting

@@ -1,10 +1,10 @@
-"""Which of the waiting sequences go into the next forward pass: pure arithmetic over their lengths.
+"""Choose the sequences of the next forward pass, by pure arithmetic over their lengths.
 
-Packed (``choose_oldest``) a pass costs what its tokens cost, whatever their lengths: first come, first served.
+A packed pass (``choose_oldest``) costs as much as its tokens, whatever their lengths: first come, first served.
 
-Padded (``choose_neighbours``) it costs what its padded tokens cost, and a fixed part besides. So sequences of about the
-same length go together, around the one that has waited longest (nothing starves), and a sequence joins only while the
-padding that it brings costs less than a forward pass of its own would.
+A padded pass (``choose_neighbours``) costs as much as its padded tokens, plus a fixed part. So sequences of about the
+same length go together, around the one that has waited longest (no sequence starves), and a sequence joins only while
+the padding that it adds costs less than a separate forward pass.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import accumulate, takewhile
 
 
 def choose_oldest(lengths: Iterable[int], max_tokens: int) -> int:
-    """How many of the sequences that have waited longest go together.
+    """Return the number of longest-waiting sequences that fit into one pass.
 
     Args:
         lengths: tokens of all waiting sequences, in order of arrival; at least one.
@@ -25,16 +25,16 @@ def choose_oldest(lengths: Iterable[int], max_tokens: int) -> int:
 
 
 def choose_neighbours(lengths: Sequence[int], oldest: int, max_tokens: int, max_padding: int) -> slice:
-    """Chooses neighbours of the oldest sequence.
+    """Choose neighbours of the oldest sequence.
 
     Args:
-        lengths: tokens of all waiting sequences, rising.
-        oldest: place of the sequence that has waited longest; it is always chosen.
+        lengths: tokens of all waiting sequences, in ascending order.
+        oldest: index of the sequence that has waited longest; it is always chosen.
         max_tokens: most tokens of a forward pass, padding included; a longer sequence goes alone.
-        max_padding: most padding, in tokens, that one more sequence may bring.
+        max_padding: most padding, in tokens, that one more sequence may add.
 
     Returns:
-        The places of the chosen ones. Padded to the longest of them they fill ``len * longest`` tokens.
+        The indices of the chosen ones. Padded to the longest of them they fill ``len * longest`` tokens.
     """
     start, stop = oldest, oldest + 1
     while True:

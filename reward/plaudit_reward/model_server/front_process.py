@@ -1,8 +1,8 @@
-"""Requests in a process of their own, so that the forward pass does not share the interpreter's lock with them.
+"""Serve requests in a separate process, so that the forward pass does not share the interpreter's lock with them.
 
-In one process HTTP, JSON and tokenising take turns with a pass that asks for the lock at every operation. So the
-process that has loaded the model forks one that answers requests, as torch's DataLoader forks its workers: what has
-used OpenMP and the GPU stays where it was, and memory is shared. Both end when either does.
+In one process, HTTP, JSON and tokenising compete with a pass that acquires the lock at every operation. So the process
+that has loaded the model forks one that serves requests, as torch's DataLoader forks its workers: the parent keeps
+OpenMP and the GPU, and memory is shared. When one of them ends, so does the other.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from plaudit_reward.model_server.batcher import Forward, ForwardError, Logits
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 Front = Callable[[Forward, int | None], int]
-"""Answers requests, given what computes them (raises ``ForwardError``) and a descriptor that is readable once nobody
-does so any more (None: it is computed here); returns the exit code."""
+"""Serves requests and returns the exit code. Arguments: the forward pass (raises ``ForwardError``), and a descriptor
+that becomes readable when the computing process has ended (None: this process computes)."""
 
 
 def with_front(front: Front, forward: Forward) -> int:
-    """Runs ``front`` in a process of its own, where there is a safe ``fork``, and ``forward`` here when it asks.
+    """Run ``front`` in a child process, where ``fork`` is safe, and ``forward`` here at its requests.
 
-    SIGTERM and SIGINT are passed on to the front.
+    SIGTERM and SIGINT are forwarded to the front.
 
     Returns:
         The front's exit code; 1 when a pass failed.
@@ -53,7 +53,7 @@ def with_front(front: Front, forward: Forward) -> int:
         signal.signal(number, lambda *_: _stop(child))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     failed = _compute(here, forward)
-    here.close()  # a front that asks once more learns that nobody computes
+    here.close()  # a further request of the front fails: this process has stopped computing
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     return 1 if failed else code if code >= 0 else 128 - code
@@ -65,7 +65,7 @@ def _stop(front: int) -> None:
 
 
 def _end_with(work: Callable[[], int]) -> None:
-    """Ends this process without what the other one would do at its end."""
+    """End this process without running the exit handlers of the other one."""
     code = 1
     try:
         code = work()
@@ -78,7 +78,7 @@ def _end_with(work: Callable[[], int]) -> None:
 
 
 def _compute(front: Connection, forward: Forward) -> bool:
-    """Computes until the front is gone; returns whether a pass failed, which is the end too."""
+    """Compute until the front has ended or a pass fails; return True if a pass failed."""
     while True:
         try:
             sequences = front.recv()
@@ -98,7 +98,7 @@ def _compute(front: Connection, forward: Forward) -> bool:
 
 
 class _Remote:
-    """The forward pass, seen from the front."""
+    """The front's connection to the forward pass."""
 
     def __init__(self, computing: Connection) -> None:
         self._computing = computing
@@ -108,7 +108,7 @@ class _Remote:
             self._computing.send(sequences)
             answer: list[Logits] | str = self._computing.recv()
         except (EOFError, OSError) as error:
-            raise ForwardError("the process that computes is gone") from error
+            raise ForwardError("the computing process has ended") from error
         if isinstance(answer, str):
             raise ForwardError(answer)
         return answer

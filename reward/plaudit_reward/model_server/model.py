@@ -1,9 +1,9 @@
-"""A sequence classifier of transformers: loads it, tokenises, computes logits of many sequences in one forward pass.
+"""Load a sequence classifier of transformers, tokenise, and compute logits of many sequences in one forward pass.
 
-With ``packed`` and ``onednn`` the only module of the server that imports torch and transformers.
+Of the server's modules, only this one, ``packed`` and ``onednn`` import torch and transformers.
 
-The logits are those that ``model(**tokenizer(text))`` gives for each sequence alone. Sequences of a pass are packed
-where the model allows it; else they are padded, and an attention mask tells the model what is padding.
+The logits equal those of ``model(**tokenizer(text))`` for each sequence alone. Sequences of a pass are packed where the
+model allows it; else they are padded, with an attention mask.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torc
 _ENOUGH_ON_CPU = 2048
 _RESERVED = frozenset(signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}
 _UNBOUNDED_TOKENS = 1_000_000
-"""Tokenizers without a limit say 1e30."""
+"""Tokenizers without a limit report 1e30."""
 
 
 class Classifier:
@@ -40,7 +40,7 @@ class Classifier:
         settings: what to load, how, and where.
 
     Raises:
-        ConfigurationError: it cannot be loaded, or is no classifier.
+        ConfigurationError: the model cannot be loaded, or is no classifier.
     """
 
     def __init__(self, settings: ModelSettings) -> None:
@@ -48,7 +48,7 @@ class Classifier:
         self._device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._tokenizer = _load_tokenizer(settings)
         self._tokenizing = Lock()
-        """Tokenizers are not safe in several threads at a time."""
+        """Tokenizers are not thread-safe."""
         self._model = _load_model(settings)
         torch.nn.Module.to(self._model, self._device)  # transformers types its own for itself only
         use_onednn(self._model)
@@ -58,7 +58,7 @@ class Classifier:
         self._vocabulary = int(config.get_text_config().vocab_size)
         self._pad_id: int | None = config.get_text_config().pad_token_id
         self.packs = enable_packing(self._model)
-        """True where sequences of a pass need no padding."""
+        """True if sequences of a pass need no padding."""
         logger.info("loaded on %s, %s", self._device, "packed" if self.packs else "padded")
 
     @property
@@ -68,7 +68,7 @@ class Classifier:
 
     @property
     def batches(self) -> bool:
-        """True where sequences can share a pass: padding needs a padding token."""
+        """True if sequences can share a pass: padding needs a padding token."""
         return self.packs or self._pad_id is not None
 
     def tokenize(self, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:
@@ -87,7 +87,7 @@ class Classifier:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Render a chat as text, by the tokenizer's own template.
+        """Render a chat as text, with the tokenizer's template.
 
         Args:
             messages: with roles.
@@ -122,7 +122,7 @@ class Classifier:
         """Refuse a sequence that no forward pass can compute.
 
         Raises:
-            DataError: no tokens, too many, or ids that the model does not have.
+            DataError: there are no tokens, too many, or ids outside the model's vocabulary.
         """
         if not tokens:
             raise DataError("an input has no tokens")
@@ -146,17 +146,17 @@ class Classifier:
 
     @torch.inference_mode()
     def logits(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Logits of each sequence, in order: one forward pass.
+        """Return the logits of each sequence, in order, from one forward pass.
 
         Args:
-            sequences: token ids, checked. Where ``batches`` is false: just one.
+            sequences: checked token ids; only one if ``batches`` is false.
         """
         values = packed_logits(self._model, sequences) if self.packs else self._padded_logits(sequences)
         result: list[list[float]] = values.float().tolist()
         return result
 
     def _padded_logits(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """float[n, labels], padded on the right."""
+        """Return float[n, labels] of sequences padded on the right."""
         longest = max(map(len, sequences))
         rows = [[*tokens, *[self._pad_id or 0] * (longest - len(tokens))] for tokens in sequences]
         lengths = torch.tensor([len(tokens) for tokens in sequences])
@@ -170,7 +170,7 @@ def _load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             settings.source, revision=settings.revision, trust_remote_code=settings.trust_remote_code
         )
-    except Exception as error:  # tokenizers fail to load with every kind of exception, their own Rust ones included
+    except Exception as error:  # loading a tokenizer raises any kind of exception, including Rust ones
         raise _unloadable("tokenizer", settings.source, error) from error
     return tokenizer
 
@@ -184,10 +184,10 @@ def _load_model(settings: ModelSettings) -> PreTrainedModel:
             dtype=_DTYPES[settings.dtype],
             output_loading_info=True,
         )
-    except Exception as error:  # loading meets the network, the disk, other people's code and the memory's limit
+    except Exception as error:  # network, disk, third-party code or memory may fail
         raise _unloadable("classifier", settings.source, error) from error
     if report["missing_keys"]:
-        # transformers would fill them with random numbers and go on.
+        # transformers would fill them with random numbers and continue.
         missing = ", ".join(sorted(report["missing_keys"])[:3])
         raise ConfigurationError(
             f"--model {settings.source} has no weights for {missing}: it is no trained sequence classifier. Name a "
@@ -198,10 +198,10 @@ def _load_model(settings: ModelSettings) -> PreTrainedModel:
 
 
 def _max_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """The model's own limit and the tokenizer's, whichever is lower."""
+    """Return the lower of the model's and the tokenizer's limit."""
     positions = int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or _UNBOUNDED_TOKENS)
     for name, module in model.named_modules():
-        # RoBERTa and its kin count positions from behind the padding id: two places of the table are never used.
+        # RoBERTa and related models count positions from after the padding id: two entries of the table are never used.
         if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
             positions -= int(module.padding_idx) + 1
     return min(positions, int(min(tokenizer.model_max_length, _UNBOUNDED_TOKENS)))

@@ -1,8 +1,7 @@
-"""Logits of sequences that lie one behind another in a single row: no padding, no mask.
+"""Compute logits of sequences concatenated in a single row: no padding, no mask.
 
-For decoders with a ``score`` head on a sequence's last token, if their attention is one that ``packed_attention``
-computes. Whether it is, and whether results stay the same, is looked at when a model is loaded, not guessed from its
-name.
+For decoders with a ``score`` head on a sequence's last token, if ``packed_attention`` supports their attention. A check
+when the model is loaded decides this and compares the results; the model's name does not count.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from plaudit_wire.logs import get_logger
 logger = get_logger(__name__)
 
 _SAME = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""How far packed hidden states may be from those of a sequence alone, relative to their norm: rounding."""
+"""The largest rounding difference of packed hidden states from those of a sequence alone, relative to their norm."""
 
 _NO_LEAK = 1e-5
-"""How far they may move with what lies before, in any precision: two rows of the same lengths round alike. A
-state-space layer's leak of 0.2 % would pass for bfloat16's rounding otherwise."""
+"""The largest change with the tokens before a sequence, in any precision: two rows of the same lengths round alike.
+Otherwise a state-space layer's leak of 0.2 % would pass as bfloat16's rounding."""
 
 
 @torch.inference_mode()
 def enable_packing(model: PreTrainedModel) -> bool:
-    """Gives a model the packed attention, unless its results would change: then it keeps its own.
+    """Switch a model to the packed attention, unless its results would change: then it keeps its own.
 
     Returns:
-        Whether ``packed_logits`` can be used.
+    True if ``packed_logits`` can be used.
     """
     if not isinstance(model, GenericForSequenceClassification):
         return False
@@ -47,7 +46,7 @@ def enable_packing(model: PreTrainedModel) -> bool:
         model.set_attn_implementation(PACKED_ATTENTION)
         behind_one, behind_other = (_hidden(model, [before, probe])[12:] for before in (one, other))
         problem = _difference(alone, behind_one, behind_other)
-    except Exception as error:  # a model's own code meets what it was not written for
+    except Exception as error:  # the model's code may not support packed rows
         problem = f"{type(error).__name__}: {error}"
     if problem:
         logger.info("sequences cannot be packed: %s", problem)
@@ -69,7 +68,7 @@ def _distance(one: Tensor, other: Tensor) -> float:
 
 @torch.inference_mode()
 def packed_logits(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> Tensor:
-    """Logits of each sequence, in order: one forward pass.
+    """Return the logits of each sequence, in order, from one forward pass.
 
     Args:
         model: with packing enabled.
@@ -90,7 +89,7 @@ def packed_logits(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) ->
 
 
 def _hidden(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> Tensor:
-    """float[T, width] of all tokens.
+    """Return the hidden states of all tokens, float[T, width].
 
     Args:
         model: with the packed attention.
@@ -113,9 +112,9 @@ def _row(numbers: list[int], model: PreTrainedModel) -> Tensor:
 
 
 def _read_token(tokens: Sequence[int], pad_id: int | None) -> int:
-    """Where transformers reads a sequence: its last token that is not the padding token.
+    """Return the position that transformers reads: a sequence's last token that is not the padding token.
 
-    It is not always the last one: with some tokenizers the end-of-text token is the padding token.
+    This is not always the last token: with some tokenizers the end-of-text token is the padding token.
     """
     place = len(tokens) - 1
     while place and tokens[place] == pad_id:

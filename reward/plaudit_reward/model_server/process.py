@@ -1,4 +1,4 @@
-"""Settings of the C library and the interpreter; each is worth a tenth of the server's speed on a CPU."""
+"""Tune the C library and the interpreter; each setting is worth a tenth of the server's speed on a CPU."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _SWITCH_S = 1e-4
 
 
 def tune() -> None:
-    """Keeps freed memory, and lets threads take turns quickly.
+    """Keep freed memory, and make threads switch quickly.
 
-    The tensors of one pass are as large as those of the last. By default glibc gives each back to the kernel and asks
-    for zeroed pages anew. And torch lets the interpreter's lock go at every operation: the forward pass would wait for
-    it, up to Python's 5 ms, each time that the event loop is busy.
+    The tensors of one pass are as large as those of the previous one. By default glibc returns each to the kernel and
+    requests new zeroed pages. Also, torch releases the interpreter's lock at every operation: the forward pass would
+    wait for it, up to Python's 5 ms, each time that the event loop is busy.
     """
     sys.setswitchinterval(_SWITCH_S)
     libc = ctypes.CDLL(None)
@@ -28,9 +28,9 @@ def tune() -> None:
 
 
 def spare_collector() -> None:
-    """To be called once the model is loaded: what exists by then stays, and is never looked at for garbage again.
+    """Exclude all existing objects from garbage collection; call it once the model is loaded.
 
-    Else each full collection would hold everything up for the tenth of a second that torch's modules take.
+    Otherwise each full collection would stop the process for the tenth of a second that torch's modules take.
     """
     gc.collect()
     gc.freeze()

@@ -1,8 +1,8 @@
 """The request and the response of vLLM's ``/classify``, field by field (vLLM 0.32).
 
-Written by ``plaudit_reward.model_client`` among others, read by ``api``. Fields that vLLM takes and that would change
-the result (``truncate_prompt_tokens``, ``chat_template``, …) are not known here, and unknown fields are refused:
-leaving one out silently would be another result.
+Written by ``plaudit_reward.model_client`` among others, read by ``api``. Fields of vLLM that change the result
+(``truncate_prompt_tokens``, ``chat_template``, …) are not supported here. Unknown fields are refused, because ignoring
+one would change the result silently.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class ClassifyRequest(msgspec.Struct, forbid_unknown_fields=True):
     messages: list[dict[str, Any]] | None = None
     """One chat, rendered by the model's chat template."""
     use_activation: bool | None = None
-    """False: the logits. Default: their activation, as in vLLM."""
+    """False: return the logits. Default: return their activation, as vLLM does."""
     add_special_tokens: bool | None = None
     """Default: true for texts, false for chats, whose template writes them."""
     add_generation_prompt: bool = False
@@ -36,14 +36,14 @@ class Classification(msgspec.Struct):
 
     index: int
     label: str | None
-    """Of the largest value."""
+    """Label of the largest value."""
     probs: list[float]
-    """Logits or, with activation, probabilities; one a label."""
+    """Logits or, with activation, probabilities; one for each label."""
     num_classes: int
 
 
 class Usage(msgspec.Struct):
-    """Tokens of a request, special ones included."""
+    """Tokens of a request, including special ones."""
 
     prompt_tokens: int
     total_tokens: int
@@ -52,7 +52,7 @@ class Usage(msgspec.Struct):
 
 
 class ClassifyResponse(msgspec.Struct):
-    """The answer: one ``Classification`` a sequence, in the order of the request."""
+    """The response: one ``Classification`` for each sequence, in the order of the request."""
 
     id: str
     object: str
@@ -63,7 +63,7 @@ class ClassifyResponse(msgspec.Struct):
 
 
 class ErrorInfo(msgspec.Struct):
-    """Why a request got no result."""
+    """The reason that a request failed."""
 
     message: str
     type: str
@@ -72,6 +72,6 @@ class ErrorInfo(msgspec.Struct):
 
 
 class ErrorResponse(msgspec.Struct):
-    """The body of every answer that is not 200."""
+    """The body of every response with a status other than 200."""
 
     error: ErrorInfo

@@ -1,4 +1,4 @@
-"""The server's own Prometheus series: queue, batches and inference apart."""
+"""The server's Prometheus series, separate for queue, batches and inference."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class Series:
         self._requests = Counter(name("requests"), "Requests to /classify by HTTP status", ["code"], registry=own)
 
     def count_queue(self, sequences: Callable[[], int]) -> None:
-        """How many sequences wait is looked up when somebody asks."""
+        """Call ``sequences`` for the number of waiting sequences at each scrape."""
         self._queue.set_function(sequences)
 
     def computed(self, lengths: Sequence[int], padding: int, waits_s: Sequence[float], began_s: float) -> None:
-        """A forward pass ended.
+        """Record a finished forward pass.
 
         Args:
             lengths: tokens of each of its sequences.
-            padding: tokens that were computed besides.
+            padding: padding tokens that were computed in addition.
             waits_s: seconds that each had waited.
-            began_s: when it began, by ``time.perf_counter``.
+            began_s: time of its start, from ``time.perf_counter``.
         """
         self._inference.observe(time.perf_counter() - began_s)
         for wait_s in waits_s:
@@ -53,5 +53,5 @@ class Series:
         self._padding.inc(padding)
 
     def answered(self, code: int) -> None:
-        """A request was answered."""
+        """Record a response."""
         self._requests.labels(str(code)).inc()

@@ -1,4 +1,4 @@
-"""Loads the model, serves it, drains: takes nothing more after a stop, answers what it has taken, ends."""
+"""Serve a loaded model, then drain: after a stop, refuse new requests, answer the accepted ones and end."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ logger = get_logger(__name__)
 
 _IDLE_CONNECTION_S = 75
 _LAST_ANSWERS_WITHIN_S = 10
-"""Of a drain: what is computed has to reach its client."""
+"""Pause at the end of a drain, so that results reach their clients."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where the server listens, and as what."""
+    """The server's address and the name of its model."""
 
     host: str
     port: int
     name: str
-    """The model's, in ``/v1/models`` and in answers."""
+    """Name of the model, in ``/v1/models`` and in responses."""
 
 
 async def serve(
@@ -44,21 +44,21 @@ async def serve(
     forward: Forward | None = None,
     access: Access | None = None,
 ) -> None:
-    """Serves a loaded model until ``stop`` is set and all that was taken is answered.
+    """Serve a loaded model until ``stop`` is set and all accepted requests are answered.
 
-    Nothing listens before the model is loaded: who can connect finds a server that is ready.
+    The server listens only after the model is loaded: a client that can connect reaches a ready server.
 
     Args:
         classifier: tokenises; its model computes, unless ``forward`` is given.
         address: where to listen.
         limits: of queue and batches.
         stop: ends it.
-        forward: computes the logits in the classifier's place.
-        access: bounds on requests; the default ones if None.
+        forward: computes the logits instead of the classifier.
+        access: bounds on requests; None: the defaults.
 
     Raises:
         OSError: the port is taken.
-        Exception: whatever a forward pass raised.
+        Exception: raised by a forward pass.
     """
     series = Series()
     batcher = Batcher(forward or classifier.logits, _limits(limits, classifier), series)

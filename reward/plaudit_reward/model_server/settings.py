@@ -10,14 +10,14 @@ Dtype = Literal["bfloat16", "float16", "float32"]
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """Which model, and how it is computed."""
+    """The model and how to compute it."""
 
     source: str
     """Hub id or folder."""
     revision: str = "main"
     dtype: Dtype = "bfloat16"
     device: str = ""
-    """``cpu``, ``cuda``, ``cuda:1``; empty: a GPU where there is one."""
+    """``cpu``, ``cuda``, ``cuda:1``; empty: a GPU if one is available."""
     max_model_length: int | None = None
     """Tokens of a sequence; None: the lower of the model's and its tokenizer's limit."""
     trust_remote_code: bool = False

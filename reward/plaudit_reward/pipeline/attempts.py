@@ -48,7 +48,7 @@ class Ended(Generic[T]):
     limiter_s: float
     """Waiting for rate and concurrency limits, all attempts."""
     held_s: float
-    """The part of ``limiter_s`` in which the endpoint had asked for a pause."""
+    """The part of ``limiter_s`` that the endpoint requested."""
     retry_s: float
     """Failed attempts and the pauses between attempts."""
     call_s: float

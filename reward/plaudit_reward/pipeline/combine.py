@@ -2,11 +2,11 @@
 
 ``weightedSum``: reward = Σ weightᵢ · valueᵢ over the scorers that have a value.
 
-A scorer of non-zero weight without a value makes the sample's outcome its own, unless its ``onFailure`` is
+A scorer of non-zero weight without a value passes its outcome to the sample, unless its ``onFailure`` is
 
 - ``zero``: this scorer counts as value 0 (the user's explicit choice);
 - ``ignore``: it is left out of the sum; if no other scorer has a value, the sample has none;
-- ``dropGroup``: as ``mask``, and the whole group is not to be trained.
+- ``dropGroup``: as ``mask``, and the whole group is excluded from training.
 
 A scorer skipped by its ``when`` is left out of the sum and is no failure. A scorer that returned None masks its sample
 (outcome ``skipped``) unless ``onFailure`` is ``ignore``; ``zero`` and ``dropGroup`` apply to failures only.
@@ -52,8 +52,8 @@ def weighted_sum(parts: Sequence[Part], *, provisional: bool = False) -> Combine
 
     Args:
         parts: its scorers, in the job's order.
-        provisional: scorers of its group follow, so a sample on which nothing failed passes as scored until they
-            have spoken (and has no value should they never do).
+        provisional: group-scope scorers follow, so a sample without a failure counts as scored until they have
+            run (and has no value if they never run).
     """
     counted = [part for part in parts if part.weight != 0]
     failed = first_failure(counted)
@@ -69,7 +69,7 @@ def weighted_sum(parts: Sequence[Part], *, provisional: bool = False) -> Combine
 
 
 def first_failure(parts: Sequence[Part]) -> Combined | None:
-    """The end of a sample that one of its scorers decides: failures before skips, in the job's order."""
+    """Return the outcome that one of the scorers decides: failures before skips, in the job's order."""
     deciding = [part for part in parts if _decides(part)]
     for part in sorted(deciding, key=lambda part: not _is_failure(part)):
         drops = _is_failure(part) and part.on_failure == "dropGroup"
@@ -78,12 +78,12 @@ def first_failure(parts: Sequence[Part]) -> Combined | None:
 
 
 def values_of(parts: Sequence[Part]) -> dict[str, float | None]:
-    """The scorers' values by name, for a combining function; a failure that counts as zero is 0."""
+    """Return the scorers' values by name, for a combining function; a failure that counts as zero is 0."""
     return {part.name: counted_value(part) for part in parts}
 
 
 def counted_value(part: Part) -> float | None:
-    """What the part counts as: its value, 0 for a failure whose policy says so, None for nothing."""
+    """Return the part's value; 0 for a failure with policy ``zero``; None if it does not count."""
     return 0.0 if _is_failure(part) and part.on_failure == "zero" else part.record.value
 
 
@@ -98,7 +98,7 @@ def _decides(part: Part) -> bool:
 
 
 def _nothing(parts: Sequence[Part]) -> Combined:
-    """No scorer of weight has a value: the sample is what the first of them is."""
+    """Return the sample's outcome when no scorer with a weight has a value: that of the first of them."""
     if not parts:
         return Combined(Score.failed("skipped", "no scorer applies to this sample"))
     failures = [part for part in parts if _is_failure(part)] or list(parts)

@@ -1,4 +1,4 @@
-"""Makes a sample's reward of its scorers' values: the weighted sum, or a function of the user's."""
+"""Compute a sample's reward from its scorers' values: by the weighted sum, or by a user's function."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from plaudit_wire.sample import Sample
 
 
 class Combiner(Protocol):
-    """Combines the parts of one sample."""
+    """Combine the parts of one sample."""
 
     async def combine(self, sample: Sample, parts: Sequence[Part], *, provisional: bool) -> Combined:
-        """The sample's reward; ``provisional`` as in ``combine.weighted_sum``."""
+        """Return the sample's reward; ``provisional`` as in ``combine.weighted_sum``."""
         ...
 
     async def close(self) -> None:
-        """Ends processes; called once."""
+        """Stop processes; called once."""
         ...
 
 
@@ -28,17 +28,17 @@ class WeightedSum:
     """``combine: {kind: weightedSum}``."""
 
     async def combine(self, sample: Sample, parts: Sequence[Part], *, provisional: bool) -> Combined:
-        """Sums weight times value."""
+        """Return the sum of weight times value."""
         return weighted_sum(parts, provisional=provisional)
 
     async def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing."""
 
 
 class FunctionCombiner:
     """``combine: {kind: python}``: a function of the scorers' values by name.
 
-    A scorer of non-zero weight that failed decides the sample before the function is asked, as in the weighted sum.
+    A failed scorer of non-zero weight decides the sample's outcome before the function is called, as for the sum.
 
     Args:
         function: of scope ``combine``, opened.
@@ -51,7 +51,7 @@ class FunctionCombiner:
         self._allowance = Allowance(timeout_s, timeout_s, retries)
 
     async def combine(self, sample: Sample, parts: Sequence[Part], *, provisional: bool) -> Combined:
-        """Asks the function; while scorers of the group are due, the weighted sum stands in for it."""
+        """Call the function; while group-scope scorers are due, use the weighted sum instead."""
         failure = first_failure([part for part in parts if part.weight != 0])
         if failure is not None:
             return failure
@@ -64,5 +64,5 @@ class FunctionCombiner:
         return Combined(ended.result if ended.result is not None else ended.failure())
 
     async def close(self) -> None:
-        """Ends the function's processes."""
+        """Stop the function's processes."""
         await self._function.close()

@@ -1,7 +1,7 @@
-"""Scorers of group scope: they see the samples of a group that have a value, and change those values.
+"""Run the scorers of group scope: they receive a group's samples that have a value, and change these values.
 
-Three kinds, in this order: those that change the values of one scorer (``post_process_scores`` of its class), those
-that add a value of their own, those that take the combined values and give the ones to use instead.
+There are three kinds, in this order: those that change the values of one scorer (``post_process_scores`` of its class),
+those that add a value, those that take the combined values and return their replacements.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class GroupScoring:
     """The group-scope half of a pipeline.
 
     Args:
-        stages: of sample scope; their records are combined anew.
+        stages: of sample scope; their records are combined again.
         group_stages: of group scope, in the job's order.
         combiner: as for samples.
         timeout_s: for one scorer and one group, retries included, waits excluded.
@@ -58,26 +58,26 @@ class GroupScoring:
 
     @property
     def present(self) -> bool:
-        """Whether there is anything to do for a group."""
+        """Return True if a group needs scoring after its samples."""
         return bool(self._post_process or self._adding or self._replacing or self._normalize)
 
     @property
     def scorers(self) -> list[GroupScorer]:
-        """All of them."""
+        """Return all scorers of group scope."""
         return [stage.scorer for stage in (*self._post_process, *self._adding, *self._replacing)]
 
     @property
     def counts(self) -> bool:
-        """Whether one of them adds to the reward or replaces it, so that a sample has no final value without them."""
+        """Return True if one of them adds to the reward or replaces it: a sample has no final value without them."""
         return bool(self._replacing) or self.adds
 
     @property
     def adds(self) -> bool:
-        """Whether one of them adds a value of its own to the reward."""
+        """Return True if one of them adds a value to the reward."""
         return any(stage.rules.weight for stage in self._adding)
 
     async def score(self, samples: Sequence[Sample], scorings: Sequence[ScoringRecord]) -> list[ScoringRecord]:
-        """See ``Pipeline.score_group``."""
+        """Score a group; see ``Pipeline.score_group``."""
         current = list(scorings)
         for stage in self._post_process:
             current = await self._changed(stage, samples, current)
@@ -87,14 +87,14 @@ class GroupScoring:
         return [msgspec.structs.replace(scoring, alone=None) for scoring in current]
 
     async def score_one(self, sample: Sample, scoring: ScoringRecord) -> ScoringRecord:
-        """Scores a sample that has no group: those that add a value see a group of one, which has no spread."""
+        """Score a sample without a group: scorers that add a value receive a group of one, which has no spread."""
         (scoring,) = await self._added([sample], [scoring], normalize=False)
         return scoring
 
     async def _added(
         self, samples: Sequence[Sample], scorings: Sequence[ScoringRecord], *, normalize: bool
     ) -> list[ScoringRecord]:
-        """Runs those that add a value, all at a time, and combines anew."""
+        """Run the scorers that add a value, concurrently, and combine again."""
         chosen = [i for i, scoring in enumerate(scorings) if scoring.value is not None]
         if not chosen or not (self._adding or self._post_process or normalize):
             return list(scorings)
@@ -113,14 +113,14 @@ class GroupScoring:
         return result
 
     def alone(self, parts: Sequence[Part]) -> float | None:
-        """The value that a sample keeps should its group never be scored: all that group scope adds has failed.
+        """Return the value that a sample keeps if its group is never scored, as if all group-scope scorers had failed.
 
         Args:
             parts: its scorers of sample scope.
 
         Returns:
-            None where it has none then: a failure decides (``mask``, ``dropGroup``), or what sample scope says is not
-            on the scale of the group's.
+            None if it has no value then: a failure decides (``mask``, ``dropGroup``), or the values of sample scope are
+            not on the scale of the group's.
         """
         if self._normalize or not isinstance(self._combiner, WeightedSum):
             return None
@@ -134,13 +134,13 @@ class GroupScoring:
         return value
 
     async def close(self) -> None:
-        """Ends the scorers; those that post-process belong to a scorer of sample scope."""
+        """Close the scorers; those that post-process belong to a scorer of sample scope."""
         await asyncio.gather(*(stage.scorer.close() for stage in (*self._adding, *self._replacing)))
 
     async def _changed(
         self, stage: GroupStage, samples: Sequence[Sample], scorings: Sequence[ScoringRecord]
     ) -> list[ScoringRecord]:
-        """The records with the values of scorer ``stage.of`` changed; ``_added`` combines them anew."""
+        """Return the records with the values of scorer ``stage.of`` changed; ``_added`` combines them again."""
         name = stage.of or ""
         chosen = [
             i
@@ -171,7 +171,7 @@ class GroupScoring:
             if record.value is None and stage.rules.on_failure == "ignore":
                 result[i] = msgspec.structs.replace(scorings[i], scorers=scorers)
             else:
-                # Of weight 1 whatever the job says: it gives the values to use, not a share in them.
+                # Its weight is always 1: it returns the final values, not a share of them.
                 part = Part(stage.scorer.name, 1.0, stage.rules.on_failure, record)
                 result[i] = _with(scorings[i], weighted_sum([part]), scorers)
         return result

@@ -6,7 +6,7 @@ A sum of raw rewards, normalised afterwards as GRPO does, gives different combin
 
 Source: Liu et al. 2026, GDPO: Group reward-Decoupled Normalization Policy Optimization (arXiv 2601.05242). Its second
 step, a normalisation over the batch, is the trainer's ``advantage: reinforcePlusPlus``. Degenerate: a scorer with a
-single value, or the same value for all samples, does not distinguish them and counts 0.
+single value, or the same value for all samples, does not distinguish them and contributes 0.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def normalised(group: Sequence[Sequence[Part]]) -> list[list[Part]]:
     """Return the parts of a group's samples with each scorer's values normalised over the group.
 
     Args:
-        group: for each sample its parts; a part without a value (a failure that does not count as zero, a scorer that
-            was held back) stays as it is and is left out of mean and deviation.
+        group: for each sample its parts; a part without a value (a failure that does not count as zero, a skipped
+            scorer) is unchanged and excluded from mean and deviation.
     """
     values: dict[str, list[float]] = {}
     for parts in group:

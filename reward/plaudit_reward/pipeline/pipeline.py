@@ -36,12 +36,12 @@ class _Done:
 
 
 class Pipeline:
-    """Score samples and groups; never raises, whatever the scorers do.
+    """Score samples and groups; never raise, whatever the scorers do.
 
     Args:
         stages: of sample scope, in the job's order (``when`` names an earlier one).
         group_stages: of group scope.
-        combiner: makes one reward of the scorers' values; default: the weighted sum.
+        combiner: computes the reward from the scorers' values; default: the weighted sum.
         timeout_s: for one sample, all scorers and retries, waits excluded; likewise for one group.
         worker: name of this process, for the records.
         normalize: normalise each scorer's values over their group before they are combined.
@@ -86,8 +86,8 @@ class Pipeline:
     async def score(self, sample: Sample) -> ScoringRecord:
         """Score one sample with all scorers of sample scope.
 
-        Validation samples never come as a group: where only group-scope scorers have a weight, such a sample is scored
-        as a group of one.
+        Validation samples never form a group: if only group-scope scorers have a weight, such a sample is scored as a
+        group of one.
         """
         began_s = time.monotonic()
         done = await self._run_stages(sample)
@@ -103,7 +103,7 @@ class Pipeline:
     async def score_group(self, samples: Sequence[Sample], scorings: Sequence[ScoringRecord]) -> list[ScoringRecord]:
         """Score a group with the scorers of group scope.
 
-        Only samples that have a value take part; the others' records stay as they are.
+        Only samples with a value take part; the others' records do not change.
 
         Args:
             samples: of one group.

@@ -58,7 +58,7 @@ class GroupStage:
     replaces: bool = False
     """Its values replace the samples' instead of being added to them."""
     of: str | None = None
-    """It changes the values of this sample-scope scorer only (the ``post_process_scores`` of its class)."""
+    """It changes only the values of this sample-scope scorer (the ``post_process_scores`` of its class)."""
 
 
 def record_of(score: Score, ended: Ended[Any]) -> ScorerRecord:

@@ -1,7 +1,7 @@
-r"""Geometry3K (data source ``hiyouga/geometry3k``): the boxed answer, and a little for thinking first.
+r"""Score Geometry3K (data source ``hiyouga/geometry3k``): the boxed answer, and a small share for thinking first.
 
-``(1 - format_score) * right + format_score * formed``: right when PRM800K's grader says that the last ``\boxed{…}``
-holds the ground truth; formed when the response is ``<think>…</think>…\boxed{…}…``. The results are those of verl's
+``(1 - format_score) * right + format_score * formed``: right when PRM800K's grader finds the ground truth in the last
+``\boxed{…}``; formed when the response is ``<think>…</think>…\boxed{…}…``. The results are those of verl's
 ``geo3k`` with ``mathruler`` 0.1.0.
 """
 
@@ -21,7 +21,7 @@ from plaudit_wire.sample import Sample
 
 _FORM = ("</think>", "\\boxed{", "}")
 _NO_ANSWER = "None"
-"""What mathruler gives where there is no box."""
+"""mathruler's result for a response without a box."""
 
 
 def geo3k(
@@ -31,13 +31,13 @@ def geo3k(
     format_score: Annotated[float, Meta(ge=0, le=1)] = 0.1,
     limit_seconds: Annotated[float, Meta(gt=0)] = 10.0,
 ) -> Score:
-    """Between 0 and 1; extras ``acc`` and ``format`` (1 or 0).
+    """Return a value from 0 to 1; extras ``acc`` and ``format`` (1 or 0).
 
     Args:
         sample: its ground truth is the answer.
         boxed: only the box is the answer, else the whole response (verl's ``use_boxed``).
         format_score: the share of the form.
-        limit_seconds: CPU seconds of the comparison; what it has not shown by then is not so.
+        limit_seconds: CPU seconds of the comparison; an answer that is not shown to be right by then is wrong.
     """
     truth = text_truth(sample.ground_truth, "geo3k")
     answer = _boxed_answer(sample.response) if boxed else sample.response
@@ -47,7 +47,7 @@ def geo3k(
 
 
 def is_formed(response: str) -> bool:
-    r"""Whether it begins with ``<think>``, and ``</think>``, ``\boxed{`` and ``}`` follow in this order."""
+    r"""Return True if it begins with ``<think>``, and ``</think>``, ``\boxed{`` and ``}`` follow in this order."""
     if not response.startswith("<think>"):
         return False
     position = len("<think>")

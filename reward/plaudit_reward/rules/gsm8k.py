@@ -1,4 +1,4 @@
-"""GSM8K: the final number of the answer equals the ground truth, letter for letter.
+"""Score GSM8K: the final number of the answer equals the ground truth, character by character.
 
 The results are those of verl's scorer: only the last 300 characters count; ``strict`` takes the number after the last
 ``#### `` (the format that GSM8K's own answers have) without its thousands separators; ``flexible`` takes the last
@@ -14,20 +14,20 @@ from plaudit_reward.rules.truth import text_truth
 from plaudit_wire.sample import Sample
 
 NUM_TAIL_CHARACTERS = 300
-"""Only so much of the response is looked at."""
+"""Characters at the end of the response that are read."""
 
 _MARKED = re.compile(r"#### (-?[0-9.,]+)")
 _NUMBER = re.compile(r"-?[0-9.,]+")
 
 
 def strict_answer(response: str) -> str | None:
-    """The number after the last ``#### ``, commas removed; None where there is none."""
+    """Return the number after the last ``#### `` without commas; None if there is none."""
     marked = _MARKED.findall(response[-NUM_TAIL_CHARACTERS:])
     return str(marked[-1]).replace(",", "") if marked else None
 
 
 def flexible_answer(response: str) -> str | None:
-    """The last number, passing over lone full stops; None where nothing looks like a number.
+    """Return the last number, skipping lone full stops; None if nothing looks like a number.
 
     When there are only full stops, the first of them is the answer (verl's result, which equals no ground truth).
     """
@@ -38,17 +38,17 @@ def flexible_answer(response: str) -> str | None:
 
 
 def gsm8k(sample: Sample, *, numeric: bool = False) -> float:
-    """1.0 when the strict answer equals the ground truth, else 0.0.
+    """Return 1.0 when the strict answer equals the ground truth, else 0.0.
 
     Args:
         sample: its ground truth is the number, as text.
-        numeric: the two are compared as numbers, without thousands separators, dollars and a full stop at the end.
+        numeric: compare them as numbers, without thousands separators, dollars and a full stop at the end.
     """
     return _compare(strict_answer(sample.response), sample.ground_truth, numeric)
 
 
 def gsm8k_flexible(sample: Sample, *, numeric: bool = False) -> float:
-    """1.0 when the flexible answer equals the ground truth, else 0.0; arguments as ``gsm8k``."""
+    """Return 1.0 when the flexible answer equals the ground truth, else 0.0; arguments as ``gsm8k``."""
     return _compare(flexible_answer(sample.response), sample.ground_truth, numeric)
 
 

@@ -18,11 +18,11 @@ from plaudit_reward.score import Score
 from plaudit_wire.sample import Sample
 
 NUM_TAIL_CHARACTERS = 300
-"""Only so much of the response is looked at."""
+"""Characters at the end of the response that are read."""
 NUM_BOX_CHARACTERS = 100
-"""A box must lie in so many of the last characters."""
+"""Characters at the end of the response that must contain the box."""
 INVALID = "[INVALID]"
-"""The answer where there is none."""
+"""The value of ``pred`` for a response without an answer."""
 
 _ANSWER = re.compile(r"(?i)Answer\s*:\s*([^\n]+)")
 
@@ -51,7 +51,7 @@ _REWRITTEN = tuple(
 
 
 def math_dapo(sample: Sample, *, strict_boxed: bool = False, normalize_boxed: bool = False) -> Score:
-    """1.0 when the answer equals the ground truth, else -1.0; extras ``acc`` (1 or 0) and ``pred``.
+    """Return 1.0 when the answer equals the ground truth, else -1.0; extras ``acc`` (1 or 0) and ``pred``.
 
     Args:
         sample: its ground truth is the answer.
@@ -81,14 +81,14 @@ def _score(correct: bool, answer: str | None) -> Score:
 
 
 def _marked_answer(tail: str) -> str | None:
-    """The normal form of what follows the last ``Answer:``; None where nothing does."""
+    """Return the normal form of the text after the last ``Answer:``; None if there is none."""
     answers = _ANSWER.findall(tail)
     answer = normal_form(answers[-1]) if answers else INVALID
     return None if answer == INVALID else answer
 
 
 def normal_form(answer: str) -> str:
-    """The normal form of an answer: its right side, without units, articles, text commands and blanks."""
+    """Return the normal form of an answer: its right side, without units, articles, text commands and blanks."""
     answer = answer.rsplit("=", 1)[-1]
     for before, after in _REPLACED:
         answer = answer.replace(before, after)

@@ -1,11 +1,11 @@
-r"""Whether two mathematical answers are the same, as ToRA's grader sees it: by text, by number, part by part.
+r"""Compare two mathematical answers like ToRA's grader: by text, by number, part by part.
 
 Gou et al. 2024, "ToRA: A Tool-Integrated Reasoning Agent for Mathematical Problem Solving". Numbers are the same when
-they differ by at most 1e-4 of the larger; verl's version also takes a hundredth and the hundredfold of the truth
-(percentages). ``\pi`` becomes a number and the arithmetic around it is done.
+they differ by at most 1e-4 of the larger; verl's version also accepts a hundredth and the hundredfold of the truth
+(percentages). ``\pi`` becomes a number and the arithmetic around it is evaluated.
 
 The last step, comparison as expressions, never succeeds in verl 0.9.1: its ``symbolic_equal`` uses a decorator as a
-context manager, which raises, and takes the error for "cannot be parsed". Math-Verify does that step when asked for.
+context manager, which raises, and takes the error for "cannot be parsed". Math-Verify does that step on request.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _UNREADABLE = (ValueError, IndexError, ArithmeticError, TypeError, RecursionErro
 
 @dataclass(frozen=True)
 class Comparison:
-    """How answers are compared."""
+    """The options of a comparison."""
 
     percentages: bool = True
-    """A hundredth and the hundredfold of the truth are right too."""
+    """A hundredth and the hundredfold of the truth are also right."""
     symbolic: bool = False
     """Expressions are compared by Math-Verify."""
 
 
 def math_equal(given: str, truth: str, how: Comparison) -> bool:
-    r"""Whether ``given`` is the answer ``truth``; never raises, an answer that cannot be read is not the same.
+    r"""Return True if ``given`` equals the answer ``truth``; never raises: an answer that cannot be parsed is wrong.
 
     With a ``\pi`` in either, both π and 3.14 are tried.
     """
@@ -79,7 +79,7 @@ def _equal(given: Any, truth: Any, how: Comparison, pi: float = math.pi) -> bool
 
 
 def _plain(answer: Any, pi: float) -> Any:
-    r"""The answer without dollars, percent, number base, and with the value of its ``\pi``."""
+    r"""Return the answer without dollars, percent and number base, and with the value of its ``\pi``."""
     if not isinstance(answer, str):
         return answer
     if _DOLLARS.match(answer):
@@ -124,7 +124,7 @@ def _same_number(given: float, truth: float, how: Comparison) -> bool:
 
 
 def _interval(given: str) -> str:
-    """SymPy's ``Interval(0, 1)`` is ``[0, 1]``."""
+    """Convert SymPy's ``Interval(0, 1)`` to ``[0, 1]``."""
     for pattern, form in _INTERVALS:
         found = pattern.match(given)
         if found:
@@ -153,7 +153,7 @@ def _same_parts(given: list[Any], truth: list[Any], how: Comparison) -> bool:
 
 
 def _same_matrix(given: str, truth: str, how: Comparison) -> bool:
-    """A list of rows against a LaTeX matrix whose rows end with one backslash (verl's reading)."""
+    """Compare a list of rows with a LaTeX matrix whose rows end with one backslash (verl's reading)."""
     if _MATRIX not in truth or not (given.startswith("[") and given.endswith("]")):
         return False
     for end in _MATRIX_ENDS:

@@ -17,7 +17,7 @@ _BRACED = "\\boxed{"
 
 
 def math_reward(sample: Sample, *, last_box_wins: bool = False) -> float:
-    r"""1.0 when the boxed answer equals the ground truth, else 0.0.
+    r"""Return 1.0 when the boxed answer equals the ground truth, else 0.0.
 
     Args:
         sample: its ground truth is the answer, as LaTeX without a box.
@@ -29,7 +29,7 @@ def math_reward(sample: Sample, *, last_box_wins: bool = False) -> float:
 
 
 def equivalent(answer: str, truth: str) -> bool:
-    """Whether two answers have the same normal form; where one has none they must be the same text."""
+    """Return True if two answers have the same normal form or, where one has none, the same text."""
     try:
         return normal_form(answer) == normal_form(truth)
     except MalformedError:

@@ -21,7 +21,7 @@ _LIBRARY = "math_verify"
 
 
 def math_verify(sample: Sample, *, limit_seconds: Annotated[float, Meta(gt=0)] = 30.0) -> float:
-    """1.0 when they are the same, else 0.0.
+    """Return 1.0 when they are the same, else 0.0.
 
     Args:
         sample: its ground truth is the answer, as LaTeX without a box.
@@ -32,7 +32,7 @@ def math_verify(sample: Sample, *, limit_seconds: Annotated[float, Meta(gt=0)] =
 
 
 def verified(response: str, truth: str) -> bool:
-    """Whether Math-Verify finds an answer in the response that is the truth; call it under ``cpu_limit``."""
+    """Return True if Math-Verify finds the truth among the response's answers; call it under ``cpu_limit``."""
     from math_verify.grader import verify
     from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig, parse
 

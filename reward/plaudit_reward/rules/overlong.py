@@ -4,7 +4,7 @@ Yu et al. 2025, "DAPO: An Open-Source LLM Reinforcement Learning System at Scale
 
     value = min(0, -(response_tokens - (max_tokens - buffer_tokens)) / buffer_tokens * penalty_factor)
 
-It is 0 up to ``max_tokens - buffer_tokens`` and ``-penalty_factor`` at ``max_tokens``. Give it as a scorer of its own:
+It is 0 up to ``max_tokens - buffer_tokens`` and ``-penalty_factor`` at ``max_tokens``. Make it a separate scorer:
 the weighted sum adds it to the others' values.
 """
 

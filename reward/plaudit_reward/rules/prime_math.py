@@ -1,7 +1,7 @@
-r"""NuminaMath (data sources ``numina_…``): the answer of PRIME's graders.
+r"""Score NuminaMath (data sources ``numina_…``) with PRIME's graders.
 
-The answer is what follows the last ``answer:``, ``answer is`` or ``answers are``, or stands in the last box; it is
-right when PRM800K's grader or ToRA's says so (``prm800k``, ``math_equal``). Cui et al. 2025, "Process Reinforcement
+The answer is the text after the last ``answer:``, ``answer is`` or ``answers are``, or in the last box; it is right
+when PRM800K's grader or ToRA's accepts it (``prm800k``, ``math_equal``). Cui et al. 2025, "Process Reinforcement
 through Implicit Rewards". The results are those of verl's ``prime_math``; two flaws of it can be corrected: its
 comparison of expressions never succeeds (``symbolic``), and a hundredth and the hundredfold of the truth are right
 (``percentages``).
@@ -33,13 +33,13 @@ def prime_math(
     percentages: bool = True,
     limit_seconds: Annotated[float, Meta(gt=0)] = 10.0,
 ) -> float:
-    """1.0 when the answer is right, else 0.0.
+    """Return 1.0 when the answer is right, else 0.0.
 
     Args:
         sample: its ground truth is the answer: text or a number.
-        symbolic: expressions that no other step finds the same are compared by Math-Verify.
-        percentages: a hundredth and the hundredfold of the truth are right too.
-        limit_seconds: CPU seconds of each of the two graders; what they have not shown by then is not so.
+        symbolic: compare expressions by Math-Verify if no other step finds them equal.
+        percentages: a hundredth and the hundredfold of the truth are also right.
+        limit_seconds: CPU seconds of each of the two graders; an answer not shown to be right by then is wrong.
     """
     truth = sample.ground_truth
     if not isinstance(truth, str | int | float) or isinstance(truth, bool):
@@ -51,7 +51,7 @@ def prime_math(
 
 
 def extracted_answer(response: str) -> str:
-    """What the response gives as its answer; the whole of it where nothing says so."""
+    """Return the response's answer; the whole response if no answer is marked."""
     for marker in _BEFORE:
         response = _behind(response, marker)
     for marker in _AFTER:

@@ -78,7 +78,7 @@ def known_rule_of(data_source: str) -> str:
     rule = rule_of(data_source)
     if rule is None:
         raise DataError(
-            f"no rule scores data source {data_source!r}; known are {', '.join(sorted(SOURCES))} and "
+            f"no rule scores data source {data_source!r}; known sources: {', '.join(sorted(SOURCES))} and "
             f"{', '.join(f'{prefix}…' for prefix in PREFIXES)}. Name the rule in the scorer (rule: gsm8k) or score it "
             "with a function (kind: python)"
         )

@@ -58,7 +58,7 @@ class FunctionRule:
     warm_up: tuple[str, str] | None = None
     """Response and ground truth of a sample for its children to score first; see ``ChildRule``."""
     check: Callable[..., None] | None = None
-    """Takes the arguments; raises ``ConfigurationError`` where they contradict each other."""
+    """Validates the arguments; raises ``ConfigurationError`` if they contradict each other."""
 
     def read(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the function's keyword arguments; see ``Rule``."""
@@ -90,7 +90,7 @@ class FunctionRule:
 
 
 class InlineScorer:
-    """Calls a rule that is plain string work, where the pipeline runs.
+    """Call a rule that only processes strings, in the pipeline's process.
 
     Args:
         name: name of the scorer in the job.
@@ -102,19 +102,19 @@ class InlineScorer:
         self._function = function
 
     async def open(self) -> None:
-        """Nothing to start."""
+        """Do nothing."""
 
     async def score(self, sample: Sample, attempt: Attempt) -> Score:
-        """Scores at once."""
+        """Score the sample at once."""
         result = self._function(sample)
         return result if isinstance(result, Score) else Score.scored(result)
 
     def room(self) -> int:
-        """It never waits."""
+        """Return a number without a limit: the scorer never waits."""
         return _ALWAYS_ROOM
 
     async def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there are no processes."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class _Option:
 
 
 def _options(function: Callable[..., Any]) -> dict[str, _Option]:
-    """The function's keyword-only parameters, by their names in a job."""
+    """Return the function's keyword-only parameters, by their names in a job."""
     hints = typing.get_type_hints(function, include_extras=True)
     return {
         _camel_case(name): _Option(name, hints[name], parameter.default is parameter.empty)

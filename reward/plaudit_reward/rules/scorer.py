@@ -17,13 +17,13 @@ _ALWAYS_ROOM = 1_000_000
 
 
 class RuleScorer:
-    """Scores by the named rule, or by the one that the sample's data source has.
+    """Score by the named rule, or by the rule of the sample's data source.
 
     Args:
         name: of the scorer in the job.
         rule: name of the rule; None = by data source.
         arguments: the rule's; by data source, a mapping from rule names to their arguments.
-        processes: how many child processes a rule that computes may use.
+        processes: the number of child processes of a rule that runs in them.
 
     Raises:
         ConfigurationError: there is no rule of that name, or it has no such arguments.
@@ -40,33 +40,33 @@ class RuleScorer:
         self._opening: dict[str, asyncio.Task[Scorer]] = {}
 
     async def open(self) -> None:
-        """Starts the named rule; by data source, each rule is started when the first sample needs it."""
+        """Start the named rule; by data source, each rule starts when the first sample needs it."""
         if self._rule is not None:
             await self._start(self._rule)
 
     async def score(self, sample: Sample, attempt: Attempt) -> Score:
-        """Scores with the rule that the sample needs."""
+        """Score with the rule that the sample needs."""
         rule = self._rule or known_rule_of(sample.data_source)
         scorer = self._scorers.get(rule) or await self._started(rule, attempt)
         return await scorer.score(sample, attempt)
 
     def room(self) -> int:
-        """As much as the rule with the least room has."""
+        """Return the free capacity of the rule with the least."""
         return min((scorer.room() for scorer in self._scorers.values()), default=_ALWAYS_ROOM)
 
     async def close(self) -> None:
-        """Ends child processes."""
+        """Stop child processes."""
         await asyncio.gather(*self._opening.values(), return_exceptions=True)
         await asyncio.gather(*(scorer.close() for scorer in self._scorers.values()))
 
     async def _started(self, rule: str, attempt: Attempt) -> Scorer:
-        """Starts a rule for all samples that wait for it; the wait is queueing."""
+        """Start a rule for all samples that wait for it; the wait counts as queueing."""
         began_s = time.monotonic()
         if rule not in self._opening:
             self._opening[rule] = asyncio.create_task(self._start(rule))
         try:
             return await asyncio.shield(self._opening[rule])
-        except ConfigurationError as error:  # of the machine (no process can be started): the rule itself is sound
+        except ConfigurationError as error:  # the machine cannot start a process; the rule itself is valid
             self._opening.pop(rule, None)
             raise InfrastructureError(f"rule {rule} cannot be started: {error}") from error
         finally:

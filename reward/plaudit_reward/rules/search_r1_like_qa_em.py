@@ -22,11 +22,11 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def search_r1_like_qa_em(sample: Sample, *, substring: bool = False) -> float:
-    """1.0 when the answer is a golden one (0.25 with too many tags), else 0.0.
+    """Return 1.0 when the answer is a golden one (0.25 with too many tags), else 0.0.
 
     Args:
         sample: its ground truth is ``{target: text}`` or ``{target: [text, …]}``.
-        substring: an answer that contains a golden one is right too, tags are not counted (verl's
+        substring: an answer that contains a golden one is also right, and tags are not counted (verl's
             ``compute_score_subem``).
     """
     golden = [normal_form(target) for target in _targets(sample.ground_truth)]
@@ -43,7 +43,7 @@ def search_r1_like_qa_em(sample: Sample, *, substring: bool = False) -> float:
 
 
 def last_answer(response: str) -> str | None:
-    """The text of the last complete pair of tags, stripped; pairs are made from the left."""
+    """Return the text of the last complete pair of tags, stripped; pairs are matched from the left."""
     answer, start = None, response.find(_OPENING)
     while start >= 0:
         end = response.find(_CLOSING, start)
@@ -55,7 +55,7 @@ def last_answer(response: str) -> str | None:
 
 
 def normal_form(text: str) -> str:
-    """Lower case, without punctuation and articles, single blanks."""
+    """Return the text in lower case, without punctuation and articles, with single blanks."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 

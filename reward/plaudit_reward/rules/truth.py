@@ -1,4 +1,4 @@
-"""What rules ask of a row's ground truth."""
+"""Check a row's ground truth for a rule."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from plaudit_reward.errors import DataError
 
 
 def text_truth(ground_truth: Any, rule: str) -> str:
-    """The ground truth, which must be text.
+    """Return the ground truth, which must be text.
 
-    verl compares the answer with whatever is there, and so gives such rows 0 or ends the run.
+    verl compares the answer with a ground truth of any type, and so scores such rows 0 or ends the run.
 
     Raises:
-        DataError: it is something else.
+        DataError: the ground truth is not text.
     """
     if isinstance(ground_truth, str):
         return ground_truth

@@ -90,7 +90,7 @@ return 0
     with started(lines) as process:
         front = int(line_of(process))
         process.kill()
-        assert line_of(process) == "the process that computes is gone"
+        assert line_of(process) == "the computing process has ended"
         until(lambda: not runs(front))
 
 

@@ -1,4 +1,4 @@
-"""What a model wrote is reckoned, never run."""
+"""A model's text is evaluated as arithmetic, never run as code."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_arithmetic_has_its_value(text: str, value: object) -> None:
     ],
 )
 def test_anything_else_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"arithmetic|too large|reckoned"):
+    with pytest.raises(ValueError, match=r"arithmetic|too large"):
         evaluate(text)
 
 

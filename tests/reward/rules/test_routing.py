@@ -57,7 +57,7 @@ async def test_samples_are_scored_by_the_rule_of_their_source(open_rule: OpenRul
 async def test_an_unknown_source_is_a_data_error_with_a_remedy(open_rule: OpenRule, make_sample: MakeSample) -> None:
     scoring = await (await open_rule()).score(make_sample(data_source="copy"))
     assert scoring.outcome == "data_error"
-    assert re.search(r"'copy'.*known are DigitalLearningGmbH.* and aime…\..*kind: python", scoring.reason or "")
+    assert re.search(r"'copy'.*known sources: DigitalLearningGmbH.* and aime…\..*kind: python", scoring.reason or "")
 
 
 def test_unknown_sources_are_found_before_anything_runs() -> None:

@@ -25,7 +25,7 @@ ROOM = 6
 
 
 class Client:
-    """One program and its session; ``session`` is made anew when it is killed and started again."""
+    """One program and its session; a restart creates a new ``session``."""
 
     def __init__(self, world: Any, name: str) -> None:
         self.world = world
@@ -70,7 +70,7 @@ class Client:
         await self.session.acknowledge(done)
 
     async def kill(self) -> None:
-        """Dies with what it had not acknowledged; is started again, and submits all that it has no result of."""
+        """Kill the client with results unacknowledged, restart it, and submit all samples without a result."""
         self.world.zombies.append(self.session)
         self.to_acknowledge = []
         await self.start()
@@ -79,7 +79,7 @@ class Client:
                 await self.submit(group)
 
     async def repair(self) -> None:
-        """What a client does every few seconds: finds what Redis has lost, or knows again."""
+        """Do a client's periodic check: find the groups that Redis has lost or restored."""
         try:
             await self.session.acknowledge([])
         except SessionGoneError:
@@ -134,7 +134,7 @@ class SessionWorld(World):
         await self.random.choice(self.clients).session.clean_up()
 
     async def zombie_acts(self) -> None:
-        """A client that was replaced wakes up, and tries everything."""
+        """Let a replaced client wake up and try every call."""
         zombie = self.random.choice(self.zombies)
         group = zombie.group_id("0")
         sample = Sample(group, 0, "made-up", "p", "of a zombie")
@@ -186,7 +186,7 @@ class SessionWorld(World):
             self.violations.append(f"S1: reported terminal so often: {odd}, never: {wanted - set(told)}")
 
     async def finish(self) -> None:
-        """Every worker and client dies; new ones take over all they left."""
+        """Kill every worker and client; new ones take over all their work."""
         self.lossy = False
         for worker in list(self.workers):
             self.crash(worker)

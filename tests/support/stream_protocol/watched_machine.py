@@ -1,4 +1,4 @@
-"""What the state machines of the stream tests share: how work is run, violations are judged, and everything ends."""
+"""The shared base of the stream tests' state machines: runs work, judges violations, and ends the run."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ SEARCH = settings(
 
 
 class WatchedMachine(RuleBasedStateMachine):
-    """A world under rules; ``machine_of`` says in which Redis and with which texts of the transitions."""
+    """A world under rules; ``machine_of`` sets its Redis and the texts of the transitions."""
 
     world_type: Any
     address: RedisAddress
     scripts: Scripts
     watched: str
-    """Which invariant: violations of all others are left aside; "" watches all."""
+    """The invariant to watch, ignoring violations of all others; "" watches all."""
     found: list[str]
 
     def __init__(self) -> None:

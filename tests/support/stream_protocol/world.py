@@ -81,7 +81,7 @@ class Worker:
 
 
 class Trainer:
-    """A trainer: what it knows is what a checkpoint would hold, and the groups that are open."""
+    """A trainer: its state is that of a checkpoint, and the groups that are open."""
 
     def __init__(self, world: World, line: list[int], ledger: Ledger) -> None:
         self.streams = TrainerStreams(world.of("trainer"), world.limits)
@@ -207,7 +207,7 @@ class World:
         self.checkpoint = (list(line), kept)
 
     async def repair(self) -> None:
-        """What a trainer does every few seconds: finds what Redis has lost, and makes the ledger its own again."""
+        """Do a trainer's periodic check: find the groups that Redis has lost, and restore the ledger."""
         trainer = self.trainer
         for group in await trainer.streams.missing(list(trainer.open)):
             position = trainer.open[group]
@@ -242,7 +242,7 @@ class World:
             await self.admit(2, "train", position)
 
     async def zombie_acts(self) -> None:
-        """A trainer that was replaced wakes up, and tries everything."""
+        """Let a replaced trainer wake up and try every call."""
         zombie = self.random.choice(self.zombies)
         groups = [group.id for group in zombie.taken] or list(zombie.open) or ["t-0-1.0"]
         attempts = [
@@ -273,7 +273,7 @@ class World:
         worker.held += await worker.consumer.reclaim(100, lease_s=0.0)
 
     async def freeze_and_wake(self, stream: str) -> None:
-        """A worker stands still for longer than its lease, others take over; then it goes on as if nothing had been."""
+        """Freeze a worker for longer than its lease while others take over; then let it continue unaware."""
         frozen = max(
             (worker for worker in self.workers if worker.stream == stream), key=lambda worker: len(worker.held)
         )

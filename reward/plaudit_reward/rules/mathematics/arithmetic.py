@@ -1,4 +1,4 @@
-"""Evaluates plain arithmetic that a model wrote; verl calls ``eval`` there, which runs whatever the model wrote."""
+"""Evaluate plain arithmetic that a model wrote. verl calls ``eval`` here, which runs any code that the model wrote."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _MANY: dict[type[ast.expr], Callable[[list[Any]], Any]] = {ast.Tuple: tuple, ast
 
 
 def evaluate(text: str) -> Any:
-    """The value of an expression of numbers, ``+ - * / // % **`` and brackets; tuples, lists and sets of such.
+    """Return the value of an expression of numbers, ``+ - * / // % **`` and brackets, or a tuple, list or set of them.
 
     Raises:
-        ValueError: it is anything else, or has no value.
+        ValueError: the text is not such an expression, or has no value.
     """
     try:
         return _value(ast.parse(text.lstrip(" \t"), mode="eval").body)
     except (SyntaxError, TypeError, ArithmeticError, RecursionError, MemoryError) as error:
-        raise ValueError(f"{text!r} is no arithmetic: {error}") from error
+        raise ValueError(f"{text!r} is not arithmetic: {error}") from error
 
 
 def _value(node: ast.expr) -> Any:
@@ -42,10 +42,10 @@ def _value(node: ast.expr) -> Any:
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _BINARY:
             a, b = _value(left), _value(right)
             if not isinstance(a, int | float) or not isinstance(b, int | float):
-                raise ValueError("only numbers can be reckoned with")
+                raise ValueError("only numbers have arithmetic")
             if isinstance(sign, ast.Pow) and abs(b) > _MAX_EXPONENT:
                 raise ValueError(f"the exponent {b} is too large")
             return _BINARY[type(sign)](a, b)
         case ast.Tuple(elts=items) | ast.List(elts=items) | ast.Set(elts=items):
             return _MANY[type(node)]([_value(item) for item in items])
-    raise ValueError(f"{type(node).__name__} is no arithmetic")
+    raise ValueError(f"{type(node).__name__} is not arithmetic")

@@ -1,4 +1,4 @@
-r"""Finds the answer that a response puts in a LaTeX box (``\boxed{…}``)."""
+r"""Find the answer that a response puts in a LaTeX box (``\boxed{…}``)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=[^a-zA-Z\s])|\\boxed\s+(?=\S)")
 
 
 def closing_brace(text: str, start: int) -> int | None:
-    """Index of the brace that closes the first one from ``start`` on; None where it stays open."""
+    """Return the index of the brace that closes the first one from ``start`` on; None if it stays open."""
     depth = 0
     for brace in _BRACE.finditer(text, start):
         depth += 1 if brace[0] == "{" else -1
@@ -19,16 +19,16 @@ def closing_brace(text: str, start: int) -> int | None:
 
 
 def last_braced(text: str, command: str = "\\boxed{") -> str | None:
-    r"""What the last ``\boxed{…}`` holds; None without one, or where the last one is not closed."""
+    r"""Return the contents of the last ``\boxed{…}``; None without one, or if the last one is not closed."""
     start = text.rfind(command)
     end = closing_brace(text, start) if start >= 0 else None
     return None if end is None else text[start + len(command) : end]
 
 
 def last_box(text: str) -> str | None:
-    r"""What the last box of any form holds: ``\boxed{5}``, ``\boxed {5}``, ``\boxed 5``, ``\fbox{5}``.
+    r"""Return the contents of the last box of any form: ``\boxed{5}``, ``\boxed {5}``, ``\boxed 5``, ``\fbox{5}``.
 
-    Without braces the box ends at the next blank, ``$`` or line end. None where there is no box, or it stays open.
+    Without braces the box ends at the next blank, ``$`` or line end. None if there is no box, or it stays open.
     """
     boxes = list(_BOX.finditer(text))
     if not boxes:

@@ -1,4 +1,4 @@
-r"""The normal form of LaTeX answers by which the MATH benchmark compares them.
+r"""Compute the normal form of LaTeX answers by which the MATH benchmark compares them.
 
 Hendrycks et al. 2021, "Measuring Mathematical Problem Solving With the MATH Dataset" (``math_equivalence``): purely
 textual, so ``\frac12``, ``1/2`` and ``0.5`` are the same, and ``1/3`` and ``2/6`` are not. verl's scorers of MATH,
@@ -17,18 +17,18 @@ _RATIO = re.compile(r"(0|-?[1-9][0-9]*)/(0|-?[1-9][0-9]*)")
 
 
 class MalformedError(ValueError):
-    """The text has no normal form: a fraction or a root without anything in it, or two units."""
+    """The text has no normal form: it has an empty fraction or root, or two units."""
 
 
 def normal_form(text: str, percents: tuple[str, ...] = ("\\\\%", "\\%")) -> str:
-    """The normal form of an answer.
+    """Return the normal form of an answer.
 
     Args:
         text: LaTeX, without ``$``.
-        percents: the spellings of the percent sign that are left out.
+        percents: the spellings of the percent sign that are removed.
 
     Raises:
-        MalformedError: it has none.
+        MalformedError: the text has none.
     """
     for part in _LEFT_OUT:
         text = text.replace(part, "")
@@ -51,7 +51,7 @@ def normal_form(text: str, percents: tuple[str, ...] = ("\\\\%", "\\%")) -> str:
 
 
 def _without_unit(text: str) -> str:
-    r"""``5\text{ cm}`` is 5; only units begin with a blank in the text."""
+    r"""Remove units: ``5\text{ cm}`` becomes 5; only units begin with a blank in the text."""
     value, *units = text.split(_UNIT)
     if len(units) > 1:
         raise MalformedError(f"{text!r} has {len(units)} units")
@@ -59,13 +59,13 @@ def _without_unit(text: str) -> str:
 
 
 def _right_side(text: str) -> str:
-    """``k = 5`` is 5, for names of at most two characters."""
+    """Remove the left side: ``k = 5`` becomes 5, for names of at most two characters."""
     sides = text.split("=")
     return sides[1] if len(sides) == 2 and len(sides[0]) <= 2 else text
 
 
 def _braced_roots(text: str) -> str:
-    r"""``\sqrt3`` is ``\sqrt{3}``."""
+    r"""Add braces to roots: ``\sqrt3`` becomes ``\sqrt{3}``."""
     head, *parts = text.split("\\sqrt")
     if not all(parts):
         raise MalformedError(f"{text!r} has an empty root")
@@ -73,7 +73,7 @@ def _braced_roots(text: str) -> str:
 
 
 def _braced_fractions(text: str) -> str:
-    r"""``\frac12`` is ``\frac{1}{2}``, ``\frac1{72}`` is ``\frac{1}{72}``; ``\frac{72}1`` stays."""
+    r"""Add braces: ``\frac12`` becomes ``\frac{1}{2}``, ``\frac1{72}`` ``\frac{1}{72}``; ``\frac{72}1`` stays."""
     head, *parts = text.split("\\frac")
     braced = [head]
     for part in parts:

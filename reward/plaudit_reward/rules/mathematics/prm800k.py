@@ -1,9 +1,9 @@
-"""Whether two mathematical answers are the same, as PRM800K's grader sees it: by normal forms, else by SymPy.
+"""Compare two mathematical answers like PRM800K's grader: by normal forms, else by SymPy.
 
 Lightman et al. 2023, "Let's Verify Step by Step". Answers are the same when their MATH normal forms are
 (``hendrycks``), or the normal forms made here, or when each part of a tuple is, where SymPy shows that two parts'
 difference is 0. Fractions must be reduced and integers written as integers. There are two versions of it in verl's
-scorers, its own in ``prime_math`` and the package ``mathruler`` in ``geo3k``; ``Dialect`` says where they differ.
+scorers, its own in ``prime_math`` and the package ``mathruler`` in ``geo3k``; ``Dialect`` has their differences.
 
 Needs SymPy, so it is slow to import and to run: call it in a child process, under ``cpu_limit``.
 """
@@ -37,18 +37,18 @@ _RATIO = re.compile(r"^-?[0-9]+.?/0*[1-9][0-9]*.?$")
 _BRACKETS = "()[]"
 _POWERS_LEFT_ALONE = re.compile(r"\^\{|\^\(|\^[0-9]+\^|\^[0-9][0-9]+")
 _MAX_LETTERS = 2
-"""Expressions with more different letters are words: not for SymPy (which runs what it parses as Python)."""
+"""Expressions with more distinct letters count as prose and never reach SymPy, which runs what it parses as Python."""
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """What the versions of this grader do differently."""
+    """The differences between the versions of this grader."""
 
     percents: tuple[str, ...]
-    """Spellings of the percent sign that the MATH normal form leaves out."""
+    """Spellings of the percent sign that the MATH normal form removes."""
     units: tuple[str, ...]
     compact: bool
-    """Blanks and braces are left out at the end."""
+    """Remove blanks and braces at the end."""
 
 
 PRIME = Dialect(percents=("\\\\%", "\\%"), units=(*_UNITS, "liter"), compact=False)
@@ -58,7 +58,7 @@ MATHRULER = Dialect(percents=("\\%", "%"), units=_UNITS, compact=True)
 
 
 def same_answer(given: str, truth: str, dialect: Dialect) -> bool:
-    """Whether ``given`` is the answer ``truth``; never raises, an answer that cannot be read is not the same."""
+    """Return True if ``given`` equals the answer ``truth``; never raises: an answer that cannot be parsed is wrong."""
     if _math_form(given, dialect) == _math_form(truth, dialect):
         return True
     given, truth = normal_form(given, dialect), normal_form(truth, dialect)
@@ -75,7 +75,7 @@ def same_answer(given: str, truth: str, dialect: Dialect) -> bool:
 
 
 def normal_form(text: str, dialect: Dialect) -> str:
-    """The answer without units, dollars, percents and LaTeX, mixed numbers as sums, in lower case."""
+    """Return the answer without units, dollars, percents and LaTeX, mixed numbers as sums, in lower case."""
     enclosed = _TEXT.search(text)
     text = enclosed["text"] if enclosed else text
     for before, after in _REPLACED:
@@ -106,7 +106,7 @@ def _math_form(text: str, dialect: Dialect) -> str:
 
 
 def _plain_integer(text: str) -> str:
-    """``5.0`` is 5."""
+    """Convert whole decimals: ``5.0`` becomes 5."""
     number = _number(text)
     return str(round(number)) if number is not None and _is_near_integer(number) else text
 
@@ -128,7 +128,7 @@ def _is_near_integer(number: float) -> bool:
 
 
 def _without_thousands(text: str) -> str:
-    """``1,234`` is 1234; the commas of tuples stay."""
+    """Remove thousands separators: ``1,234`` becomes 1234; commas of tuples stay."""
     while (shorter := _THOUSANDS.sub(r"\1\3\4", text)) != text:
         text = shorter
     return text
@@ -137,11 +137,11 @@ def _without_thousands(text: str) -> str:
 def _from_latex(text: str) -> str:
     from pylatexenc.latex2text import LatexNodes2Text
 
-    logging.getLogger("pylatexenc").setLevel(logging.ERROR)  # it warns of every broken answer
+    logging.getLogger("pylatexenc").setLevel(logging.ERROR)  # it warns about every malformed answer
     latex = text.replace("\\tfrac", "\\frac").replace("\\dfrac", "\\frac").replace("\\frac", " \\frac")
     try:
         plain = str(LatexNodes2Text().latex_to_text(latex))
-    except (ValueError, TypeError, IndexError, AttributeError, RecursionError):  # what it raises on broken LaTeX
+    except (ValueError, TypeError, IndexError, AttributeError, RecursionError):  # raised for malformed LaTeX
         return text
     for symbol, name in _SYMBOLS:
         plain = plain.replace(symbol, name)
@@ -149,7 +149,7 @@ def _from_latex(text: str) -> str:
 
 
 def _parts(text: str) -> list[str]:
-    """The elements of a tuple or an interval; whatever else is one part."""
+    """Return the elements of a tuple or an interval; any other text is a single part."""
     text = _without_thousands(text)
     inside = text[1:-1]
     is_tuple = len(text) > 2 and text[0] in _BRACKETS and text[-1] in _BRACKETS
@@ -177,8 +177,8 @@ def _difference_is_zero(given: str, truth: str) -> bool:
     transformations = (*sympy_parser.standard_transformations, sympy_parser.implicit_multiplication_application)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of Python about what the model wrote
+            warnings.simplefilter("ignore")  # Python's warnings about the model's text
             parsed = sympy_parser.parse_expr(difference.replace("^", "**"), transformations=transformations)
             return bool(sympy.simplify(parsed) == 0)
-    except Exception:  # the boundary to SymPy, which raises whatever the text, read as Python, raises
+    except Exception:  # the boundary to SymPy, which evaluates the text as Python: it may raise anything
         return False
