@@ -69,7 +69,7 @@ class ScorerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     limiter_s: float = 0.0
     """Seconds spent waiting for a rate or concurrency limit."""
     held_s: float = 0.0
-    """The part of ``limiter_s`` that the endpoint requested (Retry-After), independent of the limits."""
+    """The part of ``limiter_s`` that the endpoint requested (Retry-After), beside the configured limits."""
     retry_s: float = 0.0
     """Seconds of failed attempts and of the pauses between attempts."""
     call_s: float = 0.0
