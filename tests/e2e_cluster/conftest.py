@@ -1,7 +1,7 @@
-"""Tests on a real cluster: ``make e2e``. ``make test`` does without them (they need PLAUDIT_E2E to be set).
+"""Tests on a real cluster: ``make e2e``. ``make test`` skips them (they need PLAUDIT_E2E to be set).
 
-A cluster of tests/cluster is started and ended. ``PLAUDIT_E2E_STATE`` is its folder, so that several can run side by
-side; ``PLAUDIT_E2E_KEEP=1`` leaves it running for the next time. ``PLAUDIT_E2E_KUBECONFIG`` names another cluster:
+They start and stop a cluster of tests/cluster. ``PLAUDIT_E2E_STATE`` is its folder, so that several can run side by
+side; ``PLAUDIT_E2E_KEEP=1`` keeps it running for the next time. ``PLAUDIT_E2E_KUBECONFIG`` names another cluster:
 ``PLAUDIT_E2E_VALUES`` is then a file of the chart's values with images that it can pull, ``images.gpu`` with torch and
 vLLM, and ``PLAUDIT_E2E_STORAGE_CLASS`` a class of volumes that many pods can write to (default: the cluster's).
 """
@@ -71,7 +71,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def definition(cluster: Cluster) -> Cluster:
-    """A cluster that knows RLJobs."""
+    """Yield a cluster with the CRD of RLJob."""
     apply = ["apply", "--server-side", "--force-conflicts", "--field-manager=helm"]  # which installs it later
     cluster.kubectl(*apply, "-f", "-", text=chart.template(cluster, "crd"))
     established = ("wait", "--for=condition=Established", "crd/rljobs.plaudit.dev")  # fails while there is no status

@@ -1,4 +1,4 @@
-"""RLJobs whose pods do nothing but start: for tests of where and when they are placed."""
+"""RLJobs whose pods start and then idle: for tests of scheduling."""
 
 from __future__ import annotations
 
@@ -59,33 +59,33 @@ class Jobs:
         assert done.returncode == 0, done.stderr
 
     def status(self, name: str) -> dict[str, Any]:
-        """Status of a job."""
+        """Return the status of a job."""
         found: dict[str, Any] = self.cluster.get("rlj", name, NAMESPACE).get("status", {})
         return found
 
     def condition(self, name: str, kind: str) -> dict[str, Any]:
-        """A condition of a job."""
+        """Return a condition of a job."""
         return self.cluster.condition("rlj", name, NAMESPACE, kind)
 
     def pods(self, name: str, *roles: str) -> list[dict[str, Any]]:
-        """Pods of a job, of its gang by default."""
+        """Return the pods of a job; by default those of its gang."""
         among = f"plaudit.dev/job={name},plaudit.dev/role in ({','.join(roles or ('trainer', 'rollout', 'redis'))})"
         done = self.cluster.kubectl("--namespace", NAMESPACE, "get", "pods", "-l", among, "-o", "json")
         items: list[dict[str, Any]] = json.loads(done.stdout)["items"]
         return items
 
     def bound(self, name: str, *roles: str) -> int:
-        """Pods that hold a place on a node."""
+        """Return the number of pods that are bound to a node."""
         return sum(bool(pod["spec"].get("nodeName")) for pod in self.pods(name, *roles))
 
     def until_running(self, name: str, seconds: float = 120) -> float:
-        """Waits until all of a job runs; seconds waited."""
+        """Wait until all of a job runs; return the seconds waited."""
         began = time.monotonic()
         self.cluster.until(f"{name} runs", lambda: self.status(name).get("phase") == "Running", seconds)
         return time.monotonic() - began
 
     def until_waiting(self, name: str) -> None:
-        """Waits until the scheduler has refused a whole gang."""
+        """Wait until the scheduler reports a gang as unschedulable."""
 
         def refused() -> bool:
             roles = ("RolloutReady", "TrainerRunning", "TransportReady")
@@ -94,17 +94,17 @@ class Jobs:
         self.cluster.until(f"{name} waits", refused, 60)
 
     def edit(self, name: str, spec: str) -> None:
-        """Changes a job as its user would."""
+        """Edit a job as its user would."""
         self.cluster.kubectl(
             "--namespace", NAMESPACE, "patch", "rlj", name, "--type=merge", "-p", f'{{"spec": {spec}}}'
         )
 
     def delete(self, *names: str) -> None:
-        """Deletes jobs and waits until their pods are gone."""
+        """Delete jobs and wait until their pods are gone."""
         for name in names:
             self.cluster.kubectl("--namespace", NAMESPACE, "delete", "rlj", name, "--ignore-not-found")
             self.cluster.until(f"{name} gone", partial(self.gone, name), 120)
 
     def gone(self, name: str) -> bool:
-        """Whether no pod of a job is left, of whatever role."""
+        """Return True if no pod of a job is left, of any role."""
         return not self.pods(name, "trainer", "rollout", "redis", "reward", "metrics")

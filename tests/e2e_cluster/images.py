@@ -1,8 +1,8 @@
 """Images for a cluster without a registry: ``python3 tests/e2e_cluster/images.py [FOLDER]``.
 
-Builds them, and writes archives for ``cluster load`` into the folder. They are the project's own Dockerfiles on a base
-of this machine's Debian, made once by debootstrap and committed under the name that their FROM uses. Redis comes with
-the base (the official image cannot be had everywhere), and so does libnuma, which vLLM for CPUs needs.
+Builds them, and writes archives for ``cluster load`` into the folder. The project's own Dockerfiles are built on a
+Debian base image, which debootstrap creates once under the name that their FROM uses. The base includes Redis (the
+official image is not available everywhere) and libnuma, which vLLM for CPUs needs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 
 
 def main(folder: Path | None) -> None:
-    """Builds what is missing and writes the archives, when a folder is given."""
+    """Build missing images, and write their archives if a folder is given."""
     if subprocess.run(["buildah", "inspect", BASE], capture_output=True, check=False).returncode:
         _make_base()
     options = ["--layers", "--isolation", "chroot", "--pull-never", "-q", *_trust()]
@@ -45,13 +45,13 @@ def _make_base() -> None:
 
 
 def _trust() -> list[str]:
-    """What pip needs here to reach its index: this machine's authorities and settings."""
+    """Return the options that mount this machine's CAs and pip settings, so that pip can reach its index."""
     files = [path for path in (_CERTIFICATES, Path("/etc/pip.conf")) if path.exists()]
     return [word for path in files for word in ("--volume", f"{path}:{path}:ro")]
 
 
 def _mirror() -> str:
-    """Where this machine gets Debian itself from."""
+    """Return the Debian mirror of this machine."""
     for path in [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]:
         text = path.read_text() if path.is_file() else ""
         for pattern in (r"^URIs: *(\S+/debian)/?$", r"^deb (?:\[.*?\] )?(\S+/debian)/? "):

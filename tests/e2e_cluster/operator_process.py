@@ -53,7 +53,7 @@ class OperatorProcess:
             self.process = subprocess.Popen([sys.executable, "-m", "plaudit_operator"], env=environment, stderr=output)
 
     def ask(self, path: str) -> tuple[int, str]:
-        """What its port answers; (0, "") when it does not."""
+        """Return status and body of a response from its port; (0, "") if it does not respond."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=3) as answer:
                 return answer.status, answer.read().decode()
@@ -64,21 +64,21 @@ class OperatorProcess:
 
     @property
     def leads(self) -> bool:
-        """Whether it says that it leads."""
+        """Return True if it reports that it is the leader."""
         return "plaudit_operator_leader 1.0" in self.ask("/metrics")[1]
 
     def figure(self, name: str) -> float:
-        """A series of its, summed over labels."""
+        """Return one of its series, summed over labels."""
         lines = self.ask("/metrics")[1].splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
     def kill(self) -> None:
-        """As a lost node does."""
+        """Kill the process, as the loss of its node does."""
         self.process.kill()
         self.process.wait()
 
     def stop(self) -> None:
-        """As a kubelet does."""
+        """Terminate the process, as a kubelet does."""
         if self.process.poll() is None:
             self.process.terminate()
             self.process.wait()

@@ -1,8 +1,8 @@
-"""A job that trains in pods for as long as a test wants, for tests of what befalls it.
+"""A job that trains in pods for as long as a test needs, for tests that inject faults.
 
-The rollouts' engine is scripted, so that they start in a second; all else is real, the trainer too. While the file
-``slow-<job>`` lies on the shared volume each score takes seconds; without it the remaining steps take as many moments.
-So a job ends soon after the last thing that happened to it, however long that took.
+The rollouts' engine is scripted, so that they start in a second; everything else is real, including the trainer. While
+the file ``slow-<job>`` exists on the shared volume, each score takes seconds; without it, the remaining steps finish
+quickly. So a job ends soon after the last fault, however long the faults took.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class PacedJob:
     """One such job.
 
     Args:
-        cluster: with the chart and ``training.prepare``'s volumes; of this machine.
-        name: of the job.
-        steps: of the run.
+        cluster: a cluster on this machine, with the chart and ``training.prepare``'s volumes.
+        name: name of the job.
+        steps: number of steps.
     """
 
     def __init__(self, cluster: Cluster, name: str, steps: int) -> None:
@@ -50,7 +50,7 @@ class PacedJob:
         self._shared = Path(volume["spec"]["local"]["path"])
 
     def start(self) -> None:
-        """Applies the job, slow, and waits until it trains."""
+        """Apply the job with slow scores, and wait until it trains."""
         (self._shared / f"slow-{self.name}").touch()
         files = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": self.name, "namespace": NAMESPACE}}
         done = self.cluster.apply({**files, "data": {"reward.py": _REWARD.format(name=self.name)}}, self.manifest())
@@ -59,7 +59,7 @@ class PacedJob:
         self.goes_on()
 
     def manifest(self) -> dict[str, Any]:
-        """The RLJob."""
+        """Return the RLJob."""
         job = training.copy_digits(self.steps, self.name)
         spec = job["spec"]
         spec["algorithm"] |= {"promptsPerStep": PROMPTS, "samplesPerPrompt": SAMPLES}
@@ -77,21 +77,21 @@ class PacedJob:
 
     @property
     def status(self) -> dict[str, Any]:
-        """Of the RLJob."""
+        """Return the status of the RLJob."""
         found: dict[str, Any] = self.cluster.get("rlj", self.name, NAMESPACE).get("status", {})
         return found
 
     @property
     def phase(self) -> str:
-        """In one word."""
+        """Return the phase."""
         return str(self.status.get("phase", ""))
 
     def condition(self, kind: str) -> dict[str, Any]:
-        """One condition; empty when it is missing."""
+        """Return a condition; empty if it is missing."""
         return self.cluster.condition("rlj", self.name, NAMESPACE, kind)
 
     def pods(self, *roles: str) -> list[dict[str, Any]]:
-        """Its pods, of these roles or of all."""
+        """Return its pods, of these roles or of all."""
         labels = f"plaudit.dev/job={self.name}" + (f",plaudit.dev/role in ({','.join(roles)})" if roles else "")
         done = self.cluster.kubectl("--namespace", NAMESPACE, "get", "pods", "-l", labels, "-o", "json")
         items: list[dict[str, Any]] = json.loads(done.stdout)["items"]
@@ -99,17 +99,17 @@ class PacedJob:
 
     @cached_property
     def folder(self) -> Path:
-        """The run's, as this machine sees it."""
+        """Return the path of the run's folder on this machine."""
         return self._shared / "runs" / NAMESPACE / str(self.status["run"])
 
     @property
     def lines(self) -> int:
-        """Steps closed so far, those that were done again counted again."""
+        """Return the number of steps closed so far; a repeated step counts each time."""
         file = self.folder / "steps.jsonl"
         return len(file.read_text().splitlines()) if file.exists() else 0
 
     def goes_on(self, seconds: float = 300) -> float:
-        """Waits until all of it runs and one more step is closed; seconds waited."""
+        """Wait until all of it runs and one more step is closed; return the seconds waited."""
         began = time.monotonic()
         self.cluster.until(f"all of {self.name} runs", self._all_there, seconds)
         lines = self.lines
@@ -124,18 +124,18 @@ class PacedJob:
         return bool(there and status["phase"] == "Running")
 
     def finish(self, seconds: float = 600) -> dict[str, Any]:
-        """Lets it go fast and waits for its end; its status then."""
+        """Make scores fast and wait until the job ends; return its final status."""
         (self._shared / f"slow-{self.name}").unlink(missing_ok=True)
         self.cluster.until("the end", lambda: self.phase in ("Complete", "Failed"), seconds)
         return self.status
 
     def ledger(self) -> dict[str, Any]:
-        """What became of every group."""
+        """Return the ledger: the outcome of each group."""
         found: dict[str, Any] = json.loads((self.folder / "ledger.json").read_text())
         return found
 
     def trained_samples(self) -> list[tuple[int, int]]:
-        """Data position and index of every sample trained on in the surviving line of checkpoints, sorted."""
+        """Return data position and index of each sample trained on in the surviving line of checkpoints, sorted."""
         found = []
         for record in read_steps(self.folder / "steps.jsonl"):
             file = self.folder / "samples" / f"step-{record.step:06d}-i{record.incarnation}.parquet"
@@ -144,12 +144,12 @@ class PacedJob:
         return sorted(found)
 
     def delete(self) -> None:
-        """Deletes it and what it read."""
+        """Delete the job and its inputs."""
         where = ("--namespace", NAMESPACE)
         self.cluster.kubectl(*where, "delete", f"rlj/{self.name}", f"configmap/{self.name}", check=False)
 
 
 def _away_from(role: str) -> dict[str, Any]:
-    """On another node than that role, where there is one."""
+    """Return an affinity that prefers a node without that role."""
     term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"plaudit.dev/role": role}}}
     return {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}

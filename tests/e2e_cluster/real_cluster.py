@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def harness(command: str, *arguments: str) -> list[str]:
-    """A command of the harness, on the cluster of ``PLAUDIT_E2E_STATE``."""
+    """Return a command of the harness for the cluster of ``PLAUDIT_E2E_STATE``."""
     state = os.environ.get("PLAUDIT_E2E_STATE")
     options = ["--state", state] if state else []
     return [str(ROOT / "tests" / "cluster" / "cluster"), command, *options, *arguments]
@@ -32,7 +32,7 @@ class Cluster:
         self.environment["PATH"] = f"{built}:{os.environ['PATH']}"
 
     def run(self, *argv: str, text: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Runs a program with this cluster's kubeconfig."""
+        """Run a program with this cluster's kubeconfig."""
         done = subprocess.run(
             [self.program(argv[0]), *argv[1:]],
             input=text,
@@ -45,34 +45,34 @@ class Cluster:
         return done
 
     def program(self, name: str) -> str:
-        """Path of a program: the harness's own, or one that is installed."""
+        """Return the path of a program: the harness's own, or an installed one."""
         found = shutil.which(name, path=self.environment["PATH"])
         assert found, f"{name} is not installed"
         return found
 
     def kubectl(self, *argv: str, text: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Runs kubectl."""
+        """Run kubectl."""
         return self.run("kubectl", *argv, text=text, check=check)
 
     def get(self, kind: str, name: str = "", namespace: str = "") -> dict[str, Any]:
-        """An object, or a list of them; empty when it is not there."""
+        """Return an object, or a list of objects; empty if it does not exist."""
         where = ["--namespace", namespace] if namespace else []
         done = self.kubectl("get", kind, *([name] if name else []), *where, "-o", "json", check=False)
         return json.loads(done.stdout) if done.returncode == 0 else {}
 
     def condition(self, kind: str, name: str, namespace: str, type_: str) -> dict[str, Any]:
-        """A condition of an object; empty when it has none of that type, or is missing itself."""
+        """Return a condition of an object; empty if the condition or the object is missing."""
         conditions = self.get(kind, name, namespace).get("status", {}).get("conditions", [])
         return next((condition for condition in conditions if condition["type"] == type_), {})
 
     def apply(self, *manifests: dict[str, Any], dry_run: bool = False) -> subprocess.CompletedProcess[str]:
-        """Applies manifests; does not raise."""
+        """Apply manifests without raising on failure."""
         options = ["--dry-run=server"] if dry_run else []
         text = "\n---\n".join(map(json.dumps, manifests))
         return self.kubectl("apply", "--validate=strict", *options, "-f", "-", text=text, check=False)
 
     def until(self, what: str, holds: Callable[[], Any], seconds: float = 240) -> Any:
-        """Waits until something holds, and returns it."""
+        """Wait until a condition is truthy, and return its value."""
         end = time.monotonic() + seconds
         while not (found := holds()):
             assert time.monotonic() < end, f"{what}: not within {seconds:.0f} s\n{self._picture()}"
@@ -80,7 +80,7 @@ class Cluster:
         return found
 
     def _picture(self) -> str:
-        """What there is, and what was said last."""
+        """Return jobs, pods and the latest events, as kubectl prints them."""
         jobs = self.kubectl("get", "rlj", "-A", check=False).stdout
         pods = self.kubectl("get", "pods", "-A", "-o", "wide", check=False).stdout
         events = self.kubectl("get", "events", "-A", "--sort-by=.lastTimestamp", check=False).stdout

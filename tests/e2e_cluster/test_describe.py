@@ -1,4 +1,4 @@
-"""What ``kubectl get`` and ``kubectl describe`` say of a job in trouble: what is wrong, and what to do about it."""
+"""``kubectl get`` and ``kubectl describe`` report the problem of a job, and the remedy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Job = dict[str, Any]
 
 
 def scoring(name: str, **reward: Any) -> Job:
-    """A job that only scores: the smallest there is."""
+    """Return the smallest job, which only scores."""
     sections = {"scorers": [{"name": "gsm8k", "kind": "rule", "rule": "gsm8k"}], **reward}
     metadata = {"name": name, "namespace": NAMESPACE}
     spec = {"reward": sections, "transport": {"managed": {"memory": "256Mi", "storage": "1Gi"}}}
@@ -33,7 +33,7 @@ def workers(**pod: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def told(installed: Cluster) -> Iterator[Callable[..., str]]:
-    """Applies a job, waits for a reason, and checks that describe has it with all the words and an event."""
+    """Apply a job, wait for a reason, and check that describe shows it with all these texts and an event."""
     made: list[str] = []
 
     def told(job: Job, kind: str, reason: str, *words: str, event: bool = True) -> str:

@@ -1,8 +1,8 @@
-"""A job in pods under fire: what clusters do to pods, one thing after the other and then several at once.
+"""A job in pods survives the faults of a cluster, first one at a time and then several at once.
 
-All tests of this file happen to one job. In the end it completes by itself, its ledger adds up, and it was trained on
-exactly the prompts that it would have been trained on in peace, each once. The last test says so; the others say that
-the job goes on each time, and how long that took. ``PLAUDIT_E2E_SEED`` chooses what happens at random.
+All tests of this file run against one job. At the end it completes without help, its ledger adds up, and it was trained
+on exactly the prompts of a run without faults, each once. The last test checks this; the others check that the job
+recovers from each fault, and print how long that took. ``PLAUDIT_E2E_SEED`` seeds the random faults.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Tell = Callable[[str, float], None]
 
 @pytest.fixture(scope="module")
 def job(shared: Cluster) -> Iterator[PacedJob]:
-    """A job that trains, with a score that takes its time."""
+    """Yield a job that trains with slow scores."""
     if not shared.own:
         pytest.skip("kills nodes and processes of this machine")
     job = PacedJob(shared, "faults", STEPS)
@@ -42,7 +42,7 @@ def job(shared: Cluster) -> Iterator[PacedJob]:
 
 @pytest.fixture
 def tell(capsys: pytest.CaptureFixture[str]) -> Tell:
-    """Prints how long something took, captured or not."""
+    """Return a function that prints a duration even if pytest captures output."""
 
     def tell(what: str, seconds: float) -> None:
         with capsys.disabled():
@@ -56,7 +56,7 @@ def kubectl(job: PacedJob, *argv: str) -> str:
 
 
 def main_process(pod: dict[str, Any]) -> int:
-    """Process id, on this machine, of what a pod runs."""
+    """Return the process id of a pod's process on this machine."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             numbers = re.search(r"^NSpid:(.*)$", (folder / "status").read_text(), re.MULTILINE)
@@ -79,7 +79,7 @@ def kill_process(job: PacedJob, pod: dict[str, Any]) -> None:
 
 
 def state_of(job: PacedJob, *roles: str) -> set[tuple[str, int]]:
-    """Pods and their restarts: another set after one of them was replaced or started again."""
+    """Return pods and their restarts, which differ after a pod was replaced or restarted."""
     return {
         (pod["metadata"]["uid"], sum(c["restartCount"] for c in pod["status"].get("containerStatuses", [])))
         for pod in job.pods(*roles)
@@ -91,7 +91,7 @@ def node_of(job: PacedJob, role: str) -> str:
 
 
 def counts(job: PacedJob) -> tuple[int, int]:
-    """Attempts of the trainer that failed, and that the cluster ended."""
+    """Return the trainer's attempts that failed, and those that the cluster ended."""
     status = job.status
     return status["restarts"], status["disruptions"]
 
@@ -205,7 +205,7 @@ def test_a_lost_node_is_left_and_its_trainer_goes_on_elsewhere(job: PacedJob, te
 
 
 def alive(job: PacedJob) -> set[tuple[str, str]]:
-    """Pods that nobody has told to leave, by uid and node."""
+    """Return uid and node of each pod that is not being deleted."""
     pods = (pod for pod in job.pods() if "deletionTimestamp" not in pod["metadata"])
     return {(pod["metadata"]["uid"], pod["spec"].get("nodeName", "")) for pod in pods}
 

@@ -1,6 +1,6 @@
 """Gangs on the real scheduler, and a queue's gates on the real API server: a job starts whole, or holds nothing.
 
-The pods do nothing but start; their GPUs are those that the scheduler believes in: eight of them, on two nodes.
+The pods only start and idle. Their GPUs are fake capacity that the scheduler counts: eight, on two nodes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GATE = "kueue.x-k8s.io/admission"
 
 @pytest.fixture(scope="module")
 def jobs(definition: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
-    """A namespace with an operator of its own and a volume."""
+    """Yield a namespace with its own operator and a volume."""
     if not definition.own:
         pytest.skip("needs a cluster with PodGroups and eight GPUs that nobody else uses")
     folder = tmp_path_factory.mktemp("gangs")
@@ -43,7 +43,7 @@ def jobs(definition: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def tenant(jobs: Jobs) -> Iterator[None]:
-    """Somebody else's pod on half of the GPUs."""
+    """Run another tenant's pod on half of the GPUs."""
     container = {"name": "pause", "image": IMAGE, "resources": {"limits": {GPU: 4}}}
     metadata = {"name": "tenant", "namespace": NAMESPACE}
     spec = {"containers": [container], "terminationGracePeriodSeconds": 0}
@@ -54,7 +54,7 @@ def tenant(jobs: Jobs) -> Iterator[None]:
 
 
 def leave(jobs: Jobs) -> None:
-    """The tenant's GPUs are free."""
+    """Free the tenant's GPUs."""
     jobs.cluster.kubectl("--namespace", NAMESPACE, "delete", "pod/tenant", "--ignore-not-found")
 
 
@@ -63,7 +63,7 @@ def test_a_gang_that_does_not_fit_holds_nothing_and_starts_when_there_is_room(jo
     jobs.until_waiting("whole")
     assert len(jobs.pods("whole")) == 5
     assert jobs.bound("whole") == 0
-    assert not jobs.pods("whole", "reward")  # what is outside the gang takes nobody's place meanwhile
+    assert not jobs.pods("whole", "reward")  # roles outside the gang hold no resources meanwhile
     assert jobs.condition("whole", "RewardReady")["reason"] == "WaitingForRoom"
     words = [jobs.condition("whole", role)["message"] for role in ("RolloutReady", "TrainerRunning")]
     assert any(f"Insufficient {GPU}" in message for message in words)
@@ -140,7 +140,7 @@ def test_a_gang_that_never_fits_gives_up_at_its_deadline_and_leaves_nothing(jobs
 
 
 def admit(jobs: Jobs, name: str) -> None:
-    """What Kueue does with a group that is whole and has its quota."""
+    """Admit a group as Kueue does once it is complete and has its quota."""
     for pod in jobs.pods(name):
         gates = [{"op": "remove", "path": "/spec/schedulingGates"}]
         jobs.cluster.kubectl(
@@ -149,7 +149,7 @@ def admit(jobs: Jobs, name: str) -> None:
 
 
 def preempt(jobs: Jobs, name: str) -> None:
-    """What Kueue does with a group whose quota another one gets: it marks every pod, and deletes them."""
+    """Preempt a group as Kueue does: mark each pod, then delete it."""
     preempted = {"status": {"conditions": [{"type": "TerminationTarget", "status": "True", "reason": "Preempted"}]}}
     pods = [pod["metadata"]["name"] for pod in jobs.pods(name)]
     kubectl = partial(jobs.cluster.kubectl, "--namespace", NAMESPACE)
@@ -159,7 +159,7 @@ def preempt(jobs: Jobs, name: str) -> None:
 
 
 def gated(jobs: Jobs, name: str) -> list[dict[str, Any]]:
-    """Pods of a group that wait at Kueue's gate."""
+    """Return the pods of a group that Kueue's gate holds back."""
     return [pod for pod in jobs.pods(name) if {"name": GATE} in pod["spec"].get("schedulingGates", [])]
 
 

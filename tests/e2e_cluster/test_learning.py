@@ -51,11 +51,11 @@ def test_a_job_learns_completes_and_leaves_nothing_behind(shared: Cluster):
 
 
 def names(cluster: Cluster) -> set[tuple[str, str]]:
-    """Every object of the namespace, and every volume."""
+    """Return kind and name of each object of the namespace, and of each volume."""
     found = cluster.get(CHILDREN, namespace=training.NAMESPACE)["items"] + cluster.get("pv")["items"]
     return {(item["kind"], item["metadata"]["name"]) for item in found}
 
 
 def left(cluster: Cluster, before: set[tuple[str, str]]) -> set[tuple[str, str]]:
-    """What is there that was not."""
+    """Return the objects that did not exist before."""
     return names(cluster) - before

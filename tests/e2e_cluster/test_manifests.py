@@ -1,4 +1,4 @@
-"""What the chart renders, held against the real API server: each combination of its main switches."""
+"""The chart's manifests against a real API server, for each combination of its main switches."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def monitoring(restricted: Cluster) -> Cluster:
 
 
 def dry_run(cluster: Cluster, **values: Any) -> subprocess.CompletedProcess[str]:
-    """What the API server says to the rendered manifests."""
+    """Apply the rendered manifests as a server-side dry run."""
     options = ["--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict"]
     rendered = chart.template(cluster, release="other", namespace=NAMESPACE, **values)
     return cluster.kubectl("apply", *options, "-f", "-", text=rendered, check=False)

@@ -19,7 +19,7 @@ Start = Callable[..., OperatorProcess]
 
 @pytest.fixture(scope="module")
 def start(definition: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """Starts operators; ends those that are left."""
+    """Yield a function that starts operators; stop the remaining ones at the end."""
     folder = tmp_path_factory.mktemp("operators")
     definition.kubectl("create", "namespace", NAMESPACE, check=False)
     kubeconfig, started = kubeconfig_of_the_chart(definition, folder), []
@@ -42,7 +42,7 @@ def make(cluster: Cluster, name: str, **spec: Any) -> None:
 
 
 def children(cluster: Cluster, name: str) -> dict[tuple[str, str], str]:
-    """The job's children, each with its resourceVersion."""
+    """Return the job's children, each with its resourceVersion."""
     done = cluster.get(KINDS, namespace=NAMESPACE)
     owned = [
         item

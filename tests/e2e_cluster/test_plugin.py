@@ -1,4 +1,4 @@
-"""``kubectl plaudit`` as a person types it: kubectl finds the plugin, and the cluster answers."""
+"""``kubectl plaudit`` as a user runs it: kubectl finds the plugin, and the cluster responds."""
 
 from __future__ import annotations
 

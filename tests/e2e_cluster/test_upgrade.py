@@ -19,7 +19,7 @@ NEWER = {name: f"{image.rpartition(':')[0]}:newer" for name, image in chart.IMAG
 
 @pytest.fixture
 def newer(shared: Cluster, tmp_path: Path) -> dict[str, str]:
-    """The same images under another tag, known to all nodes."""
+    """Load the same images under another tag on all nodes."""
     if not shared.own:
         pytest.skip("loads images into the nodes of this machine")
     for image in {images.OPERATOR, images.WORKER, images.REDIS}:
@@ -67,7 +67,7 @@ def test_an_upgrade_of_all_images_restarts_no_pod_of_a_running_job(shared: Clust
         assert pods(shared, NAMESPACE) == before
         assert versions(shared, job.name) == generations
         kubectl = ("--namespace", NAMESPACE, "scale", f"deployment/{job.name}-rollout", "--replicas=0")
-        shared.kubectl(*kubectl)  # the new operator looks after the job, with the image that it began with
+        shared.kubectl(*kubectl)  # the new operator reconciles the job, which keeps its original image
         job.goes_on()
         used = {pod["spec"]["containers"][0]["image"] for pod in job.pods("rollout")}
         assert used == {images.WORKER}

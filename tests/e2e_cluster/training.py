@@ -1,7 +1,7 @@
-"""The jobs of the tests, and what they need of a cluster: a volume with models and data, and torch and vLLM.
+"""The jobs of the tests, and their prerequisites in a cluster: a volume with models and data, torch and vLLM.
 
-torch and vLLM are 5 GB that no image of these tests holds. On the cluster of this machine the checkout's own
-environment is a read-only volume; on another one ``images.gpu`` has them.
+torch and vLLM take 5 GB, and no image of these tests contains them. A cluster on this machine mounts the checkout's own
+environment as a read-only volume; on another cluster ``images.gpu`` provides them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import vllm.v1.engine.llm_engine  # its modules are compiled here once, not by e
 
 
 def prepare(cluster: Cluster, image: str) -> None:
-    """Makes the volume and, in a pod of ``image``, what lies on it; and the ConfigMap with the reward function."""
+    """Create the volume, fill it from a pod of ``image``, and create the ConfigMap with the reward function."""
     manifests = [_claim("shared", {"storageClassName": CLASS} if CLASS else {}), _examples(), _reward(), _pod(image)]
     if cluster.own:
         manifests = [*_packages(), *manifests]
@@ -45,7 +45,7 @@ def prepare(cluster: Cluster, image: str) -> None:
 
 
 def heavy(own: bool = "PLAUDIT_E2E_KUBECONFIG" not in os.environ) -> dict[str, Any]:
-    """``pod`` of what needs torch."""
+    """Return the ``pod`` section of roles that need torch."""
     if not own:
         return {}
     variables = {
@@ -64,7 +64,7 @@ def heavy(own: bool = "PLAUDIT_E2E_KUBECONFIG" not in os.environ) -> dict[str, A
 
 
 def copy_digits(steps: int, name: str = "copy-digits", **spec: Any) -> dict[str, Any]:
-    """The first example as a cluster's user would write it; ``spec`` replaces whole sections."""
+    """Return the first example as a user of a cluster would write it; ``spec`` replaces whole sections."""
     job: dict[str, Any] = YAML(typ="safe").load(EXAMPLE / "job.yaml")
     sections = job["spec"]
     job["metadata"] = {"name": name, "namespace": NAMESPACE}
@@ -82,14 +82,17 @@ def copy_digits(steps: int, name: str = "copy-digits", **spec: Any) -> dict[str,
 
 
 def reward_model() -> dict[str, Any]:
-    """A scorer of right answers that is recorded and leaves the reward to the others, also while its server starts."""
+    """Return a reward model that scores right answers; its score is recorded and does not affect the reward.
+
+    The job does not wait for its server to start.
+    """
     model = {"source": "/plaudit/reward-model/model/reward", "engine": "plaudit", "dtype": "float32", "pod": heavy()}
     effect = {"weight": 0, "onFailure": "ignore", "when": {"scorer": "digits", "equals": 1}}
     return {"name": "preference", "kind": "model", "model": model, **effect}
 
 
 def file_of(cluster: Cluster, job: dict[str, Any], path: str) -> str:
-    """A file of the run's folder, as the pod of the metrics service sees it."""
+    """Read a file of the run's folder through the pod of the metrics service."""
     metadata = job["metadata"]
     folder = f"/plaudit/runs/{metadata['namespace']}/{job['status']['run']}"
     pod = f"deployment/{metadata['name']}-metrics"
@@ -97,13 +100,13 @@ def file_of(cluster: Cluster, job: dict[str, Any], path: str) -> str:
 
 
 def ledger(cluster: Cluster, job: dict[str, Any]) -> dict[str, Any]:
-    """What became of every group of the run."""
+    """Return the outcome of each group of the run."""
     found: dict[str, Any] = json.loads(file_of(cluster, job, "ledger.json"))
     return found
 
 
 def steps(cluster: Cluster, job: dict[str, Any]) -> list[dict[str, Any]]:
-    """The figures of each step."""
+    """Return the statistics of each step."""
     return [json.loads(line) for line in file_of(cluster, job, "steps.jsonl").splitlines()]
 
 

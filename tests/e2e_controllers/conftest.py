@@ -1,7 +1,7 @@
-"""Tests with real controllers: ``make e2e-controllers``. ``make test`` does without them (they need PLAUDIT_E2E).
+"""Tests with real controllers: ``make e2e-controllers``. ``make test`` skips them (they need PLAUDIT_E2E).
 
 The cluster and the installed chart are those of tests/e2e_cluster; KEDA, metrics-server and Prometheus come from
-tests/cluster/controllers. On a cluster that is given (``PLAUDIT_E2E_KUBECONFIG``) they have to be there already.
+tests/cluster/controllers. An existing cluster (``PLAUDIT_E2E_KUBECONFIG``) must already have them installed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from real_cluster import ROOT, Cluster  # noqa: E402
 
 
 def with_controllers(cluster: Cluster, *names: str) -> Cluster:
-    """The cluster with these controllers, built and installed unless it is somebody else's."""
+    """Return the cluster with these controllers; build and install them unless it is an existing cluster."""
     if cluster.own:
         state = os.environ.get("PLAUDIT_E2E_STATE")
         command = [str(ROOT / "tests" / "cluster" / "controllers" / "controllers"), "install", *names]
@@ -58,13 +58,13 @@ def scoring(installed: Cluster) -> Cluster:
 
 @pytest.fixture(scope="session")
 def keda(scoring: Cluster) -> Cluster:
-    """KEDA, which comes after the operator: that has to notice."""
+    """Install KEDA after the operator, which has to detect it."""
     return with_controllers(scoring, "keda")
 
 
 @pytest.fixture(scope="session")
 def metrics_server(scoring: Cluster) -> Cluster:
-    """What an HPA by CPU needs."""
+    """Install metrics-server, which an HPA by CPU needs."""
     return with_controllers(scoring, "metrics-server")
 
 
@@ -81,11 +81,11 @@ _MEASURED: list[str] = []
 
 @pytest.fixture(scope="session")
 def measured() -> scoring_job.Measured:
-    """``measured(what, seconds)``: told at the end of the tests."""
+    """Return ``measured(what, seconds)``, which records a duration for the summary of the test run."""
     return lambda what, seconds: _MEASURED.append(f"{what}: {seconds:.0f} s")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What took how long."""
+    """Print the recorded durations."""
     for line in _MEASURED:
         terminalreporter.write_line(line)

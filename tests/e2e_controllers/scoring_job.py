@@ -1,4 +1,4 @@
-"""A job that only scores, on a cluster: made, watched, given work and taken away."""
+"""A job that only scores, on a cluster: create it, observe it, submit samples, delete it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def start_judge(cluster: Cluster) -> None:
 
 
 def asked(cluster: Cluster) -> Counter[str]:
-    """How often the judge was asked about each sample."""
+    """Return the number of requests to the judge by sample."""
     path = f"/api/v1/namespaces/{NAMESPACE}/services/judge:{PORT}/proxy/"
     return Counter(json.loads(cluster.kubectl("get", "--raw", path).stdout))
 
@@ -91,13 +91,13 @@ def judged(prefix: str, count: int, seconds: float) -> list[dict[str, Any]]:
 
 
 class ScoringJob:
-    """One RLJob without a trainer. Use it as a context: it is deleted at the end.
+    """One RLJob without a trainer. Use it as a context manager: it deletes the job at the end.
 
     Args:
-        cluster: with the chart installed.
-        name: of the job.
-        autoscaling: of its reward workers.
-        **spec: sections of the specification; ``reward`` is merged.
+        cluster: a cluster with the chart installed.
+        name: name of the job.
+        autoscaling: autoscaling of its reward workers.
+        **spec: sections of the spec; ``reward`` is merged.
     """
 
     def __init__(self, cluster: Cluster, name: str, autoscaling: dict[str, Any] | None = None, **spec: Any) -> None:
@@ -132,7 +132,7 @@ class ScoringJob:
         return self
 
     def _as(self, user: str) -> RedisAddress:
-        """The run's Redis, as one of its users."""
+        """Connect to the run's Redis as one of its users."""
         return RedisAddress(f"redis://127.0.0.1:{self._forward.port}/0", self._passwords[user], user)
 
     def __exit__(self, *_: object) -> None:
@@ -144,12 +144,12 @@ class ScoringJob:
         return self.condition("RewardReady").get("status") == "True"
 
     def condition(self, kind: str) -> dict[str, Any]:
-        """A condition of the job; empty when it has none of that type."""
+        """Return a condition of the job; empty if it has none of that type."""
         return self.cluster.condition("rlj", self.name, NAMESPACE, kind)
 
     @contextmanager
     def without(self, namespace: str, deployment: str) -> Iterator[None]:
-        """Takes a controller of the cluster away meanwhile."""
+        """Stop a controller of the cluster while the context lasts."""
         scale = ("--namespace", namespace, "scale", f"deployment/{deployment}")
         self.cluster.kubectl(*scale, "--replicas=0")
         try:
@@ -158,53 +158,53 @@ class ScoringJob:
             self.cluster.kubectl(*scale, "--replicas=1")
 
     def patch(self, **spec: Any) -> None:
-        """Changes the specification."""
+        """Edit the spec."""
         change = json.dumps({"spec": spec})
         self.cluster.kubectl("--namespace", NAMESPACE, "patch", "rlj", self.name, "--type=merge", "--patch", change)
 
     @property
     def workers(self) -> dict[str, Any]:
-        """The Deployment of the reward workers."""
+        """Return the Deployment of the reward workers."""
         return self._kube.get(DEPLOYMENT, NAMESPACE, f"{self.name}-reward")
 
     @property
     def replicas(self) -> int:
-        """Reward workers that are wanted."""
+        """Return the desired number of reward workers."""
         wanted: int = self.workers["spec"]["replicas"]
         return wanted
 
     @property
     def ready(self) -> int:
-        """Reward workers that are ready."""
+        """Return the number of ready reward workers."""
         count: int = self.workers["status"].get("readyReplicas", 0)
         return count
 
     @property
     def writers_of_replicas(self) -> set[str]:
-        """Who set the number of reward workers last, of those that say so."""
+        """Return the field managers that last set the number of reward workers."""
         entries = self.workers["metadata"]["managedFields"]
         return {entry["manager"] for entry in entries if "f:replicas" in entry["fieldsV1"].get("f:spec", {})}
 
     @property
     def in_work(self) -> int:
-        """Samples that wait or are in work."""
+        """Return the number of samples that are queued or being scored."""
         length: Any = self._redis.xlen(Names(self.run).samples)
         return int(length)
 
     @property
     def held(self) -> int:
-        """Samples that workers have read and not finished."""
+        """Return the number of samples that workers have claimed and not finished."""
         found: Any = self._redis.xpending(Names(self.run).samples, CONSUMER_GROUPS["samples"])
         return int(found["pending"])
 
     def figure(self, name: str) -> float:
-        """A series of the metrics service, summed over labels."""
+        """Return a series of the metrics service, summed over labels."""
         path = f"/api/v1/namespaces/{NAMESPACE}/services/{self.name}-metrics:9090/proxy/metrics"
         lines = self.cluster.kubectl("get", "--raw", path).stdout.splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if re.match(rf"{name}[ {{]", line))
 
     def load(self, samples: list[dict[str, Any]]) -> Load:
-        """Submits samples; ends when all have their results, or when it is told to."""
+        """Return a load that submits samples until all have results or its context ends."""
         return Load(self._as("client"), self.run, samples)
 
 
@@ -238,10 +238,10 @@ class Load(threading.Thread):
             raise self._error
 
     def run(self) -> None:
-        """Submits and takes."""
+        """Submit the samples and receive their results."""
         try:
             asyncio.run(self._score())
-        except BaseException as error:  # told at the end of the context
+        except BaseException as error:  # raised at the end of the context
             self._error = error
 
     async def _score(self) -> None:
@@ -260,7 +260,7 @@ class Load(threading.Thread):
             self.results.append(result)
 
     def finish(self, within_s: float) -> list[Result]:
-        """Waits for all results: one of each sample, each scored."""
+        """Wait for all results: one per sample, each scored."""
         self.join(within_s)
         assert not self._error, self._error
         assert not self.is_alive(), f"{len(self.results)} of {len(self._samples)} results after {within_s:.0f} s"
@@ -271,7 +271,7 @@ class Load(threading.Thread):
 
 @dataclass(frozen=True)
 class Look:
-    """One look at a job."""
+    """One observation of a job."""
 
     at_s: float
     replicas: int
@@ -279,7 +279,7 @@ class Look:
 
 
 class Watch:
-    """Looks at a job, twice a second, while the context lasts."""
+    """Observes a job twice a second while the context lasts."""
 
     def __init__(self, job: ScoringJob) -> None:
         self._job = job
@@ -298,16 +298,16 @@ class Watch:
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """Return the seconds since the start."""
         return time.monotonic() - self._began
 
     def _look(self) -> None:
         while not self._stop.wait(0.5):
-            in_work = self._job.in_work  # before the replicas: what has ended since is no reproach
+            in_work = self._job.in_work  # read first: samples that end in between need no worker
             self.looks.append(Look(self.seconds, self._job.replicas, in_work))
 
     def too_few(self, samples_per_replica: int, since: int) -> list[Look]:
-        """Looks, after ``since`` workers were there, at fewer than what was in work asked for."""
+        """Return observations of fewer workers than the load requires, once ``since`` workers have run."""
         first = next(i for i, look in enumerate(self.looks) if look.replicas >= since)
         return [
             look
@@ -332,6 +332,6 @@ class PortForward:
         self.port = int(found[1])
 
     def close(self) -> None:
-        """Ends it."""
+        """Stop forwarding."""
         self._process.terminate()
         self._process.communicate()

@@ -119,11 +119,11 @@ def test_a_keda_that_cannot_tell_the_work_is_told(job: ScoringJob):
 
 
 def _is_blind(job: ScoringJob) -> bool:
-    """Whether the HPA gets no figure of KEDA, which waits long for a Redis that is away, or the fallback's."""
+    """Return True if the HPA gets no metric from KEDA, which waits long for a lost Redis, or only the fallback."""
     active = job.cluster.condition("hpa", f"keda-hpa-{job.name}-reward", NAMESPACE, "ScalingActive")
     return active.get("status") == "False" or _condition(job, "Fallback") == "True"
 
 
 def _condition(job: ScoringJob, kind: str) -> str:
-    """Of the ScaledObject, as its status has it."""
+    """Return the status of a condition of the ScaledObject."""
     return str(job.cluster.condition("scaledobject", f"{job.name}-reward", NAMESPACE, kind).get("status", ""))

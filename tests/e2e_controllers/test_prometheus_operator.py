@@ -18,14 +18,14 @@ RULES = ("rules/plaudit.yaml", "alerts/run.yaml", "alerts/operator.yaml")
 
 
 def ask(cluster: Cluster, path: str) -> Any:
-    """What Prometheus answers."""
+    """Return the response of Prometheus to a query."""
     service = "/api/v1/namespaces/monitoring/services/prometheus-operated:9090/proxy/api/v1/"
     done = cluster.kubectl("get", "--raw", service + path, check=False)
     return json.loads(done.stdout)["data"] if done.returncode == 0 else {}
 
 
 def up(cluster: Cluster) -> dict[str, int]:
-    """How many targets of each monitor are up."""
+    """Return the number of healthy targets by monitor."""
     found = ask(cluster, f"query?query={quote('sum by (job) (up)')}").get("result", [])
     return {item["metric"]["job"]: int(item["value"][1]) for item in found}
 
