@@ -21,7 +21,7 @@ operator's CPU."""
 
 
 def main() -> int:
-    """Reads the settings, serves until SIGTERM; exits with 1 when it lost its Lease, to begin afresh."""
+    """Read the settings and run until SIGTERM; exit with 1 if the Lease is lost, so that the pod restarts."""
     try:
         settings = Settings.from_environment()
     except SettingsError as error:

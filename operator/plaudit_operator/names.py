@@ -49,32 +49,32 @@ EXIT_NO_RETRY: Final = 42
 
 
 def run_id(name: str, uid: str) -> str:
-    """Id of the run: the job's name and the beginning of its uid."""
+    """Return the id of the run: the job's name and the beginning of its uid."""
     return f"{name}-{uid[:6]}"
 
 
 def job_config(name: str) -> str:
-    """ConfigMap with the resolved job, its files and the frozen pod templates."""
+    """Return the name of the ConfigMap with the resolved job, its files and the frozen pod templates."""
     return f"{name}-job"
 
 
 def redis_secret(name: str, uid: str) -> str:
-    """Secret with the passwords of Redis's users: named by uid, so that it can be created without being read."""
+    """Return the name of the Secret with Redis's passwords, unique by uid: the operator cannot read an earlier one."""
     return f"{name}-redis-{uid[:8]}"
 
 
 def role_object(name: str, role: str) -> str:
-    """Deployment, StatefulSet, Service, service account, policy … of a role."""
+    """Return the name of the objects of a role: Deployment, StatefulSet, Service, service account, policies."""
     return f"{name}-{role}"
 
 
 def model_object(name: str, scorer: str) -> str:
-    """Deployment and Service of a scorer's reward model."""
+    """Return the name of the Deployment and Service of a scorer's reward model."""
     return f"{name}-m-{scorer}"
 
 
 def trainer_job(name: str, attempt: int) -> str:
-    """Job of one attempt of the trainer."""
+    """Return the name of the Job of one attempt of the trainer."""
     return f"{name}-trainer-{attempt}"
 
 

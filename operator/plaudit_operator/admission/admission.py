@@ -37,7 +37,7 @@ class JobFile:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of its content."""
+        """Return the SHA-256 of the file's content, in hex."""
         return hashlib.sha256(self.content.encode()).hexdigest()
 
 

@@ -36,7 +36,7 @@ class Rendering:
 
     @property
     def suspended(self) -> bool:
-        """True if the job is to be suspended."""
+        """Return True if the job is to be suspended."""
         return self.context.spec.scheduling.suspend
 
     def rests(self, deployment: str) -> bool:

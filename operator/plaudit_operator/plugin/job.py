@@ -59,18 +59,18 @@ def is_ready(pod: Object) -> bool:
 def _head(job: Object, now: float) -> str:
     status, metadata = job.get("status") or {}, job["metadata"]
     progress = status.get("progress") or {}
-    words = [metadata["name"], _phase(job)]
+    parts = [metadata["name"], _phase(job)]
     if "step" in progress:
         total = (job["spec"].get("algorithm") or {}).get("steps")
-        words.append(f"step {progress['step']}" + (f" of {total}" if total else ""))
+        parts.append(f"step {progress['step']}" + (f" of {total}" if total else ""))
     if "rewardMean" in progress:
-        words.append(f"reward {progress['rewardMean']:.3f}")
+        parts.append(f"reward {progress['rewardMean']:.3f}")
     if "verdict" in progress:
-        words.append(f"waiting for {progress['verdict']}")
+        parts.append(f"waiting for {progress['verdict']}")
     if progress.get("backlog"):
-        words.append(f"{progress['backlog']} samples unscored")
-    words.append(f"{_age(metadata.get('creationTimestamp'), now)} old")
-    return "   ".join(words) + (f"\nrun {status['run']}\n" if "run" in status else "\n")
+        parts.append(f"{progress['backlog']} samples unscored")
+    parts.append(f"{_age(metadata.get('creationTimestamp'), now)} old")
+    return "   ".join(parts) + (f"\nrun {status['run']}\n" if "run" in status else "\n")
 
 
 def _roles(job: Object) -> str:
@@ -81,7 +81,7 @@ def _roles(job: Object) -> str:
 
 
 def _problems(job: Object, now: float) -> str:
-    lines = [f"{kind} ({_age(since, now)}): {words}" for kind, words, since in _troubles(job)]
+    lines = [f"{kind} ({_age(since, now)}): {message}" for kind, message, since in _troubles(job)]
     return "\n".join(lines) + "\n" if lines else ""
 
 
@@ -116,7 +116,7 @@ def _phase(job: Object) -> str:
 
 
 def _age(since: str | None, now: float) -> str:
-    """As kubectl writes ages: ``45s``, ``12m``, ``3h``, ``2d``."""
+    """Return an age as kubectl prints it: ``45s``, ``12m``, ``3h``, ``2d``."""
     age = max(0, int(now - (seconds(since) or now)))
     for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
         if age >= 2 * length:
@@ -125,7 +125,7 @@ def _age(since: str | None, now: float) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns as kubectl writes them; the last is as long as it is."""
+    """Return aligned columns as kubectl prints them; the last column is not padded."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     lines = (
         "   ".join([*(word.ljust(width) for word, width in zip(row, widths, strict=False)), row[-1]]) for row in rows

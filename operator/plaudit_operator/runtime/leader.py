@@ -46,7 +46,7 @@ class Leader:
 
     @property
     def leads(self) -> bool:
-        """True while this operator leads: it renewed the Lease a short time ago."""
+        """Return True while this operator is the leader: it renewed the Lease recently."""
         return self._renewed_at is not None and self._clock() - self._renewed_at < _GIVE_UP_AFTER_S
 
     def run(self, stop: threading.Event, on_start: Callable[[], None], on_lost: Callable[[], None]) -> None:

@@ -35,7 +35,7 @@ class WorkQueue(Generic[K]):
         self._closed = False
 
     def add(self, key: K) -> None:
-        """Now, or right after the worker that has it is done."""
+        """Queue a key now; if a worker holds it, queue it again once that worker is done."""
         with self._changed:
             if key in self._working:
                 self._again.add(key)
@@ -44,7 +44,7 @@ class WorkQueue(Generic[K]):
             self._changed.notify()
 
     def add_after(self, key: K, delay_s: float) -> None:
-        """Not before ``delay_s``; of several times the earliest counts."""
+        """Queue a key after ``delay_s``; of several times the earliest applies."""
         due = self._clock() + delay_s
         with self._changed:
             if due < self._due.get(key, float("inf")):
@@ -53,7 +53,7 @@ class WorkQueue(Generic[K]):
                 self._changed.notify()
 
     def take(self, timeout_s: float | None = None) -> K | None:
-        """The next key, until ``done`` or ``failed``; None when the queue is closed, or nothing came in time."""
+        """Return the next key, held until ``done`` or ``failed``; None if the queue is closed, or after the timeout."""
         end = None if timeout_s is None else self._clock() + timeout_s
         with self._changed:
             while True:
@@ -71,7 +71,7 @@ class WorkQueue(Generic[K]):
                 self._changed.wait(wait)
 
     def done(self, key: K, again_after_s: float | None = None) -> None:
-        """The worker is done with a key."""
+        """Release a key that was reconciled."""
         with self._changed:
             self._failures.pop(key, None)
             self._end_turn(key)
@@ -79,7 +79,7 @@ class WorkQueue(Generic[K]):
             self.add_after(key, again_after_s)
 
     def failed(self, key: K, at_least_s: float = 0.0) -> float:
-        """The worker could not do it; the key comes again after a pause, which is returned (seconds)."""
+        """Release a key that failed and queue it again after a pause; return the pause (seconds)."""
         with self._changed:
             count = self._failures.get(key, 0)
             self._failures[key] = count + 1
@@ -89,14 +89,14 @@ class WorkQueue(Generic[K]):
         return pause
 
     def close(self) -> None:
-        """Ends every ``take``."""
+        """Close the queue: every ``take`` returns None."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     @property
     def depth(self) -> int:
-        """Keys that wait for a worker now."""
+        """Return the number of keys that wait for a worker now."""
         with self._changed:
             self._move_due()
             return len(self._ready)

@@ -73,7 +73,7 @@ class Informer(Generic[K]):
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the API server last sent something about this kind (an event, a bookmark, a list)."""
+        """Return the seconds since the API server last sent an event, a bookmark or a list of this kind."""
         return time.monotonic() - self._last_contact
 
     def run(self, stop: threading.Event) -> None:

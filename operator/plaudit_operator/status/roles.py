@@ -31,11 +31,11 @@ class RoleState:
     """Why pods are not ready, of ``names.Reason``; empty if unknown."""
     problem: str = ""
     remedy: str = ""
-    """A sentence that says what to do."""
+    """The remedy, as one sentence."""
 
     @property
     def is_ready(self) -> bool:
-        """True if all wanted pods are ready."""
+        """Return True if all desired pods are ready."""
         return self.ready >= self.desired
 
     def report(self) -> dict[str, Any]:
