@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from PIL import Image
 
 from plaudit_metrics.service.page import FILES, FOLDER, library
-from plaudit_wire.records import SampleRecord, ScorerRecord
+from plaudit_wire.records import SampleRecord, ScorerRecord, StepRecord
 
 Tab = Any
 Site = Any
@@ -255,6 +256,25 @@ def test_a_step_that_is_closed_appears_by_itself_and_a_lost_service_is_told(
     tab.until("document.querySelector('#status').innerText.startsWith('The service does not respond')")
     assert "Next try in" in tab.text("#status")
     assert tab.text("#verdict") == "Step 1 waited for a limit of the job"
+
+
+def test_validation_rewards_are_shown_once_a_step_has_them(
+    tab: Tab, make_site: Callable[[Sequence[str]], Site]
+) -> None:
+    site = make_site(["reward"])
+    tab.open(site.url)
+    tab.until("document.querySelector('#verdict')")
+    assert tab.ask("document.querySelector('#validation').hidden")
+    *others, step = site.builder.add("reward")
+    assert isinstance(step, StepRecord)
+    rewards = {"val/openai/gsm8k/reward": 0.25, "val/math/reward": 0.5, "val/math/form": 1.0}
+    site.publish([*others, msgspec.structs.replace(step, statistics=step.statistics | rewards)])
+    tab.until("!document.querySelector('#validation').hidden")
+    tab.ask("document.querySelector('#validation details').open = true")
+    tab.until("document.querySelector('#validation tbody tr')")
+    cells = tab.ask("[...document.querySelectorAll('#validation tr')].map((row) => row.innerText.split('\\t'))")
+    assert cells == [["Step", "math", "openai/gsm8k"], ["2", "0.500", "0.250"]]
+    assert tab.complaints == []
 
 
 def test_why_samples_have_no_score_is_shown_before_their_step_closes(

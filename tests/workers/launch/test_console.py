@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -51,3 +52,17 @@ def test_json_is_the_line_of_the_file_on_standard_output(tmp_path: Path, capsys:
     lines = capsys.readouterr().out.splitlines()
     assert lines == (tmp_path / "steps.jsonl").read_text().splitlines()
     assert json.loads(lines[0])["reward/mean"] == 0.05178
+
+
+def test_validation_rewards_follow_their_step_by_data_source(tmp_path: Path) -> None:
+    file, stream = tmp_path / "steps.jsonl", io.StringIO()
+    lines = StepLines(file, Console(file=stream, color_system=None))
+    rewards = {"val/openai/gsm8k/reward": 0.25, "val/openai/gsm8k/form": 1.0, "val/math/reward": 0.5}
+    append_step(file, msgspec.structs.replace(step(0, **rewards), num_samples=0))
+    append_step(file, step(1, **{"reward/mean": 0.1}))
+    append_step(file, step(2, **{"reward/mean": 0.2, "val/math/reward": 0.75}))
+    lines.print_new()
+    printed_lines = stream.getvalue().splitlines()
+    assert printed_lines[0].split(maxsplit=1) == ["0", "validation reward: math 0.500, openai/gsm8k 0.250"]
+    assert [line.split()[0] for line in printed_lines[1:]] == ["step", "1", "2", "2"]
+    assert printed_lines[4].split(maxsplit=1) == ["2", "validation reward: math 0.750"]

@@ -31,6 +31,14 @@ export class Overview {
       title: "Reward", note: "Mean of the step, with one standard deviation on either side.", kind: "lines", unit: "figure",
       series: [{ key: "reward", label: "mean", color: "--generation", value: (step) => step["reward/mean"], band: deviation("reward") }],
     });
+    this.validation = element("div", { id: "validation", hidden: true });
+    this.validated = { sources: "", chart: null };
+    this.ofValidation = (sources) => overSteps({
+      title: "Validation reward", note: "Mean of each data source, at the steps with a validation.", kind: "lines", unit: "figure",
+      series: sources.map((source, index) => ({
+        key: source, label: source, color: CAUSES[(index + 1) % CAUSES.length].color, value: (step) => step[`val/${source}/reward`],
+      })),
+    });
     this.staleness = overSteps({
       title: "Staleness", note: "Policy versions behind the update: mean, minimum and maximum.", kind: "lines", unit: "figure", least: 1,
       series: [{ key: "staleness", label: "mean", color: "--group_scorer", value: ofStaleness("mean"), band: [ofStaleness("min"), ofStaleness("max")] }],
@@ -52,7 +60,8 @@ export class Overview {
       this.verdict,
       element("div", { class: "head" }, element("h2", {}, "The run"), element("label", { for: "count" }, "Newest ", picker)),
       this.time.node,
-      element("div", { class: "pair" }, this.reward.node, this.staleness.node));
+      element("div", { class: "pair" }, this.reward.node, this.staleness.node),
+      this.validation);
     this.rest = element("div", { class: "sections", hidden: true },
       element("div", { class: "pair" }, this.outcomes.node, report ? null : section("Workers", "Processes that sent a heartbeat in the last 20 seconds.", this.workers)),
       section("Scorers", "Of the newest step.", this.scorers),
@@ -72,8 +81,21 @@ export class Overview {
     const opened = this.verdict.firstChild === null ? report !== null : this.verdict.querySelector("details[open]") !== null;
     this.verdict.replaceChildren(verdictPanel(newest, { recent: verdict, reasoned: opened }));
     for (const chart of [this.time, this.reward, this.staleness, this.outcomes]) chart.update(steps);
+    this.#showValidation(steps);
     renew(this.scorers, scorersTable(newest));
     renew(this.samples, samples.length === 0 ? lacking() : samplesTable(samples.slice(0, SLOWEST)));
+  }
+
+  /** The chart is built anew when another data source appears, and hidden while no step has a validation. */
+  #showValidation(steps) {
+    const sources = validationSources(steps);
+    this.validation.hidden = sources.length === 0;
+    if (sources.length === 0) return;
+    if (this.validated.sources !== sources.join("\n")) {
+      this.validated = { sources: sources.join("\n"), chart: this.ofValidation(sources) };
+      this.validation.replaceChildren(this.validated.chart.node);
+    }
+    this.validated.chart.update(steps.filter((step) => validationSources([step]).length > 0));
   }
 
   /** Shows why samples of the open step have no score. */
@@ -130,6 +152,12 @@ function queueSeries(of) {
 function deviation(key) {
   const side = (sign) => (step) => (step[`${key}/std`] === undefined ? null : step[`${key}/mean`] + sign * step[`${key}/std`]);
   return [side(-1), side(1)];
+}
+
+/** The data sources of the keys `val/<data source>/reward`. */
+function validationSources(steps) {
+  const keys = steps.flatMap((step) => Object.keys(step).filter((key) => key.startsWith("val/") && key.endsWith("/reward")));
+  return [...new Set(keys)].sort().map((key) => key.slice("val/".length, -"/reward".length));
 }
 
 function ofStaleness(statistic) {

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from plaudit_metrics.sources.history import read_steps
+from plaudit_metrics.statistics.validation import validation_rewards
 
 _COLUMNS = (
     ("step", "step", 6, "{:.0f}"),
@@ -55,8 +56,11 @@ class StepLines:
         step = json.loads(line)
         if self._as_json:
             print(line.decode().strip(), flush=True)
-        elif step["num_samples"]:  # step 0 is the validation before any training
+            return
+        if step["num_samples"]:  # step 0 is the validation before any training
             self._print_row(step)
+        if line_of_rewards := _validation_line(step):
+            self._console.out(line_of_rewards, highlight=False)
 
     def _print_row(self, step: dict[str, Any]) -> None:
         if not self._header_printed:
@@ -65,6 +69,15 @@ class StepLines:
             self._console.out(header + "  waited for", style="bold", highlight=False)
         cells = (_cell(step.get(key), width, form) for _, key, width, form in _COLUMNS)
         self._console.out("".join(cells) + f"  {step.get('verdict', '')}", highlight=False)
+
+
+def _validation_line(step: dict[str, Any]) -> str | None:
+    """Format the mean validation reward of each data source; None for a step without validation."""
+    rewards = validation_rewards(step)
+    if not rewards:
+        return None
+    means = ", ".join(f"{source} {reward:.3f}" for source, reward in sorted(rewards.items()))
+    return f"{step['step']:6.0f}  validation reward: {means}"
 
 
 def _cell(value: float | None, width: int, form: str) -> str:
