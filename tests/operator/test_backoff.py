@@ -12,6 +12,13 @@ from plaudit_operator.names import ConditionType
 from plaudit_operator.policies.backoff import pause_s
 
 
+def stuck(world: World) -> World:
+    """A job whose attempts close no step."""
+    world.closed_step = 0
+    world.settle()
+    return world
+
+
 def reject(world: World) -> None:
     """The kubelet refuses the trainer's pods: they never run."""
     for pod in world.cluster.of_kind("Pod"):
@@ -31,8 +38,7 @@ def test_the_pause_doubles_up_to_five_minutes():
 
 
 def test_a_trainer_that_its_kubelet_rejects_backs_off_and_fails_at_its_limit():
-    world = World(rljob(lifecycle={"failurePolicy": {"maxDisruptions": 4}}))
-    world.settle()
+    world = stuck(World(rljob(lifecycle={"failurePolicy": {"maxDisruptions": 4}})))
     starts = []
     for _ in range(5):
         starts.append(world.cluster.now)
@@ -46,8 +52,7 @@ def test_a_trainer_that_its_kubelet_rejects_backs_off_and_fails_at_its_limit():
 
 
 def test_while_it_waits_the_condition_names_the_last_failure_and_the_time_and_nothing_is_written():
-    world = World()
-    world.settle()
+    world = stuck(World())
     for _ in range(2):
         reject(world)
         world.settle(passing_pauses=False)
@@ -63,10 +68,22 @@ def test_while_it_waits_the_condition_names_the_last_failure_and_the_time_and_no
     assert world.status["phase"] == "Running"
 
 
+def test_an_attempt_that_closed_a_step_is_followed_by_the_next_at_once():
+    world = stuck(World())
+    starts = []
+    for step in (0, 0, 0, 3, 3):
+        starts.append(world.cluster.now)
+        world.closed_step = step
+        world.cluster.now += 20  # progress is read every ten seconds
+        world.settle()
+        reject(world)
+        world.settle()
+    assert [b - a - 20 for a, b in pairwise(starts)] == [0, 10, 20, 0]
+
+
 @pytest.mark.parametrize(("ran", "short"), [("00:09:59", 2), ("00:10:00", 0)])
 def test_an_attempt_that_ran_for_ten_minutes_ends_the_back_off(ran: str, short: int):
-    world = World()
-    world.settle()
+    world = stuck(World())
     reject(world)
     world.settle()
     for pod in world.cluster.of_kind("Pod"):

@@ -49,6 +49,7 @@ class World:
         self.settings = SETTINGS
         if cluster is None:
             self.cluster.put(job or rljob())
+        self.closed_step = 2
         self.start_operator()
 
     def start_operator(self) -> None:
@@ -60,7 +61,7 @@ class World:
         self.relist()
 
     def _progress(self, name: str, namespace: str) -> dict[str, Any]:
-        return {"step": 2, "verdict": "reward", "backlog": 0}
+        return {"step": self.closed_step, "verdict": "reward", "backlog": 0}
 
     def relist(self) -> None:
         """Every watch begins anew: events that were not delivered are lost."""

@@ -1,7 +1,9 @@
-"""Back-off: attempts of the trainer that end soon after their start follow each other more and more slowly.
+"""Back-off: attempts of the trainer that end early without progress follow each other more and more slowly.
 
-| attempts in a row that ran for less than 10 minutes | 1 | 2 | 3 | 4 | 5 | 6 | 7 and more |
-| pause before the next (seconds) | 0 | 10 | 20 | 40 | 80 | 160 | 300 |
+An attempt is short if it ran for less than 10 minutes and closed no step.
+
+| short attempts in a row                              | 1 | 2 | 3 | 4 | 5 | 6 | 7 and more |
+| pause before the next (seconds)                      | 0 | 10 | 20 | 40 | 80 | 160 | 300 |
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ def after_attempt(observed: Observed, attempt: Attempt, now: float) -> dict[str,
         attempt: the attempt that ended.
         now: seconds since the epoch.
     """
-    stable = _ran_s(observed, attempt, now) >= _STABLE_AFTER_S
-    count = 0 if stable else int(observed.status.get("shortAttempts", 0)) + 1
-    return {"shortAttempts": count, "nextAttemptTime": timestamp(now + pause_s(count))}
+    step = _step(observed)
+    progressed = step > int(observed.status.get("lastAttemptStep", 0))
+    short = not progressed and _ran_s(observed, attempt, now) < _STABLE_AFTER_S
+    count = int(observed.status.get("shortAttempts", 0)) + 1 if short else 0
+    return {"shortAttempts": count, "lastAttemptStep": step, "nextAttemptTime": timestamp(now + pause_s(count))}
 
 
 def pause_s(short_attempts: int) -> float:
@@ -37,6 +41,12 @@ def pause_s(short_attempts: int) -> float:
 def left_s(observed: Observed, now: float) -> float:
     """Return the seconds until the next attempt may start; 0 if it may start now."""
     return max(0.0, (seconds(observed.status.get("nextAttemptTime")) or now) - now)
+
+
+def _step(observed: Observed) -> int:
+    """Return the newest step that the metrics service has ever reported as closed; 0 if none."""
+    known = (observed.progress, observed.status.get("progress") or {})
+    return max(int(progress.get("step") or 0) for progress in known)
 
 
 def _ran_s(observed: Observed, attempt: Attempt, now: float) -> float:
