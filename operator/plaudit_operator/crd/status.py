@@ -96,7 +96,9 @@ STATUS: dict[str, Any] = {
         "attempt": _count("Number of the trainer's current attempt, from 0."),
         "restarts": _count("Failed attempts of the trainer that the cluster did not cause."),
         "disruptions": _count("Attempts of the trainer that the cluster ended."),
-        "shortAttempts": _count("Attempts in a row that closed no step in less than ten minutes; they lengthen the backoff."),
+        "shortAttempts": _count(
+            "Attempts in a row that closed no step in less than ten minutes; they lengthen the backoff."
+        ),
         "lastAttemptStep": _count("Step at the end of the trainer's last attempt."),
         "nextAttemptTime": _time("Earliest start of the trainer's next attempt."),
         "startTime": _time("Time at which all roles first ran."),
