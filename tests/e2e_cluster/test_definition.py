@@ -39,7 +39,7 @@ def test_bad_specifications_are_refused_by_the_api_server_or_by_the_models(defin
 def test_names_are_bounded(definition: Cluster):
     job = rljob()
     job["metadata"]["name"] = "a" * 41
-    assert "at most 40 characters" in definition.apply(job, dry_run=True).stderr
+    assert "at most 40 of a-z, 0-9 and" in definition.apply(job, dry_run=True).stderr
 
 
 CHANGES: list[tuple[str, bool]] = [

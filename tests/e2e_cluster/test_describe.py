@@ -86,7 +86,7 @@ def test_a_reward_worker_that_needs_more_memory_than_it_may_have(told: Callable[
 def test_a_secret_that_is_not_there(told: Callable[..., str], installed: Cluster):
     key = {"name": "KEY", "secret": {"name": "not-there", "key": "token"}}
     job = scoring("no-secret", **workers(env=[key]))
-    told(job, "RewardReady", "SecretOrConfigMissing", 'secret "not-there" not found', "Create what is missing")
+    told(job, "RewardReady", "SecretOrConfigMissing", 'secret "not-there" not found', "Create it; the pods then start without further action")
     where = ("--namespace", NAMESPACE)
     installed.kubectl(*where, "create", "secret", "generic", "not-there", "--from-literal=token=x")
     try:
@@ -109,7 +109,7 @@ def test_reward_code_that_is_missing_and_then_broken_and_then_right(told: Callab
         installed.apply({**code, "data": {"reward.py": "import math\ndef compute_score(:\n"}})
         told(job, "SpecValid", "FilesInvalid", "syntax error in line 2 of reward.py", "Fix the file", event=False)
         installed.apply({**code, "data": {"reward.py": "def compute_score(*_, **__):\n    return 1.0\n"}})
-        told(job, "SpecValid", "Valid", "everything that belongs to it is made", event=False)
+        told(job, "SpecValid", "Valid", "all objects of the job exist", event=False)
     finally:
         installed.kubectl("--namespace", NAMESPACE, "delete", "configmap", "bad-code")
 
@@ -128,7 +128,7 @@ def test_a_judge_that_cannot_be_reached(shared: Cluster, told: Callable[..., str
     done = shared.apply({**template, "data": {"judge.j2": "{{ response }}"}})
     assert done.returncode == 0, done.stderr
     try:
-        told(job, "Degraded", "JudgeFailing", "scorer 'quality'", "Look at the judge, its baseUrl, key")
+        told(job, "Degraded", "JudgeFailing", "scorer 'quality'", "Check the judge, its baseUrl, key")
     finally:
         shared.kubectl("--namespace", NAMESPACE, "delete", "configmap", "no-judge")
 
