@@ -86,7 +86,13 @@ def test_a_reward_worker_that_needs_more_memory_than_it_may_have(told: Callable[
 def test_a_secret_that_is_not_there(told: Callable[..., str], installed: Cluster):
     key = {"name": "KEY", "secret": {"name": "not-there", "key": "token"}}
     job = scoring("no-secret", **workers(env=[key]))
-    told(job, "RewardReady", "SecretOrConfigMissing", 'secret "not-there" not found', "Create it; the pods then start without further action")
+    told(
+        job,
+        "RewardReady",
+        "SecretOrConfigMissing",
+        'secret "not-there" not found',
+        "Create it; the pods then start without further action",
+    )
     where = ("--namespace", NAMESPACE)
     installed.kubectl(*where, "create", "secret", "generic", "not-there", "--from-literal=token=x")
     try:
