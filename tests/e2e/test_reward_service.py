@@ -87,6 +87,7 @@ def test_its_metrics_count_samples_without_steps(service: Service) -> None:
 def test_ctrl_c_is_its_end(service: Service) -> None:
     service.process.send_signal(signal.SIGINT)
     assert service.process.wait(120) == 0, service.printed
+    assert "Warning" not in service.printed
     gone = service.submit()
     assert gone.returncode == 2
     assert "cannot be reached" in gone.stderr

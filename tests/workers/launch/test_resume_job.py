@@ -91,7 +91,7 @@ def test_a_change_of_meaning_is_shown_and_has_to_be_accepted(run: Prepared) -> N
     assert folder is not None
     before = (folder / "job.yaml").read_text()
     job_file(run.folder, samplesPerPrompt=4)
-    with pytest.raises(RefusedError, match=r"spec\.algorithm\.samplesPerPrompt differ.*--accept-changes"):
+    with pytest.raises(RefusedError, match=r"spec\.algorithm\.samplesPerPrompt changed.*--accept-changes"):
         run(resume=True)
     assert "changed: spec.algorithm.samplesPerPrompt: 8 → 4" in run.printed
     assert (folder / "job.yaml").read_text() == before

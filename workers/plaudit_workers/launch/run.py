@@ -126,6 +126,7 @@ class _Launch:
             connecting = _in_daemon_thread(lambda: placement.connect(self._address, num_cpus=cpus))
             if not await unless_stopped(interrupt.stop, connecting):
                 raise _RayNotUpError
+            interrupt.listen()
         try:
             if self._address:
                 from plaudit_workers.launch.preflight.cluster_check import check_cluster
@@ -150,12 +151,13 @@ class _Launch:
         url = f"http://127.0.0.1:{context.metrics_port}"
         self._console.out(f"run {self._folder.name} · live at {url}/", highlight=False)
         messages = LiveMessages([(role, plan.name) for role, each in plans.items() for plan in each])
-        printing = [self._print_steps(), print_live(url, messages, self._console)]
-        if not self._job.spec.trains:
+        tasks = [asyncio.create_task(print_live(url, messages, self._console))]
+        if self._job.spec.trains:
+            tasks.append(asyncio.create_task(self._print_steps()))
+        else:
             client = context.redis.of("client")
             write_address(self._folder, client)
-            printing = [print_live(url, messages, self._console), print_when_ready(self._folder, client, self._console)]
-        tasks = [asyncio.create_task(each) for each in printing]
+            tasks.append(asyncio.create_task(print_when_ready(self._folder, client, self._console)))
         ending = Ending(EXIT_DONE)
 
         async def until_done() -> None:

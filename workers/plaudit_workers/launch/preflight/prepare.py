@@ -112,6 +112,6 @@ def _report_changes(job: RLJob, folder: Path, console: Console, *, accepted: boo
     meant = [change.field for change in changes if change.changes_meaning]
     if meant and not accepted:
         raise RefusedError(
-            f"--resume: {', '.join(meant)} differ from the run in {folder}, so its next steps would be trained "
+            f"--resume: {', '.join(meant)} changed since the run in {folder}, so its next steps would be trained "
             "differently. Add --accept-changes to continue with them, or set them back"
         )

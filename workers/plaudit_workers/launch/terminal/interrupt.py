@@ -25,13 +25,17 @@ class Interrupt:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+        self.listen()
 
     @property
     def at_once(self) -> bool:
         """Return True when processes are to be killed and not asked: there is nothing to save, or a second Ctrl-C."""
         return self.stop.is_set() and (self._twice or not self._saves())
+
+    def listen(self) -> None:
+        """Handle the signals; again after ``ray.init``, whose handler of SIGTERM prints a C++ stack."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
 
     def _on_signal(self) -> None:
         if self.stop.is_set():

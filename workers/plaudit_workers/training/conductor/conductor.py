@@ -171,7 +171,7 @@ class Conductor:
         try:
             workers = await self._run.transport.workers()
         except OUTAGE as error:
-            logger.warning("redis is away, old weights stay", error=str(error))
+            logger.warning("cannot reach Redis; old weights stay until the next step", error=str(error))
             return
         in_use = [version for worker in workers for version in (worker.version, worker.loading)]
         await asyncio.to_thread(self._thread.backend.prune, in_use)
