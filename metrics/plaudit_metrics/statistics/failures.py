@@ -113,6 +113,13 @@ def shortened(reason: str) -> str:
     return text[: _REASON_CHARACTERS - len(end) - 1].rstrip() + "…" + end
 
 
+def without_figures(reason: str) -> str:
+    """Return a reason with ``#`` for each number, except in the place of an exception at its end."""
+    place = _PLACE.search(reason)
+    text = reason[: place.start()] if place else reason
+    return _NUMBER.sub("#", text) + (place[0] if place else "")
+
+
 def _kind(reason: str) -> str:
     place = _PLACE.search(reason)
     return _NUMBER.sub("#", reason.partition(":")[0][:80]) + (place[0] if place else "")

@@ -89,12 +89,22 @@ def test_other_scorers_are_compared_with_what_was_stored(
         "mean_change": -1.0,
         "agreement": pytest.approx(1 / 3),
         "rank_correlation": pytest.approx(0.5),
+        "failures": [],
     }
     assert [(c["group"], c["before"], c["after"]) for c in changes] == [("t-1-2.0", 9.0, 4.0), ("t-0-2.0", 1.0, 3.0)]
     rows = pyarrow.parquet.read_table(tmp_path / "out.parquet").to_pylist()
     assert [(row["score_before"], row["score"]) for row in rows] == [(2.0, 2.0), (1.0, 3.0), (9.0, 4.0), (None, 1.0)]
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [line["scorer/length/value"] for line in lines] == [row["scorer/length/value"] for row in rows]
+
+
+def test_reasons_of_samples_without_a_score_are_counted(
+    job: Any, stored: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = stored("step-000001-i1.parquet", *((f"t-0-{n}.0", 0, "a", 1.0) for n in range(3)))
+    (tmp_path / "rewards.py").write_text("def length(solution_str, extra_info):\n    return extra_info['answer']\n")
+    assert main(["rescore", folder, "--job", job(LENGTH)]) == 0
+    assert "  length: 3 × KeyError: 'answer' (rewards.py:2 in length)" in capsys.readouterr().out.splitlines()
 
 
 def test_group_scorers_see_whole_groups(job: Any, stored: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,17 +8,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 
 import msgspec
 
+from plaudit_metrics.statistics.failures import FailureCounts
 from plaudit_wire.records import ScoringRecord
 from plaudit_wire.sample import Sample
 from plaudit_workers.job.loading.load import load_job
 from plaudit_workers.job.spec.reward import RewardSpec
 from plaudit_workers.process import EXIT_DONE
 from plaudit_workers.rescore.comparison import Change, Comparison, Summary
-from plaudit_workers.rescore.output import Write, written_rows
+from plaudit_workers.rescore.output import written_rows
 from plaudit_workers.rescore.rows import StoredSample, sample_files, samples_path, stored_groups
 from plaudit_workers.scoring.build import build_pipeline
 from plaudit_workers.scoring.offline.printed import show_logs
@@ -36,17 +37,23 @@ def rescore(arguments: argparse.Namespace) -> int:
     """
     reward = load_job(arguments.job).spec.reward
     groups = stored_groups(sample_files(samples_path(arguments.samples, arguments.runs_folder)))
-    comparison = Comparison(arguments.changes)
+    comparison, failures = Comparison(arguments.changes), FailureCounts()
     show_logs()
     with written_rows(arguments.output, [scorer.name for scorer in reward.scorers]) as write:
-        asyncio.run(_rescore(reward, groups, comparison, write))
-    summary = comparison.summary()
+
+        def compare(stored: StoredSample, scoring: ScoringRecord) -> None:
+            _compare(comparison, stored, scoring)
+            failures.add(scoring)
+            write(stored, scoring)
+
+        asyncio.run(_rescore(reward, groups, compare))
+    summary = msgspec.structs.replace(comparison.summary(), failures=failures.failures())
     print(msgspec.json.encode(summary).decode() if arguments.json else readable(summary))
     return EXIT_DONE
 
 
 async def _rescore(
-    reward: RewardSpec, groups: Iterable[list[StoredSample]], comparison: Comparison, write: Write
+    reward: RewardSpec, groups: Iterable[list[StoredSample]], compare: Callable[[StoredSample, ScoringRecord], None]
 ) -> None:
     pipeline = await build_pipeline(reward, "rescore")
     in_work: deque[StoredSample] = deque()
@@ -60,9 +67,7 @@ async def _rescore(
 
     try:
         async for scoring in scored_in_order(pipeline, units(), reward.workers.max_concurrent_samples):
-            stored = in_work.popleft()
-            _compare(comparison, stored, scoring)
-            write(stored, scoring)
+            compare(in_work.popleft(), scoring)
     finally:
         await pipeline.close()
 
@@ -83,6 +88,7 @@ def readable(summary: Summary) -> str:
         f"outcomes now      {_outcomes(summary.outcomes_after)}",
         f"scored both times {summary.scored_both:,}",
     ]
+    lines += [f"  {failure.scorer}: {failure}" for failure in summary.failures]
     if summary.scored_both:
         lines += [
             f"mean score        {summary.mean_before:.4f} → {summary.mean_after:.4f} "

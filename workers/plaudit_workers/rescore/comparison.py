@@ -17,6 +17,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from plaudit_metrics.statistics.failures import Failure
+
 _SAME = 1e-9
 _MOST_RANKED = 1_000_000
 """Pairs that ranks are computed of; of more, a random sample of so many."""
@@ -49,6 +51,8 @@ class Summary(msgspec.Struct, frozen=True):
     rank_correlation: float | None
     changed_most: list[Change]
     """By how much, the most first."""
+    failures: list[Failure] = []
+    """Why samples have no score now, by scorer and kind, the most frequent first."""
 
 
 class Comparison:
