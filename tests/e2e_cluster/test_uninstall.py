@@ -42,7 +42,7 @@ def test_uninstall_leaves_running_jobs_alone_and_says_so(installed: Cluster):
     assert not installed.get("deployment", "plaudit-operator", "plaudit")
     assert pods(installed) == before
 
-    assert "Running jobs go on without it" in chart.install(installed).stdout
+    assert "Running jobs continue" in chart.install(installed).stdout
     installed.until("a leader", lambda: installed.get("lease", "plaudit-operator", "plaudit"), 60)
     assert pods(installed) == before
     installed.kubectl("--namespace", training.NAMESPACE, "delete", "rlj", JOB)
