@@ -14,9 +14,9 @@ from plaudit_wire.records import GroupEnd, GroupRecord, StepRecord
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.group import Group
 from plaudit_workers.stream.group_hash import read_group
+from plaudit_workers.stream.limits import StreamLimits
 from plaudit_workers.stream.release import release_call
 from plaudit_workers.stream.trainer.fence import Fence, StaleIncarnationError
-from plaudit_workers.stream.trainer.limits import StreamLimits
 from plaudit_workers.stream.trainer.ready import TakenGroups
 from plaudit_workers.stream.transitions import trainer as transitions
 from plaudit_workers.stream.transitions.trainer import Admission, Closing

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from plaudit_wire.names import Stream
+from plaudit_workers.stream.delivery import Delivery
 from plaudit_workers.stream.transitions.call import Argument, Call
-from plaudit_workers.stream.worker.delivery import Delivery
 
 _SILENT_MS = 3_600_000
 """A consumer without pending entries is removed after this long without a call."""

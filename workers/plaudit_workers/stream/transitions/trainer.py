@@ -13,7 +13,7 @@ import msgspec
 from plaudit_wire.codec import encode
 from plaudit_wire.messages import Announcement, Prompt
 from plaudit_wire.records import GroupEnd, ScoringRecord, StepRecord
-from plaudit_workers.stream.trainer.limits import StreamLimits
+from plaudit_workers.stream.limits import StreamLimits
 from plaudit_workers.stream.transitions.call import Argument, Call, new_call, nothing
 
 _encode = msgspec.msgpack.encode

@@ -11,8 +11,8 @@ import msgspec
 from plaudit_wire.messages import EncodedBody, GroupDelivery, Prompt
 from plaudit_wire.records import ScoringRecord
 from plaudit_wire.sample import Sample
+from plaudit_workers.stream.delivery import Delivery
 from plaudit_workers.stream.transitions.call import Argument, Call, new_call
-from plaudit_workers.stream.worker.delivery import Delivery
 
 _encode = msgspec.msgpack.Encoder().encode
 

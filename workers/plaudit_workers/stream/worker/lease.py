@@ -13,8 +13,8 @@ from typing import Any, Generic, TypeVar
 from plaudit_wire.logs import get_logger
 from plaudit_wire.names import Stream
 from plaudit_workers.stream.connection import Transport
+from plaudit_workers.stream.delivery import Delivery
 from plaudit_workers.stream.transitions import leases as transitions
-from plaudit_workers.stream.worker.delivery import Delivery
 from plaudit_workers.supervision import set_within
 
 __all__ = ["Delivery", "Leases", "discard"]
