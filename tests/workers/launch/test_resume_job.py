@@ -11,6 +11,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from plaudit_workers.job.problem import JobError
 from plaudit_workers.launch.preflight.prepare import prepare
 from plaudit_workers.process import RefusedError
 
@@ -120,3 +121,13 @@ def test_the_newest_run_that_closed_a_step_is_resumed(run: Prepared) -> None:
         (folder / "steps.jsonl").write_text("{}\n")
         os.utime(folder / "steps.jsonl", (time, time))
     assert run(resume=True) == closed
+
+
+def test_a_broken_field_hides_no_problem_of_the_files(run: Prepared) -> None:
+    job = yaml.safe_load(job_file(run.folder).read_text())
+    job["spec"]["algorithm"]["stpes"] = 3
+    (run.folder / "train.jsonl").write_text('{"answer": 4}\n')
+    (run.folder / "job.yaml").write_text(yaml.safe_dump(job))
+    with pytest.raises(JobError) as refused:
+        run()
+    assert {problem.field for problem in refused.value.problems} >= {"spec.algorithm.stpes", "spec.data.train.path"}

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from plaudit_workers.job.checks.kubernetes import kubernetes_problems
-from plaudit_workers.job.checks.preflight import preflight
+from plaudit_workers.job.checks.preflight import all_problems
 from plaudit_workers.job.checks.support import ignored
 from plaudit_workers.job.loading.load import examine_job, locate, read_job
 from plaudit_workers.job.loading.schema import job_schema
@@ -28,10 +28,10 @@ def validate(arguments: argparse.Namespace) -> int:
         problems = kubernetes_problems(job)
     else:
         examination = examine_job(path)
+        problems = all_problems(examination)
         if examination.job is None:
-            raise JobError(locate(examination.problems, path), path)
+            raise JobError(locate(problems, path), path)
         job = examination.job
-        problems = examination.problems + examination.concerning(preflight(job))
         notes = ignored(job)
     if problems:
         raise JobError(locate(problems, path), path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from plaudit_workers.job.checks.files import check_files
 from plaudit_workers.job.checks.functions import check_functions
 from plaudit_workers.job.checks.support import unsupported
+from plaudit_workers.job.loading.validation import Examination
 from plaudit_workers.job.problem import Problem
 from plaudit_workers.job.spec.rljob import RLJob
 
@@ -21,3 +22,10 @@ def preflight(job: RLJob, *, imports: bool = True) -> list[Problem]:
         return problems
     fields = {problem.field for problem in problems}
     return [*problems, *check_functions(job, fields)]
+
+
+def all_problems(examination: Examination, *, imports: bool = True) -> list[Problem]:
+    """Return the problems of a file and, as far as its sound fields allow, those that ``preflight`` finds."""
+    if examination.job is None:
+        return examination.problems
+    return examination.problems + examination.concerning(preflight(examination.job, imports=imports))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from plaudit_workers.job.checks.preflight import preflight
+from plaudit_workers.job.checks.preflight import all_problems, preflight
 from plaudit_workers.job.loading.dump import dump_job
-from plaudit_workers.job.loading.load import load_job, locate
+from plaudit_workers.job.loading.load import examine_job, load_job, locate
 from plaudit_workers.job.problem import JobError
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.launch.preflight import run_folder
@@ -29,7 +29,7 @@ def prepare(arguments: argparse.Namespace, console: Console) -> tuple[RLJob, Pat
     Raises:
         RefusedError: anything that would make the run fail later and can be found out now.
     """
-    job = _with_steps(load_job(arguments.job), arguments.steps)
+    job = _with_steps(_loaded(arguments), arguments.steps)
     runs = Path(arguments.runs_folder)
     resumed = run_folder.resumed_run(runs, job.metadata.name, arguments.run) if arguments.resume else None
     if resumed and _is_finished(job, resumed, console):
@@ -40,6 +40,15 @@ def prepare(arguments: argparse.Namespace, console: Console) -> tuple[RLJob, Pat
     folder = resumed or run_folder.new_run(runs, job.metadata.name, arguments.run)
     (folder / "job.yaml").write_text(dump_job(job))
     return job, folder
+
+
+def _loaded(arguments: argparse.Namespace) -> RLJob:
+    """Load the job; if its file is wrong, report also what the files that it names show."""
+    examination = examine_job(arguments.job)
+    if examination.job is None or examination.problems:
+        problems = all_problems(examination, imports=not arguments.address)
+        raise JobError(locate(problems, arguments.job), arguments.job)
+    return examination.job
 
 
 def _check(job: RLJob, arguments: argparse.Namespace, console: Console) -> None:
