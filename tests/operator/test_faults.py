@@ -22,11 +22,13 @@ class KilledError(BaseException):
     """The operator's process ends here."""
 
 
+OF_THE_MOMENT = ("startTime", "completionTime", "progress", "lastAttemptStep", "shortAttempts", "nextAttemptTime")
+"""Times, and what depends on when the metrics service was last read."""
+
+
 def the_end(world: World) -> dict[str, Any]:
     """What must be the same in the end: the children with what they say, and the status without its times."""
-    status = {
-        key: value for key, value in world.status.items() if key not in ("startTime", "completionTime", "progress")
-    }
+    status = {key: value for key, value in world.status.items() if key not in OF_THE_MOMENT}
     status["conditions"] = [
         {key: condition[key] for key in ("type", "status", "reason")} for condition in status["conditions"]
     ]
