@@ -4,7 +4,7 @@ Read it in this order: ``plaudit_wire.names`` and ``messages`` (keys and records
 each transition; its header lists what it checks, changes and returns; ``lua/shared`` has the fields of a group's hash
 and the completion rule), ``transitions/*.py`` (one typed function for each script; ``runner`` sends them), the sides:
 
-- ``trainer``: ``groups`` (admit, release, close, announce), with ``fence``, ``limits``, ``ready`` and ``ledger``
+- ``trainer``: ``groups`` (admit, release, close, announce), with ``fence``, ``ready`` and ``ledger``
 - ``worker``: ``consumer`` (take, with ``lease``, ``server_time``, ``dead_letter``), ``producer`` and ``commits``
 - ``sessions``: the clients of a scoring service
 
