@@ -24,7 +24,7 @@ _CLOCK_SLACK_S = 1.0
 
 
 class Arrival(Enum):
-    """How a record relates to those before it."""
+    """The relation of a record to those before it."""
 
     new = "new"
     replaced = "replaced"

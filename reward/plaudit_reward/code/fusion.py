@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import partial
 from typing import Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
@@ -93,18 +94,14 @@ class FusionBackend:
 
     async def run(self, program: str, function: str | None, case: Case, limits: Limits, timer: Timer) -> CaseResult:
         """Run one test case; the expected output or value is never sent along with the program."""
+        call = partial(self._run, program, function, case, limits, timer)
         if not case.behind:
-            return await self._run(program, function, case, limits, timer)
+            return await call()
 
         async def execute(part: Part, text: str, payload: str, stdin: str) -> Executed:
             return await self._execute(script_of(part, text, payload), stdin, limits, timer)
 
-        if function is None:
-            return await self._asserts.check(execute, program, case)
-        checked = await self._asserts.check(execute, program, case._replace(expected=None))
-        if not checked.passed or case.expected is None:
-            return checked
-        return await self._run(program, function, case, limits, timer)
+        return await self._asserts.check_then_call(execute, program, case, call if function is not None else None)
 
     async def _run(self, program: str, function: str | None, case: Case, limits: Limits, timer: Timer) -> CaseResult:
         code = program if function is None else _calling(program, function)

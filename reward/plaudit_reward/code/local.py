@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 from plaudit_reward.code.asserts.check import AssertCheck, Executed
@@ -50,19 +51,15 @@ class LocalBackend:
 
     async def run(self, program: str, function: str | None, case: Case, limits: Limits, timer: Timer) -> CaseResult:
         """Run one test case; the expected output or value never enters the program's process."""
+        call = partial(self._run, program, function, case, limits, timer)
         if not case.behind:
-            return await self._run(program, function, case, limits, timer)
+            return await call()
 
         async def execute(part: Part, text: str, payload: str, stdin: str) -> Executed:
             ran = await self._sandboxed(Run(text, stdin, part=part, payload=payload, limits=limits), timer)
             return Executed(ran.ending, ran.stdout, ran.reason)
 
-        if function is None:
-            return await self._asserts.check(execute, program, case)
-        checked = await self._asserts.check(execute, program, case._replace(expected=None))
-        if not checked.passed or case.expected is None:
-            return checked
-        return await self._run(program, function, case, limits, timer)
+        return await self._asserts.check_then_call(execute, program, case, call if function is not None else None)
 
     async def _run(self, program: str, function: str | None, case: Case, limits: Limits, timer: Timer) -> CaseResult:
         ran = await self._sandboxed(Run(program, case.stdin, function, self._as_script, limits=limits), timer)

@@ -35,6 +35,6 @@ class Description(msgspec.Struct, frozen=True):
     form: Form
     is_async: bool
     isolation: Isolation
-    """Where it runs, with the default applied."""
+    """The place where it runs, with the default applied."""
     post_processes: bool = False
     """Its class has ``post_process_scores``."""

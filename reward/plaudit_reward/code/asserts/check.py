@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -24,7 +25,7 @@ _CACHED_TEXTS = 4096
 
 
 class Executed(NamedTuple):
-    """How one process ended, and what it wrote."""
+    """The end of one process, and its output."""
 
     ending: Ending
     stdout: bytes = b""
@@ -65,6 +66,27 @@ class AssertCheck:
         self._comparison = comparison
         self._preamble = preamble
         self._first_operations: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()
+
+    async def check_then_call(
+        self, execute: Execute, program: str, case: Case, call: Callable[[], Awaitable[CaseResult]] | None
+    ) -> CaseResult:
+        """Decide a case that has an assert and perhaps an expected value of its own.
+
+        Args:
+            execute: runs one part of the assert.
+            program: the sample's program.
+            case: the test case.
+            call: runs the case's function, once the assert has passed; None when the program is a script.
+
+        Raises:
+            DataError, InfrastructureError: see ``check``.
+        """
+        if call is None:
+            return await self.check(execute, program, case)
+        checked = await self.check(execute, program, case._replace(expected=None))
+        if not checked.passed or case.expected is None:
+            return checked
+        return await call()
 
     async def check(self, execute: Execute, program: str, case: Case) -> CaseResult:
         """Decide whether a program passes an assert.

@@ -22,7 +22,7 @@ _ALIASES = {"np": "numpy", "pd": "pandas", "numpy": "numpy", "pandas": "pandas",
 
 
 class Plan(NamedTuple):
-    """How one assert is evaluated."""
+    """The steps that evaluate one assert."""
 
     text: str
     names: tuple[str, ...]

@@ -11,7 +11,7 @@ from plaudit_reward.code.sandbox.limits import Limits
 Ending = Literal[
     "finished", "raised", "exited", "crashed", "time limit", "memory limit", "output limit", "thread limit", "killed"
 ]
-"""How a run ended. ``exited``: with an exit code other than 0. ``crashed``: by a signal. ``killed``: by the kernel for
+"""The end of a run. ``exited``: with an exit code other than 0. ``crashed``: by a signal. ``killed``: by the kernel for
 lack of memory, which its cgroup's counter proves, or before the program began; only this is no fault of the program."""
 
 
@@ -48,12 +48,12 @@ class Run(msgspec.Struct, frozen=True, tag=True):
     part: Literal["program", "calls", "evaluation"] = "program"
     """Perform an assert's calls of the program, or evaluate an assert, instead; see ``asserts``."""
     payload: str = ""
-    """What that part takes."""
+    """Input of that part."""
     limits: Limits = Limits()
 
 
 class Ran(msgspec.Struct, frozen=True, tag=True):
-    """How a run ended. From the fork server."""
+    """The end of a run. From the fork server."""
 
     ending: Ending
     stdout: bytes = b""

@@ -31,7 +31,7 @@ class Process(NamedTuple):
 
 
 class Exit(NamedTuple):
-    """How a program's process ended."""
+    """The end of a program's process."""
 
     status: int
     """As ``waitpid`` returns it."""
