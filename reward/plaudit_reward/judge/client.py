@@ -13,8 +13,8 @@ from plaudit_reward.http.client import HttpClient
 from plaudit_reward.http.errors import NoResponseError
 from plaudit_reward.http.proxy import proxy_for
 from plaudit_reward.http.response import error_message, excerpt
-from plaudit_reward.judge.failures import failure_of
-from plaudit_reward.judge.usage import Usage
+from plaudit_reward.endpoint.failures import failure_of
+from plaudit_reward.endpoint.usage import Usage
 
 
 class _Message(msgspec.Struct):

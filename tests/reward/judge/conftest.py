@@ -12,14 +12,14 @@ from redis.asyncio import Redis
 
 from plaudit_reward.judge.client import JudgeClient
 from plaudit_reward.judge.estimate import TokenEstimate
-from plaudit_reward.judge.limiter import Limiter
-from plaudit_reward.judge.limits import Budget, Limits
-from plaudit_reward.judge.local_budget import LocalBudget
+from plaudit_reward.endpoint.limiter import Limiter
+from plaudit_reward.endpoint.limits import Budget, Limits
+from plaudit_reward.endpoint.local_budget import LocalBudget
 from plaudit_reward.judge.parse import Parser, RegexParser
 from plaudit_reward.judge.prompt import PromptTemplate
-from plaudit_reward.judge.redis_budget import RedisBudget
+from plaudit_reward.endpoint.redis_budget import RedisBudget
 from plaudit_reward.judge.scorer import JudgeScorer
-from plaudit_reward.judge.usage import Usage
+from plaudit_reward.endpoint.usage import Usage
 from plaudit_wire.redis_connection import redis_client
 from plaudit_workers.launch.redis_server import RedisServer
 

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from redis.asyncio import Redis
 
 from plaudit_reward.errors import InfrastructureError
-from plaudit_reward.judge.limiter import Limiter
-from plaudit_reward.judge.limits import NEVER_SENT, Limits, Passed, Report, Request, Settled
-from plaudit_reward.judge.local_budget import LocalBudget
-from plaudit_reward.judge.redis_budget import RedisBudget
+from plaudit_reward.endpoint.limiter import Limiter
+from plaudit_reward.endpoint.limits import NEVER_SENT, Limits, Passed, Report, Request, Settled
+from plaudit_reward.endpoint.local_budget import LocalBudget
+from plaudit_reward.endpoint.redis_budget import RedisBudget
 from plaudit_workers.launch.redis_server import RedisServer
 
 Make = Callable[..., RedisBudget]

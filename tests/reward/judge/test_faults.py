@@ -13,8 +13,8 @@ import pytest
 from plaudit_reward.errors import CallTimeoutError, DataError, InfrastructureError
 from plaudit_reward.http.errors import ConnectionLostError, ResponseTooLargeError
 from plaudit_reward.http.response import retry_after_s
-from plaudit_reward.judge.failures import BusyError, CircuitOpenError, EndpointRefusedError
-from plaudit_reward.judge.usage import Usage
+from plaudit_reward.endpoint.failures import BusyError, CircuitOpenError, EndpointRefusedError
+from plaudit_reward.endpoint.usage import Usage
 from plaudit_reward.pipeline.pipeline import Pipeline
 from plaudit_reward.pipeline.stage import Rules, Stage
 from plaudit_reward.scorer import Attempt
@@ -167,7 +167,7 @@ async def test_an_outage_opens_the_circuit_and_one_call_at_a_time_sees_whether_i
     assert judge.room() == 0
     with pytest.raises(
         CircuitOpenError,
-        match=r"judge http://127.*/v1: 5 failures in a row \(last: http://127.*refused\); next try in [01] s",
+        match=r"endpoint http://127.*/v1: 5 failures in a row \(last: http://127.*refused\); next try in [01] s",
     ) as error:
         await judge.score(make_sample(), Attempt(5.0))
     assert error.value.retry_after_s is not None

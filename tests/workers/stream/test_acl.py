@@ -19,9 +19,9 @@ from redis.retry import Retry
 
 from plaudit_metrics.service.serve import ServiceSettings
 from plaudit_metrics.service.serve import serve as serve_metrics
-from plaudit_reward.judge.limits import NEVER_SENT, Limits, Report, Request, Settled
-from plaudit_reward.judge.redis_budget import RedisBudget
-from plaudit_reward.judge.usage import Usage, UsageReport
+from plaudit_reward.endpoint.limits import NEVER_SENT, Limits, Report, Request, Settled
+from plaudit_reward.endpoint.redis_budget import RedisBudget
+from plaudit_reward.endpoint.usage import Usage, UsageReport
 from plaudit_wire.redis_address import RedisAddress
 from plaudit_workers.client import RewardClient
 from plaudit_workers.launch.redis_server import free_port

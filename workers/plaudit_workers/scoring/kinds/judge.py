@@ -9,14 +9,14 @@ from plaudit_reward.functions.target import Target
 from plaudit_reward.isolation.function_scorer import FunctionScorer
 from plaudit_reward.judge.client import JudgeClient
 from plaudit_reward.judge.estimate import TokenEstimate
-from plaudit_reward.judge.limiter import Limiter
-from plaudit_reward.judge.limits import Budget, Limits
-from plaudit_reward.judge.local_budget import LocalBudget
+from plaudit_reward.endpoint.limiter import Limiter
+from plaudit_reward.endpoint.limits import Budget, Limits
+from plaudit_reward.endpoint.local_budget import LocalBudget
 from plaudit_reward.judge.parse import FunctionParser, JsonParser, Parser, RegexParser
 from plaudit_reward.judge.prompt import PromptTemplate
-from plaudit_reward.judge.redis_budget import RedisBudget
+from plaudit_reward.endpoint.redis_budget import RedisBudget
 from plaudit_reward.judge.scorer import JudgeScorer
-from plaudit_reward.judge.usage import Usage, UsageReport
+from plaudit_reward.endpoint.usage import Usage, UsageReport
 from plaudit_wire.logs import get_logger
 from plaudit_wire.sample import Sample
 from plaudit_wire.trace_context import drawn, traceparent
