@@ -113,7 +113,7 @@ class _SnapshotTaker:
     async def run(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
             try:
-                self._view.take_snapshot(await take_snapshot(self._client, self._keys))
+                self._view.observe(await take_snapshot(self._client, self._keys))
                 self.responded_s = time.monotonic()
             except (RedisError, OSError) as error:
                 self._view.series.show_redis_down()
