@@ -34,7 +34,7 @@ _AWAITED_S = 1.0
 
 
 @dataclass(frozen=True)
-class Result:
+class ReconcileResult:
     """The result of one reconciliation."""
 
     again_after_s: float | None
@@ -71,7 +71,7 @@ class Reconciler:
         self._lock = threading.Lock()
         self._asked: dict[str, float] = {}
 
-    def reconcile(self, key: Key) -> Result:
+    def reconcile(self, key: Key) -> ReconcileResult:
         """Bring one job closer to its spec.
 
         Raises:
@@ -79,7 +79,7 @@ class Reconciler:
         """
         observed = self._observe(key)
         if observed is None:
-            return Result(None, 0)
+            return ReconcileResult(None, 0)
         now = self._clock()
         wanted = plan(observed, self._settings, now)
         outcome = carry_out(self._kube, self._pool, observed, wanted.actions)
@@ -90,7 +90,7 @@ class Reconciler:
         if wanted.delete_job:
             self._kube.delete(RLJOB, observed.namespace, observed.name, observed.uid)
             writes += 1
-        return Result(_again(wanted, outcome), writes)
+        return ReconcileResult(_again(wanted, outcome), writes)
 
     def _observe(self, key: Key) -> Observed | None:
         observed = self._cache.observed(key)

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from plaudit_reward.endpoint.access import EndpointAccess
+from plaudit_reward.endpoint.limiter import Limiter
+from plaudit_reward.endpoint.usage import UsageReport
 from plaudit_reward.functions.result import extra_of
 from plaudit_reward.judge.client import Answer, JudgeClient
 from plaudit_reward.judge.estimate import TokenEstimate
-from plaudit_reward.endpoint.access import EndpointAccess
-from plaudit_reward.endpoint.limiter import Limiter
 from plaudit_reward.judge.parse import Parser
 from plaudit_reward.judge.prompt import PromptTemplate
-from plaudit_reward.endpoint.usage import UsageReport
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import Attempt
 from plaudit_wire.sample import Sample
