@@ -78,7 +78,10 @@ def _head(job: Object, now: float) -> str:
 def _roles(job: Object) -> str:
     roles = (job.get("status") or {}).get("roles") or []
     rows = [("ROLE", "READY", "RESTARTS", "LAST FAILURE")]
-    rows += [(r["name"], f"{r.get('ready', 0)}/{r.get('desired', 0)}", str(r.get("restarts", 0)), r.get("lastFailure", "")) for r in roles]
+    rows += [
+        (r["name"], f"{r.get('ready', 0)}/{r.get('desired', 0)}", str(r.get("restarts", 0)), r.get("lastFailure", ""))
+        for r in roles
+    ]
     return _table(rows) if roles else ""
 
 

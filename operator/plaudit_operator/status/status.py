@@ -80,7 +80,9 @@ def status(
     ready = all(condition.status == "True" for condition in current if condition.type in NEEDED)
     fields: Status = _progress(observed) | {
         "roles": [role.report() for role in roles.values()],
-        "replicas": {name: f"{roles[name].ready}/{roles[name].desired}" for name in ("rollout", "reward") if name in roles},
+        "replicas": {
+            name: f"{roles[name].ready}/{roles[name].desired}" for name in ("rollout", "reward") if name in roles
+        },
     }
     if ready and not rest:
         fields.setdefault("startTime", observed.status.get("startTime") or timestamp(now))
