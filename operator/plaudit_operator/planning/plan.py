@@ -22,6 +22,7 @@ from plaudit_operator.policies.cleanup import cleanup_actions
 from plaudit_operator.policies.deadlines import next_deadline
 from plaudit_operator.policies.failure import TrainerAttempt, exhausted, present_attempt
 from plaudit_operator.policies.lost_nodes import lost_pods
+from plaudit_operator.policies.managed_by import is_managed_elsewhere
 from plaudit_operator.policies.suspend import scale_actions, suspend_job, unpause_actions
 from plaudit_operator.policies.ttl import time_left_s
 from plaudit_operator.runtime.kinds import CHILDREN
@@ -45,7 +46,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
         settings: the operator's.
         now: seconds since the epoch.
     """
-    if observed.job["metadata"].get("deletionTimestamp"):
+    if observed.job["metadata"].get("deletionTimestamp") or is_managed_elsewhere(observed):
         return Plan(dict(observed.status))  # garbage collection deletes the children
     if observed.ended:
         return _after_the_end(observed, now)

@@ -17,6 +17,7 @@ from plaudit_operator.planning.apply import AwaitedError, Outcome, carry_out
 from plaudit_operator.planning.events import event_manifest
 from plaudit_operator.planning.plan import PROGRESS_EVERY_S, plan
 from plaudit_operator.policies.failure import pods_missing
+from plaudit_operator.policies.managed_by import is_managed_elsewhere
 from plaudit_operator.runtime.errors import ConflictError, KubeError, NotFoundError
 from plaudit_operator.runtime.kinds import CONFIG_MAP, POD, RLJOB
 from plaudit_operator.runtime.kube import Kube
@@ -98,6 +99,8 @@ class Reconciler:
             with self._lock:
                 self._asked = {uid: at for uid, at in self._asked.items() if self._clock() - at < 60.0}
             return None
+        if is_managed_elsewhere(observed):
+            return observed
         source = (observed.job["spec"].get("files") or {}).get("configMap")
         if source and observed.child("ConfigMap", job_config(observed.name)) is None and not observed.ended:
             observed = replace(observed, files=self._files(observed.namespace, source))

@@ -46,7 +46,6 @@ class RoleState:
             "ready": self.ready,
             "updated": self.updated,
             "restarts": self.restarts,
-            "replicas": f"{self.ready}/{self.desired}",
         }
         return report | ({"lastFailure": self.problem} if self.problem else {})
 
