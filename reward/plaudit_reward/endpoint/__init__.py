@@ -1,1 +1,1 @@
-"""Access to an endpoint that others run: limits, circuit breaker, typed refusals, usage. For judges and HTTP scorers."""
+"""Access to an endpoint: limits, circuit breaker, typed refusals, usage. For judges and scorers over HTTP."""
