@@ -6,6 +6,8 @@ from typing import Final
 
 GROUP: Final = "plaudit.dev"
 FIELD_MANAGER: Final = "plaudit-operator"
+CONTROLLER: Final = f"{GROUP}/rljob-operator"
+"""Value of ``spec.managedBy`` for this operator; an empty one means the same."""
 
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 LABEL_JOB: Final = f"{GROUP}/job"
@@ -94,6 +96,9 @@ class ConditionType:
     SUSPENDED: Final = "Suspended"
     COMPLETE: Final = "Complete"
     FAILED: Final = "Failed"
+    READY: Final = "Ready"
+    RECONCILING: Final = "Reconciling"
+    STALLED: Final = "Stalled"
 
 
 class Reason:
@@ -134,6 +139,8 @@ class Reason:
     DO_NOT_RETRY: Final = "DoNotRetry"
     PRE_RUNNING_DEADLINE: Final = "PreRunningDeadlineExceeded"
     ACTIVE_DEADLINE: Final = "ActiveDeadlineExceeded"
+    STALLED: Final = "Stalled"
+    NOT_STALLED: Final = "NotStalled"
     BACK_OFF: Final = "BackOff"
     DISRUPTED: Final = "Disrupted"
     ATTEMPT_FAILED: Final = "AttemptFailed"

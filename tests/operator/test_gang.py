@@ -185,7 +185,7 @@ def test_a_suspended_gang_gives_back_redis_as_well_and_waits_whole_when_it_is_re
 
 
 def suspend(world: World, value: bool) -> None:
-    world.cluster.edit("RLJob", "job", lambda job: job["spec"]["scheduling"].update(suspend=value))
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(suspend=value))
 
 
 def test_the_size_of_a_gang_is_fixed():

@@ -211,11 +211,11 @@ def test_suspension_gives_the_whole_quota_back():
     world, kueue = queued()
     kueue.quota = True
     world.settle()
-    change(world, scheduling={"queueName": "team", "suspend": True})
+    change(world, suspend=True)
     assert not kueue.group()
     assert world.condition(ConditionType.SUSPENDED)["reason"] == "SuspendedByUser"
     kueue.quota = False
-    change(world, scheduling={"queueName": "team", "suspend": False})
+    change(world, suspend=False)
     assert world.condition(ConditionType.SUSPENDED)["reason"] == "Queued"
     kueue.quota = True
     world.settle()

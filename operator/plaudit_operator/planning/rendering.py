@@ -39,7 +39,7 @@ class Rendering:
     @property
     def suspended(self) -> bool:
         """Return True if the job is to be suspended."""
-        return self.context.spec.scheduling.suspend
+        return self.context.spec.suspend
 
     def rests(self, deployment: str) -> bool:
         """Return True if a Deployment is to have no pods now. Metrics always has one; the gang waits with its pods."""
@@ -90,7 +90,7 @@ def _render(key: _Key) -> Rendering | Refused:
     settings = replace(key.settings, images=Images(**admitted.images)) if admitted.images else key.settings
     context = JobContext(key.name, key.namespace, key.uid, admitted, settings)
     templates = frozen_templates(context)
-    suspended = context.spec.scheduling.suspend
+    suspended = context.spec.suspend
     waits: Wait = "" if suspended else key.waits
     children = manifests(context, templates, suspended=suspended, waits=bool(waits))
     gang = gang_deployments(context, templates)

@@ -14,7 +14,7 @@ from plaudit_reward.http.errors import NoResponseError
 from plaudit_reward.http.proxy import proxy_for
 from plaudit_reward.http.response import error_message, excerpt
 from plaudit_reward.judge.failures import failure_of
-from plaudit_reward.judge.usage import Usage
+from plaudit_reward.judge.usage import JudgeUsage
 
 
 class _Message(msgspec.Struct):
@@ -68,7 +68,7 @@ class JudgeClient:
         self,
         base_url: str,
         model: str,
-        usage: Usage,
+        usage: JudgeUsage,
         *,
         api_key: str = "",
         arguments: Mapping[str, Any] | None = None,

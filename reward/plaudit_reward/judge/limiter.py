@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from plaudit_reward.errors import InfrastructureError
-from plaudit_reward.judge.limits import NEVER_SENT, Budget, Report, Request, Settled
+from plaudit_reward.judge.limits import NEVER_SENT, Budget, BudgetReport, Request, Settled
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
@@ -87,7 +87,7 @@ class Limiter:
             await asyncio.gather(self._task, return_exceptions=True)
         self._fail(InfrastructureError(f"judge {self._name} was closed"))
         with contextlib.suppress(OSError, InfrastructureError):  # the lease expires anyway
-            await self._budget.exchange(Report(0, self._settled))
+            await self._budget.exchange(BudgetReport(0, self._settled))
         await self._budget.close()
 
     async def enter(self, tokens: int) -> Passage:
@@ -194,7 +194,7 @@ class Limiter:
         settled, self._settled = self._settled, []
         late, self._sent_late = self._sent_late, []
         now = time.monotonic()
-        report = Report(
+        report = BudgetReport(
             self._in_flight,
             [*(Settled(id_, sent_ago_s=now - sent_s) for id_, sent_s in late), *settled],
             [waiting.request for waiting in asked],

@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from plaudit_reward.errors import InfrastructureError
-from plaudit_reward.judge.limits import Limits, Passed, Report
+from plaudit_reward.judge.limits import BudgetReport, Passed, RateLimits
 
 LEASE_S = 15.0
 """Seconds for which the requests in flight of a killed worker still count."""
@@ -34,7 +34,7 @@ class RedisBudget:
         lease_s: see ``LEASE_S``.
     """
 
-    def __init__(self, client: Redis, key: str, worker: str, limits: Limits, *, lease_s: float = LEASE_S) -> None:
+    def __init__(self, client: Redis, key: str, worker: str, limits: RateLimits, *, lease_s: float = LEASE_S) -> None:
         self.limits = limits
         self._client = client
         self._key = key
@@ -43,7 +43,7 @@ class RedisBudget:
         self._lease_s = lease_s
         self._script = client.register_script(_SCRIPT)
 
-    async def exchange(self, report: Report) -> Passed:
+    async def exchange(self, report: BudgetReport) -> Passed:
         """See ``Budget``."""
         limits = self.limits
         arguments: list[Any] = [

@@ -20,7 +20,7 @@ logger = get_logger(__name__)
 _REPORT_EVERY_S = 2.0
 
 
-class Usage:
+class JudgeUsage:
     """The counts of one judge in one worker since the last report.
 
     Attributes:
@@ -52,7 +52,7 @@ class UsageReport:
         run: id of the run.
     """
 
-    def __init__(self, judge: str, usage: Usage, client: Redis, run: str) -> None:
+    def __init__(self, judge: str, usage: JudgeUsage, client: Redis, run: str) -> None:
         self._judge = judge
         self._usage = usage
         self._client = client
