@@ -62,9 +62,9 @@ def test_an_hpa_without_figures_is_told(job: ScoringJob):
 
 
 def test_a_suspended_jobs_workers_stay_away(job: ScoringJob):
-    job.patch(scheduling={"suspend": True})
+    job.patch(suspend=True)
     job.cluster.until("no workers", lambda: job.replicas == 0, 60)
     job.cluster.until("the HPA's rest", lambda: _scaling_active(job).get("reason") == "ScalingDisabled", 60)
     assert job.replicas == 0
-    job.patch(scheduling={"suspend": False})
+    job.patch(suspend=False)
     job.cluster.until("a worker", lambda: job.ready == 1, 120)

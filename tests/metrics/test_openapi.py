@@ -36,7 +36,7 @@ def client(sample: Build, group: Build) -> httpx.AsyncClient:
     step = step_record(1, 1, samples, groups=[record], waits=waits, opened=opened, closed=opened + 6)
     view.handle([*samples, record, step], True)
     for number in range(3):
-        view.look(
+        view.observe(
             RunSnapshot(
                 time=100.0 + number,
                 streams={"samples": StreamDepth(number, 1, 2.5)},

@@ -32,17 +32,18 @@ def test_only_mutable_fields_of_a_change_count():
     after["rollout"] |= {"replicas": 7, "inFlight": "drain"}
     after["reward"]["workers"] |= {"autoscaling": {"maxReplicas": 3}, "processes": 9}
     after["lifecycle"] = {"activeDeadlineSeconds": 5}
-    after["scheduling"] = {"suspend": True, "gang": "native"}
+    after |= {"suspend": True, "scheduling": {"gang": "native"}}
     after["seed"] = 2
     counts = overlaid(before, after)
     assert counts["rollout"] == {"replicas": 7}
     assert counts["reward"]["workers"] == {"replicas": 2, "autoscaling": {"maxReplicas": 3}}
     assert counts["lifecycle"] == {"activeDeadlineSeconds": 5}
-    assert counts["scheduling"] == {"suspend": True}
+    assert counts["suspend"] is True
+    assert "scheduling" not in counts
     assert sorted(frozen_changes(before, after)) == [
         "spec.reward.workers.processes",
         "spec.rollout.inFlight",
-        "spec.scheduling.gang",
+        "spec.scheduling",
         "spec.seed",
     ]
 

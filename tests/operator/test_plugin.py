@@ -37,7 +37,7 @@ FINE = condition("RewardReady", "True", Reason.READY, "reward 4/4")
 
 def test_the_summary_tells_progress_roles_trouble_and_events():
     progress = {"step": 42, "rewardMean": 0.61234, "verdict": "reward", "backlog": 117}
-    roles = [{"name": "rollout", "replicas": "0/2", "restarts": 3, "lastFailure": "out of memory"}]
+    roles = [{"name": "rollout", "ready": 0, "desired": 2, "restarts": 3, "lastFailure": "out of memory"}]
     events = [
         {"metadata": {}, "lastTimestamp": EARLIER, "type": "Warning", "reason": "Degraded", "message": "so it is"}
     ]

@@ -46,7 +46,7 @@ waits would hold its GPUs for the whole grace period."""
 
 
 @dataclass(frozen=True)
-class Process:
+class RolePod:
     """The properties of one role's pods."""
 
     role: str
@@ -73,7 +73,7 @@ class Process:
     extra_mounts: tuple[Manifest, ...] = ()
 
 
-def pod_template(context: JobContext, process: Process) -> Manifest:
+def pod_template(context: JobContext, process: RolePod) -> Manifest:
     """Return the finished template, with the user's ``pod`` section applied."""
     pod = process.pod
     spec: Manifest = {
@@ -112,7 +112,7 @@ def pod_template(context: JobContext, process: Process) -> Manifest:
     return template
 
 
-def _container(context: JobContext, process: Process) -> Manifest:
+def _container(context: JobContext, process: RolePod) -> Manifest:
     container: Manifest = {
         "name": process.role,
         "image": process.pod.image or process.image,
@@ -139,7 +139,7 @@ def _container(context: JobContext, process: Process) -> Manifest:
     return container
 
 
-def _prepare(context: JobContext, process: Process) -> Manifest:
+def _prepare(context: JobContext, process: RolePod) -> Manifest:
     container = _container(context, process)
     for name in ("ports", "readinessProbe", "livenessProbe", "startupProbe", "envFrom"):
         container.pop(name, None)
@@ -147,7 +147,7 @@ def _prepare(context: JobContext, process: Process) -> Manifest:
     return container | {"name": "prepare", "command": ["python3", "-c", _PREPARE], "resources": small}
 
 
-def _environment(context: JobContext, process: Process) -> list[Manifest]:
+def _environment(context: JobContext, process: RolePod) -> list[Manifest]:
     """Return the environment; later entries override earlier ones: the operator's, the role's, the user's."""
     values: dict[str, Any] = {
         "HOME": HOME,
@@ -188,7 +188,7 @@ def _hub_folder(context: JobContext) -> str:
     return f"{storage.mount_path.rstrip('/') if storage.claim_name else HOME}/huggingface"
 
 
-def _resources(process: Process) -> Manifest:
+def _resources(process: RolePod) -> Manifest:
     asked = process.pod.resources
     requests, limits = dict(asked.requests), dict(asked.limits)
     if process.gpus and GPU not in limits and GPU not in requests:
@@ -199,7 +199,7 @@ def _resources(process: Process) -> Manifest:
     return {name: amounts for name, amounts in (("requests", requests), ("limits", limits)) if amounts}
 
 
-def _mounts(context: JobContext, process: Process) -> list[Manifest]:
+def _mounts(context: JobContext, process: RolePod) -> list[Manifest]:
     mounts: list[Manifest] = [
         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
         {"name": "home", "mountPath": HOME},
@@ -222,7 +222,7 @@ def _mounts(context: JobContext, process: Process) -> list[Manifest]:
     return mounts
 
 
-def _volumes(context: JobContext, process: Process) -> list[Manifest]:
+def _volumes(context: JobContext, process: RolePod) -> list[Manifest]:
     shm: Manifest = {"medium": "Memory"}
     if process.pod.shm_size:
         shm["sizeLimit"] = process.pod.shm_size
@@ -252,7 +252,7 @@ def _secret_volume(index: int) -> str:
     return f"secret-{index}"
 
 
-def _secret_files(process: Process) -> list[tuple[str, str, list[Manifest]]]:
+def _secret_files(process: RolePod) -> list[tuple[str, str, list[Manifest]]]:
     """Return folder, Secret and items of each Secret that the process reads."""
     found: dict[str, list[Manifest]] = {}
     for secret in process.secrets:

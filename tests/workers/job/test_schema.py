@@ -15,7 +15,7 @@ from plaudit_workers.job.loading.schema import job_schema
 from plaudit_workers.job.spec.rljob import RLJob
 
 MUTABLE = {
-    "spec.scheduling.suspend",
+    "spec.suspend",
     "spec.lifecycle",
     "spec.rollout.replicas",
     "spec.reward.workers.replicas",

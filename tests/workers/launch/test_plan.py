@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from plaudit_workers.job.loading.load import parse_job
-from plaudit_workers.launch.plan import ProcessPlan, Role, RunContext, plan_processes, share_gpus
+from plaudit_workers.launch.plan import LaunchSettings, ProcessPlan, Role, plan_processes, share_gpus
 from plaudit_workers.launch.redis_access import RedisAccess, new_passwords, own_access
 from plaudit_workers.stream.connection import RedisAddress
 
@@ -24,7 +24,7 @@ def planned(*, with_gpus: bool = False, **sections: dict[str, Any]) -> dict[Role
     job = parse_job({"apiVersion": "plaudit.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "j"}, "spec": spec})
     return plan_processes(
         job,
-        RunContext("run", Path("/runs/run"), own_access("redis://h:1/0", PASSWORDS, Path("/runs/run"))),
+        LaunchSettings("run", Path("/runs/run"), own_access("redis://h:1/0", PASSWORDS, Path("/runs/run"))),
         with_gpus=with_gpus,
     )
 
@@ -57,7 +57,7 @@ def test_a_job_that_only_scores_has_no_trainer_and_no_rollouts() -> None:
         {"apiVersion": "plaudit.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "j"}, "spec": {"reward": reward}}
     )
     plans = plan_processes(
-        job, RunContext("run", Path("/r"), RedisAccess(RedisAddress("redis://h:1/0"), Path("/r"))), with_gpus=False
+        job, LaunchSettings("run", Path("/r"), RedisAccess(RedisAddress("redis://h:1/0"), Path("/r"))), with_gpus=False
     )
     assert {role: len(each) for role, each in plans.items()} == {"metrics": 1, "reward": 2}
 

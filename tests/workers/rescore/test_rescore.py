@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from plaudit_workers.cli import EXIT_REFUSED, main
-from plaudit_workers.rescore.comparison import Change, Comparison, rank_correlation
+from plaudit_workers.rescore.comparison import ScoreChange, ScoreComparison, rank_correlation
 from plaudit_workers.training.run.stored_samples import _COLUMNS
 
 REWARDS = """
@@ -155,10 +155,10 @@ def test_ranks_and_their_correlation_are_those_of_the_textbook() -> None:
 
 def test_of_many_changes_the_largest_are_kept() -> None:
     sizes = random.Random(1).sample(range(1, 1001), 1000)
-    comparison = Comparison(num_changes=3)
+    comparison = ScoreComparison(num_changes=3)
     for index, size in enumerate(sizes):
         comparison.add_outcomes("scored", "scored")
-        comparison.add_scores(Change(1, "t-0-1.0", index, 0.0, float(size), ""))
+        comparison.add_scores(ScoreChange(1, "t-0-1.0", index, 0.0, float(size), ""))
     assert [change.after for change in comparison.summary().changed_most] == [1000.0, 999.0, 998.0]
 
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from faulty_server import Reply
-from plaudit_metrics.sources.run_snapshot import look
+from plaudit_metrics.sources.run_snapshot import take_snapshot
 from plaudit_wire.names import Names
 from plaudit_wire.records import WorkerRecord
 from plaudit_wire.sample import Sample
@@ -85,7 +85,7 @@ async def test_workers_of_a_run_share_a_budget_and_report_what_they_used(
     await asyncio.gather(*waiting, return_exceptions=True)
     for pipeline in pipelines:
         await pipeline.close()
-    seen = await look(transport.commands, Names(run_name))
+    seen = await take_snapshot(transport.commands, Names(run_name))
     assert seen.judge_requests == {("big", "200"): 3}
     assert seen.judge_tokens == {("big", "prompt"): 21, ("big", "completion"): 9}
 

@@ -19,9 +19,9 @@ from redis.retry import Retry
 
 from plaudit_metrics.service.serve import ServiceSettings
 from plaudit_metrics.service.serve import serve as serve_metrics
-from plaudit_reward.judge.limits import NEVER_SENT, Limits, Report, Request, Settled
-from plaudit_reward.judge.redis_budget import RedisBudget
-from plaudit_reward.judge.usage import Usage, UsageReport
+from plaudit_reward.endpoint.limits import NEVER_SENT, BudgetReport, RateLimits, Request, Settled
+from plaudit_reward.endpoint.redis_budget import RedisBudget
+from plaudit_reward.endpoint.usage import EndpointUsage, UsageReport
 from plaudit_wire.redis_address import RedisAddress
 from plaudit_workers.client import RewardClient
 from plaudit_workers.launch.redis_server import free_port
@@ -132,12 +132,14 @@ async def get(port: int, path: str) -> str:
 
 async def test_reward_workers_keep_the_limits_of_judges(guarded: dict[str, RedisAddress]) -> None:
     client = guarded["reward"].client(timeout_s=5.0, retries=0)
-    budget = RedisBudget(client, f"plaudit:{{{RUN}}}:limits:judge", "reward-0", Limits(requests=2, concurrency=9))
+    budget = RedisBudget(client, f"plaudit:{{{RUN}}}:limits:judge", "reward-0", RateLimits(requests=2, concurrency=9))
     waiting = (Request("a", 10), Request("b", 10), Request("c", 10))
-    assert (await budget.exchange(Report(0, waiting=waiting, num_waiting=3))).number == 2
-    assert (await budget.exchange(Report(0, settled=(Settled("a", NEVER_SENT),), waiting=waiting[2:]))).number == 1
+    assert (await budget.exchange(BudgetReport(0, waiting=waiting, num_waiting=3))).number == 2
+    assert (
+        await budget.exchange(BudgetReport(0, settled=(Settled("a", NEVER_SENT),), waiting=waiting[2:]))
+    ).number == 1
     await budget.close()
-    usage = Usage()
+    usage = EndpointUsage()
     usage.count_request("200")
     usage.count_tokens(5, 7)
     report = UsageReport("big", usage, guarded["reward"].client(timeout_s=5.0, retries=0), RUN)

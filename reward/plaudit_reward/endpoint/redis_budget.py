@@ -11,13 +11,13 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from plaudit_reward.endpoint.limits import BudgetReport, Passed, RateLimits
 from plaudit_reward.errors import InfrastructureError
-from plaudit_reward.judge.limits import Limits, Passed, Report
 
 LEASE_S = 15.0
 """Seconds for which the requests in flight of a killed worker still count."""
 
-_SCRIPT = (files("plaudit_reward.judge") / "lua" / "budget.lua").read_text()
+_SCRIPT = (files("plaudit_reward.endpoint") / "lua" / "budget.lua").read_text()
 _SECOND = 1_000_000
 _AS_RESERVED = -2
 _AT_ONCE = -1
@@ -34,7 +34,7 @@ class RedisBudget:
         lease_s: see ``LEASE_S``.
     """
 
-    def __init__(self, client: Redis, key: str, worker: str, limits: Limits, *, lease_s: float = LEASE_S) -> None:
+    def __init__(self, client: Redis, key: str, worker: str, limits: RateLimits, *, lease_s: float = LEASE_S) -> None:
         self.limits = limits
         self._client = client
         self._key = key
@@ -43,7 +43,7 @@ class RedisBudget:
         self._lease_s = lease_s
         self._script = client.register_script(_SCRIPT)
 
-    async def exchange(self, report: Report) -> Passed:
+    async def exchange(self, report: BudgetReport) -> Passed:
         """See ``Budget``."""
         limits = self.limits
         arguments: list[Any] = [
