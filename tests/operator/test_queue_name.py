@@ -121,7 +121,7 @@ def test_a_reward_models_pods_are_part_of_the_group_and_wait_in_the_queue_as_wel
     kueue.preempt()
     world.settle()
     assert (world.status["phase"], len(kueue.group())) == ("Suspended", 6)
-    change(world, scheduling={"queueName": "team", "suspend": True})
+    change(world, suspend=True)
     assert not kueue.group()
 
 
