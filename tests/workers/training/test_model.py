@@ -8,7 +8,8 @@ from transformers import MambaConfig, MambaForCausalLM
 
 from plaudit_workers.job.spec.model import ModelSpec
 from plaudit_workers.process import RefusedError
-from plaudit_workers.training.model.model import load_model, load_tokenizer
+from plaudit_workers.tokenizer import load_tokenizer
+from plaudit_workers.training.model.model import load_model
 
 
 def test_parameters_are_float32_whatever_the_job_computes_in(model_folder):
