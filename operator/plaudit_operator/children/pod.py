@@ -170,6 +170,8 @@ def _environment(context: JobContext, process: Process) -> list[Manifest]:
             "PLAUDIT_SECRETS_FOLDER": SECRETS_FOLDER,
             **redis_access.environment(context, process.role),
         }
+    if process.gpus and str(process.pod.resources.limits.get(GPU, "")) == "0":
+        values["NVIDIA_VISIBLE_DEVICES"] = "void"  # else NVIDIA's runtime shows a container without a limit all GPUs
     values |= process.environment
     for variable in process.pod.env:
         values[variable.name] = variable.value

@@ -62,6 +62,12 @@ RULES: dict[str, list[Rule]] = {
             "with samplesPerPrompt 1 a group has nothing to compare: give at least 2, or advantage reinforcePlusPlus",
         ),
     ],
+    "algorithm.loss": [
+        _rule(
+            "!has(self.clipRatioC) || self.clipRatioC == 0.0 || self.clipRatioC > 1.0",
+            "clipRatioC must be more than 1, or 0 for no bound",
+        ),
+    ],
     "rollout.sampling": [
         _rule(
             "!has(self.temperature) || self.temperature > 0.0", "with temperature 0 all samples of a group are the same"

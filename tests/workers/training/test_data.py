@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from plaudit_workers.job.spec.data import DataSpec, TrainDataSpec, ValidationDataSpec
 from plaudit_workers.job.spec.model import ModelSpec
@@ -53,6 +54,15 @@ def test_a_row_in_verls_columns_becomes_a_prompt(tmp_path, tokenizer, suffix):
     assert prompt.messages == [{"role": "user", "content": "1="}]
     assert prompt.prompt_text == "u1=a"
     assert np.frombuffer(prompt.prompt_ids, "<i4").tolist() == [11, 1, 10, 12]
+
+
+def test_messages_without_a_chat_template_get_the_tokenizers_own_special_tokens(tmp_path, tokenizer):
+    rows = [row(7, [{"role": "user", "content": "7="}]), row(7, "7=")]
+    tokenizer.chat_template = None
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", 14)])
+    data = load(write(tmp_path, rows, ".jsonl"), tokenizer, shuffle=False)
+    for number in range(2):
+        assert np.frombuffer(data.prompt_at(number).prompt_ids, "<i4").tolist() == [14, 7, 10]
 
 
 def test_a_prompt_may_be_text_and_columns_may_hold_nothing(tmp_path, tokenizer):

@@ -34,6 +34,22 @@ def ignored(job: RLJob) -> list[Problem]:
     return problems
 
 
+def without_effect(job: RLJob) -> list[Problem]:
+    """Return fields that change nothing, because of the values of others."""
+    algorithm = job.spec.algorithm
+    correction = algorithm.loss.correction
+    if not job.spec.trains or correction == "none" or algorithm.mini_batches_per_step > 1:
+        return []
+    return [
+        Problem(
+            "spec.algorithm.loss.correction",
+            f"with {correction} and one update a step the ratio is 1: clipLow, clipHigh and clipRatioC change nothing",
+            "Set miniBatchesPerStep above 1, or correction to none, for a clip that acts",
+            also=("spec.algorithm.miniBatchesPerStep",),
+        )
+    ]
+
+
 _ON_KUBERNETES = "It applies on Kubernetes"
 _KUBERNETES_ONLY = {
     "reward.workers.autoscaling": "Set reward.workers.replicas instead",

@@ -67,6 +67,16 @@ def _mini_batches(spec: Spec) -> Iterator[Problem]:
         )
 
 
+def _dual_clip(spec: Spec) -> Iterator[Problem]:
+    bound = spec.algorithm.loss.clip_ratio_c
+    if 0 < bound <= 1:
+        yield Problem(
+            "spec.algorithm.loss.clipRatioC",
+            f"{bound:g} would bound tokens whose probability did not change",
+            "Give more than 1, such as 3, or 0 for no bound",
+        )
+
+
 def _order(spec: Spec) -> Iterator[Problem]:
     if spec.algorithm.order == "ready" and spec.algorithm.max_staleness == 0:
         yield Problem(
@@ -306,6 +316,7 @@ _SCORING_ONLY: tuple[Rule, ...] = (_no_orphans, _gang_without_training)
 _TRAINING: tuple[Rule, ...] = (
     _sections_together,
     _mini_batches,
+    _dual_clip,
     _order,
     _group_size,
     _lengths,

@@ -96,7 +96,8 @@ class PromptData:
         rows = read_rows(path)
         prompts = rows.column("prompt")
         texts = [_text(path, number, prompt, tokenizer) for number, prompt in enumerate(prompts, start=1)]
-        prompt_ids = _tokenize(texts, [isinstance(prompt, str) for prompt in prompts], tokenizer)
+        untemplated = [tokenizer.chat_template is None or isinstance(prompt, str) for prompt in prompts]
+        prompt_ids = _tokenize(texts, untemplated, tokenizer)
         kept = [
             text if 0 < ids.size <= section.max_prompt_length else None
             for text, ids in zip(texts, prompt_ids, strict=True)
@@ -154,11 +155,11 @@ def _text(path: Path, number: int, prompt: str | list[dict[str, Any]], tokenizer
         ) from error
 
 
-def _tokenize(texts: list[str], is_text: list[bool], tokenizer: PreTrainedTokenizerBase) -> list[NDArray[np.int32]]:
-    """Return token ids of each text. A chat template writes its own special tokens; plain text gets the tokenizer's."""
+def _tokenize(texts: list[str], untemplated: list[bool], tokenizer: PreTrainedTokenizerBase) -> list[NDArray[np.int32]]:
+    """Return token ids of each text. A chat template writes its own special tokens; other text gets the tokenizer's."""
     found: list[NDArray[np.int32]] = [np.empty(0, np.int32)] * len(texts)
     for special in (True, False):
-        numbers = [number for number, plain in enumerate(is_text) if plain is special]
+        numbers = [number for number, plain in enumerate(untemplated) if plain is special]
         for start in range(0, len(numbers), _TOKENIZED_AT_ONCE):
             part = numbers[start : start + _TOKENIZED_AT_ONCE]
             encoded = tokenizer([texts[number] for number in part], add_special_tokens=special)["input_ids"]
