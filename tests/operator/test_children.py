@@ -169,6 +169,26 @@ def test_a_judge_inside_the_cluster_becomes_its_namespace():
     ]
 
 
+def test_reward_workers_may_reach_the_endpoint_of_an_http_scorer_and_read_its_key():
+    job = full_job()
+    endpoint = {
+        "url": "https://rewards.example:8443/v1/score",
+        "shape": "plaudit",
+        "apiKeySecret": {"name": "theirs", "key": "token"},
+    }
+    job["spec"]["reward"]["scorers"][2] = {"name": "theirs", "kind": "http", "http": endpoint}
+    world = World(job)
+    world.settle()
+    policy = world.cluster.find("NetworkPolicy", "job-reward")
+    assert policy
+    assert policy["spec"]["egress"][-1]["ports"] == [{"protocol": "TCP", "port": 8443}]
+    assert policy["spec"]["egress"][-1]["to"][0]["ipBlock"]["cidr"] == "0.0.0.0/0"
+    deployment = world.cluster.find("Deployment", "job-reward")
+    assert deployment
+    mounts = deployment["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
+    assert "/run/plaudit/secrets/theirs" in {mount["mountPath"] for mount in mounts}
+
+
 def test_an_applied_deployment_never_holds_replicas(world: World):
     calls = [call for call in world.cluster.calls if call.startswith("apply Deployment")]
     assert calls == []

@@ -52,6 +52,7 @@ class FaultyServer:
     def __init__(self) -> None:
         self.requests: list[Request] = []
         self.most_at_a_time = 0
+        self.path = "/v1/chat/completions"
         self.reply: Callable[[Request, int], Reply] = lambda request, number: Reply()
         self._at_a_time = 0
         self._server: asyncio.Server | None = None
@@ -61,6 +62,10 @@ class FaultyServer:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self._port}/v1"
+
+    @property
+    def origin(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
 
     async def start(self) -> None:
         """Listen; after ``stop``, on the same port again."""
@@ -90,7 +95,7 @@ class FaultyServer:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
         body = json.loads(await reader.readexactly(int(headers["content-length"])))
-        assert head[0] == "POST /v1/chat/completions HTTP/1.1", head[0]
+        assert head[0] == f"POST {self.path} HTTP/1.1", head[0]
         request = Request(time.monotonic(), headers, body)
         self.requests.append(request)
         self._at_a_time += 1
