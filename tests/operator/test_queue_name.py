@@ -80,7 +80,7 @@ def queued(**spec: Any) -> tuple[World, Kueue]:
     return world, kueue
 
 
-def test_trainer_rollouts_and_redis_are_one_group_in_the_queue_and_nobody_else():
+def test_only_trainer_rollouts_and_redis_are_in_the_queued_group():
     world, kueue = queued()
     assert [labels(pod)["plaudit.dev/role"] for pod in kueue.group()] == ["redis", "rollout", "rollout", "trainer"]
     for pod in kueue.group():
