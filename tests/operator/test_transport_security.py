@@ -148,7 +148,7 @@ class RedisPod:
         return text
 
 
-def test_the_managed_redis_knows_its_users_and_nobody_else(world: World, tmp_path: Path) -> None:
+def test_the_managed_redis_admits_only_its_users(world: World, tmp_path: Path) -> None:
     with RedisPod(world, tmp_path) as managed:
         assert managed.probe() == 0
         for user in users(trains=True):
@@ -266,7 +266,7 @@ def test_redis_lets_in_keda_when_it_scales_and_clients_of_a_scoring_service() ->
     assert keda == {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "keda"}}}
 
 
-def test_the_ranks_of_a_trainer_reach_each_other_and_nobody_else_reaches_them(world: World) -> None:
+def test_only_the_ranks_of_a_trainer_reach_each_other(world: World) -> None:
     spec = policy(world, "trainer")
     [rule] = spec["ingress"]
     assert spec["policyTypes"] == ["Ingress"]

@@ -42,11 +42,19 @@ def _job_file(context: JobContext) -> str:
     """
     written, current = context.admitted.written, context.admitted.current
     if "job.yaml" not in written:
-        return dump_json(job_data(context.job))
+        return dump_json(_for_processes(job_data(context.job)))
     if written["current.json"] == _json(current):
         return written["job.yaml"]
     resolved = msgspec.json.decode(written["job.yaml"])
-    return dump_json({**resolved, "spec": overlaid(resolved["spec"], current)})
+    return dump_json(_for_processes({**resolved, "spec": overlaid(resolved["spec"], current)}))
+
+
+def _for_processes(job: Manifest) -> Manifest:
+    """Leave out what only controllers read: a suspension rewrites no file, and old processes meet no new field."""
+    return {**job, "spec": {name: value for name, value in job["spec"].items() if name not in _FOR_CONTROLLERS}}
+
+
+_FOR_CONTROLLERS = ("suspend", "managedBy")
 
 
 def service_account(context: JobContext) -> Manifest:

@@ -46,7 +46,7 @@ waits would hold its GPUs for the whole grace period."""
 
 
 @dataclass(frozen=True)
-class Process:
+class RolePod:
     """The properties of one role's pods."""
 
     role: str
@@ -74,7 +74,7 @@ class Process:
     init_containers: tuple[Manifest, ...] = ()
 
 
-def pod_template(context: JobContext, process: Process) -> Manifest:
+def pod_template(context: JobContext, process: RolePod) -> Manifest:
     """Return the finished template, with the user's ``pod`` section applied."""
     pod = process.pod
     spec: Manifest = {
@@ -113,7 +113,7 @@ def pod_template(context: JobContext, process: Process) -> Manifest:
     return template
 
 
-def _container(context: JobContext, process: Process) -> Manifest:
+def _container(context: JobContext, process: RolePod) -> Manifest:
     container: Manifest = {
         "name": process.role,
         "image": process.pod.image or process.image,
@@ -140,7 +140,7 @@ def _container(context: JobContext, process: Process) -> Manifest:
     return container
 
 
-def _prepare(context: JobContext, process: Process) -> Manifest:
+def _prepare(context: JobContext, process: RolePod) -> Manifest:
     container = _container(context, process)
     for name in ("ports", "readinessProbe", "livenessProbe", "startupProbe", "envFrom"):
         container.pop(name, None)
@@ -159,7 +159,7 @@ def small_container(context: JobContext) -> Manifest:
     return fields
 
 
-def _environment(context: JobContext, process: Process) -> list[Manifest]:
+def _environment(context: JobContext, process: RolePod) -> list[Manifest]:
     """Return the environment; later entries override earlier ones: the operator's, the role's, the user's."""
     values: dict[str, Any] = {
         "HOME": HOME,
@@ -200,7 +200,7 @@ def _hub_folder(context: JobContext) -> str:
     return f"{storage.mount_path.rstrip('/') if storage.claim_name else HOME}/huggingface"
 
 
-def _resources(process: Process) -> Manifest:
+def _resources(process: RolePod) -> Manifest:
     asked = process.pod.resources
     requests, limits = dict(asked.requests), dict(asked.limits)
     if process.gpus and GPU not in limits and GPU not in requests:
@@ -211,7 +211,7 @@ def _resources(process: Process) -> Manifest:
     return {name: amounts for name, amounts in (("requests", requests), ("limits", limits)) if amounts}
 
 
-def _mounts(context: JobContext, process: Process) -> list[Manifest]:
+def _mounts(context: JobContext, process: RolePod) -> list[Manifest]:
     mounts: list[Manifest] = [
         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
         {"name": "home", "mountPath": HOME},
@@ -234,7 +234,7 @@ def _mounts(context: JobContext, process: Process) -> list[Manifest]:
     return mounts
 
 
-def _volumes(context: JobContext, process: Process) -> list[Manifest]:
+def _volumes(context: JobContext, process: RolePod) -> list[Manifest]:
     shm: Manifest = {"medium": "Memory"}
     if process.pod.shm_size:
         shm["sizeLimit"] = process.pod.shm_size
@@ -264,7 +264,7 @@ def _secret_volume(index: int) -> str:
     return f"secret-{index}"
 
 
-def _secret_files(process: Process) -> list[tuple[str, str, list[Manifest]]]:
+def _secret_files(process: RolePod) -> list[tuple[str, str, list[Manifest]]]:
     """Return folder, Secret and items of each Secret that the process reads."""
     found: dict[str, list[Manifest]] = {}
     for secret in process.secrets:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from plaudit_operator import names
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.deployment import deployment, service
-from plaudit_operator.children.pod import Process, http_probe, pod_template
+from plaudit_operator.children.pod import RolePod, http_probe, pod_template
 from plaudit_workers.job.spec.pod import GPU
 from plaudit_workers.job.spec.scorers import ScorerSpec
 from plaudit_workers.launch.model_command import server_command, server_environment
@@ -23,7 +23,7 @@ def template(context: JobContext, scorer: ScorerSpec) -> Manifest:
     assert scorer.model is not None
     with_gpu = str(scorer.model.pod.resources.limits.get(GPU, 1)) != "0"
     command = server_command(scorer.model, scorer.name, "0.0.0.0", names.MODEL_PORT, with_gpu=with_gpu)  # noqa: S104
-    process = Process(
+    process = RolePod(
         role=ROLE,
         image=context.settings.images.gpu,
         command=["python3", *command],

@@ -7,7 +7,7 @@ import secrets
 from plaudit_operator import names
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.deployment import service
-from plaudit_operator.children.pod import Process, pod_template, small_container
+from plaudit_operator.children.pod import RolePod, pod_template, small_container
 from plaudit_operator.children.redis_access import REDIS_FOLDER, mount, secret_source, volume
 from plaudit_operator.runtime.kinds import SECRET, STATEFUL_SET
 from plaudit_workers.stream.access import ADMIN, PROBE, acl_file, users
@@ -47,7 +47,7 @@ def template(context: JobContext) -> Manifest:
     transport = context.spec.transport.managed
     limits = {"memory": transport.memory, **transport.pod.resources.limits}
     resources = transport.pod.resources.model_copy(update={"limits": limits})
-    process = Process(
+    process = RolePod(
         role=ROLE,
         image=transport.image or context.settings.images.redis,
         command=["sh", "-c", _START],

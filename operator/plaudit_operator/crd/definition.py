@@ -60,7 +60,6 @@ def custom_resource_definition() -> dict[str, Any]:
                 "plural": PLURAL,
                 "singular": "rljob",
                 "shortNames": ["rlj"],
-                "categories": ["all"],
             },
             "scope": "Namespaced",
             "versions": [

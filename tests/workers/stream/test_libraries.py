@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from plaudit_reward.judge.limits import Limits, Report
-from plaudit_reward.judge.redis_budget import BUDGET, RedisBudget
+from plaudit_reward.endpoint.limits import BudgetReport, RateLimits
+from plaudit_reward.endpoint.redis_budget import BUDGET, RedisBudget
 from plaudit_wire.function_library import FunctionLibrary
 from plaudit_wire.redis_address import RedisAddress
 from plaudit_workers.errors import RefusedError
@@ -29,7 +29,7 @@ LIBRARY = Scripts().library
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[OwnRedis]:
-    """A Redis without functions. ``admin`` and ``reward`` are users of a run, ``narrow`` and ``wide`` of somebody else."""
+    """A Redis without functions. ``admin`` and ``reward`` are users of a run, ``narrow`` and ``wide`` are not."""
     own = (
         "user wide reset on nopass ~plaudit:* +@all -@dangerous +info\nuser narrow reset on nopass ~* +@all -function\n"
     )
@@ -69,11 +69,11 @@ async def test_a_role_waits_until_the_functions_are_loaded(server: OwnRedis, cap
 
 async def test_a_judges_budget_waits_for_its_functions_too(server: OwnRedis) -> None:
     client = address(server, "reward").client(timeout_s=5.0, retries=0)
-    budget = RedisBudget(client, f"plaudit:{{{RUN}}}:limits:judge", "reward-0", Limits(requests=2))
+    budget = RedisBudget(client, f"plaudit:{{{RUN}}}:limits:judge", "reward-0", RateLimits(requests=2))
     with pytest.raises(ConnectionError, match=BUDGET.name):
-        await budget.exchange(Report(0))
+        await budget.exchange(BudgetReport(0))
     load(server, BUDGET)
-    await budget.exchange(Report(0))
+    await budget.exchange(BudgetReport(0))
     await budget.close()
 
 

@@ -45,7 +45,7 @@ class ProcessPlan:
 
 
 @dataclass(frozen=True)
-class RunContext:
+class LaunchSettings:
     """The settings that all processes of a run share."""
 
     run: str
@@ -72,7 +72,7 @@ class RunContext:
         }
 
 
-def plan_processes(job: RLJob, context: RunContext, *, with_gpus: bool) -> dict[Role, list[ProcessPlan]]:
+def plan_processes(job: RLJob, context: LaunchSettings, *, with_gpus: bool) -> dict[Role, list[ProcessPlan]]:
     """Return the processes of each role, in the order in which they are started.
 
     Args:
@@ -123,7 +123,7 @@ def _model_scorers(job: RLJob) -> list[ScorerSpec]:
     return [scorer for scorer in job.spec.reward.scorers if scorer.model is not None]
 
 
-def _servers(scorer: ScorerSpec, context: RunContext, *, with_gpus: bool) -> list[ProcessPlan]:
+def _servers(scorer: ScorerSpec, context: LaunchSettings, *, with_gpus: bool) -> list[ProcessPlan]:
     """Plan the servers of a reward model: their role has a placement group of its own, as a resource pool in verl."""
     assert scorer.model is not None
     role, pod = f"model-{scorer.name}", scorer.model.pod

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from plaudit_reward.judge.redis_budget import BUDGET
+from plaudit_reward.endpoint.redis_budget import BUDGET
 from plaudit_wire.function_library import FunctionLibrary
 from plaudit_workers.stream.transitions.scripts import Scripts
 

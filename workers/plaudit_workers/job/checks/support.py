@@ -36,6 +36,8 @@ def ignored(job: RLJob) -> list[Problem]:
 
 _ON_KUBERNETES = "It applies on Kubernetes"
 _KUBERNETES_ONLY = {
+    "suspend": _ON_KUBERNETES,
+    "managedBy": _ON_KUBERNETES,
     "reward.workers.autoscaling": "Set reward.workers.replicas instead",
     "reward.networkPolicy": _ON_KUBERNETES,
     "transport.managed.storage": "Redis writes into the run's folder",

@@ -11,15 +11,15 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from plaudit_reward.endpoint.limits import BudgetReport, Passed, RateLimits
 from plaudit_reward.errors import InfrastructureError
-from plaudit_reward.judge.limits import Limits, Passed, Report
 from plaudit_wire.function_library import FunctionLibrary, is_missing, missing_error
 
 LEASE_S = 15.0
 """Seconds for which the requests in flight of a killed worker still count."""
 
 BUDGET: Final = FunctionLibrary(
-    "plaudit_budget", {"exchange": (files("plaudit_reward.judge") / "lua" / "budget.lua").read_text()}
+    "plaudit_budget", {"exchange": (files("plaudit_reward.endpoint") / "lua" / "budget.lua").read_text()}
 )
 """The function that decides, for Redis."""
 
@@ -39,7 +39,7 @@ class RedisBudget:
         lease_s: see ``LEASE_S``.
     """
 
-    def __init__(self, client: Redis, key: str, worker: str, limits: Limits, *, lease_s: float = LEASE_S) -> None:
+    def __init__(self, client: Redis, key: str, worker: str, limits: RateLimits, *, lease_s: float = LEASE_S) -> None:
         self.limits = limits
         self._client = client
         self._key = key
@@ -47,7 +47,7 @@ class RedisBudget:
         self._worker = f"{worker}-{os.urandom(4).hex()}"
         self._lease_s = lease_s
 
-    async def exchange(self, report: Report) -> Passed:
+    async def exchange(self, report: BudgetReport) -> Passed:
         """See ``Budget``."""
         limits = self.limits
         arguments: list[Any] = [
