@@ -80,7 +80,7 @@ def queued(**spec: Any) -> tuple[World, Kueue]:
     return world, kueue
 
 
-def test_trainer_rollouts_and_redis_are_one_group_in_the_queue_and_nobody_else():
+def test_only_trainer_rollouts_and_redis_are_in_the_queued_group():
     world, kueue = queued()
     assert [labels(pod)["plaudit.dev/role"] for pod in kueue.group()] == ["redis", "rollout", "rollout", "trainer"]
     for pod in kueue.group():
@@ -121,7 +121,7 @@ def test_a_reward_models_pods_are_part_of_the_group_and_wait_in_the_queue_as_wel
     kueue.preempt()
     world.settle()
     assert (world.status["phase"], len(kueue.group())) == ("Suspended", 6)
-    change(world, scheduling={"queueName": "team", "suspend": True})
+    change(world, suspend=True)
     assert not kueue.group()
 
 

@@ -40,8 +40,7 @@ Ask = Callable[..., Any]
 
 @pytest.fixture
 async def server(faults: ModuleType) -> AsyncIterator[Any]:
-    server = faults.FaultyServer()
-    server.path = "/reward"
+    server = faults.FaultyServer("/reward")
     await server.start()
     yield server
     await server.stop()

@@ -21,8 +21,7 @@ from plaudit_workers.stream.connection import RedisAddress, Transport
 
 @pytest.fixture
 async def server(faults: ModuleType) -> AsyncIterator[Any]:
-    server = faults.FaultyServer()
-    server.path = "/rm"
+    server = faults.FaultyServer("/rm")
     server.reply = lambda request, number: Reply(body={"score": 0.5})
     await server.start()
     yield server
