@@ -34,6 +34,7 @@ KUEUE_MANAGED: Final = "kueue.x-k8s.io/managed"
 KUEUE_PARENT: Final = "kueue.x-k8s.io/pod-suspending-parent"
 KUEUE_GROUP: Final = "kueue.x-k8s.io/pod-group-name"
 KUEUE_COUNT: Final = "kueue.x-k8s.io/pod-group-total-count"
+KUEUE_TOPOLOGY: Final = "kueue.x-k8s.io/podset"
 KUEUE_GATE: Final = "kueue.x-k8s.io/admission"
 
 METRICS_PORT: Final = 9090
