@@ -67,7 +67,7 @@ def test_every_pod_meets_pod_security_restricted(world: World):
         assert not any("hostPath" in volume for volume in pod["volumes"]), name
 
 
-def test_a_pod_that_waits_for_redis_leaves_when_it_is_told_to(world: World, tmp_path: Path):
+def test_a_pod_that_waits_for_redis_ends_on_sigterm(world: World, tmp_path: Path):
     """As process 1 it would else hold its GPUs for its whole grace period: nothing ends what handles no signal."""
     [waiting] = dict(templates(world))["job-rollout"]["spec"]["initContainers"]
     told = {"PLAUDIT_RUN_FOLDER": str(tmp_path), "PLAUDIT_REDIS_URL": "redis://127.0.0.1:1/0"}
@@ -89,7 +89,7 @@ def test_no_password_stands_in_an_object_but_the_secret(world: World):
             assert not any(password in str(item) for password in passwords), item["metadata"]["name"]
 
 
-def test_processes_are_told_where_everything_is(world: World):
+def test_processes_receive_all_addresses(world: World):
     told = dict(templates(world))
     run = world.status["run"]
     reward = environment(told["job-reward"]["spec"]["containers"][0])

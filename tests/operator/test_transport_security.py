@@ -125,7 +125,7 @@ def managed_redis(world: World, tmp_path_factory: pytest.TempPathFactory) -> Ite
     process.wait()
 
 
-def test_the_managed_redis_knows_its_users_and_nobody_else(managed_redis: tuple[int, dict[str, str], str]) -> None:
+def test_the_managed_redis_admits_only_its_users(managed_redis: tuple[int, dict[str, str], str]) -> None:
     port, data, probe = managed_redis
     assert subprocess.run(["sh", "-c", probe], check=False).returncode == 0
     for user in users(trains=True):
@@ -232,7 +232,7 @@ def test_redis_lets_in_keda_when_it_scales_and_clients_of_a_scoring_service() ->
     assert keda == {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "keda"}}}
 
 
-def test_the_ranks_of_a_trainer_reach_each_other_and_nobody_else_reaches_them(world: World) -> None:
+def test_only_the_ranks_of_a_trainer_reach_each_other(world: World) -> None:
     spec = policy(world, "trainer")
     [rule] = spec["ingress"]
     assert spec["policyTypes"] == ["Ingress"]

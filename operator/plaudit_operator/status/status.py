@@ -98,7 +98,7 @@ _Rest = Literal["", "suspended", "queue", "room"]
 _RESTS = {
     "suspended": (Reason.SUSPENDED_BY_USER, "suspended by spec.suspend"),
     "queue": (Reason.QUEUED, "waiting in the queue of scheduling.queueName"),
-    "room": (Reason.WAITING_FOR_ROOM, "waiting until trainer, rollouts and Redis are scheduled"),
+    "room": (Reason.WAITING_FOR_ROOM, "waiting until trainer, rollouts, reward models and Redis are scheduled"),
 }
 _COUNTERS = ("attempt", "restarts", "disruptions")
 

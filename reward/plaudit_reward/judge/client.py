@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
+from plaudit_reward.endpoint.failures import failure_of
+from plaudit_reward.endpoint.usage import EndpointUsage
 from plaudit_reward.errors import CallTimeoutError, DataError, InfrastructureError
 from plaudit_reward.http.client import HttpClient
 from plaudit_reward.http.errors import NoResponseError
 from plaudit_reward.http.proxy import proxy_for
 from plaudit_reward.http.response import error_message, excerpt
-from plaudit_reward.judge.failures import failure_of
-from plaudit_reward.judge.usage import JudgeUsage
 
 
 class _Message(msgspec.Struct):
@@ -68,7 +68,7 @@ class JudgeClient:
         self,
         base_url: str,
         model: str,
-        usage: JudgeUsage,
+        usage: EndpointUsage,
         *,
         api_key: str = "",
         arguments: Mapping[str, Any] | None = None,

@@ -275,7 +275,7 @@ COMBINES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "words"), SINGLE_FIELDS + RULES)
-def test_a_bad_field_is_told_with_its_value_and_a_remedy(
+def test_a_bad_field_is_reported_with_its_value_and_a_remedy(
     changed: Callable[[dict[str, Any]], dict[str, Any]],
     problems_of: Callable[[dict[str, Any]], list[Problem]],
     fields: dict[str, Any],
@@ -285,7 +285,7 @@ def test_a_bad_field_is_told_with_its_value_and_a_remedy(
 
 
 @pytest.mark.parametrize(("scorers", "words"), SCORERS)
-def test_scorers_that_contradict_are_told(
+def test_scorers_that_contradict_are_reported(
     changed: Callable[[dict[str, Any]], dict[str, Any]],
     problems_of: Callable[[dict[str, Any]], list[Problem]],
     scorers: list[dict[str, Any]],
@@ -295,7 +295,7 @@ def test_scorers_that_contradict_are_told(
 
 
 @pytest.mark.parametrize(("combine", "words"), COMBINES)
-def test_a_combination_without_its_function_is_told(
+def test_a_combination_without_its_function_is_reported(
     changed: Callable[[dict[str, Any]], dict[str, Any]],
     problems_of: Callable[[dict[str, Any]], list[Problem]],
     combine: dict[str, Any],

@@ -66,7 +66,7 @@ def test_without_gpus_nothing_asks_for_one() -> None:
     assert all(plan.gpus == 0 for each in planned().values() for plan in each)
 
 
-def test_with_gpus_engine_and_ranks_say_how_many() -> None:
+def test_with_gpus_the_plan_states_those_of_engine_and_ranks() -> None:
     plans = planned(with_gpus=True, rollout={"engine": {"tensorParallelSize": 2}})
     assert [plan.gpus for plan in plans["rollout"]] == [2]
     assert [plan.gpus for plan in plans["trainer"]] == [1]
@@ -105,7 +105,7 @@ def test_a_reward_model_has_a_role_of_its_own_and_reward_workers_get_its_address
     assert json.loads(told) == {"helpful": ["file:///runs/run/model-servers/helpful"]}
 
 
-def test_limits_of_its_pods_say_how_many_gpus_and_cpus_a_reward_model_has() -> None:
+def test_the_limits_of_its_pods_give_a_reward_models_gpus_and_cpus() -> None:
     pod = {"resources": {"limits": {"nvidia.com/gpu": "2", "cpu": "4"}}}
     model = {**MODEL, "model": {**MODEL["model"], "pod": pod}}
     (first, _) = planned(reward={"scorers": [model]}, with_gpus=True)["model-helpful"]

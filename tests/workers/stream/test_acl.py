@@ -19,9 +19,9 @@ from redis.retry import Retry
 
 from plaudit_metrics.service.serve import ServiceSettings
 from plaudit_metrics.service.serve import serve as serve_metrics
-from plaudit_reward.judge.limits import NEVER_SENT, BudgetReport, RateLimits, Request, Settled
-from plaudit_reward.judge.redis_budget import RedisBudget
-from plaudit_reward.judge.usage import JudgeUsage, UsageReport
+from plaudit_reward.endpoint.limits import NEVER_SENT, BudgetReport, RateLimits, Request, Settled
+from plaudit_reward.endpoint.redis_budget import RedisBudget
+from plaudit_reward.endpoint.usage import EndpointUsage, UsageReport
 from plaudit_wire.redis_address import RedisAddress
 from plaudit_workers.client import RewardClient
 from plaudit_workers.launch.redis_server import free_port
@@ -139,7 +139,7 @@ async def test_reward_workers_keep_the_limits_of_judges(guarded: dict[str, Redis
         await budget.exchange(BudgetReport(0, settled=(Settled("a", NEVER_SENT),), waiting=waiting[2:]))
     ).number == 1
     await budget.close()
-    usage = JudgeUsage()
+    usage = EndpointUsage()
     usage.count_request("200")
     usage.count_tokens(5, 7)
     report = UsageReport("big", usage, guarded["reward"].client(timeout_s=5.0, retries=0), RUN)
@@ -207,7 +207,7 @@ async def test_the_default_user_is_off(guarded: dict[str, RedisAddress]) -> None
             await Transport.open(RedisAddress(guarded[ADMIN].url, password), RUN)
 
 
-async def test_a_wrong_password_and_a_wrong_user_are_told(guarded: dict[str, RedisAddress]) -> None:
+async def test_a_wrong_password_and_a_wrong_user_are_reported(guarded: dict[str, RedisAddress]) -> None:
     client = RedisAddress(guarded["reward"].url, "password-of-reward", "trainer").client(timeout_s=5.0, retries=0)
     with pytest.raises(AuthenticationError):
         await client.ping()
@@ -225,7 +225,7 @@ def test_a_run_has_the_users_that_it_needs() -> None:
     assert set(users(trains=False)) == {"client", "reward", "metrics", "keda", PROBE, ADMIN}
 
 
-def test_a_redis_with_these_users_reads_its_file_again_and_still_lets_nobody_in(tmp_path: Path) -> None:
+def test_a_redis_that_reloads_its_users_still_admits_no_one_else(tmp_path: Path) -> None:
     (tmp_path / "users.acl").write_text(acl_file(RUN, {ADMIN: "secret"}))
     command = ["redis-server", "--port", str(port := free_port()), "--dir", str(tmp_path), "--save", ""]
     command += ["--appendonly", "yes", "--appendfsync", "always", "--aclfile", str(tmp_path / "users.acl")]

@@ -262,7 +262,7 @@ async def test_a_volume_that_is_away_for_a_moment_buries_nothing(
     await transport.close()
 
 
-async def test_what_is_wrong_with_redis_is_said_in_one_sentence(own_redis: RedisServer, run_name: str) -> None:
+async def test_an_outage_of_redis_is_logged_in_one_sentence(own_redis: RedisServer, run_name: str) -> None:
     with pytest.raises(RefusedError, match="refuses the password"):
         await Transport.open(RedisAddress(own_redis.url, "wrong"), run_name)
     with pytest.raises(RefusedError, match="refuses the password"):

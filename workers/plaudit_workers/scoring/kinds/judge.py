@@ -5,18 +5,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 
+from plaudit_reward.endpoint.limiter import Limiter
+from plaudit_reward.endpoint.limits import Budget, RateLimits
+from plaudit_reward.endpoint.local_budget import LocalBudget
+from plaudit_reward.endpoint.redis_budget import RedisBudget
+from plaudit_reward.endpoint.usage import EndpointUsage, UsageReport
 from plaudit_reward.functions.target import Target
 from plaudit_reward.isolation.function_scorer import FunctionScorer
 from plaudit_reward.judge.client import JudgeClient
 from plaudit_reward.judge.estimate import TokenEstimate
-from plaudit_reward.judge.limiter import Limiter
-from plaudit_reward.judge.limits import Budget, RateLimits
-from plaudit_reward.judge.local_budget import LocalBudget
 from plaudit_reward.judge.parse import FunctionParser, JsonParser, Parser, RegexParser
 from plaudit_reward.judge.prompt import PromptTemplate
-from plaudit_reward.judge.redis_budget import RedisBudget
 from plaudit_reward.judge.scorer import JudgeScorer
-from plaudit_reward.judge.usage import JudgeUsage, UsageReport
 from plaudit_wire.logs import get_logger
 from plaudit_wire.sample import Sample
 from plaudit_wire.trace_context import drawn, traceparent
@@ -37,7 +37,7 @@ def judge_scorer(scorer: ScorerSpec, context: BuildContext) -> JudgeScorer:
     judge = scorer.judge
     group = scorer.scope == "group"
     secret = judge.api_key_secret
-    usage = JudgeUsage()
+    usage = EndpointUsage()
     return JudgeScorer(
         scorer.name,
         PromptTemplate(judge.prompt_template.path, group=group),
@@ -89,7 +89,7 @@ def _budget(scorer: ScorerSpec, judge: JudgeSpec, context: BuildContext) -> Budg
     return RedisBudget(address.client(timeout_s=_TIMEOUT_S, retries=_RETRIES), key, context.worker, limits)
 
 
-def _report(name: str, usage: JudgeUsage, context: BuildContext) -> UsageReport | None:
+def _report(name: str, usage: EndpointUsage, context: BuildContext) -> UsageReport | None:
     if context.redis is None:
         return None
     return UsageReport(name, usage, context.redis.client(timeout_s=_TIMEOUT_S, retries=0), context.run)

@@ -11,13 +11,13 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from plaudit_reward.endpoint.limits import BudgetReport, Passed, RateLimits
 from plaudit_reward.errors import InfrastructureError
-from plaudit_reward.judge.limits import BudgetReport, Passed, RateLimits
 
 LEASE_S = 15.0
 """Seconds for which the requests in flight of a killed worker still count."""
 
-_SCRIPT = (files("plaudit_reward.judge") / "lua" / "budget.lua").read_text()
+_SCRIPT = (files("plaudit_reward.endpoint") / "lua" / "budget.lua").read_text()
 _SECOND = 1_000_000
 _AS_RESERVED = -2
 _AT_ONCE = -1
