@@ -73,6 +73,7 @@ class RolePod:
     labels: dict[str, str] = field(default_factory=dict)
     extra_volumes: tuple[Manifest, ...] = ()
     extra_mounts: tuple[Manifest, ...] = ()
+    init_containers: tuple[Manifest, ...] = ()
 
 
 def pod_template(context: JobContext, process: RolePod) -> Manifest:
@@ -90,8 +91,8 @@ def pod_template(context: JobContext, process: RolePod) -> Manifest:
         "volumes": _volumes(context, process),
         **process.pod_fields,
     }
-    if process.joins_run:
-        spec["initContainers"] = [_prepare(context, process)]
+    if first := [*process.init_containers, *([_prepare(context, process)] if process.joins_run else [])]:
+        spec["initContainers"] = first
     if secrets := [name for name in (context.settings.images.pull_secret, *platform.image_pull_secrets) if name]:
         spec["imagePullSecrets"] = [{"name": name} for name in dict.fromkeys(secrets)]
     if platform.runtime_class_name:
@@ -153,8 +154,19 @@ def _prepare(context: JobContext, process: RolePod) -> Manifest:
     container = _container(context, process)
     for name in ("ports", "readinessProbe", "livenessProbe", "startupProbe", "envFrom"):
         container.pop(name, None)
-    small = {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "128Mi"}}
-    return container | {"name": "prepare", "command": ["python3", "-c", _PREPARE], "resources": small}
+    return container | small_container(context) | {"name": "prepare", "command": ["python3", "-c", _PREPARE]}
+
+
+def small_container(context: JobContext) -> Manifest:
+    """Return the fields of a container that runs a short program of ours before a process starts."""
+    fields: Manifest = {
+        "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "128Mi"}},
+        "securityContext": _READ_ONLY,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    if context.settings.images.pull_policy:
+        fields["imagePullPolicy"] = context.settings.images.pull_policy
+    return fields
 
 
 def _environment(context: JobContext, process: RolePod) -> list[Manifest]:

@@ -345,7 +345,7 @@ async def test_an_unexpected_failure_of_the_renewals_ends_the_consumer(
     async def work() -> None:
         async with Consumer[Prompt](transport, "prompts", "rollout-0", ConsumerOptions(renew_every_s=0.02)) as consumer:
             assert len(await consumer.take(1)) == 1
-            await transport.commands.execute_command("ACL", "SETUSER", "default", "-evalsha")
+            await transport.commands.execute_command("ACL", "SETUSER", "default", "-fcall")
             await asyncio.Event().wait()
 
     with pytest.raises(ResponseError, match="permissions"):
@@ -377,7 +377,7 @@ async def test_a_refusal_as_read_only_closes_the_connection(own_redis: RedisServ
     await asyncio.sleep(0.1)
     await admin.replicaof("NO", "ONE")
     assert await asyncio.wait_for(admitting, 10) is Admission.admitted
-    last = [client["id"] for client in await admin.client_list() if client["cmd"] == "evalsha"]
+    last = [client["id"] for client in await admin.client_list() if client["cmd"] == "fcall"]
     assert last
     assert before.isdisjoint(last)
     await admin.aclose()
