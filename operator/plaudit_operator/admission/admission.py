@@ -1,8 +1,8 @@
 """Admit an RLJob: validate it once, freeze it with its files, and then accept changes of mutable fields only.
 
 The job's ConfigMap holds what is frozen: ``job.yaml`` (for its processes), ``spec.json`` (the spec as admitted),
-``current.json`` (the same with accepted edits), ``templates.json``, ``images.json`` and ``platform.json`` (pod templates,
-images, defaults for pods: of the operator that admitted it) and the job's files.
+``current.json`` (the same with accepted edits), the job's files, and of the operator that admitted it
+``templates.json`` (pod templates), ``images.json`` and ``platform.json`` (defaults for pods).
 """
 
 from __future__ import annotations
