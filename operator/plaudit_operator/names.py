@@ -34,6 +34,7 @@ KUEUE_MANAGED: Final = "kueue.x-k8s.io/managed"
 KUEUE_PARENT: Final = "kueue.x-k8s.io/pod-suspending-parent"
 KUEUE_GROUP: Final = "kueue.x-k8s.io/pod-group-name"
 KUEUE_COUNT: Final = "kueue.x-k8s.io/pod-group-total-count"
+KUEUE_TOPOLOGY: Final = "kueue.x-k8s.io/podset"
 KUEUE_SERVING: Final = "kueue.x-k8s.io/pod-group-serving"
 """Annotation: keeps the group's quota until all of its pods are gone. Otherwise Kueue takes back the quota of each pod
 that ends with code 0, for good, and the pod's replacement stays gated."""

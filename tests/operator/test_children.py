@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from world import SETTINGS, World, rljob
+from world import World, rljob
 
 from plaudit_operator.children.merge import strategic_merge
 from plaudit_workers.job.loading.load import load_job
@@ -232,7 +232,3 @@ def test_pod_template_is_merged_as_kubernetes_merges():
         ],
         "tolerations": [{"key": "other"}],
     }
-
-
-def test_settings_of_the_tests_are_the_documented_ones():
-    assert SETTINGS.run_as_user == 1000

@@ -347,7 +347,7 @@ def test_an_upgraded_operator_restarts_nothing():
     uids = {pod["metadata"]["uid"] for pod in world.cluster.of_kind("Pod")}
     world.cluster.calls.clear()
     images = replace(world.settings.images, worker="worker:2", gpu="gpu:2", redis="redis:2")
-    world.settings = replace(world.settings, images=images, run_as_user=2000)
+    world.settings = replace(world.settings, images=images, job_defaults='{"runAsUser": 2000}')
     world.start_operator()
     world.settle()
     assert {pod["metadata"]["uid"] for pod in world.cluster.of_kind("Pod")} == uids

@@ -27,6 +27,7 @@ def config_map(context: JobContext, templates: Mapping[str, Any]) -> Manifest:
         "spec.json": _json(context.admitted.spec),
         "current.json": _json(context.admitted.current),
         "templates.json": _json(templates),
+        "platform.json": _json(context.platform),
         "images.json": _json(asdict(context.settings.images)),
         "files.json": _json([{"key": f.key, "path": f.path, "sha256": f.digest} for f in context.files]),
         **{f.key: f.content for f in context.files},
@@ -60,6 +61,8 @@ _FOR_CONTROLLERS = ("suspend", "managedBy")
 def service_account(context: JobContext) -> Manifest:
     """Return the service account of the job's pods: it has no rights, and no pod mounts its token."""
     metadata = context.metadata(names.role_object(context.name, "pods"), "pods")
+    if context.platform.service_account_annotations:
+        metadata["annotations"] = dict(context.platform.service_account_annotations)
     return context.manifest(SERVICE_ACCOUNT, metadata, automountServiceAccountToken=False)
 
 

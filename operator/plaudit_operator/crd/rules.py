@@ -142,6 +142,23 @@ RULES: dict[str, list[Rule]] = {
 }
 """CEL rules by path under ``spec`` (``[]``: each item of a list)."""
 
+_POD_RULES = {
+    "pod.env[]": [_rule("!has(self.valueFrom) || !has(self.value)", "give one of value and valueFrom")],
+    "pod.env[].valueFrom": [
+        _rule(
+            "[has(self.secretKeyRef), has(self.configMapKeyRef), has(self.fieldRef), has(self.resourceFieldRef)]"
+            ".filter(given, given).size() == 1",
+            "give exactly one of secretKeyRef, configMapKeyRef, fieldRef and resourceFieldRef",
+        ),
+    ],
+}
+"""CEL rules of every ``pod`` section, by the end of the path."""
+
+
+def rules_at(path: str) -> list[Rule]:
+    """Return the rules of a field, by its path under ``spec``."""
+    return [*RULES.get(path, []), *(rule for end in _POD_RULES if path.endswith(f".{end}") for rule in _POD_RULES[end])]
+
 
 def immutability_rules(sections: Mapping[str, Any]) -> list[Rule]:
     """Return transition rules on ``spec``: a field that is not marked mutable cannot change, appear or disappear."""
