@@ -32,7 +32,7 @@ def _score(answer: Any) -> Score:
         raise MalformedAnswerError(f"the answer's outcome is {str(outcome)[:100]!r}")
     if outcome == "scored":
         return scored(member(answer, "score"), _values(answer.get("scorers")))
-    return Score.failed(_ENDED_ELSEWHERE.get(outcome, outcome), str(answer.get("reason") or outcome)[:500])  # type: ignore[arg-type]
+    return Score.failed(_ENDED_ELSEWHERE.get(outcome, outcome), str(answer.get("reason") or outcome)[:500])
 
 
 def _values(scorers: Any) -> dict[str, Any]:
