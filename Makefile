@@ -4,7 +4,7 @@ UV := .uv/bin/uv
 BIN := .venv/bin
 # The tests start hundreds of interpreters: each would compile every module anew where no bytecode may be written.
 TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q --numprocesses 3 --no-loadscope-reorder
-PARTS := wire metrics reward workers operator
+PARTS := client wire metrics reward workers operator
 # GPU=1 installs vLLM's GPU build; an environment that holds it keeps it, and GPU= goes back to the CPU build.
 GPU ?= $(if $(wildcard .venv/installed-gpu),1)
 INSTALLED := .venv/installed$(if $(GPU),-gpu)
@@ -29,7 +29,7 @@ demo: install ## a language model learns to copy digits; prints what each step w
 	@$(BIN)/python examples/01-copy-digits/prepare.py
 	@$(BIN)/plaudit run examples/01-copy-digits/job.yaml
 
-wheels: install ## the five distributions as wheels, in dist/
+wheels: install ## the six distributions as wheels, in dist/
 	@rm -rf dist
 	@for part in $(PARTS); do \
 	  $(UV) build -q --wheel --no-build-isolation --offline --python $(BIN)/python --out-dir dist $$part || exit 1; \

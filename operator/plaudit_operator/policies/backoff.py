@@ -11,14 +11,14 @@ from __future__ import annotations
 from typing import Any
 
 from plaudit_operator.observed import Object, Observed, attempt_of, seconds, timestamp
-from plaudit_operator.policies.failure import Attempt
+from plaudit_operator.policies.failure import TrainerAttempt
 
 _STABLE_AFTER_S = 600.0
 _FIRST_S = 10.0
 _LONGEST_S = 300.0
 
 
-def after_attempt(observed: Observed, attempt: Attempt, now: float) -> dict[str, Any]:
+def after_attempt(observed: Observed, attempt: TrainerAttempt, now: float) -> dict[str, Any]:
     """Return the fields of the status that record the end of an attempt.
 
     Args:
@@ -49,7 +49,7 @@ def _step(observed: Observed) -> int:
     return max(int(progress.get("step") or 0) for progress in known)
 
 
-def _ran_s(observed: Observed, attempt: Attempt, now: float) -> float:
+def _ran_s(observed: Observed, attempt: TrainerAttempt, now: float) -> float:
     """Return how long the pods of an attempt ran, or how old it is if they are deleted."""
     pods = [pod for pod in observed.pods_of("trainer") if attempt_of(pod) == attempt.number]
     if not pods and attempt.job is not None:

@@ -19,7 +19,7 @@ Verdict = Literal["absent", "running", "done", "failed", "disrupted", "final"]
 
 
 @dataclass(frozen=True)
-class Attempt:
+class TrainerAttempt:
     """The trainer's current attempt."""
 
     number: int
@@ -29,18 +29,18 @@ class Attempt:
     job: Object | None = None
 
 
-def present_attempt(observed: Observed) -> Attempt:
+def present_attempt(observed: Observed) -> TrainerAttempt:
     """Return the current attempt."""
     jobs = {attempt_of(job): job for job in observed.own("Job")}
     number = max([int(observed.status.get("attempt", 0)), *jobs])
     job = jobs.get(number)
     if job is None:
-        return Attempt(number, "absent")
+        return TrainerAttempt(number, "absent")
     if _has(job, "Complete"):
-        return Attempt(number, "done", Reason.TRAINER_DONE, "the trainer finished its last step", job)
+        return TrainerAttempt(number, "done", Reason.TRAINER_DONE, "the trainer finished its last step", job)
     if _has(job, "Failed") or _has(job, "FailureTarget"):
         return _failed(observed, number, job)
-    return Attempt(number, "running", job=job)
+    return TrainerAttempt(number, "running", job=job)
 
 
 def pods_missing(observed: Observed) -> bool:
@@ -53,7 +53,7 @@ def _ended(observed: Observed) -> list[Object]:
     return [pod for pod in observed.pods_of("trainer") if any(exit_of(pod, "trainer"))]
 
 
-def _failed(observed: Observed, number: int, job: Object) -> Attempt:
+def _failed(observed: Observed, number: int, job: Object) -> TrainerAttempt:
     pods = [pod for pod in observed.pods_of("trainer") if attempt_of(pod) == number]
     exits = [(code, message) for pod in pods for code, message in exit_of(pod, "trainer")]
     for code, reason in (
@@ -62,13 +62,13 @@ def _failed(observed: Observed, number: int, job: Object) -> Attempt:
     ):
         message = next((message for found, message in exits if found == code), None)
         if message is not None:
-            return Attempt(number, "final", reason, f"the trainer exited with code {code}: {message}", job)
+            return TrainerAttempt(number, "final", reason, f"the trainer exited with code {code}: {message}", job)
     if not exits or any(map(is_disrupted, pods)) or any(code == names.EXIT_STOPPED for code, _ in exits):
         message = f"the cluster ended attempt {number} of the trainer{_rejection(pods)}"
-        return Attempt(number, "disrupted", Reason.DISRUPTED, message, job)
+        return TrainerAttempt(number, "disrupted", Reason.DISRUPTED, message, job)
     code, message = max(exits, key=lambda found: (bool(found[1]), found[0]))
     text = f"attempt {number} of the trainer exited with code {code}: {message or 'no message'}"
-    return Attempt(number, "failed", Reason.ATTEMPT_FAILED, text, job)
+    return TrainerAttempt(number, "failed", Reason.ATTEMPT_FAILED, text, job)
 
 
 def _rejection(pods: list[Object]) -> str:
@@ -82,7 +82,7 @@ def _rejection(pods: list[Object]) -> str:
     return f" ({reports[0]})" if reports else ""
 
 
-def exhausted(observed: Observed, attempt: Attempt, policy: FailurePolicySpec) -> tuple[str, str] | None:
+def exhausted(observed: Observed, attempt: TrainerAttempt, policy: FailurePolicySpec) -> tuple[str, str] | None:
     """Return reason and message if the end of ``attempt`` exceeds a limit of the policy, else None."""
     restarts, disruptions = (int(observed.status.get(counter, 0)) for counter in ("restarts", "disruptions"))
     if attempt.verdict == "failed" and restarts >= policy.max_restarts:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from plaudit_workers.job.loading.load import parse_job
-from plaudit_workers.launch.plan import ProcessPlan, Role, RunContext, plan_processes, share_gpus
+from plaudit_workers.launch.plan import LaunchSettings, ProcessPlan, Role, plan_processes, share_gpus
 from plaudit_workers.launch.redis_access import RedisAccess, new_passwords, own_access
 from plaudit_workers.process import RefusedError
 from plaudit_workers.stream.connection import RedisAddress
@@ -27,7 +27,7 @@ def planned(*, with_gpus: bool = False, **sections: dict[str, Any]) -> dict[Role
     job = parse_job({"apiVersion": "plaudit.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "j"}, "spec": spec})
     return plan_processes(
         job,
-        RunContext("run", Path("/runs/run"), own_access("redis://h:1/0", PASSWORDS, Path("/runs/run"))),
+        LaunchSettings("run", Path("/runs/run"), own_access("redis://h:1/0", PASSWORDS, Path("/runs/run"))),
         with_gpus=with_gpus,
     )
 
@@ -60,7 +60,7 @@ def test_a_job_that_only_scores_has_no_trainer_and_no_rollouts() -> None:
         {"apiVersion": "plaudit.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "j"}, "spec": {"reward": reward}}
     )
     plans = plan_processes(
-        job, RunContext("run", Path("/r"), RedisAccess(RedisAddress("redis://h:1/0"), Path("/r"))), with_gpus=False
+        job, LaunchSettings("run", Path("/r"), RedisAccess(RedisAddress("redis://h:1/0"), Path("/r"))), with_gpus=False
     )
     assert {role: len(each) for role, each in plans.items()} == {"metrics": 1, "reward": 2}
 
@@ -69,7 +69,7 @@ def test_without_gpus_nothing_asks_for_one() -> None:
     assert all(plan.gpus == 0 for each in planned().values() for plan in each)
 
 
-def test_with_gpus_engine_and_ranks_say_how_many() -> None:
+def test_with_gpus_the_plan_states_those_of_engine_and_ranks() -> None:
     plans = planned(with_gpus=True, rollout={"engine": {"tensorParallelSize": 2}})
     assert [plan.gpus for plan in plans["rollout"]] == [2]
     assert [plan.gpus for plan in plans["trainer"]] == [1]
@@ -137,7 +137,7 @@ def test_a_reward_model_has_a_role_of_its_own_and_reward_workers_get_its_address
     assert json.loads(told) == {"helpful": ["file:///runs/run/model-servers/helpful"]}
 
 
-def test_limits_of_its_pods_say_how_many_gpus_and_cpus_a_reward_model_has() -> None:
+def test_the_limits_of_its_pods_give_a_reward_models_gpus_and_cpus() -> None:
     pod = {"resources": {"limits": {"nvidia.com/gpu": "2", "cpu": "4"}}}
     model = {**MODEL, "model": {**MODEL["model"], "pod": pod}}
     (first, _) = planned(reward={"scorers": [model]}, with_gpus=True)["model-helpful"]

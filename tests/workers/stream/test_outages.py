@@ -262,7 +262,7 @@ async def test_a_volume_that_is_away_for_a_moment_buries_nothing(
     await transport.close()
 
 
-async def test_what_is_wrong_with_redis_is_said_in_one_sentence(own_redis: RedisServer, run_name: str) -> None:
+async def test_an_outage_of_redis_is_logged_in_one_sentence(own_redis: RedisServer, run_name: str) -> None:
     with pytest.raises(RefusedError, match="refuses the password"):
         await Transport.open(RedisAddress(own_redis.url, "wrong"), run_name)
     with pytest.raises(RefusedError, match="refuses the password"):
@@ -345,7 +345,7 @@ async def test_an_unexpected_failure_of_the_renewals_ends_the_consumer(
     async def work() -> None:
         async with Consumer[Prompt](transport, "prompts", "rollout-0", ConsumerOptions(renew_every_s=0.02)) as consumer:
             assert len(await consumer.take(1)) == 1
-            await transport.commands.execute_command("ACL", "SETUSER", "default", "-evalsha")
+            await transport.commands.execute_command("ACL", "SETUSER", "default", "-fcall")
             await asyncio.Event().wait()
 
     with pytest.raises(ResponseError, match="permissions"):
@@ -377,7 +377,7 @@ async def test_a_refusal_as_read_only_closes_the_connection(own_redis: RedisServ
     await asyncio.sleep(0.1)
     await admin.replicaof("NO", "ONE")
     assert await asyncio.wait_for(admitting, 10) is Admission.admitted
-    last = [client["id"] for client in await admin.client_list() if client["cmd"] == "evalsha"]
+    last = [client["id"] for client in await admin.client_list() if client["cmd"] == "fcall"]
     assert last
     assert before.isdisjoint(last)
     await admin.aclose()

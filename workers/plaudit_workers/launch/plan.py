@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from plaudit_workers.job.spec.pod import GPU, PodSpec
+from plaudit_workers.job.spec.pod import PodSpec
 from plaudit_workers.job.spec.quantity import quantity
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.job.spec.scorers import ScorerSpec
@@ -56,7 +56,7 @@ class ProcessPlan:
 
 
 @dataclass(frozen=True)
-class RunContext:
+class LaunchSettings:
     """The settings that all processes of a run share."""
 
     run: str
@@ -83,7 +83,7 @@ class RunContext:
         }
 
 
-def plan_processes(job: RLJob, context: RunContext, *, with_gpus: bool) -> dict[Role, list[ProcessPlan]]:
+def plan_processes(job: RLJob, context: LaunchSettings, *, with_gpus: bool) -> dict[Role, list[ProcessPlan]]:
     """Return the processes of each role, in the order in which they are started.
 
     Args:
@@ -139,12 +139,12 @@ def _model_scorers(job: RLJob) -> list[ScorerSpec]:
     return [scorer for scorer in job.spec.reward.scorers if scorer.model is not None]
 
 
-def _servers(scorer: ScorerSpec, context: RunContext, *, with_gpus: bool) -> list[ProcessPlan]:
+def _servers(scorer: ScorerSpec, context: LaunchSettings, *, with_gpus: bool) -> list[ProcessPlan]:
     """Plan the servers of a reward model: their role has a placement group of its own, as a resource pool in verl."""
     assert scorer.model is not None
     role, pod = f"model-{scorer.name}", scorer.model.pod
     cpus = _cpus(pod)
-    gpus = float(pod.resources.limits.get(GPU, 1)) if with_gpus else 0
+    gpus = float(pod.stated_gpus() or 1) if with_gpus and pod.uses_gpus() else 0
     plans = []
     for number in range(scorer.model.replicas):
         own = {
@@ -164,7 +164,7 @@ def _cpus(pod: PodSpec, default: float = 1.0) -> float:
 
 def _gpus(pod: PodSpec, default: float) -> float:
     """Return the GPUs of one process: those of its engine or rank, unless its pod sets a limit of 0."""
-    return 0 if str(pod.resources.limits.get(GPU, "")) == "0" else default
+    return default if pod.uses_gpus() else 0
 
 
 def share_gpus(plans: dict[Role, list[ProcessPlan]], available: float) -> dict[Role, list[ProcessPlan]]:

@@ -19,7 +19,7 @@ from plaudit_workers.job.checks.support import ignored
 from plaudit_workers.job.secrets import reward_secrets, secret_value
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.launch import placement
-from plaudit_workers.launch.plan import ProcessPlan, Role, RunContext, plan_processes, share_gpus
+from plaudit_workers.launch.plan import LaunchSettings, ProcessPlan, Role, plan_processes, share_gpus
 from plaudit_workers.launch.preflight.prepare import prepare
 from plaudit_workers.launch.redis_access import RedisAccess
 from plaudit_workers.launch.redis_server import free_port
@@ -111,11 +111,11 @@ class _Launch:
         """Return True once the trainer of this run has taken over: before that there is nothing to save."""
         return Lineage.read(self._folder / "checkpoints").newest > self._incarnation
 
-    def _context(self, redis: RedisAccess) -> RunContext:
+    def _context(self, redis: RedisAccess) -> LaunchSettings:
         secrets = {
             secret.variable: secret_value(secret, field) for field, secret in reward_secrets(self._job.spec.reward)
         }
-        return RunContext(
+        return LaunchSettings(
             self._folder.name,
             self._folder,
             redis,
@@ -125,7 +125,7 @@ class _Launch:
         )
 
     @contextlib.asynccontextmanager
-    async def _ray(self, context: RunContext, interrupt: Interrupt) -> AsyncIterator[dict[Role, list[ProcessPlan]]]:
+    async def _ray(self, context: LaunchSettings, interrupt: Interrupt) -> AsyncIterator[dict[Role, list[ProcessPlan]]]:
         """Connect to Ray; gives the processes to start there."""
         plans = plan_processes(self._job, context, with_gpus=False)
         cpus = sum(plan.cpus for role_plans in plans.values() for plan in role_plans)
@@ -152,7 +152,7 @@ class _Launch:
     async def _supervise(
         self,
         supervisor: Supervisor,
-        context: RunContext,
+        context: LaunchSettings,
         plans: dict[Role, list[ProcessPlan]],
         interrupt: Interrupt,
     ) -> Ending:

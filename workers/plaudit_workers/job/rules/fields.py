@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 from plaudit_wire.limits import ADMISSION_MEMORY_SHARE, EVENTS_MEMORY_SHARE, INLINE_LIMIT_BYTES
 from plaudit_workers.job.problem import Problem
+from plaudit_workers.job.rules.pods import environment_problems, gpu_problems
 from plaudit_workers.job.rules.scorers import scorer_problems
-from plaudit_workers.job.spec.pod import GPU, PodSpec
 from plaudit_workers.job.spec.rljob import Spec
 from plaudit_workers.job.spec.transport import USABLE_SHARE, TlsSpec
 
@@ -167,31 +167,6 @@ def _ranks(spec: Spec) -> Iterator[Problem]:
         )
 
 
-def _gpus(spec: Spec) -> Iterator[Problem]:
-    trainer, engine = spec.trainer, spec.rollout.engine
-    ranks = min(trainer.ranks, trainer.ranks_per_pod)
-    yield from _gpu_mismatch("spec.trainer", trainer.pod, ranks, "ranks of a pod", "spec.trainer.ranksPerPod")
-    yield from _gpu_mismatch(
-        "spec.rollout",
-        spec.rollout.pod,
-        engine.tensor_parallel_size,
-        "tensorParallelSize",
-        "spec.rollout.engine.tensorParallelSize",
-    )
-
-
-def _gpu_mismatch(section: str, pod: PodSpec, derived: int, source: str, source_field: str) -> Iterator[Problem]:
-    for kind, amounts in (("limits", pod.resources.limits), ("requests", pod.resources.requests)):
-        stated = amounts.get(GPU)
-        if stated is not None and str(stated) not in {"0", str(derived)}:
-            yield Problem(
-                f"{section}.pod.resources.{kind}",
-                f"{GPU}: {stated} contradicts {source} {derived}",
-                f"Give {derived} (0 for a CPU), or remove it: the number of GPUs follows from the engine",
-                also=(source_field,),
-            )
-
-
 def _redis_memory(spec: Spec) -> Iterator[Problem]:
     if spec.transport.url:
         return
@@ -311,7 +286,7 @@ def _gang_without_training(spec: Spec) -> Iterator[Problem]:
         )
 
 
-_ALWAYS: tuple[Rule, ...] = (scorer_problems, _transport, _autoscaling, _files)
+_ALWAYS: tuple[Rule, ...] = (scorer_problems, environment_problems, _transport, _autoscaling, _files)
 _SCORING_ONLY: tuple[Rule, ...] = (_no_orphans, _gang_without_training)
 _TRAINING: tuple[Rule, ...] = (
     _sections_together,
@@ -323,7 +298,7 @@ _TRAINING: tuple[Rule, ...] = (
     _temperature,
     _agent,
     _ranks,
-    _gpus,
+    gpu_problems,
     _redis_memory,
     _gang_or_queue,
 )

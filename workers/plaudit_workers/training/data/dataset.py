@@ -1,7 +1,7 @@
 """Prompts in the order of their admission: endless epochs, addressed by one number.
 
 ``prompt_at(position)`` depends on the file, the seed and the position alone, so the data cursor is all that a
-checkpoint has to keep of the data. Called by the conductor, which turns a ``PromptRow`` into a stream ``Prompt``.
+checkpoint has to keep of the data. Called by the conductor, which turns a ``DatasetRow`` into a stream ``Prompt``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TOKENIZED_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
-class PromptRow:
+class DatasetRow:
     """One prompt of the data, ready for the model."""
 
     row: int
@@ -116,13 +116,13 @@ class PromptData:
         """Prompts of one epoch."""
         return int(self._kept.size)
 
-    def prompt_at(self, position: int) -> PromptRow:
+    def prompt_at(self, position: int) -> DatasetRow:
         """Return the prompt that is admitted as number ``position`` (from 0); epoch: ``position // len(self)``."""
         epoch, place = divmod(position, len(self))
         number = int(self._order(epoch)[place])
         row = self._rows[number]
         text, prompt = self._texts[number], row["prompt"]
-        return PromptRow(
+        return DatasetRow(
             row=number,
             data_source=str(row["data_source"]),
             prompt_text=text or "",
