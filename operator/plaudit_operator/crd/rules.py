@@ -139,6 +139,18 @@ RULES: dict[str, list[Rule]] = {
             "url contains a user or a password: name the password's Secret in passwordSecret instead",
         ),
     ],
+    "lifecycle.failurePolicy.rules[]": [
+        _rule(
+            "has(self.onExitCodes) != (has(self.onReasons) && self.onReasons.size() > 0)",
+            "give exactly one of onExitCodes and onReasons",
+        ),
+    ],
+    "lifecycle.failurePolicy.backoff": [
+        _rule(
+            "self.?initialSeconds.orValue(10.0) <= self.?maxSeconds.orValue(300.0)",
+            "initialSeconds must not be more than maxSeconds",
+        ),
+    ],
     "files": [
         _rule("!has(self.items) || self.?configMap.orValue('') != ''", "items are listed, but configMap is empty"),
     ],

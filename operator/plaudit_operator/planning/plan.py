@@ -71,7 +71,7 @@ def _after_the_end(observed: Observed, now: float) -> Plan:
 def _alive(rendered: Rendering, observed: Observed, now: float) -> Plan:
     context, suspended = rendered.context, rendered.suspended
     spec = context.spec
-    attempt = present_attempt(observed) if spec.trains else None
+    attempt = present_attempt(observed, spec.lifecycle.failure_policy.rules) if spec.trains else None
     deadline = next_deadline(observed, spec.lifecycle, now, suspended=suspended or rendered.waits == "queue")
     if deadline and deadline.left_s <= 0:
         ending: JobEnd | None = JobEnd(ConditionType.FAILED, deadline.reason, deadline.message)
@@ -112,7 +112,8 @@ def _next_attempt(rendered: Rendering, observed: Observed, attempt: TrainerAttem
     context = rendered.context
     counter = "restarts" if attempt.verdict == "failed" else "disruptions"
     counted = {**observed.status, counter: int(observed.status.get(counter, 0)) + 1, "attempt": attempt.number + 1}
-    counted |= backoff.after_attempt(observed, attempt, now)
+    policy = context.spec.lifecycle.failure_policy.backoff
+    counted |= backoff.after_attempt(observed, attempt, policy, now)
     after = replace(observed, job={**observed.job, "status": counted})
     roles = role_states(context, after, TrainerAttempt(attempt.number + 1, "absent"), now)
     roles["trainer"] = replace(roles["trainer"], reason=attempt.reason, problem=attempt.message)
@@ -168,7 +169,7 @@ def _obsolete(observed: Observed, wanted: Sequence[Manifest]) -> Iterator[Delete
 
 def _backing_off(trainer_role: RoleState, observed: Observed) -> RoleState:
     next_time, count = observed.status["nextAttemptTime"], observed.status["shortAttempts"]
-    pause = f"The next attempt starts at {next_time}: {count} in a row ran for less than 10 minutes"
+    pause = f"The next attempt starts at {next_time}: {count} in a row ended early"
     return replace(trainer_role, reason=Reason.BACK_OFF, remedy=pause)
 
 

@@ -73,7 +73,7 @@ def test_fields_of_kubernetes_are_named_as_ignored(changed: Change) -> None:
         "storage": {"claimName": "c"},
         "files": {"configMap": "f"},
         "scheduling": {"queueName": "q"},
-        "lifecycle": {"cleanup": "None", "failurePolicy": {"maxRestarts": 1}},
+        "lifecycle": {"cleanup": "None", "failurePolicy": {"maxRestarts": 1, "maxDisruptions": 1}},
         "trainer.pod": {"nodeSelector": {"gpu": "h100"}},
         "rollout.pod": {"resources": {"limits": {"cpu": 4}}},
     }
@@ -85,6 +85,7 @@ def test_fields_of_kubernetes_are_named_as_ignored(changed: Change) -> None:
         "spec.files",
         "spec.scheduling",
         "spec.lifecycle.cleanup",
+        "spec.lifecycle.failurePolicy.maxDisruptions",
         "spec.reward.workers.pod",
         "spec.trainer.pod",
     ]

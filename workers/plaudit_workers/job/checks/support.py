@@ -67,6 +67,9 @@ _KUBERNETES_ONLY = {
     "lifecycle.activeDeadlineSeconds": _ON_KUBERNETES,
     "lifecycle.ttlSecondsAfterFinished": _ON_KUBERNETES,
     "lifecycle.cleanup": _ON_KUBERNETES,
+    "lifecycle.failurePolicy.maxDisruptions": _ON_KUBERNETES,
+    "lifecycle.failurePolicy.rules": _ON_KUBERNETES,
+    "lifecycle.failurePolicy.backoff": _ON_KUBERNETES,
 }
 
 

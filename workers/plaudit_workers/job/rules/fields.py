@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from plaudit_wire.limits import ADMISSION_MEMORY_SHARE, EVENTS_MEMORY_SHARE, INLINE_LIMIT_BYTES
 from plaudit_workers.job.problem import Problem
+from plaudit_workers.job.rules.failure_policy import failure_policy_problems
 from plaudit_workers.job.rules.pods import environment_problems, gpu_problems
 from plaudit_workers.job.rules.scorers import scorer_problems
 from plaudit_workers.job.spec.rljob import Spec
@@ -286,7 +287,14 @@ def _gang_without_training(spec: Spec) -> Iterator[Problem]:
         )
 
 
-_ALWAYS: tuple[Rule, ...] = (scorer_problems, environment_problems, _transport, _autoscaling, _files)
+_ALWAYS: tuple[Rule, ...] = (
+    scorer_problems,
+    environment_problems,
+    failure_policy_problems,
+    _transport,
+    _autoscaling,
+    _files,
+)
 _SCORING_ONLY: tuple[Rule, ...] = (_no_orphans, _gang_without_training)
 _TRAINING: tuple[Rule, ...] = (
     _sections_together,
