@@ -13,7 +13,7 @@ from builders import make_body, make_prompt
 from plaudit_metrics.service.series import Series
 from plaudit_metrics.service.view import RunView
 from plaudit_metrics.sources.kept_steps import KeptSteps
-from plaudit_metrics.sources.run_snapshot import look
+from plaudit_metrics.sources.run_snapshot import take_snapshot
 from plaudit_metrics.sources.stream import EventReader
 from plaudit_wire.messages import Announcement, PolicyVersion, Prompt
 from plaudit_wire.names import Names
@@ -119,9 +119,7 @@ def check_stamps(sample: SampleRecord, group: Group) -> None:
     assert stamps.admitted <= stamps.taken <= stamps.published <= stamps.score_taken <= stamps.committed
 
 
-async def test_what_lies_in_the_streams_and_who_works_is_seen(
-    transport: Transport, client: Redis, run_name: str
-) -> None:
+async def test_stream_contents_and_live_workers_are_shown(transport: Transport, client: Redis, run_name: str) -> None:
     trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
     incarnation = await trainer.take_over()
     await trainer.announce(Announcement(PolicyVersion(incarnation, 7), "/weights/1.7", "abc"))
@@ -132,7 +130,7 @@ async def test_what_lies_in_the_streams_and_who_works_is_seen(
 
     async with Consumer[Prompt](transport, "prompts", "rollout-0", ConsumerOptions(block_s=0.05)) as prompts:
         await prompts.take(1)
-        seen = await look(client, Names(run_name))
+        seen = await take_snapshot(client, Names(run_name))
     assert seen.streams["prompts"].undelivered == 2
     assert seen.streams["prompts"].in_flight == 1
     assert 0 <= seen.streams["prompts"].oldest_undelivered_s < 30
@@ -141,12 +139,14 @@ async def test_what_lies_in_the_streams_and_who_works_is_seen(
     assert (seen.policy_version, seen.policy_version_lag) == (7, 2)
 
 
-async def test_what_reward_workers_say_of_judges_is_seen(transport: Transport, client: Redis, run_name: str) -> None:
+async def test_the_judge_figures_of_reward_workers_are_shown(
+    transport: Transport, client: Redis, run_name: str
+) -> None:
     keys = Names(run_name)
     await client.hincrby(keys.judges, "big:200", 40)
     await client.hincrby(keys.judges, "big:429", 2)
     await transport.beat(WorkerRecord("reward-0", "reward", circuits_open=["strict"]))
-    seen = await look(client, keys)
+    seen = await take_snapshot(client, keys)
     assert seen.judge_requests == {("big", "200"): 40, ("big", "429"): 2}
     assert seen.circuits_open == {"big": False, "strict": True}
 
@@ -160,4 +160,4 @@ async def test_work_done_twice_is_counted_by_stream(transport: Transport, client
         (delivery,) = await prompts.take(1)
         await publish(transport, delivery, 0, make_body(prompt, 0))
         await publish(transport, delivery, 0, make_body(prompt, 0))
-    assert (await look(client, Names(run_name))).duplicates == {"prompts": 1}
+    assert (await take_snapshot(client, Names(run_name))).duplicates == {"prompts": 1}

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from plaudit_metrics.terminal.commands import top_arguments
-from plaudit_metrics.terminal.picture import Folder, Picture, Service
+from plaudit_metrics.terminal.overview import MetricsService, RunFolder, RunOverview
 from plaudit_metrics.terminal.top import frame, top
 
 
@@ -44,7 +44,7 @@ def test_a_service_is_asked_for_everything(observed_run: Any, capsys: pytest.Cap
 
 
 def test_a_folder_tells_the_same_of_its_steps_and_samples(observed_run: Any) -> None:
-    asked, read = Service(observed_run.metrics).look(), Folder(observed_run.folder).look()
+    asked, read = MetricsService(observed_run.metrics).read(), RunFolder(observed_run.folder).read()
     assert [step["step"] for step in read.steps] == [step["step"] for step in asked.steps]
     assert (read.verdict or {})["verdict"] == (asked.verdict or {})["verdict"]
     assert [(s["group"], s["index"]) for s in read.samples] == [(s["group"], s["index"]) for s in asked.samples]
@@ -52,7 +52,7 @@ def test_a_folder_tells_the_same_of_its_steps_and_samples(observed_run: Any) -> 
 
 
 def test_a_run_that_closed_no_step_yet_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert Folder(tmp_path).look() == Picture(tmp_path.name)
+    assert RunFolder(tmp_path).read() == RunOverview(tmp_path.name)
     assert top(parsed(str(tmp_path))) == 0
     assert "no step has closed yet" in capsys.readouterr().out
 
@@ -65,8 +65,8 @@ def test_failures_of_the_open_step_and_of_the_newest_are_shown_with_their_reason
         "step": 9, "opened": 0.0, "closed": 9.0, "verdict": "reward", "reward_pipeline/masked_share": 0.25,
         "reward_pipeline/scorer/slow/reasons": "12 × took longer than 5 s",
     }  # fmt: skip
-    picture = Picture("r", None, [step], failures={"samples": 64, "unscored": 36, "failures": [failure]})
-    Console(width=120).print(frame(picture))
+    overview = RunOverview("r", None, [step], failures={"samples": 64, "unscored": 36, "failures": [failure]})
+    Console(width=120).print(frame(overview))
     shown = capsys.readouterr().out
     assert "36 of 64 samples (56%) have no score" in shown
     assert "mine: 36 × KeyError: 'a' (reward.py:2 in f)" in shown
@@ -81,9 +81,11 @@ def test_names_and_texts_are_neither_markup_nor_escape_sequences(capsys: pytest.
     depth = {"undelivered": 1, "in_flight": 1, "oldest_undelivered_s": 0.0}
     failure = {"scorer": evil, "outcome": "data_error", "reason": evil, "count": 1}
     failures = {"samples": 1, "unscored": 1, "failures": [failure]}
-    picture = Picture(evil, verdict, [step], [sample], {evil: depth}, [{"worker": evil, "version": evil}], failures)
-    Console(width=300).print(frame(picture, trouble=evil))
-    Console(width=300).print(frame(Picture(evil)))
+    overview = RunOverview(
+        evil, verdict, [step], [sample], {evil: depth}, [{"worker": evil, "version": evil}], failures
+    )
+    Console(width=300).print(frame(overview, trouble=evil))
+    Console(width=300).print(frame(RunOverview(evil)))
     shown = capsys.readouterr().out
     assert "[/x][bold]" in shown
     assert [each for each in shown if not each.isprintable() and each != "\n"] == []
@@ -98,13 +100,15 @@ def test_names_and_texts_are_neither_markup_nor_escape_sequences(capsys: pytest.
         ([], "give a run"),
     ],
 )
-def test_what_cannot_be_shown_is_told(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_shown_is_reported(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert top(parsed(*arguments)) == 2
     assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("key", [b"q", b"jkq", b"\x03"], ids=["q", "other keys and q", "Ctrl-C"])
-def test_on_a_terminal_it_goes_on_until_it_is_told_to_end(observed_run: Any, key: bytes) -> None:
+def test_on_a_terminal_it_continues_until_it_is_ended(observed_run: Any, key: bytes) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "plaudit_workers.cli", "top", str(observed_run.folder), "--every", "0.2"]
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "120", "LINES": "50"}

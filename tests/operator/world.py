@@ -9,7 +9,7 @@ from cluster_model import ClusterModel, Inline
 from plaudit_operator import names
 from plaudit_operator.cache import Cache
 from plaudit_operator.observed import seconds
-from plaudit_operator.planning.reconcile import Reconciler, Result
+from plaudit_operator.planning.reconcile import Reconciler, ReconcileResult
 from plaudit_operator.runtime.errors import KubeError
 from plaudit_operator.runtime.kinds import RLJOB, WATCHED, kind_of
 from plaudit_operator.settings import Images, Settings
@@ -81,7 +81,7 @@ class World:
             for event, item in taken + (taken if twice else []):
                 self.cache.update(kind_of(name), event, item)
 
-    def reconcile(self) -> Result | None:
+    def reconcile(self) -> ReconcileResult | None:
         """One turn of the operator; None when it has to try again."""
         try:
             return self.reconciler.reconcile(KEY)

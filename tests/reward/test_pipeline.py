@@ -79,7 +79,7 @@ async def test_when_lets_only_some_samples_through(make_sample: MakeSample) -> N
     assert wrong.scorers["judge"].reason == "when: correct is not 1"
 
 
-async def test_chains_of_when_end_where_one_says_no(make_sample: MakeSample) -> None:
+async def test_chains_of_when_end_at_the_first_unmet_condition(make_sample: MakeSample) -> None:
     last = scripted("c", 4.0)
     pipeline = Pipeline(
         [

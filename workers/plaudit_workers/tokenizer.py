@@ -18,9 +18,10 @@ def load_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
         RefusedError: the tokenizer cannot be loaded or the chat template cannot be read.
     """
     source = model.tokenizer or model.source
+    revision = model.tokenizer_revision if model.tokenizer else model.revision
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            source, revision=model.revision, trust_remote_code=model.trust_remote_code
+            source, revision=revision, trust_remote_code=model.trust_remote_code
         )
         if model.chat_template:
             with open(model.chat_template, encoding="utf-8") as file:

@@ -24,7 +24,7 @@ from plaudit_metrics.service.spans import MissingPackageError, SpanSender
 from plaudit_metrics.service.view import RunView
 from plaudit_metrics.sources.history import FILE_NAME, read_steps
 from plaudit_metrics.sources.kept_steps import KeptSteps
-from plaudit_metrics.sources.run_snapshot import look
+from plaudit_metrics.sources.run_snapshot import take_snapshot
 from plaudit_metrics.sources.stream import EventReader
 from plaudit_wire.logs import get_logger
 from plaudit_wire.names import Names
@@ -113,7 +113,7 @@ class _SnapshotTaker:
     async def run(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
             try:
-                self._view.look(await look(self._client, self._keys))
+                self._view.observe(await take_snapshot(self._client, self._keys))
                 self.responded_s = time.monotonic()
             except (RedisError, OSError) as error:
                 self._view.series.show_redis_down()

@@ -74,7 +74,7 @@ class RunView:
         else:
             self.series.show_step(closed.record)
 
-    def look(self, snapshot: RunSnapshot) -> None:
+    def observe(self, snapshot: RunSnapshot) -> None:
         """Add a new snapshot of streams, workers and Redis."""
         self.snapshot = snapshot
         self.queues.add(snapshot)

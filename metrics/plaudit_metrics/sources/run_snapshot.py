@@ -60,7 +60,7 @@ class RunSnapshot:
         return {judge: judge in failing for judge in sorted(known | failing)}
 
 
-async def look(client: Redis, keys: Names) -> RunSnapshot:
+async def take_snapshot(client: Redis, keys: Names) -> RunSnapshot:
     """Take one snapshot.
 
     Raises:

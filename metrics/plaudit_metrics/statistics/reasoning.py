@@ -22,7 +22,7 @@ from plaudit_metrics.statistics.waits import CAUSES
 from plaudit_wire.records import PAUSE
 
 
-class Rule(msgspec.Struct, frozen=True):
+class VerdictRule(msgspec.Struct, frozen=True):
     """One rule, applied to one step."""
 
     verdict: Verdict
@@ -34,9 +34,9 @@ class Rule(msgspec.Struct, frozen=True):
     holds: bool
 
 
-def reasoning(statistics: Mapping[str, float]) -> list[Rule]:
+def reasoning(statistics: Mapping[str, float]) -> list[VerdictRule]:
     """Apply the rules to a step's figures (those that ``verdict`` reads), up to the first that holds."""
-    rules: list[Rule] = []
+    rules: list[VerdictRule] = []
     for rule in _rules(statistics):
         rules.append(rule)
         if rule.holds:
@@ -44,10 +44,10 @@ def reasoning(statistics: Mapping[str, float]) -> list[Rule]:
     return rules
 
 
-def _rules(statistics: Mapping[str, float]) -> Iterable[Rule]:
+def _rules(statistics: Mapping[str, float]) -> Iterable[VerdictRule]:
     step_s, waited_s = statistics.get("step_s", 0.0), statistics.get("trainer_wait_s", 0.0)
     paused_s = statistics.get(f"wait/{PAUSE}_s", 0.0)
-    yield Rule(
+    yield VerdictRule(
         "unscored",
         "Did too many samples have no score?",
         "no sample has a score"
@@ -56,7 +56,7 @@ def _rules(statistics: Mapping[str, float]) -> Iterable[Rule]:
         f"no score at all, or at least {WAITING_SHARE:.0%}",
         nothing_scored(statistics) or pauses_hold(statistics),
     )
-    yield Rule(
+    yield VerdictRule(
         "trainer",
         "Did the trainer wait for less than a fifth of the step?",
         f"waited {_share(waited_s, step_s, 'the step')}",
@@ -64,7 +64,7 @@ def _rules(statistics: Mapping[str, float]) -> Iterable[Rule]:
         waited_s <= 0 or waited_s < WAITING_SHARE * step_s,
     )
     straggler_s = statistics.get("straggler_s", 0.0)
-    yield Rule(
+    yield VerdictRule(
         "straggler",
         "Was a single sample or group missing most of the time?",
         f"a single one was missing for {_share(straggler_s, waited_s, 'the waiting')}",
@@ -73,7 +73,7 @@ def _rules(statistics: Mapping[str, float]) -> Iterable[Rule]:
     )
     causes = {cause: statistics.get(f"wait/{cause}_s", 0.0) for cause in CAUSES}
     generation_s = causes.pop("generation")
-    yield Rule(
+    yield VerdictRule(
         "generation",
         "Did the trainer wait mostly for generation?",
         f"generation took {_share(generation_s, waited_s, 'the waiting')}",
@@ -82,7 +82,7 @@ def _rules(statistics: Mapping[str, float]) -> Iterable[Rule]:
     )
     reward_s = sum(causes.values())
     largest, name = reward_side(causes, statistics)
-    yield Rule(
+    yield VerdictRule(
         name,
         "Did it wait mostly for rewards?",
         f"rewards took {_share(reward_s, waited_s, 'the waiting')}; "
@@ -90,7 +90,7 @@ def _rules(statistics: Mapping[str, float]) -> Iterable[Rule]:
         f"at least {SIDE_SHARE:.0%}",
         reward_s >= SIDE_SHARE * waited_s,
     )
-    yield Rule(
+    yield VerdictRule(
         "balanced",
         "None of these?",
         "neither generation nor rewards took enough of the waiting",

@@ -1,7 +1,7 @@
 """``plaudit top``: a live view of a run on a terminal.
 
-It shows verdict, failures, steps, stages, queues, workers and slowest samples. ``frame`` turns a ``Picture`` into what
-rich draws; ``picture.py`` obtains pictures. Without a terminal one frame is printed.
+It shows verdict, failures, steps, stages, queues, workers and slowest samples. ``frame`` lays out a ``RunOverview``,
+which ``overview.py`` reads from the run, as rich draws it. Without a terminal one frame is printed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from plaudit_metrics.statistics.stages import STAGES
-from plaudit_metrics.terminal.picture import Picture, Source, UnknownRunError, source_of
+from plaudit_metrics.terminal.overview import RunOverview, Source, UnknownRunError, source_of
 from plaudit_wire.printable import printable
 from plaudit_wire.records import OUTCOMES, PAUSE
 
@@ -51,30 +51,30 @@ def top(arguments: argparse.Namespace) -> int:
     """Run ``plaudit top [RUN | --url URL]`` and return the exit code."""
     try:
         source = source_of(arguments.run, arguments.url, arguments.runs_folder)
-        picture = source.look()
+        overview = source.read()
     except UnknownRunError as error:
         sys.stderr.write(printable(str(error)) + "\n")
         return _REFUSED
     console = Console()
     if console.is_terminal and sys.stdin.isatty():
-        _draw(source, picture, console, max(arguments.every, 0.1))
+        _draw(source, overview, console, max(arguments.every, 0.1))
     else:
-        console.print(frame(picture))
+        console.print(frame(overview))
     return 0
 
 
-def _draw(source: Source, picture: Picture, console: Console, every_s: float) -> None:
-    """Draw until ``q`` or Ctrl-C. While the service does not respond, the last picture stays, with a message."""
-    screen = Live(frame(picture), console=console, screen=True, auto_refresh=False)
+def _draw(source: Source, overview: RunOverview, console: Console, every_s: float) -> None:
+    """Draw until ``q`` or Ctrl-C. While the service does not respond, the last overview stays, with a message."""
+    screen = Live(frame(overview), console=console, screen=True, auto_refresh=False)
     with contextlib.suppress(KeyboardInterrupt), _single_keys(), screen:
         screen.refresh()
         while not _quit_within(every_s):
             trouble = ""
             try:
-                picture = source.look()
+                overview = source.read()
             except UnknownRunError as error:
                 trouble = str(error)
-            screen.update(frame(picture, trouble), refresh=True)
+            screen.update(frame(overview, trouble), refresh=True)
 
 
 @contextlib.contextmanager
@@ -99,28 +99,28 @@ def _quit_within(seconds: float) -> bool:
     return not keys or any(key in keys for key in b"qQ\x03")
 
 
-def frame(picture: Picture, trouble: str = "") -> RenderableType:
+def frame(overview: RunOverview, trouble: str = "") -> RenderableType:
     """Return the whole view as one renderable.
 
     Args:
-        picture: the state of the run.
+        overview: the state of the run.
         trouble: why it is out of date; empty when it is current.
 
     Names and texts come from users and their policies: control characters are replaced, and none is read as markup.
     """
-    picture = Picture(*(_printable(getattr(picture, each.name)) for each in fields(picture)))
-    parts: list[RenderableType] = [_verdict(picture)]
+    overview = RunOverview(*(_printable(getattr(overview, each.name)) for each in fields(overview)))
+    parts: list[RenderableType] = [_verdict(overview)]
     if trouble:
         parts.append(Text(printable(trouble), style="bold red"))
-    parts += _open_step_failures(picture.failures)
-    if picture.steps:
-        parts += [_steps(picture.steps[-_STEPS:]), _last_step(picture.steps[-1])]
-    if picture.streams:
-        parts.append(_queues(picture))
-    if picture.workers:
-        parts.append(_workers(picture.workers))
-    if picture.samples:
-        parts.append(_samples(picture.samples[:_SAMPLES]))
+    parts += _open_step_failures(overview.failures)
+    if overview.steps:
+        parts += [_steps(overview.steps[-_STEPS:]), _last_step(overview.steps[-1])]
+    if overview.streams:
+        parts.append(_queues(overview))
+    if overview.workers:
+        parts.append(_workers(overview.workers))
+    if overview.samples:
+        parts.append(_samples(overview.samples[:_SAMPLES]))
     return Group(*parts)
 
 
@@ -132,13 +132,13 @@ def _printable(value: Any) -> Any:
     return [_printable(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def _verdict(picture: Picture) -> RenderableType:
-    if picture.verdict is None:
-        return Panel(Text("no step has closed yet"), title=Text(picture.run))
-    text = Text(picture.verdict["recent_verdict"], style="bold")
-    text.append(f" over the last steps · step {picture.verdict['step']}: {picture.verdict['verdict']}\n")
-    text.append(picture.verdict["explanation"])
-    return Panel(text, title=Text(picture.run), subtitle="q quits")
+def _verdict(overview: RunOverview) -> RenderableType:
+    if overview.verdict is None:
+        return Panel(Text("no step has closed yet"), title=Text(overview.run))
+    text = Text(overview.verdict["recent_verdict"], style="bold")
+    text.append(f" over the last steps · step {overview.verdict['step']}: {overview.verdict['verdict']}\n")
+    text.append(overview.verdict["explanation"])
+    return Panel(text, title=Text(overview.run), subtitle="q quits")
 
 
 def _open_step_failures(failures: Mapping[str, Any]) -> list[RenderableType]:
@@ -214,11 +214,11 @@ def _last_step(step: Mapping[str, Any]) -> RenderableType:
     return Group(legend, side_by_side, _reasons(step))
 
 
-def _queues(picture: Picture) -> Table:
+def _queues(overview: RunOverview) -> Table:
     table = Table(title="queues", expand=True, box=None)
     for heading in ("stream", "waiting", "in progress", "oldest s"):
         table.add_column(heading, justify="left" if heading == "stream" else "right")
-    for name, depth in picture.streams.items():
+    for name, depth in overview.streams.items():
         table.add_row(
             Text(name), str(depth["undelivered"]), str(depth["in_flight"]), f"{depth['oldest_undelivered_s']:.1f}"
         )

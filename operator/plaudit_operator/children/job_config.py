@@ -27,6 +27,7 @@ def config_map(context: JobContext, templates: Mapping[str, Any]) -> Manifest:
         "spec.json": _json(context.admitted.spec),
         "current.json": _json(context.admitted.current),
         "templates.json": _json(templates),
+        "platform.json": _json(context.platform),
         "images.json": _json(asdict(context.settings.images)),
         "files.json": _json([{"key": f.key, "path": f.path, "sha256": f.digest} for f in context.files]),
         **{f.key: f.content for f in context.files},
@@ -42,16 +43,26 @@ def _job_file(context: JobContext) -> str:
     """
     written, current = context.admitted.written, context.admitted.current
     if "job.yaml" not in written:
-        return dump_json(job_data(context.job))
+        return dump_json(_for_processes(job_data(context.job)))
     if written["current.json"] == _json(current):
         return written["job.yaml"]
     resolved = msgspec.json.decode(written["job.yaml"])
-    return dump_json({**resolved, "spec": overlaid(resolved["spec"], current)})
+    return dump_json(_for_processes({**resolved, "spec": overlaid(resolved["spec"], current)}))
+
+
+def _for_processes(job: Manifest) -> Manifest:
+    """Leave out what only controllers read: a suspension rewrites no file, and old processes meet no new field."""
+    return {**job, "spec": {name: value for name, value in job["spec"].items() if name not in _FOR_CONTROLLERS}}
+
+
+_FOR_CONTROLLERS = ("suspend", "managedBy")
 
 
 def service_account(context: JobContext) -> Manifest:
     """Return the service account of the job's pods: it has no rights, and no pod mounts its token."""
     metadata = context.metadata(names.role_object(context.name, "pods"), "pods")
+    if context.platform.service_account_annotations:
+        metadata["annotations"] = dict(context.platform.service_account_annotations)
     return context.manifest(SERVICE_ACCOUNT, metadata, automountServiceAccountToken=False)
 
 

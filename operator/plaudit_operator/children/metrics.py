@@ -5,7 +5,7 @@ from __future__ import annotations
 from plaudit_operator import names
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.deployment import deployment, service
-from plaudit_operator.children.pod import Process, http_probe, pod_template
+from plaudit_operator.children.pod import RolePod, http_probe, pod_template
 
 ROLE = "metrics"
 
@@ -13,7 +13,7 @@ ROLE = "metrics"
 def template(context: JobContext) -> Manifest:
     """Return the pod template of the metrics service."""
     latency = context.spec.metrics.reward_latency
-    process = Process(
+    process = RolePod(
         role=ROLE,
         image=context.settings.images.worker,
         command=["python3", "-m", "plaudit_metrics"],

@@ -8,7 +8,7 @@ from plaudit_operator import names
 from plaudit_operator.children import reward_model
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.deployment import deployment
-from plaudit_operator.children.pod import Process, http_probe, pod_template
+from plaudit_operator.children.pod import RolePod, http_probe, pod_template
 from plaudit_workers.job.secrets import reward_secrets
 
 ROLE = "reward"
@@ -16,7 +16,7 @@ ROLE = "reward"
 
 def template(context: JobContext) -> Manifest:
     """Return the pod template of the reward workers."""
-    process = Process(
+    process = RolePod(
         role=ROLE,
         image=context.settings.images.worker,
         command=["python3", "-m", "plaudit_workers.scoring"],

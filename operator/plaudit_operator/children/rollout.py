@@ -5,7 +5,7 @@ from __future__ import annotations
 from plaudit_operator import names
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.deployment import deployment
-from plaudit_operator.children.pod import Process, http_probe, pod_template
+from plaudit_operator.children.pod import RolePod, http_probe, pod_template
 
 ROLE = "rollout"
 
@@ -14,7 +14,7 @@ def template(context: JobContext) -> Manifest:
     """Return the pod template of the rollout workers."""
     rollout = context.spec.rollout
     gpus = rollout.engine.tensor_parallel_size if rollout.engine.kind == "vllm" else 0
-    process = Process(
+    process = RolePod(
         role=ROLE,
         image=context.settings.images.gpu if rollout.engine.kind == "vllm" else context.settings.images.worker,
         command=["python3", "-m", "plaudit_workers.rollout"],

@@ -11,7 +11,7 @@ from typing import Any
 
 from plaudit_operator import names
 from plaudit_operator.children.context import JobContext, Manifest
-from plaudit_operator.children.pod import Process, pod_template
+from plaudit_operator.children.pod import RolePod, pod_template
 from plaudit_operator.runtime.kinds import JOB, SERVICE
 
 ROLE = "trainer"
@@ -38,7 +38,7 @@ def template(context: JobContext) -> Manifest:
         else:
             environment["LOCAL_WORLD_SIZE"] = str(ranks_per_pod)
             command = ["python3", "-m", "plaudit_workers.launch.ranks"]
-    process = Process(
+    process = RolePod(
         role=ROLE,
         image=context.settings.images.gpu,
         command=command,

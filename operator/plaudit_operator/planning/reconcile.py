@@ -17,6 +17,7 @@ from plaudit_operator.planning.apply import AwaitedError, Outcome, carry_out
 from plaudit_operator.planning.events import event_manifest
 from plaudit_operator.planning.plan import PROGRESS_EVERY_S, plan
 from plaudit_operator.policies.failure import pods_missing
+from plaudit_operator.policies.managed_by import is_managed_elsewhere
 from plaudit_operator.runtime.errors import ConflictError, KubeError, NotFoundError
 from plaudit_operator.runtime.kinds import CONFIG_MAP, POD, RLJOB
 from plaudit_operator.runtime.kube import Kube
@@ -34,7 +35,7 @@ _AWAITED_S = 1.0
 
 
 @dataclass(frozen=True)
-class Result:
+class ReconcileResult:
     """The result of one reconciliation."""
 
     again_after_s: float | None
@@ -71,7 +72,7 @@ class Reconciler:
         self._lock = threading.Lock()
         self._asked: dict[str, float] = {}
 
-    def reconcile(self, key: Key) -> Result:
+    def reconcile(self, key: Key) -> ReconcileResult:
         """Bring one job closer to its spec.
 
         Raises:
@@ -79,7 +80,7 @@ class Reconciler:
         """
         observed = self._observe(key)
         if observed is None:
-            return Result(None, 0)
+            return ReconcileResult(None, 0)
         now = self._clock()
         wanted = plan(observed, self._settings, now)
         outcome = carry_out(self._kube, self._pool, observed, wanted.actions)
@@ -90,7 +91,7 @@ class Reconciler:
         if wanted.delete_job:
             self._kube.delete(RLJOB, observed.namespace, observed.name, observed.uid)
             writes += 1
-        return Result(_again(wanted, outcome), writes)
+        return ReconcileResult(_again(wanted, outcome), writes)
 
     def _observe(self, key: Key) -> Observed | None:
         observed = self._cache.observed(key)
@@ -98,6 +99,8 @@ class Reconciler:
             with self._lock:
                 self._asked = {uid: at for uid, at in self._asked.items() if self._clock() - at < 60.0}
             return None
+        if is_managed_elsewhere(observed):
+            return observed
         source = (observed.job["spec"].get("files") or {}).get("configMap")
         if source and observed.child("ConfigMap", job_config(observed.name)) is None and not observed.ended:
             observed = replace(observed, files=self._files(observed.namespace, source))

@@ -12,7 +12,7 @@ from plaudit_operator.children.context import JobContext
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed, attempt_of, labels
 from plaudit_operator.pod_state import is_over, is_running, problem_of, restarts_of
-from plaudit_operator.policies.failure import Attempt
+from plaudit_operator.policies.failure import TrainerAttempt
 from plaudit_operator.status.remedies import remedy
 
 
@@ -46,7 +46,6 @@ class RoleState:
             "ready": self.ready,
             "updated": self.updated,
             "restarts": self.restarts,
-            "replicas": f"{self.ready}/{self.desired}",
         }
         return report | ({"lastFailure": self.problem} if self.problem else {})
 
@@ -62,7 +61,9 @@ def _lack(role: RoleState) -> str:
     return f"{role.name} {role.ready}/{role.desired}" + (f": {explanation}" if explanation else "")
 
 
-def role_states(context: JobContext, observed: Observed, attempt: Attempt | None, now: float) -> dict[str, RoleState]:
+def role_states(
+    context: JobContext, observed: Observed, attempt: TrainerAttempt | None, now: float
+) -> dict[str, RoleState]:
     """Return the state of every role by its name in the status; of a reward model by ``model/<scorer>``."""
     states = {}
     if transport.managed(context):
@@ -96,7 +97,7 @@ def _of_workload(role: str, owner: Object | None, pods: list[Object], now: float
     return RoleState(role, desired, ready, int(status.get("updatedReplicas", 0)), restarts, held, reason, problem)
 
 
-def _trainer(context: JobContext, observed: Observed, attempt: Attempt | None, now: float) -> RoleState:
+def _trainer(context: JobContext, observed: Observed, attempt: TrainerAttempt | None, now: float) -> RoleState:
     desired = context.spec.trainer.pods
     number = attempt.number if attempt else 0
     held = sum(not is_over(pod) for pod in observed.pods_of("trainer"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple, Protocol
 
 from plaudit_reward.code.cases import Case
-from plaudit_reward.code.sandbox.limits import Limits
+from plaudit_reward.code.sandbox.limits import ProgramLimits
 from plaudit_reward.code.sandbox.messages import Ending
 
 
@@ -53,7 +53,9 @@ class Backend(Protocol):
         """Return the program in a model's response; None when there is none."""
         ...
 
-    async def run(self, program: str, function: str | None, case: Case, limits: Limits, timer: Timer) -> CaseResult:
+    async def run(
+        self, program: str, function: str | None, case: Case, limits: ProgramLimits, timer: Timer
+    ) -> CaseResult:
         """Run one test case.
 
         Args:

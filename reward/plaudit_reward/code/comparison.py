@@ -38,7 +38,7 @@ class _Task(msgspec.Struct, array_like=True):
 _decoder = msgspec.msgpack.Decoder(_Task)
 
 
-class Comparison:
+class OutputComparison:
     """Compares outputs; starts its process when it is first needed, and again after one that was killed.
 
     Args:

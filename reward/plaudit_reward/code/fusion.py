@@ -23,8 +23,8 @@ from plaudit_reward.code.asserts.check import AssertCheck, Executed
 from plaudit_reward.code.asserts.sources import Part, script_of
 from plaudit_reward.code.backend import CaseResult, Timer
 from plaudit_reward.code.cases import Case
-from plaudit_reward.code.comparison import Comparison
-from plaudit_reward.code.sandbox.limits import Limits
+from plaudit_reward.code.comparison import OutputComparison
+from plaudit_reward.code.sandbox.limits import ProgramLimits
 from plaudit_reward.code.sandbox.preamble import PREAMBLE
 from plaudit_reward.errors import CallTimeoutError, DataError, InfrastructureError
 from plaudit_reward.http.client import HttpClient
@@ -74,7 +74,7 @@ class FusionBackend:
         self._url = url if parts.path not in {"", "/"} else urlunsplit(parts._replace(path="/run_code"))
         self.num_samples = concurrency
         self._places = asyncio.Semaphore(concurrency)
-        self._comparison = Comparison()
+        self._comparison = OutputComparison()
         self._asserts = AssertCheck(self._comparison, "")
         self._http = HttpClient(max_connections=concurrency, proxy=proxy_for(self._url))
 
@@ -92,7 +92,9 @@ class FusionBackend:
         first, newline, others = block.partition("\n")
         return others if newline and first.strip().isalpha() else block
 
-    async def run(self, program: str, function: str | None, case: Case, limits: Limits, timer: Timer) -> CaseResult:
+    async def run(
+        self, program: str, function: str | None, case: Case, limits: ProgramLimits, timer: Timer
+    ) -> CaseResult:
         """Run one test case; the expected output or value is never sent along with the program."""
         call = partial(self._run, program, function, case, limits, timer)
         if not case.behind:
@@ -103,7 +105,9 @@ class FusionBackend:
 
         return await self._asserts.check_then_call(execute, program, case, call if function is not None else None)
 
-    async def _run(self, program: str, function: str | None, case: Case, limits: Limits, timer: Timer) -> CaseResult:
+    async def _run(
+        self, program: str, function: str | None, case: Case, limits: ProgramLimits, timer: Timer
+    ) -> CaseResult:
         code = program if function is None else _calling(program, function)
         executed = await self._execute(code, case.stdin, limits, timer)
         if executed.ending != "finished":
@@ -111,7 +115,7 @@ class FusionBackend:
         assert case.expected is not None
         return CaseResult(await self._comparison.compare("same text", executed.stdout, case.expected), "finished")
 
-    async def _execute(self, code: str, stdin: str, limits: Limits, timer: Timer) -> Executed:
+    async def _execute(self, code: str, stdin: str, limits: ProgramLimits, timer: Timer) -> Executed:
         """Run a program on the server.
 
         A program that the server fails to run again and again, while it runs another one, is to blame itself.
@@ -123,24 +127,24 @@ class FusionBackend:
             finally:
                 timer.end()
 
-    async def _request_again_when_healthy(self, body: dict[str, Any], limits: Limits) -> Executed:
+    async def _request_again_when_healthy(self, body: dict[str, Any], limits: ProgramLimits) -> Executed:
         try:
             return _executed(await self._request_until_answered(body, limits))
-        except (ServerFailureError, RefusedError):
+        except (ServerFailureError, FusionRefusedError):
             good = {**body, "code": _KNOWN_GOOD}
             healthy = _executed(await self._request_until_answered(good, limits))
             if healthy.stdout.strip() != b"42":
                 raise
         try:
             return _executed(await self._request_until_answered(body, limits))
-        except (ServerFailureError, RefusedError) as error:
+        except (ServerFailureError, FusionRefusedError) as error:
             return Executed("crashed", reason=str(error))
 
     def blames_program(self, num_done: int) -> bool:
         """Return True when the server responds: it has then ended at least one case of the sample."""
         return num_done > 0
 
-    async def _request_until_answered(self, body: dict[str, Any], limits: Limits) -> _Answer:
+    async def _request_until_answered(self, body: dict[str, Any], limits: ProgramLimits) -> _Answer:
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 return await self._request(body, limits)
@@ -151,7 +155,7 @@ class FusionBackend:
                 await asyncio.sleep(error.pause_s(attempt))
         raise AssertionError("the last attempt returns")
 
-    async def _request(self, body: dict[str, Any], limits: Limits) -> _Answer:
+    async def _request(self, body: dict[str, Any], limits: ProgramLimits) -> _Answer:
         """Send one request.
 
         Raises:
@@ -176,7 +180,9 @@ class FusionBackend:
                 under_program=not busy,
             )
         if status >= 400:
-            raise RefusedError(f"Sandbox Fusion at {self._url} refused the program with {status}: {excerpt(content)}")
+            raise FusionRefusedError(
+                f"Sandbox Fusion at {self._url} refused the program with {status}: {excerpt(content)}"
+            )
         try:
             return msgspec.json.decode(content, type=_Answer)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -206,7 +212,7 @@ class _TransientError(Exception):
 _KNOWN_GOOD = "print(6 * 7)"
 
 
-def _body(code: str, stdin: str, limits: Limits) -> dict[str, Any]:
+def _body(code: str, stdin: str, limits: ProgramLimits) -> dict[str, Any]:
     return {
         "code": code,
         "stdin": stdin,
@@ -233,7 +239,7 @@ def _executed(answer: _Answer) -> Executed:
     raise ServerFailureError(f"Sandbox Fusion could not run the program: {answer.status}, {message}")
 
 
-class RefusedError(DataError):
+class FusionRefusedError(DataError):
     """The server refused a request: for its input, or for the program."""
 
 

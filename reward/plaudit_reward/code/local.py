@@ -9,9 +9,9 @@ from plaudit_reward.code.asserts.check import AssertCheck, Executed
 from plaudit_reward.code.asserts.sources import Part
 from plaudit_reward.code.backend import CaseResult, Timer
 from plaudit_reward.code.cases import Case
-from plaudit_reward.code.comparison import Comparison
-from plaudit_reward.code.sandbox.limits import Limits
-from plaudit_reward.code.sandbox.messages import Ran, Run
+from plaudit_reward.code.comparison import OutputComparison
+from plaudit_reward.code.sandbox.limits import ProgramLimits
+from plaudit_reward.code.sandbox.messages import Ran, RunProgram
 from plaudit_reward.code.sandbox.preamble import PREAMBLE
 from plaudit_reward.code.sandbox.sandbox import Sandbox
 
@@ -33,7 +33,7 @@ class LocalBackend:
     def __init__(self, processes: int, *, as_script: bool = False, allow_without_landlock: bool = False) -> None:
         self._sandbox = Sandbox(processes, allow_without_landlock=allow_without_landlock)
         self._as_script = as_script
-        self._comparison = Comparison()
+        self._comparison = OutputComparison()
         self._asserts = AssertCheck(self._comparison, PREAMBLE)
         self.num_samples = processes * _SAMPLES_PER_PROCESS
 
@@ -49,27 +49,31 @@ class LocalBackend:
         """Return the last block of Python; the whole response where it has no fence."""
         return response.rpartition("```python")[2].partition("```")[0]
 
-    async def run(self, program: str, function: str | None, case: Case, limits: Limits, timer: Timer) -> CaseResult:
+    async def run(
+        self, program: str, function: str | None, case: Case, limits: ProgramLimits, timer: Timer
+    ) -> CaseResult:
         """Run one test case; the expected output or value never enters the program's process."""
         call = partial(self._run, program, function, case, limits, timer)
         if not case.behind:
             return await call()
 
         async def execute(part: Part, text: str, payload: str, stdin: str) -> Executed:
-            ran = await self._sandboxed(Run(text, stdin, part=part, payload=payload, limits=limits), timer)
+            ran = await self._sandboxed(RunProgram(text, stdin, part=part, payload=payload, limits=limits), timer)
             return Executed(ran.ending, ran.stdout, ran.reason)
 
         return await self._asserts.check_then_call(execute, program, case, call if function is not None else None)
 
-    async def _run(self, program: str, function: str | None, case: Case, limits: Limits, timer: Timer) -> CaseResult:
-        ran = await self._sandboxed(Run(program, case.stdin, function, self._as_script, limits=limits), timer)
+    async def _run(
+        self, program: str, function: str | None, case: Case, limits: ProgramLimits, timer: Timer
+    ) -> CaseResult:
+        ran = await self._sandboxed(RunProgram(program, case.stdin, function, self._as_script, limits=limits), timer)
         if ran.ending != "finished":
             return CaseResult(False, ran.ending, ran.reason)
         assert case.expected is not None
         form: Literal["printed", "result"] = "printed" if function is None else "result"
         return CaseResult(await self._comparison.compare(form, ran.stdout, case.expected), "finished")
 
-    async def _sandboxed(self, run: Run, timer: Timer) -> Ran:
+    async def _sandboxed(self, run: RunProgram, timer: Timer) -> Ran:
         begun = False
 
         def begin() -> None:

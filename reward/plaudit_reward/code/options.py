@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import msgspec
 
-from plaudit_reward.code.sandbox.limits import Limits
+from plaudit_reward.code.sandbox.limits import ProgramLimits
 from plaudit_reward.errors import ConfigurationError
 
 _FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
@@ -65,9 +65,9 @@ class CodeOptions(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fi
         options.limits()
         return options
 
-    def limits(self) -> Limits:
+    def limits(self) -> ProgramLimits:
         """Return the limits of one test case."""
-        return Limits(self.time_seconds, _bytes("memory", self.memory), _bytes("output", self.output))
+        return ProgramLimits(self.time_seconds, _bytes("memory", self.memory), _bytes("output", self.output))
 
     def gives_shares(self, *, functions: bool) -> bool:
         """Return True when the share of passed test cases is the score, for functions or for programs."""

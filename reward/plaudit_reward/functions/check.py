@@ -20,7 +20,7 @@ from plaudit_reward.functions.target import Target
 _IMPORTED_WITHIN_S = 60.0
 
 
-class Report(msgspec.Struct, frozen=True):
+class CheckResult(msgspec.Struct, frozen=True):
     """The result of checking one function."""
 
     problem: str | None = None
@@ -31,7 +31,7 @@ class Report(msgspec.Struct, frozen=True):
     """The import took longer than a minute and was stopped; the workers will import the file without a limit."""
 
 
-def check(target: Target) -> Report:
+def check(target: Target) -> CheckResult:
     """Import a function's file in a child process and compare its signature with the job's arguments."""
     try:
         done = subprocess.run(
@@ -43,12 +43,12 @@ def check(target: Target) -> Report:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Report(timed_out=True)
+        return CheckResult(timed_out=True)
     try:
-        return msgspec.json.decode(done.stdout, type=Report)
+        return msgspec.json.decode(done.stdout, type=CheckResult)
     except msgspec.DecodeError:
         last = (done.stderr.decode(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
-        return Report(
+        return CheckResult(
             f"importing {target.path} ended its process (exit status {done.returncode}; {last}): a reward file must "
             "survive its own import"
         )
@@ -59,9 +59,9 @@ def _main() -> None:
     os.dup2(2, 1)  # the file may print; only the report goes to standard output
     target = msgspec.json.decode(sys.stdin.buffer.read(), type=Target)
     try:
-        report = Report(columns=UserFunction(target).check())
+        report = CheckResult(columns=UserFunction(target).check())
     except ConfigurationError as error:
-        report = Report(str(error))
+        report = CheckResult(str(error))
     os.write(answer, msgspec.json.encode(report))
     os._exit(0)  # do not wait for threads that the file has started
 

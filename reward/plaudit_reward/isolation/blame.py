@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from plaudit_reward.errors import ScoreTimeoutError, WorkerKilledError
 from plaudit_reward.functions.target import Isolation
 from plaudit_reward.isolation.cpu import process_cpu_s, thread_cpu_s
-from plaudit_reward.isolation.slot import Call, Run, Slot
+from plaudit_reward.isolation.slot import PoolCall, RunningCall, Slot
 
 GRACE_S = 1.0
 """How long a cancelled work may take to end."""
@@ -32,7 +32,7 @@ _STARVED_THREAD_SHARE = 0.1
 class Verdict:
     """The actions that one slot needs."""
 
-    again: list[Call] = field(default_factory=list)
+    again: list[PoolCall] = field(default_factory=list)
     """Calls to run again."""
     retire: bool = False
     """Give the slot no more works and start another one."""
@@ -63,7 +63,7 @@ def judge_limits(slot: Slot, isolation: Isolation, now_s: float) -> Verdict:
     return verdict
 
 
-def judge_death(slot: Slot, how: str) -> list[Call]:
+def judge_death(slot: Slot, how: str) -> list[PoolCall]:
     """Fail the calls that are to blame for a child's death; return the others, in order, to run again."""
     runs = list(slot.running.values())
     excused = [run.call for run in runs if len(runs) > 1 and run.call.num_excused == 0]
@@ -82,12 +82,12 @@ def spare_neighbours(slot: Slot, seconds: float) -> None:
             run.deadline_s += seconds
 
 
-def timed_out(call: Call, why: str = "") -> ScoreTimeoutError:
+def timed_out(call: PoolCall, why: str = "") -> ScoreTimeoutError:
     """Return the error of a call that passed its limit; ``why`` is appended."""
     return ScoreTimeoutError(f"no result within {call.limit_s:g} s{why}")
 
 
-def _judge_thread(slot: Slot, run: Run, now_s: float, verdict: Verdict) -> None:
+def _judge_thread(slot: Slot, run: RunningCall, now_s: float, verdict: Verdict) -> None:
     verdict.retire = True
     if run.call.num_excused == 0 and _starved(slot, run, now_s):
         run.call.num_excused += 1
@@ -97,7 +97,7 @@ def _judge_thread(slot: Slot, run: Run, now_s: float, verdict: Verdict) -> None:
         _end(slot, run, "")
 
 
-def _judge_task(slot: Slot, run: Run, now_s: float, verdict: Verdict) -> None:
+def _judge_task(slot: Slot, run: RunningCall, now_s: float, verdict: Verdict) -> None:
     verdict.retire = True
     if slot.last_message_s < run.deadline_s - GRACE_S and run.call.num_excused == 0 and len(slot.running) > 1:
         # Not even the watchdog thread reports: one of the works holds the interpreter lock.
@@ -116,7 +116,7 @@ def _judge_task(slot: Slot, run: Run, now_s: float, verdict: Verdict) -> None:
         _end(slot, run, ": it did not end when it was cancelled")
 
 
-def _starved(slot: Slot, run: Run, now_s: float) -> bool:
+def _starved(slot: Slot, run: RunningCall, now_s: float) -> bool:
     """Return True when other works kept the interpreter busy while this one hardly ran."""
     wall_s = now_s - run.started_s
     process_s = process_cpu_s(slot.child.pid) - run.report.process_cpu_s
@@ -124,6 +124,6 @@ def _starved(slot: Slot, run: Run, now_s: float) -> bool:
     return process_s > _STARVED_PROCESS_SHARE * wall_s and thread_s < _STARVED_THREAD_SHARE * process_s
 
 
-def _end(slot: Slot, run: Run, why: str) -> None:
+def _end(slot: Slot, run: RunningCall, why: str) -> None:
     del slot.running[run.call.work.id]
     run.call.fail(timed_out(run.call, why))

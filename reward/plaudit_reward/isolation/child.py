@@ -18,7 +18,7 @@ import threading
 
 from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.functions.function import UserFunction
-from plaudit_reward.isolation.messages import Channel, Load, Loaded, Refused
+from plaudit_reward.isolation.messages import Channel, FunctionRefused, Load, Loaded
 from plaudit_reward.isolation.sequential import run_sequential
 from plaudit_reward.isolation.threads import run_threads
 
@@ -40,7 +40,7 @@ def main() -> int:
     try:
         _run(load, channel)
     except ConfigurationError as error:
-        channel.send([Refused(str(error))])
+        channel.send([FunctionRefused(str(error))])
         return 2
     except EOFError:
         pass

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.functions.target import Description, Target
-from plaudit_reward.isolation.messages import FromChild, Load, Loaded, Refused
+from plaudit_reward.isolation.messages import FromChild, FunctionRefused, Load, Loaded
 from plaudit_reward.isolation.slot import Slot
 from plaudit_wire.logs import get_logger
 
@@ -172,7 +172,7 @@ class ChildProcesses:
                 if self._opened is not None and not self._opened.done():
                     self._opened.set_result(description)
                 self._owner.on_ready()
-            case Refused(message):
+            case FunctionRefused(message):
                 self.end(slot)
                 self._on_failed_load(message)
 

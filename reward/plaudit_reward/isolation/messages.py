@@ -3,7 +3,7 @@
 | message | from | to | meaning |
 | --- | --- | --- | --- |
 | ``Load`` | pool | child | the first message: the function to load, the number of slots |
-| ``Loaded`` / ``Refused`` | child | pool | the answer |
+| ``Loaded`` / ``FunctionRefused`` | child | pool | the answer |
 | ``Work`` | pool | child | call the function once |
 | ``Drop`` | pool | child | do not run these works, or cancel them where that is possible |
 | ``Started`` / ``Finished`` | child | pool | one work began / ended: the time limit runs between them |
@@ -45,7 +45,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
     description: Description
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class FunctionRefused(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The function cannot be used; ``message`` has the reason and the remedy."""
 
     message: str
@@ -105,7 +105,7 @@ class Blocked(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 FromPool = Load | Work | Drop
-FromChild = Loaded | Refused | Started | Finished | Dropped | Blocked
+FromChild = Loaded | FunctionRefused | Started | Finished | Dropped | Blocked
 
 _encoder = msgspec.msgpack.Encoder()
 _from_pool = msgspec.msgpack.Decoder(list[FromPool])

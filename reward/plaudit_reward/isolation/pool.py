@@ -15,7 +15,7 @@ from plaudit_reward.functions.target import Description, Target
 from plaudit_reward.isolation.blame import judge_death, spare_neighbours, timed_out
 from plaudit_reward.isolation.child_processes import ChildProcesses
 from plaudit_reward.isolation.messages import Blocked, Dropped, Finished, FromChild, Started, Work
-from plaudit_reward.isolation.slot import Call, Pace, Slot
+from plaudit_reward.isolation.slot import Pace, PoolCall, Slot
 from plaudit_reward.isolation.watch import Watch
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import Attempt
@@ -43,7 +43,7 @@ class Pool:
         self.name = name
         self._children = ChildProcesses(name, target, processes, max_concurrent, self)
         self._pace = Pace()
-        self._queue: deque[Call] = deque()
+        self._queue: deque[PoolCall] = deque()
         self._max_concurrent = max_concurrent
         self._ids = itertools.count()
         self._scheduled = False
@@ -80,7 +80,7 @@ class Pool:
         """
         work = Work(next(self._ids), list(samples), values, post_process)
         answer: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
-        call = Call(work, attempt.limit_s, answer, time.monotonic())
+        call = PoolCall(work, attempt.limit_s, answer, time.monotonic())
         self._queue.append(call)
         self._schedule()
         try:
@@ -189,14 +189,14 @@ class Pool:
             return 0 if slot.late else self._pace.ahead() - slot.num_given
         return self._children.slots_each - slot.num_given
 
-    def _next(self, count: int) -> list[Call]:
-        calls: list[Call] = []
+    def _next(self, count: int) -> list[PoolCall]:
+        calls: list[PoolCall] = []
         while self._queue and len(calls) < count:
             call = self._queue.popleft()
             if not call.answer.done():
                 calls.append(call)
         return calls
 
-    def _run_again(self, calls: Sequence[Call]) -> None:
+    def _run_again(self, calls: Sequence[PoolCall]) -> None:
         self._queue.extendleft(reversed([call for call in calls if not call.answer.done()]))
         self._schedule()

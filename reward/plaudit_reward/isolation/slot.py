@@ -19,7 +19,7 @@ _WEIGHT_OF_LATEST = 0.1
 
 
 @dataclass(eq=False)
-class Call:
+class PoolCall:
     """One work on its way through a pool."""
 
     work: Work
@@ -41,10 +41,10 @@ class Call:
 
 
 @dataclass(eq=False)
-class Run:
+class RunningCall:
     """A call that a child is running."""
 
-    call: Call
+    call: PoolCall
     started_s: float
     deadline_s: float
     report: Started
@@ -91,9 +91,9 @@ class Slot:
     """Its running work takes much longer than usual: it gets no more until that is done."""
     load_until_s: float = math.inf
     idle_since_s: float = math.inf
-    waiting: dict[int, Call] = field(default_factory=dict)
-    running: dict[int, Run] = field(default_factory=dict)
-    taken_back: dict[int, Call] = field(default_factory=dict)
+    waiting: dict[int, PoolCall] = field(default_factory=dict)
+    running: dict[int, RunningCall] = field(default_factory=dict)
+    taken_back: dict[int, PoolCall] = field(default_factory=dict)
     blocked: Blocked | None = None
     last_message_s: float = 0.0
     """When its last message arrived."""
@@ -111,14 +111,14 @@ class Slot:
         """Return the number of its works, waiting and running."""
         return len(self.waiting) + len(self.running)
 
-    def give(self, calls: list[Call]) -> None:
+    def give(self, calls: list[PoolCall]) -> None:
         """Send works to the child."""
         for call in calls:
             self.waiting[call.work.id] = call
             call.slot = self
         self.child.send([call.work for call in calls])
 
-    def take_back(self) -> list[Call]:
+    def take_back(self) -> list[PoolCall]:
         """Take back the works that have not begun, in order; ``begin`` returns one that begins all the same."""
         calls = list(self.waiting.values())
         if calls:
@@ -127,17 +127,17 @@ class Slot:
             self.child.send([Drop([call.work.id for call in calls])])
         return calls
 
-    def begin(self, report: Started, now_s: float) -> Call | None:
+    def begin(self, report: Started, now_s: float) -> PoolCall | None:
         """Record that a work began; its limit starts now. Return the call if it had been taken back."""
         overtaken = self.taken_back.pop(report.id, None)
         call = self.waiting.pop(report.id, None) or overtaken
         if call is not None:
             call.waited_s = now_s - call.queued_s
             call.began = True
-            self.running[report.id] = Run(call, now_s, now_s + call.limit_s, report)
+            self.running[report.id] = RunningCall(call, now_s, now_s + call.limit_s, report)
         return overtaken
 
-    def end(self, report: Finished) -> Run | None:
+    def end(self, report: Finished) -> RunningCall | None:
         """Record that a work ended; return None when no caller waits for it."""
         self.late = False
         return self.running.pop(report.id, None)
@@ -147,7 +147,7 @@ class Slot:
         for work in report.ids:
             self.taken_back.pop(work, None)
 
-    def forget(self, call: Call) -> None:
+    def forget(self, call: PoolCall) -> None:
         """Drop a call that no caller waits for, and cancel it where that is possible."""
         work = call.work.id
         if self.waiting.pop(work, None) is not None:
@@ -156,7 +156,7 @@ class Slot:
         elif work in self.running:
             self.drop([work])
 
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[PoolCall]:
         """Return all its calls."""
         return [*self.waiting.values(), *(run.call for run in self.running.values())]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from plaudit_reward.isolation.blame import judge_limits
 from plaudit_reward.isolation.child_processes import ChildProcesses
-from plaudit_reward.isolation.slot import Call, Pace, Slot
+from plaudit_reward.isolation.slot import Pace, PoolCall, Slot
 
 _TICK_S = 0.05
 _STALLED_AFTER_S = 0.5
@@ -34,7 +34,11 @@ class Watch:
     """
 
     def __init__(
-        self, children: ChildProcesses, pace: Pace, queue: deque[Call], run_again: Callable[[Sequence[Call]], None]
+        self,
+        children: ChildProcesses,
+        pace: Pace,
+        queue: deque[PoolCall],
+        run_again: Callable[[Sequence[PoolCall]], None],
     ) -> None:
         self._children = children
         self._pace = pace

@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from plaudit_reward.errors import DataError
 from plaudit_reward.model_server.access import Access, AccessError, check_token, read_body
-from plaudit_reward.model_server.batcher import Batcher, ForwardError, QueueFullError, StoppedError
+from plaudit_reward.model_server.batcher import Batcher, ForwardError, QueueFullError, ShuttingDownError
 from plaudit_reward.model_server.protocol import (
     Classification,
     ClassifyRequest,
@@ -109,7 +109,7 @@ class Api:
             return _refusal(400, str(error))
         except QueueFullError:
             return _refusal(429, "the queue is full", RETRY_AFTER_S)
-        except StoppedError:
+        except ShuttingDownError:
             return _refusal(503, "the server is shutting down", RETRY_AFTER_S)
         except _GoneError:
             return _refusal(_CLIENT_CLOSED_REQUEST, "the client is gone")

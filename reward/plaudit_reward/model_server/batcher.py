@@ -26,7 +26,7 @@ class QueueFullError(Exception):
     """The request does not fit into the queue; retry later."""
 
 
-class StoppedError(Exception):
+class ShuttingDownError(Exception):
     """The server is shutting down; send the request to another replica."""
 
 
@@ -100,7 +100,7 @@ class Batcher:
         loop = asyncio.get_running_loop()
         with self._changed:
             if self._stopping:
-                raise StoppedError
+                raise ShuttingDownError
             if len(self._by_length) + self._computed + len(sequences) > self._limits.max_queue:
                 raise QueueFullError
             waiting = [self._enqueue(tokens, loop.create_future()) for tokens in sequences]
@@ -146,7 +146,7 @@ class Batcher:
                 self._forget(one)
         for one in rest:
             if not one.result.done():
-                one.result.set_exception(StoppedError())
+                one.result.set_exception(ShuttingDownError())
 
     def _compute_all(self, loop: asyncio.AbstractEventLoop) -> None:
         """Compute passes until stopped; the thread's main loop."""

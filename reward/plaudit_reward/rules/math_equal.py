@@ -35,7 +35,7 @@ _UNREADABLE = (ValueError, IndexError, ArithmeticError, TypeError, RecursionErro
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparisonOptions:
     """The options of a comparison."""
 
     percentages: bool = True
@@ -44,7 +44,7 @@ class Comparison:
     """Expressions are compared by Math-Verify."""
 
 
-def math_equal(given: str, truth: str, how: Comparison) -> bool:
+def math_equal(given: str, truth: str, how: ComparisonOptions) -> bool:
     r"""Return True if ``given`` equals the answer ``truth``; never raises: an answer that cannot be parsed is wrong.
 
     With a ``\pi`` in either, both π and 3.14 are tried.
@@ -57,7 +57,7 @@ def math_equal(given: str, truth: str, how: Comparison) -> bool:
         return False
 
 
-def _equal(given: Any, truth: Any, how: Comparison, pi: float = math.pi) -> bool:
+def _equal(given: Any, truth: Any, how: ComparisonOptions, pi: float = math.pi) -> bool:
     given, truth = _plain(given, pi), _plain(truth, pi)
     if isinstance(given, str):
         given = given[:_MAX_CHARACTERS]
@@ -118,7 +118,7 @@ def _number(answer: Any) -> float | None:
         return None
 
 
-def _same_number(given: float, truth: float, how: Comparison) -> bool:
+def _same_number(given: float, truth: float, how: ComparisonOptions) -> bool:
     truths = (truth / 100, truth, truth * 100) if how.percentages else (truth,)
     return any(math.isclose(item, given, rel_tol=_TOLERANCE) for item in truths)
 
@@ -140,7 +140,7 @@ def _same_without_brackets(given: str, truth: str) -> bool:
     return given.translate(_NO_BRACKETS) == truth.translate(_NO_BRACKETS)
 
 
-def _same_tuple(given: str, truth: str, how: Comparison) -> bool:
+def _same_tuple(given: str, truth: str, how: ComparisonOptions) -> bool:
     if not given or not truth or given[0] not in "([" or given[-1] not in ")]":
         return False
     if (given[0], given[-1]) != (truth[0], truth[-1]):
@@ -148,11 +148,11 @@ def _same_tuple(given: str, truth: str, how: Comparison) -> bool:
     return _same_parts(given[1:-1].split(","), truth[1:-1].split(","), how)
 
 
-def _same_parts(given: list[Any], truth: list[Any], how: Comparison) -> bool:
+def _same_parts(given: list[Any], truth: list[Any], how: ComparisonOptions) -> bool:
     return len(given) == len(truth) and all(_equal(a, b, how) for a, b in zip(given, truth, strict=True))
 
 
-def _same_matrix(given: str, truth: str, how: Comparison) -> bool:
+def _same_matrix(given: str, truth: str, how: ComparisonOptions) -> bool:
     """Compare a list of rows with a LaTeX matrix whose rows end with one backslash (verl's reading)."""
     if _MATRIX not in truth or not (given.startswith("[") and given.endswith("]")):
         return False

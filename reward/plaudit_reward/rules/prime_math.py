@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from plaudit_reward.errors import DataError
 from plaudit_reward.rules.cpu_limit import shown_within
-from plaudit_reward.rules.math_equal import Comparison, math_equal
+from plaudit_reward.rules.math_equal import ComparisonOptions, math_equal
 from plaudit_reward.rules.mathematics.boxed import closing_brace
 from plaudit_reward.rules.mathematics.prm800k import PRIME, same_answer
 from plaudit_wire.sample import Sample
@@ -45,7 +45,7 @@ def prime_math(
     if not isinstance(truth, str | int | float) or isinstance(truth, bool):
         raise DataError(f"ground_truth is {truth!r}; prime_math needs the answer as text or number")
     answer, truth = extracted_answer(sample.response), str(truth)
-    how = Comparison(percentages, symbolic)
+    how = ComparisonOptions(percentages, symbolic)
     graders = (partial(same_answer, answer, truth, PRIME), partial(math_equal, answer, truth, how))
     return 1.0 if any(shown_within(limit_seconds, grader) for grader in graders) else 0.0
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
-from plaudit_reward.code.sandbox.limits import Limits
-from plaudit_reward.code.sandbox.messages import Run
+from plaudit_reward.code.sandbox.limits import ProgramLimits
+from plaudit_reward.code.sandbox.messages import RunProgram
 from plaudit_reward.code.sandbox.sandbox import Sandbox
 
 ANSWER = hashlib.sha256(b"the answer of a hard problem").hexdigest()
@@ -41,8 +41,8 @@ async def test_a_program_finds_nothing_of_the_one_before_it() -> None:
     await sandbox.open()
     try:
         for source in (PRINTS_IT, f"{PRINTS_IT}\nraise ValueError('ANS:{ANSWER}')", f"x = 'ANS:{ANSWER}'\n{PRINTS_IT}"):
-            await sandbox.run(Run(source, f"ANS:{ANSWER}", as_script=True))
-        looked = await sandbox.run(Run(LOOKS_FOR_IT, as_script=True, limits=Limits(time_s=20)))
+            await sandbox.run(RunProgram(source, f"ANS:{ANSWER}", as_script=True))
+        looked = await sandbox.run(RunProgram(LOOKS_FOR_IT, as_script=True, limits=ProgramLimits(time_s=20)))
     finally:
         await sandbox.close()
     assert (looked.reason, looked.stdout) == ("", b"scanned True found []\n")

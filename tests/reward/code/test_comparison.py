@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from plaudit_reward.code.compare import equals
-from plaudit_reward.code.comparison import Comparison
+from plaudit_reward.code.comparison import OutputComparison
 from plaudit_reward.code.judgement import Form, judge
 
 EQUAL_HASHES = [[k * sys.hash_info.modulus, 0] for k in range(1, 300_000)]
@@ -17,8 +17,8 @@ EQUAL_HASHES = [[k * sys.hash_info.modulus, 0] for k in range(1, 300_000)]
 
 
 @pytest.fixture
-async def comparison() -> AsyncIterator[Comparison]:
-    started = Comparison()
+async def comparison() -> AsyncIterator[OutputComparison]:
+    started = OutputComparison()
     yield started
     await started.close()
 
@@ -31,7 +31,7 @@ def test_keys_with_equal_hashes_take_no_longer_than_others(kind: str, wanted: ob
     assert not equals([kind, content], set(wanted) if isinstance(wanted, dict) else wanted)
 
 
-async def test_a_large_result_is_compared_by_a_process(comparison: Comparison) -> None:
+async def test_a_large_result_is_compared_by_a_process(comparison: OutputComparison) -> None:
     right = list(range(50_000))
     written = json.dumps(["list", right]).encode()
     assert await comparison.compare("result", written, json.dumps(right))
@@ -41,13 +41,13 @@ async def test_a_large_result_is_compared_by_a_process(comparison: Comparison) -
 
 
 async def test_a_comparison_past_its_limit_is_wrong_and_the_next_one_right() -> None:
-    hurried = Comparison(within_s=0.001)
+    hurried = OutputComparison(within_s=0.001)
     lines = b"1.5\n" * 500_000
     try:
         assert not await hurried.compare("printed", lines, lines.decode())
     finally:
         await hurried.close()
-    patient = Comparison()
+    patient = OutputComparison()
     try:
         assert await patient.compare("printed", lines, lines.decode())
     finally:

@@ -25,12 +25,12 @@ def shift_clocks(seconds: float) -> None:
 
 
 async def main(given: dict[str, Any]) -> None:
-    from plaudit_reward.judge.limiter import Limiter
-    from plaudit_reward.judge.limits import Limits
-    from plaudit_reward.judge.redis_budget import RedisBudget
+    from plaudit_reward.endpoint.limiter import Limiter
+    from plaudit_reward.endpoint.limits import RateLimits
+    from plaudit_reward.endpoint.redis_budget import RedisBudget
     from plaudit_wire.redis_connection import redis_client
 
-    limits = Limits(given["requests"], given["tokens"], given["concurrency"], given["window_s"])
+    limits = RateLimits(given["requests"], given["tokens"], given["concurrency"], given["window_s"])
     client = redis_client(given["url"], password=given["password"])
     limiter = Limiter(
         RedisBudget(client, given["key"], given["worker"], limits, lease_s=given["lease_s"]), given["worker"]

@@ -17,11 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
+from plaudit_reward.endpoint.limiter import Limiter
+from plaudit_reward.endpoint.limits import NEVER_SENT, BudgetReport, Passed, RateLimits, Request, Settled
+from plaudit_reward.endpoint.local_budget import LocalBudget
+from plaudit_reward.endpoint.redis_budget import RedisBudget
 from plaudit_reward.errors import InfrastructureError
-from plaudit_reward.judge.limiter import Limiter
-from plaudit_reward.judge.limits import NEVER_SENT, Limits, Passed, Report, Request, Settled
-from plaudit_reward.judge.local_budget import LocalBudget
-from plaudit_reward.judge.redis_budget import RedisBudget
 from plaudit_workers.launch.redis_server import RedisServer
 
 Make = Callable[..., RedisBudget]
@@ -31,8 +31,8 @@ def wanted(*ids: str, tokens: int = 0) -> list[Request]:
     return [Request(id_, tokens) for id_ in ids]
 
 
-def asking(*ids: str, in_flight: int = 0, tokens: int = 0, settled: list[Settled] | None = None) -> Report:
-    return Report(in_flight, settled or [], wanted(*ids, tokens=tokens), len(ids))
+def asking(*ids: str, in_flight: int = 0, tokens: int = 0, settled: list[Settled] | None = None) -> BudgetReport:
+    return BudgetReport(in_flight, settled or [], wanted(*ids, tokens=tokens), len(ids))
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ async def test_what_a_killed_worker_had_in_flight_comes_back(hungry: Any, make_b
     process = await hungry("killed", concurrency=3, takes_s=60.0, seconds=60.0, lease_s=2.0, window_s=0.2)
     process.stdin.write(b"go\n")
     assert [await process.stdout.readline() for _ in range(2)] == [b"ready\n", b"first\n"]
-    other = make_budget(Limits(concurrency=3, window_s=0.2), "reward-1", lease_s=2.0)
+    other = make_budget(RateLimits(concurrency=3, window_s=0.2), "reward-1", lease_s=2.0)
     while (await other.exchange(asking("a"))).number:  # the first of the three is told before the others passed
         await asyncio.sleep(0.01)
     for _ in range(15):  # as long as it lives its leases are renewed
@@ -143,7 +143,7 @@ async def test_what_a_killed_worker_had_in_flight_comes_back(hungry: Any, make_b
 
 
 async def test_a_report_that_is_sent_twice_lets_nothing_through_twice(make_budget: Make) -> None:
-    first, other = (make_budget(Limits(requests=3, tokens=100, window_s=60), name) for name in ("a", "b"))
+    first, other = (make_budget(RateLimits(requests=3, tokens=100, window_s=60), name) for name in ("a", "b"))
     report = asking("1", "2", tokens=10)
     assert (await first.exchange(report)).number == 2
     assert (await first.exchange(report)).number == 2
@@ -151,7 +151,7 @@ async def test_a_report_that_is_sent_twice_lets_nothing_through_twice(make_budge
 
 
 async def test_tokens_are_corrected_and_what_was_never_sent_is_given_back(make_budget: Make) -> None:
-    budget = make_budget(Limits(tokens=100, window_s=60))
+    budget = make_budget(RateLimits(tokens=100, window_s=60))
     assert (await budget.exchange(asking("1", "2", tokens=50))).number == 2
     assert (await budget.exchange(asking("3", tokens=50, in_flight=2))).number == 0
     spent_less = [Settled("1", 20)]
@@ -163,12 +163,12 @@ async def test_tokens_are_corrected_and_what_was_never_sent_is_given_back(make_b
 
 
 async def test_the_window_of_a_request_that_was_sent_late_begins_late(make_budget: Make) -> None:
-    limits = Limits(requests=1, window_s=3.0)
+    limits = RateLimits(requests=1, window_s=3.0)
 
     async def look(budget: Any) -> None:
         assert (await budget.exchange(asking("1"))).number == 1
         await asyncio.sleep(2.0)
-        assert (await budget.exchange(Report(1, [Settled("1", sent_ago_s=0.25)]))).number == 0
+        assert (await budget.exchange(BudgetReport(1, [Settled("1", sent_ago_s=0.25)]))).number == 0
         await asyncio.sleep(1.25)  # 3.25 s after it was let through, 1.5 s after it was sent
         assert (await budget.exchange(asking("2"))).number == 0
         await asyncio.sleep(2.0)
@@ -178,7 +178,7 @@ async def test_the_window_of_a_request_that_was_sent_late_begins_late(make_budge
 
 
 async def test_a_request_larger_than_the_budget_passes_when_it_is_alone(make_budget: Make) -> None:
-    budget = make_budget(Limits(tokens=100, window_s=2.0))
+    budget = make_budget(RateLimits(tokens=100, window_s=2.0))
     assert (await budget.exchange(asking("small", tokens=1))).number == 1
     assert (await budget.exchange(asking("large", tokens=1000, in_flight=1))).number == 0
     await asyncio.sleep(2.2)
@@ -186,7 +186,7 @@ async def test_a_request_larger_than_the_budget_passes_when_it_is_alone(make_bud
 
 
 async def test_whoever_waits_and_had_less_goes_first(make_budget: Make) -> None:
-    limits = Limits(requests=4, window_s=1.2)
+    limits = RateLimits(requests=4, window_s=1.2)
     greedy, late = make_budget(limits, "greedy"), make_budget(limits, "late")
     assert (await greedy.exchange(asking("1", "2", "3", "4", "5", "6"))).number == 4
     assert (await late.exchange(asking("1", "2", "3"))).number == 0
@@ -199,7 +199,7 @@ async def test_whoever_waits_and_had_less_goes_first(make_budget: Make) -> None:
 async def test_workers_that_always_want_more_get_the_same_however_often_they_ask(
     make_budget: Make, limits: dict[str, int]
 ) -> None:
-    budgets = [make_budget(Limits(window_s=0.3, **limits), f"reward-{i}") for i in range(3)]
+    budgets = [make_budget(RateLimits(window_s=0.3, **limits), f"reward-{i}") for i in range(3)]
 
     async def ask(worker: int, turn: int) -> int:
         report = asking(*(f"{turn}-{i}" for i in range(20)), tokens=10)
@@ -216,15 +216,15 @@ async def test_workers_that_always_want_more_get_the_same_however_often_they_ask
 
 
 async def test_a_budget_that_is_one_budget_for_two_jobs_counts_both(make_budget: Make) -> None:
-    one, two = (make_budget(Limits(concurrency=2), name) for name in ("job-a", "job-b"))
+    one, two = (make_budget(RateLimits(concurrency=2), name) for name in ("job-a", "job-b"))
     assert (await one.exchange(asking("1"))).number == 1
     assert (await two.exchange(asking("1", "2"))).number == 1
-    assert (await one.exchange(Report(0))).number == 0
+    assert (await one.exchange(BudgetReport(0))).number == 0
     assert (await two.exchange(asking("2", in_flight=1))).number == 1
 
 
 async def test_a_budget_leaves_nothing_in_redis(make_budget: Make, redis: Redis, run_name: str) -> None:
-    budget = make_budget(Limits(requests=3, tokens=9, concurrency=3, window_s=0.5), lease_s=0.5)
+    budget = make_budget(RateLimits(requests=3, tokens=9, concurrency=3, window_s=0.5), lease_s=0.5)
     await budget.exchange(asking("1", "2", tokens=1))
     keys = [key async for key in redis.scan_iter(f"plaudit:{{{run_name}}}:*")]
     assert len(keys) == 3
@@ -235,7 +235,7 @@ async def test_a_budget_leaves_nothing_in_redis(make_budget: Make, redis: Redis,
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     limits=st.builds(
-        Limits,
+        RateLimits,
         st.none() | st.integers(1, 6),
         st.none() | st.integers(1, 60),
         st.none() | st.integers(1, 4),
@@ -246,7 +246,7 @@ async def test_a_budget_leaves_nothing_in_redis(make_budget: Make, redis: Redis,
     ),
 )
 async def test_the_budget_of_one_process_decides_as_the_one_in_redis(
-    redis_server: RedisServer, limits: Limits, moves: list[tuple[list[int], int, int]]
+    redis_server: RedisServer, limits: RateLimits, moves: list[tuple[list[int], int, int]]
 ) -> None:
     """``moves``: tokens of those that come, how many end, and what the first of these cost (-1: never sent)."""
     from plaudit_wire.redis_connection import redis_client
@@ -263,7 +263,7 @@ async def test_the_budget_of_one_process_decides_as_the_one_in_redis(
             waiting.append(Request(str(number), tokens))
         settled = [Settled(in_flight[0].id, cost)] if num_ending and in_flight else []
         in_flight = in_flight[num_ending:]
-        report = Report(len(in_flight), settled, list(waiting), len(waiting))
+        report = BudgetReport(len(in_flight), settled, list(waiting), len(waiting))
         passed = await shared.exchange(report)
         assert passed.number == (await own.exchange(report)).number
         assert (passed.again_s == 0) == (passed.number == len(waiting))
@@ -280,7 +280,7 @@ class Away(LocalBudget):
 
     failures: list[Exception]
 
-    async def exchange(self, report: Report) -> Passed:
+    async def exchange(self, report: BudgetReport) -> Passed:
         if self.failures:
             raise self.failures.pop(0)
         return await super().exchange(report)
@@ -293,7 +293,7 @@ async def started(budget: Any) -> Limiter:
 
 
 async def test_requests_wait_while_the_budget_is_away_and_fail_when_it_refuses() -> None:
-    budget = Away(Limits(requests=2))
+    budget = Away(RateLimits(requests=2))
     budget.failures = [ConnectionError("gone"), ConnectionError("gone")]
     limiter = await started(budget)
     limiter.leave(await limiter.enter(0))
@@ -303,8 +303,8 @@ async def test_requests_wait_while_the_budget_is_away_and_fail_when_it_refuses()
     await limiter.stop()
 
 
-async def test_who_gives_up_while_waiting_takes_nothing() -> None:
-    limiter = await started(LocalBudget(Limits(concurrency=1)))
+async def test_a_request_cancelled_while_waiting_uses_no_budget() -> None:
+    limiter = await started(LocalBudget(RateLimits(concurrency=1)))
     first = await limiter.enter(0)
     given_up = asyncio.create_task(limiter.enter(0))
     third = asyncio.create_task(limiter.enter(0))
@@ -317,7 +317,7 @@ async def test_who_gives_up_while_waiting_takes_nothing() -> None:
 
 
 async def test_a_worker_takes_no_more_than_its_limits_let_through_soon() -> None:
-    limiter = await started(LocalBudget(Limits(requests=5, window_s=600)))
+    limiter = await started(LocalBudget(RateLimits(requests=5, window_s=600)))
     room = limiter.room()
     waiting = [asyncio.create_task(limiter.enter(0)) for _ in range(5 + room)]
     while sum(task.done() for task in waiting) < 5:
@@ -331,4 +331,4 @@ async def test_a_worker_takes_no_more_than_its_limits_let_through_soon() -> None
     for task in waiting:
         task.cancel()
     await limiter.stop()
-    assert (await started(LocalBudget(Limits()))).room() > 1000
+    assert (await started(LocalBudget(RateLimits()))).room() > 1000

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from plaudit_reward.model_server.batcher import Batcher, BatchLimits, ForwardError, QueueFullError, StoppedError
+from plaudit_reward.model_server.batcher import Batcher, BatchLimits, ForwardError, QueueFullError, ShuttingDownError
 from plaudit_reward.model_server.series import Series
 
 
@@ -106,14 +106,14 @@ async def test_a_stop_answers_what_was_taken_and_takes_nothing_more() -> None:
     taken = asyncio.create_task(batcher.logits([[1], [1, 1], [1, 1, 1]]))
     await asyncio.sleep(0.01)
     batcher.stop()
-    with pytest.raises(StoppedError):
+    with pytest.raises(ShuttingDownError):
         await batcher.logits([[1]])
     sums.gate.set()
     assert await taken == [[1.0], [2.0], [3.0]]
     await computing
 
 
-async def test_a_forward_pass_that_fails_ends_the_server_and_nobody_is_left_waiting() -> None:
+async def test_a_failed_forward_pass_ends_the_server_and_all_waiting_requests() -> None:
     def fails(sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         raise RuntimeError("out of memory")
 
@@ -123,7 +123,7 @@ async def test_a_forward_pass_that_fails_ends_the_server_and_nobody_is_left_wait
     computing = asyncio.create_task(batcher.run())
     with pytest.raises(ForwardError, match="RuntimeError: out of memory"):
         await failing
-    with pytest.raises(StoppedError):
+    with pytest.raises(ShuttingDownError):
         await waiting
     with pytest.raises(RuntimeError, match="out of memory"):
         await computing

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from plaudit_workers.launch.plan import ProcessPlan, Role, RunContext
+from plaudit_workers.launch.plan import LaunchSettings, ProcessPlan, Role
 from plaudit_workers.launch.redis_access import RedisAccess
 from plaudit_workers.launch.supervisor import Supervisor
 from plaudit_workers.process import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, Ending
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
 def plan(folder: Path, role: Role, function: str) -> ProcessPlan:
-    context = RunContext("test", folder, RedisAccess(RedisAddress("redis://127.0.0.1:1/0"), folder))
+    context = LaunchSettings("test", folder, RedisAccess(RedisAddress("redis://127.0.0.1:1/0"), folder))
     environment = context.environment(role, role) | {"PYTHONPATH": str(Path(__file__).parent)}
     return ProcessPlan(f"{role}-0", role, 0.5, 0, serve=f"roles_for_tests:{function}", environment=environment)
 
@@ -78,7 +78,7 @@ async def test_a_stop_lets_the_trainer_finish(tmp_path: Path) -> None:
         await supervisor.stop()
 
 
-async def test_a_stop_at_once_asks_nobody(tmp_path: Path, runs: Callable[[int], bool]) -> None:
+async def test_an_immediate_stop_waits_for_no_process(tmp_path: Path, runs: Callable[[int], bool]) -> None:
     supervisor = Supervisor({"reward": [plan(tmp_path, "reward", "lasts")]}, max_restarts=0, steps_closed=lambda: 0)
     await supervisor.start()
     while not (tmp_path / "lasts.starts").exists():

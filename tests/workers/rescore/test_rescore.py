@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from plaudit_workers.cli import EXIT_REFUSED, main
-from plaudit_workers.rescore.comparison import Change, Comparison, rank_correlation
+from plaudit_workers.rescore.comparison import ScoreChange, ScoreComparison, rank_correlation
 from plaudit_workers.training.run.stored_samples import _COLUMNS
 
 REWARDS = """
@@ -128,7 +128,7 @@ def test_group_scorers_see_whole_groups(job: Any, stored: Any, capsys: pytest.Ca
         (["samples", "-o", "out.csv"], "end its name in .parquet or .jsonl"),
     ],
 )
-def test_what_cannot_be_used_is_told(
+def test_unusable_input_is_reported(
     job: Any,
     stored: Any,
     tmp_path: Path,
@@ -155,10 +155,10 @@ def test_ranks_and_their_correlation_are_those_of_the_textbook() -> None:
 
 def test_of_many_changes_the_largest_are_kept() -> None:
     sizes = random.Random(1).sample(range(1, 1001), 1000)
-    comparison = Comparison(num_changes=3)
+    comparison = ScoreComparison(num_changes=3)
     for index, size in enumerate(sizes):
         comparison.add_outcomes("scored", "scored")
-        comparison.add_scores(Change(1, "t-0-1.0", index, 0.0, float(size), ""))
+        comparison.add_scores(ScoreChange(1, "t-0-1.0", index, 0.0, float(size), ""))
     assert [change.after for change in comparison.summary().changed_most] == [1000.0, 999.0, 998.0]
 
 

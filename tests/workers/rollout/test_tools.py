@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
-from chat_tokenizer import chat_tokenizer
 
+from chat_tokenizer import chat_tokenizer
 from plaudit_wire.messages import Sampling
 from plaudit_wire.sample import AgentReward
 from plaudit_workers.agent_processes.messages import FunctionTool, VerlTools

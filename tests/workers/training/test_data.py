@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from plaudit_workers.job.spec.data import DataSpec, TrainDataSpec, ValidationDataSpec
 from plaudit_workers.job.spec.model import ModelSpec
@@ -55,6 +56,15 @@ def test_a_row_in_verls_columns_becomes_a_prompt(tmp_path, tokenizer, suffix):
     assert np.frombuffer(prompt.prompt_ids, "<i4").tolist() == [11, 1, 10, 12]
 
 
+def test_messages_without_a_chat_template_get_the_tokenizers_own_special_tokens(tmp_path, tokenizer):
+    rows = [row(7, [{"role": "user", "content": "7="}]), row(7, "7=")]
+    tokenizer.chat_template = None
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", 14)])
+    data = load(write(tmp_path, rows, ".jsonl"), tokenizer, shuffle=False)
+    for number in range(2):
+        assert np.frombuffer(data.prompt_at(number).prompt_ids, "<i4").tolist() == [14, 7, 10]
+
+
 def test_a_prompt_may_be_text_and_columns_may_hold_nothing(tmp_path, tokenizer):
     rows = [{**row(7, "7="), "reward_model": {"ground_truth": None}, "extra_info": None}]
     prompt = load(write(tmp_path, rows, ".jsonl"), tokenizer).prompt_at(0)
@@ -93,7 +103,7 @@ def test_every_epoch_holds_every_prompt_in_an_order_of_its_own(tmp_path, tokeniz
     assert orders[0] != [load(path, tokenizer, seed=2).prompt_at(place).row for place in range(20)]
 
 
-def test_a_position_alone_says_which_prompt_it_is(tmp_path, tokenizer):
+def test_a_position_alone_determines_the_prompt(tmp_path, tokenizer):
     path = write(tmp_path, [row(number) for number in range(20)], ".parquet")
     forward, backward = load(path, tokenizer), load(path, tokenizer)
     rows = [forward.prompt_at(position).row for position in range(70)]
@@ -148,13 +158,13 @@ def test_a_missing_column_is_named_with_the_file_and_what_to_do(tmp_path, tokeni
         ),
     ],
 )
-def test_a_bad_jsonl_file_is_told_by_line(tmp_path, tokenizer, content, words):
+def test_a_bad_jsonl_file_is_reported_by_line(tmp_path, tokenizer, content, words):
     (tmp_path / "data.jsonl").write_bytes(content)
     with pytest.raises(RefusedError, match=words):
         load(str(tmp_path / "data.jsonl"), tokenizer)
 
 
-def test_a_row_without_a_ground_truth_is_told_by_row(tmp_path, tokenizer):
+def test_a_row_without_a_ground_truth_is_reported_by_row(tmp_path, tokenizer):
     path = write(tmp_path, [{**row(0), "reward_model": {"truth": 1}}], ".jsonl")
     with pytest.raises(RefusedError, match=r"row 1: column 'reward_model' is .*give each row {ground_truth"):
         load(path, tokenizer)
@@ -174,7 +184,7 @@ def test_a_file_that_only_has_the_name_of_parquet_is_refused(tmp_path, tokenizer
         load(str(tmp_path / "data.parquet"), tokenizer)
 
 
-def test_messages_that_the_chat_template_refuses_are_told_by_row(tmp_path, tokenizer):
+def test_messages_that_the_chat_template_refuses_are_reported_by_row(tmp_path, tokenizer):
     tokenizer.chat_template = "{{ raise_exception('no system messages') }}"
     with pytest.raises(RefusedError, match=r"row 1: the chat template refuses .*no system messages"):
         load(write(tmp_path, [row(0)], ".jsonl"), tokenizer)

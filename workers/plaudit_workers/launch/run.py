@@ -19,7 +19,7 @@ from plaudit_workers.job.checks.support import ignored
 from plaudit_workers.job.secrets import reward_secrets, secret_value
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.launch import placement
-from plaudit_workers.launch.plan import ProcessPlan, Role, RunContext, plan_processes, share_gpus
+from plaudit_workers.launch.plan import LaunchSettings, ProcessPlan, Role, plan_processes, share_gpus
 from plaudit_workers.launch.preflight.prepare import prepare
 from plaudit_workers.launch.redis_access import RedisAccess
 from plaudit_workers.launch.redis_server import free_port
@@ -31,6 +31,7 @@ from plaudit_workers.launch.terminal.live import LiveMessages, print_live
 from plaudit_workers.launch.terminal.waiting import reported_wait
 from plaudit_workers.launch.transport import run_redis
 from plaudit_workers.process import EXIT_DONE, EXIT_REFUSED, Ending, RefusedError
+from plaudit_workers.rollout.engines.vllm_platform import is_cpu_build
 from plaudit_workers.supervision import unless_stopped
 from plaudit_workers.training.run.lineage import Lineage
 
@@ -65,6 +66,12 @@ def run(arguments: argparse.Namespace) -> int:
     if ending.message:
         print(f"plaudit run: {ending.message}", file=sys.stderr)
     return ending.code
+
+
+_CPU_BUILD_NOTE = (
+    "note: Ray has GPUs, but the installed vLLM is its CPU build, so rollouts generate on CPUs. "
+    "`make install GPU=1` installs the GPU build"
+)
 
 
 class _RayNotUpError(Exception):
@@ -104,11 +111,11 @@ class _Launch:
         """Return True once the trainer of this run has taken over: before that there is nothing to save."""
         return Lineage.read(self._folder / "checkpoints").newest > self._incarnation
 
-    def _context(self, redis: RedisAccess) -> RunContext:
+    def _context(self, redis: RedisAccess) -> LaunchSettings:
         secrets = {
             secret.variable: secret_value(secret, field) for field, secret in reward_secrets(self._job.spec.reward)
         }
-        return RunContext(
+        return LaunchSettings(
             self._folder.name,
             self._folder,
             redis,
@@ -118,7 +125,7 @@ class _Launch:
         )
 
     @contextlib.asynccontextmanager
-    async def _ray(self, context: RunContext, interrupt: Interrupt) -> AsyncIterator[dict[Role, list[ProcessPlan]]]:
+    async def _ray(self, context: LaunchSettings, interrupt: Interrupt) -> AsyncIterator[dict[Role, list[ProcessPlan]]]:
         """Connect to Ray; gives the processes to start there."""
         plans = plan_processes(self._job, context, with_gpus=False)
         cpus = sum(plan.cpus for role_plans in plans.values() for plan in role_plans)
@@ -134,6 +141,8 @@ class _Launch:
                 with reported_wait(self._console, "the nodes of the Ray cluster"):
                     await asyncio.to_thread(check_cluster, self._folder)
             if gpus := placement.gpus_available():
+                if self._job.spec.trains and self._job.spec.rollout.engine.kind == "vllm" and is_cpu_build():
+                    self._console.out(_CPU_BUILD_NOTE, highlight=False)
                 plans = plan_processes(self._job, context, with_gpus=True)
                 plans = plans if self._address else share_gpus(plans, gpus)
             yield plans
@@ -143,7 +152,7 @@ class _Launch:
     async def _supervise(
         self,
         supervisor: Supervisor,
-        context: RunContext,
+        context: LaunchSettings,
         plans: dict[Role, list[ProcessPlan]],
         interrupt: Interrupt,
     ) -> Ending:

@@ -18,7 +18,7 @@ from plaudit_wire.sample import Sample
 from plaudit_workers.job.loading.load import load_job
 from plaudit_workers.job.spec.reward import RewardSpec
 from plaudit_workers.process import EXIT_DONE
-from plaudit_workers.rescore.comparison import Change, Comparison, Summary
+from plaudit_workers.rescore.comparison import ScoreChange, ScoreComparison, Summary
 from plaudit_workers.rescore.output import written_rows
 from plaudit_workers.rescore.rows import StoredSample, sample_files, samples_path, stored_groups
 from plaudit_workers.scoring.build import build_pipeline
@@ -37,7 +37,7 @@ def rescore(arguments: argparse.Namespace) -> int:
     """
     reward = load_job(arguments.job).spec.reward
     groups = stored_groups(sample_files(samples_path(arguments.samples, arguments.runs_folder)))
-    comparison, failures = Comparison(arguments.changes), FailureCounts()
+    comparison, failures = ScoreComparison(arguments.changes), FailureCounts()
     show_logs()
     with written_rows(arguments.output, [scorer.name for scorer in reward.scorers]) as write:
 
@@ -72,12 +72,14 @@ async def _rescore(
         await pipeline.close()
 
 
-def _compare(comparison: Comparison, stored: StoredSample, scoring: ScoringRecord) -> None:
+def _compare(comparison: ScoreComparison, stored: StoredSample, scoring: ScoringRecord) -> None:
     comparison.add_outcomes(stored.outcome, scoring.outcome)
     if stored.score is not None and scoring.value is not None:
         sample = stored.sample
         response = sample.response[:_RESPONSE_CHARACTERS]
-        comparison.add_scores(Change(stored.step, sample.group, sample.index, stored.score, scoring.value, response))
+        comparison.add_scores(
+            ScoreChange(stored.step, sample.group, sample.index, stored.score, scoring.value, response)
+        )
 
 
 def readable(summary: Summary) -> str:

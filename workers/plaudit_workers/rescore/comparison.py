@@ -24,7 +24,7 @@ _MOST_RANKED = 1_000_000
 """Pairs that ranks are computed of; of more, a random sample of so many."""
 
 
-class Change(msgspec.Struct, frozen=True):
+class ScoreChange(msgspec.Struct, frozen=True):
     """One sample whose score changed."""
 
     step: int
@@ -49,13 +49,13 @@ class Summary(msgspec.Struct, frozen=True):
     mean_change: float | None
     agreement: float | None
     rank_correlation: float | None
-    changed_most: list[Change]
+    changed_most: list[ScoreChange]
     """By how much, the most first."""
     failures: list[Failure] = []
     """Why samples have no score now, by scorer and kind, the most frequent first."""
 
 
-class Comparison:
+class ScoreComparison:
     """Collect pairs of scores; ``summary`` compares them.
 
     Args:
@@ -71,7 +71,7 @@ class Comparison:
         self._scored = self._same = 0
         self._sum_before = self._sum_after = 0.0
         self._pairs: list[tuple[float, float]] = []
-        self._changes: list[tuple[float, int, Change]] = []
+        self._changes: list[tuple[float, int, ScoreChange]] = []
         self._order = itertools.count(0, -1)
 
     def add_outcomes(self, before: str, after: str) -> None:
@@ -79,7 +79,7 @@ class Comparison:
         self._before[before] += 1
         self._after[after] += 1
 
-    def add_scores(self, change: Change) -> None:
+    def add_scores(self, change: ScoreChange) -> None:
         """Add one sample with two scores."""
         self._scored += 1
         self._sum_before += change.before

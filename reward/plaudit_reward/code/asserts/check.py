@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from plaudit_reward.code.asserts.plan import Plan, plan_of
+from plaudit_reward.code.asserts.plan import AssertPlan, plan_of
 from plaudit_reward.code.asserts.sources import Part
 from plaudit_reward.code.backend import CaseResult
 from plaudit_reward.code.cases import Case
-from plaudit_reward.code.comparison import Comparison
+from plaudit_reward.code.comparison import OutputComparison
 from plaudit_reward.code.sandbox.messages import Ending
 from plaudit_reward.code.sandbox.preamble import PREAMBLE
 from plaudit_reward.errors import DataError
@@ -62,7 +62,7 @@ class AssertCheck:
         preamble: imports that programs may use without their own.
     """
 
-    def __init__(self, comparison: Comparison, preamble: str) -> None:
+    def __init__(self, comparison: OutputComparison, preamble: str) -> None:
         self._comparison = comparison
         self._preamble = preamble
         self._first_operations: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()
@@ -116,7 +116,7 @@ class AssertCheck:
             operations = operations[: verdict.kept] + verdict.needed
         return CaseResult(False, "finished", f"the assert needs more than {_MOST_ROUNDS} rounds of calls")
 
-    async def _first(self, execute: Execute, plan: Plan) -> list[dict[str, Any]]:
+    async def _first(self, execute: Execute, plan: AssertPlan) -> list[dict[str, Any]]:
         """Return the operations that the text needs first; no program is involved."""
         if plan.text in self._first_operations:
             self._first_operations.move_to_end(plan.text)
@@ -142,7 +142,7 @@ class AssertCheck:
         return CaseResult(same, "finished", "" if same else "it passes the assert but prints something else")
 
 
-def _payload(plan: Plan, operations: list[dict[str, Any]]) -> str:
+def _payload(plan: AssertPlan, operations: list[dict[str, Any]]) -> str:
     task = {
         "preamble": PREAMBLE,
         "names": plan.names,

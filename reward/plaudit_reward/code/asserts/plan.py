@@ -21,7 +21,7 @@ from plaudit_reward.errors import DataError
 _ALIASES = {"np": "numpy", "pd": "pandas", "numpy": "numpy", "pandas": "pandas", "pytest": "pytest"}
 
 
-class Plan(NamedTuple):
+class AssertPlan(NamedTuple):
     """The steps that evaluate one assert."""
 
     text: str
@@ -41,7 +41,7 @@ class Plan(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def plan_of(text: str) -> Plan:
+def plan_of(text: str) -> AssertPlan:
     """Read the text of an assert.
 
     Raises:
@@ -58,7 +58,7 @@ def plan_of(text: str) -> Plan:
             f"ground_truth.assert_case: {text[:200]!r} uses no name of the program, so that every program would pass; "
             "assert something about what the program defines"
         )
-    return Plan(text, names, modules, operations, expected)
+    return AssertPlan(text, names, modules, operations, expected)
 
 
 def _names(tree: ast.Module) -> tuple[tuple[str, ...], dict[str, str]]:

@@ -11,7 +11,7 @@ import msgspec
 
 from plaudit_reward.code.sandbox import landlock
 from plaudit_reward.code.sandbox.limits import limit_this_process
-from plaudit_reward.code.sandbox.messages import Run
+from plaudit_reward.code.sandbox.messages import RunProgram
 from plaudit_reward.code.sandbox.program import run_program
 from plaudit_reward.code.sandbox.seccomp import architecture, filter_program, install, prctl
 
@@ -25,14 +25,14 @@ _RULESET = 3
 """File descriptor of Landlock's ruleset while all others are closed."""
 _REASON_CHARACTERS = 300
 
-_decoder = msgspec.msgpack.Decoder(Run)
+_decoder = msgspec.msgpack.Decoder(RunProgram)
 
 
 def run_and_leave(task: int, streams: tuple[int, int, int], ruleset: int | None, template: int) -> NoReturn:
     """Become the program.
 
     Args:
-        task: file with the ``Run``.
+        task: file with the ``RunProgram``.
         streams: file with the program's input, pipes for its standard output and standard error.
         ruleset: of Landlock; None where the kernel has none.
         template: process id of the parent.
@@ -52,13 +52,13 @@ def run_and_leave(task: int, streams: tuple[int, int, int], ruleset: int | None,
         os._exit(code & 0xFF)  # whatever happens, a program must not return into the template's code
 
 
-def read_task(task: int) -> Run:
+def read_task(task: int) -> RunProgram:
     """Read the program from the file that ``supervision`` wrote."""
     with open(task, "rb") as file:
         return _decoder.decode(file.read())
 
 
-def _confine(run: Run, streams: tuple[int, int, int], ruleset: int | None, template: int) -> None:
+def _confine(run: RunProgram, streams: tuple[int, int, int], ruleset: int | None, template: int) -> None:
     """Take away everything a program could use against others; the template has given up all privileges before."""
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != template:

@@ -21,7 +21,7 @@ import msgspec
 
 from plaudit_reward.code.sandbox import landlock
 from plaudit_reward.code.sandbox.limits import offer_to_the_oom_killer
-from plaudit_reward.code.sandbox.messages import FromServer, Prepare, Ready, Run, ToServer, Unable
+from plaudit_reward.code.sandbox.messages import FromServer, Prepare, Ready, RunProgram, ToServer, Unable
 from plaudit_reward.code.sandbox.privileges import drop_privileges
 from plaudit_reward.code.sandbox.seccomp import architecture, prctl
 from plaudit_reward.code.sandbox.supervision import Pipes, supervise
@@ -60,7 +60,7 @@ def main() -> int:
     with contextlib.suppress(EOFError):
         while True:
             run = messages.receive()
-            assert isinstance(run, Run)
+            assert isinstance(run, RunProgram)
             messages.send(_run(run, template, connection))
     return 0
 
@@ -99,7 +99,7 @@ def _readable() -> list[Path]:
     ]
 
 
-def _run(run: Run, template: Template, connection: socket.socket) -> FromServer:
+def _run(run: RunProgram, template: Template, connection: socket.socket) -> FromServer:
     pipes = Pipes.open(run)
     try:
         process = template.fork(pipes.task, pipes.stdin, pipes.stdout_end, pipes.stderr_end)

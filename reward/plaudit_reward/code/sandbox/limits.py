@@ -15,7 +15,7 @@ _OPEN_FILES = 32
 _MOST_LIKELY_VICTIM = "1000"
 
 
-class Limits(msgspec.Struct, frozen=True):
+class ProgramLimits(msgspec.Struct, frozen=True):
     """Limits of one run, that is, of one test case."""
 
     time_s: float = 10.0
@@ -28,7 +28,7 @@ class Limits(msgspec.Struct, frozen=True):
     """Concurrent threads."""
 
 
-def limit_this_process(limits: Limits) -> None:
+def limit_this_process(limits: ProgramLimits) -> None:
     """Set the limits that the kernel enforces, for good: hard and soft ones are the same.
 
     The number of processes is not among them: it counts all processes of a user on the machine, and root's not at all.

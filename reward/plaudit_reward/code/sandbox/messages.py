@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from plaudit_reward.code.sandbox.limits import Limits
+from plaudit_reward.code.sandbox.limits import ProgramLimits
 
 Ending = Literal[
     "finished", "raised", "exited", "crashed", "time limit", "memory limit", "output limit", "thread limit", "killed"
@@ -34,7 +34,7 @@ class Unable(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-class Run(msgspec.Struct, frozen=True, tag=True):
+class RunProgram(msgspec.Struct, frozen=True, tag=True):
     """Run a program once. From the sandbox."""
 
     source: str
@@ -49,7 +49,7 @@ class Run(msgspec.Struct, frozen=True, tag=True):
     """Perform an assert's calls of the program, or evaluate an assert, instead; see ``asserts``."""
     payload: str = ""
     """Input of that part."""
-    limits: Limits = Limits()
+    limits: ProgramLimits = ProgramLimits()
 
 
 class Ran(msgspec.Struct, frozen=True, tag=True):
@@ -67,4 +67,4 @@ class Ran(msgspec.Struct, frozen=True, tag=True):
 
 
 FromServer = Ready | Unable | Ran
-ToServer = Prepare | Run
+ToServer = Prepare | RunProgram

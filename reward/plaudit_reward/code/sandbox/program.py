@@ -23,7 +23,7 @@ from typing import Any
 
 from plaudit_reward.code.asserts.calls import perform_calls
 from plaudit_reward.code.asserts.evaluation import evaluate
-from plaudit_reward.code.sandbox.messages import Run
+from plaudit_reward.code.sandbox.messages import RunProgram
 from plaudit_reward.code.sandbox.preamble import PREAMBLE
 from plaudit_reward.code.sandbox.result import encode_result
 
@@ -31,7 +31,7 @@ _RECURSION_LIMIT = 600_000
 _FILE_NAME = "<program>"
 
 
-def run_program(run: Run) -> None:
+def run_program(run: RunProgram) -> None:
     """Run it; its output or result is then on file descriptor 1.
 
     Raises:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from plaudit_reward.code.sandbox.messages import FromServer, Prepare, Ran, Ready, Run, Unable
+from plaudit_reward.code.sandbox.messages import FromServer, Prepare, Ran, Ready, RunProgram, Unable
 from plaudit_reward.code.sandbox.oom import num_oom_kills
 from plaudit_reward.errors import ConfigurationError, InfrastructureError, WorkerKilledError
 from plaudit_reward.isolation.messages import frame
@@ -56,7 +56,7 @@ class Sandbox:
         for server in self._servers:
             self._free.put_nowait(server)
 
-    async def run(self, run: Run, on_begin: Callable[[], None] = lambda: None) -> Ran:
+    async def run(self, run: RunProgram, on_begin: Callable[[], None] = lambda: None) -> Ran:
         """Run a program once; wait for a free fork server first.
 
         Args:
@@ -78,7 +78,7 @@ class Sandbox:
             raise InfrastructureError(f"a program could not be run to its end: {ran.reason}")
         return ran
 
-    async def _run_on(self, server: _ForkServer, run: Run) -> Ran:
+    async def _run_on(self, server: _ForkServer, run: RunProgram) -> Ran:
         try:
             return await _run_again_when_healthy(server, run)
         finally:
@@ -92,10 +92,10 @@ class Sandbox:
         await asyncio.gather(*(server.stop() for server in self._servers))
 
 
-_KNOWN_GOOD = Run("print(6 * 7)", as_script=True)
+_KNOWN_GOOD = RunProgram("print(6 * 7)", as_script=True)
 
 
-async def _run_again_when_healthy(server: _ForkServer, run: Run) -> Ran:
+async def _run_again_when_healthy(server: _ForkServer, run: RunProgram) -> Ran:
     """Run a program; when the fork server dies under it, find out whether the program or the machine is to blame.
 
     The program is, when a new fork server runs a program that is known to be good, dies again under this one, and the
@@ -169,7 +169,7 @@ class _ForkServer:
             theirs.close()
         return ours
 
-    async def run(self, run: Run) -> Ran:
+    async def run(self, run: RunProgram) -> Ran:
         if self._process is None:
             await self.start()
         try:
@@ -184,7 +184,7 @@ class _ForkServer:
         assert isinstance(answer, Ran)
         return answer
 
-    async def _ask(self, message: Prepare | Run) -> FromServer:
+    async def _ask(self, message: Prepare | RunProgram) -> FromServer:
         assert self._reader is not None
         assert self._writer is not None
         self._writer.write(frame([message]))

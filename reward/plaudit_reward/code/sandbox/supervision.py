@@ -16,10 +16,10 @@ from typing import Self
 import msgspec
 
 from plaudit_reward.code.sandbox.child import CONFINED, RAISED
-from plaudit_reward.code.sandbox.limits import Limits
-from plaudit_reward.code.sandbox.messages import Ending, Ran, Run
+from plaudit_reward.code.sandbox.limits import ProgramLimits
+from plaudit_reward.code.sandbox.messages import Ending, Ran, RunProgram
 from plaudit_reward.code.sandbox.oom import num_oom_kills
-from plaudit_reward.code.sandbox.template import Exit, Process, Template
+from plaudit_reward.code.sandbox.template import Exit, ProgramProcess, Template
 from plaudit_reward.isolation.signals import signal_name
 
 _LOOK_EVERY_S = 0.02
@@ -36,7 +36,7 @@ class Pipes:
     """The files and pipes of a run, in the supervising process."""
 
     task: int
-    """A file in memory with the ``Run``, without its input."""
+    """A file in memory with the ``RunProgram``, without its input."""
     stdin: int
     """A file in memory with the input, so that a program may read it or not."""
     stdout: int
@@ -46,7 +46,7 @@ class Pipes:
     stderr_end: int
 
     @classmethod
-    def open(cls, run: Run) -> Self:
+    def open(cls, run: RunProgram) -> Self:
         """Make them, with the program and its input."""
         task = _file("task", msgspec.msgpack.encode(msgspec.structs.replace(run, stdin="")))
         return cls(task, _file("stdin", run.stdin.encode()), *os.pipe(), *os.pipe())
@@ -75,9 +75,9 @@ def _file(name: str, content: bytes) -> int:
 class _Watched:
     """The state of a running program."""
 
-    process: Process
+    process: ProgramProcess
     pipes: Pipes
-    limits: Limits
+    limits: ProgramLimits
     num_oom_kills: int = field(default_factory=num_oom_kills)
     """Before it ran."""
     began_s: float = field(default_factory=time.monotonic)
@@ -109,7 +109,9 @@ class _Watched:
             signal.pidfd_send_signal(self.process.handle, signal.SIGKILL)
 
 
-def supervise(process: Process, pipes: Pipes, limits: Limits, template: Template, connection: socket.socket) -> Ran:
+def supervise(
+    process: ProgramProcess, pipes: Pipes, limits: ProgramLimits, template: Template, connection: socket.socket
+) -> Ran:
     """Wait until the program has ended, by itself or at a limit.
 
     Args:

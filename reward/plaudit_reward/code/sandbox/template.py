@@ -22,7 +22,7 @@ _PID = struct.Struct("=i")
 _EXIT = struct.Struct("=iddQ")
 
 
-class Process(NamedTuple):
+class ProgramProcess(NamedTuple):
     """A program's process."""
 
     pid: int
@@ -49,7 +49,7 @@ class Template:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
 
-    def fork(self, task: int, stdin: int, stdout: int, stderr: int) -> Process:
+    def fork(self, task: int, stdin: int, stdout: int, stderr: int) -> ProgramProcess:
         """Fork a program's process.
 
         Args:
@@ -68,7 +68,7 @@ class Template:
             raise EOFError from error
         if not data or len(descriptors) != 1:
             raise EOFError
-        return Process(_PID.unpack(data)[0], descriptors[0])
+        return ProgramProcess(_PID.unpack(data)[0], descriptors[0])
 
     def exit(self) -> Exit:
         """Return how the process ended, once ``connection`` can be read.

@@ -25,6 +25,9 @@ class ModelSpec(Section):
     """Run Python code of the model. Default false: it would run with the rights of every worker."""
     tokenizer: SourcePath = ""
     """Hub id or folder of the tokenizer. Default empty: the one in ``source``."""
+    tokenizer_revision: str = "main"
+    """Branch, tag or commit of ``tokenizer`` on the hub. Default ``main``. Ignored for a folder, and without
+    ``tokenizer``: then ``revision`` applies to both."""
     chat_template: FilePath = ""
     """A Jinja file that turns messages into text. Default empty: the tokenizer's own template; without one, the
     messages' contents are joined."""

@@ -34,7 +34,7 @@ _WITHOUT_MEANING = (
 
 
 @dataclass(frozen=True)
-class Change:
+class FieldChange:
     """A field that differs; ``None`` stands for an absent one."""
 
     field: str
@@ -56,11 +56,11 @@ class Change:
         return f"{self.field}: {_shown(self.before)} → {_shown(self.after)}"
 
 
-def job_changes(before: RLJob, after: RLJob) -> list[Change]:
+def job_changes(before: RLJob, after: RLJob) -> list[FieldChange]:
     """Return the fields in which two jobs differ, in the order of the job file."""
     old, new = dict(_leaves(job_data(before))), dict(_leaves(job_data(after)))
     fields = [*old, *(field for field in new if field not in old)]
-    return [Change(field, old.get(field), new.get(field)) for field in fields if old.get(field) != new.get(field)]
+    return [FieldChange(field, old.get(field), new.get(field)) for field in fields if old.get(field) != new.get(field)]
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

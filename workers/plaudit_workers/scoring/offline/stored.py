@@ -14,7 +14,7 @@ from plaudit_workers.scoring.offline.lines import EXPECTED, SampleInput, decode_
 _MAX_REPORTED = 10
 
 
-class StoredSample(SampleInput, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SampleLine(SampleInput, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One line or row."""
 
     group: str = ""
@@ -46,7 +46,7 @@ class StoredReader:
         self.ids: deque[str] = deque()
         """Ids of the samples that ``units`` has yielded, in order; the writer of a score removes its id."""
 
-    def parse(self, entry: Entry) -> StoredSample | None:
+    def parse(self, entry: Entry) -> SampleLine | None:
         """Return the sample of the next line or row; None for an empty line.
 
         Raises:
@@ -56,7 +56,7 @@ class StoredReader:
         if isinstance(entry, bytes) and not entry.strip():
             return None
         try:
-            sample = decode_entry(entry, StoredSample)
+            sample = decode_entry(entry, SampleLine)
         except ValueError as error:
             raise self._refused(f"{error}. {EXPECTED}, group, index") from error
         if self._by_source is not None and rule_of(sample.data_source) is None:

@@ -1,7 +1,7 @@
 """Prompts in the order of their admission: endless epochs, addressed by one number.
 
 ``prompt_at(position)`` depends on the file, the seed and the position alone, so the data cursor is all that a
-checkpoint has to keep of the data. Called by the conductor, which turns a ``PromptRow`` into a stream ``Prompt``.
+checkpoint has to keep of the data. Called by the conductor, which turns a ``DatasetRow`` into a stream ``Prompt``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TOKENIZED_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
-class PromptRow:
+class DatasetRow:
     """One prompt of the data, ready for the model."""
 
     row: int
@@ -97,7 +97,8 @@ class PromptData:
         rows = read_rows(path)
         prompts = rows.column("prompt")
         texts = [_text(path, number, prompt, template) for number, prompt in enumerate(prompts, start=1)]
-        prompt_ids = _tokenize(texts, [isinstance(prompt, str) for prompt in prompts], template.tokenizer)
+        untemplated = [template.tokenizer.chat_template is None or isinstance(prompt, str) for prompt in prompts]
+        prompt_ids = _tokenize(texts, untemplated, template.tokenizer)
         kept = [
             text if 0 < ids.size <= section.max_prompt_length else None
             for text, ids in zip(texts, prompt_ids, strict=True)
@@ -116,13 +117,13 @@ class PromptData:
         """Prompts of one epoch."""
         return int(self._kept.size)
 
-    def prompt_at(self, position: int) -> PromptRow:
+    def prompt_at(self, position: int) -> DatasetRow:
         """Return the prompt that is admitted as number ``position`` (from 0); epoch: ``position // len(self)``."""
         epoch, place = divmod(position, len(self))
         number = int(self._order(epoch)[place])
         row = self._rows[number]
         text, prompt = self._texts[number], row["prompt"]
-        return PromptRow(
+        return DatasetRow(
             row=number,
             data_source=str(row["data_source"]),
             prompt_text=text or "",
@@ -155,11 +156,11 @@ def _text(path: Path, number: int, prompt: str | list[dict[str, Any]], template:
         ) from error
 
 
-def _tokenize(texts: list[str], is_text: list[bool], tokenizer: PreTrainedTokenizerBase) -> list[NDArray[np.int32]]:
-    """Return token ids of each text. A chat template writes its own special tokens; plain text gets the tokenizer's."""
+def _tokenize(texts: list[str], untemplated: list[bool], tokenizer: PreTrainedTokenizerBase) -> list[NDArray[np.int32]]:
+    """Return token ids of each text. A chat template writes its own special tokens; other text gets the tokenizer's."""
     found: list[NDArray[np.int32]] = [np.empty(0, np.int32)] * len(texts)
     for special in (True, False):
-        numbers = [number for number, plain in enumerate(is_text) if plain is special]
+        numbers = [number for number, plain in enumerate(untemplated) if plain is special]
         for start in range(0, len(numbers), _TOKENIZED_AT_ONCE):
             part = numbers[start : start + _TOKENIZED_AT_ONCE]
             encoded = tokenizer([texts[number] for number in part], add_special_tokens=special)["input_ids"]

@@ -16,7 +16,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from plaudit_reward.packed_attention import PACKED_ATTENTION, Block, UnsupportedAttentionError, make_blocks
+from plaudit_reward.packed_attention import (
+    PACKED_ATTENTION,
+    Block,
+    UnsupportedAttentionError,
+    length_limits,
+    make_blocks,
+)
 from plaudit_workers.errors import RefusedError
 from plaudit_workers.job.spec.model import ModelSpec
 from plaudit_workers.tokenizer import loading_message
@@ -119,6 +125,28 @@ def refuse_unpackable(model: PreTrainedModel) -> None:
             f"a model of type {kind!r} cannot be trained: {problem}. Use a model with causal softmax attention "
             "(Qwen2, Qwen3, Llama, Mistral, …)"
         )
+
+
+def refuse_long_packed(model: PreTrainedModel, longest: int) -> None:
+    """Check that no layer treats a long row differently from the sequences in it.
+
+    See ``length_limits``: below its limit, such a layer computes the same in a packed row.
+
+    Args:
+        model: loaded with the packed attention.
+        longest: tokens of the longest sequence, prompt and response together.
+
+    Raises:
+        RefusedError: sequences may be longer than such a limit.
+    """
+    for reason, limit in length_limits(model):
+        if longest > limit:
+            kind = getattr(model.config, "model_type", type(model).__name__)
+            raise RefusedError(
+                f"a model of type {kind!r} with {reason} cannot be trained on sequences of more than {limit} tokens, "
+                f"because packed sequences would change each other's results, and rollout.engine.maxModelLength is "
+                f"{longest}. Set maxModelLength to {limit} or less, or use another model"
+            )
 
 
 def _logits_of(model: PreTrainedModel, sequences: list[Tensor]) -> Tensor:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 
-from plaudit_reward.judge.limits import NEVER_SENT, Limits, Passed, Report, Request, Settled
+from plaudit_reward.endpoint.limits import NEVER_SENT, BudgetReport, Passed, RateLimits, Request, Settled
 
 _POLL_S = 0.05
 _LONGEST_WAIT_S = 0.5
@@ -16,18 +16,18 @@ class LocalBudget:
     """Admits the requests of one process.
 
     Args:
-        limits: ``Limits()`` admits everything.
+        limits: ``RateLimits()`` admits everything.
         clock: monotonic seconds.
     """
 
-    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: RateLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
         self._clock = clock
         self._log: dict[str, tuple[float, int]] = {}
         """Request → time of sending, and tokens."""
         self._tokens = 0
 
-    async def exchange(self, report: Report) -> Passed:
+    async def exchange(self, report: BudgetReport) -> Passed:
         """See ``Budget``."""
         now = self._clock()
         for settled in report.settled:

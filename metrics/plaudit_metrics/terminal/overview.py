@@ -27,7 +27,7 @@ class UnknownRunError(Exception):
 
 
 @dataclass(frozen=True)
-class Picture:
+class RunOverview:
     """The state of a run at one moment; the parts are as the API returns them."""
 
     run: str
@@ -45,10 +45,10 @@ class Picture:
 
 
 class Source(Protocol):
-    """Provides pictures."""
+    """Provides overviews."""
 
-    def look(self) -> Picture:
-        """Return the current picture.
+    def read(self) -> RunOverview:
+        """Return the current overview.
 
         Raises:
             UnknownRunError: there is none.
@@ -56,8 +56,8 @@ class Source(Protocol):
         ...
 
 
-class Service:
-    """Provides pictures from the run's metrics service.
+class MetricsService:
+    """Provides overviews from the run's metrics service.
 
     Args:
         url: its address.
@@ -66,16 +66,16 @@ class Service:
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
 
-    def look(self) -> Picture:
-        """See ``Source.look``."""
+    def read(self) -> RunOverview:
+        """See ``Source.read``."""
         steps = self._get(f"steps?newest={_STEPS}")
         looks = self._get("queues")
         streams = looks["looks"][-1]["streams"] if looks["looks"] else {}
         failures = self._get("failures")
         if not steps["steps"]:
-            return Picture(steps["run"], streams=streams, workers=looks["workers"], failures=failures)
+            return RunOverview(steps["run"], streams=streams, workers=looks["workers"], failures=failures)
         newest = steps["steps"][-1]["step"]
-        return Picture(
+        return RunOverview(
             steps["run"],
             self._get("verdict"),
             steps["steps"],
@@ -93,8 +93,8 @@ class Service:
             raise UnknownRunError(f"the metrics service at {self._url} does not respond: {error}") from error
 
 
-class Folder:
-    """Provides pictures from a run's folder, without a service.
+class RunFolder:
+    """Provides overviews from a run's folder, without a service.
 
     Args:
         folder: ``runs/<run>``.
@@ -103,14 +103,14 @@ class Folder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def look(self) -> Picture:
-        """See ``Source.look``."""
+    def read(self) -> RunOverview:
+        """See ``Source.read``."""
         records = read_steps(self._folder / FILE_NAME)[-_STEPS:]
         run = self._folder.resolve().name
         if not records:
-            return Picture(run)
+            return RunOverview(run)
         newest = self._with_samples(ClosedStep(records[-1]))
-        return Picture(
+        return RunOverview(
             run,
             verdict_detail(records[-RECENT_STEPS:]),
             [step_summary(ClosedStep(record)) for record in records],
@@ -128,7 +128,7 @@ class Folder:
 
 
 def source_of(run: str | None, url: str | None, runs_folder: str) -> Source:
-    """Choose the source of a run's pictures.
+    """Choose the source of a run's overviews.
 
     Args:
         run: id of the run, or its folder.
@@ -141,24 +141,24 @@ def source_of(run: str | None, url: str | None, runs_folder: str) -> Source:
     if url is not None:
         if not url.startswith(("http://", "https://")):
             raise UnknownRunError(f"--url is {url!r}; give the address of a metrics service: http://host:port")
-        return Service(url)
+        return MetricsService(url)
     if run is None:
         raise UnknownRunError("give a run's id, its folder, or the address of its metrics service (--url)")
     folder = next((path for path in (Path(runs_folder) / run, Path(run)) if path.is_dir()), None)
     if folder is None:
         raise UnknownRunError(f"no run {run!r}: neither {runs_folder}/{run} nor {run} is a folder")
     service = _service_of(folder)
-    return service or Folder(folder)
+    return service or RunFolder(folder)
 
 
-def _service_of(folder: Path) -> Service | None:
+def _service_of(folder: Path) -> MetricsService | None:
     """Return the service that the run's log names, if it responds and serves this run."""
     for log in sorted((folder / "logs").glob("metrics-*.log")):
         addresses = [line["address"] for line in _json_lines(log) if line.get("message") == "serving"]
         if addresses:
-            service = Service(addresses[-1])
+            service = MetricsService(addresses[-1])
             try:
-                if service.look().run == folder.resolve().name:
+                if service.read().run == folder.resolve().name:
                     return service
             except UnknownRunError:
                 continue

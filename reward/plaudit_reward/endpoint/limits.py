@@ -11,7 +11,7 @@ TRAVEL_S = 1.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class RateLimits:
     """Limits of one endpoint; None: unlimited."""
 
     requests: int | None = None
@@ -55,7 +55,7 @@ class Settled(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Report:
+class BudgetReport:
     """A worker's report to its budget."""
 
     in_flight: int
@@ -72,7 +72,7 @@ class Passed(NamedTuple):
     """A budget's reply."""
 
     number: int
-    """How many of ``Report.waiting`` are admitted, from the first on."""
+    """How many of ``BudgetReport.waiting`` are admitted, from the first on."""
     again_s: float
     """Seconds until the next exchange is due; 0 when all were admitted."""
 
@@ -80,9 +80,9 @@ class Passed(NamedTuple):
 class Budget(Protocol):
     """Admits requests within limits."""
 
-    limits: Limits
+    limits: RateLimits
 
-    async def exchange(self, report: Report) -> Passed:
+    async def exchange(self, report: BudgetReport) -> Passed:
         """Take a report and admit what fits. A report sent twice admits nothing twice.
 
         Raises:
