@@ -139,7 +139,7 @@ def test_a_standby_takes_over_when_the_leader_dies_and_an_upgrade_changes_nothin
     definition.until("children", lambda: len(children(definition, "stays")) == 16, 60)
     definition.until("told", lambda: status(definition, "stays").get("phase"), 60)
     before = children(definition, "stays")
-    standby = start("two", PLAUDIT_IMAGE_WORKER="localhost/newer:2", PLAUDIT_RUN_AS_USER="2000")
+    standby = start("two", PLAUDIT_IMAGE_WORKER="localhost/newer:2", PLAUDIT_JOB_DEFAULTS='{"runAsUser": 2000}')
     assert not standby.leads
     leader.kill()
     definition.until("takeover", lambda: standby.leads, 60)

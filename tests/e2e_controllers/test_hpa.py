@@ -52,7 +52,7 @@ def test_workers_come_with_the_load_and_go_after_it(job: ScoringJob, measured: M
     assert not [name for name in job.writers_of_replicas if name.startswith("plaudit-operator")]
 
 
-def test_an_hpa_without_figures_is_told(job: ScoringJob):
+def test_an_hpa_without_figures_is_reported(job: ScoringJob):
     with job.without("kube-system", "metrics-server"):
         job.cluster.until("told", lambda: job.condition("Degraded")["reason"] == "AutoscalerFailing", 360)
         said = job.condition("Degraded")["message"]

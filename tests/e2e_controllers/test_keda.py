@@ -111,7 +111,7 @@ def test_workers_stay_while_redis_is_away(job: ScoringJob):
     job.cluster.until("one worker", lambda: job.replicas == 1, 120)
 
 
-def test_a_keda_that_cannot_tell_the_work_is_told(job: ScoringJob):
+def test_a_keda_without_figures_is_reported(job: ScoringJob):
     with job.without("keda", "keda-metrics-apiserver"):
         job.cluster.until("told", lambda: job.condition("Degraded")["reason"] == "AutoscalerFailing", 360)
         assert f"ScaledObject {job.name}-reward cannot follow the load" in job.condition("Degraded")["message"]

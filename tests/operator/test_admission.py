@@ -16,7 +16,7 @@ from plaudit_operator.admission.mutable import frozen_changes, overlaid
 
 
 @pytest.mark.parametrize(("changes", "words"), BAD, ids=lambda value: "")
-def test_a_bad_specification_is_refused_with_words_that_say_what_to_mend(changes: dict[str, Any], words: str):
+def test_a_bad_specification_is_refused_with_its_remedy(changes: dict[str, Any], words: str):
     refused = admit(bad_job(changes), None, None)
     assert isinstance(refused, Refused)
     assert words in refused.message

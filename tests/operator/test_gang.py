@@ -22,7 +22,7 @@ def gang(**spec: Any) -> dict[str, Any]:
     return rljob(**{"scheduling": GANG, "trainer": FSDP, **spec})
 
 
-def test_trainer_rollouts_and_redis_join_one_pod_group_and_nobody_else():
+def test_only_trainer_rollouts_and_redis_join_the_pod_group():
     world = World(gang())
     world.settle()
     (group,) = world.cluster.of_kind("PodGroup")
@@ -198,7 +198,7 @@ def test_the_size_of_a_gang_is_fixed():
     assert "spec.rollout.replicas" in world.condition(ConditionType.SPEC_VALID)["message"]
 
 
-def test_without_pod_groups_nothing_is_started_and_the_remedy_is_told():
+def test_without_pod_groups_nothing_is_started_and_the_remedy_is_shown():
     world = World(gang())
 
     def lacks(call: str) -> None:

@@ -122,7 +122,7 @@ def test_a_failed_attempt_is_followed_by_another_once_its_pods_are_gone():
     assert world.status["phase"] == "Running"
 
 
-def test_too_many_failed_attempts_fail_the_job_with_the_last_words():
+def test_too_many_failed_attempts_fail_the_job_with_the_last_output():
     world = World(rljob(lifecycle={"failurePolicy": {"maxRestarts": 1}}))
     for _ in range(2):
         world.settle()
@@ -318,7 +318,7 @@ def test_a_name_that_is_taken_is_never_adopted():
     assert world.condition(ConditionType.ADMITTED)["status"] == "True"
 
 
-def test_a_bad_job_is_told_and_makes_nothing():
+def test_a_bad_job_is_reported_and_creates_nothing():
     world = World(rljob(algorithm={"steps": 3, "promptsPerStep": 10, "miniBatchesPerStep": 3}))
     world.settle()
     assert world.status["phase"] == "Invalid"
@@ -326,7 +326,7 @@ def test_a_bad_job_is_told_and_makes_nothing():
     assert not world.children()
 
 
-def test_a_change_that_is_not_allowed_is_told_and_changes_nothing():
+def test_a_forbidden_change_is_reported_and_changes_nothing():
     world = World()
     world.settle()
     world.cluster.edit("RLJob", "job", lambda job: job["spec"]["model"].update(source="/plaudit/other"))
@@ -347,7 +347,7 @@ def test_an_upgraded_operator_restarts_nothing():
     uids = {pod["metadata"]["uid"] for pod in world.cluster.of_kind("Pod")}
     world.cluster.calls.clear()
     images = replace(world.settings.images, worker="worker:2", gpu="gpu:2", redis="redis:2")
-    world.settings = replace(world.settings, images=images, run_as_user=2000)
+    world.settings = replace(world.settings, images=images, job_defaults='{"runAsUser": 2000}')
     world.start_operator()
     world.settle()
     assert {pod["metadata"]["uid"] for pod in world.cluster.of_kind("Pod")} == uids
@@ -372,7 +372,7 @@ def test_a_job_deleted_and_made_again_under_its_name_waits_for_the_old_ones_chil
     assert world.status["phase"] == "Running"
 
 
-def test_reward_code_that_cannot_work_is_told_before_any_pod_starts_and_looked_at_again():
+def test_unusable_reward_code_is_reported_before_any_pod_starts_and_checked_again():
     job = rljob(files={"configMap": "code"})
     job["spec"]["reward"]["scorers"][0]["python"]["path"] = "reward.py"
     world = World(job)
@@ -388,6 +388,23 @@ def test_reward_code_that_cannot_work_is_told_before_any_pod_starts_and_looked_a
         assert words in world.condition(ConditionType.SPEC_VALID)["message"]
         assert not world.children() - {("ConfigMap", "code")}
     world.cluster.put({**code, "data": {"reward.py": "def compute_score(): ..."}})
+    world.settle()
+    assert world.status["phase"] == "Running"
+
+
+def test_files_that_do_not_fit_into_the_jobs_config_map_are_refused_with_their_sizes():
+    world = World(rljob(files={"configMap": "code"}))
+    code = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "code", "namespace": "default"}}
+    world.cluster.put({**code, "data": {"a.json": "a" * (1000 << 10), "b.json": "b" * 2048}})
+    world.deliver()
+    world.reconcile()
+    world.deliver()
+    refused = world.condition(ConditionType.SPEC_VALID)
+    assert refused["reason"] == "FilesInvalid"
+    assert "the files take 1,002 KiB and the job itself" in refused["message"]
+    assert "holds 1,024 KiB (largest: a.json 1,000 KiB, b.json 2 KiB)" in refused["message"]
+    assert not world.children() - {("ConfigMap", "code")}
+    world.cluster.put({**code, "data": {"b.json": "b" * 2048}})
     world.settle()
     assert world.status["phase"] == "Running"
 

@@ -80,7 +80,7 @@ def queued(**spec: Any) -> tuple[World, Kueue]:
     return world, kueue
 
 
-def test_trainer_rollouts_and_redis_are_one_group_in_the_queue_and_nobody_else():
+def test_only_trainer_rollouts_and_redis_are_in_the_queued_group():
     world, kueue = queued()
     assert [labels(pod)["plaudit.dev/role"] for pod in kueue.group()] == ["redis", "rollout", "rollout", "trainer"]
     for pod in kueue.group():
@@ -100,7 +100,7 @@ def test_a_job_in_its_queue_is_suspended_and_starts_when_it_is_admitted():
     assert kueue.roles() == {"trainer", "rollout", "redis", "metrics"}
     suspended = world.condition(ConditionType.SUSPENDED)
     assert (world.status["phase"], suspended["reason"]) == ("Suspended", "Queued")
-    assert f"workload {world.status['run']}" in suspended["message"]
+    assert f"workloads.kueue.x-k8s.io {world.status['run']}" in suspended["message"]
     kueue.quota = True
     world.settle()
     assert world.status["phase"] == "Running"

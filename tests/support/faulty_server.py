@@ -66,6 +66,10 @@ class FaultyServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._port}/v1"
 
+    @property
+    def origin(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
     async def start(self) -> None:
         """Listen; after ``stop``, on the same port again."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port)

@@ -37,6 +37,11 @@ class _Completion(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Completion).decode
+_REMEDIES = {
+    401: "check apiKeySecret",
+    403: "check apiKeySecret and the key's permissions",
+    404: "check baseUrl (up to and with /v1) and model",
+}
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,7 @@ class JudgeClient:
         self._usage.count_request(str(response.status))
         if response.status != 200:
             message = error_message(response.body, self._api_key)
-            raise failure_of(self.base_url, response.status, response.headers, message)
+            raise failure_of(self.base_url, response.status, response.headers, message, _REMEDIES)
         return self._answer(response.body)
 
     async def close(self) -> None:

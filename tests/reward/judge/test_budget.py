@@ -303,7 +303,7 @@ async def test_requests_wait_while_the_budget_is_away_and_fail_when_it_refuses()
     await limiter.stop()
 
 
-async def test_who_gives_up_while_waiting_takes_nothing() -> None:
+async def test_a_request_cancelled_while_waiting_uses_no_budget() -> None:
     limiter = await started(LocalBudget(RateLimits(concurrency=1)))
     first = await limiter.enter(0)
     given_up = asyncio.create_task(limiter.enter(0))

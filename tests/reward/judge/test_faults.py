@@ -47,7 +47,7 @@ FAULTS: list[tuple[dict[str, Any], type[Exception], str, str]] = [
 
 
 @pytest.mark.parametrize(("fault", "kind", "words", "status"), FAULTS)
-async def test_each_fault_has_a_kind_words_and_a_count(
+async def test_each_fault_has_a_kind_a_message_and_a_count(
     server: Any,
     faults: Any,
     make_judge: Make,
@@ -67,7 +67,7 @@ async def test_each_fault_has_a_kind_words_and_a_count(
     assert usage.requests == {status: 1}
 
 
-async def test_an_answer_is_a_score_with_what_was_said_and_what_it_cost(
+async def test_an_answer_gives_a_score_with_its_text_and_cost(
     server: Any, make_judge: Make, make_sample: Make, usage: EndpointUsage
 ) -> None:
     judge = await make_judge(api_key="hush", arguments={"temperature": 0, "max_tokens": 5})

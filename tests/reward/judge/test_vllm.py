@@ -71,7 +71,7 @@ def _await_health(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
             time.sleep(0.5)
 
 
-async def test_vllms_answers_are_scored_and_its_refusals_told(
+async def test_vllms_answers_are_scored_and_its_refusals_reported(
     vllm: str, tmp_path: Path, make_sample: Callable[..., Any]
 ) -> None:
     usage = EndpointUsage()

@@ -57,11 +57,15 @@ async def test_an_id_stands_for_one_sample(start_service: Any, start_gateway: An
 
 
 async def test_callers_do_not_see_each_others_ids(start_service: Any, start_gateway: Any) -> None:
-    async with start_service() as service, start_gateway(service) as gateway:
-        async with gateway.http() as one, gateway.http("token-of-another-caller") as other:
-            await one.post("/v1/score", json={**RIGHT, "id": "a"})
-            assert (await other.get("/v1/scores/a")).status_code == 404
-            assert (await other.post("/v1/score", json={"response": "5", "id": "a"})).json()["score"] == 0.0
+    async with (
+        start_service() as service,
+        start_gateway(service) as gateway,
+        gateway.http() as one,
+        gateway.http("token-of-another-caller") as other,
+    ):
+        await one.post("/v1/score", json={**RIGHT, "id": "a"})
+        assert (await other.get("/v1/scores/a")).status_code == 404
+        assert (await other.post("/v1/score", json={"response": "5", "id": "a"})).json()["score"] == 0.0
 
 
 async def test_a_score_waits_for_a_caller_that_has_left(start_service: Any, start_gateway: Any, tmp_path: Any) -> None:
@@ -99,16 +103,18 @@ async def test_a_thousand_callers_at_once_get_their_own(start_service: Any, star
         assert [each.score for each in results] == [1.0, 0.0] * 500
 
 
-async def test_more_than_the_room_waits_and_more_than_the_queue_is_refused(
-    start_service: Any, start_gateway: Any
-) -> None:
-    async with start_service(workers=0) as service, start_gateway(service, room=4) as gateway:
-        async with gateway.client() as client, gateway.http() as http:
-            scoring = asyncio.gather(*(client.score({**RIGHT, "id": f"n{i}"}) for i in range(20)))
-            while (await http.get("/v1/service")).json()["health"]["awaited"] < 20:
-                await asyncio.sleep(0.01)
-            async with service.worker():
-                assert [each.score for each in await scoring] == [1.0] * 20
+async def test_more_than_the_room_of_a_caller_waits_its_turn(start_service: Any, start_gateway: Any) -> None:
+    async with (
+        start_service(workers=0) as service,
+        start_gateway(service, room=4) as gateway,
+        gateway.client() as client,
+        gateway.http() as http,
+    ):
+        scoring = asyncio.gather(*(client.score({**RIGHT, "id": f"n{i}"}) for i in range(20)))
+        while (await http.get("/v1/service")).json()["health"]["awaited"] < 20:
+            await asyncio.sleep(0.01)
+        async with service.worker():
+            assert [each.score for each in await scoring] == [1.0] * 20
 
 
 @pytest.mark.parametrize(
