@@ -28,15 +28,15 @@ from typing import Any
 
 import redis
 
+from plaudit_reward.endpoint.limiter import Limiter
+from plaudit_reward.endpoint.limits import TRAVEL_S, RateLimits
+from plaudit_reward.endpoint.redis_budget import RedisBudget
+from plaudit_reward.endpoint.usage import EndpointUsage
 from plaudit_reward.judge.client import JudgeClient
 from plaudit_reward.judge.estimate import TokenEstimate
-from plaudit_reward.judge.limiter import Limiter
-from plaudit_reward.judge.limits import TRAVEL_S, RateLimits
 from plaudit_reward.judge.parse import RegexParser
 from plaudit_reward.judge.prompt import PromptTemplate
-from plaudit_reward.judge.redis_budget import RedisBudget
 from plaudit_reward.judge.scorer import JudgeScorer
-from plaudit_reward.judge.usage import JudgeUsage
 from plaudit_reward.scorer import Attempt
 from plaudit_wire.redis_connection import redis_client
 from plaudit_wire.sample import Sample
@@ -94,7 +94,7 @@ async def work(given: dict[str, Any]) -> None:
     scorer = JudgeScorer(
         "judge",
         PromptTemplate(given["template"]),
-        JudgeClient(given["judge"], "judge", JudgeUsage()),
+        JudgeClient(given["judge"], "judge", EndpointUsage()),
         RegexParser(r"score: (\d)"),
         Limiter(budget, "judge"),
         TokenEstimate({}),

@@ -45,7 +45,7 @@ async def measure(transport: Transport, num_consumers: int, held: int, seconds: 
         started = time.monotonic()
         await asyncio.sleep(seconds)
         elapsed = time.monotonic() - started
-        scripts = (await transport.commands.info("commandstats"))["cmdstat_evalsha"]
+        scripts = (await transport.commands.info("commandstats"))["cmdstat_fcall"]
         print(
             f"{num_consumers} consumers with {held} entries each: {scripts['calls'] / elapsed:.0f} scripts/s, "
             f"{scripts['usec'] / scripts['calls']:.0f} us each, {scripts['usec'] / elapsed / 1e4:.1f} % of a core"

@@ -6,6 +6,8 @@ from typing import Final
 
 GROUP: Final = "plaudit.dev"
 FIELD_MANAGER: Final = "plaudit-operator"
+CONTROLLER: Final = f"{GROUP}/rljob-operator"
+"""Value of ``spec.managedBy`` for this operator; an empty one means the same."""
 
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 LABEL_JOB: Final = f"{GROUP}/job"
@@ -32,6 +34,10 @@ KUEUE_MANAGED: Final = "kueue.x-k8s.io/managed"
 KUEUE_PARENT: Final = "kueue.x-k8s.io/pod-suspending-parent"
 KUEUE_GROUP: Final = "kueue.x-k8s.io/pod-group-name"
 KUEUE_COUNT: Final = "kueue.x-k8s.io/pod-group-total-count"
+KUEUE_TOPOLOGY: Final = "kueue.x-k8s.io/podset"
+KUEUE_SERVING: Final = "kueue.x-k8s.io/pod-group-serving"
+"""Annotation: keeps the group's quota until all of its pods are gone. Otherwise Kueue takes back the quota of each pod
+that ends with code 0, for good, and the pod's replacement stays gated."""
 KUEUE_GATE: Final = "kueue.x-k8s.io/admission"
 
 METRICS_PORT: Final = 9090
@@ -91,6 +97,9 @@ class ConditionType:
     SUSPENDED: Final = "Suspended"
     COMPLETE: Final = "Complete"
     FAILED: Final = "Failed"
+    READY: Final = "Ready"
+    RECONCILING: Final = "Reconciling"
+    STALLED: Final = "Stalled"
 
 
 class Reason:
@@ -125,12 +134,15 @@ class Reason:
     SUSPENDING: Final = "Suspending"
     NOT_SUSPENDED: Final = "NotSuspended"
     TRAINER_DONE: Final = "TrainerDone"
+    FAILURE_RULE: Final = "FailureRule"
     TOO_MANY_RESTARTS: Final = "TooManyRestarts"
     TOO_MANY_DISRUPTIONS: Final = "TooManyDisruptions"
     TOO_MANY_FAILED_SCORES: Final = "TooManyFailedScores"
     DO_NOT_RETRY: Final = "DoNotRetry"
     PRE_RUNNING_DEADLINE: Final = "PreRunningDeadlineExceeded"
     ACTIVE_DEADLINE: Final = "ActiveDeadlineExceeded"
+    STALLED: Final = "Stalled"
+    NOT_STALLED: Final = "NotStalled"
     BACK_OFF: Final = "BackOff"
     DISRUPTED: Final = "Disrupted"
     ATTEMPT_FAILED: Final = "AttemptFailed"

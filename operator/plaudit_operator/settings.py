@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from plaudit_operator.platform import check_platform
+
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -38,6 +40,9 @@ class Settings:
     images: Images
     namespace: str
     """``PLAUDIT_NAMESPACE``: the operator's namespace, with its Lease. Default: the service account's."""
+    lease: str = "plaudit-operator"
+    """``PLAUDIT_LEASE``: name of the Lease for leader election; releases of the chart in one namespace have different
+    ones."""
     watch_namespace: str = ""
     """``PLAUDIT_WATCH_NAMESPACE``: the only namespace that it watches. Default empty: all."""
     identity: str = ""
@@ -46,9 +51,8 @@ class Settings:
     """``PLAUDIT_PORT``: serves ``/healthz``, ``/readyz`` and ``/metrics``."""
     workers: int = 4
     """``PLAUDIT_WORKERS``: jobs that are reconciled at the same time."""
-    run_as_user: int = 1000
-    """``PLAUDIT_RUN_AS_USER``: uid and gid of all of a job's processes, so that they share a volume; 0 = the cluster
-    chooses (OpenShift)."""
+    job_defaults: str = "{}"
+    """``PLAUDIT_JOB_DEFAULTS``: JSON of ``platform.Platform``, the defaults for the pods of jobs. Default: none."""
     monitoring_namespace: str = ""
     """``PLAUDIT_MONITORING_NAMESPACE``: namespace whose pods may read a job's metrics. Default empty: any namespace."""
     keda_namespace: str = "keda"
@@ -61,7 +65,7 @@ class Settings:
         """Read the settings.
 
         Raises:
-            SettingsError: a variable is missing or not a number.
+            SettingsError: a variable is missing or malformed.
         """
         get = environment.get
         missing = [f"PLAUDIT_IMAGE_{name}" for name in ("WORKER", "GPU", "REDIS") if not get(f"PLAUDIT_IMAGE_{name}")]
@@ -77,15 +81,24 @@ class Settings:
         return cls(
             images=images,
             namespace=get("PLAUDIT_NAMESPACE") or _own_namespace(),
+            lease=get("PLAUDIT_LEASE") or cls.lease,
             watch_namespace=get("PLAUDIT_WATCH_NAMESPACE", ""),
             identity=get("PLAUDIT_IDENTITY") or f"{socket.gethostname()}-{os.getpid()}",
             port=_number(environment, "PLAUDIT_PORT", cls.port),
             workers=_number(environment, "PLAUDIT_WORKERS", cls.workers),
-            run_as_user=_number(environment, "PLAUDIT_RUN_AS_USER", cls.run_as_user),
+            job_defaults=_job_defaults(get("PLAUDIT_JOB_DEFAULTS") or cls.job_defaults),
             monitoring_namespace=get("PLAUDIT_MONITORING_NAMESPACE", ""),
             keda_namespace=get("PLAUDIT_KEDA_NAMESPACE") or cls.keda_namespace,
             network_policies=get("PLAUDIT_NETWORK_POLICIES", "true") != "false",
         )
+
+
+def _job_defaults(text: str) -> str:
+    try:
+        check_platform(text)
+    except ValueError as error:
+        raise SettingsError(f"PLAUDIT_JOB_DEFAULTS: {error}. Correct the chart's value jobDefaults") from None
+    return text
 
 
 def _own_namespace() -> str:

@@ -80,7 +80,7 @@ def test_wrong_values_are_refused(wrong: dict[str, Any], schema: dict[str, Any])
         jsonschema.validate(wrong, schema)
 
 
-def test_every_line_of_the_values_that_is_not_obvious_says_what_it_is():
+def test_every_value_has_a_comment():
     lines = (CHART / "values.yaml").read_text().splitlines()
     assert sum(line.lstrip().startswith("#") for line in lines) > 20
 

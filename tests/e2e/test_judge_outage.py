@@ -116,6 +116,6 @@ def test_an_outage_masks_samples_and_the_run_ends(
     ledger = run.ledger
     assert ledger["admitted"] == ledger["trained"] + ledger["evaluated"] + ledger["dropped"] == len(samples) / 8
     logs = "".join(log.read_text() for log in (run.folder / "logs").glob("*"))
-    assert "judge fails; requests to it stop" in logs
-    assert "judge responds again" in logs
+    assert "endpoint fails; requests to it stop" in logs
+    assert "endpoint responds again" in logs
     assert KEY not in logs

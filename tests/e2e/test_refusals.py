@@ -61,7 +61,7 @@ def test_a_wrong_password_is_refused_with_the_remedy(
     assert "password" in refused(job)
 
 
-def test_a_reward_file_with_a_syntax_error_is_told_with_its_line(
+def test_a_reward_file_with_a_syntax_error_is_reported_with_its_line(
     example: Callable[[str], Path], change_job: Callable[..., Path], refused: Refused, tmp_path: Path
 ) -> None:
     reward = tmp_path / "broken.py"

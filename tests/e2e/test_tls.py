@@ -11,7 +11,7 @@ from stream_protocol import secure_redis as secure
 pytestmark = pytest.mark.timeout(900)
 
 
-def test_every_process_of_a_run_speaks_tls(
+def test_every_process_of_a_run_uses_tls(
     example: Callable[[str], Path],
     change_job: Callable[..., Path],
     plaudit_run: Callable[..., Any],

@@ -45,7 +45,7 @@ def test_names_are_bounded(definition: Cluster):
 CHANGES: list[tuple[str, bool]] = [
     ('{"rollout": {"replicas": 5}}', True),
     ('{"reward": {"workers": {"replicas": 3, "autoscaling": {"minReplicas": 2}}}}', True),
-    ('{"scheduling": {"suspend": true}}', True),
+    ('{"suspend": true}', True),
     ('{"lifecycle": {"activeDeadlineSeconds": 5}}', True),
     ('{"metrics": {"rewardLatency": {"target": 0.5}}}', True),
     ('{"seed": 3}', False),
@@ -61,7 +61,7 @@ CHANGES: list[tuple[str, bool]] = [
 
 
 def test_only_mutable_fields_change(definition: Cluster):
-    job = rljob(scheduling={"suspend": True})
+    job = rljob(suspend=True)
     job["metadata"]["name"] = "immutable"
     assert definition.apply(job).returncode == 0
     for spec, allowed in CHANGES:

@@ -245,13 +245,13 @@ def test_a_drain_moves_the_job_and_costs_no_restart(job: PacedJob, tell: Tell):
 def test_suspended_it_holds_only_redis_and_metrics_and_resumed_it_goes_on(job: PacedJob, tell: Tell):
     attempts = counts(job)
     patch = ["patch", "rlj", job.name, "--type=merge", "--patch"]
-    kubectl(job, *patch, '{"spec": {"scheduling": {"suspend": true}}}')
+    kubectl(job, *patch, '{"spec": {"suspend": true}}')
     try:
         job.cluster.until("suspended", lambda: job.phase == "Suspended", 120)
         there = [pod for pod in job.pods() if pod["status"]["phase"] not in ("Succeeded", "Failed")]
         assert {pod["metadata"]["labels"]["plaudit.dev/role"] for pod in there} == {"redis", "metrics"}
     finally:
-        kubectl(job, *patch, '{"spec": {"scheduling": {"suspend": false}}}')
+        kubectl(job, *patch, '{"spec": {"suspend": false}}')
     tell("resumed: goes on after", job.goes_on())
     assert counts(job) == attempts
 

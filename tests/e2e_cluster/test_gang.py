@@ -93,11 +93,11 @@ def test_a_trainers_attempt_and_a_rollout_come_back_into_a_running_gang(jobs: Jo
 
 
 def test_a_suspended_gang_gives_everything_back_and_is_whole_again(jobs: Jobs, request: pytest.FixtureRequest):
-    jobs.edit("whole", '{"scheduling": {"suspend": true}}')
+    jobs.edit("whole", '{"suspend": true}')
     jobs.cluster.until("suspended", lambda: jobs.status("whole").get("phase") == "Suspended", 90)
     jobs.cluster.until("pods gone", lambda: not jobs.pods("whole"), 90)
     request.getfixturevalue("tenant")
-    jobs.edit("whole", '{"scheduling": {"suspend": false}}')
+    jobs.edit("whole", '{"suspend": false}')
     jobs.until_waiting("whole")
     assert jobs.bound("whole") == 0
     leave(jobs)

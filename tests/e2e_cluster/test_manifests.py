@@ -76,7 +76,7 @@ def _taken(cluster: Cluster, on: tuple[int, ...]) -> None:
         assert name in done.stdout
 
 
-def test_without_the_definitions_of_monitors_it_is_said_what_is_missing(restricted: Cluster):
+def test_missing_definitions_of_monitors_are_named(restricted: Cluster):
     if not restricted.own:
         pytest.skip("the definitions may be there")
     done = dry_run(restricted, **SWITCHES["monitoring"][1])
@@ -89,7 +89,7 @@ def test_each_combination_with_monitors_is_taken(monitoring: Cluster, on: tuple[
     _taken(monitoring, on)
 
 
-def test_helm_finds_nothing_to_say_against_it(cluster: Cluster):
+def test_helm_lint_passes(cluster: Cluster):
     assert "0 chart(s) failed" in cluster.run("helm", "lint", "--strict", str(chart.CHART)).stdout
 
 

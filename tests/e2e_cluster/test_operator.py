@@ -66,7 +66,7 @@ def leader(start: Start, definition: Cluster) -> OperatorProcess:
 
 def test_a_job_gets_its_children_and_is_left_alone_at_rest(leader: OperatorProcess, definition: Cluster):
     pod = {"nodeSelector": {"no": "node"}}  # what a kubelet tries and tries again is not at rest
-    make(definition, "rest", scheduling={"suspend": True}, transport={"managed": {"pod": pod}}, metrics={"pod": pod})
+    make(definition, "rest", suspend=True, transport={"managed": {"pod": pod}}, metrics={"pod": pod})
     definition.until("children", lambda: len(children(definition, "rest")) == 15 and status(definition, "rest"), 60)
     definition.until("rest", lambda: status(definition, "rest").get("phase") == "Suspended", 60)
     seen: list[dict[tuple[str, str], str]] = []
@@ -139,7 +139,7 @@ def test_a_standby_takes_over_when_the_leader_dies_and_an_upgrade_changes_nothin
     definition.until("children", lambda: len(children(definition, "stays")) == 16, 60)
     definition.until("told", lambda: status(definition, "stays").get("phase"), 60)
     before = children(definition, "stays")
-    standby = start("two", PLAUDIT_IMAGE_WORKER="localhost/newer:2", PLAUDIT_RUN_AS_USER="2000")
+    standby = start("two", PLAUDIT_IMAGE_WORKER="localhost/newer:2", PLAUDIT_JOB_DEFAULTS='{"runAsUser": 2000}')
     assert not standby.leads
     leader.kill()
     definition.until("takeover", lambda: standby.leads, 60)

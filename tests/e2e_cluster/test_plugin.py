@@ -52,7 +52,7 @@ def test_status_without_a_name_lists_jobs(plaudit: Cluster):
     assert "scores" in plaudit.kubectl("plaudit", "-n", NAMESPACE, "status").stdout
 
 
-def test_logs_come_with_the_pod_that_said_them(plaudit: Cluster):
+def test_log_lines_carry_their_pod(plaudit: Cluster):
     said = plaudit.kubectl("plaudit", "logs", "scores", "reward", "-n", NAMESPACE, "--since", "1h").stdout
     assert "[pod/scores-reward-" in said
     everybody = plaudit.kubectl("plaudit", "logs", "scores", "-n", NAMESPACE).stdout
@@ -60,7 +60,7 @@ def test_logs_come_with_the_pod_that_said_them(plaudit: Cluster):
     assert "[pod/scores-redis-0/redis]" in everybody
 
 
-def test_logs_of_a_role_that_the_job_has_not_say_why(plaudit: Cluster):
+def test_logs_of_a_missing_role_are_refused_with_the_reason(plaudit: Cluster):
     done = plaudit.kubectl("plaudit", "logs", "scores", "trainer", "-n", NAMESPACE, check=False)
     assert done.returncode == 1
     assert "has no ready trainer pods" in done.stderr
@@ -113,7 +113,7 @@ def test_suspend_and_resume(plaudit: Cluster):
     plaudit.until("running", lambda: phase(plaudit) == "Running", 120)
 
 
-def test_a_cluster_that_cannot_be_reached_is_told_in_kubectls_words(plaudit: Cluster, tmp_path: Path):
+def test_an_unreachable_cluster_is_reported_in_kubectls_message(plaudit: Cluster, tmp_path: Path):
     empty = tmp_path / "kubeconfig"
     empty.write_text("apiVersion: v1\nkind: Config\n")
     options = ["status", "scores", "--kubeconfig", str(empty)]

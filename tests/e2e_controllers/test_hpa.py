@@ -52,7 +52,7 @@ def test_workers_come_with_the_load_and_go_after_it(job: ScoringJob, measured: M
     assert not [name for name in job.writers_of_replicas if name.startswith("plaudit-operator")]
 
 
-def test_an_hpa_without_figures_is_told(job: ScoringJob):
+def test_an_hpa_without_figures_is_reported(job: ScoringJob):
     with job.without("kube-system", "metrics-server"):
         job.cluster.until("told", lambda: job.condition("Degraded")["reason"] == "AutoscalerFailing", 360)
         said = job.condition("Degraded")["message"]
@@ -62,9 +62,9 @@ def test_an_hpa_without_figures_is_told(job: ScoringJob):
 
 
 def test_a_suspended_jobs_workers_stay_away(job: ScoringJob):
-    job.patch(scheduling={"suspend": True})
+    job.patch(suspend=True)
     job.cluster.until("no workers", lambda: job.replicas == 0, 60)
     job.cluster.until("the HPA's rest", lambda: _scaling_active(job).get("reason") == "ScalingDisabled", 60)
     assert job.replicas == 0
-    job.patch(scheduling={"suspend": False})
+    job.patch(suspend=False)
     job.cluster.until("a worker", lambda: job.ready == 1, 120)

@@ -80,7 +80,7 @@ def test_workers_that_are_ended_finish_or_hand_back_what_they_hold(job: ScoringJ
 def test_a_suspended_job_has_no_workers_and_keeps_its_work(job: ScoringJob):
     with job.load(judged("asleep", 40, 4)) as load:
         job.cluster.until("work", lambda: job.held > 0, 60)
-        job.patch(scheduling={"suspend": True})
+        job.patch(suspend=True)
         job.cluster.until("no workers", lambda: job.replicas == 0, 60)
         paused = job.cluster.get("scaledobject", "scaled-reward", NAMESPACE)
         assert paused["metadata"]["annotations"]["autoscaling.keda.sh/paused-replicas"] == "0"
@@ -89,7 +89,7 @@ def test_a_suspended_job_has_no_workers_and_keeps_its_work(job: ScoringJob):
         assert waiting > 0
         job.cluster.until("told to be paused", lambda: _condition(job, "Paused") == "True", 60)
         assert (job.replicas, job.in_work) == (0, waiting)
-        job.patch(scheduling={"suspend": False})
+        job.patch(suspend=False)
         load.finish(180)
     assert job.replicas >= 1
     assert not [name for name in job.writers_of_replicas if name.startswith("plaudit-operator")]
@@ -111,7 +111,7 @@ def test_workers_stay_while_redis_is_away(job: ScoringJob):
     job.cluster.until("one worker", lambda: job.replicas == 1, 120)
 
 
-def test_a_keda_that_cannot_tell_the_work_is_told(job: ScoringJob):
+def test_a_keda_without_figures_is_reported(job: ScoringJob):
     with job.without("keda", "keda-metrics-apiserver"):
         job.cluster.until("told", lambda: job.condition("Degraded")["reason"] == "AutoscalerFailing", 360)
         assert f"ScaledObject {job.name}-reward cannot follow the load" in job.condition("Degraded")["message"]

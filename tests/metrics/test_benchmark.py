@@ -22,7 +22,7 @@ def test_arrays_are_several_times_faster_than_a_loop_over_dictionaries(tmp_path:
 
 
 @pytest.mark.bench
-def test_the_cost_of_events_is_told_for_every_variant(tmp_path: Path) -> None:
+def test_the_cost_of_events_is_printed_for_every_variant(tmp_path: Path) -> None:
     figures = run_quickly("events_cost.py", tmp_path / "results.json")
     assert set(figures) == {"without", "events", "events and service"}
     assert all(told["samples_per_s"] > 0 for told in figures.values())

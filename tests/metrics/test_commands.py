@@ -83,14 +83,14 @@ def test_steps_are_shown_as_a_table(run: Path, capsys: pytest.CaptureFixture[str
     assert reasons == "(no scorer): 1 × the deadline passed"
 
 
-def test_steps_are_told_in_full_as_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_are_printed_in_full_as_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert steps(parsed(steps_arguments, str(run), "--json")) == 0
     (step,) = json.loads(capsys.readouterr().out)
     assert step["reward/mean"] == 1.0
     assert step["reward_pipeline/scorer/judge/value/mean"] == 0.5
 
 
-def test_steps_are_told_in_full_as_csv(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_are_printed_in_full_as_csv(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert steps(parsed(steps_arguments, str(run), "--csv")) == 0
     (step,) = csv.DictReader(capsys.readouterr().out.splitlines())
     assert float(step["reward/mean"]) == 1.0
@@ -123,7 +123,7 @@ def test_a_step_that_is_not_closed_is_named(run: Path, capsys: pytest.CaptureFix
     assert "has no closed step 7" in capsys.readouterr().err
 
 
-def test_a_run_without_stored_samples_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_stored_samples_is_reported(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for stored in (run / "samples").iterdir():
         stored.unlink()
     assert trace(parsed(trace_arguments, str(run), "--step", "1")) == 2

@@ -98,6 +98,6 @@ def test_fields_that_a_later_version_adds_do_not_hurt() -> None:
     assert decoded.labels["new_name"] == "x"
 
 
-def test_a_full_disk_is_told_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_nothing_is_lost(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="directory"):
         append_step(tmp_path, record(1))

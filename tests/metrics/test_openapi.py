@@ -62,7 +62,7 @@ async def test_an_answer_is_as_promised(client: httpx.AsyncClient, path: str) ->
 
 
 @pytest.mark.parametrize("path", [path for path in PATHS if "404" in PATHS[path]["get"]["responses"] and "{" in path])
-async def test_an_unknown_step_is_told_as_promised(client: httpx.AsyncClient, path: str) -> None:
+async def test_an_unknown_step_gets_the_documented_error(client: httpx.AsyncClient, path: str) -> None:
     answer = await client.get(path.replace("{step}", "99"))
     assert answer.status_code == 404
     jsonschema.validate(answer.json(), schema_of(path, "404"))
@@ -154,7 +154,7 @@ async def test_a_timeline_can_be_loaded_as_a_file(client: httpx.AsyncClient) -> 
     assert sorted(event["args"]["index"] for event in scores) == [1, 2]
 
 
-async def test_the_queues_of_the_last_hour_are_told_from_a_point_in_time_on(client: httpx.AsyncClient) -> None:
+async def test_the_queues_of_the_last_hour_are_returned_from_a_given_time_on(client: httpx.AsyncClient) -> None:
     answer = (await client.get("/api/v1/queues", params={"after": 101.0})).json()
     (look,) = answer["looks"]
     assert (look["time"], look["workers"]) == (102.0, {"reward": {"busy": 2, "idle": 1}})

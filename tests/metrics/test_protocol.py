@@ -119,9 +119,7 @@ def check_stamps(sample: SampleRecord, group: Group) -> None:
     assert stamps.admitted <= stamps.taken <= stamps.published <= stamps.score_taken <= stamps.committed
 
 
-async def test_what_lies_in_the_streams_and_who_works_is_seen(
-    transport: Transport, client: Redis, run_name: str
-) -> None:
+async def test_stream_contents_and_live_workers_are_shown(transport: Transport, client: Redis, run_name: str) -> None:
     trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
     incarnation = await trainer.take_over()
     await trainer.announce(Announcement(PolicyVersion(incarnation, 7), "/weights/1.7", "abc"))
@@ -141,7 +139,9 @@ async def test_what_lies_in_the_streams_and_who_works_is_seen(
     assert (seen.policy_version, seen.policy_version_lag) == (7, 2)
 
 
-async def test_what_reward_workers_say_of_judges_is_seen(transport: Transport, client: Redis, run_name: str) -> None:
+async def test_the_judge_figures_of_reward_workers_are_shown(
+    transport: Transport, client: Redis, run_name: str
+) -> None:
     keys = Names(run_name)
     await client.hincrby(keys.judges, "big:200", 40)
     await client.hincrby(keys.judges, "big:429", 2)

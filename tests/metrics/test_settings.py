@@ -11,7 +11,7 @@ from plaudit_metrics.service.settings import ServiceSettings, SettingsError
 LEAST = {"PLAUDIT_RUN": "demo-1", "PLAUDIT_REDIS_URL": "redis://127.0.0.1:6379/0"}
 
 
-def test_the_loopback_is_listened_on_unless_told_otherwise() -> None:
+def test_the_service_listens_on_loopback_by_default() -> None:
     settings = ServiceSettings.from_environment(LEAST)
     assert (settings.host, settings.port, settings.run_folder) == ("127.0.0.1", 0, None)
 

@@ -122,7 +122,7 @@ def test_a_collector_that_is_away_costs_nothing_but_its_spans(receiver: Receiver
     assert sent(receiver, samples, 0.0)
 
 
-def test_the_service_is_told_by_its_environment() -> None:
+def test_the_service_is_configured_by_its_environment() -> None:
     given = {
         "PLAUDIT_RUN": "demo-1",
         "PLAUDIT_REDIS_URL": "redis://r:1/0",

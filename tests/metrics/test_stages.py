@@ -57,7 +57,7 @@ def test_the_stages_add_up_to_the_wall_time_within_5_ms(record: SampleRecord) ->
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.fixed_dictionaries({stage: st.floats(0, 100) for stage in SAMPLE_STAGES}))
-def test_each_stage_is_told_to_within_5_ms(sample: Callable[..., SampleRecord], truth: dict[str, float]) -> None:
+def test_each_stage_is_measured_to_within_5_ms(sample: Callable[..., SampleRecord], truth: dict[str, float]) -> None:
     seconds = sample_stage_seconds(SampleColumns.from_records([sample(**truth)]))
     assert {stage: float(of_stage[0]) for stage, of_stage in seconds.items()} == pytest.approx(truth, abs=0.005)
 
@@ -77,7 +77,7 @@ def test_the_groups_stages_follow_until_the_trainer_takes_it(
     assert sum(stages_of(samples[0], record).values()) == pytest.approx(wall_s, abs=0.005)
 
 
-def test_a_sample_that_nobody_published_spent_its_time_in_generation(sample: Callable[..., SampleRecord]) -> None:
+def test_an_unpublished_sample_spent_its_time_in_generation(sample: Callable[..., SampleRecord]) -> None:
     given_up = make_sample_record(Stamps(admitted=100.0, taken=103.0, committed=160.0), ScoringRecord("given_up"))
     assert stages_of(given_up) == {"rollout_queue": 3.0, "generation": 57.0}
 

@@ -100,13 +100,15 @@ def test_names_and_texts_are_neither_markup_nor_escape_sequences(capsys: pytest.
         ([], "give a run"),
     ],
 )
-def test_what_cannot_be_shown_is_told(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_shown_is_reported(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert top(parsed(*arguments)) == 2
     assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("key", [b"q", b"jkq", b"\x03"], ids=["q", "other keys and q", "Ctrl-C"])
-def test_on_a_terminal_it_goes_on_until_it_is_told_to_end(observed_run: Any, key: bytes) -> None:
+def test_on_a_terminal_it_continues_until_it_is_ended(observed_run: Any, key: bytes) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "plaudit_workers.cli", "top", str(observed_run.folder), "--every", "0.2"]
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "120", "LINES": "50"}

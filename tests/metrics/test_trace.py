@@ -160,7 +160,7 @@ def test_the_rules_of_the_format_are_kept_whatever_happened(data: st.DataObject,
     assert problems_of(chrome_trace(record, samples, groups)) == []
 
 
-def test_times_are_told_from_the_first_of_it_in_rising_order(trace: dict[str, Any]) -> None:
+def test_times_start_at_the_first_event_and_rise(trace: dict[str, Any]) -> None:
     times = [event["ts"] for event in trace["traceEvents"] if event["ph"] != "M"]
     assert times == sorted(times)
     assert times[0] == 0

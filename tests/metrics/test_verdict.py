@@ -182,7 +182,7 @@ def test_a_step_that_never_waited_is_the_trainers() -> None:
 
 
 @pytest.mark.parametrize("name", VERDICTS)
-def test_every_verdict_is_explained_in_words(name: str) -> None:
+def test_every_verdict_is_explained(name: str) -> None:
     assert explain(name).endswith(".")
 
 
@@ -211,5 +211,5 @@ def test_a_scorer_whose_calls_wait_longer_than_they_take_is_named_with_its_remed
     assert explain("generation", figures) == explain("generation")
 
 
-def test_an_unknown_verdict_has_no_words() -> None:
+def test_an_unknown_verdict_has_no_explanation() -> None:
     assert explain("something new") == ""

@@ -35,7 +35,24 @@ def _scorers(*scorers: dict[str, Any]) -> list[dict[str, Any]]:
     return list(scorers)
 
 
+_KEY = {"secretKeyRef": {"name": "a", "key": "b"}}
+
 BAD: list[tuple[dict[str, Any], str]] = [
+    ({"managedBy": "no-domain"}, "managedBy"),
+    ({"lifecycle": {"failurePolicy": {"rules": [{"action": "Fail"}]}}}, "exactly one of onExitCodes and onReasons"),
+    ({"lifecycle": {"failurePolicy": {"rules": [{"action": "Fail", "onExitCodes": {"values": [0]}}]}}}, "onExitCodes"),
+    ({"lifecycle": {"failurePolicy": {"backoff": {"initialSeconds": 400}}}}, "more than maxSeconds"),
+    ({"trainer": {"pod": {"env": [{"name": "A", "value": "1", "valueFrom": _KEY}]}}}, "valueFrom"),
+    ({"metrics": {"pod": {"env": [{"name": "A", "valueFrom": {}}]}}}, "exactly one of secretKeyRef"),
+    (
+        {
+            "rollout": {
+                "pod": {"env": [{"name": "A", "valueFrom": {**_KEY, "fieldRef": {"fieldPath": "status.podIP"}}}]}
+            }
+        },
+        "exactly one of secretKeyRef",
+    ),
+    ({"rollout": {"pod": {"gpuResource": "gpu"}}}, "gpuResource"),
     # Values of the wrong kind or out of range: the schema.
     ({"seed": -1}, "seed"),
     ({"seed": "1"}, "seed"),
@@ -106,6 +123,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"rollout.sampling": {"temperature": 0}}, "temperature"),
     ({"rollout.agent": {"kind": "tools"}}, "tools"),
     ({"rollout.agent": {"kind": "custom"}}, "path"),
+    ({"rollout.agent": {"kind": "tools", "tools": [{"path": "t.py"}]}}, "function"),
+    ({"rollout.agent": {"kind": "tools", "tools": [{"path": "t.py", "function": "f", "config": "c"}]}}, "exactly one"),
+    ({"rollout.agent": {"kind": "tools", "tools": [{"mcp": {}}]}}, "url"),
     ({"reward.scorers": _scorers({"name": "mine", "kind": "python"})}, "python"),
     ({"reward.scorers": _scorers({"name": "mine", "kind": "judge"})}, "judge"),
     ({"reward.scorers": _scorers({"name": "mine", "kind": "model"})}, "model"),

@@ -41,7 +41,7 @@ def test_keda_counts_every_stream_that_reward_workers_read_and_what_they_hold_wi
     }
 
 
-def test_keda_is_told_the_whole_address_of_an_external_redis():
+def test_keda_receives_the_whole_address_of_an_external_redis():
     secret = {"name": "redis", "key": "word"}
     world = scaled({}, transport={"url": "rediss://redis.example:7000/3", "passwordSecret": secret})
     metadata = spec_of(world, "ScaledObject")["triggers"][0]["metadata"]
@@ -96,9 +96,7 @@ def test_a_change_of_the_autoscaler_leaves_one_of_them():
         ),
     ],
 )
-def test_an_autoscaler_that_cannot_follow_the_load_is_told_after_two_minutes(
-    provider: str, kind: str, condition: dict[str, Any]
-):
+def test_an_autoscaler_at_its_limit_is_reported_after_two_minutes(provider: str, kind: str, condition: dict[str, Any]):
     world = scaled({"provider": provider})
     say(world, kind, condition)
     world.cluster.now += 110

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from world import SETTINGS, World, rljob
+from world import World, rljob
 
 from plaudit_operator.children.merge import strategic_merge
 from plaudit_workers.job.loading.load import load_job
@@ -67,7 +67,7 @@ def test_every_pod_meets_pod_security_restricted(world: World):
         assert not any("hostPath" in volume for volume in pod["volumes"]), name
 
 
-def test_a_pod_that_waits_for_redis_leaves_when_it_is_told_to(world: World, tmp_path: Path):
+def test_a_pod_that_waits_for_redis_ends_on_sigterm(world: World, tmp_path: Path):
     """As process 1 it would else hold its GPUs for its whole grace period: nothing ends what handles no signal."""
     [waiting] = dict(templates(world))["job-rollout"]["spec"]["initContainers"]
     told = {"PLAUDIT_RUN_FOLDER": str(tmp_path), "PLAUDIT_REDIS_URL": "redis://127.0.0.1:1/0"}
@@ -89,7 +89,7 @@ def test_no_password_stands_in_an_object_but_the_secret(world: World):
             assert not any(password in str(item) for password in passwords), item["metadata"]["name"]
 
 
-def test_processes_are_told_where_everything_is(world: World):
+def test_processes_receive_all_addresses(world: World):
     told = dict(templates(world))
     run = world.status["run"]
     reward = environment(told["job-reward"]["spec"]["containers"][0])
@@ -157,6 +157,26 @@ def test_reward_workers_reach_what_the_job_declares_and_nothing_else(world: Worl
     assert judge["ports"] == [{"protocol": "TCP", "port": 443}]
 
 
+@pytest.mark.parametrize(
+    ("url", "rule"),
+    [
+        ("https://judge.example:8443/v1", {"cidr": "0.0.0.0/0", "port": 8443}),
+        ("http://203.0.113.7/v1", {"cidr": "0.0.0.0/0", "port": 80}),
+        ("http://10.96.0.15:8000/v1", {"cidr": "10.96.0.15/32", "port": 8000}),
+        ("https://[fd00::7]:8000/v1", {"cidr": "fd00::7/128", "port": 8000}),
+    ],
+)
+def test_a_judge_is_reached_at_the_port_and_address_of_its_url(url: str, rule: dict[str, Any]):
+    job = full_job()
+    job["spec"]["reward"]["scorers"][2]["judge"]["baseUrl"] = url
+    world = World(job)
+    world.settle()
+    policy = world.cluster.find("NetworkPolicy", "job-reward")
+    assert policy
+    judge = policy["spec"]["egress"][3]
+    assert (judge["to"][0]["ipBlock"]["cidr"], judge["ports"][0]["port"]) == (rule["cidr"], rule["port"])
+
+
 def test_a_judge_inside_the_cluster_becomes_its_namespace():
     job = full_job()
     job["spec"]["reward"]["scorers"][2]["judge"]["baseUrl"] = "http://vllm.models.svc.cluster.local:8000/v1"
@@ -167,6 +187,26 @@ def test_a_judge_inside_the_cluster_becomes_its_namespace():
     assert policy["spec"]["egress"][-1]["to"] == [
         {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "models"}}}
     ]
+
+
+def test_reward_workers_may_reach_the_endpoint_of_an_http_scorer_and_read_its_key():
+    job = full_job()
+    endpoint = {
+        "url": "https://rewards.example:8443/v1/score",
+        "shape": "plaudit",
+        "apiKeySecret": {"name": "theirs", "key": "token"},
+    }
+    job["spec"]["reward"]["scorers"][2] = {"name": "theirs", "kind": "http", "http": endpoint}
+    world = World(job)
+    world.settle()
+    policy = world.cluster.find("NetworkPolicy", "job-reward")
+    assert policy
+    assert policy["spec"]["egress"][-1]["ports"] == [{"protocol": "TCP", "port": 8443}]
+    assert policy["spec"]["egress"][-1]["to"][0]["ipBlock"]["cidr"] == "0.0.0.0/0"
+    deployment = world.cluster.find("Deployment", "job-reward")
+    assert deployment
+    mounts = deployment["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
+    assert "/run/plaudit/secrets/theirs" in {mount["mountPath"] for mount in mounts}
 
 
 def test_an_applied_deployment_never_holds_replicas(world: World):
@@ -212,7 +252,3 @@ def test_pod_template_is_merged_as_kubernetes_merges():
         ],
         "tolerations": [{"key": "other"}],
     }
-
-
-def test_settings_of_the_tests_are_the_documented_ones():
-    assert SETTINGS.run_as_user == 1000

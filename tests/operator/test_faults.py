@@ -47,7 +47,7 @@ def the_end(world: World) -> dict[str, Any]:
 
 
 def suspend(world: World, value: bool) -> None:
-    world.cluster.edit("RLJob", "job", lambda job: job["spec"].setdefault("scheduling", {}).update(suspend=value))
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(suspend=value))
 
 
 SCRIPT: list[Callable[[World], None]] = [

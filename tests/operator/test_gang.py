@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ def gang(**spec: Any) -> dict[str, Any]:
     return rljob(**{"scheduling": GANG, "trainer": FSDP, **spec})
 
 
-def test_trainer_rollouts_and_redis_join_one_pod_group_and_nobody_else():
+def test_only_trainer_rollouts_and_redis_join_the_pod_group():
     world = World(gang())
     world.settle()
     (group,) = world.cluster.of_kind("PodGroup")
@@ -45,6 +46,26 @@ def test_a_redis_of_somebody_elses_is_not_counted():
     world = World(gang(transport={"url": "redis://elsewhere:6379/0"}))
     world.settle()
     assert world.cluster.of_kind("PodGroup")[0]["spec"]["schedulingPolicy"]["gang"]["minCount"] == 4
+
+
+def test_a_gang_counts_the_reward_models_that_were_in_it_when_the_job_was_admitted():
+    reward = rljob()["spec"]["reward"]
+    scorer = {"name": "rm", "kind": "model", "model": {"source": "/plaudit/rm", "replicas": 2}}
+    world = World(gang(reward=reward | {"scorers": [*reward["scorers"], scorer]}))
+    world.settle()
+    (group,) = world.cluster.of_kind("PodGroup")
+    assert group["spec"]["schedulingPolicy"]["gang"]["minCount"] == 7
+
+    def of_another_version(config: dict[str, Any]) -> None:
+        templates = json.loads(config["data"]["templates.json"])
+        del templates["model/rm"]["template"]["spec"]["schedulingGroup"]
+        config["data"]["templates.json"] = json.dumps(templates)
+
+    world.cluster.edit("ConfigMap", "job-job", of_another_version)
+    world.start_operator()
+    world.settle()
+    (group,) = world.cluster.of_kind("PodGroup")
+    assert group["spec"]["schedulingPolicy"]["gang"]["minCount"] == 5
 
 
 def test_a_job_without_gang_has_no_pod_group():
@@ -164,7 +185,7 @@ def test_a_suspended_gang_gives_back_redis_as_well_and_waits_whole_when_it_is_re
 
 
 def suspend(world: World, value: bool) -> None:
-    world.cluster.edit("RLJob", "job", lambda job: job["spec"]["scheduling"].update(suspend=value))
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(suspend=value))
 
 
 def test_the_size_of_a_gang_is_fixed():
@@ -177,7 +198,7 @@ def test_the_size_of_a_gang_is_fixed():
     assert "spec.rollout.replicas" in world.condition(ConditionType.SPEC_VALID)["message"]
 
 
-def test_without_pod_groups_nothing_is_started_and_the_remedy_is_told():
+def test_without_pod_groups_nothing_is_started_and_the_remedy_is_shown():
     world = World(gang())
 
     def lacks(call: str) -> None:

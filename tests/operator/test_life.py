@@ -122,7 +122,7 @@ def test_a_failed_attempt_is_followed_by_another_once_its_pods_are_gone():
     assert world.status["phase"] == "Running"
 
 
-def test_too_many_failed_attempts_fail_the_job_with_the_last_words():
+def test_too_many_failed_attempts_fail_the_job_with_the_last_output():
     world = World(rljob(lifecycle={"failurePolicy": {"maxRestarts": 1}}))
     for _ in range(2):
         world.settle()
@@ -165,12 +165,12 @@ def test_exit_codes_that_end_the_job(code: int, reason: str):
 def test_suspend_gives_back_everything_but_redis_and_metrics_and_resume_takes_it_again():
     world = World()
     world.settle()
-    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(scheduling={"suspend": True}))
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(suspend=True))
     world.settle()
     roles = {pod["metadata"]["labels"]["plaudit.dev/role"] for pod in world.cluster.of_kind("Pod")}
     assert roles == {"redis", "metrics"}
     assert world.status["phase"] == "Suspended"
-    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(scheduling={"suspend": False}))
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(suspend=False))
     world.settle()
     assert world.status["phase"] == "Running"
     assert world.status["replicas"] == {"rollout": "2/2", "reward": "2/2"}
@@ -184,7 +184,7 @@ def test_a_job_is_suspended_when_its_last_pod_has_ended():
     ending["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "ownerReferences": []}
     ending["status"]["conditions"] = [{"type": "Ready", "status": "False"}]  # it holds its GPU still
     world.cluster.put(ending)
-    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(scheduling={"suspend": True}))
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(suspend=True))
     world.settle()
     assert world.condition(ConditionType.SUSPENDED)["message"] == "waiting for pods to end: rollout 1"
     world.cluster.remove("Pod", ending["metadata"]["name"])
@@ -197,13 +197,13 @@ def test_time_in_suspension_counts_for_no_deadline():
     world.settle()
     for suspend in (True, False):
         world.cluster.now += 90
-        world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(scheduling={"suspend": suspend}))  # noqa: B023
+        world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(suspend=suspend))  # noqa: B023
         world.settle()
     assert world.status["phase"] == "Running"
 
 
 def test_a_job_that_is_made_suspended_holds_nothing():
-    world = World(rljob(scheduling={"suspend": True}))
+    world = World(rljob(suspend=True))
     world.settle()
     roles = {pod["metadata"]["labels"]["plaudit.dev/role"] for pod in world.cluster.of_kind("Pod")}
     assert roles == {"redis", "metrics"}
@@ -245,20 +245,20 @@ def test_an_hpas_workers_rest_and_come_back():
     world.settle()
     assert world.status["replicas"]["reward"] == "6/6"
     for suspend, replicas in ((True, "0/0"), (False, "2/2")):
-        world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(scheduling={"suspend": suspend}))  # noqa: B023
+        world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(suspend=suspend))  # noqa: B023
         world.settle()
         assert world.status["replicas"]["reward"] == replicas
 
 
 def test_keda_is_paused_while_the_job_is_suspended():
     reward = rljob()["spec"]["reward"] | {"workers": {"autoscaling": {"provider": "keda"}}}
-    world = World(rljob(reward=reward, scheduling={"suspend": True}))
+    world = World(rljob(reward=reward, suspend=True))
     world.settle()
     paused = world.cluster.find("ScaledObject", "job-reward")
     assert paused
     assert paused["metadata"]["annotations"] == {"autoscaling.keda.sh/paused-replicas": "0"}
     for suspend in (False, True, False):
-        world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(scheduling={"suspend": suspend}))  # noqa: B023
+        world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(suspend=suspend))  # noqa: B023
         world.settle()
         found = world.cluster.find("ScaledObject", "job-reward")
         assert found
@@ -318,7 +318,7 @@ def test_a_name_that_is_taken_is_never_adopted():
     assert world.condition(ConditionType.ADMITTED)["status"] == "True"
 
 
-def test_a_bad_job_is_told_and_makes_nothing():
+def test_a_bad_job_is_reported_and_creates_nothing():
     world = World(rljob(algorithm={"steps": 3, "promptsPerStep": 10, "miniBatchesPerStep": 3}))
     world.settle()
     assert world.status["phase"] == "Invalid"
@@ -326,7 +326,7 @@ def test_a_bad_job_is_told_and_makes_nothing():
     assert not world.children()
 
 
-def test_a_change_that_is_not_allowed_is_told_and_changes_nothing():
+def test_a_forbidden_change_is_reported_and_changes_nothing():
     world = World()
     world.settle()
     world.cluster.edit("RLJob", "job", lambda job: job["spec"]["model"].update(source="/plaudit/other"))
@@ -347,7 +347,7 @@ def test_an_upgraded_operator_restarts_nothing():
     uids = {pod["metadata"]["uid"] for pod in world.cluster.of_kind("Pod")}
     world.cluster.calls.clear()
     images = replace(world.settings.images, worker="worker:2", gpu="gpu:2", redis="redis:2")
-    world.settings = replace(world.settings, images=images, run_as_user=2000)
+    world.settings = replace(world.settings, images=images, job_defaults='{"runAsUser": 2000}')
     world.start_operator()
     world.settle()
     assert {pod["metadata"]["uid"] for pod in world.cluster.of_kind("Pod")} == uids
@@ -372,7 +372,7 @@ def test_a_job_deleted_and_made_again_under_its_name_waits_for_the_old_ones_chil
     assert world.status["phase"] == "Running"
 
 
-def test_reward_code_that_cannot_work_is_told_before_any_pod_starts_and_looked_at_again():
+def test_unusable_reward_code_is_reported_before_any_pod_starts_and_checked_again():
     job = rljob(files={"configMap": "code"})
     job["spec"]["reward"]["scorers"][0]["python"]["path"] = "reward.py"
     world = World(job)
@@ -388,6 +388,23 @@ def test_reward_code_that_cannot_work_is_told_before_any_pod_starts_and_looked_a
         assert words in world.condition(ConditionType.SPEC_VALID)["message"]
         assert not world.children() - {("ConfigMap", "code")}
     world.cluster.put({**code, "data": {"reward.py": "def compute_score(): ..."}})
+    world.settle()
+    assert world.status["phase"] == "Running"
+
+
+def test_files_that_do_not_fit_into_the_jobs_config_map_are_refused_with_their_sizes():
+    world = World(rljob(files={"configMap": "code"}))
+    code = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "code", "namespace": "default"}}
+    world.cluster.put({**code, "data": {"a.json": "a" * (1000 << 10), "b.json": "b" * 2048}})
+    world.deliver()
+    world.reconcile()
+    world.deliver()
+    refused = world.condition(ConditionType.SPEC_VALID)
+    assert refused["reason"] == "FilesInvalid"
+    assert "the files take 1,002 KiB and the job itself" in refused["message"]
+    assert "holds 1,024 KiB (largest: a.json 1,000 KiB, b.json 2 KiB)" in refused["message"]
+    assert not world.children() - {("ConfigMap", "code")}
+    world.cluster.put({**code, "data": {"b.json": "b" * 2048}})
     world.settle()
     assert world.status["phase"] == "Running"
 

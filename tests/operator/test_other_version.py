@@ -102,10 +102,10 @@ def test_a_running_job_that_this_version_would_reject_runs_on_to_its_end():
 def test_its_good_edits_apply_and_its_bad_ones_are_rejected_by_what_is_new_in_them():
     world = admitted_with_zero_steps()
     world.settle()
-    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(scheduling={"suspend": True}))
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(suspend=True))
     world.settle()
     assert world.status["phase"] == "Suspended"
-    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(scheduling={"suspend": False}))
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(suspend=False))
     world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(lifecycle={"activeDeadlineSeconds": -1}))
     world.settle()
     valid = world.condition(ConditionType.SPEC_VALID)

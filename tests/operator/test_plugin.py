@@ -37,7 +37,7 @@ FINE = condition("RewardReady", "True", Reason.READY, "reward 4/4")
 
 def test_the_summary_tells_progress_roles_trouble_and_events():
     progress = {"step": 42, "rewardMean": 0.61234, "verdict": "reward", "backlog": 117}
-    roles = [{"name": "rollout", "replicas": "0/2", "restarts": 3, "lastFailure": "out of memory"}]
+    roles = [{"name": "rollout", "ready": 0, "desired": 2, "restarts": 3, "lastFailure": "out of memory"}]
     events = [
         {"metadata": {}, "lastTimestamp": EARLIER, "type": "Warning", "reason": "Degraded", "message": "so it is"}
     ]
@@ -65,7 +65,7 @@ def test_a_suspended_job_says_it_once():
     assert len(said) == 3
 
 
-def test_of_a_job_that_ended_only_the_end_is_told():
+def test_a_job_that_ended_shows_only_its_end():
     over = job("Failed", NO_GPU, condition("Failed", "True", Reason.TOO_MANY_RESTARTS, "exit code 1"))
     assert ended(over) == "Failed"
     said = summary(over, [], NOW)
@@ -80,7 +80,7 @@ def test_why_a_role_cannot_be_asked_is_the_reason_of_its_condition():
     assert "lifecycle.cleanup" in gone
 
 
-def test_an_unknown_job_is_told_with_those_that_there_are():
+def test_an_unknown_job_is_refused_with_the_known_names():
     assert unknown_job("gsm", "team-a", [job("Running")]).endswith("Jobs in it: gsm8k (Running)")
     assert "-n NAMESPACE" in unknown_job("gsm", "team-a", [])
 

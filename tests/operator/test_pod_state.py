@@ -44,14 +44,14 @@ def ended(code: int, reason: str = "Error", message: str = "") -> dict[str, Any]
         ),
     ],
 )
-def test_trouble_is_told_with_its_reason(observed: dict[str, Any], reason: str, words: str):
+def test_trouble_is_reported_with_its_reason(observed: dict[str, Any], reason: str, words: str):
     found = problem_of(observed, NOW)
     assert found
     assert found[0] == reason
     assert words in found[1]
 
 
-def test_an_image_that_cannot_be_pulled_is_told_the_same_way_each_time():
+def test_an_image_that_cannot_be_pulled_gives_the_same_message_each_time():
     first = waiting("ErrImagePull", "failed to pull x:1: not found")
     later = waiting("ImagePullBackOff", 'Back-off pulling image "x:1": ErrImagePull: failed to pull x:1: not found')
     assert problem_of(first, NOW) == problem_of(later, NOW)
@@ -70,14 +70,14 @@ def test_a_pod_that_runs_or_ended_well_has_no_problem():
     assert problem_of(ended(0, "Completed"), NOW) is None
 
 
-def test_of_a_line_of_json_only_what_a_person_reads_is_told():
+def test_only_the_readable_part_of_a_json_line_is_shown():
     log = 'first line\n{"time": "2026", "level": "error", "worker": "w", "message": "refused", "error": "no such file"}'
     crashing = "p: rollout exited with code 2"
     assert problem_of(ended(2, message=log), NOW) == ("Crashing", f"{crashing}: refused: no such file")
     assert problem_of(ended(2, message='{"cut": '), NOW) == ("Crashing", 'p: rollout exited with code 2: {"cut":')
 
 
-def test_only_the_end_of_long_last_words_is_told():
+def test_only_the_end_of_long_output_is_shown():
     assert next(iter(exit_of(ended(1, message="x" * 5000 + "the error"), "rollout")))[1].endswith("the error")
 
 

@@ -1,4 +1,4 @@
-"""A job in a queue of Kueue's, by Kueue's documented contract for plain pod groups: Kueue itself does not run here."""
+"""A job in a queue, on a model of Kueue's pod groups; tests/e2e_controllers/test_kueue.py has the same on Kueue."""
 
 from __future__ import annotations
 
@@ -80,13 +80,14 @@ def queued(**spec: Any) -> tuple[World, Kueue]:
     return world, kueue
 
 
-def test_trainer_rollouts_and_redis_are_one_group_in_the_queue_and_nobody_else():
+def test_only_trainer_rollouts_and_redis_are_in_the_queued_group():
     world, kueue = queued()
     assert [labels(pod)["plaudit.dev/role"] for pod in kueue.group()] == ["redis", "rollout", "rollout", "trainer"]
     for pod in kueue.group():
         marks, annotations = labels(pod), pod["metadata"]["annotations"]
         assert (marks[QUEUE], marks[MANAGED], marks[GROUP]) == ("team", "true", world.status["run"])
         assert (annotations[COUNT], annotations[PARENT]) == ("4", "plaudit.dev/rljob")
+        assert annotations["kueue.x-k8s.io/pod-group-serving"] == "true"
         assert pod["spec"]["schedulingGates"] == [{"name": GATE}]
     for kind in ("Deployment", "StatefulSet", "Job"):
         # The objects themselves are not Kueue's: it would make a group of its own of each.
@@ -99,11 +100,29 @@ def test_a_job_in_its_queue_is_suspended_and_starts_when_it_is_admitted():
     assert kueue.roles() == {"trainer", "rollout", "redis", "metrics"}
     suspended = world.condition(ConditionType.SUSPENDED)
     assert (world.status["phase"], suspended["reason"]) == ("Suspended", "Queued")
-    assert f"workload {world.status['run']}" in suspended["message"]
+    assert f"workloads.kueue.x-k8s.io {world.status['run']}" in suspended["message"]
     kueue.quota = True
     world.settle()
     assert world.status["phase"] == "Running"
     assert kueue.roles() == {"trainer", "rollout", "redis", "metrics", "reward"}
+
+
+def test_a_reward_models_pods_are_part_of_the_group_and_wait_in_the_queue_as_well():
+    reward = rljob()["spec"]["reward"]
+    scorer = {"name": "rm", "kind": "model", "model": {"source": "/plaudit/rm", "replicas": 2}}
+    world, kueue = queued(reward=reward | {"scorers": [*reward["scorers"], scorer]})
+    roles = [labels(pod)["plaudit.dev/role"] for pod in kueue.group()]
+    assert roles == ["model", "model", "redis", "rollout", "rollout", "trainer"]
+    assert {pod["metadata"]["annotations"][COUNT] for pod in kueue.group()} == {"6"}
+    assert world.condition(ConditionType.SUSPENDED)["reason"] == "Queued"
+    kueue.quota = True
+    world.settle()
+    assert world.status["phase"] == "Running"
+    kueue.preempt()
+    world.settle()
+    assert (world.status["phase"], len(kueue.group())) == ("Suspended", 6)
+    change(world, suspend=True)
+    assert not kueue.group()
 
 
 def test_time_in_the_queue_counts_for_no_deadline():
@@ -192,11 +211,11 @@ def test_suspension_gives_the_whole_quota_back():
     world, kueue = queued()
     kueue.quota = True
     world.settle()
-    change(world, scheduling={"queueName": "team", "suspend": True})
+    change(world, suspend=True)
     assert not kueue.group()
     assert world.condition(ConditionType.SUSPENDED)["reason"] == "SuspendedByUser"
     kueue.quota = False
-    change(world, scheduling={"queueName": "team", "suspend": False})
+    change(world, suspend=False)
     assert world.condition(ConditionType.SUSPENDED)["reason"] == "Queued"
     kueue.quota = True
     world.settle()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
-from collections.abc import Iterator
+import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from world import World, rljob
 from plaudit_operator import names
 from plaudit_workers.launch.redis_server import free_port
 from plaudit_workers.stream.access import ADMIN, PROBE, users
+from plaudit_workers.stream.libraries import libraries
 
 ROLES = {"trainer": "job-trainer-0", "rollout": "job-rollout", "reward": "job-reward", "metrics": "job-metrics"}
 URL = "rediss://redis.example:7000/0"
@@ -76,12 +80,13 @@ def test_each_role_has_a_user_and_its_own_password_alone(world: World) -> None:
         assert {"name": "redis", "mountPath": "/run/plaudit/redis", "readOnly": True} in prepare["volumeMounts"]
 
 
-def test_no_pod_has_the_password_of_the_admin_or_of_another_role(world: World) -> None:
-    assert set(redis_files(pod(world, "job-redis"))) == {"users.acl", PROBE}
+def test_no_pod_but_that_of_redis_has_the_password_of_the_admin_or_of_another_role(world: World) -> None:
+    assert set(redis_files(pod(world, "job-redis"))) == {"users.acl", PROBE, ADMIN}
     for kind in ("Deployment", "StatefulSet", "Job"):
         for item in world.cluster.of_kind(kind):
             volumes = item["spec"]["template"]["spec"]["volumes"]
-            assert f"'key': '{ADMIN}'" not in str(volumes), item["metadata"]["name"]
+            has = f"'key': '{ADMIN}'" in str(volumes)
+            assert has == (item["metadata"]["name"] == "job-redis"), item["metadata"]["name"]
 
 
 def test_only_a_scoring_service_has_a_user_for_clients() -> None:
@@ -90,54 +95,83 @@ def test_only_a_scoring_service_has_a_user_for_clients() -> None:
     assert not {"trainer", "rollout"} & set(data)
 
 
-@pytest.fixture(scope="module")
-def managed_redis(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, dict[str, str], str]]:
-    """The container of the StatefulSet, run here: port, Secret, and the command of its probe."""
-    folder = tmp_path_factory.mktemp("managed")
-    port = free_port()
-    data = world.cluster.of_kind("Secret")[0]["stringData"]
-    for name in ("data", "secret"):
-        (folder / name).mkdir()
-    for path in redis_files(pod(world, "job-redis")):
-        (folder / "secret" / path).write_text(data[path])
-    [container] = pod(world, "job-redis")["containers"]
+class RedisPod:
+    """The containers of the StatefulSet, run here, with the files of the Secret."""
 
-    def here(text: str) -> str:
+    def __init__(self, world: World, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.data: dict[str, str] = world.cluster.of_kind("Secret")[0]["stringData"]
+        self._pod = pod(world, "job-redis")
+        [self._container] = self._pod["containers"]
+        for name in ("data", "secret", "functions"):
+            (folder / name).mkdir()
+        for path in redis_files(self._pod):
+            (folder / "secret" / path).write_text(self.data[path])
+        [writer] = self._pod["initContainers"]
+        subprocess.run([sys.executable, *map(self._here, writer["command"][1:])], check=True)
+
+    def __enter__(self) -> RedisPod:
+        environment = {name: self._here(value) for name, value in told(self._pod).items() if value}
+        command = [self._here(word) for word in self._container["command"]]
+        self._process = subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.DEVNULL)
+        for _ in range(200):
+            if self.probe() == 0:
+                break
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def probe(self) -> int:
+        """The exit status of the readiness probe."""
+        command = self._container["readinessProbe"]["exec"]["command"][-1].replace(
+            "redis-cli", f"redis-cli -p {self.port}"
+        )
+        return subprocess.run(["sh", "-c", self._here(command)], capture_output=True, check=False).returncode
+
+    def client(self, user: str) -> redis.Redis:
+        return redis.Redis(port=self.port, username=user, password=self.data[user])
+
+    def _here(self, text: str) -> str:
         places = {
-            "/run/plaudit/redis": folder / "secret",
-            "/tmp/redis.conf": folder / "redis.conf",
-            "dir /data": f"dir {folder}/data",
+            "/run/plaudit/redis": f"{self.folder}/secret",
+            "/tmp/redis.conf": f"{self.folder}/redis.conf",
+            "dir /data": f"dir {self.folder}/data",
+            "/functions": f"{self.folder}/functions",
+            f"port {names.REDIS_PORT}": f"port {self.port}",
+            f"-p {names.REDIS_PORT}": f"-p {self.port}",
         }
         for place, own in places.items():
-            text = text.replace(place, str(own))
-        return text.replace(f"port {names.REDIS_PORT}", f"port {port}")
-
-    environment = {name: here(value) for name, value in told(pod(world, "job-redis")).items() if value}
-    process = subprocess.Popen(
-        [here(word) for word in container["command"]], env=os.environ | environment, stdout=subprocess.DEVNULL
-    )
-    probe = here(container["readinessProbe"]["exec"]["command"][-1]).replace("redis-cli", f"redis-cli -p {port}")
-    for _ in range(200):
-        if subprocess.run(["sh", "-c", probe], capture_output=True, check=False).returncode == 0:
-            break
-    yield port, data, probe
-    process.terminate()
-    process.wait()
+            text = text.replace(place, own)
+        return text
 
 
-def test_the_managed_redis_knows_its_users_and_nobody_else(managed_redis: tuple[int, dict[str, str], str]) -> None:
-    port, data, probe = managed_redis
-    assert subprocess.run(["sh", "-c", probe], check=False).returncode == 0
-    for user in users(trains=True):
-        with redis.Redis(port=port, username=user, password=data[user]) as client:
-            assert client.ping()
-            if user != ADMIN:
-                with pytest.raises(redis.exceptions.NoPermissionError):
-                    client.flushall()
-    with redis.Redis(port=port) as nobody, pytest.raises(redis.exceptions.AuthenticationError):
-        nobody.ping()
-    with redis.Redis(port=port, username=ADMIN, password=data[ADMIN]) as client:
-        assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+def test_the_managed_redis_admits_only_its_users(world: World, tmp_path: Path) -> None:
+    with RedisPod(world, tmp_path) as managed:
+        assert managed.probe() == 0
+        for user in users(trains=True):
+            with managed.client(user) as client:
+                assert client.ping()
+                if user != ADMIN:
+                    with pytest.raises(redis.exceptions.NoPermissionError):
+                        client.flushall()
+        with redis.Redis(port=managed.port) as nobody, pytest.raises(redis.exceptions.AuthenticationError):
+            nobody.ping()
+        with managed.client(ADMIN) as client:
+            assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+
+
+def test_the_managed_redis_loads_the_functions_whenever_it_starts(world: World, tmp_path: Path) -> None:
+    managed, needed = RedisPod(world, tmp_path), {library.name.encode() for library in libraries()}
+    for _ in range(2):
+        with managed, managed.client(ADMIN) as admin:
+            deadline = time.monotonic() + 20
+            while {each[1] for each in admin.function_list()} != needed and time.monotonic() < deadline:
+                time.sleep(0.02)
+            assert {each[1] for each in admin.function_list()} == needed
+        shutil.rmtree(tmp_path / "data" / "appendonlydir")
 
 
 TLS = {
@@ -232,7 +266,7 @@ def test_redis_lets_in_keda_when_it_scales_and_clients_of_a_scoring_service() ->
     assert keda == {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "keda"}}}
 
 
-def test_the_ranks_of_a_trainer_reach_each_other_and_nobody_else_reaches_them(world: World) -> None:
+def test_only_the_ranks_of_a_trainer_reach_each_other(world: World) -> None:
     spec = policy(world, "trainer")
     [rule] = spec["ingress"]
     assert spec["policyTypes"] == ["Ingress"]

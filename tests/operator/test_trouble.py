@@ -76,7 +76,7 @@ def test_a_trainer_that_is_drained_keeps_its_grace():
     assert not any("delete Pod" in call for call in world.cluster.calls)
 
 
-def test_redis_on_a_lost_node_is_told_and_never_forced():
+def test_redis_on_a_lost_node_is_reported_and_never_forced():
     world = World()
     world.settle()
     lose_node_of(world, "redis", grace_s=30)
@@ -120,7 +120,7 @@ def container(**status: Any) -> dict[str, Any]:
         ("rollout", "RolloutReady", {"conditions": [UNSCHEDULABLE]}, "Unschedulable", "lower spec.rollout.pod"),
     ],
 )
-def test_trouble_is_told_once_with_what_to_do(role: str, kind: str, pods: dict[str, Any], reason: str, words: str):
+def test_trouble_is_reported_once_with_its_remedy(role: str, kind: str, pods: dict[str, Any], reason: str, words: str):
     world = World()
     world.settle()
     change_pods(world, role, pods)

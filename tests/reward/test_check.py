@@ -84,7 +84,7 @@ BAD: list[tuple[str, str, dict[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("source", "about", "words"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
-def test_what_does_not_fit_is_told_with_its_remedy(
+def test_a_mismatch_is_reported_with_its_remedy(
     tmp_path: Path, source: str, about: dict[str, Any], words: list[str]
 ) -> None:
     wanted = target(tmp_path, source, **about)

@@ -29,7 +29,7 @@ def sums(*group: list[Part]) -> list[float | None]:
     return [weighted_sum(parts).score.value for parts in normalised(group)]
 
 
-def test_two_rewards_that_add_up_alike_are_told_apart() -> None:
+def test_two_rewards_with_equal_sums_are_distinguished() -> None:
     """The paper's example: totals (0, 1) and (0, 2) are the same to GRPO, and not here."""
     one = sums([part("a", 0.0), part("b", 0.0)], [part("a", 0.0), part("b", 1.0)])
     both = sums([part("a", 0.0), part("b", 0.0)], [part("a", 1.0), part("b", 1.0)])
@@ -62,7 +62,7 @@ def test_the_values_of_a_scorer_have_mean_0_and_deviation_1(values: list[float])
     assert statistics.stdev(found) == pytest.approx(1.0, rel=1e-2)
 
 
-async def test_a_pipeline_normalises_when_the_group_is_there_and_keeps_what_scorers_said(
+async def test_a_pipeline_normalises_a_complete_group_and_keeps_the_scorers_values(
     make_sample: Callable[..., Sample],
 ) -> None:
     number = ScriptedScorer("number", lambda sample: float(sample.response))

@@ -81,7 +81,7 @@ def test_a_list_gives_one_score_a_sample() -> None:
 
 
 @pytest.mark.parametrize("returned", [[1.0], 1.0, None, "ab", {"score": [1, 2]}])
-def test_a_list_of_the_wrong_length_or_kind_scores_nobody(returned: Any) -> None:
+def test_a_list_of_the_wrong_length_or_kind_scores_no_sample(returned: Any) -> None:
     scores = to_scores(returned, 2)
     assert [score.outcome for score in scores] == ["data_error", "data_error"]
 

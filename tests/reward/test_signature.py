@@ -72,7 +72,7 @@ def test_what_does_not_fit_is_refused_with_file_function_and_remedy(
     assert f"f in {path}" in str(refusal.value)
 
 
-def test_async_functions_run_inline_and_others_in_processes_unless_told_otherwise(
+def test_async_functions_run_inline_and_others_in_processes_by_default(
     reward_file: Callable[[str], str],
 ) -> None:
     path = reward_file("async def a(sample): pass\ndef b(sample): pass")
@@ -87,7 +87,7 @@ def call(path: str, function: str, samples: list[Sample], values: Any = None, **
     return loaded.call(samples, values)
 
 
-def test_verl_functions_see_verls_keywords(
+def test_verl_functions_receive_verls_keywords(
     reward_file: Callable[[str], str], make_sample: Callable[..., Sample]
 ) -> None:
     path = reward_file("def f(**kwargs): return kwargs")

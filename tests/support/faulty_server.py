@@ -1,4 +1,7 @@
-"""A chat-completions server that misbehaves on demand: plain asyncio, to cut, stall and corrupt below HTTP."""
+"""An HTTP server that misbehaves on demand: plain asyncio, to cut, stall and corrupt below HTTP.
+
+It serves chat completions, or the paths that it is given.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,8 @@ class Request:
 class FaultyServer:
     """Answer each request with the result of ``reply``; record all requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, *paths: str) -> None:
+        self._paths = paths or ("/v1/chat/completions",)
         self.requests: list[Request] = []
         self.most_at_a_time = 0
         self.reply: Callable[[Request, int], Reply] = lambda request, number: Reply()
@@ -61,6 +65,10 @@ class FaultyServer:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self._port}/v1"
+
+    @property
+    def origin(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
 
     async def start(self) -> None:
         """Listen; after ``stop``, on the same port again."""
@@ -90,7 +98,7 @@ class FaultyServer:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
         body = json.loads(await reader.readexactly(int(headers["content-length"])))
-        assert head[0] == "POST /v1/chat/completions HTTP/1.1", head[0]
+        assert head[0] in [f"POST {path} HTTP/1.1" for path in self._paths], head[0]
         request = Request(time.monotonic(), headers, body)
         self.requests.append(request)
         self._at_a_time += 1

@@ -73,7 +73,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert printed.out == ""
 
 
-def test_a_valid_job_is_told_valid_with_what_run_would_say(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_prints_the_notices_of_run_for_a_valid_job(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", str(job)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{job}: valid (scores)"

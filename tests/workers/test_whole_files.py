@@ -117,7 +117,7 @@ def test_removing_takes_files_folders_and_nothing(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_full_disk_is_told_in_words(tmp_path):
+def test_a_full_disk_is_reported(tmp_path):
     with pytest.raises(RefusedError, match=r"no room for .*target"), whole_folder(tmp_path / "target"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert os.listdir(tmp_path) == []

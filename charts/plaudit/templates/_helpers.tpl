@@ -12,6 +12,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: operator
 {{- end }}
 
+{{- /* Defaults for the pods of jobs, as JSON. */ -}}
+{{- define "plaudit.jobDefaults" -}}
+{{ merge (deepCopy (.Values.jobDefaults | default dict)) (dict "runAsUser" (int .Values.runAsUser)) | toJson }}
+{{- end }}
+
 {{- define "plaudit.name" -}}
 {{ printf "%s-operator" .Release.Name | trunc 50 | trimSuffix "-" }}
 {{- end }}

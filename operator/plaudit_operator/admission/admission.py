@@ -1,8 +1,8 @@
 """Admit an RLJob: validate it once, freeze it with its files, and then accept changes of mutable fields only.
 
 The job's ConfigMap holds what is frozen: ``job.yaml`` (for its processes), ``spec.json`` (the spec as admitted),
-``current.json`` (the same with accepted edits), ``templates.json`` and ``images.json`` (pod templates and images of the
-operator that admitted it) and the job's files.
+``current.json`` (the same with accepted edits), the job's files, and of the operator that admitted it
+``templates.json`` (pod templates), ``images.json`` and ``platform.json`` (defaults for pods).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import msgspec
 from plaudit_operator.admission.frozen import parsed, spec_in_effect
 from plaudit_operator.admission.support import unsupported
 from plaudit_operator.names import Reason
+from plaudit_operator.platform import Platform
 from plaudit_workers.job.checks.kubernetes import kubernetes_problems
 from plaudit_workers.job.checks.python_files import source_problem
 from plaudit_workers.job.problem import JobError, Problem
@@ -55,6 +56,8 @@ class Admitted:
     """Frozen pod templates by child: ``{"inputs": digest, "template": …}``; empty before the first reconcile."""
     images: Mapping[str, str] = field(default_factory=dict)
     """The operator's images when the job was admitted, by field of ``Images``; empty before the first reconcile."""
+    platform: Platform | None = None
+    """Defaults for its pods when the job was admitted; None before the first reconcile."""
     written: Mapping[str, str] = field(default_factory=dict)
     """Data of the job's ConfigMap; empty before the first reconcile."""
     reason: str = Reason.VALID
@@ -104,6 +107,7 @@ def _frozen(job_object: Object, data: Mapping[str, str]) -> Admitted:
         ),
         templates=msgspec.json.decode(data["templates.json"]),
         images=msgspec.json.decode(data.get("images.json", "{}")),
+        platform=msgspec.json.decode(data["platform.json"], type=Platform) if "platform.json" in data else None,
         written=data,
         reason=spec.reason,
         message=spec.message,

@@ -74,7 +74,7 @@ def manifests(context: JobContext, templates: Templates, *, suspended: bool, wai
         job_config.service_account(context),
         *metrics.manifests(context, *frozen("metrics")),
         *reward.manifests(context, *frozen("reward")),
-        *gang.pod_groups(context),
+        *gang.pod_groups(context, templates),
         *autoscaling.manifests(context, suspended=suspended or waits),
         *network_policies.manifests(context),
     ]
@@ -92,6 +92,14 @@ def _budgeted(context: JobContext) -> dict[str, int]:
     workers = context.spec.reward.workers
     counts = {"reward": workers.autoscaling.min_replicas if workers.autoscaling else workers.replicas}
     return counts | ({"rollout": context.spec.rollout.replicas} if context.spec.trains else {})
+
+
+def gang_deployments(context: JobContext, templates: Templates) -> frozenset[str]:
+    """Return the names of the Deployments whose pods belong to the job's gang."""
+    objects = {"rollout": names.role_object(context.name, "rollout")}
+    objects |= {f"model/{s.name}": names.model_object(context.name, s.name) for s in reward_model.served(context)}
+    members = (child for child in objects if child in templates and gang.is_member(templates[child]["template"]))
+    return frozenset(objects[child] for child in members)
 
 
 def fixed_replicas(context: JobContext) -> dict[str, int | None]:

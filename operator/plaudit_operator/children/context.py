@@ -7,6 +7,7 @@ from typing import Any
 
 from plaudit_operator import names
 from plaudit_operator.admission.admission import Admitted, JobFile
+from plaudit_operator.platform import Platform, platform_of
 from plaudit_operator.runtime.kinds import Kind
 from plaudit_operator.settings import Settings
 from plaudit_workers.job.spec.rljob import RLJob, Spec
@@ -33,6 +34,11 @@ class JobContext:
     def spec(self) -> Spec:
         """Return the job's spec."""
         return self.admitted.job.spec
+
+    @property
+    def platform(self) -> Platform:
+        """Return the defaults for the job's pods."""
+        return self.admitted.platform or platform_of(self.settings.job_defaults, self.namespace)
 
     @property
     def files(self) -> tuple[JobFile, ...]:

@@ -1,32 +1,45 @@
-"""Schedule trainer, rollouts and Redis all or nothing, as a PodGroup of Kubernetes or of Kueue.
+"""Schedule trainer, rollouts, reward models and Redis all or nothing, as a PodGroup of Kubernetes or of Kueue.
 
-Both groups have the name of the run, so that pods of an earlier job of the same name never count. Reward workers,
-reward models and metrics belong to neither: they start once the group is scheduled (``policies/gang_admission.py``).
+These are all pods of a job that may hold GPUs. Both groups have the name of the run, so that pods of an earlier job of
+the same name never count. Reward workers and metrics belong to neither group: reward workers start once the group is
+scheduled (``policies/gang_admission.py``).
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 from plaudit_operator import names
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.runtime.kinds import POD_GROUP
 
-_ROLES = ("trainer", "rollout", "redis")
+_ROLES = ("trainer", "rollout", "model", "redis")
 
 
-def size(context: JobContext) -> int:
-    """Return the number of pods in the group."""
+def _pods(context: JobContext) -> dict[str, int]:
+    """Return the number of pods of each member of the group, by child."""
     spec = context.spec
-    return spec.trainer.pods + spec.rollout.replicas + (0 if spec.transport.url else 1)
+    models = {f"model/{scorer.name}": scorer.model.replicas for scorer in spec.reward.scorers if scorer.model}
+    redis = {} if spec.transport.url else {"redis": 1}
+    return {"trainer": spec.trainer.pods, "rollout": spec.rollout.replicas, **models, **redis}
 
 
-def pod_groups(context: JobContext) -> list[Manifest]:
+def is_member(template: Manifest) -> bool:
+    """Return True if the pods of a frozen template belong to the job's group."""
+    return "schedulingGroup" in template["spec"] or names.KUEUE_GROUP in template["metadata"]["labels"]
+
+
+def pod_groups(context: JobContext, templates: Mapping[str, Any]) -> list[Manifest]:
     """Return the PodGroup of a gang (KEP-4671). Its count is immutable, and so is ``rollout.replicas``.
 
     The trainer's next attempt and the replacement of a rollout join it again: running pods count.
     """
     if context.spec.scheduling.gang == "none":
         return []
-    spec = {"schedulingPolicy": {"gang": {"minCount": size(context)}}}
+    # Of the templates as frozen: the operator that froze them may have left other roles outside.
+    count = sum(pods for child, pods in _pods(context).items() if is_member(templates[child]["template"]))
+    spec = {"schedulingPolicy": {"gang": {"minCount": count}}}
     return [context.manifest(POD_GROUP, context.metadata(context.run, "gang"), spec)]
 
 
@@ -45,7 +58,11 @@ def joined(context: JobContext, role: str) -> Manifest:
                 names.KUEUE_MANAGED: "true",
                 names.KUEUE_GROUP: context.run,
             },
-            "annotations": {names.KUEUE_COUNT: str(size(context)), names.KUEUE_PARENT: f"{names.GROUP}/rljob"},
+            "annotations": {
+                names.KUEUE_COUNT: str(sum(_pods(context).values())),
+                names.KUEUE_PARENT: f"{names.GROUP}/rljob",
+                names.KUEUE_SERVING: "true",
+            },
         },
         "spec": {"schedulingGates": [{"name": names.KUEUE_GATE}]},
     }

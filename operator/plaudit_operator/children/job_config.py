@@ -14,6 +14,9 @@ from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.runtime.kinds import CONFIG_MAP, SERVICE_ACCOUNT
 from plaudit_workers.job.loading.dump import dump_json, job_data
 
+_MOST_BYTES = 1 << 20
+"""Data of a ConfigMap, which the API server limits."""
+
 
 def config_map(context: JobContext, templates: Mapping[str, Any]) -> Manifest:
     """Return the ConfigMap of the resolved job, its files and the frozen pod templates.
@@ -27,11 +30,31 @@ def config_map(context: JobContext, templates: Mapping[str, Any]) -> Manifest:
         "spec.json": _json(context.admitted.spec),
         "current.json": _json(context.admitted.current),
         "templates.json": _json(templates),
+        "platform.json": _json(context.platform),
         "images.json": _json(asdict(context.settings.images)),
         "files.json": _json([{"key": f.key, "path": f.path, "sha256": f.digest} for f in context.files]),
         **{f.key: f.content for f in context.files},
     }
     return context.manifest(CONFIG_MAP, context.metadata(names.job_config(context.name), "job"), data=data)
+
+
+def excess(context: JobContext, config: Manifest) -> str:
+    """Return why the files of a job do not fit into its ConfigMap, with their sizes; empty if they do."""
+    total = sum(len(text.encode()) for text in config["data"].values())
+    if total <= _MOST_BYTES:
+        return ""
+    sizes = {file.path: len(file.content.encode()) for file in context.files}
+    largest = sorted(sizes, key=lambda path: -sizes[path])[:3]
+    listed = ", ".join(f"{path} {_kib(sizes[path])}" for path in largest)
+    taken = sum(sizes.values())
+    return (
+        f"spec.files.configMap: the files take {_kib(taken)} and the job itself {_kib(total - taken)}, but a ConfigMap "
+        f"holds {_kib(_MOST_BYTES)} (largest: {listed}). Put large files on the shared volume and give their paths"
+    )
+
+
+def _kib(size: int) -> str:
+    return f"{-(-size // 1024):,} KiB"
 
 
 def _job_file(context: JobContext) -> str:
@@ -42,16 +65,26 @@ def _job_file(context: JobContext) -> str:
     """
     written, current = context.admitted.written, context.admitted.current
     if "job.yaml" not in written:
-        return dump_json(job_data(context.job))
+        return dump_json(_for_processes(job_data(context.job)))
     if written["current.json"] == _json(current):
         return written["job.yaml"]
     resolved = msgspec.json.decode(written["job.yaml"])
-    return dump_json({**resolved, "spec": overlaid(resolved["spec"], current)})
+    return dump_json(_for_processes({**resolved, "spec": overlaid(resolved["spec"], current)}))
+
+
+def _for_processes(job: Manifest) -> Manifest:
+    """Leave out what only controllers read: a suspension rewrites no file, and old processes meet no new field."""
+    return {**job, "spec": {name: value for name, value in job["spec"].items() if name not in _FOR_CONTROLLERS}}
+
+
+_FOR_CONTROLLERS = ("suspend", "managedBy")
 
 
 def service_account(context: JobContext) -> Manifest:
     """Return the service account of the job's pods: it has no rights, and no pod mounts its token."""
     metadata = context.metadata(names.role_object(context.name, "pods"), "pods")
+    if context.platform.service_account_annotations:
+        metadata["annotations"] = dict(context.platform.service_account_annotations)
     return context.manifest(SERVICE_ACCOUNT, metadata, automountServiceAccountToken=False)
 
 

@@ -1,10 +1,11 @@
 """Network policies: restrict egress of reward workers, and ingress to Redis, metrics, reward models and trainer.
 
-Policies cannot match host names: for a judge outside the cluster, its port is open to all public addresses.
+Policies cannot match host names: for an endpoint outside the cluster, its port is open to all public addresses.
 """
 
 from __future__ import annotations
 
+import ipaddress
 from urllib.parse import urlsplit
 
 from plaudit_operator import names
@@ -49,7 +50,7 @@ def _reward(context: JobContext) -> Manifest:
     egress = [_DNS, _to_redis(context)]
     if reward_model.served(context):
         egress.append(_to_role(context, reward_model.ROLE, names.MODEL_PORT))
-    egress += [rule for url in _judges(context) for rule in [_to_judge(context, url)]]
+    egress += [_to_endpoint(context, url) for url in _endpoints(context)]
     egress += [_declared(rule) for rule in context.spec.reward.network_policy.egress]
     return _policy(context, "reward", {"policyTypes": ["Ingress", "Egress"], "egress": egress})
 
@@ -67,27 +68,42 @@ def _to_role(context: JobContext, role: str, port: int) -> Manifest:
     return {"to": [{"podSelector": {"matchLabels": context.labels(role)}}], "ports": [_tcp(port)]}
 
 
-def _judges(context: JobContext) -> list[str]:
+def _endpoints(context: JobContext) -> list[str]:
     """Return the distinct addresses that scorers name, in order."""
     scorers = context.spec.reward.scorers
     urls = [scorer.judge.base_url for scorer in scorers if scorer.judge]
+    urls += [scorer.http.url for scorer in scorers if scorer.http]
     urls += [scorer.limits.shared.url for scorer in scorers if scorer.limits and scorer.limits.shared]
     return list(dict.fromkeys(urls))
 
 
-def _to_judge(context: JobContext, url: str) -> Manifest:
-    """Return the egress rule of an address: a Service's namespace, otherwise all public addresses on its port."""
+def _to_endpoint(context: JobContext, url: str) -> Manifest:
+    """Return the egress rule of an address: a Service's namespace, a private address, or all public addresses."""
     parts = urlsplit(url)
     port = parts.port or {"http": 80, "https": 443, "redis": 6379, "rediss": 6379}[parts.scheme]
     namespace = _service_namespace(parts.hostname or "", context.namespace)
     if namespace:
         # The pods' port may be another than the Service's, which policies do not see.
         return {"to": [_namespace(namespace)]}
+    if address := _private_address(parts.hostname or ""):
+        return {"to": [{"ipBlock": {"cidr": address}}], "ports": [_tcp(port)]}
     return {"to": _PUBLIC, "ports": [_tcp(port)]}
 
 
+def _private_address(host: str) -> str:
+    """Return a literal address outside the public ranges as a CIDR of its own; else empty."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return ""
+    ranges = (ipaddress.ip_network(cidr) for cidr in (*_PRIVATE, *_PRIVATE_6))
+    return f"{address}/{address.max_prefixlen}" if any(address in each for each in ranges) else ""
+
+
 def _service_namespace(host: str, own: str) -> str:
-    """Return the namespace of ``service``, ``service.namespace`` or ``service.namespace.svc…``; else empty."""
+    """Return the namespace of ``service`` or ``service.namespace.svc…``; else empty."""
+    if ":" in host:
+        return ""
     labels = host.split(".")
     if len(labels) == 1:
         return own

@@ -10,7 +10,9 @@ from plaudit_operator.children import redis_access
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.gang import joined
 from plaudit_operator.children.merge import strategic_merge
-from plaudit_workers.job.spec.pod import GPU, PodSpec
+from plaudit_operator.children.topology import in_one_domain
+from plaudit_workers.job.spec.environment import EnvironmentSource
+from plaudit_workers.job.spec.pod import PodSpec
 from plaudit_workers.job.spec.section import SecretKey
 
 HOME = "/home/plaudit"
@@ -71,11 +73,12 @@ class RolePod:
     labels: dict[str, str] = field(default_factory=dict)
     extra_volumes: tuple[Manifest, ...] = ()
     extra_mounts: tuple[Manifest, ...] = ()
+    init_containers: tuple[Manifest, ...] = ()
 
 
 def pod_template(context: JobContext, process: RolePod) -> Manifest:
     """Return the finished template, with the user's ``pod`` section applied."""
-    pod = process.pod
+    pod, platform = process.pod, context.platform
     spec: Manifest = {
         "serviceAccountName": pod.service_account_name or names.role_object(context.name, "pods"),
         "automountServiceAccountToken": bool(pod.service_account_name),
@@ -83,22 +86,25 @@ def pod_template(context: JobContext, process: RolePod) -> Manifest:
         "restartPolicy": process.restart_policy,
         "terminationGracePeriodSeconds": process.grace_s,
         "securityContext": _security(context),
-        "tolerations": [*_lost_node_tolerations(), *pod.tolerations],
+        "tolerations": [*_lost_node_tolerations(), *platform.tolerations, *pod.tolerations],
         "containers": [_container(context, process)],
         "volumes": _volumes(context, process),
         **process.pod_fields,
     }
-    if process.joins_run:
-        spec["initContainers"] = [_prepare(context, process)]
-    if context.settings.images.pull_secret:
-        spec["imagePullSecrets"] = [{"name": context.settings.images.pull_secret}]
+    if first := [*process.init_containers, *([_prepare(context, process)] if process.joins_run else [])]:
+        spec["initContainers"] = first
+    if secrets := [name for name in (context.settings.images.pull_secret, *platform.image_pull_secrets) if name]:
+        spec["imagePullSecrets"] = [{"name": name} for name in dict.fromkeys(secrets)]
+    if platform.runtime_class_name:
+        spec["runtimeClassName"] = platform.runtime_class_name
+    if pod.resource_claims:
+        spec["resourceClaims"] = pod.resource_claims
     if priority := pod.priority_class_name or context.spec.scheduling.priority_class_name:
         spec["priorityClassName"] = priority
-    if pod.node_selector:
-        spec["nodeSelector"] = dict(pod.node_selector)
-    if pod.affinity:
-        spec["affinity"] = pod.affinity
+    if selector := {**platform.node_selector, **pod.node_selector}:
+        spec["nodeSelector"] = selector
     labels = {
+        **platform.labels,
         "app.kubernetes.io/name": "plaudit",
         "app.kubernetes.io/component": process.role,
         names.MANAGED_BY: names.FIELD_MANAGER,
@@ -106,8 +112,13 @@ def pod_template(context: JobContext, process: RolePod) -> Manifest:
         names.LABEL_RUN: context.run,
         **process.labels,
     }
-    template: Manifest = {"metadata": {"labels": labels}, "spec": spec}
-    for layer in (joined(context, process.role), pod.template):
+    metadata: Manifest = {"labels": labels}
+    if platform.annotations:
+        metadata["annotations"] = dict(platform.annotations)
+    template: Manifest = {"metadata": metadata, "spec": spec}
+    affinity = {"spec": {"affinity": pod.affinity}} if pod.affinity else {}
+    together = in_one_domain(context, process.role, pod.topology)
+    for layer in (together, affinity, joined(context, process.role), pod.template):
         template = strategic_merge(template, layer)
     return template
 
@@ -118,7 +129,7 @@ def _container(context: JobContext, process: RolePod) -> Manifest:
         "image": process.pod.image or process.image,
         "command": process.command,
         "env": _environment(context, process),
-        "resources": _resources(process),
+        "resources": _resources(process, context.platform.gpu_resource),
         "securityContext": _READ_ONLY,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": _mounts(context, process),
@@ -143,12 +154,23 @@ def _prepare(context: JobContext, process: RolePod) -> Manifest:
     container = _container(context, process)
     for name in ("ports", "readinessProbe", "livenessProbe", "startupProbe", "envFrom"):
         container.pop(name, None)
-    small = {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "128Mi"}}
-    return container | {"name": "prepare", "command": ["python3", "-c", _PREPARE], "resources": small}
+    return container | small_container(context) | {"name": "prepare", "command": ["python3", "-c", _PREPARE]}
+
+
+def small_container(context: JobContext) -> Manifest:
+    """Return the fields of a container that runs a short program of ours before a process starts."""
+    fields: Manifest = {
+        "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "128Mi"}},
+        "securityContext": _READ_ONLY,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    if context.settings.images.pull_policy:
+        fields["imagePullPolicy"] = context.settings.images.pull_policy
+    return fields
 
 
 def _environment(context: JobContext, process: RolePod) -> list[Manifest]:
-    """Return the environment; later entries override earlier ones: the operator's, the role's, the user's."""
+    """Return the environment. Later entries override earlier ones: of operator, platform, role, user."""
     values: dict[str, Any] = {
         "HOME": HOME,
         "USER": "plaudit",
@@ -170,16 +192,22 @@ def _environment(context: JobContext, process: RolePod) -> list[Manifest]:
             "PLAUDIT_SECRETS_FOLDER": SECRETS_FOLDER,
             **redis_access.environment(context, process.role),
         }
+    if process.gpus and not process.pod.uses_gpus(context.platform.gpu_resource):
+        values["NVIDIA_VISIBLE_DEVICES"] = "void"  # else NVIDIA's runtime shows a container without a limit all GPUs
+    for variable in context.platform.env:
+        values[variable["name"]] = variable.get("valueFrom") or variable.get("value", "")
     values |= process.environment
-    for variable in process.pod.env:
-        values[variable.name] = variable.value
-        if variable.secret:
-            reference = {"name": variable.secret.name, "key": variable.secret.key}
-            values[variable.name] = {"secretKeyRef": reference}
+    for own in process.pod.env:
+        values[own.name] = _source(own.value_from) if own.value_from else own.value
     return [
         {"name": name, "valueFrom": value} if isinstance(value, dict) else {"name": name, "value": value}
         for name, value in values.items()
     ]
+
+
+def _source(source: EnvironmentSource) -> Manifest:
+    """Return ``valueFrom``, without fields that were left out."""
+    return source.model_dump(by_alias=True, exclude_unset=True)
 
 
 def _hub_folder(context: JobContext) -> str:
@@ -188,15 +216,17 @@ def _hub_folder(context: JobContext) -> str:
     return f"{storage.mount_path.rstrip('/') if storage.claim_name else HOME}/huggingface"
 
 
-def _resources(process: RolePod) -> Manifest:
-    asked = process.pod.resources
+def _resources(process: RolePod, gpu_resource: str) -> Manifest:
+    pod, asked = process.pod, process.pod.resources
     requests, limits = dict(asked.requests), dict(asked.limits)
-    if process.gpus and GPU not in limits and GPU not in requests:
-        limits[GPU] = process.gpus
+    if process.gpus and not asked.claims and pod.stated_gpus(gpu_resource) is None:
+        limits[pod.gpu_resource or gpu_resource] = process.gpus
     for amounts in (requests, limits):
-        if str(amounts.get(GPU, "")) == "0":
-            del amounts[GPU]
-    return {name: amounts for name, amounts in (("requests", requests), ("limits", limits)) if amounts}
+        for device in [name for name in amounts if "/" in name and str(amounts[name]) == "0"]:
+            del amounts[device]
+    claims = [{"name": claim.name} | ({"request": claim.request} if claim.request else {}) for claim in asked.claims]
+    parts: dict[str, Any] = {"requests": requests, "limits": limits, "claims": claims}
+    return {name: part for name, part in parts.items() if part}
 
 
 def _mounts(context: JobContext, process: RolePod) -> list[Manifest]:
@@ -269,7 +299,7 @@ def _security(context: JobContext) -> Manifest:
         "seccompProfile": {"type": "RuntimeDefault"},
         "fsGroupChangePolicy": "OnRootMismatch",
     }
-    user = context.settings.run_as_user
+    user = context.platform.run_as_user
     return security | ({"runAsUser": user, "runAsGroup": user, "fsGroup": user} if user else {})
 
 

@@ -6,7 +6,6 @@ from plaudit_operator import names
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.deployment import deployment, service
 from plaudit_operator.children.pod import RolePod, http_probe, pod_template
-from plaudit_workers.job.spec.pod import GPU
 from plaudit_workers.job.spec.scorers import ScorerSpec
 from plaudit_workers.launch.model_command import server_command, server_environment
 
@@ -21,7 +20,7 @@ def served(context: JobContext) -> list[ScorerSpec]:
 def template(context: JobContext, scorer: ScorerSpec) -> Manifest:
     """Return the pod template of one scorer's servers."""
     assert scorer.model is not None
-    with_gpu = str(scorer.model.pod.resources.limits.get(GPU, 1)) != "0"
+    with_gpu = scorer.model.pod.uses_gpus(context.platform.gpu_resource)
     command = server_command(scorer.model, scorer.name, "0.0.0.0", names.MODEL_PORT, with_gpu=with_gpu)  # noqa: S104
     process = RolePod(
         role=ROLE,

@@ -7,25 +7,33 @@ import secrets
 from plaudit_operator import names
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.deployment import service
-from plaudit_operator.children.pod import RolePod, pod_template
+from plaudit_operator.children.pod import RolePod, pod_template, small_container
 from plaudit_operator.children.redis_access import REDIS_FOLDER, mount, secret_source, volume
 from plaudit_operator.runtime.kinds import SECRET, STATEFUL_SET
-from plaudit_workers.stream.access import PROBE, acl_file, users
+from plaudit_workers.stream.access import ADMIN, PROBE, acl_file, users
 
 ROLE = "redis"
 
 USERS_FILE = "users.acl"
 """Key of the Secret with the ACL file, which holds digests of the passwords.
 
-Redis's own pod reads only this key and the password of ``probe``."""
+Redis's own pod reads this key and the passwords of ``probe`` and ``admin``; no other pod has the last."""
 KEDA_USERNAME = "keda-username"
 """Key of the Secret with the name of KEDA's user: a TriggerAuthentication reads it only from a Secret."""
 
-_START = """\
+_FUNCTIONS = "/functions"
+_START = f"""\
 set -eu
 printf '%s\\n' "$REDIS_CONFIGURATION" > /tmp/redis.conf
+load() {{
+  REDISCLI_AUTH="$(cat {REDIS_FOLDER}/{ADMIN})" redis-cli -e --user {ADMIN} -p {names.REDIS_PORT} \\
+    -x function load replace < "$1" > /dev/null
+}}
+(for library in {_FUNCTIONS}/*.lua; do until load "$library"; do sleep 0.5; done; done) &
 exec redis-server /tmp/redis.conf
 """
+"""Redis loads the functions of the run whenever it starts, because its data may be lost or older than they are."""
+
 _PING = f'REDISCLI_AUTH="$(cat {REDIS_FOLDER}/{PROBE})" redis-cli --user {PROBE} ping | grep -q PONG'
 
 
@@ -49,10 +57,28 @@ def template(context: JobContext) -> Manifest:
         probe={"exec": {"command": ["sh", "-c", _PING]}},
         grace_s=30,
         joins_run=False,
-        extra_mounts=({"name": "data", "mountPath": "/data"}, mount()),
-        extra_volumes=(volume([secret_source(names.redis_secret(context.name, context.uid), USERS_FILE, PROBE)]),),
+        extra_mounts=({"name": "data", "mountPath": "/data"}, {**_FOLDER, "readOnly": True}, mount()),
+        extra_volumes=(
+            volume([secret_source(names.redis_secret(context.name, context.uid), USERS_FILE, PROBE, ADMIN)]),
+            {"name": _FOLDER["name"], "emptyDir": {}},
+        ),
+        init_containers=(_write_functions(context),),
     )
     return pod_template(context, process)
+
+
+_FOLDER: Manifest = {"name": "functions", "mountPath": _FUNCTIONS}
+
+
+def _write_functions(context: JobContext) -> Manifest:
+    """Return the container that writes the functions' code: as of the image whose processes call them."""
+    return {
+        "name": "functions",
+        "image": context.settings.images.worker,
+        "command": ["python3", "-m", "plaudit_workers.stream.libraries", _FUNCTIONS],
+        "volumeMounts": [_FOLDER],
+        **small_container(context),
+    }
 
 
 def _configuration(context: JobContext) -> str:

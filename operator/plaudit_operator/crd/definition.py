@@ -19,7 +19,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from plaudit_operator.crd.rules import RULES, immutability_rules, scorer_immutability
+from plaudit_operator.crd.rules import RULES, immutability_rules, rules_at, scorer_immutability
 from plaudit_operator.crd.status import PRINTER_COLUMNS, STATUS
 from plaudit_workers.job.loading.schema import job_schema
 
@@ -60,7 +60,6 @@ def custom_resource_definition() -> dict[str, Any]:
                 "plural": PLURAL,
                 "singular": "rljob",
                 "shortNames": ["rlj"],
-                "categories": ["all"],
             },
             "scope": "Namespaced",
             "versions": [
@@ -127,8 +126,8 @@ def _structural(node: Mapping[str, Any], sections: Mapping[str, Any], path: str)
             schema |= _list(node, sections, path)
         case "object":
             schema |= _object(node, sections, path)
-    if RULES.get(path):
-        schema["x-kubernetes-validations"] = list(RULES[path])
+    if rules := rules_at(path):
+        schema["x-kubernetes-validations"] = rules
     return schema
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from plaudit_workers.job.spec.rljob import TRAINING_SECTIONS
-from plaudit_workers.job.spec.scorers import KINDS, KindTraits
+from plaudit_workers.job.spec.scorers import KINDS, KindTraits, kinds_with
 
 Rule = dict[str, str]
 
@@ -23,15 +23,21 @@ _OPAQUE_TO_CEL = ("ruleArguments",)
 """Objects without a schema, which CEL cannot read; ``SpecValid`` checks them."""
 
 
-def _kind_rules(kind: str, traits: KindTraits) -> Iterator[Rule]:
+def _section_rules(kind: str, traits: KindTraits) -> Iterator[Rule]:
     if traits.section:
         rule = f"self.kind != '{kind}' || has(self.{traits.section})"
         yield _rule(rule, f"kind {kind} needs the section {traits.section}")
-    for field in traits.fields:
+
+
+def _field_rules() -> Iterator[Rule]:
+    fields = dict.fromkeys(field for traits in KINDS.values() for field in traits.fields)
+    for field in fields:
         if field not in _OPAQUE_TO_CEL:
+            kinds = kinds_with(field)
+            reads = " || ".join(f"self.kind == '{kind}'" for kind in kinds)
             yield _rule(
-                f"self.kind == '{kind}' || !has(self.{field})",
-                f"{field} applies to kind {kind} only: set kind to {kind}, or remove {field}",
+                f"{reads} || !has(self.{field})",
+                f"{field} applies to kind {' or '.join(kinds)} only: set kind to {kinds[0]}, or remove {field}",
             )
 
 
@@ -62,6 +68,12 @@ RULES: dict[str, list[Rule]] = {
             "with samplesPerPrompt 1 a group has nothing to compare: give at least 2, or advantage reinforcePlusPlus",
         ),
     ],
+    "algorithm.loss": [
+        _rule(
+            "!has(self.clipRatioC) || self.clipRatioC == 0.0 || self.clipRatioC > 1.0",
+            "clipRatioC must be more than 1, or 0 for no bound",
+        ),
+    ],
     "rollout.sampling": [
         _rule(
             "!has(self.temperature) || self.temperature > 0.0", "with temperature 0 all samples of a group are the same"
@@ -77,8 +89,19 @@ RULES: dict[str, list[Rule]] = {
             "kind custom needs path and class",
         ),
     ],
+    "rollout.agent.tools[]": [
+        _rule("has(self.path) == has(self.function)", "path and function belong together: give both"),
+        _rule(
+            "[has(self.path), has(self.config), has(self.mcp)].filter(given, given).size() == 1",
+            "give exactly one of path with function, config and mcp",
+        ),
+    ],
+    "rollout.agent.tools[].mcp": [
+        _rule("has(self.url) != has(self.command)", "give exactly one of url and command"),
+    ],
     "reward.scorers[]": [
-        *(rule for kind, traits in KINDS.items() for rule in _kind_rules(kind, traits)),
+        *(rule for kind, traits in KINDS.items() for rule in _section_rules(kind, traits)),
+        *_field_rules(),
         _rule("!has(self.when) || self.when.scorer != self.name", "when must name a scorer earlier in the list"),
     ],
     "reward.scorers[].judge.parse": [
@@ -126,6 +149,18 @@ RULES: dict[str, list[Rule]] = {
             "url contains a user or a password: name the password's Secret in passwordSecret instead",
         ),
     ],
+    "lifecycle.failurePolicy.rules[]": [
+        _rule(
+            "has(self.onExitCodes) != (has(self.onReasons) && self.onReasons.size() > 0)",
+            "give exactly one of onExitCodes and onReasons",
+        ),
+    ],
+    "lifecycle.failurePolicy.backoff": [
+        _rule(
+            "self.?initialSeconds.orValue(10.0) <= self.?maxSeconds.orValue(300.0)",
+            "initialSeconds must not be more than maxSeconds",
+        ),
+    ],
     "files": [
         _rule("!has(self.items) || self.?configMap.orValue('') != ''", "items are listed, but configMap is empty"),
     ],
@@ -134,6 +169,23 @@ RULES: dict[str, list[Rule]] = {
     ],
 }
 """CEL rules by path under ``spec`` (``[]``: each item of a list)."""
+
+_POD_RULES = {
+    "pod.env[]": [_rule("!has(self.valueFrom) || !has(self.value)", "give one of value and valueFrom")],
+    "pod.env[].valueFrom": [
+        _rule(
+            "[has(self.secretKeyRef), has(self.configMapKeyRef), has(self.fieldRef), has(self.resourceFieldRef)]"
+            ".filter(given, given).size() == 1",
+            "give exactly one of secretKeyRef, configMapKeyRef, fieldRef and resourceFieldRef",
+        ),
+    ],
+}
+"""CEL rules of every ``pod`` section, by the end of the path."""
+
+
+def rules_at(path: str) -> list[Rule]:
+    """Return the rules of a field, by its path under ``spec``."""
+    return [*RULES.get(path, []), *(rule for end in _POD_RULES if path.endswith(f".{end}") for rule in _POD_RULES[end])]
 
 
 def immutability_rules(sections: Mapping[str, Any]) -> list[Rule]:

@@ -39,7 +39,6 @@ _ROLE: dict[str, Any] = {
         "ready": _count("Pods that are ready."),
         "updated": _count("Pods of the newest template."),
         "restarts": _count("Restarts of their containers."),
-        "replicas": _text("ready/desired.", 32),
         "lastFailure": _text("Last failure of one of its pods."),
     },
 }
@@ -70,7 +69,7 @@ STATUS: dict[str, Any] = {
         "replicas": {
             "type": "object",
             "properties": {"rollout": _text("ready/desired.", 32), "reward": _text("ready/desired.", 32)},
-            "description": "For the columns of kubectl get.",
+            "description": "Text for the columns of kubectl get; the numbers are in roles.",
         },
         "progress": {
             "type": "object",

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field, replace
 
 from plaudit_operator import names
 from plaudit_operator.admission.admission import Refused, admit, digest
-from plaudit_operator.children.all import Templates, fixed_replicas, frozen_templates, manifests
+from plaudit_operator.children import job_config
+from plaudit_operator.children.all import Templates, fixed_replicas, frozen_templates, gang_deployments, manifests
 from plaudit_operator.children.context import JobContext, Manifest
+from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed
 from plaudit_operator.policies.gang_admission import Wait, awaited
 from plaudit_operator.settings import Images, Settings
@@ -33,18 +35,19 @@ class Rendering:
     """Replicas by Deployment while the job runs; None if an autoscaler sets them."""
     waits: Wait = ""
     """The reason why the job has to wait before all of it may start; empty if it does not."""
+    gang: frozenset[str] = frozenset()
+    """Deployments in the job's gang, whose pods wait for each other."""
 
     @property
     def suspended(self) -> bool:
         """Return True if the job is to be suspended."""
-        return self.context.spec.scheduling.suspend
+        return self.context.spec.suspend
 
     def rests(self, deployment: str) -> bool:
-        """Return True if a Deployment is to have no pods now. Metrics always has one; rollouts wait with their gang."""
-        name = self.context.name
-        if deployment == names.role_object(name, "metrics"):
+        """Return True if a Deployment is to have no pods now. Metrics always has one; the gang waits with its pods."""
+        if deployment == names.role_object(self.context.name, "metrics"):
             return False
-        return self.suspended or (bool(self.waits) and deployment != names.role_object(name, "rollout"))
+        return self.suspended or (bool(self.waits) and deployment not in self.gang)
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,11 @@ def _render(key: _Key) -> Rendering | Refused:
     settings = replace(key.settings, images=Images(**admitted.images)) if admitted.images else key.settings
     context = JobContext(key.name, key.namespace, key.uid, admitted, settings)
     templates = frozen_templates(context)
-    suspended = context.spec.scheduling.suspend
+    suspended = context.spec.suspend
     waits: Wait = "" if suspended else key.waits
     children = manifests(context, templates, suspended=suspended, waits=bool(waits))
-    return Rendering(context, templates, children, fixed_replicas(context), waits)
+    config = next(child for child in children if child["kind"] == "ConfigMap")
+    if not admitted.written and (problem := job_config.excess(context, config)):
+        return Refused(Reason.FILES_INVALID, problem)
+    gang = gang_deployments(context, templates)
+    return Rendering(context, templates, children, fixed_replicas(context), waits, gang)

@@ -93,7 +93,7 @@ def _suspension(*, suspend: bool) -> Callable[[Kubectl, argparse.Namespace], int
         verb, done = ("suspend", "suspended") if suspend else ("resume", "resumed")
         if how := ended(job):
             raise PluginError(f"{options.job} is {how}: it cannot {verb}")
-        patch = f'{{"spec":{{"scheduling":{{"suspend":{str(suspend).lower()}}}}}}}'
+        patch = f'{{"spec":{{"suspend":{str(suspend).lower()}}}}}'
         kubectl.read("patch", RESOURCE, options.job, "--type", "merge", "--patch", patch)
         means = (
             "its GPUs and workers are released; Redis and volumes are kept"

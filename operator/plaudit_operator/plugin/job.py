@@ -11,6 +11,8 @@ from plaudit_operator.observed import seconds
 Object = Mapping[str, Any]
 
 _GOOD_WHEN_FALSE = (ConditionType.DEGRADED, ConditionType.SUSPENDED, ConditionType.COMPLETE, ConditionType.FAILED)
+_SUMMARIES = (ConditionType.READY, ConditionType.RECONCILING, ConditionType.STALLED)
+"""Conditions that repeat others."""
 _EVENTS = 8
 
 
@@ -76,7 +78,10 @@ def _head(job: Object, now: float) -> str:
 def _roles(job: Object) -> str:
     roles = (job.get("status") or {}).get("roles") or []
     rows = [("ROLE", "READY", "RESTARTS", "LAST FAILURE")]
-    rows += [(r["name"], r["replicas"], str(r.get("restarts", 0)), r.get("lastFailure", "")) for r in roles]
+    rows += [
+        (r["name"], f"{r.get('ready', 0)}/{r.get('desired', 0)}", str(r.get("restarts", 0)), r.get("lastFailure", ""))
+        for r in roles
+    ]
     return _table(rows) if roles else ""
 
 
@@ -92,7 +97,7 @@ def _troubles(job: Object) -> Iterator[tuple[str, str, str]]:
         kind, reason = condition["type"], condition["reason"]
         holds = condition["status"] == ("True" if kind in _GOOD_WHEN_FALSE else "False")
         follows = reason == Reason.SUSPENDED_BY_USER and kind != ConditionType.SUSPENDED
-        if holds and not follows and (not over or kind == over):
+        if holds and kind not in _SUMMARIES and not follows and (not over or kind == over):
             yield f"{kind} {reason}", condition["message"], condition["lastTransitionTime"]
 
 

@@ -1,8 +1,8 @@
 """A lost node keeps its pods: StatefulSet and Job pods stay Terminating until it is back.
 
-Pods of the trainer and rollouts there are deleted by force, without their grace period: the run's incarnation fences
-processes that still run. Pods on a reachable node keep their grace period. Redis pods are never deleted by force: two
-on one volume would corrupt it.
+Pods of the trainer, rollouts and reward models there are deleted by force, without their grace period: the run's
+incarnation fences processes that still run, and a queue counts a pod until it is gone. Pods on a reachable node keep
+their grace period. Redis pods are never deleted by force: two on one volume would corrupt it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from plaudit_operator.pod_state import evicted_since, is_disrupted, is_node_lost
 _AFTER_GRACE_S = 30.0
 _AFTER_LOSS_S = 15.0
 """Grace period before pods are deleted by force: a node that returns within it ends its pods itself."""
-_ROLES = ("trainer", "rollout")
+_ROLES = ("trainer", "rollout", "model")
 
 
 def lost_pods(observed: Observed, now: float) -> tuple[list[Delete], float | None]:

@@ -73,6 +73,9 @@ _ORDER = (
     ConditionType.SUSPENDED,
     ConditionType.COMPLETE,
     ConditionType.FAILED,
+    ConditionType.READY,
+    ConditionType.RECONCILING,
+    ConditionType.STALLED,
 )
 
 

@@ -17,6 +17,7 @@ from plaudit_operator.runtime.kinds import POD_GROUP
 from plaudit_operator.status.conditions import NEEDED, Condition, merged, phase
 from plaudit_operator.status.degraded import degraded, healthy
 from plaudit_operator.status.roles import RoleState, lack_of
+from plaudit_operator.status.summary import summary
 
 Status = dict[str, Any]
 
@@ -79,7 +80,9 @@ def status(
     ready = all(condition.status == "True" for condition in current if condition.type in NEEDED)
     fields: Status = _progress(observed) | {
         "roles": [role.report() for role in roles.values()],
-        "replicas": {name: roles[name].report()["replicas"] for name in ("rollout", "reward") if name in roles},
+        "replicas": {
+            name: f"{roles[name].ready}/{roles[name].desired}" for name in ("rollout", "reward") if name in roles
+        },
     }
     if ready and not rest:
         fields.setdefault("startTime", observed.status.get("startTime") or timestamp(now))
@@ -93,9 +96,9 @@ _Rest = Literal["", "suspended", "queue", "room"]
 """The reason why roles have no pods although nothing is wrong."""
 
 _RESTS = {
-    "suspended": (Reason.SUSPENDED_BY_USER, "suspended by scheduling.suspend"),
+    "suspended": (Reason.SUSPENDED_BY_USER, "suspended by spec.suspend"),
     "queue": (Reason.QUEUED, "waiting in the queue of scheduling.queueName"),
-    "room": (Reason.WAITING_FOR_ROOM, "waiting until trainer, rollouts and Redis are scheduled"),
+    "room": (Reason.WAITING_FOR_ROOM, "waiting until trainer, rollouts, reward models and Redis are scheduled"),
 }
 _COUNTERS = ("attempt", "restarts", "disruptions")
 
@@ -103,6 +106,7 @@ _COUNTERS = ("attempt", "restarts", "disruptions")
 def _finished(observed: Observed, fields: Status, current: list[Condition], now: float) -> Status:
     generation = int(observed.job["metadata"].get("generation", 1))
     conditions = merged(observed.status.get("conditions") or [], current, generation, now)
+    conditions = merged(conditions, summary(conditions), generation, now)
     status_: Status = {
         **observed.status,
         **fields,
@@ -167,7 +171,9 @@ def _role(kind: str, roles: list[RoleState], rest: _Rest, *, ready: str = Reason
 def _suspended(context: JobContext, roles: Mapping[str, RoleState], rest: _Rest) -> Condition:
     if rest == "queue":
         queue = context.spec.scheduling.queue_name
-        message = f"waiting in queue {queue!r}; kubectl describe workload {context.run} shows its position"
+        message = (
+            f"waiting in queue {queue!r}; kubectl describe workloads.kueue.x-k8s.io {context.run} shows its position"
+        )
         return Condition.of(ConditionType.SUSPENDED, True, Reason.QUEUED, message)
     if rest != "suspended":
         return Condition.of(ConditionType.SUSPENDED, False, Reason.NOT_SUSPENDED, "")

@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
+from plaudit_reward.endpoint.failures import failure_of
+from plaudit_reward.endpoint.usage import EndpointUsage
 from plaudit_reward.errors import CallTimeoutError, DataError, InfrastructureError
 from plaudit_reward.http.client import HttpClient
 from plaudit_reward.http.errors import NoResponseError
 from plaudit_reward.http.proxy import proxy_for
 from plaudit_reward.http.response import error_message, excerpt
-from plaudit_reward.judge.failures import failure_of
-from plaudit_reward.judge.usage import JudgeUsage
 
 
 class _Message(msgspec.Struct):
@@ -37,6 +37,11 @@ class _Completion(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Completion).decode
+_REMEDIES = {
+    401: "check apiKeySecret",
+    403: "check apiKeySecret and the key's permissions",
+    404: "check baseUrl (up to and with /v1) and model",
+}
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class JudgeClient:
         self,
         base_url: str,
         model: str,
-        usage: JudgeUsage,
+        usage: EndpointUsage,
         *,
         api_key: str = "",
         arguments: Mapping[str, Any] | None = None,
@@ -118,7 +123,7 @@ class JudgeClient:
         self._usage.count_request(str(response.status))
         if response.status != 200:
             message = error_message(response.body, self._api_key)
-            raise failure_of(self.base_url, response.status, response.headers, message)
+            raise failure_of(self.base_url, response.status, response.headers, message, _REMEDIES)
         return self._answer(response.body)
 
     async def close(self) -> None:

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 import regex  # type: ignore[import-untyped]
 
+from plaudit_reward.endpoint.json_path import find_json, json_path, value_at
 from plaudit_reward.errors import ConfigurationError, DataError
 from plaudit_reward.functions.result import to_score, to_scores
 from plaudit_reward.isolation.function_scorer import FunctionScorer
-from plaudit_reward.judge.json_path import find_json, json_path, value_at
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import Attempt
 from plaudit_wire.sample import Sample

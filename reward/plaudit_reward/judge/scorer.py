@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 import msgspec
 
+from plaudit_reward.endpoint.access import EndpointAccess
+from plaudit_reward.endpoint.limiter import Limiter
+from plaudit_reward.endpoint.usage import UsageReport
 from plaudit_reward.functions.result import extra_of
-from plaudit_reward.judge.circuit import Circuit
 from plaudit_reward.judge.client import Answer, JudgeClient
 from plaudit_reward.judge.estimate import TokenEstimate
-from plaudit_reward.judge.failures import BusyError, CircuitOpenError, EndpointRefusedError
-from plaudit_reward.judge.limiter import Limiter, Passage
-from plaudit_reward.judge.limits import NEVER_SENT
 from plaudit_reward.judge.parse import Parser
 from plaudit_reward.judge.prompt import PromptTemplate
-from plaudit_reward.judge.usage import UsageReport
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import Attempt
 from plaudit_wire.sample import Sample
@@ -55,23 +52,19 @@ class JudgeScorer:
         self._template = template
         self._client = client
         self._parser = parser
-        self._limiter = limiter
+        self._access = EndpointAccess(name, client.base_url, limiter, report)
         self._estimate = estimate
-        self._report = report
         self._traceparent = traceparent
-        self._circuit = Circuit(name, client.base_url)
 
     async def open(self) -> None:
         """Start the limiter and the parser. The endpoint may come up later: the first sample connects to it."""
         await self._parser.open()
-        self._limiter.start()
-        if self._report is not None:
-            self._report.start()
+        self._access.start()
 
     @property
     def circuit_open(self) -> bool:
         """True while requests to the endpoint are stopped, or only probes are sent."""
-        return self._circuit.is_open
+        return self._access.circuit_open
 
     async def score(self, sample: Sample, attempt: Attempt) -> Score:
         """Score one sample."""
@@ -91,51 +84,24 @@ class JudgeScorer:
 
     def room(self) -> int:
         """Return how many more samples could begin soon; one, the probe, while the circuit is open."""
-        if self._circuit.is_open:
-            return 1 if self._circuit.probe_due else 0
-        return self._limiter.room()
+        return self._access.room()
 
     async def close(self) -> None:
         """Stop the limiter, the parser and the report, and close the connections."""
-        await self._limiter.stop()
+        await self._access.stop()
         await self._client.close()
         await self._parser.close()
-        if self._report is not None:
-            await self._report.stop()
 
     async def _ask(self, prompt: str, attempt: Attempt, headers: Mapping[str, str] | None) -> tuple[Answer, float]:
         """Return the answer and the seconds of the call."""
-        self._circuit.check()
-        began = time.monotonic()
-        try:
-            passage = await self._limiter.enter(self._estimate.tokens(prompt))
-        finally:
-            now = time.monotonic()
-            attempt.waited_s += now - began
-            attempt.held_s += self._limiter.held_s(began, now)
-        began = time.monotonic()
-        try:
-            with self._circuit.call():
-                on_sent = partial(self._limiter.sent, passage) if self._limiter.rated else None
-                answer = await self._client.ask(prompt, attempt.limit_s, on_sent, headers)
-        except CircuitOpenError:
-            passage.tokens = NEVER_SENT
-            raise
-        except (BusyError, EndpointRefusedError) as error:
-            passage.tokens = 0
-            self._limiter.refused(error.retry_after_s or 0.0)
-            raise
-        else:
-            self._limiter.accepted()
-            self._learn(prompt, answer, passage)
-            return answer, time.monotonic() - began
-        finally:
-            self._limiter.leave(passage)
-
-    def _learn(self, prompt: str, answer: Answer, passage: Passage) -> None:
-        if answer.prompt_tokens is not None and answer.completion_tokens is not None:
-            passage.tokens = answer.prompt_tokens + answer.completion_tokens
-            self._estimate.learn(prompt, answer.prompt_tokens, answer.completion_tokens)
+        async with self._access.request(self._estimate.tokens(prompt), attempt) as passage:
+            began = time.monotonic()
+            answer = await self._client.ask(prompt, attempt.limit_s, self._access.on_sent(passage), headers)
+            spent_s = time.monotonic() - began
+            if answer.prompt_tokens is not None and answer.completion_tokens is not None:
+                passage.tokens = answer.prompt_tokens + answer.completion_tokens
+                self._estimate.learn(prompt, answer.prompt_tokens, answer.completion_tokens)
+        return answer, spent_s
 
 
 def _with_answer(score: Score, answer: Answer) -> Score:

@@ -61,7 +61,7 @@ def seconds_in(text: str) -> list[float]:
     return [float(number) for number in re.findall(r"([\d.]+) s\b", text)]
 
 
-def test_the_verdict_is_told_in_words_and_its_seconds_add_up(overview: Tab, site: Site) -> None:
+def test_the_verdict_is_explained_and_its_seconds_add_up(overview: Tab, site: Site) -> None:
     assert overview.text("#verdict") == "Step 16 waited for scorers"
     assert overview.text(".advice").startswith("The trainer waited for scorers at work: make them faster")
     newest = site.builder.steps[-1][0]
@@ -70,7 +70,7 @@ def test_the_verdict_is_told_in_words_and_its_seconds_add_up(overview: Tab, site
     assert "reward 3" in overview.text(".recent")
 
 
-def test_the_rules_of_the_verdict_are_told_when_asked_for(overview: Tab) -> None:
+def test_the_rules_of_the_verdict_are_shown_on_request(overview: Tab) -> None:
     overview.point(".verdict summary", click=True)
     overview.until("document.querySelector('.reasons')")
     rows = overview.ask("[...document.querySelectorAll('.reasons tbody tr')].map((row) => row.innerText)")
@@ -94,7 +94,7 @@ def test_a_click_on_a_bar_opens_its_step_and_focus_follows(overview: Tab) -> Non
     assert overview.ask("document.activeElement.id") == "content"
 
 
-def test_every_verdict_and_outcome_has_words(overview: Tab, site: Site) -> None:
+def test_every_verdict_and_outcome_has_an_explanation(overview: Tab, site: Site) -> None:
     for number in range(1, 9):
         overview.open(f"{site.url}#/step/{number}")
         overview.until(f"document.querySelector('#verdict')?.innerText.startsWith('Step {number} ')")
@@ -114,7 +114,7 @@ def test_workers_are_shown_busy_and_idle(overview: Tab) -> None:
     assert shown["reward-2"][0] == "starting"
 
 
-def test_the_queues_are_told_with_depth_and_age(overview: Tab) -> None:
+def test_the_queues_are_shown_with_depth_and_age(overview: Tab) -> None:
     overview.until("/samples . reward workers 8,/.test(document.querySelectorAll('.plot')[3].ariaLabel)")
     overview.until("/samples . reward workers [0-9.]+ s/.test(document.querySelectorAll('.plot')[4].ariaLabel)")
 
@@ -235,13 +235,13 @@ def test_behind_each_chart_is_a_table_of_the_same_numbers(overview: Tab, site: S
     assert seconds_in(" ".join(first))[-2] == pytest.approx(site.builder.steps[-1][0].statistics["wait/group_scorer_s"])
 
 
-def test_nothing_moves_for_those_who_asked_for_that(overview: Tab) -> None:
+def test_nothing_moves_under_reduced_motion(overview: Tab) -> None:
     overview.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-reduced-motion", "value": "reduce"}])
     moving = "[...document.querySelectorAll('*')].filter((e) => getComputedStyle(e).transitionDuration !== '0s').length"
     assert overview.ask(moving) == 0
 
 
-def test_a_step_that_is_closed_appears_by_itself_and_a_lost_service_is_told(
+def test_a_closed_step_appears_without_a_reload_and_a_lost_service_is_reported(
     tab: Tab, make_site: Callable[[Sequence[str]], Site]
 ) -> None:
     site = make_site([])
@@ -300,7 +300,7 @@ def test_without_the_chart_library_the_tables_remain(tab: Tab, site: Site) -> No
     tab.until("document.querySelectorAll('figure tbody tr').length >= 16")
 
 
-def test_a_step_nobody_knows_is_told(tab: Tab, site: Site) -> None:
+def test_an_unknown_step_is_reported(tab: Tab, site: Site) -> None:
     tab.open(f"{site.url}#/step/999")
     tab.until("document.body?.innerText.includes('Step 999 is not available')")
 

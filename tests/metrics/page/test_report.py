@@ -99,7 +99,7 @@ def test_nothing_in_the_file_points_elsewhere(html: Path) -> None:
     assert addresses == []
 
 
-def test_a_run_without_samples_or_ledger_is_told_from_its_steps_alone(
+def test_a_run_without_samples_or_ledger_is_reported_from_its_steps_alone(
     tab: Tab, run_folder: Path, tmp_path: Path
 ) -> None:
     bare = tmp_path / "bare"

@@ -193,7 +193,7 @@ async def test_asserts_are_decided_as_in_the_local_sandbox(
         ({"status": "TimeLimitExceeded"}, None, "time limit"),
     ],
 )
-async def test_the_servers_verdicts_are_told(
+async def test_the_servers_verdicts_are_reported(
     server: Server, score: Callable[..., Awaitable[Score]], compiled: Any, ran: Any, failure: str
 ) -> None:
     server.first = [(200, {}, {"status": "Failed", "compile_result": compiled, "run_result": ran})] * 2

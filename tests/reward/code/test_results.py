@@ -81,7 +81,7 @@ def test_the_samples_time_ends_its_cases(worker: Worker) -> None:
     assert score["attempt"]["queued_s"] > 0  # for the program that still ran, until its own limit
 
 
-def test_without_landlock_the_job_is_refused_unless_it_says_otherwise(start_worker: Callable[[str], Any]) -> None:
+def test_without_landlock_the_job_is_refused_unless_it_allows_it(start_worker: Callable[[str], Any]) -> None:
     with start_worker("WITHOUT_LANDLOCK") as worker:
         refused = worker.score("print(1)", expected="1")
         assert refused["error"] == "ConfigurationError"
@@ -150,7 +150,7 @@ def test_cases_are_read_from_objects_json_and_asserts() -> None:
         ({"fn_name": "f", "inputs": ["x"], "outputs": ["1"]}, "case 0 is not JSON"),
     ],
 )
-def test_a_bad_ground_truth_is_told(ground_truth: Any, words: str) -> None:
+def test_a_bad_ground_truth_is_reported(ground_truth: Any, words: str) -> None:
     with pytest.raises(DataError, match=words):
         cases_of(ground_truth)
 
@@ -165,7 +165,7 @@ def test_a_bad_ground_truth_is_told(ground_truth: Any, words: str) -> None:
         ({"continuous": "yes"}, r"Expected `bool \| null`, got `str` - at `\$.continuous`"),
     ],
 )
-def test_a_bad_option_is_told(arguments: dict[str, Any], words: str) -> None:
+def test_a_bad_option_is_reported(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         CodeOptions.from_arguments(arguments)
 

@@ -139,7 +139,7 @@ def test_a_key_that_no_header_can_carry_is_refused_at_the_start_without_showing_
     assert KEY not in str(refusal.value)
 
 
-async def test_addresses_that_nobody_serves_are_unreachable(make_client: Client) -> None:
+async def test_addresses_without_a_server_are_unreachable(make_client: Client) -> None:
     client = make_client()
     with pytest.raises(UnreachableError, match=r"http://127\.0\.0\.1:1: cannot connect: Connection refused"):
         await client.post("http://127.0.0.1:1/v1", b"[]", 5.0)

@@ -98,7 +98,7 @@ async def test_only_the_sample_to_blame_fails(
     assert blamed is expected or blamed.outcome == expected
 
 
-async def test_many_hung_functions_end_and_hurt_nobody(open_scorer: Open, make_sample: MakeSample) -> None:
+async def test_many_hung_functions_end_without_harm_to_others(open_scorer: Open, make_sample: MakeSample) -> None:
     scorer = await open_scorer(SCORES_NUMBERS)
     responses = ["sleep" if i % 25 == 0 else str(i) for i in range(200)]
     results = await asyncio.gather(*(outcome(scorer, make_sample(text, i)) for i, text in enumerate(responses)))
@@ -241,7 +241,7 @@ def printed(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.fields["line"] for r in caplog.records if r.message == "reward function printed"]  # type: ignore[attr-defined]
 
 
-async def test_the_end_of_its_output_is_told_when_a_child_dies(open_scorer: Open, make_sample: MakeSample) -> None:
+async def test_a_dead_childs_last_output_is_reported(open_scorer: Open, make_sample: MakeSample) -> None:
     source = """
     import os
     def compute_score(sample):

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from plaudit_reward.endpoint.limiter import Limiter
+from plaudit_reward.endpoint.limits import Budget, RateLimits
+from plaudit_reward.endpoint.local_budget import LocalBudget
+from plaudit_reward.endpoint.redis_budget import RedisBudget
+from plaudit_reward.endpoint.usage import EndpointUsage
 from plaudit_reward.judge.client import JudgeClient
 from plaudit_reward.judge.estimate import TokenEstimate
-from plaudit_reward.judge.limiter import Limiter
-from plaudit_reward.judge.limits import Budget, RateLimits
-from plaudit_reward.judge.local_budget import LocalBudget
 from plaudit_reward.judge.parse import Parser, RegexParser
 from plaudit_reward.judge.prompt import PromptTemplate
-from plaudit_reward.judge.redis_budget import RedisBudget
 from plaudit_reward.judge.scorer import JudgeScorer
-from plaudit_reward.judge.usage import JudgeUsage
 from plaudit_wire.redis_connection import redis_client
 from plaudit_workers.launch.redis_server import RedisServer
 
@@ -33,12 +33,12 @@ async def server(faults: ModuleType) -> AsyncIterator[Any]:
 
 
 @pytest.fixture
-def usage() -> JudgeUsage:
-    return JudgeUsage()
+def usage() -> EndpointUsage:
+    return EndpointUsage()
 
 
 @pytest.fixture
-async def make_judge(server: Any, usage: JudgeUsage, tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
+async def make_judge(server: Any, usage: EndpointUsage, tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
     """Opens a judge that asks ``server``; all are closed after the test."""
     opened: list[JudgeScorer] = []
 

@@ -25,9 +25,9 @@ def shift_clocks(seconds: float) -> None:
 
 
 async def main(given: dict[str, Any]) -> None:
-    from plaudit_reward.judge.limiter import Limiter
-    from plaudit_reward.judge.limits import RateLimits
-    from plaudit_reward.judge.redis_budget import RedisBudget
+    from plaudit_reward.endpoint.limiter import Limiter
+    from plaudit_reward.endpoint.limits import RateLimits
+    from plaudit_reward.endpoint.redis_budget import RedisBudget
     from plaudit_wire.redis_connection import redis_client
 
     limits = RateLimits(given["requests"], given["tokens"], given["concurrency"], given["window_s"])

@@ -17,11 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
+from plaudit_reward.endpoint.limiter import Limiter
+from plaudit_reward.endpoint.limits import NEVER_SENT, BudgetReport, Passed, RateLimits, Request, Settled
+from plaudit_reward.endpoint.local_budget import LocalBudget
+from plaudit_reward.endpoint.redis_budget import RedisBudget
 from plaudit_reward.errors import InfrastructureError
-from plaudit_reward.judge.limiter import Limiter
-from plaudit_reward.judge.limits import NEVER_SENT, BudgetReport, Passed, RateLimits, Request, Settled
-from plaudit_reward.judge.local_budget import LocalBudget
-from plaudit_reward.judge.redis_budget import RedisBudget
 from plaudit_workers.launch.redis_server import RedisServer
 
 Make = Callable[..., RedisBudget]
@@ -303,7 +303,7 @@ async def test_requests_wait_while_the_budget_is_away_and_fail_when_it_refuses()
     await limiter.stop()
 
 
-async def test_who_gives_up_while_waiting_takes_nothing() -> None:
+async def test_a_request_cancelled_while_waiting_uses_no_budget() -> None:
     limiter = await started(LocalBudget(RateLimits(concurrency=1)))
     first = await limiter.enter(0)
     given_up = asyncio.create_task(limiter.enter(0))

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from plaudit_reward.endpoint.failures import BusyError, CircuitOpenError, EndpointRefusedError
+from plaudit_reward.endpoint.usage import EndpointUsage
 from plaudit_reward.errors import CallTimeoutError, DataError, InfrastructureError
 from plaudit_reward.http.errors import ConnectionLostError, ResponseTooLargeError
 from plaudit_reward.http.response import retry_after_s
-from plaudit_reward.judge.failures import BusyError, CircuitOpenError, EndpointRefusedError
-from plaudit_reward.judge.usage import JudgeUsage
 from plaudit_reward.pipeline.pipeline import Pipeline
 from plaudit_reward.pipeline.stage import Rules, Stage
 from plaudit_reward.scorer import Attempt
@@ -47,12 +47,12 @@ FAULTS: list[tuple[dict[str, Any], type[Exception], str, str]] = [
 
 
 @pytest.mark.parametrize(("fault", "kind", "words", "status"), FAULTS)
-async def test_each_fault_has_a_kind_words_and_a_count(
+async def test_each_fault_has_a_kind_a_message_and_a_count(
     server: Any,
     faults: Any,
     make_judge: Make,
     make_sample: Make,
-    usage: JudgeUsage,
+    usage: EndpointUsage,
     fault: dict[str, Any],
     kind: type[Exception],
     words: str,
@@ -67,8 +67,8 @@ async def test_each_fault_has_a_kind_words_and_a_count(
     assert usage.requests == {status: 1}
 
 
-async def test_an_answer_is_a_score_with_what_was_said_and_what_it_cost(
-    server: Any, make_judge: Make, make_sample: Make, usage: JudgeUsage
+async def test_an_answer_gives_a_score_with_its_text_and_cost(
+    server: Any, make_judge: Make, make_sample: Make, usage: EndpointUsage
 ) -> None:
     judge = await make_judge(api_key="hush", arguments={"temperature": 0, "max_tokens": 5})
     score = await judge.score(make_sample("my answer"), Attempt(10.0))
@@ -156,7 +156,7 @@ def test_retry_after_is_read_as_seconds_and_as_a_date_by_the_servers_clock() -> 
 
 
 async def test_an_outage_opens_the_circuit_and_one_call_at_a_time_sees_whether_it_is_over(
-    server: Any, make_judge: Make, make_sample: Callable[..., Sample], usage: JudgeUsage
+    server: Any, make_judge: Make, make_sample: Callable[..., Sample], usage: EndpointUsage
 ) -> None:
     judge = await make_judge()
     await server.stop()
@@ -167,7 +167,7 @@ async def test_an_outage_opens_the_circuit_and_one_call_at_a_time_sees_whether_i
     assert judge.room() == 0
     with pytest.raises(
         CircuitOpenError,
-        match=r"judge http://127.*/v1: 5 failures in a row \(last: http://127.*refused\); next try in [01] s",
+        match=r"endpoint http://127.*/v1: 5 failures in a row \(last: http://127.*refused\); next try in [01] s",
     ) as error:
         await judge.score(make_sample(), Attempt(5.0))
     assert error.value.retry_after_s is not None

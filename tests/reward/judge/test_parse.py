@@ -74,7 +74,7 @@ async def test_a_number_that_is_not_finite_is_a_data_error(make_sample: Make) ->
         (lambda: JsonParser("$.a[?(@.b)]"), "cannot be parsed"),
     ],
 )
-def test_a_parser_that_cannot_work_is_told_at_the_start(make: Callable[[], Parser], words: str) -> None:
+def test_an_unusable_parser_is_reported_at_the_start(make: Callable[[], Parser], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         make()
 
@@ -142,6 +142,6 @@ def read(answer, samples):
     assert "ValueError: '1' is not in list" in str(raised[0].reason)
 
 
-async def test_a_function_of_the_wrong_shape_is_told_at_the_start(open_parser: Callable[..., Any]) -> None:
+async def test_a_function_of_the_wrong_shape_is_reported_at_the_start(open_parser: Callable[..., Any]) -> None:
     with pytest.raises(ConfigurationError, match=r"read in .*parse\.py: nothing gives parameter 'scale' a value"):
         await open_parser("def read(answer, scale): return 1", scope="answer")

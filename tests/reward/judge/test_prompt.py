@@ -41,7 +41,9 @@ def test_a_template_of_a_group_sees_all_responses(
     assert template.render([make_sample("a"), make_sample("b", 1)]) == "1: a\n2: b\n"
 
 
-def test_what_a_response_says_is_no_template(make_template: Callable[..., PromptTemplate], make_sample: Make) -> None:
+def test_a_response_is_never_rendered_as_a_template(
+    make_template: Callable[..., PromptTemplate], make_sample: Make
+) -> None:
     assert make_template("{{ response }}").render([make_sample("{{ 6 * 7 }} <b>")]) == "{{ 6 * 7 }} <b>"
 
 
@@ -58,14 +60,14 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("source", "words"), WRONG)
-def test_a_template_that_cannot_work_is_told_at_the_start(
+def test_an_unusable_template_is_reported_at_the_start(
     make_template: Callable[..., PromptTemplate], source: str, words: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=words):
         make_template(source)
 
 
-def test_files_that_are_missing_or_no_text_are_told(tmp_path: Path) -> None:
+def test_files_that_are_missing_or_no_text_are_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"none\.j2 cannot be read: No such file"):
         PromptTemplate(str(tmp_path / "none.j2"))
     (tmp_path / "binary.j2").write_bytes(b"\xff\xfe")

@@ -15,17 +15,17 @@ from typing import Any
 import httpx
 import pytest
 
+from plaudit_reward.endpoint.failures import EndpointRefusedError
+from plaudit_reward.endpoint.limiter import Limiter
+from plaudit_reward.endpoint.limits import RateLimits
+from plaudit_reward.endpoint.local_budget import LocalBudget
+from plaudit_reward.endpoint.usage import EndpointUsage
 from plaudit_reward.errors import DataError
 from plaudit_reward.judge.client import JudgeClient
 from plaudit_reward.judge.estimate import TokenEstimate
-from plaudit_reward.judge.failures import EndpointRefusedError
-from plaudit_reward.judge.limiter import Limiter
-from plaudit_reward.judge.limits import RateLimits
-from plaudit_reward.judge.local_budget import LocalBudget
 from plaudit_reward.judge.parse import RegexParser
 from plaudit_reward.judge.prompt import PromptTemplate
 from plaudit_reward.judge.scorer import JudgeScorer
-from plaudit_reward.judge.usage import JudgeUsage
 from plaudit_reward.scorer import Attempt
 from plaudit_workers.job.spec.scorers import RewardModelSpec
 from plaudit_workers.launch.model_command import server_environment
@@ -71,10 +71,10 @@ def _await_health(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
             time.sleep(0.5)
 
 
-async def test_vllms_answers_are_scored_and_its_refusals_told(
+async def test_vllms_answers_are_scored_and_its_refusals_reported(
     vllm: str, tmp_path: Path, make_sample: Callable[..., Any]
 ) -> None:
-    usage = JudgeUsage()
+    usage = EndpointUsage()
     (tmp_path / "judge.j2").write_text("{{ response }}")
 
     async def opened(key: str, **arguments: Any) -> JudgeScorer:

@@ -54,7 +54,7 @@ WRONG: list[tuple[Any, type[RewardError], str]] = [
 
 
 @pytest.mark.parametrize(("reply", "kind", "words"), WRONG)
-async def test_what_goes_wrong_is_typed_and_in_the_servers_words(
+async def test_failures_are_typed_and_quote_the_server(
     servers: Servers, open_scorer: Open, reply: Any, kind: type[RewardError], words: str
 ) -> None:
     (server,) = await servers(1)

@@ -45,7 +45,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("body", "words"), BAD)
-def test_a_bad_request_is_told_what_is_wrong(server: Any, body: Any, words: str) -> None:
+def test_a_bad_request_gets_an_error_that_names_the_mistake(server: Any, body: Any, words: str) -> None:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     response = httpx.post(f"{server.url}/classify", content=content)
     assert response.status_code == 400
@@ -54,7 +54,7 @@ def test_a_bad_request_is_told_what_is_wrong(server: Any, body: Any, words: str)
     assert words in error["message"]
 
 
-async def test_beyond_its_queue_the_server_asks_to_come_again_later(server: Any) -> None:
+async def test_a_full_queue_is_answered_with_retry_after(server: Any) -> None:
     async with httpx.AsyncClient(timeout=60) as client:
         body = {"input": ["x" * 250] * 60, "use_activation": False}
         answers = await asyncio.gather(*(client.post(f"{server.url}/classify", json=body) for _ in range(8)))
@@ -63,7 +63,7 @@ async def test_beyond_its_queue_the_server_asks_to_come_again_later(server: Any)
     assert {answer.headers["retry-after"] for answer in refused} == {"1"}
 
 
-async def test_what_nobody_waits_for_is_taken_out_of_the_queue(server: Any) -> None:
+async def test_a_request_that_was_given_up_leaves_the_queue(server: Any) -> None:
     async with httpx.AsyncClient(timeout=0.02) as hasty:
         await asyncio.gather(
             *(hasty.post(f"{server.url}/classify", json={"input": ["x" * 256] * 12}) for _ in range(5)),

@@ -113,7 +113,7 @@ async def test_a_stop_answers_what_was_taken_and_takes_nothing_more() -> None:
     await computing
 
 
-async def test_a_forward_pass_that_fails_ends_the_server_and_nobody_is_left_waiting() -> None:
+async def test_a_failed_forward_pass_ends_the_server_and_all_waiting_requests() -> None:
     def fails(sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         raise RuntimeError("out of memory")
 

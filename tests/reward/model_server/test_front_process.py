@@ -52,7 +52,7 @@ def test_passes_are_computed_in_the_process_that_has_the_model() -> None:
         assert process.wait(60) == 7
 
 
-def test_a_pass_that_fails_is_told_and_ends_both() -> None:
+def test_a_failed_pass_is_reported_and_ends_both_processes() -> None:
     lines = "try:\n    forward([])\nexcept ForwardError as error:\n    print(error)\nforward([[1]])"
     with started(lines) as process:
         assert line_of(process) == "RuntimeError: out of memory"

@@ -15,7 +15,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "rewards" / "rules.md").read_text()
 
 
 @pytest.mark.parametrize("source", [*SOURCES, *PREFIXES])
-def test_every_data_source_is_told_with_its_rule(source: str) -> None:
+def test_every_data_source_is_documented_with_its_rule(source: str) -> None:
     rule = {**SOURCES, **PREFIXES}[source]
     (row,) = re.findall(rf"^\| `{rule}` \| (.*?) \|", PAGE, re.MULTILINE)[:1]
     short = source.replace("searchR1", "") if source.startswith("searchR1") else source
@@ -23,7 +23,7 @@ def test_every_data_source_is_told_with_its_rule(source: str) -> None:
 
 
 @pytest.mark.parametrize("rule", [name for name, rule in RULES.items() if isinstance(rule, FunctionRule)])
-def test_every_argument_is_told_with_its_default(rule: str) -> None:
+def test_every_argument_is_documented_with_its_default(rule: str) -> None:
     told = PAGE.partition("## Arguments")[2].partition("\n## ")[0]
     rows = {row[0]: row[1].strip(" `") for row in re.findall(r"^\|[^|]*\| `(\w+)` \|([^|]*)\|", told, re.MULTILINE)}
     function = RULES[rule]

@@ -102,7 +102,7 @@ async def test_what_was_yielded_and_left_by_a_break_does_not_come_twice(start_se
         assert (first.id, 0) not in rest
 
 
-async def test_the_older_client_of_a_session_is_told(start_service: Any) -> None:
+async def test_the_older_client_of_a_session_gets_an_error(start_service: Any) -> None:
     async with start_service() as service, service.client(session="same") as old, service.client(session="same") as new:
         with pytest.raises(ServiceError, match="another client has opened the session same"):
             await old.submit(samples(1))
@@ -186,7 +186,7 @@ BAD_INPUT = [
 
 
 @pytest.mark.parametrize(("sample", "words"), BAD_INPUT)
-async def test_a_sample_that_cannot_be_taken_is_refused_in_words(start_service: Any, sample: Any, words: str) -> None:
+async def test_an_unusable_sample_is_refused_with_its_reason(start_service: Any, sample: Any, words: str) -> None:
     async with start_service(workers=0) as service, service.client() as client:
         with pytest.raises(ServiceError, match=words):
             await client.submit([sample])

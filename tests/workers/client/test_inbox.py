@@ -69,7 +69,7 @@ def test_results_that_are_made_anew_before_they_are_acknowledged_count_by_their_
     assert inbox.to_acknowledge() == [("s:a:g", "2-1")]
 
 
-def test_what_redis_has_lost_is_submitted_again_or_given_up_by_who_cannot() -> None:
+def test_samples_lost_by_redis_are_submitted_again_or_given_up() -> None:
     inbox = Inbox()
     inbox.waiting = {"s:a:old": None}
     inbox.submitted("s:a:new", samples("new"))

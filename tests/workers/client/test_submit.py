@@ -127,7 +127,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("arguments", "words"), REFUSED)
-def test_what_cannot_work_is_refused_in_words(
+def test_unusable_arguments_are_refused_with_their_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
     write_samples(tmp_path / "good.jsonl", 3)

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from plaudit_workers.job.problem import Problem
-from plaudit_workers.job.rules.judges import is_private
+from plaudit_workers.job.rules.endpoints import is_private
 
 RULE = {"name": "first", "kind": "rule"}
 PYTHON = {"name": "second", "kind": "python", "python": {"path": "r.py"}}
@@ -51,7 +51,7 @@ SINGLE_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"reward.scorers.0.name": "d" * 21}, "has 21 characters. Give at most 20"),
     (
         {"reward.scorers.0.kind": "pyton"},
-        "spec.reward.scorers[0].kind: 'pyton' is not supported. Give 'rule', 'python', 'judge' or 'model'",
+        "spec.reward.scorers[0].kind: 'pyton' is not supported. Give 'rule', 'python', 'judge', 'http' or 'model'",
     ),
     (
         {"reward.scorers.0.python.function": "a b"},
@@ -193,7 +193,7 @@ SCORERS: list[tuple[list[dict[str, Any]], str]] = [
     ),
     (
         [{**RULE, "limits": {}}],
-        "spec.reward.scorers[0].limits: applies to kind judge only, but this scorer has kind rule. Set kind to",
+        "spec.reward.scorers[0].limits: applies to kind judge or http only, but this scorer has kind rule. Set kind to",
     ),
     (
         [{**RULE, "when": {"scorer": "second", "equals": 1}}, PYTHON],
@@ -275,7 +275,7 @@ COMBINES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "words"), SINGLE_FIELDS + RULES)
-def test_a_bad_field_is_told_with_its_value_and_a_remedy(
+def test_a_bad_field_is_reported_with_its_value_and_a_remedy(
     changed: Callable[[dict[str, Any]], dict[str, Any]],
     problems_of: Callable[[dict[str, Any]], list[Problem]],
     fields: dict[str, Any],
@@ -285,7 +285,7 @@ def test_a_bad_field_is_told_with_its_value_and_a_remedy(
 
 
 @pytest.mark.parametrize(("scorers", "words"), SCORERS)
-def test_scorers_that_contradict_are_told(
+def test_scorers_that_contradict_are_reported(
     changed: Callable[[dict[str, Any]], dict[str, Any]],
     problems_of: Callable[[dict[str, Any]], list[Problem]],
     scorers: list[dict[str, Any]],
@@ -295,7 +295,7 @@ def test_scorers_that_contradict_are_told(
 
 
 @pytest.mark.parametrize(("combine", "words"), COMBINES)
-def test_a_combination_without_its_function_is_told(
+def test_a_combination_without_its_function_is_reported(
     changed: Callable[[dict[str, Any]], dict[str, Any]],
     problems_of: Callable[[dict[str, Any]], list[Problem]],
     combine: dict[str, Any],

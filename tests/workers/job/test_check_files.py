@@ -45,7 +45,7 @@ def told(
     return tell
 
 
-def test_nothing_is_said_when_everything_is_there(told: Callable[..., list[str]]) -> None:
+def test_complete_files_give_no_problems(told: Callable[..., list[str]]) -> None:
     assert told() == []
 
 
@@ -61,13 +61,13 @@ def test_nothing_is_said_when_everything_is_there(told: Callable[..., list[str]]
         ),
     ],
 )
-def test_a_missing_file_is_told(folder: Path, told: Callable[..., list[str]], missing: str, words: str) -> None:
+def test_a_missing_file_is_reported(folder: Path, told: Callable[..., list[str]], missing: str, words: str) -> None:
     (folder / missing).unlink()
     (said,) = told()
     assert said.startswith(words)
 
 
-def test_missing_folders_templates_and_checkpoints_are_told(told: Callable[..., list[str]]) -> None:
+def test_missing_folders_templates_and_checkpoints_are_reported(told: Callable[..., list[str]]) -> None:
     said = told(
         model={"source": "./nowhere", "chatTemplate": "chat.jinja"}, trainer={"checkpoint": {"resumeFrom": "old"}}
     )
@@ -103,7 +103,7 @@ def test_a_reward_model_has_one_output_and_the_template_that_it_needs(
     assert all(line.startswith(words) for line in said)
 
 
-def test_a_source_that_can_be_no_hub_id_is_told(told: Callable[..., list[str]]) -> None:
+def test_a_source_that_can_be_no_hub_id_is_reported(told: Callable[..., list[str]]) -> None:
     assert told(model__source="no/such/folder") == [
         "spec.model.source: 'no/such/folder' is neither a folder nor a hub id. Write a folder with ./ or /"
     ]
@@ -135,7 +135,7 @@ def test_a_hub_id_is_looked_up_in_the_cache_when_the_hub_is_out_of_reach(
         ("# nothing\n", ".function: reward.py does not define 'compute_score'. It defines: nothing"),
     ],
 )
-def test_a_python_file_without_the_function_is_told(
+def test_a_python_file_without_the_function_is_reported(
     folder: Path, told: Callable[..., list[str]], source: str, words: str
 ) -> None:
     (folder / "reward.py").write_text(source)
@@ -177,7 +177,7 @@ def test_a_function_may_come_about_in_many_ways(folder: Path, told: Callable[...
         ([{"question": "a"}], "lacks columns data_source, prompt, reward_model (it has question). Rows need"),
     ],
 )
-def test_a_parquet_file_with_wrong_columns_is_told(
+def test_a_parquet_file_with_wrong_columns_is_reported(
     folder: Path, told: Callable[..., list[str]], rows: list[dict[str, Any]], words: str
 ) -> None:
     pa.parquet.write_table(pa.Table.from_pylist(rows or [ROW]).slice(0, len(rows)), folder / "data" / "train.parquet")
@@ -203,7 +203,7 @@ def test_extra_info_may_be_json_text_or_null(folder: Path, told: Callable[..., l
         (json.dumps({**ROW, "reward_model": {}}) + "\n", "row 1: column reward_model is {}. Give each row"),
     ],
 )
-def test_a_jsonl_file_with_wrong_rows_is_told(
+def test_a_jsonl_file_with_wrong_rows_is_reported(
     folder: Path, told: Callable[..., list[str]], text: str, words: str
 ) -> None:
     (folder / "rows.jsonl").write_text(text)
@@ -211,7 +211,7 @@ def test_a_jsonl_file_with_wrong_rows_is_told(
     assert said.startswith(f"spec.data.train.path: rows.jsonl {words}")
 
 
-def test_other_data_files_are_told(folder: Path, told: Callable[..., list[str]]) -> None:
+def test_other_data_files_are_reported(folder: Path, told: Callable[..., list[str]]) -> None:
     (folder / "rows.csv").write_text("a,b")
     (folder / "broken.parquet").write_text("no parquet")
     assert "ends with '.csv'. Give a .parquet or a .jsonl file" in told(data__train={"path": "rows.csv"})[0]
@@ -219,7 +219,9 @@ def test_other_data_files_are_told(folder: Path, told: Callable[..., list[str]])
     assert "data is a folder" in told(data__train={"path": "data"})[0]
 
 
-def test_a_data_source_without_a_rule_is_told_before_sample_10000(folder: Path, told: Callable[..., list[str]]) -> None:
+def test_a_data_source_without_a_rule_is_reported_before_sample_10000(
+    folder: Path, told: Callable[..., list[str]]
+) -> None:
     rules = [{"name": "correct", "kind": "rule"}]
     rows = [*[ROW] * 20, {**ROW, "data_source": "my/task"}]
     pa.parquet.write_table(pa.Table.from_pylist(rows), folder / "data" / "train.parquet")

@@ -68,7 +68,7 @@ specs = st.fixed_dictionaries(
     optional={
         "seed": st.integers(0, 2**31 - 1),
         "lifecycle": st.just({"activeDeadlineSeconds": 5}),
-        "scheduling": st.fixed_dictionaries({}, optional={"suspend": st.booleans()}),
+        "suspend": st.booleans(),
     },
 )
 

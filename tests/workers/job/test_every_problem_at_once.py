@@ -72,7 +72,7 @@ def test_an_empty_spec_tells_only_what_is_missing_first(problems_of: Callable[[s
 @pytest.mark.parametrize(
     "spec", ["[]", "3", "text", "{reward: 3}", "{reward: {scorers: [3]}}", "{reward: {scorers: x}}"]
 )
-def test_sections_of_the_wrong_shape_are_told(problems_of: Callable[[str], list[Problem]], spec: str) -> None:
+def test_sections_of_the_wrong_shape_are_reported(problems_of: Callable[[str], list[Problem]], spec: str) -> None:
     job = f"{{apiVersion: plaudit.dev/v1alpha1, kind: RLJob, metadata: {{name: a}}, spec: {spec}}}"
     assert len(problems_of(job)) == 1
 

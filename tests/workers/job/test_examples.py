@@ -39,9 +39,7 @@ def test_the_demo_has_the_measured_hyperparameters() -> None:
     assert (algorithm.loss.entropy_coefficient, optimizer.max_grad_norm) == (0.03, 1)
 
 
-def test_prepare_writes_all_that_the_job_needs_wherever_it_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prepare_writes_all_that_the_job_needs_to_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "03-slow-rewards"  # runs the script of 01-copy-digits
     script = str(EXAMPLES / name / "prepare.py")
     monkeypatch.setattr(sys, "argv", [script, "--folder", str(tmp_path)])

@@ -5,8 +5,13 @@ from typing import get_args
 import pytest
 
 from plaudit_operator.crd.rules import RULES
-from plaudit_workers.job.spec.scorers import KINDS, Kind, ScorerSpec
+from plaudit_reward.remote.shapes.registry import SHAPES, ShapeName
+from plaudit_workers.job.spec.scorers import KINDS, HttpSpec, Kind, ScorerSpec, kinds_with
 from plaudit_workers.scoring.kinds.registry import MAKERS
+
+
+def test_the_shapes_of_endpoints_are_those_that_can_be_called() -> None:
+    assert set(get_args(HttpSpec.model_fields["shape"].annotation)) == set(SHAPES) == set(get_args(ShapeName))
 
 
 def test_kinds_have_traits_and_makers() -> None:
@@ -14,10 +19,15 @@ def test_kinds_have_traits_and_makers() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_fields_of_a_kind_are_fields_of_a_scorer_and_only_of_this_kind(kind: Kind) -> None:
+def test_fields_of_a_kind_are_fields_of_a_scorer_and_its_section_is_its_own(kind: Kind) -> None:
     written = {field.alias for field in ScorerSpec.model_fields.values()}
-    others = {name for other, traits in KINDS.items() if other != kind for name in traits.fields}
-    assert set(KINDS[kind].fields) <= written - others
+    assert set(KINDS[kind].fields) <= written
+    assert not KINDS[kind].section or kinds_with(KINDS[kind].section) == [kind]
+
+
+def test_the_crd_lets_only_judges_and_endpoints_have_limits() -> None:
+    rules = [rule["rule"] for rule in RULES["reward.scorers[]"]]
+    assert "self.kind == 'judge' || self.kind == 'http' || !has(self.limits)" in rules
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -52,7 +52,7 @@ def test_a_job_can_be_built_in_python_by_its_python_names() -> None:
     assert job.spec.reward.min_samples_per_group == 1
 
 
-def test_validation_takes_the_length_of_training_unless_it_says_otherwise(
+def test_validation_uses_the_length_of_training_by_default(
     changed: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> None:
     spec = parse_job(changed({"data.validation": {"path": "v.jsonl"}, "rollout.sampling": {"maxTokens": 7}})).spec
@@ -74,7 +74,7 @@ def test_validation_takes_the_length_of_training_unless_it_says_otherwise(
         ("a: " + "[" * 300 + "]" * 300, None, "nested too deeply"),
     ],
 )
-def test_what_is_no_job_file_is_told_in_one_sentence(
+def test_a_file_that_is_no_job_is_reported_in_one_sentence(
     write_job: Callable[..., Path], text: str, line: int | None, words: str
 ) -> None:
     with pytest.raises(JobError) as caught:
@@ -84,7 +84,7 @@ def test_what_is_no_job_file_is_told_in_one_sentence(
     assert words in problem.message
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     for name, words in (
         ("absent.yaml", "no such file"),

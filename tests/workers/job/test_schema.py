@@ -15,7 +15,7 @@ from plaudit_workers.job.loading.schema import job_schema
 from plaudit_workers.job.spec.rljob import RLJob
 
 MUTABLE = {
-    "spec.scheduling.suspend",
+    "spec.suspend",
     "spec.lifecycle",
     "spec.rollout.replicas",
     "spec.reward.workers.replicas",
@@ -112,7 +112,7 @@ def test_the_reference_names_every_field() -> None:
     assert [name for name in sorted(names) if f"| `{name}`" not in page] == []
 
 
-def test_a_page_that_is_out_of_date_is_told_and_then_written(
+def test_an_outdated_page_is_reported_and_then_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "page.md"

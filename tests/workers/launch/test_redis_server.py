@@ -63,7 +63,7 @@ def test_it_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
     pytest.fail("redis-server outlived its owner")
 
 
-def test_a_folder_that_redis_cannot_use_is_told_with_its_log(tmp_path: Path) -> None:
+def test_a_folder_that_redis_cannot_use_is_reported_with_its_log(tmp_path: Path) -> None:
     (tmp_path / "appendonlydir").write_text("a file where Redis wants a folder")
     with pytest.raises(RefusedError, match="did not start"):
         RedisServer(tmp_path).start()

@@ -78,7 +78,7 @@ async def test_a_stop_lets_the_trainer_finish(tmp_path: Path) -> None:
         await supervisor.stop()
 
 
-async def test_a_stop_at_once_asks_nobody(tmp_path: Path, runs: Callable[[int], bool]) -> None:
+async def test_an_immediate_stop_waits_for_no_process(tmp_path: Path, runs: Callable[[int], bool]) -> None:
     supervisor = Supervisor({"reward": [plan(tmp_path, "reward", "lasts")]}, max_restarts=0, steps_closed=lambda: 0)
     await supervisor.start()
     while not (tmp_path / "lasts.starts").exists():

@@ -128,7 +128,7 @@ def test_group_scorers_see_whole_groups(job: Any, stored: Any, capsys: pytest.Ca
         (["samples", "-o", "out.csv"], "end its name in .parquet or .jsonl"),
     ],
 )
-def test_what_cannot_be_used_is_told(
+def test_unusable_input_is_reported(
     job: Any,
     stored: Any,
     tmp_path: Path,

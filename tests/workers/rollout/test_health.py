@@ -33,7 +33,7 @@ async def test_readiness_and_health_are_answered_apart() -> None:
 
 
 @pytest.mark.parametrize("garbage", [b"hello\r\n\r\n", b"\r\n\r\n", b"\x00\xff\x00\r\n\r\n"])
-async def test_garbage_is_answered_with_404_and_hurts_nobody(garbage) -> None:
+async def test_garbage_is_answered_with_404_without_harm(garbage) -> None:
     port = free_port()
     async with HealthServer(port, ready=lambda: True):
         assert b"404" in await ask(port, garbage)

@@ -43,13 +43,13 @@ async def test_a_scorer_that_cannot_work_refuses_the_job_and_leaves_nothing(
     assert children() == before
 
 
-async def test_all_refusals_are_told_at_once(make_reward: Make) -> None:
+async def test_all_refusals_are_reported_at_once(make_reward: Make) -> None:
     reward = make_reward([{"name": "a", "function": "f"}, {"name": "b", "function": "g"}], "x = 1")
     with pytest.raises(RefusedError, match=r"(?s)f does not exist.*g does not exist"):
         await build_pipeline(reward, "reward-0")
 
 
-async def test_a_reward_model_that_nobody_serves_is_refused(make_reward: Make) -> None:
+async def test_a_reward_model_without_a_server_is_refused(make_reward: Make) -> None:
     reward = make_reward([{"name": "helpful", "kind": "model", "model": {"source": "some/model"}}])
     with pytest.raises(RefusedError, match="scorer helpful: the address of its reward model is missing"):
         await build_pipeline(reward, "reward-0")

@@ -90,7 +90,7 @@ async def test_workers_of_a_run_share_a_budget_and_report_what_they_used(
     assert seen.judge_tokens == {("big", "prompt"): 21, ("big", "completion"): 9}
 
 
-async def test_a_judge_is_told_the_trace_of_its_sample(
+async def test_a_judge_receives_the_trace_of_its_sample(
     make_reward: Make, judge: Make, server: Any, context: Make, run_name: str
 ) -> None:
     reward = make_reward([judge()])
@@ -122,7 +122,7 @@ async def test_jobs_share_a_budget_by_its_name(
     await other.close()
 
 
-async def test_outside_of_a_run_limits_hold_in_the_process_and_say_so(
+async def test_outside_a_run_limits_hold_for_the_process_with_a_notice(
     make_reward: Make, judge: Make, server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.reply = lambda request, number: Reply(after_s=0.02)

@@ -71,7 +71,7 @@ def test_a_sample_that_cannot_be_scored_has_its_reason_in_its_line(score: Score)
     )
 
 
-def test_broken_lines_are_told_by_number_before_anything_is_scored(
+def test_broken_lines_are_reported_by_number_before_anything_is_scored(
     score: Score, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, scores = score([gsm8k("4"), "{", {"prompt": "?"}, gsm8k("4", reponse=1), {**gsm8k("4"), "data_source": "x"}])

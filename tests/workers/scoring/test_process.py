@@ -91,7 +91,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("source", "environment", "words"), REFUSED)
-async def test_what_is_wrong_is_said_once_and_the_exit_code_is_2(
+async def test_a_problem_is_printed_once_and_the_exit_code_is_2(
     start_process: Make, source: str, environment: dict[str, str], words: str
 ) -> None:
     process = await start_process(source, **environment)

@@ -7,12 +7,12 @@ def test_reasons_that_differ_only_in_numbers_are_one_and_places_are_kept_apart()
     progress = Progress()
     for failures in (5, 21, 22):
         progress.add(
-            "infra_error", None, f"helpful: judge http://judge/v1: {failures} failures in a row; next try in 1 s"
+            "infra_error", None, f"helpful: endpoint http://judge/v1: {failures} failures in a row; next try in 1 s"
         )
     progress.add("data_error", None, "mine: KeyError: 'a' (reward.py:2 in score)")
     progress.add("data_error", None, "mine: KeyError: 'a' (reward.py:7 in score)")
     assert progress.summary().splitlines()[1:] == [
-        "  3 × helpful: judge http://judge/v1: 5 failures in a row; next try in 1 s",
+        "  3 × helpful: endpoint http://judge/v1: 5 failures in a row; next try in 1 s",
         "  1 × mine: KeyError: 'a' (reward.py:2 in score)",
         "  1 × mine: KeyError: 'a' (reward.py:7 in score)",
     ]

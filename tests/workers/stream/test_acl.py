@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import subprocess
 from collections.abc import Iterator
+from hashlib import sha1
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from redis.retry import Retry
 
 from plaudit_metrics.service.serve import ServiceSettings
 from plaudit_metrics.service.serve import serve as serve_metrics
-from plaudit_reward.judge.limits import NEVER_SENT, BudgetReport, RateLimits, Request, Settled
-from plaudit_reward.judge.redis_budget import RedisBudget
-from plaudit_reward.judge.usage import JudgeUsage, UsageReport
+from plaudit_reward.endpoint.limits import NEVER_SENT, BudgetReport, RateLimits, Request, Settled
+from plaudit_reward.endpoint.redis_budget import RedisBudget
+from plaudit_reward.endpoint.usage import EndpointUsage, UsageReport
+from plaudit_wire.function_library import FunctionLibrary
 from plaudit_wire.redis_address import RedisAddress
 from plaudit_workers.client import RewardClient
 from plaudit_workers.launch.redis_server import free_port
@@ -29,6 +31,7 @@ from plaudit_workers.process import ProcessSettings, RefusedError
 from plaudit_workers.scoring.worker import serve as serve_reward
 from plaudit_workers.stream.access import ADMIN, GRANTS, PROBE, acl_file, users
 from plaudit_workers.stream.connection import Transport
+from plaudit_workers.stream.libraries import libraries
 from plaudit_workers.stream.transitions.scripts import Scripts
 from stream_protocol.machine import Machine
 from stream_protocol.own_redis import OwnRedis
@@ -38,6 +41,8 @@ from stream_protocol.watched_machine import SEARCH, machine_of
 from stream_protocol.world import World
 
 RUN = "guarded-1"
+OPEN_DOOR = FunctionLibrary("door", {"open": "#!lua\nreturn redis.call(unpack(ARGV))\n"})
+"""A function that runs any command, as one with an error might."""
 EVERYBODY = (*GRANTS, ADMIN)
 
 
@@ -50,6 +55,9 @@ def guarded(
     (folder / "users.acl").write_text(acl_file(RUN, {user: f"password-of-{user}" for user in EVERYBODY}))
     with OwnRedis(folder, "port {port}", f'aclfile "{folder / "users.acl"}"') as redis:
         url = f"redis://127.0.0.1:{redis.port}/0"
+        with Redis(port=redis.port, username=ADMIN, password=f"password-of-{ADMIN}") as admin:
+            for library in (*libraries(), OPEN_DOOR):
+                admin.function_load(library.text)
         yield {user: RedisAddress(url, f"password-of-{user}", user) for user in EVERYBODY}
 
 
@@ -139,13 +147,15 @@ async def test_reward_workers_keep_the_limits_of_judges(guarded: dict[str, Redis
         await budget.exchange(BudgetReport(0, settled=(Settled("a", NEVER_SENT),), waiting=waiting[2:]))
     ).number == 1
     await budget.close()
-    usage = JudgeUsage()
+    usage = EndpointUsage()
     usage.count_request("200")
     usage.count_tokens(5, 7)
     report = UsageReport("big", usage, guarded["reward"].client(timeout_s=5.0, retries=0), RUN)
     await report.stop()
     assert not usage.requests
 
+
+ENDLESS = "#!lua\nwhile true do end\n"
 
 # Who may not do what: commands with their keys, {} is the run's prefix.
 DENIED = {
@@ -170,13 +180,20 @@ DENIED = {
     "write a score": (("HSET", "{}group:g", "ended:0", "x"), {"metrics", "keda"}),
     "read a body": (("HGET", "{}group:g", "tensors:0"), {"metrics", "keda"}),
     "read results of a client": (("XREAD", "STREAMS", "{}session:s:results", "0"), set(EVERYBODY) - {"client", ADMIN}),
-    "read another run": (("HGET", "plaudit:{{other}}:state", "step"), set(GRANTS)),
+    "read another run": (("HGET", "plaudit:{other}:state", "step"), set(GRANTS)),
     "FLUSHALL": (("FLUSHALL",), set(GRANTS)),
     "CONFIG": (("CONFIG", "GET", "*"), set(GRANTS)),
     "KEYS": (("KEYS", "*"), set(GRANTS)),
     "DEBUG": (("DEBUG", "OBJECT", "{}state"), set(GRANTS)),
     "ACL": (("ACL", "LIST"), set(GRANTS)),
-    "EVAL": (("EVAL", "return 1", "0"), set(GRANTS)),
+    "EVAL": (("EVAL", ENDLESS, "0"), set(GRANTS)),
+    "EVAL_RO": (("EVAL_RO", ENDLESS, "0"), set(GRANTS)),
+    "SCRIPT LOAD": (("SCRIPT", "LOAD", ENDLESS), set(GRANTS)),
+    "EVALSHA": (("EVALSHA", sha1(ENDLESS.encode()).hexdigest(), "0"), set(GRANTS)),
+    "FUNCTION LOAD": (("FUNCTION", "LOAD", FunctionLibrary("mine", {"hang": ENDLESS}).text), set(GRANTS)),
+    "FUNCTION RESTORE": (("FUNCTION", "RESTORE", "x"), set(GRANTS)),
+    "FUNCTION DELETE": (("FUNCTION", "DELETE", OPEN_DOOR.name), set(GRANTS)),
+    "FUNCTION FLUSH": (("FUNCTION", "FLUSH"), set(GRANTS)),
     "MONITOR": (("MONITOR",), set(GRANTS)),
     "DEL": (("DEL", "{}state"), set(GRANTS)),
     "trim a stream": (("XTRIM", "{}samples", "MAXLEN", "0"), set(GRANTS)),
@@ -189,15 +206,14 @@ DENIED = {
 )
 async def test_what_a_role_is_denied(guarded: dict[str, RedisAddress], user: str, what: str) -> None:
     prefix = f"plaudit:{{{RUN}}}:"
-    command = [part.format(prefix) for part in DENIED[what][0]]
+    command = [part.replace("{}", prefix) for part in DENIED[what][0]]
     client = guarded[user].client(timeout_s=5.0, retries=0)
     with pytest.raises(ResponseError, match=r"no permissions|DEBUG command not allowed"):
         await client.execute_command(*command)
-    # Nor by a script of its own making: its commands run with the caller's rights.
-    if "evalsha" in GRANTS[user][0].commands and what != "MONITOR":
-        sha = await client.script_load("return redis.call(unpack(ARGV))")
+    # Nor through a function: its commands run with the caller's rights.
+    if "fcall" in GRANTS[user][0].commands and what != "MONITOR":
         with pytest.raises(Exception, match=r"[Nn]o permission|not allowed from script|can't"):
-            await client.evalsha(sha, 1, prefix, *command)
+            await client.fcall(OPEN_DOOR.functions["open"], 1, prefix, *command)
     await client.aclose()
 
 
@@ -207,7 +223,7 @@ async def test_the_default_user_is_off(guarded: dict[str, RedisAddress]) -> None
             await Transport.open(RedisAddress(guarded[ADMIN].url, password), RUN)
 
 
-async def test_a_wrong_password_and_a_wrong_user_are_told(guarded: dict[str, RedisAddress]) -> None:
+async def test_a_wrong_password_and_a_wrong_user_are_reported(guarded: dict[str, RedisAddress]) -> None:
     client = RedisAddress(guarded["reward"].url, "password-of-reward", "trainer").client(timeout_s=5.0, retries=0)
     with pytest.raises(AuthenticationError):
         await client.ping()
@@ -225,7 +241,7 @@ def test_a_run_has_the_users_that_it_needs() -> None:
     assert set(users(trains=False)) == {"client", "reward", "metrics", "keda", PROBE, ADMIN}
 
 
-def test_a_redis_with_these_users_reads_its_file_again_and_still_lets_nobody_in(tmp_path: Path) -> None:
+def test_a_redis_that_reloads_its_users_still_admits_no_one_else(tmp_path: Path) -> None:
     (tmp_path / "users.acl").write_text(acl_file(RUN, {ADMIN: "secret"}))
     command = ["redis-server", "--port", str(port := free_port()), "--dir", str(tmp_path), "--save", ""]
     command += ["--appendonly", "yes", "--appendfsync", "always", "--aclfile", str(tmp_path / "users.acl")]

@@ -25,7 +25,7 @@ async def test_the_first_score_counts_whoever_commits_it(run: Any, make: Any, tr
     assert (await run.trainer.counters())["duplicates:samples"] == 1
 
 
-async def test_a_failure_counts_only_from_who_holds_the_sample(run: Any, make: Any, transport: Transport) -> None:
+async def test_a_failure_counts_only_from_the_samples_holder(run: Any, make: Any, transport: Transport) -> None:
     frozen = await run.published(n=1)
     other = run.another(run.samples, "reward-1")
     [taken] = await other.reclaim(8, lease_s=0.0)
@@ -85,7 +85,7 @@ async def test_a_sample_was_not_taken_before_it_was_published(run: Any, make: An
     assert stamps.score_first_taken is None
 
 
-async def test_who_took_a_sample_first_is_known_after_a_takeover(run: Any, make: Any, transport: Transport) -> None:
+async def test_the_first_taker_of_a_sample_is_known_after_a_takeover(run: Any, make: Any, transport: Transport) -> None:
     await run.published(n=1)
     [again] = await run.another(run.samples, "reward-1").reclaim(1, lease_s=0.0)
     await commit(transport, again, make.score(1.0))

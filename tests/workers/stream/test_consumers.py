@@ -37,7 +37,7 @@ async def test_a_living_worker_keeps_its_leases_and_a_dead_one_loses_them(run: A
         assert not any(delivery.lost.is_set() for delivery in kept)
 
 
-async def test_who_wakes_after_its_lease_learns_what_it_has_lost(run: Any) -> None:
+async def test_a_worker_that_wakes_after_its_lease_learns_which_samples_it_lost(run: Any) -> None:
     frozen = await run.published(n=2)
     taken = await run.another(run.samples, "reward-1").reclaim(1, lease_s=0.0)
     await run.samples.renew()

@@ -39,7 +39,7 @@ async def finish(run: Any, make: Any, transport: Transport) -> None:
         run.samples.finished(delivery)
 
 
-async def test_a_letter_says_what_it_was(buried: tuple[DeadLetters, Letter], run: Any, make: Any) -> None:
+async def test_a_dead_letter_names_its_entry(buried: tuple[DeadLetters, Letter], run: Any, make: Any) -> None:
     letters, letter = buried
     assert (letter.stream, letter.role, letter.group, letter.index) == ("samples", "reward", "t-0-1.0", 0)
     assert (letter.reason, letter.deliveries, letter.consumer) == (REASON, 1, "reward-0")
@@ -132,7 +132,7 @@ async def test_the_command_lists_shows_retries_and_drops(
     assert await asyncio.to_thread(command, "list") == (0, [])
 
 
-def test_what_is_not_there_is_told(
+def test_a_missing_dead_letter_is_reported(
     address: RedisAddress, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLAUDIT_REDIS_PASSWORD", address.password)

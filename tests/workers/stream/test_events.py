@@ -18,7 +18,7 @@ async def events(transport: Transport) -> list[EventRecord]:
     return [record for _, fields in found for record in decode_event(fields)]
 
 
-async def test_the_samples_of_a_group_are_told_as_the_trainer_has_them(run: Any, transport: Transport) -> None:
+async def test_the_events_of_a_group_equal_the_trainers_records(run: Any, transport: Transport) -> None:
     await run.scored(n=3, data_source="gsm8k", step=3)
     told = await events(transport)
     assert await transport.commands.xlen(transport.names.events) == 1
@@ -38,7 +38,7 @@ async def test_the_samples_of_a_group_are_told_as_the_trainer_has_them(run: Any,
     ]
 
 
-async def test_samples_are_told_when_the_last_score_of_their_group_is_final(
+async def test_events_are_written_when_the_last_score_of_a_group_is_final(
     run: Any, make: Any, transport: Transport
 ) -> None:
     first, second = await run.published(n=2)
@@ -48,9 +48,7 @@ async def test_samples_are_told_when_the_last_score_of_their_group_is_final(
     assert values(await events(transport)) == [1.0, 2.0]
 
 
-async def test_with_group_scorers_samples_are_told_when_those_have_spoken(
-    run: Any, make: Any, transport: Transport
-) -> None:
+async def test_with_group_scorers_events_are_written_after_them(run: Any, make: Any, transport: Transport) -> None:
     await run.start(has_group_scorers=True)
     await run.scored(n=2)
     assert await events(transport) == []
@@ -61,7 +59,7 @@ async def test_with_group_scorers_samples_are_told_when_those_have_spoken(
     assert values(await events(transport)) == [5.0, 6.0]
 
 
-async def test_a_large_group_is_told_in_parts(run: Any, make: Any, transport: Transport) -> None:
+async def test_the_events_of_a_large_group_are_written_in_parts(run: Any, make: Any, transport: Transport) -> None:
     group = await run.admitted(n=600)
     await run.trainer.close(group.group, "dropped", "run_ended")
     assert await transport.commands.xlen(transport.names.events) == 3
@@ -73,7 +71,7 @@ def values(records: list[EventRecord]) -> list[float | None]:
     return [record.scoring.value for record in records if isinstance(record, SampleRecord)]
 
 
-async def test_a_step_is_told_once(run: Any, transport: Transport) -> None:
+async def test_the_event_of_a_step_is_written_once(run: Any, transport: Transport) -> None:
     record = StepRecord(4, 1, 0.0, 1.0, 8, 1, {"reward/mean": 0.5})
     await run.trainer.record_step(record)
     assert await events(transport) == [record]

@@ -10,7 +10,7 @@ def test_a_ledger_that_adds_up_has_no_problems() -> None:
     assert ledger.counters()["dropped"] == 3
 
 
-def test_a_lost_group_is_told_in_figures() -> None:
+def test_a_lost_group_shows_in_the_ledger() -> None:
     [problem] = Ledger(admitted=3, trained=1, open=1).problems()
     assert problem == "3 groups were admitted, but 1 trained + 0 evaluated + 0 dropped + 1 open = 2"
 

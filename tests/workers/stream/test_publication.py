@@ -61,7 +61,7 @@ async def test_a_sample_of_a_group_that_is_gone_is_refused_and_its_prompt_ended(
     assert await transport.commands.xlen(transport.names.prompts) == 0
 
 
-async def test_an_entry_that_nobody_has_read_stays_for_its_reader(run: Any, make: Any, transport: Transport) -> None:
+async def test_an_unread_entry_stays_for_its_reader(run: Any, make: Any, transport: Transport) -> None:
     prompt = make.prompt()
     await run.trainer.admit(prompt)
     await run.trainer.close(prompt.group, "dropped", "run_ended")

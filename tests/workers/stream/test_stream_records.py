@@ -28,6 +28,6 @@ def test_the_digest_changes_with_tensors_and_text_and_with_nothing_else(make: An
 @pytest.mark.parametrize(
     ("data", "says"), [(b"", "an empty Prompt"), (b"\x02\x80", "02"), (b"\x01\xc1", "damaged Prompt")]
 )
-def test_what_cannot_be_read_says_why(data: bytes, says: str) -> None:
+def test_an_unreadable_record_raises_with_its_reason(data: bytes, says: str) -> None:
     with pytest.raises(RecordError, match=says):
         decode(data, Prompt)

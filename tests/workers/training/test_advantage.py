@@ -75,6 +75,6 @@ def test_advantages_of_a_group_sum_to_zero(name):
     assert found[[1, 3]].sum() == pytest.approx(0, abs=1e-12)
 
 
-def test_degenerate_groups_are_told_apart():
+def test_degenerate_groups_are_distinguished():
     scores, group = np.array([1.0, 0.5, 0.5, 0.0, 1.0]), np.array([0, 1, 1, 2, 2])
     assert degenerate_groups(scores, group) == DegenerateGroups(single=1, zero_variance=1)

@@ -37,7 +37,7 @@ def test_two_steps_and_a_resume_are_bit_equal_to_four_steps(make_job, make_group
     torch.testing.assert_close(resumed.full_state(), through.full_state(), atol=0, rtol=0)
 
 
-def test_the_newest_are_kept_and_half_written_ones_are_nobodys(make_job, tmp_path):
+def test_the_newest_are_kept_and_half_written_ones_are_ignored(make_job, tmp_path):
     policy = build_model(make_job({}))
     (tmp_path / ".incomplete-step-000099").mkdir(parents=True)
     (tmp_path / "step-000098").mkdir()
@@ -73,7 +73,7 @@ def test_a_folder_that_does_not_exist_has_no_checkpoints(tmp_path):
     assert checkpoints(tmp_path / "absent") == []
 
 
-def test_a_full_disk_is_told_and_older_checkpoints_stay(make_job, tmp_path, small_files_only):
+def test_a_full_disk_is_reported_and_older_checkpoints_stay(make_job, tmp_path, small_files_only):
     policy = build_model(make_job({}))
     save_checkpoint(tmp_path, 1, policy, {"cursor": 4})
     with small_files_only(10_000), pytest.raises(RefusedError, match=r"no room for .*step-000002"):

@@ -8,12 +8,13 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from plaudit_workers.job.spec.data import DataSpec, TrainDataSpec, ValidationDataSpec
 from plaudit_workers.job.spec.model import ModelSpec
 from plaudit_workers.process import RefusedError
+from plaudit_workers.tokenizer import ChatTemplate, load_tokenizer
 from plaudit_workers.training.data.dataset import PromptData
-from plaudit_workers.training.model.model import load_tokenizer
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def write(folder, rows, suffix):
 
 
 def load(path, tokenizer, seed=1, **section):
-    return PromptData.load(TrainDataSpec(path=path, **section), tokenizer, seed)
+    return PromptData.load(TrainDataSpec(path=path, **section), ChatTemplate(tokenizer), seed)
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
@@ -53,6 +54,15 @@ def test_a_row_in_verls_columns_becomes_a_prompt(tmp_path, tokenizer, suffix):
     assert prompt.messages == [{"role": "user", "content": "1="}]
     assert prompt.prompt_text == "u1=a"
     assert np.frombuffer(prompt.prompt_ids, "<i4").tolist() == [11, 1, 10, 12]
+
+
+def test_messages_without_a_chat_template_get_the_tokenizers_own_special_tokens(tmp_path, tokenizer):
+    rows = [row(7, [{"role": "user", "content": "7="}]), row(7, "7=")]
+    tokenizer.chat_template = None
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", 14)])
+    data = load(write(tmp_path, rows, ".jsonl"), tokenizer, shuffle=False)
+    for number in range(2):
+        assert np.frombuffer(data.prompt_at(number).prompt_ids, "<i4").tolist() == [14, 7, 10]
 
 
 def test_a_prompt_may_be_text_and_columns_may_hold_nothing(tmp_path, tokenizer):
@@ -93,7 +103,7 @@ def test_every_epoch_holds_every_prompt_in_an_order_of_its_own(tmp_path, tokeniz
     assert orders[0] != [load(path, tokenizer, seed=2).prompt_at(place).row for place in range(20)]
 
 
-def test_a_position_alone_says_which_prompt_it_is(tmp_path, tokenizer):
+def test_a_position_alone_determines_the_prompt(tmp_path, tokenizer):
     path = write(tmp_path, [row(number) for number in range(20)], ".parquet")
     forward, backward = load(path, tokenizer), load(path, tokenizer)
     rows = [forward.prompt_at(position).row for position in range(70)]
@@ -116,10 +126,10 @@ def test_prompts_that_are_too_long_are_left_out_and_counted(tmp_path, tokenizer)
 def test_validation_keeps_the_order_of_the_file_and_the_length_limit(tmp_path, tokenizer):
     path = write(tmp_path, [row(number, "1" * number) for number in range(1, 9)], ".jsonl")
     section = DataSpec(train=TrainDataSpec(path=path, max_prompt_length=6), validation=ValidationDataSpec(path=path))
-    data = PromptData.for_validation(section, tokenizer)
+    data = PromptData.for_validation(section, ChatTemplate(tokenizer))
     assert data is not None
     assert [data.prompt_at(position).row for position in range(8)] == [0, 1, 2, 3, 4, 5, 0, 1]
-    assert PromptData.for_validation(DataSpec(train=TrainDataSpec(path=path)), tokenizer) is None
+    assert PromptData.for_validation(DataSpec(train=TrainDataSpec(path=path)), ChatTemplate(tokenizer)) is None
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
@@ -148,13 +158,13 @@ def test_a_missing_column_is_named_with_the_file_and_what_to_do(tmp_path, tokeni
         ),
     ],
 )
-def test_a_bad_jsonl_file_is_told_by_line(tmp_path, tokenizer, content, words):
+def test_a_bad_jsonl_file_is_reported_by_line(tmp_path, tokenizer, content, words):
     (tmp_path / "data.jsonl").write_bytes(content)
     with pytest.raises(RefusedError, match=words):
         load(str(tmp_path / "data.jsonl"), tokenizer)
 
 
-def test_a_row_without_a_ground_truth_is_told_by_row(tmp_path, tokenizer):
+def test_a_row_without_a_ground_truth_is_reported_by_row(tmp_path, tokenizer):
     path = write(tmp_path, [{**row(0), "reward_model": {"truth": 1}}], ".jsonl")
     with pytest.raises(RefusedError, match=r"row 1: column 'reward_model' is .*give each row {ground_truth"):
         load(path, tokenizer)
@@ -174,7 +184,7 @@ def test_a_file_that_only_has_the_name_of_parquet_is_refused(tmp_path, tokenizer
         load(str(tmp_path / "data.parquet"), tokenizer)
 
 
-def test_messages_that_the_chat_template_refuses_are_told_by_row(tmp_path, tokenizer):
+def test_messages_that_the_chat_template_refuses_are_reported_by_row(tmp_path, tokenizer):
     tokenizer.chat_template = "{{ raise_exception('no system messages') }}"
     with pytest.raises(RefusedError, match=r"row 1: the chat template refuses .*no system messages"):
         load(write(tmp_path, [row(0)], ".jsonl"), tokenizer)

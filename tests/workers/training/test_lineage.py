@@ -37,7 +37,7 @@ LINEAGE = Lineage({1: PolicyVersion(0, 0), 2: PolicyVersion(1, 10), 3: PolicyVer
         ((9, 1), (4, 15), False),
     ],
 )
-def test_versions_of_a_lost_future_are_told_from_those_of_the_surviving_line(
+def test_versions_of_a_lost_future_are_distinguished_from_the_surviving_line(
     version: tuple[int, int], head: tuple[int, int], survives: bool
 ) -> None:
     assert LINEAGE.survives(PolicyVersion(*version), PolicyVersion(*head)) is survives

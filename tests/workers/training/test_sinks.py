@@ -99,7 +99,7 @@ def test_mlflow_without_an_address_is_refused(tmp_path, monkeypatch):
         Sinks(tmp_path, ["mlflow"])
 
 
-def test_mlflow_that_refuses_is_told(tmp_path, monkeypatch):
+def test_a_refusal_by_mlflow_is_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
     with pytest.raises(RefusedError, match=r"mlflow, which refuses: .*Check MLFLOW_TRACKING_URI"):
@@ -157,7 +157,7 @@ def log_records(content):
 
 
 @pytest.mark.parametrize("sink", ["tensorboard", "wandb", "mlflow"])
-def test_a_sink_that_is_not_installed_is_refused_in_words(sink, tmp_path, monkeypatch):
+def test_a_sink_that_is_not_installed_is_refused_with_its_remedy(sink, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, sink, None)  # how Python marks a module that cannot be imported
     with pytest.raises(RefusedError, match=rf"names {sink}, which is not installed; install plaudit-workers\[{sink}\]"):
         Sinks(tmp_path, [sink])
@@ -169,7 +169,7 @@ def test_a_sink_that_is_not_there_is_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_is_told(tmp_path, small_files_only):
+def test_a_full_disk_is_reported(tmp_path, small_files_only):
     sinks = Sinks(tmp_path)
     with small_files_only(100), pytest.raises(RefusedError, match=r"no room to append to .*steps\.jsonl"):
         sinks.write(record(1, **{f"figure/{number}": 0.5 for number in range(100)}))

@@ -78,7 +78,7 @@ def test_a_step_without_groups_is_an_empty_file(tmp_path):
     assert pyarrow.parquet.read_table(store_groups(tmp_path, 4, 1, [], {})).num_rows == 0
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(make_groups, tmp_path, small_files_only):
+def test_a_full_disk_is_reported_and_leaves_nothing(make_groups, tmp_path, small_files_only):
     groups = make_groups([[0.25] * 4] * 4)
     with small_files_only(1_000), pytest.raises(RefusedError, match="no room for"):
         store_groups(tmp_path, 1, 1, groups, records_of(groups))

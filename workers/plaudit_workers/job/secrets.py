@@ -47,5 +47,7 @@ def reward_secrets(reward: RewardSpec) -> Iterator[tuple[str, SecretKey]]:
         field = f"spec.reward.scorers[{index}]"
         if scorer.judge and scorer.judge.api_key_secret:
             yield f"{field}.judge.apiKeySecret", scorer.judge.api_key_secret
+        if scorer.http and scorer.http.api_key_secret:
+            yield f"{field}.http.apiKeySecret", scorer.http.api_key_secret
         if scorer.limits and scorer.limits.shared and scorer.limits.shared.password_secret:
             yield f"{field}.limits.shared.passwordSecret", scorer.limits.shared.password_secret

@@ -19,6 +19,7 @@ import redis
 from plaudit_workers.launch.private_files import write_private
 from plaudit_workers.process import RefusedError
 from plaudit_workers.stream.access import ADMIN
+from plaudit_workers.stream.libraries import libraries
 
 _READY_WITHIN_S = 20.0
 _PR_SET_PDEATHSIG = 1
@@ -78,7 +79,7 @@ class RedisServer:
         return self._process.pid if self._process else None
 
     def start(self) -> Self:
-        """Start the server and wait until it responds, with its data loaded.
+        """Start the server, wait until it responds, with its data loaded, and load the functions of the run.
 
         Raises:
             RefusedError: no server is installed, or it exited at once (the message quotes the end of its log).
@@ -153,6 +154,8 @@ class RedisServer:
             while time.monotonic() < deadline and self._process.poll() is None:
                 try:
                     client.ping()
+                    for library in libraries():
+                        client.function_load(library.text, replace=True)
                     return
                 except redis.RedisError:
                     time.sleep(0.02)

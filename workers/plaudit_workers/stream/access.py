@@ -1,8 +1,10 @@
 """Define the permissions of each role in the run's Redis: the rules of its ACL user.
 
-Commands inside a script run with the rights of the caller. A role therefore gets exactly the commands and keys of its
-transitions, and no other script gets it further. Most important: only the trainer writes ``state`` (incarnation, step,
-announced policy), offers prompts or closes groups; only ``admin`` has FLUSHALL, CONFIG, KEYS or DEBUG.
+Roles call functions and cannot run code of their own: no EVAL, SCRIPT or FUNCTION. Only ``admin`` loads the functions
+(``libraries.py``). Commands inside a function run with the rights of the caller. A role therefore gets exactly the
+commands and keys of its transitions, and no other function gets it further. Most important: only the trainer writes
+``state`` (incarnation, step, announced policy), offers prompts or closes groups; only ``admin`` has FLUSHALL, CONFIG,
+KEYS or DEBUG.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Final, NamedTuple
 from plaudit_wire.names import Names
 
 ADMIN: Final = "admin"
-"""For a person; no process of a job has its password."""
+"""For people and for the start of Redis, which loads the functions; no process of a role has its password."""
 PROBE: Final = "probe"
 """May send PING and nothing else."""
 
@@ -26,7 +28,7 @@ class Grant(NamedTuple):
     commands: str
 
 
-_CALL = "evalsha script|load time info ping"
+_CALL = "fcall time info ping"
 """Transitions; their one declared key is the prefix itself."""
 _CONSUME = "xreadgroup xack xdel xclaim xpending xrange xinfo|consumers xgroup|create xgroup|delconsumer"
 _GROUP = "hget hmget hset hsetnx exists"

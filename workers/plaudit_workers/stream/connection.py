@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from redis.asyncio import Redis
-from redis.exceptions import AuthenticationError, ResponseError
+from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
 from plaudit_wire.codec import decode, decoder
+from plaudit_wire.function_library import NEEDED_PERMISSIONS, LibraryMissingError
 from plaudit_wire.limits import LIVE_WITHIN_S
 from plaudit_wire.messages import Announcement
 from plaudit_wire.names import Names
@@ -20,6 +21,7 @@ from plaudit_wire.outage import OUTAGE, Outages
 from plaudit_wire.records import WorkerRecord
 from plaudit_wire.redis_address import RedisAddress
 from plaudit_workers.errors import RefusedError, StoppedError
+from plaudit_workers.stream.access import GRANTS
 from plaudit_workers.stream.transitions.process import beat, open_streams
 from plaudit_workers.stream.transitions.runner import ScriptRunner
 from plaudit_workers.stream.transitions.scripts import Scripts
@@ -79,8 +81,8 @@ class Transport:
             stop: wait while Redis is unavailable, until this is set; None: raise at once.
 
         Raises:
-            RefusedError: Redis refuses the password or the certificate, is older than 7.0, or may evict keys; without
-                ``stop`` also when it cannot be reached.
+            RefusedError: Redis refuses the password or the certificate, denies a command, is older than 7.0, or may
+                evict keys; without ``stop`` also when it cannot be reached.
             StoppedError: ``stop`` was set before Redis became available.
         """
         transport = cls(address, run, spill, scripts or Scripts())
@@ -100,7 +102,11 @@ class Transport:
             await self.reads.run(open_streams(lost=False))
         except AuthenticationError as error:
             raise self._refused(error) from error
+        except NoPermissionError as error:
+            raise self._not_permitted(error) from error
         except OUTAGE as error:
+            if isinstance(error, LibraryMissingError) and self.address.username not in GRANTS:
+                raise self._not_permitted(error) from error
             if problem := await self.address.tls_problem(error):
                 raise RefusedError(problem) from error
             if not wait:
@@ -119,6 +125,14 @@ class Transport:
         return RefusedError(
             f"Redis at {self.address.url} refuses the password: {error}. Give it in "
             "spec.transport.passwordSecret (to a process started by hand: PLAUDIT_REDIS_PASSWORD)"
+        )
+
+    def _not_permitted(self, error: Exception) -> RefusedError:
+        user = self.address.username or "default"
+        return RefusedError(
+            f"Redis at {self.address.url} denies user {user} a command: {error}. Give the user that "
+            f"spec.transport.username names these rules: ~{self.names.prefix}* +@all -@dangerous +info "
+            f"{NEEDED_PERMISSIONS} (~plaudit:* for all runs)"
         )
 
     async def _about_server(self) -> dict[str, Any]:

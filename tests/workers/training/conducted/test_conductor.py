@@ -141,9 +141,7 @@ async def test_a_step_in_which_every_score_is_a_data_error_fails_the_job_at_once
     assert "step not trained" in caplog.text
 
 
-async def test_the_heartbeat_says_why_a_step_was_not_trained_and_when_the_next_try_is(
-    simulation: Any, make_plan: MakePlan
-) -> None:
+async def test_the_heartbeat_gives_the_reason_and_time_of_the_next_try(simulation: Any, make_plan: MakePlan) -> None:
     simulation.broken = {0, 1, 2}
     transport = await simulation.open()
     async with simulation.workers():
@@ -171,7 +169,7 @@ async def test_samples_that_their_scorer_skips_do_not_count_as_failed(
     assert "training/retries" not in simulation.steps()[0].statistics
 
 
-async def test_a_trainer_that_is_told_to_stop_in_the_middle_of_a_step_goes_on_there_later(
+async def test_a_trainer_stopped_within_a_step_continues_there_later(
     simulation: Any, make_plan: MakePlan, positions: Any
 ) -> None:
     plan = make_plan(steps=3, mini_batches=4)

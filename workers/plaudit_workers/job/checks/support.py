@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from plaudit_workers.job.problem import Problem
+from plaudit_workers.job.rules.pods import pods_of
 from plaudit_workers.job.spec.pod import PodSpec, ResourcesSpec
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.job.spec.section import Section
-
-_NOT_YET = "is not supported by plaudit run yet"
 
 
 def unsupported(job: RLJob) -> list[Problem]:
@@ -28,14 +27,32 @@ def ignored(job: RLJob) -> list[Problem]:
     ]
     problems += [
         Problem(f"spec.{name}.pod", "is ignored by plaudit run, except for its resources", _ON_KUBERNETES)
-        for name, pod in _pods(job)
+        for name, pod in pods_of(job.spec)
         if pod.model_copy(update={"resources": ResourcesSpec()}) != PodSpec()
     ]
     return problems
 
 
+def without_effect(job: RLJob) -> list[Problem]:
+    """Return fields that change nothing, because of the values of others."""
+    algorithm = job.spec.algorithm
+    correction = algorithm.loss.correction
+    if not job.spec.trains or correction == "none" or algorithm.mini_batches_per_step > 1:
+        return []
+    return [
+        Problem(
+            "spec.algorithm.loss.correction",
+            f"with {correction} and one update a step the ratio is 1: clipLow, clipHigh and clipRatioC change nothing",
+            "Set miniBatchesPerStep above 1, or correction to none, for a clip that acts",
+            also=("spec.algorithm.miniBatchesPerStep",),
+        )
+    ]
+
+
 _ON_KUBERNETES = "It applies on Kubernetes"
 _KUBERNETES_ONLY = {
+    "suspend": _ON_KUBERNETES,
+    "managedBy": _ON_KUBERNETES,
     "reward.workers.autoscaling": "Set reward.workers.replicas instead",
     "reward.networkPolicy": _ON_KUBERNETES,
     "transport.managed.storage": "Redis writes into the run's folder",
@@ -48,6 +65,9 @@ _KUBERNETES_ONLY = {
     "lifecycle.activeDeadlineSeconds": _ON_KUBERNETES,
     "lifecycle.ttlSecondsAfterFinished": _ON_KUBERNETES,
     "lifecycle.cleanup": _ON_KUBERNETES,
+    "lifecycle.failurePolicy.maxDisruptions": _ON_KUBERNETES,
+    "lifecycle.failurePolicy.rules": _ON_KUBERNETES,
+    "lifecycle.failurePolicy.backoff": _ON_KUBERNETES,
 }
 
 
@@ -61,27 +81,8 @@ def _differs(section: Section, name: str) -> bool:
     return bool(value != type(section).model_fields[fields[written]].get_default(call_default_factory=True))
 
 
-def _pods(job: RLJob) -> Iterator[tuple[str, PodSpec]]:
-    spec = job.spec
-    yield "rollout", spec.rollout.pod
-    yield "reward.workers", spec.reward.workers.pod
-    yield "trainer", spec.trainer.pod
-    yield "transport.managed", spec.transport.managed.pod
-    yield "metrics", spec.metrics.pod
-    for index, scorer in enumerate(spec.reward.scorers):
-        if scorer.model:
-            yield f"reward.scorers[{index}].model", scorer.model.pod
-
-
 def _rollout(job: RLJob) -> Iterator[Problem]:
-    rollout = job.spec.rollout
-    if rollout.agent.kind == "tools":
-        yield Problem(
-            "spec.rollout.agent.kind",
-            f"tools {_NOT_YET}",
-            "Use singleTurn, or custom with a class that runs your tools",
-        )
-    sampling = rollout.sampling
+    sampling = job.spec.rollout.sampling
     if sampling.top_p < 1 or sampling.top_k > 0:
         yield Problem(
             "spec.rollout.sampling",

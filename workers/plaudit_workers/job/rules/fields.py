@@ -12,9 +12,11 @@ from urllib.parse import urlsplit
 
 from plaudit_wire.limits import ADMISSION_MEMORY_SHARE, EVENTS_MEMORY_SHARE, INLINE_LIMIT_BYTES
 from plaudit_workers.job.problem import Problem
+from plaudit_workers.job.rules.failure_policy import failure_policy_problems
+from plaudit_workers.job.rules.pods import environment_problems, gpu_problems
 from plaudit_workers.job.rules.scorers import scorer_problems
-from plaudit_workers.job.spec.pod import GPU, PodSpec
 from plaudit_workers.job.spec.rljob import Spec
+from plaudit_workers.job.spec.rollout import ToolSpec
 from plaudit_workers.job.spec.transport import USABLE_SHARE, TlsSpec
 
 _BYTES_PER_TOKEN = 9
@@ -64,6 +66,16 @@ def _mini_batches(spec: Spec) -> Iterator[Problem]:
             f"{prompts} is not a multiple of miniBatchesPerStep {parts}",
             f"Give a multiple of {parts}, such as {max(parts, prompts - prompts % parts)}",
             also=("spec.algorithm.miniBatchesPerStep",),
+        )
+
+
+def _dual_clip(spec: Spec) -> Iterator[Problem]:
+    bound = spec.algorithm.loss.clip_ratio_c
+    if 0 < bound <= 1:
+        yield Problem(
+            "spec.algorithm.loss.clipRatioC",
+            f"{bound:g} would bound tokens whose probability did not change",
+            "Give more than 1, such as 3, or 0 for no bound",
         )
 
 
@@ -137,6 +149,21 @@ def _agent(spec: Spec) -> Iterator[Problem]:
         yield Problem(
             "spec.rollout.agent.path", "or class is missing; kind custom requires both", "Give path: … and class: …"
         )
+    for index, tool in enumerate(agent.tools):
+        yield from _tool(f"spec.rollout.agent.tools[{index}]", tool)
+
+
+def _tool(field: str, tool: ToolSpec) -> Iterator[Problem]:
+    if bool(tool.path) != bool(tool.function):
+        yield Problem(f"{field}.path", "and function belong together; one is missing", "Give path: … and function: …")
+    elif sum((bool(tool.path), bool(tool.config), tool.mcp is not None)) != 1:
+        yield Problem(
+            field,
+            "needs exactly one of path with function, config and mcp",
+            "Give {path: …, function: …}, {config: …} or {mcp: {url: …}}",
+        )
+    if tool.mcp is not None and bool(tool.mcp.url) == bool(tool.mcp.command):
+        yield Problem(f"{field}.mcp", "needs exactly one of url and command", "Give url: … or command: […]")
 
 
 def _ranks(spec: Spec) -> Iterator[Problem]:
@@ -155,31 +182,6 @@ def _ranks(spec: Spec) -> Iterator[Problem]:
             "Give a multiple, so that every pod has the same number",
             also=("spec.trainer.ranksPerPod",),
         )
-
-
-def _gpus(spec: Spec) -> Iterator[Problem]:
-    trainer, engine = spec.trainer, spec.rollout.engine
-    ranks = min(trainer.ranks, trainer.ranks_per_pod)
-    yield from _gpu_mismatch("spec.trainer", trainer.pod, ranks, "ranks of a pod", "spec.trainer.ranksPerPod")
-    yield from _gpu_mismatch(
-        "spec.rollout",
-        spec.rollout.pod,
-        engine.tensor_parallel_size,
-        "tensorParallelSize",
-        "spec.rollout.engine.tensorParallelSize",
-    )
-
-
-def _gpu_mismatch(section: str, pod: PodSpec, derived: int, source: str, source_field: str) -> Iterator[Problem]:
-    for kind, amounts in (("limits", pod.resources.limits), ("requests", pod.resources.requests)):
-        stated = amounts.get(GPU)
-        if stated is not None and str(stated) not in {"0", str(derived)}:
-            yield Problem(
-                f"{section}.pod.resources.{kind}",
-                f"{GPU}: {stated} contradicts {source} {derived}",
-                f"Give {derived} (0 for a CPU), or remove it: the number of GPUs follows from the engine",
-                also=(source_field,),
-            )
 
 
 def _redis_memory(spec: Spec) -> Iterator[Problem]:
@@ -301,18 +303,26 @@ def _gang_without_training(spec: Spec) -> Iterator[Problem]:
         )
 
 
-_ALWAYS: tuple[Rule, ...] = (scorer_problems, _transport, _autoscaling, _files)
+_ALWAYS: tuple[Rule, ...] = (
+    scorer_problems,
+    environment_problems,
+    failure_policy_problems,
+    _transport,
+    _autoscaling,
+    _files,
+)
 _SCORING_ONLY: tuple[Rule, ...] = (_no_orphans, _gang_without_training)
 _TRAINING: tuple[Rule, ...] = (
     _sections_together,
     _mini_batches,
+    _dual_clip,
     _order,
     _group_size,
     _lengths,
     _temperature,
     _agent,
     _ranks,
-    _gpus,
+    gpu_problems,
     _redis_memory,
     _gang_or_queue,
 )

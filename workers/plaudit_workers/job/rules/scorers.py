@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.rules.routing import RULES, read_arguments
 from plaudit_workers.job.problem import Problem
+from plaudit_workers.job.rules.endpoints import http_problems, limits_problems
 from plaudit_workers.job.rules.judges import judge_problems
 from plaudit_workers.job.spec.rljob import Spec
-from plaudit_workers.job.spec.scorers import KINDS, ScorerSpec
+from plaudit_workers.job.spec.scorers import KINDS, ScorerSpec, kinds_with
 
 
 def scorer_problems(spec: Spec) -> Iterator[Problem]:
@@ -22,6 +23,8 @@ def scorer_problems(spec: Spec) -> Iterator[Problem]:
         yield from _when(field, scorer, earlier)
         yield from _scope(field, scorer, spec)
         yield from judge_problems(field, scorer)
+        yield from http_problems(field, scorer)
+        yield from limits_problems(field, scorer)
     yield from _weights(spec)
     yield from _combine(spec)
 
@@ -39,20 +42,22 @@ def _name(field: str, scorer: ScorerSpec, earlier: list[ScorerSpec]) -> Iterator
 
 
 def _kind(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
-    for kind, traits in KINDS.items():
-        for name in traits.fields:
-            given = _is_given(scorer, name)
-            if kind == scorer.kind and name == traits.section and not given:
-                yield Problem(
-                    f"{field}.{name}", f"is missing; kind {kind} requires it", f"Add {name}: {traits.example}"
-                )
-            if kind != scorer.kind and given:
-                yield Problem(
-                    f"{field}.{name}",
-                    f"applies to kind {kind} only, but this scorer has kind {scorer.kind}",
-                    f"Set kind to {kind}, or remove {name}",
-                    also=(f"{field}.kind",),
-                )
+    section = KINDS[scorer.kind].section
+    if section and not _is_given(scorer, section):
+        yield Problem(
+            f"{field}.{section}",
+            f"is missing; kind {scorer.kind} requires it",
+            f"Add {section}: {KINDS[scorer.kind].example}",
+        )
+    for name in dict.fromkeys(name for traits in KINDS.values() for name in traits.fields):
+        kinds = kinds_with(name)
+        if scorer.kind not in kinds and _is_given(scorer, name):
+            yield Problem(
+                f"{field}.{name}",
+                f"applies to kind {' or '.join(kinds)} only, but this scorer has kind {scorer.kind}",
+                f"Set kind to {kinds[0]}, or remove {name}",
+                also=(f"{field}.kind",),
+            )
     if scorer.kind == "rule" and scorer.rule is not None and scorer.rule not in RULES:
         yield Problem(f"{field}.rule", f"there is no rule {scorer.rule!r}", f"Rules are {', '.join(sorted(RULES))}")
     elif scorer.kind == "rule":

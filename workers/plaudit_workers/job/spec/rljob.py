@@ -24,6 +24,7 @@ from plaudit_workers.job.spec.trainer import TrainerSpec
 from plaudit_workers.job.spec.transport import TransportSpec
 
 API_VERSION = "plaudit.dev/v1alpha1"
+_CONTROLLER = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9._~]*[A-Za-z0-9])?)?$"
 
 TRAINING_SECTIONS = ("model", "data", "algorithm", "rollout", "trainer")
 """Sections of which a job has all or none: a job without them only scores samples that others submit."""
@@ -44,6 +45,13 @@ def _no_algorithm() -> AlgorithmSpec:
 class Spec(Section):
     """The specification of the job."""
 
+    suspend: Annotated[bool, MUTABLE] = False
+    """Release all GPUs and workers, keep Redis and volumes; false resumes from the checkpoint. Kubernetes only. Default
+    false."""
+    managed_by: str = Field(default="", max_length=63, pattern=_CONTROLLER)
+    """Controller of the job, as a domain and a path, such as ``kueue.x-k8s.io/multikueue``. The operator ignores a job
+    of another controller than ``plaudit.dev/rljob-operator``, and writes nothing into its status. Kubernetes only.
+    Default empty: the operator."""
     seed: int = Field(default=1, ge=0, le=2**31 - 1)
     """Seed of every random choice: data order, sampling, weights of new layers. Default 1."""
     model: ModelSpec = Field(default_factory=_no_model)
@@ -67,7 +75,7 @@ class Spec(Section):
     metrics: MetricsSpec = MetricsSpec()
     """Objectives, traces and stored samples."""
     scheduling: SchedulingSpec = SchedulingSpec()
-    """Queue, gang, priority, suspension."""
+    """Queue, gang, priority."""
     lifecycle: Annotated[LifecycleSpec, MUTABLE] = LifecycleSpec()
     """Deadlines and cleanup."""
 

@@ -1,27 +1,25 @@
-"""``spec.scheduling``: queue, gang, priority, suspension."""
+"""``spec.scheduling``: queue, gang, priority."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from plaudit_workers.job.spec.section import MUTABLE, Section
+from plaudit_workers.job.spec.section import Section
 
 
 class SchedulingSpec(Section):
-    """Queue, gang, priority, suspension. ``plaudit run`` ignores it."""
+    """Queue, gang, priority. ``plaudit run`` ignores it."""
 
     queue_name: str = Field(default="", max_length=63, pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$")
-    """Kueue's local queue: trainer, rollouts and Redis wait there until they are admitted together. Default empty:
-    none."""
+    """Kueue's local queue: trainer, rollouts, reward models and Redis wait there until they are admitted together.
+    Default empty: none."""
     gang: Literal["none", "native"] = "none"
-    """``native``: trainer, rollouts and Redis start together or not at all, through Kubernetes' own PodGroup. Default
-    none: not every cluster has it."""
+    """``native``: trainer, rollouts, reward models and Redis start together or not at all, through Kubernetes' own
+    PodGroup. Default none: not every cluster has it."""
     priority_class_name: str = Field(default="", max_length=253)
     """Priority class of all pods. Default empty: the cluster's default."""
-    suspend: Annotated[bool, MUTABLE] = False
-    """Release all GPUs and workers, keep Redis and volumes; false resumes from the checkpoint. Default false."""
 
     @property
     def whole(self) -> bool:

@@ -19,7 +19,7 @@ from plaudit_workers.job.spec.section import (
     SourcePath,
 )
 
-Kind = Literal["rule", "python", "judge", "model"]
+Kind = Literal["rule", "python", "judge", "http", "model"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class KindTraits:
     """The fields of a scorer that belong to one kind. The rules of the job and the CEL rules of the CRD follow it."""
 
     fields: tuple[str, ...]
-    """Fields, as written in YAML, that only this kind reads."""
+    """Fields, as written in YAML, that only this kind (or another that lists them) reads."""
     example: str = ""
     """A value for the first of ``fields``, where that field is required."""
     scores_groups: bool = False
@@ -47,8 +47,14 @@ KINDS: dict[Kind, KindTraits] = {
         "{baseUrl: …, model: …, promptTemplate: {path: …}, parse: {regex: …}}",
         scores_groups=True,
     ),
+    "http": KindTraits(("http", "limits"), "{url: …, shape: plaudit}"),
     "model": KindTraits(("model",), "{source: …}"),
 }
+
+
+def kinds_with(field: str) -> list[Kind]:
+    """Return the kinds that read a field of ``KindTraits.fields``."""
+    return [kind for kind, traits in KINDS.items() if field in traits.fields]
 
 
 class PythonFunctionSpec(Section):
@@ -99,6 +105,23 @@ class JudgeSpec(Section):
     """The parser of the answer."""
     arguments: Opaque = Field(default={})
     """Further members of the request, such as ``temperature`` or ``max_tokens``."""
+
+
+class HttpSpec(Section):
+    """An endpoint of somebody else that scores one sample a request."""
+
+    url: str = Field(min_length=1, pattern=r"^https?://")
+    """URL, with the route."""
+    shape: Literal["plaudit", "slime", "openrlhf", "nemo-gym", "sandbox-fusion"]
+    """Its protocol. ``plaudit``: the gateway of a reward service (``/v1/score``); ``slime``: slime's ``remote_rm``;
+    ``openrlhf``: OpenRLHF's ``remote_url``; ``nemo-gym``: ``/verify`` of a NeMo Gym resources server;
+    ``sandbox-fusion``: ``/submit`` of Sandbox Fusion."""
+    api_key_secret: SecretKey | None = None
+    """The key, sent as a bearer token. Default: none."""
+    arguments: Opaque = Field(default={})
+    """Further members of the request; an object is merged into the shape's own."""
+    json_path: str = ""
+    """Path of the score in the answer, such as ``$.result.score``. Default: the shape's own."""
 
 
 class SharedLimitsSpec(Section):
@@ -174,7 +197,7 @@ class ScorerSpec(Section):
     and ``_``, unique in the job. Kind ``model`` allows no ``_``: its pods have the name."""
     kind: Kind
     """``rule``: built in, chosen by data source; ``python``: your function; ``judge``: an OpenAI-compatible endpoint;
-    ``model``: a reward model served for the job."""
+    ``http``: an endpoint that answers with a score; ``model``: a reward model served for the job."""
     weight: float = 1.0
     """Its share in the weighted sum; 0 computes and records it without effect on the reward. Default 1."""
     scope: Literal["sample", "group"] = "sample"
@@ -188,6 +211,8 @@ class ScorerSpec(Section):
     """The function, for ``python``."""
     judge: JudgeSpec | None = None
     """The endpoint, for ``judge``."""
+    http: HttpSpec | None = None
+    """The endpoint, for ``http``."""
     model: RewardModelSpec | None = None
     """The reward model, for ``model``."""
     isolation: Literal["process", "thread", "inline"] | None = None
@@ -197,7 +222,7 @@ class ScorerSpec(Section):
     when: WhenSpec | None = None
     """Score only some samples. Default: all."""
     limits: Annotated[LimitsSpec | None, MUTABLE] = None
-    """What may be asked of a judge. Default: no limit."""
+    """Limits on the requests of a ``judge`` or ``http`` scorer. Default: no limit."""
     retries: int | None = Field(default=None, ge=0, le=100)
     """Further attempts after an infrastructure failure. Default: ``reward.retries``."""
     timeout_seconds: float | None = Field(default=None, gt=0, le=86_400)

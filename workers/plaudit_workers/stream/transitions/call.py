@@ -1,4 +1,4 @@
-"""A call of one transition: its script, its arguments and the type of its answer."""
+"""A call of one transition: its function, its arguments and the type of its answer."""
 
 from __future__ import annotations
 

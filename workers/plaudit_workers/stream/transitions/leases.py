@@ -1,4 +1,4 @@
-"""The transitions of leases: one typed function for each script. Called by ``stream.worker``."""
+"""The transitions of leases: one typed Python function for each Lua file. Called by ``stream.worker``."""
 
 from __future__ import annotations
 

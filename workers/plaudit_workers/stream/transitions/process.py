@@ -1,4 +1,4 @@
-"""The transitions of every process: one typed function for each script. Called by ``stream.connection``."""
+"""The transitions of every process: one typed Python function for each Lua file. Called by ``stream.connection``."""
 
 from __future__ import annotations
 

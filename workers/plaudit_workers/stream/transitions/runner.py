@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from redis.asyncio import Redis
-from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
+from redis.exceptions import ReadOnlyError, ResponseError
 
+from plaudit_wire.function_library import is_missing, missing_error
 from plaudit_wire.outage import OUTAGE, Outages, PassingRefusalError
 from plaudit_workers.stream.transitions.call import Call
 from plaudit_workers.stream.transitions.scripts import Scripts
@@ -64,23 +65,22 @@ class ScriptRunner:
     Args:
         client: without retries and timeouts; the runner applies its own.
         prefix: of the run's keys.
-        scripts: the texts.
+        scripts: the code. Where this user may, the runner loads it into a Redis that lacks it; else it waits for it.
         outages: logs outages.
         waits: retries calls through an outage, however long it lasts; False: raises it to the caller.
     """
 
     def __init__(self, client: Redis, prefix: str, scripts: Scripts, outages: Outages, *, waits: bool = True) -> None:
         self._client = client
-        self._scripts = scripts
+        self._library = scripts.library
         self._outages = outages
         self._waits = waits
         self._waiting: deque[_Request] = deque()
         self._sender: asyncio.Task[None] | None = None
         self._stopped = False
         self._heads = {
-            name: b"$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n1\r\n$%d\r\n%b\r\n"
-            % (digest.encode(), len(prefix.encode()), prefix.encode())
-            for name, digest in scripts.digests.items()
+            name: b"%b%b%b%b" % (_bulk("FCALL"), _bulk(function), _bulk("1"), _bulk(prefix))
+            for name, function in self._library.functions.items()
         }
 
     async def run(self, call: Call[Answer]) -> Answer:
@@ -168,12 +168,11 @@ class ScriptRunner:
 
     async def _replies(self, calls: Sequence[Call[Any]]) -> list[Any]:
         replies = await self._pipeline([self._packed(call) for call in calls])
-        unknown = [i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        unknown = [i for i, reply in enumerate(replies) if is_missing(reply)]
         if unknown:
-            texts = [self._scripts.texts[name] for name in {calls[i].script for i in unknown}]
-            again = [*(_packed_load(text) for text in texts), *(self._packed(calls[i]) for i in unknown)]
-            for i, reply in zip(unknown, (await self._pipeline(again))[len(texts) :], strict=True):
-                replies[i] = reply
+            loaded, *again = await self._pipeline([self._packed_load(), *(self._packed(calls[i]) for i in unknown)])
+            for i, reply in zip(unknown, again, strict=True):
+                replies[i] = missing_error(self._library, loaded) if is_missing(reply) else reply
         return replies
 
     async def _pipeline(self, packed: Sequence[bytes]) -> list[Any]:
@@ -189,20 +188,22 @@ class ScriptRunner:
         finally:
             await pool.release(connection)
 
+    def _packed_load(self) -> bytes:
+        parts = ("FUNCTION", "LOAD", "REPLACE", self._library.text)
+        return b"*%d\r\n%b" % (len(parts), b"".join(map(_bulk, parts)))
+
     def _packed(self, call: Call[Any]) -> bytes:
         """Return the call in Redis's protocol; redis-py's own packing takes several times as long."""
-        group = call.group.encode()
-        parts = [b"*%d\r\n" % (len(call.arguments) + 5), self._heads[call.script]]
-        parts.append(b"$%d\r\n%b\r\n" % (len(group), group))
+        parts = [b"*%d\r\n" % (len(call.arguments) + 5), self._heads[call.script], _bulk(call.group)]
         for argument in call.arguments:
             data = argument if isinstance(argument, bytes) else str(argument).encode()
             parts += (b"$%d\r\n" % len(data), data, b"\r\n")
         return b"".join(parts)
 
 
-def _packed_load(text: str) -> bytes:
+def _bulk(text: str) -> bytes:
     data = text.encode()
-    return b"*3\r\n$6\r\nSCRIPT\r\n$4\r\nLOAD\r\n$%d\r\n%b\r\n" % (len(data), data)
+    return b"$%d\r\n%b\r\n" % (len(data), data)
 
 
 async def _reply(connection: Any) -> Any:

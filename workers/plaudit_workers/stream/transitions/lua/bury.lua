@@ -27,7 +27,7 @@ local g = look(index)
 local own = name ~= 'samples' or g.published and g.published[5] == entry -- a forged entry ends no sample
 if not g.phase or not own then return 'buried' end
 redis.call('HSET', group, 'buried:' .. entry, call)
-if name == 'groups' and g.phase == 'group_scoring' then regrade(g, 8) end
+if name == 'groups' and g.phase == 'group_scoring' then regrade(g, ARGV, 8) end
 if name == 'groups' or g.phase ~= 'open' then return 'buried' end
 for i = index, name == 'samples' and index or g.n - 1 do
   local s = look(i)

@@ -27,5 +27,5 @@ if loses and holder('groups', entry) ~= consumer then return 'refused' end
 redis.call('HSET', group, 'graded', call)
 if ARGV[6] == '1' then g.drop = true end
 retire('groups', entry)
-regrade(g, 7)
+regrade(g, ARGV, 7)
 return 'committed'

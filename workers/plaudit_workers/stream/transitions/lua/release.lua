@@ -18,7 +18,7 @@ if g.phase == 'open' then
 elseif g.phase == 'group_scoring' and ARGV[5] then
   retire('groups', redis.call('HGET', group, 'entry'))
   redis.call('HSET', group, 'released', call)
-  regrade(g, 5)
+  regrade(g, ARGV, 5)
 else
   return 'not_due'
 end

@@ -1,4 +1,4 @@
--- Put before every transition of one group: its hash, how a sample becomes terminal, and the completion rule.
+-- Put before all transitions: a group's hash, how a sample becomes terminal, and the completion rule.
 --
 -- ARGV[1] is the group's id. Fields of the hash:
 --   phase, incarnation, admission, prompt, prompt_entry, n, needed, split, step, source, scorers, deadline_s, scoring_s,
@@ -8,8 +8,6 @@
 --   published:i = "call digest taken published entry", a line end, the generation record,
 --   ended:i = "call outcome taken committed deliveries first_taken" (- for none), a line end, the scoring record,
 --   duplicate:<call> (counted already); and of an entry that was taken over lost:<entry> = "worker@time …". A call is the token that its sender gave it: a repeat has the same.
-local id = ARGV[1]
-local group = prefix .. 'group:' .. id
 
 local function packed(head, record)
   return table.concat(head, ' ') .. '\n' .. record
@@ -143,15 +141,15 @@ local function complete(g)
   end
 end
 
--- Replaces the samples' results by those of the group-scope scorers (ARGV[first] on: outcome and record of each index)
+-- Replaces the samples' results by those of the group-scope scorers (arguments[first] on: outcome and record of each index)
 -- and completes the group.
-local function regrade(g, first)
+local function regrade(g, arguments, first)
   g.scored = 0
   for i = 0, g.n - 1 do
     local ended = unpacked(redis.call('HGET', group, 'ended:' .. i))
-    ended[2] = ARGV[first + 2 * i]
+    ended[2] = arguments[first + 2 * i]
     if ended[2] == 'scored' then g.scored = g.scored + 1 end
-    redis.call('HSET', group, 'ended:' .. i, packed(ended, ARGV[first + 2 * i + 1]))
+    redis.call('HSET', group, 'ended:' .. i, packed(ended, arguments[first + 2 * i + 1]))
   end
   redis.call('HSET', group, 'scored', g.scored)
   complete(g)

@@ -1,14 +1,21 @@
--- Put before every transition: the run's keys, the server's clock, and how an entry of a stream ends.
+-- Put before all transitions: the run's keys, the server's clock, and how an entry of a stream ends.
 --
--- KEYS[1] is the prefix of the run's keys; they share one hash tag, so that it routes the script on a cluster.
+-- KEYS[1] is the prefix of the run's keys; they share one hash tag, so that it routes the call on a cluster.
 -- state (hash): incarnation, takeover, step, recorded, announced. Nobody but the trainer writes it.
 -- counters (hash): open:<split>, admitted, trained, evaluated, dropped, dropped:<reason>, duplicates:<stream>,
 --   redelivered:<stream>, dead:<stream>, poison, groups_recreated, clock_steps, events:bytes, events:entries, … Everybody counts here.
-local prefix = KEYS[1]
-local state, counters, open_groups = prefix .. 'state', prefix .. 'counters', prefix .. 'open'
+-- ARGV[1] is a group's id, or empty.
+local prefix, state, counters, open_groups, sessions, id, group, now
 local readers = {prompts = 'rollout', samples = 'reward', groups = 'reward', ready = 'trainer'}
-local clock = redis.call('TIME')
-local now = clock[1] + clock[2] / 1000000
+
+-- Sets the variables above. Every transition begins with it: they outlive the call.
+local function begin(KEYS, ARGV)
+  prefix, id = KEYS[1], ARGV[1]
+  state, counters, open_groups, sessions = prefix .. 'state', prefix .. 'counters', prefix .. 'open', prefix .. 'sessions'
+  group = prefix .. 'group:' .. id
+  local clock = redis.call('TIME')
+  now = clock[1] + clock[2] / 1000000
+end
 
 local function stamp(seconds)
   return string.format('%.6f', seconds)

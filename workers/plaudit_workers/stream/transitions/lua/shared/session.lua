@@ -1,11 +1,10 @@
--- Put before every transition: the sessions of clients that submit samples to a scoring service.
+-- Put before all transitions: the sessions of clients that submit samples to a scoring service.
 --
 -- sessions (sorted set): names, by when they expire. Of each session:
 --   session:<name> (hash): epoch, opened (the call that set it), keep_s, in_work (samples without a result).
 --   session:<name>:groups (hash): submitted and not acknowledged: group -> "digest entry", entry of its results or -.
 --   session:<name>:results (stream): an entry a group that has ended, until the client acknowledges it.
 --   session:<name>:returned (sorted set): the groups acknowledged last.
-local sessions = prefix .. 'sessions'
 
 local function session_key(name, part)
   return prefix .. 'session:' .. name .. (part and ':' .. part or '')

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 
-from plaudit_reward.judge.limits import NEVER_SENT, BudgetReport, Passed, RateLimits, Request, Settled
+from plaudit_reward.endpoint.limits import NEVER_SENT, BudgetReport, Passed, RateLimits, Request, Settled
 
 _POLL_S = 0.05
 _LONGEST_WAIT_S = 0.5

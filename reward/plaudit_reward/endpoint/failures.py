@@ -17,11 +17,6 @@ from plaudit_reward.http.response import retry_after_s
 
 _REFUSALS = frozenset({401, 403, 404, 405, 407})
 _TRANSIENT = frozenset({408, 409, 425})
-_REMEDY = {
-    401: "check apiKeySecret",
-    403: "check apiKeySecret and the key's permissions",
-    404: "check baseUrl (up to and with /v1) and model",
-}
 
 
 class BusyError(InfrastructureError):
@@ -36,21 +31,24 @@ class CircuitOpenError(InfrastructureError):
     """No request was sent."""
 
 
-def failure_of(base_url: str, status: int, headers: Mapping[str, str], message: str) -> RewardError:
+def failure_of(
+    url: str, status: int, headers: Mapping[str, str], message: str, remedies: Mapping[int, str]
+) -> RewardError:
     """Return the error for a response other than 200.
 
     Args:
-        base_url: of the endpoint, for the error's message.
+        url: of the endpoint, for the error's message.
         status: HTTP status.
         headers: of the response; names in lower case, or a mapping that ignores case.
         message: the endpoint's own.
+        remedies: what to do about a status that refuses every request.
     """
-    text = f"{base_url} responded {status}: {message}" if message else f"{base_url} responded {status}"
+    text = f"{url} responded {status}: {message}" if message else f"{url} responded {status}"
     wait_s = retry_after_s(headers)
     if status == 429 or (status == 503 and wait_s is not None):
         return BusyError(text, retry_after_s=wait_s)
     if status in _REFUSALS or status < 400:
-        remedy = _REMEDY.get(status, "check baseUrl")
+        remedy = remedies.get(status, "check the address")
         return EndpointRefusedError(f"{text} ({remedy})", retry_after_s=wait_s)
     if status >= 500 or status in _TRANSIENT:
         return InfrastructureError(text, retry_after_s=wait_s)

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from plaudit_reward.endpoint.failures import BusyError, CircuitOpenError, EndpointRefusedError
 from plaudit_reward.errors import CallTimeoutError, InfrastructureError
-from plaudit_reward.judge.failures import BusyError, CircuitOpenError, EndpointRefusedError
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
@@ -34,7 +34,7 @@ class Circuit:
     a response while it was in flight: with hundreds in flight some hang at any time, and time out together.
 
     Args:
-        name: of the judge.
+        name: of the scorer.
         base_url: of its endpoint, for log and errors.
         clock: monotonic seconds.
     """
@@ -105,7 +105,7 @@ class Circuit:
 
     def _responded(self) -> None:
         if self._probe_at is not None:
-            logger.warning("judge responds again", judge=self._name, url=self._base_url)
+            logger.warning("endpoint responds again", scorer=self._name, url=self._base_url)
         self._failures, self._pause_s, self._probe_at, self._responded_at = 0, 0.0, None, self._clock()
 
     def _failed(self, reason: str, probe: bool, *, at_once: bool = False) -> None:
@@ -118,10 +118,10 @@ class Circuit:
         # Workers that saw the same outage must not come back together.
         self._probe_at = self._clock() + random.uniform(0.75, 1.0) * self._pause_s
         self._last_failure = reason
-        fields = {"judge": self._name, "reason": self._reason(), "pause_s": round(self._pause_s, 1)}
-        logger.warning("judge fails; requests to it stop", **fields)
+        fields = {"scorer": self._name, "reason": self._reason(), "pause_s": round(self._pause_s, 1)}
+        logger.warning("endpoint fails; requests to it stop", **fields)
 
     def _reason(self) -> str:
         if self._failures > 1:
-            return f"judge {self._base_url}: {self._failures} failures in a row (last: {self._last_failure})"
-        return f"judge {self._base_url}: {self._last_failure}"
+            return f"endpoint {self._base_url}: {self._failures} failures in a row (last: {self._last_failure})"
+        return f"endpoint {self._base_url}: {self._last_failure}"

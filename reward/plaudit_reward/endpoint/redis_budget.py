@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 from importlib.resources import files
-from typing import Any
+from typing import Any, Final
 
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from plaudit_reward.endpoint.limits import BudgetReport, Passed, RateLimits
 from plaudit_reward.errors import InfrastructureError
-from plaudit_reward.judge.limits import BudgetReport, Passed, RateLimits
+from plaudit_wire.function_library import FunctionLibrary, is_missing, missing_error
 
 LEASE_S = 15.0
 """Seconds for which the requests in flight of a killed worker still count."""
 
-_SCRIPT = (files("plaudit_reward.judge") / "lua" / "budget.lua").read_text()
+BUDGET: Final = FunctionLibrary(
+    "plaudit_budget", {"exchange": (files("plaudit_reward.endpoint") / "lua" / "budget.lua").read_text()}
+)
+"""The function that decides, for Redis."""
+
 _SECOND = 1_000_000
 _AS_RESERVED = -2
 _AT_ONCE = -1
@@ -41,7 +46,6 @@ class RedisBudget:
         # A name of its own for each start: requests of a killed process are not this one's.
         self._worker = f"{worker}-{os.urandom(4).hex()}"
         self._lease_s = lease_s
-        self._script = client.register_script(_SCRIPT)
 
     async def exchange(self, report: BudgetReport) -> Passed:
         """See ``Budget``."""
@@ -64,12 +68,26 @@ class RedisBudget:
         for request in report.waiting:
             arguments += (f"{request.id}@{self._worker}", request.tokens)
         try:
-            passed, again = await self._script(keys=[self._key], args=arguments)
+            passed, again = await self._call(arguments)
         except (RedisConnectionError, RedisTimeoutError, OSError) as error:
             raise ConnectionError(str(error)) from error
         except RedisError as error:
             raise InfrastructureError(f"the Redis of the limits refuses: {error}") from error
         return Passed(passed, again / _SECOND)
+
+    async def _call(self, arguments: list[Any]) -> Any:
+        function = BUDGET.functions["exchange"]
+        call: Any = self._client.fcall
+        try:
+            return await call(function, 1, self._key, *arguments)
+        except ResponseError as error:
+            if not is_missing(error):
+                raise
+        try:
+            await self._client.function_load(BUDGET.text, replace=True)
+        except ResponseError as error:
+            raise missing_error(BUDGET, error) from error
+        return await call(function, 1, self._key, *arguments)
 
     async def close(self) -> None:
         """Close the connection."""

@@ -1,4 +1,4 @@
-"""The cost of a judge: requests by result, and tokens. Counted per worker, summed over all workers in Redis.
+"""The use of an endpoint: requests by result, and tokens. Counted per worker, summed over all workers in Redis.
 
 The metrics service reads the sums (``plaudit_wire.names``). A killed worker loses the counts of its last two seconds,
 never a sample.
@@ -20,8 +20,8 @@ logger = get_logger(__name__)
 _REPORT_EVERY_S = 2.0
 
 
-class JudgeUsage:
-    """The counts of one judge in one worker since the last report.
+class EndpointUsage:
+    """The counts of one endpoint in one worker since the last report.
 
     Attributes:
         requests: by HTTP status, ``timeout`` or ``unreachable``.
@@ -52,7 +52,7 @@ class UsageReport:
         run: id of the run.
     """
 
-    def __init__(self, judge: str, usage: JudgeUsage, client: Redis, run: str) -> None:
+    def __init__(self, judge: str, usage: EndpointUsage, client: Redis, run: str) -> None:
         self._judge = judge
         self._usage = usage
         self._client = client
@@ -88,7 +88,7 @@ class UsageReport:
                     pipeline.hincrby(self._keys.judge_tokens, f"{self._judge}:{kind}", count)
                 await pipeline.execute()
         except (RedisError, OSError) as error:
-            logger.warning("redis is unavailable; counts of a judge wait", error=str(error))
+            logger.warning("redis is unavailable; counts of an endpoint wait", error=str(error))
             return
         self._usage.requests -= requests
         self._usage.tokens -= tokens

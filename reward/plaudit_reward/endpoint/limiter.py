@@ -13,8 +13,8 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
+from plaudit_reward.endpoint.limits import NEVER_SENT, Budget, BudgetReport, Request, Settled
 from plaudit_reward.errors import InfrastructureError
-from plaudit_reward.judge.limits import NEVER_SENT, Budget, BudgetReport, Request, Settled
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
@@ -55,7 +55,7 @@ class Limiter:
 
     Args:
         budget: closed here.
-        name: of the judge, for the log.
+        name: of the scorer, for the log.
     """
 
     def __init__(self, budget: Budget, name: str) -> None:
@@ -85,7 +85,7 @@ class Limiter:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._fail(InfrastructureError(f"judge {self._name} was closed"))
+        self._fail(InfrastructureError(f"scorer {self._name} was closed"))
         with contextlib.suppress(OSError, InfrastructureError):  # the lease expires anyway
             await self._budget.exchange(BudgetReport(0, self._settled))
         await self._budget.close()
@@ -177,13 +177,13 @@ class Limiter:
                 pause_s = 0.0
             except OSError as error:
                 pause_s = again_s = min(_LONGEST_PAUSE_S, pause_s * 2 or 0.05)
-                fields = {"judge": self._name, "error": str(error), "waiting": len(self._waiting)}
-                logger.warning("limits of a judge are unavailable; its requests wait", **fields)
+                fields = {"scorer": self._name, "error": str(error), "waiting": len(self._waiting)}
+                logger.warning("limits of an endpoint are unavailable; its requests wait", **fields)
                 await asyncio.sleep(pause_s)
                 continue
             except Exception as error:  # the boundary to the waiting requests: each of them raises it
-                logger.exception("limits of a judge failed; its waiting requests fail")
-                self._fail(InfrastructureError(f"judge {self._name}: its limits failed: {error}"))
+                logger.exception("limits of an endpoint failed; its waiting requests fail")
+                self._fail(InfrastructureError(f"scorer {self._name}: its limits failed: {error}"))
                 again_s = _LONGEST_PAUSE_S
             await self._until_news(again_s)
 

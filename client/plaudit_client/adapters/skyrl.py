@@ -1,0 +1,80 @@
+"""Rewards for SkyRL: an environment of one turn whose reward comes from a Plaudit service.
+
+::
+
+    from plaudit_client.adapters.skyrl import register
+
+    register()          # before the trainer starts; then environment.env_class=plaudit
+
+with ``PLAUDIT_URL`` and ``PLAUDIT_TOKEN`` in the environment, or ``url`` and ``token`` in ``env_config``. SkyRL accepts
+numbers only: a sample without a score raises, unless ``env_config.on_failure`` names a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from skyrl_gym import register as register_environment
+from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput, ConversationType
+
+from plaudit_client.adapters.connection import blocking_client
+from plaudit_client.adapters.failures import number
+from plaudit_client.adapters.messages import ground_truth_of
+
+NAME = "plaudit"
+_OWN_FIELDS = frozenset({"data_source", "reward_spec", "reward_model", "ground_truth", "extra_info", "max_turns"})
+
+
+def register(name: str = NAME) -> None:
+    """Register the environment with SkyRL-Gym under a name, in this process."""
+    register_environment(id=name, entry_point=f"{PlauditEnv.__module__}:{PlauditEnv.__name__}")
+
+
+class PlauditEnv(BaseTextEnv):  # type: ignore[misc]
+    """Scores the policy's first reply and ends the episode.
+
+    Args:
+        env_config: ``url``, ``token``, ``timeout_s``, ``on_failure``; each may be missing.
+        extras: the row: ``data_source``, ``reward_spec`` with ``ground_truth``, ``extra_info``.
+    """
+
+    def __init__(self, env_config: Mapping[str, Any] | None = None, extras: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        settings = env_config or {}
+        self._client = blocking_client(
+            settings.get("url", ""), settings.get("token", ""), settings.get("timeout_s", 0.0)
+        )
+        self._on_failure = settings.get("on_failure", "raise")
+        self._row = extras or {}
+        self._prompt: ConversationType = []
+
+    def init(self, prompt: ConversationType) -> tuple[ConversationType, dict[str, Any]]:
+        """Keep the prompt for the scorers."""
+        self._prompt = prompt
+        return prompt, {}
+
+    def step(self, action: str) -> BaseTextEnvStepOutput:
+        """Score the reply.
+
+        Raises:
+            NoScoreError: it has no score, and ``on_failure`` is ``raise``.
+            UnavailableError: the service gave no result in time.
+        """
+        self.turns += 1
+        others = {name: value for name, value in self._row.items() if name not in _OWN_FIELDS and value is not None}
+        result = self._client.score(
+            {
+                "data_source": self._row.get("data_source") or "",
+                "prompt": self._prompt,
+                "response": action,
+                "ground_truth": ground_truth_of(self._row),
+                "extra_info": {**others, **(self._row.get("extra_info") or {})},
+            }
+        )
+        return BaseTextEnvStepOutput(
+            observations=[],
+            reward=number(result, self._on_failure),
+            done=True,
+            metadata={"outcome": result.outcome, "scored": result.score is not None},
+        )

@@ -1,0 +1,98 @@
+"""``SyncRewardClient``: ``RewardClient`` for programs without an event loop; it runs one in a background thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+from plaudit_client.client import RewardClient, Sample
+from plaudit_client.result import Result
+
+T = TypeVar("T")
+
+
+class SyncRewardClient:
+    """Score samples with a reward service; arguments and methods are those of ``RewardClient``.
+
+    Any number of threads may call it at once: their samples share requests. Close it, or use it as a context, to end
+    its thread; a program that ends closes it too.
+    """
+
+    def __init__(self, url: str, token: str = "", **arguments: Any) -> None:
+        self._client = RewardClient(url, token, **arguments)
+        self._arguments = (url, token, arguments)
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._client.url!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), *self._arguments)
+
+    def __enter__(self) -> SyncRewardClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections and end the background thread; a later call starts both again."""
+        with self._lock:
+            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        if loop is None or thread is None:
+            return
+        asyncio.run_coroutine_threadsafe(self._client.aclose(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+    def score(self, sample: Sample) -> Result:
+        """Score one sample; see ``RewardClient.score``."""
+        return self._do(self._client.score(sample))
+
+    def score_many(self, samples: Iterable[Sample]) -> Iterator[Result]:
+        """Score samples and yield results in order of completion; see ``RewardClient.score_many``."""
+        results = self._client.score_many(samples)
+        try:
+            while True:
+                try:
+                    yield self._do(results.__anext__())
+                except StopAsyncIteration:
+                    return
+        finally:
+            self._do(results.aclose())
+
+    def score_group(self, samples: Sequence[Sample], id: str = "") -> list[Result]:  # noqa: A002 (what it is)
+        """Score the samples of one prompt together; see ``RewardClient.score_group``."""
+        return self._do(self._client.score_group(samples, id))
+
+    def service(self) -> dict[str, Any]:
+        """Return the service's description; see ``RewardClient.service``."""
+        return self._do(self._client.service())
+
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        waiting = asyncio.run_coroutine_threadsafe(work, self._running_loop())
+        try:
+            return waiting.result()
+        except BaseException:  # a KeyboardInterrupt, for example: nobody waits for the result any longer
+            waiting.cancel()
+            raise
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._loop.run_forever, name="plaudit-client", daemon=True)
+                self._thread.start()
+            return self._loop
+
+
+def _restored(kind: type[SyncRewardClient], url: str, token: str, arguments: dict[str, Any]) -> SyncRewardClient:
+    return kind(url, token, **arguments)

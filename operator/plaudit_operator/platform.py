@@ -1,0 +1,97 @@
+"""Defaults of a platform for the pods of all jobs: the chart's ``jobDefaults``, for all namespaces and for single ones.
+
+A job's own ``pod`` section comes before them. They are frozen with a job when it is admitted.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import msgspec
+
+from plaudit_workers.job.spec.pod import GPU
+
+Manifest = dict[str, Any]
+
+
+class Platform(msgspec.Struct, frozen=True, rename="camel"):
+    """Defaults for the pods of a job."""
+
+    run_as_user: int = 1000
+    """uid and gid of all processes of a job, so that they share a volume; 0: the cluster chooses (OpenShift)."""
+    gpu_resource: str = GPU
+    """Resource that counts GPUs."""
+    runtime_class_name: str = ""
+    """Runtime class. Empty: the cluster's default."""
+    node_selector: dict[str, str] = {}
+    """Labels that a node must have."""
+    tolerations: list[Manifest] = []
+    """Tolerated taints."""
+    env: list[Manifest] = []
+    """Environment variables of the processes, such as NCCL's."""
+    labels: dict[str, str] = {}
+    """Labels of pods."""
+    annotations: dict[str, str] = {}
+    """Annotations of pods."""
+    image_pull_secrets: list[str] = []
+    """Names of Secrets in the job's namespace."""
+    service_account_annotations: dict[str, str] = {}
+    """Annotations of the service account of a job's pods, for the identities of a cloud."""
+
+
+class _Own(Platform, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """Defaults of one namespace, as an administrator writes them."""
+
+
+class _Defaults(Platform, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """Defaults of all namespaces, as an administrator writes them."""
+
+    namespaces: dict[str, msgspec.Raw] = {}
+
+
+def check_platform(text: str) -> None:
+    """Check the JSON of ``jobDefaults``.
+
+    Raises:
+        ValueError: it is not of this form. The message names the field.
+    """
+    for namespace in ["", *_decoded(text).namespaces]:
+        platform_of(text, namespace)
+
+
+@functools.lru_cache(maxsize=256)
+def platform_of(text: str, namespace: str) -> Platform:
+    """Return the defaults of a namespace: its lists are added to the common ones, its maps are merged over them.
+
+    Args:
+        text: the JSON of ``jobDefaults``.
+        namespace: of the job.
+    """
+    common = _decoded(text)
+    merged = {field: getattr(common, field) for field in Platform.__struct_fields__}
+    own = common.namespaces.get(namespace)
+    if own is None:
+        return Platform(**merged)
+    try:
+        theirs = msgspec.json.decode(own, type=_Own)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"namespaces.{namespace}: {error}") from None
+    written = msgspec.json.decode(own)
+    for field, alias in zip(Platform.__struct_fields__, Platform.__struct_encode_fields__, strict=True):
+        if alias in written:
+            merged[field] = _merge(merged[field], getattr(theirs, field))
+    return Platform(**merged)
+
+
+def _decoded(text: str) -> _Defaults:
+    return msgspec.json.decode(text or "{}", type=_Defaults)
+
+
+def _merge(common: Any, own: Any) -> Any:
+    match common:
+        case dict():
+            return {**common, **own}
+        case list():
+            return [*common, *own]
+    return own

@@ -1,0 +1,139 @@
+"""Sends one sample to a reward endpoint and reads its score: one request, one score or one typed error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from plaudit_reward.endpoint.failures import failure_of
+from plaudit_reward.endpoint.json_path import json_path, value_at
+from plaudit_reward.endpoint.usage import EndpointUsage
+from plaudit_reward.errors import CallTimeoutError, ConfigurationError
+from plaudit_reward.http.client import HttpClient
+from plaudit_reward.http.errors import NoResponseError
+from plaudit_reward.http.proxy import proxy_for
+from plaudit_reward.http.response import error_message, excerpt
+from plaudit_reward.remote.shapes.shape import MalformedAnswerError, Shape, scored
+from plaudit_reward.score import Score
+from plaudit_wire.sample import Sample
+
+_REMEDIES = {
+    401: "check http.apiKeySecret",
+    403: "check http.apiKeySecret and the key's permissions",
+    404: "check http.url: it includes the route",
+}
+
+
+class RemoteClient:
+    """Connections to one reward endpoint.
+
+    Args:
+        url: with the route.
+        shape: of requests and answers.
+        usage: counts requests.
+        api_key: sent as a bearer token; empty: none.
+        arguments: further members of each request; an object is merged into the shape's own.
+        path: of the score in the answer (``json_path``), in place of the shape's own; empty: the shape's own.
+        max_connections: requests at a time; the rest wait, which counts as part of their call.
+
+    Raises:
+        ConfigurationError: an HTTP header cannot carry ``api_key``, ``path`` is not a path, or the process may not open
+            so many connections.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        shape: Shape,
+        usage: EndpointUsage,
+        *,
+        api_key: str = "",
+        arguments: Mapping[str, Any] | None = None,
+        path: str = "",
+        max_connections: int = 256,
+    ) -> None:
+        self.url = url
+        self._shape = shape
+        self._usage = usage
+        self._api_key = api_key
+        self._arguments = dict(arguments or {})
+        self._path = path
+        try:
+            self._steps = json_path(path) if path else None
+        except ValueError as error:
+            raise ConfigurationError(f"http.jsonPath {error}") from error
+        self._http = HttpClient(
+            max_connections=max_connections,
+            bearer_token=api_key,
+            key_field="http.apiKeySecret",
+            proxy=proxy_for(url),
+        )
+
+    async def score(
+        self,
+        sample: Sample,
+        limit_s: float,
+        on_sent: Callable[[], None] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Score:
+        """Send one sample and return its score.
+
+        Args:
+            sample: to score.
+            limit_s: seconds until the whole answer has arrived.
+            on_sent: called when the request has been written to its connection.
+            headers: of this request only.
+
+        Raises:
+            CallTimeoutError: no whole answer within ``limit_s``.
+            InfrastructureError: the endpoint is unreachable, busy, broken, refuses all requests (see ``failures``), or
+                its answer does not have the shape.
+            DataError: it refuses this sample, or has no finite number for it.
+        """
+        body = msgspec.json.encode(_merged(self._shape.body(sample), self._arguments))
+        try:
+            response = await self._http.post(self.url, body, limit_s, headers=headers, on_sent=on_sent)
+        except CallTimeoutError:
+            self._usage.count_request("timeout")
+            raise
+        except NoResponseError:
+            self._usage.count_request("unreachable")
+            raise
+        self._usage.count_request(str(response.status))
+        if response.status != 200:
+            message = error_message(response.body, self._api_key)
+            raise failure_of(self.url, response.status, response.headers, message, _REMEDIES)
+        return self._read(response.body)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.close()
+
+    def _read(self, body: bytes) -> Score:
+        try:
+            answer = json.loads(body)  # reads NaN, which Python's servers write: this sample has no score
+            if self._steps is None:
+                return self._shape.score(answer)
+            return scored(value_at(answer, self._steps))
+        except (ValueError, RecursionError) as error:
+            raise MalformedAnswerError(f"{self.url}: the answer is not JSON: {self._excerpt(body)}") from error
+        except LookupError as error:
+            found = f"{self._path} finds nothing: {error.args[0]}"
+            raise MalformedAnswerError(f"{self.url}: {found}: {self._excerpt(body)}") from error
+        except MalformedAnswerError as error:
+            raise MalformedAnswerError(f"{self.url}: {error}: {self._excerpt(body)}") from error
+
+    def _excerpt(self, body: bytes) -> str:
+        return excerpt(body, self._api_key)
+
+
+def _merged(body: dict[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``body`` with ``arguments``; objects on both sides are merged, member by member."""
+    merged = dict(body)
+    for name, value in arguments.items():
+        own = merged.get(name)
+        merged[name] = _merged(own, value) if isinstance(own, dict) and isinstance(value, Mapping) else value
+    return merged

@@ -1,0 +1,1 @@
+"""The shapes of reward endpoints: one file each, listed in ``registry``."""

@@ -1,0 +1,220 @@
+"""Requests and answers of each shape over real HTTP: a value, a typed failure or an error, never an invented zero."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from faulty_server import Reply
+from plaudit_reward.endpoint.failures import CircuitOpenError, EndpointRefusedError
+from plaudit_reward.endpoint.limiter import Limiter
+from plaudit_reward.endpoint.limits import RateLimits
+from plaudit_reward.endpoint.local_budget import LocalBudget
+from plaudit_reward.endpoint.usage import EndpointUsage
+from plaudit_reward.errors import ConfigurationError, DataError, InfrastructureError
+from plaudit_reward.pipeline.pipeline import Pipeline
+from plaudit_reward.pipeline.stage import Rules, Stage
+from plaudit_reward.remote.client import RemoteClient
+from plaudit_reward.remote.scorer import RemoteScorer
+from plaudit_reward.remote.shapes.registry import SHAPES, ShapeName
+from plaudit_reward.remote.shapes.shape import MalformedAnswerError
+from plaudit_reward.score import Score
+from plaudit_reward.scorer import Attempt
+from plaudit_wire.sample import Sample
+
+SAMPLE = Sample(
+    "t-0-1.0",
+    3,
+    "math",
+    "2 + 2?",
+    "It is 4.",
+    ground_truth="4",
+    extra_info={"expected_answer": "4"},
+    messages=[{"role": "user", "content": "2 + 2?"}],
+)
+Ask = Callable[..., Any]
+
+
+@pytest.fixture
+async def server(faults: ModuleType) -> AsyncIterator[Any]:
+    server = faults.FaultyServer("/reward")
+    await server.start()
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
+async def make_scorer(server: Any) -> AsyncIterator[Callable[..., Any]]:
+    made: list[RemoteScorer] = []
+
+    async def make(shape: ShapeName, **client: Any) -> RemoteScorer:
+        usage = client.pop("usage", EndpointUsage())
+        remote = RemoteClient(f"{server.origin}/reward", SHAPES[shape], usage, **client)
+        made.append(RemoteScorer("remote", remote, Limiter(LocalBudget(RateLimits()), "remote")))
+        await made[-1].open()
+        return made[-1]
+
+    yield make
+    for scorer in made:
+        await scorer.close()
+
+
+@pytest.fixture
+def ask(server: Any, make_scorer: Callable[..., Any]) -> Ask:
+    """Score ``SAMPLE`` by an endpoint of a shape that gives this answer."""
+
+    async def score(shape: ShapeName, answer: Any, sample: Sample = SAMPLE, **client: Any) -> Score:
+        server.reply = lambda request, number: answer if isinstance(answer, Reply) else Reply(body=answer)
+        scorer = await make_scorer(shape, **client)
+        result: Score = await scorer.score(sample, Attempt(5.0))
+        return result
+
+    return score
+
+
+REQUESTS: dict[ShapeName, dict[str, Any]] = {
+    "plaudit": {
+        "id": "t-0-1.0/3",
+        "response": "It is 4.",
+        "prompt": SAMPLE.messages,
+        "data_source": "math",
+        "ground_truth": "4",
+        "extra_info": {"expected_answer": "4"},
+    },
+    "slime": {
+        "prompt": SAMPLE.messages,
+        "response": "It is 4.",
+        "label": "4",
+        "metadata": {"expected_answer": "4"},
+    },
+    "openrlhf": {"query": ["2 + 2?It is 4."], "prompts": ["2 + 2?"], "labels": ["4"]},
+    "nemo-gym": {"expected_answer": "4", "responses_create_params": {"input": SAMPLE.messages}},
+    "sandbox-fusion": {"dataset": "math", "id": "t-0-1.0/3", "completion": "It is 4.", "config": {}},
+}
+ANSWERS: dict[ShapeName, Any] = {
+    "plaudit": {"id": "t-0-1.0/3", "score": 0.5, "outcome": "scored", "scorers": {"exact": {"value": 1.0}}},
+    "slime": 0.5,
+    "openrlhf": {"rewards": [0.5], "scores": [1.0], "extra_logs": {"exact": [1.0]}},
+    "nemo-gym": {"reward": 0.5, "reward_components": {"exact": 1.0}, "response": {}},
+    "sandbox-fusion": {"id": 1, "accepted": True, "tests": []},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_an_endpoint_gets_the_request_of_its_shape_and_its_answer_is_the_value(
+    shape: ShapeName, ask: Ask, server: Any
+) -> None:
+    score = await ask(shape, ANSWERS[shape], arguments={"config": {"run_timeout": 5}}, api_key="hush")
+    assert score.value == (1.0 if shape == "sandbox-fusion" else 0.5)
+    assert score.extra.get("exact", 1.0) == 1.0
+    sent = server.requests[-1].body
+    assert server.requests[-1].headers["authorization"] == "Bearer hush"
+    assert sent.pop("config") == {"run_timeout": 5}
+    answered = sent.pop("response") if shape == "nemo-gym" else None
+    expected = {name: value for name, value in REQUESTS[shape].items() if name != "config"}
+    assert sent == expected
+    if answered:
+        assert answered["output"][0]["content"][0]["text"] == "It is 4."
+
+
+async def test_sandbox_fusion_gets_the_problem_that_the_row_holds(ask: Ask, server: Any) -> None:
+    sample = Sample("g", 0, "humaneval", "p", "r", ground_truth={"test": "assert f()"}, extra_info={"id": 17})
+    assert (await ask("sandbox-fusion", {"accepted": False}, sample)).value == 0.0
+    body = server.requests[-1].body
+    assert (body["id"], body["config"]) == (17, {"provided_data": {"test": "assert f()"}})
+
+
+@pytest.mark.parametrize(
+    ("outcome", "ours"),
+    [
+        ("infra_error", "infra_error"),
+        ("data_error", "data_error"),
+        ("timeout", "timeout"),
+        ("skipped", "skipped"),
+        ("poison", "infra_error"),
+        ("given_up", "infra_error"),
+    ],
+)
+async def test_a_typed_failure_of_a_reward_service_stays_one(outcome: str, ours: str, ask: Ask) -> None:
+    score = await ask("plaudit", {"id": "x", "score": None, "outcome": outcome, "reason": "no judge"})
+    assert (score.outcome, score.value, score.reason) == (ours, None, "no judge")
+
+
+@pytest.mark.parametrize(
+    ("shape", "answer", "message"),
+    [
+        ("plaudit", {"score": 1.0}, "no 'outcome'"),
+        ("plaudit", {"outcome": "great", "score": 1.0}, "outcome is 'great'"),
+        ("plaudit", {"outcome": "scored"}, "no 'score'"),
+        ("plaudit", [1.0], "not an object with 'outcome'"),
+        ("slime", {"value": 1.0}, "without score or reward .*http.jsonPath"),
+        ("openrlhf", {"scores": [1.0]}, "no 'rewards'"),
+        ("openrlhf", {"rewards": []}, "'rewards' has 0 items"),
+        ("nemo-gym", {"detail": "?"}, "no 'reward'"),
+        ("sandbox-fusion", {"accepted": "yes"}, "'accepted' is 'yes'"),
+        ("slime", b"<html>", "not JSON: <html>"),
+    ],
+)
+async def test_an_answer_of_another_shape_is_an_infrastructure_error(
+    shape: ShapeName, answer: Any, message: str, ask: Ask
+) -> None:
+    with pytest.raises(MalformedAnswerError, match=rf"http://127.*/reward: .*{message}"):
+        await ask(shape, answer)
+
+
+@pytest.mark.parametrize(
+    ("shape", "answer", "message"),
+    [
+        ("slime", None, "its answer is null"),
+        ("openrlhf", {"rewards": [None]}, "its answer is null"),
+        ("nemo-gym", {"reward": "high"}, "'high', which is not a number"),
+        ("plaudit", {"outcome": "scored", "score": None}, "its answer is null"),
+        ("slime", b"1e999", "not finite"),
+        ("openrlhf", b'{"rewards": [NaN]}', "not finite"),
+        ("slime", Reply(422, {"detail": "no label"}), "responded 422: no label"),
+    ],
+)
+async def test_an_answer_without_a_finite_number_is_a_data_error(
+    shape: ShapeName, answer: Any, message: str, ask: Ask
+) -> None:
+    with pytest.raises(DataError, match=message):
+        await ask(shape, Reply(body=answer) if not isinstance(answer, Reply) else answer)
+
+
+async def test_a_path_finds_the_score_in_any_answer(ask: Ask) -> None:
+    assert (await ask("slime", {"result": [{"points": 3}]}, path="$.result[0].points")).value == 3.0
+    with pytest.raises(MalformedAnswerError, match=r"\$.result finds nothing: no member 'result'"):
+        await ask("slime", {"points": 3}, path="$.result")
+    with pytest.raises(ConfigurationError, match=r"http.jsonPath 'result' does not begin with \$"):
+        await ask("slime", 1, path="result")
+
+
+async def test_a_wrong_address_opens_the_circuit_at_once_and_an_outage_after_five_failures(
+    server: Any, make_scorer: Callable[..., Any], ask: Ask
+) -> None:
+    with pytest.raises(EndpointRefusedError, match=r"404: gone \(check http.url: it includes the route\)"):
+        await ask("slime", Reply(404, {"detail": "gone"}))
+    usage = EndpointUsage()
+    scorer = await make_scorer("slime", usage=usage)
+    await server.stop()
+    for _ in range(5):
+        with pytest.raises(InfrastructureError, match="Connection refused"):
+            await scorer.score(SAMPLE, Attempt(5.0))
+    assert scorer.circuit_open
+    assert scorer.room() == 0
+    with pytest.raises(CircuitOpenError):
+        await scorer.score(SAMPLE, Attempt(5.0))
+    assert usage.requests == {"unreachable": 5}
+    server.reply = lambda request, number: Reply(body=0.25)
+    await server.start()
+    scoring = await Pipeline([Stage(scorer, Rules(retries=3))]).score(SAMPLE)
+    assert scoring.value == 0.25
+
+
+async def test_a_key_never_appears_in_a_reason(ask: Ask) -> None:
+    with pytest.raises(InfrastructureError) as error:
+        await ask("slime", {"you sent": "hush-hush"}, api_key="hush-hush")
+    assert "hush-hush" not in str(error.value)

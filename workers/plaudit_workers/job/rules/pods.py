@@ -1,0 +1,73 @@
+"""Check the ``pod`` sections of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from plaudit_workers.job.problem import Problem
+from plaudit_workers.job.spec.environment import EnvironmentVariable
+from plaudit_workers.job.spec.pod import GPU, PodSpec
+from plaudit_workers.job.spec.rljob import Spec
+
+
+def pods_of(spec: Spec) -> Iterator[tuple[str, PodSpec]]:
+    """Yield every ``pod`` section, with the path under ``spec`` of the section that it belongs to."""
+    yield "rollout", spec.rollout.pod
+    yield "reward.workers", spec.reward.workers.pod
+    yield "trainer", spec.trainer.pod
+    yield "transport.managed", spec.transport.managed.pod
+    yield "metrics", spec.metrics.pod
+    for index, scorer in enumerate(spec.reward.scorers):
+        if scorer.model:
+            yield f"reward.scorers[{index}].model", scorer.model.pod
+
+
+def environment_problems(spec: Spec) -> Iterator[Problem]:
+    """Yield variables with no single source of their value."""
+    for section, pod in pods_of(spec):
+        for index, variable in enumerate(pod.env):
+            yield from _variable(f"spec.{section}.pod.env[{index}]", variable)
+
+
+def _variable(field: str, variable: EnvironmentVariable) -> Iterator[Problem]:
+    source = variable.value_from
+    if source is None:
+        return
+    if variable.value:
+        yield Problem(
+            f"{field}.value", f"{variable.value!r} is given beside valueFrom", "Give one of value and valueFrom"
+        )
+    given = sorted(type(source).model_fields[name].alias or name for name in source.model_fields_set)
+    if len(given) != 1:
+        yield Problem(
+            f"{field}.valueFrom",
+            f"has {' and '.join(given) or 'no source'}",
+            "Give exactly one of secretKeyRef, configMapKeyRef, fieldRef and resourceFieldRef",
+        )
+
+
+def gpu_problems(spec: Spec) -> Iterator[Problem]:
+    """Yield numbers of GPUs that contradict the engine or the ranks."""
+    trainer, engine = spec.trainer, spec.rollout.engine
+    ranks = min(trainer.ranks, trainer.ranks_per_pod)
+    yield from _gpu_mismatch("spec.trainer", trainer.pod, ranks, "ranks of a pod", "spec.trainer.ranksPerPod")
+    yield from _gpu_mismatch(
+        "spec.rollout",
+        spec.rollout.pod,
+        engine.tensor_parallel_size,
+        "tensorParallelSize",
+        "spec.rollout.engine.tensorParallelSize",
+    )
+
+
+def _gpu_mismatch(section: str, pod: PodSpec, derived: int, source: str, source_field: str) -> Iterator[Problem]:
+    for kind, amounts in (("limits", pod.resources.limits), ("requests", pod.resources.requests)):
+        for name in dict.fromkeys((pod.gpu_resource or GPU, GPU)):
+            stated = amounts.get(name)
+            if stated is not None and str(stated) not in {"0", str(derived)}:
+                yield Problem(
+                    f"{section}.pod.resources.{kind}",
+                    f"{name}: {stated} contradicts {source} {derived}",
+                    f"Give {derived} (0 for a CPU), or remove it: the number of GPUs follows from the engine",
+                    also=(source_field,),
+                )
