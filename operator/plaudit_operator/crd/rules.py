@@ -89,6 +89,16 @@ RULES: dict[str, list[Rule]] = {
             "kind custom needs path and class",
         ),
     ],
+    "rollout.agent.tools[]": [
+        _rule("has(self.path) == has(self.function)", "path and function belong together: give both"),
+        _rule(
+            "[has(self.path), has(self.config), has(self.mcp)].filter(given, given).size() == 1",
+            "give exactly one of path with function, config and mcp",
+        ),
+    ],
+    "rollout.agent.tools[].mcp": [
+        _rule("has(self.url) != has(self.command)", "give exactly one of url and command"),
+    ],
     "reward.scorers[]": [
         *(rule for kind, traits in KINDS.items() for rule in _section_rules(kind, traits)),
         *_field_rules(),

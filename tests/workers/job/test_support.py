@@ -17,10 +17,6 @@ Change = Callable[[dict[str, Any]], dict[str, Any]]
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        (
-            {"rollout.agent": {"kind": "tools", "tools": [{"path": "t.py", "function": "f"}]}},
-            "spec.rollout.agent.kind: tools is not supported by plaudit run yet",
-        ),
         ({"rollout.sampling": {"topP": 0.9}}, "spec.rollout.sampling: topP 0.9, topK -1 cut the distribution"),
         ({"rollout.sampling": {"topK": 5}}, "spec.rollout.sampling: topP 1.0, topK 5 cut the distribution"),
         (

@@ -13,8 +13,8 @@ from tokenizers.processors import TemplateProcessing
 from plaudit_workers.job.spec.data import DataSpec, TrainDataSpec, ValidationDataSpec
 from plaudit_workers.job.spec.model import ModelSpec
 from plaudit_workers.process import RefusedError
+from plaudit_workers.tokenizer import ChatTemplate, load_tokenizer
 from plaudit_workers.training.data.dataset import PromptData
-from plaudit_workers.training.model.model import load_tokenizer
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def write(folder, rows, suffix):
 
 
 def load(path, tokenizer, seed=1, **section):
-    return PromptData.load(TrainDataSpec(path=path, **section), tokenizer, seed)
+    return PromptData.load(TrainDataSpec(path=path, **section), ChatTemplate(tokenizer), seed)
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
@@ -126,10 +126,10 @@ def test_prompts_that_are_too_long_are_left_out_and_counted(tmp_path, tokenizer)
 def test_validation_keeps_the_order_of_the_file_and_the_length_limit(tmp_path, tokenizer):
     path = write(tmp_path, [row(number, "1" * number) for number in range(1, 9)], ".jsonl")
     section = DataSpec(train=TrainDataSpec(path=path, max_prompt_length=6), validation=ValidationDataSpec(path=path))
-    data = PromptData.for_validation(section, tokenizer)
+    data = PromptData.for_validation(section, ChatTemplate(tokenizer))
     assert data is not None
     assert [data.prompt_at(position).row for position in range(8)] == [0, 1, 2, 3, 4, 5, 0, 1]
-    assert PromptData.for_validation(DataSpec(train=TrainDataSpec(path=path)), tokenizer) is None
+    assert PromptData.for_validation(DataSpec(train=TrainDataSpec(path=path)), ChatTemplate(tokenizer)) is None
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])

@@ -15,7 +15,8 @@ from transformers import (
 
 from plaudit_workers.job.spec.model import ModelSpec
 from plaudit_workers.process import RefusedError
-from plaudit_workers.training.model.model import load_model, load_tokenizer, refuse_long_packed
+from plaudit_workers.tokenizer import load_tokenizer
+from plaudit_workers.training.model.model import load_model, refuse_long_packed
 
 SIZES = {
     "vocab_size": 16,

@@ -11,8 +11,6 @@ from plaudit_workers.job.spec.pod import PodSpec, ResourcesSpec
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.job.spec.section import Section
 
-_NOT_YET = "is not supported by plaudit run yet"
-
 
 def unsupported(job: RLJob) -> list[Problem]:
     """Return the fields for which ``plaudit run`` refuses the job."""
@@ -84,14 +82,7 @@ def _differs(section: Section, name: str) -> bool:
 
 
 def _rollout(job: RLJob) -> Iterator[Problem]:
-    rollout = job.spec.rollout
-    if rollout.agent.kind == "tools":
-        yield Problem(
-            "spec.rollout.agent.kind",
-            f"tools {_NOT_YET}",
-            "Use singleTurn, or custom with a class that runs your tools",
-        )
-    sampling = rollout.sampling
+    sampling = job.spec.rollout.sampling
     if sampling.top_p < 1 or sampling.top_k > 0:
         yield Problem(
             "spec.rollout.sampling",

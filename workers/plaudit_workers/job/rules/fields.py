@@ -16,6 +16,7 @@ from plaudit_workers.job.rules.failure_policy import failure_policy_problems
 from plaudit_workers.job.rules.pods import environment_problems, gpu_problems
 from plaudit_workers.job.rules.scorers import scorer_problems
 from plaudit_workers.job.spec.rljob import Spec
+from plaudit_workers.job.spec.rollout import ToolSpec
 from plaudit_workers.job.spec.transport import USABLE_SHARE, TlsSpec
 
 _BYTES_PER_TOKEN = 9
@@ -148,6 +149,21 @@ def _agent(spec: Spec) -> Iterator[Problem]:
         yield Problem(
             "spec.rollout.agent.path", "or class is missing; kind custom requires both", "Give path: … and class: …"
         )
+    for index, tool in enumerate(agent.tools):
+        yield from _tool(f"spec.rollout.agent.tools[{index}]", tool)
+
+
+def _tool(field: str, tool: ToolSpec) -> Iterator[Problem]:
+    if bool(tool.path) != bool(tool.function):
+        yield Problem(f"{field}.path", "and function belong together; one is missing", "Give path: … and function: …")
+    elif sum((bool(tool.path), bool(tool.config), tool.mcp is not None)) != 1:
+        yield Problem(
+            field,
+            "needs exactly one of path with function, config and mcp",
+            "Give {path: …, function: …}, {config: …} or {mcp: {url: …}}",
+        )
+    if tool.mcp is not None and bool(tool.mcp.url) == bool(tool.mcp.command):
+        yield Problem(f"{field}.mcp", "needs exactly one of url and command", "Give url: … or command: […]")
 
 
 def _ranks(spec: Spec) -> Iterator[Problem]:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from plaudit_workers.job.spec.section import FilePath, Section, SourcePath
+from plaudit_workers.job.spec.section import FilePath, Opaque, Section, SourcePath
 
 
 class ModelSpec(Section):
@@ -31,3 +31,5 @@ class ModelSpec(Section):
     chat_template: FilePath = ""
     """A Jinja file that turns messages into text. Default empty: the tokenizer's own template; without one, the
     messages' contents are joined."""
+    chat_template_arguments: Opaque = Field(default={})
+    """Further variables of the chat template, such as ``enable_thinking: false``. Default: none."""

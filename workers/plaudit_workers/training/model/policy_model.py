@@ -21,6 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.job.spec.rljob import RLJob, Spec
 from plaudit_workers.published_weights import Probe
+from plaudit_workers.tokenizer import load_tokenizer
 from plaudit_workers.training.model.batch import TrainingBatch
 from plaudit_workers.training.model.commands import Commands, OptimizerProgress
 from plaudit_workers.training.model.loss import TokenInputs, policy_loss, token_weights
@@ -31,7 +32,6 @@ from plaudit_workers.training.model.model import (
     companion_files,
     forward_logits,
     load_model,
-    load_tokenizer,
     refuse_long_packed,
 )
 from plaudit_workers.training.model.optimizer import PolicyOptimizer
