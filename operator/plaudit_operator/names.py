@@ -134,6 +134,7 @@ class Reason:
     SUSPENDING: Final = "Suspending"
     NOT_SUSPENDED: Final = "NotSuspended"
     TRAINER_DONE: Final = "TrainerDone"
+    FAILURE_RULE: Final = "FailureRule"
     TOO_MANY_RESTARTS: Final = "TooManyRestarts"
     TOO_MANY_DISRUPTIONS: Final = "TooManyDisruptions"
     TOO_MANY_FAILED_SCORES: Final = "TooManyFailedScores"

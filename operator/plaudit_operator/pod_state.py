@@ -75,6 +75,15 @@ def exit_of(pod: Object, container: str) -> Iterator[tuple[int, str]]:
             yield int(ended.get("exitCode", 0)), message
 
 
+def failure_reasons(pod: Object) -> Iterator[str]:
+    """Yield the reasons of a pod's end: the pod's own, that of its disruption, those of its containers."""
+    status = pod.get("status", {})
+    taken = (c.get("reason") for c in _conditions(pod) if c["type"] == "DisruptionTarget" and c["status"] == "True")
+    ended = (each.get("state", {}).get("terminated") or {} for each in _containers(pod))
+    found = (status.get("reason"), *taken, *(end.get("reason") for end in ended if end.get("exitCode")))
+    yield from (str(reason) for reason in found if reason)
+
+
 def is_disrupted(pod: Object) -> bool:
     """Return True if the cluster ended the pod: drain, preemption, taint, lost node, full disk, its queue."""
     status = pod.get("status", {})

@@ -39,6 +39,9 @@ _KEY = {"secretKeyRef": {"name": "a", "key": "b"}}
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"managedBy": "no-domain"}, "managedBy"),
+    ({"lifecycle": {"failurePolicy": {"rules": [{"action": "Fail"}]}}}, "exactly one of onExitCodes and onReasons"),
+    ({"lifecycle": {"failurePolicy": {"rules": [{"action": "Fail", "onExitCodes": {"values": [0]}}]}}}, "onExitCodes"),
+    ({"lifecycle": {"failurePolicy": {"backoff": {"initialSeconds": 400}}}}, "more than maxSeconds"),
     ({"trainer": {"pod": {"env": [{"name": "A", "value": "1", "valueFrom": _KEY}]}}}, "valueFrom"),
     ({"metrics": {"pod": {"env": [{"name": "A", "valueFrom": {}}]}}}, "exactly one of secretKeyRef"),
     (
@@ -120,6 +123,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"rollout.sampling": {"temperature": 0}}, "temperature"),
     ({"rollout.agent": {"kind": "tools"}}, "tools"),
     ({"rollout.agent": {"kind": "custom"}}, "path"),
+    ({"rollout.agent": {"kind": "tools", "tools": [{"path": "t.py"}]}}, "function"),
+    ({"rollout.agent": {"kind": "tools", "tools": [{"path": "t.py", "function": "f", "config": "c"}]}}, "exactly one"),
+    ({"rollout.agent": {"kind": "tools", "tools": [{"mcp": {}}]}}, "url"),
     ({"reward.scorers": _scorers({"name": "mine", "kind": "python"})}, "python"),
     ({"reward.scorers": _scorers({"name": "mine", "kind": "judge"})}, "judge"),
     ({"reward.scorers": _scorers({"name": "mine", "kind": "model"})}, "model"),

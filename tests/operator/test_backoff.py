@@ -10,6 +10,7 @@ from world import World, rljob
 
 from plaudit_operator.names import ConditionType
 from plaudit_operator.policies.backoff import pause_s
+from plaudit_workers.job.spec.lifecycle import BackoffSpec
 
 
 def stuck(world: World) -> World:
@@ -33,8 +34,8 @@ def reject(world: World) -> None:
 
 
 def test_the_pause_doubles_up_to_five_minutes():
-    assert [pause_s(count) for count in range(9)] == [0, 0, 10, 20, 40, 80, 160, 300, 300]
-    assert pause_s(1_000_000) == 300
+    assert [pause_s(count, BackoffSpec()) for count in range(9)] == [0, 0, 10, 20, 40, 80, 160, 300, 300]
+    assert pause_s(1_000_000, BackoffSpec()) == 300
 
 
 def test_a_trainer_that_its_kubelet_rejects_backs_off_and_fails_at_its_limit():

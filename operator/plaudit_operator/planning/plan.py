@@ -23,6 +23,7 @@ from plaudit_operator.policies.deadlines import next_deadline
 from plaudit_operator.policies.failure import TrainerAttempt, exhausted, present_attempt
 from plaudit_operator.policies.lost_nodes import lost_pods
 from plaudit_operator.policies.managed_by import is_managed_elsewhere
+from plaudit_operator.policies.refused_pods import LOOK_AGAIN_AFTER_S, lacking
 from plaudit_operator.policies.suspend import scale_actions, suspend_job, unpause_actions
 from plaudit_operator.policies.ttl import time_left_s
 from plaudit_operator.runtime.kinds import CHILDREN
@@ -71,7 +72,7 @@ def _after_the_end(observed: Observed, now: float) -> Plan:
 def _alive(rendered: Rendering, observed: Observed, now: float) -> Plan:
     context, suspended = rendered.context, rendered.suspended
     spec = context.spec
-    attempt = present_attempt(observed) if spec.trains else None
+    attempt = present_attempt(observed, spec.lifecycle.failure_policy.rules) if spec.trains else None
     deadline = next_deadline(observed, spec.lifecycle, now, suspended=suspended or rendered.waits == "queue")
     if deadline and deadline.left_s <= 0:
         ending: JobEnd | None = JobEnd(ConditionType.FAILED, deadline.reason, deadline.message)
@@ -92,6 +93,7 @@ def _alive(rendered: Rendering, observed: Observed, now: float) -> Plan:
             roles["trainer"] = _backing_off(roles["trainer"], observed)
     report = status(context, observed, roles, now, suspended=suspended, waits=rendered.waits)
     waits = [next_lost, deadline.left_s if deadline else None, pause_s or None]
+    waits.append(LOOK_AGAIN_AFTER_S if lacking(observed) else None)
     waits.append(PROGRESS_EVERY_S if report["phase"] in ("Running", "Degraded") else None)
     return Plan(report, actions, min((wait for wait in waits if wait is not None), default=None))
 
@@ -112,7 +114,8 @@ def _next_attempt(rendered: Rendering, observed: Observed, attempt: TrainerAttem
     context = rendered.context
     counter = "restarts" if attempt.verdict == "failed" else "disruptions"
     counted = {**observed.status, counter: int(observed.status.get(counter, 0)) + 1, "attempt": attempt.number + 1}
-    counted |= backoff.after_attempt(observed, attempt, now)
+    policy = context.spec.lifecycle.failure_policy.backoff
+    counted |= backoff.after_attempt(observed, attempt, policy, now)
     after = replace(observed, job={**observed.job, "status": counted})
     roles = role_states(context, after, TrainerAttempt(attempt.number + 1, "absent"), now)
     roles["trainer"] = replace(roles["trainer"], reason=attempt.reason, problem=attempt.message)
@@ -168,7 +171,7 @@ def _obsolete(observed: Observed, wanted: Sequence[Manifest]) -> Iterator[Delete
 
 def _backing_off(trainer_role: RoleState, observed: Observed) -> RoleState:
     next_time, count = observed.status["nextAttemptTime"], observed.status["shortAttempts"]
-    pause = f"The next attempt starts at {next_time}: {count} in a row ran for less than 10 minutes"
+    pause = f"The next attempt starts at {next_time}: {count} in a row ended early"
     return replace(trainer_role, reason=Reason.BACK_OFF, remedy=pause)
 
 

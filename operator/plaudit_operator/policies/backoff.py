@@ -1,6 +1,6 @@
 """Back-off: attempts of the trainer that end early without progress follow each other more and more slowly.
 
-An attempt is short if it ran for less than 10 minutes and closed no step.
+An attempt is short if it closed no step and ran for less than ``backoff.resetAfterSeconds``. With the defaults:
 
 | short attempts in a row                              | 1 | 2 | 3 | 4 | 5 | 6 | 7 and more |
 | pause before the next (seconds)                      | 0 | 10 | 20 | 40 | 80 | 160 | 300 |
@@ -12,30 +12,30 @@ from typing import Any
 
 from plaudit_operator.observed import Object, Observed, attempt_of, seconds, timestamp
 from plaudit_operator.policies.failure import TrainerAttempt
-
-_STABLE_AFTER_S = 600.0
-_FIRST_S = 10.0
-_LONGEST_S = 300.0
+from plaudit_workers.job.spec.lifecycle import BackoffSpec
 
 
-def after_attempt(observed: Observed, attempt: TrainerAttempt, now: float) -> dict[str, Any]:
+def after_attempt(observed: Observed, attempt: TrainerAttempt, policy: BackoffSpec, now: float) -> dict[str, Any]:
     """Return the fields of the status that record the end of an attempt.
 
     Args:
         observed: the job with its pods.
         attempt: the attempt that ended.
+        policy: the job's pauses.
         now: seconds since the epoch.
     """
     step = _step(observed)
     progressed = step > int(observed.status.get("lastAttemptStep", 0))
-    short = not progressed and _ran_s(observed, attempt, now) < _STABLE_AFTER_S
+    short = not progressed and _ran_s(observed, attempt, now) < policy.reset_after_seconds
     count = int(observed.status.get("shortAttempts", 0)) + 1 if short else 0
-    return {"shortAttempts": count, "lastAttemptStep": step, "nextAttemptTime": timestamp(now + pause_s(count))}
+    return {"shortAttempts": count, "lastAttemptStep": step, "nextAttemptTime": timestamp(now + pause_s(count, policy))}
 
 
-def pause_s(short_attempts: int) -> float:
+def pause_s(short_attempts: int, policy: BackoffSpec) -> float:
     """Return the pause before the next attempt, given how many in a row ended early (seconds)."""
-    return 0.0 if short_attempts <= 1 else min(_LONGEST_S, _FIRST_S * 2.0 ** min(short_attempts - 2, 16))
+    if short_attempts <= 1:
+        return 0.0
+    return min(policy.max_seconds, policy.initial_seconds * 2.0 ** min(short_attempts - 2, 32))
 
 
 def left_s(observed: Observed, now: float) -> float:

@@ -1,19 +1,22 @@
 """Failure policy: classify the end of a trainer's attempt, and decide whether there is another one.
 
-An attempt that the cluster ended (eviction, preemption, lost node, deleted pod, drain) is a disruption, which does not
-count as a restart. Exit codes 42 and 3 end the job; anything else counts as a restart.
+The first rule of the job's policy that applies decides. Without one, an attempt that the cluster ended (eviction,
+preemption, lost node, deleted pod, drain) is a disruption, which does not count as a restart; exit codes 42 and 3 end
+the job; anything else counts as a restart.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from plaudit_operator import names
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed, attempt_of
-from plaudit_operator.pod_state import exit_of, is_disrupted
-from plaudit_workers.job.spec.lifecycle import FailurePolicySpec
+from plaudit_operator.pod_state import exit_of, failure_reasons, is_disrupted
+from plaudit_operator.policies.failure_rules import deciding_rule
+from plaudit_workers.job.spec.lifecycle import FailurePolicySpec, FailureRuleSpec
 
 Verdict = Literal["absent", "running", "done", "failed", "disrupted", "final"]
 
@@ -29,8 +32,21 @@ class TrainerAttempt:
     job: Object | None = None
 
 
-def present_attempt(observed: Observed) -> TrainerAttempt:
-    """Return the current attempt."""
+_DECIDED: dict[str, tuple[Verdict, str]] = {
+    "Fail": ("final", Reason.FAILURE_RULE),
+    "Count": ("failed", Reason.ATTEMPT_FAILED),
+    "Ignore": ("disrupted", Reason.DISRUPTED),
+}
+"""Verdict and reason of a rule's action."""
+
+
+def present_attempt(observed: Observed, rules: Sequence[FailureRuleSpec] = ()) -> TrainerAttempt:
+    """Return the current attempt.
+
+    Args:
+        observed: the job.
+        rules: of its failure policy.
+    """
     jobs = {attempt_of(job): job for job in observed.own("Job")}
     number = max([int(observed.status.get("attempt", 0)), *jobs])
     job = jobs.get(number)
@@ -39,7 +55,7 @@ def present_attempt(observed: Observed) -> TrainerAttempt:
     if _has(job, "Complete"):
         return TrainerAttempt(number, "done", Reason.TRAINER_DONE, "the trainer finished its last step", job)
     if _has(job, "Failed") or _has(job, "FailureTarget"):
-        return _failed(observed, number, job)
+        return _failed(observed, number, job, rules)
     return TrainerAttempt(number, "running", job=job)
 
 
@@ -53,9 +69,20 @@ def _ended(observed: Observed) -> list[Object]:
     return [pod for pod in observed.pods_of("trainer") if any(exit_of(pod, "trainer"))]
 
 
-def _failed(observed: Observed, number: int, job: Object) -> TrainerAttempt:
+def _failed(observed: Observed, number: int, job: Object, rules: Sequence[FailureRuleSpec]) -> TrainerAttempt:
     pods = [pod for pod in observed.pods_of("trainer") if attempt_of(pod) == number]
     exits = [(code, message) for pod in pods for code, message in exit_of(pod, "trainer")]
+    by_default = _by_default(number, job, pods, exits)
+    reasons = {reason for pod in pods for reason in failure_reasons(pod)}
+    decided = deciding_rule(rules, {code for code, _ in exits}, reasons)
+    if decided is None:
+        return by_default
+    rule, why = decided
+    verdict, reason = _DECIDED[rule.action]
+    return replace(by_default, verdict=verdict, reason=reason, message=f"{by_default.message} ({why})")
+
+
+def _by_default(number: int, job: Object, pods: list[Object], exits: list[tuple[int, str]]) -> TrainerAttempt:
     for code, reason in (
         (names.EXIT_NO_RETRY, Reason.DO_NOT_RETRY),
         (names.EXIT_FAILED, Reason.TOO_MANY_FAILED_SCORES),

@@ -11,8 +11,6 @@ from plaudit_workers.job.spec.pod import PodSpec, ResourcesSpec
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.job.spec.section import Section
 
-_NOT_YET = "is not supported by plaudit run yet"
-
 
 def unsupported(job: RLJob) -> list[Problem]:
     """Return the fields for which ``plaudit run`` refuses the job."""
@@ -35,6 +33,22 @@ def ignored(job: RLJob) -> list[Problem]:
     return problems
 
 
+def without_effect(job: RLJob) -> list[Problem]:
+    """Return fields that change nothing, because of the values of others."""
+    algorithm = job.spec.algorithm
+    correction = algorithm.loss.correction
+    if not job.spec.trains or correction == "none" or algorithm.mini_batches_per_step > 1:
+        return []
+    return [
+        Problem(
+            "spec.algorithm.loss.correction",
+            f"with {correction} and one update a step the ratio is 1: clipLow, clipHigh and clipRatioC change nothing",
+            "Set miniBatchesPerStep above 1, or correction to none, for a clip that acts",
+            also=("spec.algorithm.miniBatchesPerStep",),
+        )
+    ]
+
+
 _ON_KUBERNETES = "It applies on Kubernetes"
 _KUBERNETES_ONLY = {
     "suspend": _ON_KUBERNETES,
@@ -51,6 +65,9 @@ _KUBERNETES_ONLY = {
     "lifecycle.activeDeadlineSeconds": _ON_KUBERNETES,
     "lifecycle.ttlSecondsAfterFinished": _ON_KUBERNETES,
     "lifecycle.cleanup": _ON_KUBERNETES,
+    "lifecycle.failurePolicy.maxDisruptions": _ON_KUBERNETES,
+    "lifecycle.failurePolicy.rules": _ON_KUBERNETES,
+    "lifecycle.failurePolicy.backoff": _ON_KUBERNETES,
 }
 
 
@@ -65,14 +82,7 @@ def _differs(section: Section, name: str) -> bool:
 
 
 def _rollout(job: RLJob) -> Iterator[Problem]:
-    rollout = job.spec.rollout
-    if rollout.agent.kind == "tools":
-        yield Problem(
-            "spec.rollout.agent.kind",
-            f"tools {_NOT_YET}",
-            "Use singleTurn, or custom with a class that runs your tools",
-        )
-    sampling = rollout.sampling
+    sampling = job.spec.rollout.sampling
     if sampling.top_p < 1 or sampling.top_k > 0:
         yield Problem(
             "spec.rollout.sampling",
