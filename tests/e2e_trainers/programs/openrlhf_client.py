@@ -10,7 +10,7 @@ from openrlhf.utils.agent import SingleTurnAgentExecutor
 from report import progress, report
 
 SAMPLES = 100
-URL, TOKEN = os.environ["PLAUDIT_URL"], os.environ["PLAUDIT_TOKEN"]
+URL = os.environ["PLAUDIT_URL"].replace("://", f"://trainer:{os.environ['PLAUDIT_TOKEN']}@")
 
 
 async def by_openrlhf(row: int, executor: SingleTurnAgentExecutor) -> tuple[str, int, float | None]:
@@ -28,7 +28,7 @@ async def by_slime(row: int) -> tuple[str, int, float | None]:
     async with aiohttp.ClientSession() as session:
         while True:
             try:
-                async with session.post(f"{URL}/slime?token={TOKEN}", json=body) as response:
+                async with session.post(f"{URL}/slime", json=body) as response:
                     response.raise_for_status()
                     reward = await response.json()
                     progress(row)
@@ -39,7 +39,7 @@ async def by_slime(row: int) -> tuple[str, int, float | None]:
 
 async def main() -> None:
     """Score every row by both."""
-    executor = SingleTurnAgentExecutor(f"{URL}/openrlhf?token={TOKEN}")
+    executor = SingleTurnAgentExecutor(f"{URL}/openrlhf")
     one = await asyncio.gather(*(by_openrlhf(row, executor) for row in range(SAMPLES)))
     other = await asyncio.gather(*(by_slime(row) for row in range(SAMPLES)))
     report([*one, *other])

@@ -14,7 +14,6 @@ from report import progress, report
 CONFIG = """
 model = "numbers"
 push = false
-num_rollouts = 2
 rich = "None"
 [client]
 base_url = "{url}"
@@ -53,7 +52,7 @@ class Model(BaseHTTPRequestHandler):
         Model.num_answers += 1
         progress(Model.num_answers)
 
-    def log_message(self, format: str, *args: object) -> None:
+    def log_message(self, *args: object) -> None:
         """Log nothing."""
 
 

@@ -21,6 +21,7 @@ from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 
 SAMPLES, WORDS = 1000, [str(number) for number in range(50)]
 NO_SCORE = -7.0
+SERVICE = {"url": os.environ["PLAUDIT_URL"], "token": os.environ["PLAUDIT_TOKEN"]}
 
 
 def save_tokenizer(folder: str) -> PreTrainedTokenizerFast:
@@ -38,12 +39,12 @@ def configuration(way: str, folder: str) -> Any:
     config = OmegaConf.load(Path(verl.__file__).parent / "trainer" / "config" / "reward" / "reward.yaml")
     if way == "function":
         config.custom_reward_function.path = "pkg://plaudit_client.adapters.verl"
-        config.custom_reward_function.reward_kwargs = {"url": os.environ["PLAUDIT_URL"], "on_failure": NO_SCORE}
+        config.custom_reward_function.reward_kwargs = {"on_failure": NO_SCORE, **SERVICE}
     else:
         config.reward_manager.source = "importlib"
         config.reward_manager.name = "PlauditRewardManager"
         config.reward_manager.module.path = "pkg://plaudit_client.adapters.verl_manager"
-        config.reward_kwargs = {"url": os.environ["PLAUDIT_URL"], "on_failure": NO_SCORE}
+        config.reward_kwargs = {"on_failure": NO_SCORE, **SERVICE}
     model = {"path": folder, "tokenizer_path": folder}
     return OmegaConf.create({"reward": config, "actor_rollout_ref": {"model": model}})
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Environments of other trainers, one each, made by uv from ``requirements/trainers-<name>.txt`` in a cache folder.
 
-``environments.py build`` makes what is missing; ``environments.py built`` exits with 0 if all are there.
+``build`` makes what is missing; ``built`` exits with 0 if all are there.
 """
 
 from __future__ import annotations
