@@ -97,7 +97,7 @@ e2e-controllers: controllers-build ## tests with real KEDA, Kueue, HPA and Prome
 	PLAUDIT_E2E=1 PLAUDIT_E2E_STATE=$${PLAUDIT_E2E_STATE:-/tmp/plaudit-controllers} \
 	  $(BIN)/pytest -q tests/e2e_controllers
 
-trainers-build: $(UV) ## the environments of other trainers (TRL, verl, verifiers, SkyRL) in ~/.cache/plaudit-trainers
+trainers-build: $(UV) ## the environments of other trainers (TRL, verl, verifiers, SkyRL, NeMo Gym) in ~/.cache/plaudit-trainers
 	@$(PYTHON) tests/e2e_trainers/trainer_environments.py build
 
 e2e-trainers: install trainers-build ## tests with those trainers themselves, on a CPU (minutes)
@@ -105,8 +105,8 @@ e2e-trainers: install trainers-build ## tests with those trainers themselves, on
 
 # Without -c requirements/all.txt: the trainers need other versions of transformers.
 trainers-requirements: $(UV) ## compile requirements/trainers-*.txt anew
-	@for name in trl verl verifiers skyrl openrlhf; do \
-	  $(UV) pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
+	@for name in trl verl verifiers skyrl openrlhf nemo-gym; do \
+	  $(UV) pip compile -q --python-version $$([ $$name = nemo-gym ] && echo 3.12 || echo 3.11) --generate-hashes --no-emit-index-url --no-annotate \
 	    --custom-compile-command 'make trainers-requirements' --overrides requirements/overrides.txt \
 	    $$([ $$name != openrlhf ] || echo --no-deps) requirements/trainers-$$name.in -o requirements/trainers-$$name.txt \
 	    || exit 1; \

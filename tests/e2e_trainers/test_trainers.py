@@ -30,5 +30,9 @@ def test_environments_of_skyrl_gym_step_in_threads(trainer: Any) -> None:
     assert trainer.run("skyrl", "skyrl_steps.py", kill_after=40) == {"scored": 190, "failed": 10, "wrong": 0}
 
 
+def test_a_resources_server_of_nemo_gym_verifies_rows(trainer: Any) -> None:
+    assert trainer.run("nemo-gym", "nemo_gym_verify.py", kill_after=30) == {"scored": 95, "failed": 5, "wrong": 0}
+
+
 def test_openrlhf_and_slime_get_their_answers_by_url_alone(trainer: Any) -> None:
     assert trainer.run("trl", "openrlhf_client.py", kill_after=30) == {"scored": 190, "failed": 10, "wrong": 0}

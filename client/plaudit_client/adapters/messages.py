@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+TRUTHS = ("ground_truth", "solution", "answer", "expected_answer")
+"""Columns that may hold the answer, the first with a value counts."""
+
 
 def plain_messages(messages: Any) -> list[dict[str, Any]]:
     """Return chat messages as dictionaries, from dictionaries or pydantic models."""
@@ -24,8 +27,8 @@ def text_of(content: Any) -> str:
 
 
 def ground_truth_of(row: Mapping[str, Any]) -> Any:
-    """Return a row's answer: verl's ``reward_model.ground_truth``, SkyRL's ``reward_spec``, or a column of its name."""
+    """Return a row's answer: verl's ``reward_model.ground_truth``, SkyRL's ``reward_spec``, or a column for it."""
     for section in ("reward_model", "reward_spec"):
         if isinstance(row.get(section), Mapping) and "ground_truth" in row[section]:
             return row[section]["ground_truth"]
-    return next((row[name] for name in ("ground_truth", "solution", "answer") if row.get(name) is not None), None)
+    return next((row[name] for name in TRUTHS if row.get(name) is not None), None)
