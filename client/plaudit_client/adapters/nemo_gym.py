@@ -22,7 +22,6 @@ from nemo_gym.base_resources_server import (
     BaseVerifyResponse,
     SimpleResourcesServer,
 )
-from pydantic import ConfigDict
 
 from plaudit_client.adapters.connection import client
 from plaudit_client.adapters.messages import ground_truth_of, text_of
@@ -45,7 +44,7 @@ class PlauditServerConfig(BaseResourcesServerConfig):  # type: ignore[misc]
 class PlauditVerifyRequest(BaseVerifyRequest):  # type: ignore[misc]
     """A row with the policy's response."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = {"extra": "allow"}
 
 
 class PlauditVerifyResponse(PlauditVerifyRequest, BaseVerifyResponse):  # type: ignore[misc]
