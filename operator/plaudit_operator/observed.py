@@ -29,6 +29,10 @@ class Observed:
     """The ConfigMap that ``spec.files`` names; looked up only before admission."""
     progress: Mapping[str, Any] = field(default_factory=lambda: _NO_PROGRESS)
     """``status.progress`` from the metrics service; empty if it was not read or did not respond."""
+    refused_pods: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """Why the API server refuses the pods of a Job or StatefulSet, by its kind and name."""
+    earlier_pods: tuple[Object, ...] = ()
+    """Pods of earlier jobs of the same name."""
     refusals: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """Errors of children that could not be written last time, by kind and name."""
 

@@ -43,7 +43,7 @@ class Operator:
         self._queue: WorkQueue[Key] = WorkQueue()
         self._pool = ThreadPoolExecutor(_CALLS_AT_A_TIME, thread_name_prefix="call")
         self._reconciler = Reconciler(kube, self._cache, settings, self._pool, progress)
-        self._leader = Leader(kube, settings.namespace, settings.identity)
+        self._leader = Leader(kube, (settings.namespace, settings.lease), settings.identity)
         self._informers = [
             Informer(
                 kube,

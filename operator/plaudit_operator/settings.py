@@ -40,6 +40,9 @@ class Settings:
     images: Images
     namespace: str
     """``PLAUDIT_NAMESPACE``: the operator's namespace, with its Lease. Default: the service account's."""
+    lease: str = "plaudit-operator"
+    """``PLAUDIT_LEASE``: name of the Lease for leader election; releases of the chart in one namespace have different
+    ones."""
     watch_namespace: str = ""
     """``PLAUDIT_WATCH_NAMESPACE``: the only namespace that it watches. Default empty: all."""
     identity: str = ""
@@ -78,6 +81,7 @@ class Settings:
         return cls(
             images=images,
             namespace=get("PLAUDIT_NAMESPACE") or _own_namespace(),
+            lease=get("PLAUDIT_LEASE") or cls.lease,
             watch_namespace=get("PLAUDIT_WATCH_NAMESPACE", ""),
             identity=get("PLAUDIT_IDENTITY") or f"{socket.gethostname()}-{os.getpid()}",
             port=_number(environment, "PLAUDIT_PORT", cls.port),

@@ -12,7 +12,7 @@ Shape letters: T packed tokens, n sequences of a block, L its longest, H heads, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 
 PACKED_ATTENTION = "plaudit_packed"
 """The ``attn_implementation`` of models that compute packed rows."""
@@ -165,6 +165,31 @@ def _window_mask(longest: int, sliding_window: int | None, device: torch.device)
     places = torch.arange(longest, device=device)
     distance = places[:, None] - places[None, :]
     return (distance >= 0) & (distance < sliding_window)
+
+
+def length_limits(model: PreTrainedModel) -> Iterator[tuple[str, int]]:
+    """Yield parts of a model that treat a long row differently from the sequences in it.
+
+    Dynamic and LongRoPE position embeddings choose their frequencies by the longest sequence of a row; chunked
+    attention would have to begin its chunks anew with each sequence.
+
+    Yields:
+        The part's name, and the tokens of a sequence up to which the packed result is exact.
+    """
+    config: Any = model.config.get_text_config()
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        by_layer = kinds if isinstance(kinds, dict) else {None: kinds}
+        for layer, kind in by_layer.items():
+            if kind == "longrope" or "dynamic" in (kind or ""):
+                yield f"{kind} position embeddings", _rope_limit(config, layer)
+    if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
+        yield "chunked attention", int(config.attention_chunk_size)
+
+
+def _rope_limit(config: Any, layer: str | None) -> int:
+    parameters = config.rope_parameters if layer is None else config.rope_parameters[layer]
+    return int(parameters.get("original_max_position_embeddings") or config.max_position_embeddings)
 
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)

@@ -12,6 +12,7 @@ from world import rljob
 
 NAMESPACE = "gangs"
 IMAGE = "localhost/idle:1"
+GANG = ("trainer", "rollout", "model", "redis")
 ENDS = ["/kubectl", "version", "--client"]
 ENDS_BADLY_WHEN_STOPPED = ["/kubectl", "proxy"]
 
@@ -28,8 +29,12 @@ def idle(container: str) -> dict[str, Any]:
         stays |= {"readinessProbe": well} | (
             {"livenessProbe": well, "startupProbe": well} if container in ("reward", "metrics") else {}
         )
-    waits = [] if container == "redis" else [{"name": "prepare", "command": ENDS}]
-    return {"image": IMAGE, "template": {"spec": {"initContainers": waits, "containers": [stays]}}}
+    prepares: list[dict[str, Any]] = [{"name": "prepare", "command": ENDS}]
+    if container == "redis":
+        prepares = [{"name": "functions", "image": IMAGE, "command": ENDS}]
+    elif container == "model":
+        prepares = []
+    return {"image": IMAGE, "template": {"spec": {"initContainers": prepares, "containers": [stays]}}}
 
 
 def gang_job(name: str, rollouts: int = 2, **sections: Any) -> dict[str, Any]:
@@ -69,7 +74,7 @@ class Jobs:
 
     def pods(self, name: str, *roles: str) -> list[dict[str, Any]]:
         """Return the pods of a job; by default those of its gang."""
-        among = f"plaudit.dev/job={name},plaudit.dev/role in ({','.join(roles or ('trainer', 'rollout', 'redis'))})"
+        among = f"plaudit.dev/job={name},plaudit.dev/role in ({','.join(roles or GANG)})"
         done = self.cluster.kubectl("--namespace", NAMESPACE, "get", "pods", "-l", among, "-o", "json")
         items: list[dict[str, Any]] = json.loads(done.stdout)["items"]
         return items
@@ -107,4 +112,4 @@ class Jobs:
 
     def gone(self, name: str) -> bool:
         """Return True if no pod of a job is left, of any role."""
-        return not self.pods(name, "trainer", "rollout", "redis", "reward", "metrics")
+        return not self.pods(name, *GANG, "reward", "metrics")

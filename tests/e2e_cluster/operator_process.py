@@ -41,6 +41,7 @@ class OperatorProcess:
             **os.environ,
             "KUBECONFIG": str(kubeconfig),
             "PLAUDIT_NAMESPACE": NAMESPACE,
+            "PLAUDIT_LEASE": ACCOUNT,  # which the chart lets this account use
             "PLAUDIT_WATCH_NAMESPACE": namespace,
             "PLAUDIT_IDENTITY": identity,
             "PLAUDIT_PORT": str(self.port),

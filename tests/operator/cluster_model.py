@@ -47,8 +47,11 @@ class ClusterModel:
 
     # What the operator calls
 
-    def list(self, kind: Kind, namespace: str, selector: str) -> tuple[list[Object], str]:
+    def list(self, kind: Kind, namespace: str, selector: str, fields: str = "") -> tuple[list[Object], str]:
         items = [copy.deepcopy(o) for (k, _, _), o in self.objects.items() if k == kind.kind]
+        if fields:  # of events
+            uid, reason = (pair.partition("=")[2] for pair in fields.split(","))
+            items = [item for item in items if (item["involvedObject"].get("uid"), item["reason"]) == (uid, reason)]
         wanted = dict(pair.split("=") for pair in selector.split(",") if pair)
         return [item for item in items if wanted.items() <= labels(item).items()], str(next(self._versions))
 

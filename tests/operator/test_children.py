@@ -157,6 +157,26 @@ def test_reward_workers_reach_what_the_job_declares_and_nothing_else(world: Worl
     assert judge["ports"] == [{"protocol": "TCP", "port": 443}]
 
 
+@pytest.mark.parametrize(
+    ("url", "rule"),
+    [
+        ("https://judge.example:8443/v1", {"cidr": "0.0.0.0/0", "port": 8443}),
+        ("http://203.0.113.7/v1", {"cidr": "0.0.0.0/0", "port": 80}),
+        ("http://10.96.0.15:8000/v1", {"cidr": "10.96.0.15/32", "port": 8000}),
+        ("https://[fd00::7]:8000/v1", {"cidr": "fd00::7/128", "port": 8000}),
+    ],
+)
+def test_a_judge_is_reached_at_the_port_and_address_of_its_url(url: str, rule: dict[str, Any]):
+    job = full_job()
+    job["spec"]["reward"]["scorers"][2]["judge"]["baseUrl"] = url
+    world = World(job)
+    world.settle()
+    policy = world.cluster.find("NetworkPolicy", "job-reward")
+    assert policy
+    judge = policy["spec"]["egress"][3]
+    assert (judge["to"][0]["ipBlock"]["cidr"], judge["ports"][0]["port"]) == (rule["cidr"], rule["port"])
+
+
 def test_a_judge_inside_the_cluster_becomes_its_namespace():
     job = full_job()
     job["spec"]["reward"]["scorers"][2]["judge"]["baseUrl"] = "http://vllm.models.svc.cluster.local:8000/v1"

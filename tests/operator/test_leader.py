@@ -19,7 +19,12 @@ class Clock:
 
 def pair() -> tuple[ClusterModel, Clock, Leader, Leader]:
     cluster, clock = ClusterModel(), Clock()
-    return cluster, clock, Leader(cluster, "system", "a", clock), Leader(cluster, "system", "b", clock)
+    return (
+        cluster,
+        clock,
+        Leader(cluster, ("system", "lease"), "a", clock),
+        Leader(cluster, ("system", "lease"), "b", clock),
+    )
 
 
 def test_the_first_leads_and_the_second_stands_by():

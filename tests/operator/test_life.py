@@ -392,6 +392,23 @@ def test_unusable_reward_code_is_reported_before_any_pod_starts_and_checked_agai
     assert world.status["phase"] == "Running"
 
 
+def test_files_that_do_not_fit_into_the_jobs_config_map_are_refused_with_their_sizes():
+    world = World(rljob(files={"configMap": "code"}))
+    code = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "code", "namespace": "default"}}
+    world.cluster.put({**code, "data": {"a.json": "a" * (1000 << 10), "b.json": "b" * 2048}})
+    world.deliver()
+    world.reconcile()
+    world.deliver()
+    refused = world.condition(ConditionType.SPEC_VALID)
+    assert refused["reason"] == "FilesInvalid"
+    assert "the files take 1,002 KiB and the job itself" in refused["message"]
+    assert "holds 1,024 KiB (largest: a.json 1,000 KiB, b.json 2 KiB)" in refused["message"]
+    assert not world.children() - {("ConfigMap", "code")}
+    world.cluster.put({**code, "data": {"b.json": "b" * 2048}})
+    world.settle()
+    assert world.status["phase"] == "Running"
+
+
 def test_files_are_copied_once_with_their_digests():
     job = rljob(files={"configMap": "code"})
     job["spec"]["reward"]["scorers"][0]["python"]["path"] = "reward.py"

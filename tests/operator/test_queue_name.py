@@ -100,7 +100,7 @@ def test_a_job_in_its_queue_is_suspended_and_starts_when_it_is_admitted():
     assert kueue.roles() == {"trainer", "rollout", "redis", "metrics"}
     suspended = world.condition(ConditionType.SUSPENDED)
     assert (world.status["phase"], suspended["reason"]) == ("Suspended", "Queued")
-    assert f"workload {world.status['run']}" in suspended["message"]
+    assert f"workloads.kueue.x-k8s.io {world.status['run']}" in suspended["message"]
     kueue.quota = True
     world.settle()
     assert world.status["phase"] == "Running"

@@ -18,7 +18,7 @@ from plaudit_reward.pipeline.stage import Rules, Stage, When
 from plaudit_reward.score import Score
 from plaudit_reward.scripted_scorer import Answer, ScriptedScorer
 from plaudit_wire.records import ScoringRecord
-from plaudit_wire.sample import Sample
+from plaudit_wire.sample import AgentReward, Sample
 
 MakeSample = Callable[..., Sample]
 
@@ -40,6 +40,20 @@ async def test_the_reward_is_the_weighted_sum_and_each_scorers_part_is_kept(make
     assert scoring.value == pytest.approx(0.9)
     assert scoring.scorers["a"].extra == {"length": 3.0}
     assert scoring.scorers["b"].value == 0.5
+
+
+async def test_a_sample_whose_conversation_broke_off_is_not_scored(make_sample: MakeSample) -> None:
+    asked: list[Sample] = []
+
+    def answer(sample: Sample) -> float:
+        asked.append(sample)
+        return 1.0
+
+    pipeline = Pipeline([Stage(ScriptedScorer("a", answer))])
+    broken = make_sample(failure=AgentReward("timeout", reason="hangs gave no result within 3 s"))
+    scoring = await pipeline.score(broken)
+    assert (scoring.outcome, scoring.value, scoring.reason) == ("timeout", None, "hangs gave no result within 3 s")
+    assert asked == []
 
 
 async def test_scorers_run_at_the_same_time(make_sample: MakeSample) -> None:

@@ -141,6 +141,8 @@ class Simulation:
         self.spill_above_bytes: int | None = None
         """Larger records lie on the volume; None keeps all in Redis."""
         self.consumer: dict[str, Any] = {"block_s": 0.1}
+        self.port: int | None = None
+        """Port of a network between the processes and Redis; None: they connect directly."""
         self._workers: dict[str, asyncio.Task[None]] = {}
         self._stop_workers = asyncio.Event()
         folder.mkdir(parents=True, exist_ok=True)
@@ -148,10 +150,12 @@ class Simulation:
 
     @property
     def address(self) -> RedisAddress:
-        return RedisAddress(self.server.url, self.server.password)
+        url = self.server.url if self.port is None else f"redis://127.0.0.1:{self.port}/0"
+        return RedisAddress(url, self.server.password)
 
     async def open(self) -> Transport:
-        transport = await Transport.open(self.address, self.name)
+        """Connect as a process does: it waits while Redis is away."""
+        transport = await Transport.open(self.address, self.name, stop=asyncio.Event())
         if self.spill_above_bytes is not None:
             transport.volume = SpillFolder(self.folder / "spill", self.spill_above_bytes)
         return transport

@@ -46,6 +46,8 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     top_p: float = 1.0
     top_k: int = -1
     """-1: all tokens."""
+    stop: list[str] = []
+    """Texts that end a response; they stay part of it."""
 
 
 class Prompt(msgspec.Struct, frozen=True, omit_defaults=True):

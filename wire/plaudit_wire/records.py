@@ -2,7 +2,7 @@
 
 | record | written by | read by |
 | --- | --- | --- |
-| ``GenerationRecord`` | rollout, with the published sample | trainer, metrics service |
+| ``GenerationRecord``, ``TurnRecord``, ``CallRecord`` | rollout, with the sample | trainer, metrics service |
 | ``ScoringRecord`` | reward worker, with the commit | trainer, metrics service |
 | ``Stamps`` | the stream scripts, with the server's clock | trainer, metrics service |
 | ``SampleRecord`` | the joiner of the three above: trainer (group's hash), service (event) | every view of samples |
@@ -40,6 +40,37 @@ Split = Literal["train", "validation"]
 GroupEnd = Literal["trained", "evaluated", "dropped"]
 
 
+CallOutcome = Literal["ok", "error", "timeout", "killed", "refused"]
+"""The end of a tool call. ``error``: the tool raised. ``timeout``: it passed its limit. ``killed``: its process ended.
+``refused``: it was never run, because the tool is unknown, its arguments are invalid or a limit was reached."""
+
+
+class CallRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One call of a tool."""
+
+    tool: str
+    outcome: CallOutcome
+    started_s: float
+    """Seconds from the start of the sample to the call."""
+    call_s: float
+    wait_s: float = 0.0
+    """The part of ``call_s`` spent waiting for a process."""
+
+
+class TurnRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One turn of the policy in a sample of several turns, and the tool calls that it made."""
+
+    first: int
+    """Index of its first token in the response."""
+    tokens: int
+    started_s: float
+    """Seconds from the start of the sample to the request."""
+    generate_s: float
+    """Seconds in the engine, including its queue."""
+    engine_queue_s: float = 0.0
+    calls: list[CallRecord] = []
+
+
 class GenerationRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """The generation of one sample."""
 
@@ -58,6 +89,8 @@ class GenerationRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Preemptions by the engine; -1 when the engine reports none (verl's sentinel, filtered from statistics)."""
     finish_reason: str = "stop"
     logprob_mismatch: float | None = None
+    turns: list[TurnRecord] = []
+    """The turns of a sample that called tools or generated several times; empty for a single response."""
 
 
 class ScorerRecord(msgspec.Struct, frozen=True, omit_defaults=True):

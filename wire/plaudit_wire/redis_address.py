@@ -208,7 +208,9 @@ class RedisAddress:
 
 
 def _tls_error(error: BaseException) -> ssl.SSLError | None:
-    return next((each for each in _causes(error) if isinstance(each, ssl.SSLError)), None)
+    """Return the TLS error that caused another; a connection that just ended is none, because a restart ends it too."""
+    found = (each for each in _causes(error) if isinstance(each, ssl.SSLError))
+    return next((each for each in found if not isinstance(each, ssl.SSLEOFError)), None)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -21,6 +21,8 @@ class Probe(msgspec.Struct, frozen=True):
     """[L] token ids."""
     logprobs: list[float]
     """[L - 1]: of ``ids[1:]``, each given all tokens before it, at temperature 1."""
+    limit: float = 0.1
+    """Mean absolute difference in nats above which a rollout refuses the weights; depends on their precision."""
 
 
 def weights_digest(folder: Path) -> str:

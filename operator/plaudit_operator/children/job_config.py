@@ -14,6 +14,9 @@ from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.runtime.kinds import CONFIG_MAP, SERVICE_ACCOUNT
 from plaudit_workers.job.loading.dump import dump_json, job_data
 
+_MOST_BYTES = 1 << 20
+"""Data of a ConfigMap, which the API server limits."""
+
 
 def config_map(context: JobContext, templates: Mapping[str, Any]) -> Manifest:
     """Return the ConfigMap of the resolved job, its files and the frozen pod templates.
@@ -33,6 +36,25 @@ def config_map(context: JobContext, templates: Mapping[str, Any]) -> Manifest:
         **{f.key: f.content for f in context.files},
     }
     return context.manifest(CONFIG_MAP, context.metadata(names.job_config(context.name), "job"), data=data)
+
+
+def excess(context: JobContext, config: Manifest) -> str:
+    """Return why the files of a job do not fit into its ConfigMap, with their sizes; empty if they do."""
+    total = sum(len(text.encode()) for text in config["data"].values())
+    if total <= _MOST_BYTES:
+        return ""
+    sizes = {file.path: len(file.content.encode()) for file in context.files}
+    largest = sorted(sizes, key=lambda path: -sizes[path])[:3]
+    listed = ", ".join(f"{path} {_kib(sizes[path])}" for path in largest)
+    taken = sum(sizes.values())
+    return (
+        f"spec.files.configMap: the files take {_kib(taken)} and the job itself {_kib(total - taken)}, but a ConfigMap "
+        f"holds {_kib(_MOST_BYTES)} (largest: {listed}). Put large files on the shared volume and give their paths"
+    )
+
+
+def _kib(size: int) -> str:
+    return f"{-(-size // 1024):,} KiB"
 
 
 def _job_file(context: JobContext) -> str:

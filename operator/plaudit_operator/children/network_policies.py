@@ -5,6 +5,7 @@ Policies cannot match host names: for an endpoint outside the cluster, its port 
 
 from __future__ import annotations
 
+import ipaddress
 from urllib.parse import urlsplit
 
 from plaudit_operator import names
@@ -77,18 +78,32 @@ def _endpoints(context: JobContext) -> list[str]:
 
 
 def _to_endpoint(context: JobContext, url: str) -> Manifest:
-    """Return the egress rule of an address: a Service's namespace, otherwise all public addresses on its port."""
+    """Return the egress rule of an address: a Service's namespace, a private address, or all public addresses."""
     parts = urlsplit(url)
     port = parts.port or {"http": 80, "https": 443, "redis": 6379, "rediss": 6379}[parts.scheme]
     namespace = _service_namespace(parts.hostname or "", context.namespace)
     if namespace:
         # The pods' port may be another than the Service's, which policies do not see.
         return {"to": [_namespace(namespace)]}
+    if address := _private_address(parts.hostname or ""):
+        return {"to": [{"ipBlock": {"cidr": address}}], "ports": [_tcp(port)]}
     return {"to": _PUBLIC, "ports": [_tcp(port)]}
 
 
+def _private_address(host: str) -> str:
+    """Return a literal address outside the public ranges as a CIDR of its own; else empty."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return ""
+    ranges = (ipaddress.ip_network(cidr) for cidr in (*_PRIVATE, *_PRIVATE_6))
+    return f"{address}/{address.max_prefixlen}" if any(address in each for each in ranges) else ""
+
+
 def _service_namespace(host: str, own: str) -> str:
-    """Return the namespace of ``service``, ``service.namespace`` or ``service.namespace.svc…``; else empty."""
+    """Return the namespace of ``service`` or ``service.namespace.svc…``; else empty."""
+    if ":" in host:
+        return ""
     labels = host.split(".")
     if len(labels) == 1:
         return own

@@ -192,6 +192,8 @@ def _environment(context: JobContext, process: RolePod) -> list[Manifest]:
             "PLAUDIT_SECRETS_FOLDER": SECRETS_FOLDER,
             **redis_access.environment(context, process.role),
         }
+    if process.gpus and not process.pod.uses_gpus(context.platform.gpu_resource):
+        values["NVIDIA_VISIBLE_DEVICES"] = "void"  # else NVIDIA's runtime shows a container without a limit all GPUs
     for variable in context.platform.env:
         values[variable["name"]] = variable.get("valueFrom") or variable.get("value", "")
     values |= process.environment

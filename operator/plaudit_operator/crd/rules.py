@@ -68,6 +68,12 @@ RULES: dict[str, list[Rule]] = {
             "with samplesPerPrompt 1 a group has nothing to compare: give at least 2, or advantage reinforcePlusPlus",
         ),
     ],
+    "algorithm.loss": [
+        _rule(
+            "!has(self.clipRatioC) || self.clipRatioC == 0.0 || self.clipRatioC > 1.0",
+            "clipRatioC must be more than 1, or 0 for no bound",
+        ),
+    ],
     "rollout.sampling": [
         _rule(
             "!has(self.temperature) || self.temperature > 0.0", "with temperature 0 all samples of a group are the same"
@@ -82,6 +88,16 @@ RULES: dict[str, list[Rule]] = {
             "self.?kind.orValue('singleTurn') != 'custom' || (has(self.path) && has(self.class))",
             "kind custom needs path and class",
         ),
+    ],
+    "rollout.agent.tools[]": [
+        _rule("has(self.path) == has(self.function)", "path and function belong together: give both"),
+        _rule(
+            "[has(self.path), has(self.config), has(self.mcp)].filter(given, given).size() == 1",
+            "give exactly one of path with function, config and mcp",
+        ),
+    ],
+    "rollout.agent.tools[].mcp": [
+        _rule("has(self.url) != has(self.command)", "give exactly one of url and command"),
     ],
     "reward.scorers[]": [
         *(rule for kind, traits in KINDS.items() for rule in _section_rules(kind, traits)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,8 +16,10 @@ from plaudit_operator.observed import Object, Observed
 from plaudit_operator.planning.apply import AwaitedError, Outcome, carry_out
 from plaudit_operator.planning.events import event_manifest
 from plaudit_operator.planning.plan import PROGRESS_EVERY_S, plan
+from plaudit_operator.planning.pod_refusals import PodRefusals
 from plaudit_operator.policies.failure import pods_missing
 from plaudit_operator.policies.managed_by import is_managed_elsewhere
+from plaudit_operator.policies.orphans import hurry
 from plaudit_operator.runtime.errors import ConflictError, KubeError, NotFoundError
 from plaudit_operator.runtime.kinds import CONFIG_MAP, POD, RLJOB
 from plaudit_operator.runtime.kube import Kube
@@ -71,6 +73,7 @@ class Reconciler:
         self._clock = clock
         self._lock = threading.Lock()
         self._asked: dict[str, float] = {}
+        self._refusals = PodRefusals(kube)
 
     def reconcile(self, key: Key) -> ReconcileResult:
         """Bring one job closer to its spec.
@@ -79,8 +82,9 @@ class Reconciler:
             KubeError: a retry is needed.
         """
         observed = self._observe(key)
+        hurried = self._hurry(key[0], observed.earlier_pods if observed else self._cache.pods(key))
         if observed is None:
-            return ReconcileResult(None, 0)
+            return ReconcileResult(None, hurried)
         now = self._clock()
         wanted = plan(observed, self._settings, now)
         outcome = carry_out(self._kube, self._pool, observed, wanted.actions)
@@ -92,6 +96,13 @@ class Reconciler:
             self._kube.delete(RLJOB, observed.namespace, observed.name, observed.uid)
             writes += 1
         return ReconcileResult(_again(wanted, outcome), writes)
+
+    def _hurry(self, namespace: str, pods: Iterable[Object]) -> int:
+        """End pods of deleted jobs soon; return the number of writes."""
+        deletions = hurry(pods)
+        for deletion in deletions:
+            self._kube.delete(POD, namespace, deletion.name, deletion.uid, deletion.grace_s)
+        return len(deletions)
 
     def _observe(self, key: Key) -> Observed | None:
         observed = self._cache.observed(key)
@@ -106,7 +117,8 @@ class Reconciler:
             observed = replace(observed, files=self._files(observed.namespace, source))
         if not observed.ended and pods_missing(observed):
             observed = replace(observed, pods=self._pods(observed))
-        return replace(observed, progress=self._fresh_progress(observed))
+        refused = {} if observed.ended else self._refusals.of(observed, self._clock())
+        return replace(observed, refused_pods=refused, progress=self._fresh_progress(observed))
 
     def _pods(self, observed: Observed) -> tuple[Object, ...]:
         """List the job's pods: a late watch event must not turn a disruption of an attempt into a crash."""

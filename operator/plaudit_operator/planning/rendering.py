@@ -12,8 +12,10 @@ from dataclasses import dataclass, field, replace
 
 from plaudit_operator import names
 from plaudit_operator.admission.admission import Refused, admit, digest
+from plaudit_operator.children import job_config
 from plaudit_operator.children.all import Templates, fixed_replicas, frozen_templates, gang_deployments, manifests
 from plaudit_operator.children.context import JobContext, Manifest
+from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed
 from plaudit_operator.policies.gang_admission import Wait, awaited
 from plaudit_operator.settings import Images, Settings
@@ -93,5 +95,8 @@ def _render(key: _Key) -> Rendering | Refused:
     suspended = context.spec.suspend
     waits: Wait = "" if suspended else key.waits
     children = manifests(context, templates, suspended=suspended, waits=bool(waits))
+    config = next(child for child in children if child["kind"] == "ConfigMap")
+    if not admitted.written and (problem := job_config.excess(context, config)):
+        return Refused(Reason.FILES_INVALID, problem)
     gang = gang_deployments(context, templates)
     return Rendering(context, templates, children, fixed_replicas(context), waits, gang)

@@ -25,6 +25,8 @@ _READ_TIMEOUT_S = 30.0
 _SILENT_WATCH_S = 120.0
 """A watch that sends nothing for this long, not even a bookmark (one a minute), is broken."""
 _PAGE = 200
+_STRICT = {"fieldValidation": "Strict"}
+"""By default the API server drops unknown fields: a typo in ``pod.template`` would have no effect and no error."""
 _CREDENTIALS_FOR_S = 60.0
 """The client renews a token when a fifth of its hour is left."""
 
@@ -42,8 +44,15 @@ _EVENT = msgspec.json.Decoder(_Event)
 class Kube(Protocol):
     """The calls that the operator makes to an API server. Every method raises ``KubeError``."""
 
-    def list(self, kind: Kind, namespace: str, selector: str) -> tuple[Iterable[Object], str]:
-        """Return the objects of a kind, fetched page by page, and the resourceVersion to watch from."""
+    def list(self, kind: Kind, namespace: str, selector: str, fields: str = "") -> tuple[Iterable[Object], str]:
+        """Return the objects of a kind, fetched page by page, and the resourceVersion to watch from.
+
+        Args:
+            kind: of the objects.
+            namespace: empty for all namespaces.
+            selector: label selector; empty for all objects.
+            fields: field selector, such as ``involvedObject.uid=…``; empty for all objects.
+        """
 
     def watch(self, kind: Kind, namespace: str, selector: str, version: str, timeout_s: int) -> Iterator[Object]:
         """Yield events (``type``, ``object``) after ``version`` until the server ends the watch."""
@@ -52,7 +61,7 @@ class Kube(Protocol):
         """Return one object."""
 
     def create(self, manifest: Object) -> Object:
-        """Create an object; raise ``AlreadyExistsError`` if any object has its name."""
+        """Create an object; raise ``AlreadyExistsError`` if its name is taken, ``InvalidError`` for unknown fields."""
 
     def apply(self, manifest: Object) -> Object:
         """Apply a manifest on the server, with force: the field manager takes over its fields."""
@@ -92,9 +101,10 @@ class ApiServer:
         self._credentials: dict[str, str] = {}
         self._credentials_asked_at = -_CREDENTIALS_FOR_S
 
-    def list(self, kind: Kind, namespace: str, selector: str) -> tuple[Iterable[Object], str]:
+    def list(self, kind: Kind, namespace: str, selector: str, fields: str = "") -> tuple[Iterable[Object], str]:
         """See ``Kube``."""
         kind, query = self._served(kind), {"limit": str(_PAGE), "labelSelector": selector}
+        query |= {"fieldSelector": fields} if fields else {}
         first = self._request("GET", kind.path(namespace), query)
         return self._items(kind, namespace, query, first), first["metadata"]["resourceVersion"]
 
@@ -138,12 +148,13 @@ class ApiServer:
         """See ``Kube``."""
         kind, namespace = self._served(kind_of(manifest["kind"])), manifest["metadata"]["namespace"]
         body = {**manifest, "apiVersion": kind.api_version}
-        return self._request("POST", kind.path(namespace), {"fieldManager": self._field_manager}, body)
+        query = {"fieldManager": self._field_manager, **_STRICT}
+        return self._request("POST", kind.path(namespace), query, body)
 
     def apply(self, manifest: Object) -> Object:
         """See ``Kube``."""
         kind, metadata = self._served(kind_of(manifest["kind"])), manifest["metadata"]
-        query = {"fieldManager": self._field_manager, "force": "true"}
+        query = {"fieldManager": self._field_manager, "force": "true", **_STRICT}
         path = kind.path(metadata["namespace"], metadata["name"])
         body = {**manifest, "apiVersion": kind.api_version}
         return self._request("PATCH", path, query, body, "application/apply-patch+yaml")

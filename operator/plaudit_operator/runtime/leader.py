@@ -19,7 +19,6 @@ from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
 
-LEASE_NAME = "plaudit-operator"
 DURATION_S = 15
 _RENEW_EVERY_S = 2.0
 _GIVE_UP_AFTER_S = 10.0
@@ -30,14 +29,16 @@ class Leader:
 
     Args:
         kube: the API server.
-        namespace: where the Lease lies.
-        identity: who this is.
+        lease: namespace and name of the Lease, one for each release of the chart.
+        identity: name of this process in the Lease.
         clock: monotonic seconds.
     """
 
-    def __init__(self, kube: Kube, namespace: str, identity: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, kube: Kube, lease: tuple[str, str], identity: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._kube = kube
-        self._namespace = namespace
+        self._namespace, self._name = lease
         self._identity = identity
         self._clock = clock
         self._seen: tuple[Any, ...] | None = None
@@ -78,7 +79,7 @@ class Leader:
 
     def _acquire(self) -> bool:
         try:
-            lease = self._kube.get(LEASE, self._namespace, LEASE_NAME)
+            lease = self._kube.get(LEASE, self._namespace, self._name)
         except NotFoundError:
             self._kube.create(self._new())
             return True
@@ -102,7 +103,7 @@ class Leader:
             return
         self._renewed_at = None
         try:
-            lease = self._kube.get(LEASE, self._namespace, LEASE_NAME)
+            lease = self._kube.get(LEASE, self._namespace, self._name)
             if lease["spec"].get("holderIdentity") == self._identity:
                 self._write(lease, {"holderIdentity": "", "renewTime": _now()})
         except KubeError as error:
@@ -122,13 +123,13 @@ class Leader:
         return {
             "apiVersion": LEASE.api_version,
             "kind": LEASE.kind,
-            "metadata": {"name": LEASE_NAME, "namespace": self._namespace},
+            "metadata": {"name": self._name, "namespace": self._namespace},
             "spec": self._held({}, renewal=False),
         }
 
     def _write(self, lease: dict[str, Any], spec: dict[str, Any]) -> None:
         metadata = {"resourceVersion": lease["metadata"]["resourceVersion"]}
-        self._kube.patch(LEASE, self._namespace, LEASE_NAME, {"metadata": metadata, "spec": spec})
+        self._kube.patch(LEASE, self._namespace, self._name, {"metadata": metadata, "spec": spec})
 
 
 def _now() -> str:

@@ -13,6 +13,7 @@ from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed, attempt_of, labels
 from plaudit_operator.pod_state import is_over, is_running, problem_of, restarts_of
 from plaudit_operator.policies.failure import TrainerAttempt
+from plaudit_operator.policies.refused_pods import without_pod_name
 from plaudit_operator.status.remedies import remedy
 
 
@@ -69,7 +70,7 @@ def role_states(
     if transport.managed(context):
         pods = observed.pods_of("redis")
         owner = observed.child("StatefulSet", names.role_object(context.name, "redis"))
-        states["transport"] = _of_workload("transport", owner, pods, now)
+        states["transport"] = _of_workload("transport", owner, pods, now, _refused_pods(observed, owner))
     if context.spec.trains:
         states["rollout"] = _of_deployment(context, observed, "rollout", now)
         states["trainer"] = _trainer(context, observed, attempt, now)
@@ -87,12 +88,13 @@ def _of_deployment(context: JobContext, observed: Observed, role: str, now: floa
     return _of_workload(role, owner, observed.pods_of(role), now)
 
 
-def _of_workload(role: str, owner: Object | None, pods: list[Object], now: float) -> RoleState:
+def _of_workload(role: str, owner: Object | None, pods: list[Object], now: float, refused: str = "") -> RoleState:
     if owner is None:
         return RoleState(role, 1, 0, 0, 0, problem="")
     status = owner.get("status") or {}
     desired, ready = int(owner["spec"].get("replicas", 1)), int(status.get("readyReplicas", 0))
-    reason, problem = _refused(status) or _problem(pods, now)
+    refused = refused or _replica_failure(status)
+    reason, problem = (Reason.REFUSED_BY_CLUSTER, refused) if refused else _problem(pods, now)
     restarts, held = sum(map(restarts_of, pods)), sum(not is_over(pod) for pod in pods)
     return RoleState(role, desired, ready, int(status.get("updatedReplicas", 0)), restarts, held, reason, problem)
 
@@ -103,7 +105,8 @@ def _trainer(context: JobContext, observed: Observed, attempt: TrainerAttempt | 
     held = sum(not is_over(pod) for pod in observed.pods_of("trainer"))
     pods = [pod for pod in observed.pods_of("trainer") if attempt_of(pod) == number]
     running = sum(map(is_running, pods))
-    reason, problem = _problem(pods, now)
+    refused = _refused_pods(observed, attempt.job if attempt else None)
+    reason, problem = (Reason.REFUSED_BY_CLUSTER, refused) if refused else _problem(pods, now)
     problem = problem or _last_failure(observed, "trainer")  # of the attempt before: its pods are gone
     restarts = int(observed.status.get("restarts", 0))
     return RoleState("trainer", desired, running, len(pods), restarts, held, reason, problem)
@@ -114,11 +117,16 @@ def _last_failure(observed: Observed, role: str) -> str:
     return next((str(report.get("lastFailure", "")) for report in reports if report["name"] == role), "")
 
 
-def _refused(status: Object) -> tuple[str, str] | None:
-    """Return why the API server rejects the pods of a controller: a quota, an admission policy."""
+def _refused_pods(observed: Observed, owner: Object | None) -> str:
+    """Return why the API server rejects the pods of a Job or StatefulSet; empty if it does not."""
+    return observed.refused_pods.get((owner["kind"], owner["metadata"]["name"]), "") if owner else ""
+
+
+def _replica_failure(status: Object) -> str:
+    """Return why the API server rejects the pods of a Deployment; empty if it does not."""
     conditions = status.get("conditions") or []
     refused = (c for c in conditions if c["type"] == "ReplicaFailure" and c["status"] == "True")
-    return next(((Reason.REFUSED_BY_CLUSTER, c.get("message", "")) for c in refused), None)
+    return next((without_pod_name(str(c.get("message", ""))) for c in refused), "")
 
 
 def _problem(pods: list[Object], now: float) -> tuple[str, str]:

@@ -171,7 +171,9 @@ def _role(kind: str, roles: list[RoleState], rest: _Rest, *, ready: str = Reason
 def _suspended(context: JobContext, roles: Mapping[str, RoleState], rest: _Rest) -> Condition:
     if rest == "queue":
         queue = context.spec.scheduling.queue_name
-        message = f"waiting in queue {queue!r}; kubectl describe workload {context.run} shows its position"
+        message = (
+            f"waiting in queue {queue!r}; kubectl describe workloads.kueue.x-k8s.io {context.run} shows its position"
+        )
         return Condition.of(ConditionType.SUSPENDED, True, Reason.QUEUED, message)
     if rest != "suspended":
         return Condition.of(ConditionType.SUSPENDED, False, Reason.NOT_SUSPENDED, "")

@@ -6,11 +6,8 @@ Runs only in the child processes of ``isolation``; a worker never imports a user
 from __future__ import annotations
 
 import ast
-import importlib.util
 import inspect
 import operator
-import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MethodType, ModuleType
@@ -22,6 +19,7 @@ from plaudit_reward.functions.forms import ONE_SCORE, Caller, caller, required_c
 from plaudit_reward.functions.result import to_score, to_scores
 from plaudit_reward.functions.signature import named, parameters_of, recognise, takes_any
 from plaudit_reward.functions.target import Description, Target
+from plaudit_reward.functions.user_file import import_user_file
 from plaudit_reward.score import Score
 from plaudit_wire.sample import Sample
 
@@ -44,7 +42,7 @@ class UserFunction:
     def __init__(self, target: Target) -> None:
         self.target = target
         self._where = f"{target.function} in {target.path}"
-        self._found = _find(_import(target.path), target)
+        self._found = _find(import_user_file(target.path), target)
         self.is_async = _is_async(_method_of(self._found, self._where) if inspect.isclass(self._found) else self._found)
         self._call: Caller
         self._post_process: Callable[[list[float]], Any] | None = None
@@ -157,38 +155,6 @@ def _declares(name: str, classes: Mapping[str, ast.ClassDef]) -> bool:
     return POST_PROCESS in methods or any(
         _declares(base.id, classes) for base in node.bases if isinstance(base, ast.Name) and base.id != name
     )
-
-
-def _import(path: str) -> ModuleType:
-    file = Path(path)
-    if not file.is_file():
-        raise ConfigurationError(
-            f"reward file {path} does not exist. Paths in a job are relative to the job file; on Kubernetes the file "
-            "comes from spec.files, the image or the volume"
-        )
-    folder = str(file.resolve().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)  # a reward file may import its neighbours
-    name = f"plaudit_user_file_{file.stem}"
-    specification = importlib.util.spec_from_file_location(name, file)
-    if specification is None or specification.loader is None:
-        raise ConfigurationError(f"{path} is not a Python file: its name must end in .py")
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[name] = module
-    try:
-        specification.loader.exec_module(module)
-    except SyntaxError as error:
-        raise ConfigurationError(f"{path}, line {error.lineno}: {error.msg}") from error
-    except BaseException as error:  # the user's module: sys.exit at import included
-        raise ConfigurationError(
-            f"{path} cannot be imported: {type(error).__name__}: {error}{_line_in(path, error)}"
-        ) from error
-    return module
-
-
-def _line_in(path: str, error: BaseException) -> str:
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    return f" (line {lines[-1]})" if lines else ""
 
 
 def _find(module: ModuleType, target: Target) -> Any:

@@ -20,10 +20,14 @@ class Output(asyncio.Protocol):
 
     Args:
         name: of the scorer, for the log.
+        event: message of the log.
+        field: field of the log that has the name.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, event: str = "reward function printed", field: str = "scorer") -> None:
         self._name = name
+        self._event = event
+        self._field = field
         self._tail = b""
         self._begun = b""
         self._transport: asyncio.BaseTransport | None = None
@@ -51,7 +55,7 @@ class Output(asyncio.Protocol):
         for line in lines[: _LINES_PER_WINDOW - self._num_logged]:
             self._num_logged += 1
             text = line[:_LINE_CHARACTERS].decode(errors="replace")
-            logger.info("reward function printed", scorer=self._name, line=text)
+            logger.info(self._event, **{self._field: self._name, "line": text})
 
     def tail(self) -> str:
         """Return the last of it as text."""

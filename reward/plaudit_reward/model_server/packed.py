@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GenericForSequenceClassification
 
-from plaudit_reward.packed_attention import PACKED_ATTENTION, SHORTEST_OF_LONGEST, make_blocks
+from plaudit_reward.packed_attention import PACKED_ATTENTION, SHORTEST_OF_LONGEST, length_limits, make_blocks
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
@@ -36,6 +36,9 @@ def enable_packing(model: PreTrainedModel) -> bool:
     True if ``packed_logits`` can be used.
     """
     if not isinstance(model, GenericForSequenceClassification):
+        return False
+    for part, limit in length_limits(model):
+        logger.info("sequences cannot be packed", reason=f"{part} depend on the longest sequence above {limit} tokens")
         return False
     own = model.config._attn_implementation
     vocabulary = int(model.config.get_text_config().vocab_size)

@@ -86,9 +86,13 @@ class Pipeline:
     async def score(self, sample: Sample) -> ScoringRecord:
         """Score one sample with all scorers of sample scope.
 
+        A sample whose conversation broke off gets that outcome and no value; no scorer runs.
+
         Validation samples never form a group: if only group-scope scorers have a weight, such a sample is scored as a
         group of one.
         """
+        if sample.failure is not None:
+            return ScoringRecord(sample.failure.outcome, reason=sample.failure.reason, worker=self._worker)
         began_s = time.monotonic()
         done = await self._run_stages(sample)
         parts = [one.part for one in done]

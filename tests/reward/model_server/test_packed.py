@@ -7,6 +7,7 @@ import torch
 from transformers import (
     AutoModelForSequenceClassification,
     JambaConfig,
+    LlamaConfig,
     MixtralConfig,
     PreTrainedConfig,
     Qwen3Config,
@@ -28,6 +29,8 @@ SIZES = {
 PACKED = [
     (Qwen3Config(**SIZES, head_dim=8), True),
     (MixtralConfig(**SIZES, num_local_experts=4), True),
+    # The frequencies of its positions depend on the longest sequence of the row.
+    (LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}), False),
     # Its state-space layers carry a little from one sequence into the next: less than bfloat16 rounds.
     (JambaConfig(**SIZES, attn_layer_period=2, attn_layer_offset=1, num_experts=2, mamba_d_state=4), False),
 ]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from plaudit_workers.job.checks.kubernetes import kubernetes_problems
-from plaudit_workers.job.checks.support import ignored, unsupported
+from plaudit_workers.job.checks.support import ignored, unsupported, without_effect
 from plaudit_workers.job.loading.load import parse_job, read_job
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]
@@ -17,10 +17,6 @@ Change = Callable[[dict[str, Any]], dict[str, Any]]
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        (
-            {"rollout.agent": {"kind": "tools", "tools": [{"path": "t.py", "function": "f"}]}},
-            "spec.rollout.agent.kind: tools is not supported by plaudit run yet",
-        ),
         ({"rollout.sampling": {"topP": 0.9}}, "spec.rollout.sampling: topP 0.9, topK -1 cut the distribution"),
         ({"rollout.sampling": {"topK": 5}}, "spec.rollout.sampling: topP 1.0, topK 5 cut the distribution"),
         (
@@ -32,6 +28,16 @@ Change = Callable[[dict[str, Any]], dict[str, Any]]
 def test_what_has_no_machinery_yet_is_refused_plainly(changed: Change, fields: dict[str, Any], words: str) -> None:
     (problem,) = unsupported(parse_job(changed(fields)))
     assert str(problem).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("correction", "mini_batches", "noted"),
+    [("tis", 1, True), ("decoupled", 1, True), ("none", 1, False), ("tis", 2, False)],
+)
+def test_a_clip_that_never_acts_is_noted(changed: Change, correction: str, mini_batches: int, noted: bool) -> None:
+    fields = {"algorithm.loss": {"correction": correction}, "algorithm.miniBatchesPerStep": mini_batches}
+    notes = without_effect(parse_job(changed(fields)))
+    assert [note.field for note in notes] == ["spec.algorithm.loss.correction"] * noted
 
 
 def test_a_job_that_only_scores_is_run(changed: Change) -> None:

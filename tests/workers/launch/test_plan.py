@@ -4,9 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from plaudit_workers.job.loading.load import parse_job
 from plaudit_workers.launch.plan import LaunchSettings, ProcessPlan, Role, plan_processes, share_gpus
 from plaudit_workers.launch.redis_access import RedisAccess, new_passwords, own_access
+from plaudit_workers.process import RefusedError
 from plaudit_workers.stream.connection import RedisAddress
 
 PASSWORDS = new_passwords(trains=True)
@@ -82,9 +85,38 @@ def test_pod_resources_size_the_processes() -> None:
     assert [plan.cpus for plan in plans["trainer"]] == [2, 2]
 
 
+def gpus_of(plans: dict[Role, list[ProcessPlan]]) -> dict[Role, list[float]]:
+    return {role: [plan.gpus for plan in each] for role, each in plans.items() if any(plan.gpus for plan in each)}
+
+
 def test_one_gpu_is_shared_by_those_that_ask_for_one() -> None:
     shared = share_gpus(planned(with_gpus=True), available=1)
-    assert [plan.gpus for role in ("rollout", "trainer") for plan in shared[role]] == [0.5, 0.5]  # type: ignore[index]
+    assert gpus_of(shared) == {"rollout": [0.5], "trainer": [0.5]}
+    assert shared["rollout"][0].environment["PLAUDIT_GPU_SHARE"] == "0.5000"
+    assert "PLAUDIT_GPU_SHARE" not in shared["reward"][0].environment
+
+
+@pytest.mark.parametrize(("rollouts", "gpus", "each"), [(2, 2, 0.5), (3, 2, 0.5), (2, 1, 0.3333), (7, 3, 0.3333)])
+def test_a_share_is_a_whole_part_of_a_gpu_so_that_ray_can_place_all(rollouts: int, gpus: int, each: float) -> None:
+    shared = share_gpus(planned(with_gpus=True, rollout={"replicas": rollouts}), gpus)
+    assert gpus_of(shared) == {"rollout": [each] * rollouts, "trainer": [each]}
+    assert (rollouts + 1) / gpus <= int(1 / each)
+
+
+def test_two_ranks_never_share_a_gpu() -> None:
+    trainer = {"strategy": "fsdp2", "ranks": 2}
+    shared = share_gpus(planned(with_gpus=True, trainer=trainer, rollout={"replicas": 3}), 2)
+    assert gpus_of(shared) == {"rollout": [0.2] * 3, "trainer": [0.6, 0.6]}
+    with pytest.raises(RefusedError, match=r"ranks is 2, but this machine has 1 GPUs"):
+        share_gpus(planned(with_gpus=True, trainer=trainer), 1)
+
+
+def test_a_process_with_a_limit_of_no_gpu_sees_none_on_a_machine_that_has_some() -> None:
+    pod = {"resources": {"limits": {"nvidia.com/gpu": "0"}}}
+    plans = planned(with_gpus=True, trainer={"pod": pod})
+    assert plans["trainer"][0].environment["CUDA_VISIBLE_DEVICES"] == ""
+    assert "CUDA_VISIBLE_DEVICES" not in plans["rollout"][0].environment
+    assert "CUDA_VISIBLE_DEVICES" not in planned()["trainer"][0].environment
 
 
 def test_tensor_parallel_engines_share_nothing() -> None:

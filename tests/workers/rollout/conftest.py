@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from plaudit_wire.messages import Announcement, PolicyVersion, Prompt, Sampling
+from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.launch.redis_server import RedisServer
 from plaudit_workers.rollout.agents.agent import Agent
 from plaudit_workers.rollout.agents.single_turn import SingleTurn
@@ -102,6 +103,30 @@ async def eventually(check: Callable[[], Awaitable[bool]], within_s: float = 20.
             await asyncio.sleep(0.01)
 
 
+@pytest.fixture
+def make_training_job() -> Callable[..., RLJob]:
+    """A job that trains; the arguments replace its sections."""
+
+    def make(**sections: dict[str, object]) -> RLJob:
+        spec: dict[str, object] = {
+            "model": {"source": "/models/tiny"},
+            "data": {"train": {"path": "/data/train.parquet"}},
+            "algorithm": {"steps": 1},
+            "rollout": {},
+            "reward": {"scorers": [{"name": "a", "kind": "rule", "rule": "gsm8k"}]},
+            "trainer": {},
+        }
+        document = {
+            "apiVersion": "plaudit.dev/v1alpha1",
+            "kind": "RLJob",
+            "metadata": {"name": "job"},
+            "spec": spec | sections,
+        }
+        return RLJob.model_validate(document)
+
+    return make
+
+
 @pytest.fixture(name="eventually")
 def eventually_fixture() -> Callable[..., Awaitable[None]]:
     return eventually
@@ -168,9 +193,9 @@ def scripted() -> Callable[..., ScriptedEngine]:
 
 
 @pytest.fixture
-def probe_file() -> Callable[[Path, list[int], list[float]], None]:
-    def write(folder: Path, ids: list[int], logprobs: list[float]) -> None:
-        (folder / "probe.json").write_text(json.dumps({"ids": ids, "logprobs": logprobs}))
+def probe_file() -> Callable[..., None]:
+    def write(folder: Path, ids: list[int], logprobs: list[float], limit: float = 0.1) -> None:
+        (folder / "probe.json").write_text(json.dumps({"ids": ids, "logprobs": logprobs, "limit": limit}))
 
     return write
 

@@ -1,10 +1,17 @@
 """Agents: what a trajectory may be, and users' own classes."""
 
+import asyncio
+from contextlib import asynccontextmanager
+
+import numpy as np
 import pytest
 
+from plaudit_wire.messages import PolicyVersion, Prompt, Sampling
+from plaudit_workers.agent_processes.messages import AgentClass
+from plaudit_workers.agent_processes.processes import AgentProcesses
 from plaudit_workers.process import RefusedError
 from plaudit_workers.rollout.agents.agent import Trajectory
-from plaudit_workers.rollout.agents.custom import load_agent
+from plaudit_workers.rollout.agents.custom import AgentError, CustomAgent
 from plaudit_workers.rollout.engines.protocol import FinishedSample
 
 TWO_TURNS = """
@@ -39,6 +46,76 @@ class CannotBeMade:
     async def run(self, prompt, generate):
         return None
 """
+
+
+FAILING = """
+import os, signal, time
+
+from plaudit_workers.rollout.agents.agent import Trajectory
+
+
+def good():
+    return Trajectory([1], [0.0], [1], [(0, 1, 0)])
+
+
+class Base:
+    async def run(self, prompt, generate):
+        return good() if prompt.position else self.fail()
+
+
+class Raises(Base):
+    def fail(self): raise ValueError("no luck")
+
+
+class Hangs(Base):
+    def fail(self): time.sleep(60)
+
+
+class Crashes(Base):
+    def fail(self): os.kill(os.getpid(), signal.SIGSEGV)
+
+
+class Leaves(Base):
+    def fail(self): os._exit(3)
+
+
+class ReturnsText(Base):
+    def fail(self): return "text"
+
+
+class Counts(Base):
+    count = 0
+
+    async def run(self, prompt, generate):
+        Counts.count += 1
+        return Trajectory([Counts.count], [0.0], [1], [(0, 1, 0)])
+
+
+class Blocks(Base):
+    async def run(self, prompt, generate):
+        time.sleep(0.5)
+        return good()
+"""
+
+
+def prompt_of(position: int) -> Prompt:
+    return Prompt(
+        group="t",
+        position=position,
+        split="train",
+        step=1,
+        n=1,
+        min_version=PolicyVersion(1, 0),
+        seed=0,
+        sampling=Sampling(max_tokens=8),
+        data_source="copy",
+        prompt="",
+        prompt_ids=np.asarray([1], "<i4").tobytes(),
+    )
+
+
+async def never(ids, max_tokens=None):
+    raise AssertionError("the agent asked for tokens")
 
 
 @pytest.fixture
@@ -85,17 +162,75 @@ def test_what_cannot_be_published_is_named(trajectory, problem) -> None:
     assert problem in trajectory.problem()
 
 
-async def test_a_custom_agent_runs_several_turns(agent_file, run, start_worker, scripted) -> None:
+@pytest.fixture
+def open_class():
+    """Opens a user's class as the rollout does; its processes end with the context."""
+
+    @asynccontextmanager
+    async def opened(path, class_name, limit_s=20.0):
+        processes = AgentProcesses([AgentClass(str(path), class_name)])
+        try:
+            await processes.open()
+            yield CustomAgent(processes, limit_s)
+        finally:
+            await processes.close()
+
+    return opened
+
+
+async def test_a_custom_agent_runs_several_turns(agent_file, open_class, run, start_worker, scripted) -> None:
     await run.announce(0)
     await run.admit("t-0-1.0", n=2)
-    async with start_worker(scripted(tokens=5), agent=load_agent(agent_file, "TwoTurns")):
+    async with open_class(agent_file, "TwoTurns") as agent, start_worker(scripted(tokens=5), agent=agent):
         group = await run.published("t-0-1.0", 2)
     for sample in group.samples:
         assert sample.body.loss_mask == bytes([1] * 5 + [0] * 3 + [1] * 5)
         first, second = sample.body.response_ids[:20], sample.body.response_ids[32:]
         assert first != second
-        assert sample.body.generation.response_tokens == 13
-        assert sample.body.generation.generate_s >= 0.04
+        generation = sample.body.generation
+        assert generation.response_tokens == 13
+        assert generation.generate_s >= 0.04
+        assert [(turn.first, turn.tokens) for turn in generation.turns] == [(0, 5), (8, 5)]
+
+
+@pytest.mark.parametrize(
+    ("class_name", "message"),
+    [
+        ("Raises", "ValueError: no luck"),
+        ("Hangs", "no trajectory within 0.3 s"),
+        ("Crashes", "was killed by SIGSEGV"),
+        ("Leaves", "ended with exit code 3"),
+        ("ReturnsText", "returned str, not a Trajectory"),
+    ],
+)
+async def test_a_custom_agent_that_fails_costs_its_own_sample(tmp_path, open_class, class_name, message) -> None:
+    path = tmp_path / "failing.py"
+    path.write_text(FAILING)
+    async with open_class(path, class_name, limit_s=0.3 if class_name == "Hangs" else 20.0) as agent:
+        bad = prompt_of(0)
+        with pytest.raises(AgentError, match=message):
+            await agent.run(bad, never)
+        assert (await agent.run(prompt_of(1), never)).response_ids == [1]
+
+
+async def test_samples_of_an_agent_share_no_state(tmp_path, open_class) -> None:
+    path = tmp_path / "counting.py"
+    path.write_text(FAILING)
+    async with open_class(path, "Counts") as agent:
+        assert [(await agent.run(prompt_of(1), never)).response_ids for _ in range(3)] == [[1]] * 3
+
+
+async def test_a_blocking_agent_does_not_delay_the_rollouts_event_loop(tmp_path, open_class) -> None:
+    path = tmp_path / "blocking.py"
+    path.write_text(FAILING)
+    async with open_class(path, "Blocks") as agent:
+        running = [asyncio.ensure_future(agent.run(prompt_of(1), never)) for _ in range(8)]
+        turns = 0
+        while not all(task.done() for task in running):
+            await asyncio.sleep(0.005)
+            turns += 1
+    # Each blocks its own process for 0.5 s: one after another, or in this loop, they would leave hardly a turn.
+    assert turns > 10
 
 
 @pytest.mark.parametrize(
@@ -107,15 +242,16 @@ async def test_a_custom_agent_runs_several_turns(agent_file, run, start_worker, 
         ("CannotBeMade", "no key"),
     ],
 )
-def test_a_class_that_is_no_agent_is_refused(agent_file, class_name, message) -> None:
+async def test_a_class_that_is_no_agent_is_refused(agent_file, open_class, class_name, message) -> None:
     with pytest.raises(RefusedError, match=message):
-        load_agent(agent_file, class_name)
+        async with open_class(agent_file, class_name):
+            pass
 
 
-def test_a_file_that_does_not_import_is_refused(tmp_path) -> None:
+async def test_a_file_that_does_not_import_is_refused(tmp_path, open_class) -> None:
     path = tmp_path / "broken.py"
     path.write_text("def (")
-    with pytest.raises(RefusedError, match="SyntaxError"):
-        load_agent(path, "Any")
-    with pytest.raises(RefusedError, match="not a Python file"):
-        load_agent(tmp_path / "absent.py", "Any")
+    for file, message in ((path, "line 1"), (tmp_path / "absent.py", "does not exist")):
+        with pytest.raises(RefusedError, match=message):
+            async with open_class(file, "Any"):
+                pass

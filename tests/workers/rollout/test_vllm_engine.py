@@ -11,6 +11,7 @@ from plaudit_wire.messages import PolicyVersion, Sampling
 from plaudit_workers.process import RefusedError
 from plaudit_workers.rollout.agents.single_turn import SingleTurn
 from plaudit_workers.rollout.engines.protocol import (
+    EngineFailedError,
     FinishedSample,
     RequestRefusedError,
     SampleRequest,
@@ -320,16 +321,16 @@ async def test_a_redelivered_prompt_gives_the_same_samples_in_another_process(be
         assert mine.body.response_ids == expected.body.response_ids
 
 
-async def test_weights_that_are_not_the_trainers_are_noticed(
-    bench, vllm_run, tiny_models, reference, probe_file, tmp_path, caplog
+async def test_a_worker_ends_instead_of_sampling_from_weights_that_are_not_the_trainers(
+    bench, vllm_run, tiny_models, reference, probe_file, tmp_path
 ):
     folder, ids, _ = publishable(tiny_models[1], tmp_path / "published", reference)
     probe_file(folder, ids, reference(tiny_models[2], PROMPT[:1], PROMPT[1:]))
     await vllm_run.announce_folder(folder, 0)
-    await vllm_run.admit("t-0-1.0", n=1)
-    group = await work_until(bench, vllm_run, "rollout-0", lambda: vllm_run.published("t-0-1.0", 1))
-    assert group.samples[0].body.generation.logprob_mismatch > 0.1
-    assert "differ from the trainer's" in caplog.text
+    worker = RolloutWorker("rollout-0", vllm_run.transport, Lent(bench.engine), SingleTurn(), RolloutOptions())
+    with pytest.raises(EngineFailedError, match="does not compute with these weights"):
+        await asyncio.wait_for(worker.run(asyncio.Event()), 30)
+    assert not worker.ready
 
 
 async def test_a_model_that_is_not_there_is_refused(tmp_path):

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from plaudit_workers.rollout.engines.protocol import WeightsUnreadableError
+from plaudit_workers.rollout.engines.protocol import EngineFailedError, WeightsUnreadableError
 from plaudit_workers.rollout.engines.script import Script
 from plaudit_workers.rollout.engines.scripted import ScriptedEngine
 from plaudit_workers.rollout.weights import PolicyWeights, mean_difference, read_probe
@@ -101,22 +101,29 @@ async def test_a_load_that_fails_half_way_leaves_nothing_held(run) -> None:
     assert await weights.follow()
 
 
-async def test_the_probe_tells_how_far_the_loaded_weights_are_from_the_trainers(run, probe_file, caplog) -> None:
+@pytest.mark.parametrize(("limit", "refused"), [(0.05, True), (0.3, False)])
+async def test_weights_whose_probe_differs_by_more_than_its_limit_are_never_ready(
+    run, probe_file, limit, refused
+) -> None:
     weights = follower(run, Recording(logprobs=[-1.0, -2.5]))
     version = await run.announce(0)
-    probe_file(run.folder / str(version), [1, 2, 3], [-1.0, -2.0])
-    await weights.follow()
+    probe_file(run.folder / str(version), [1, 2, 3], [-1.0, -2.0], limit)
+    if refused:
+        with pytest.raises(EngineFailedError, match=r"differ from the trainer's by 0\.25 nats a token \(limit 0\.05\)"):
+            await weights.follow()
+    else:
+        assert await weights.follow()
     assert weights.logprob_mismatch == pytest.approx(0.25)
-    assert "log-probabilities of the loaded weights differ from the trainer's" in caplog.text
+    assert weights.ready is not refused
 
 
-async def test_a_probe_that_agrees_is_no_alarm(run, probe_file, caplog) -> None:
+async def test_a_probe_that_agrees_lets_the_rollout_begin(run, probe_file) -> None:
     weights = follower(run, Recording(logprobs=[-1.0, -2.0]))
     version = await run.announce(0)
     probe_file(run.folder / str(version), [1, 2, 3], [-1.001, -2.0])
     await weights.follow()
     assert weights.logprob_mismatch == pytest.approx(0.0005)
-    assert "differ from the trainer's" not in caplog.text
+    assert weights.ready
 
 
 def test_a_folder_without_a_probe_has_none_and_a_damaged_one_is_unreadable(tmp_path) -> None:

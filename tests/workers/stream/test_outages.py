@@ -384,6 +384,40 @@ async def test_a_refusal_as_read_only_closes_the_connection(own_redis: RedisServ
     await transport.close()
 
 
+async def test_an_entry_that_is_gone_before_it_is_read_ends_no_trainer(
+    own_redis: RedisServer, run_name: str, make: Any
+) -> None:
+    """Redis answers a blocked reader without entries if the transaction that added one also deleted it."""
+    transport = await opened(own_redis, run_name)
+    trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
+    await trainer.take_over()
+    admin = own_redis_client(own_redis)
+    for ending in ("redis.call('XDEL', KEYS[1], id)", "redis.call('DEL', KEYS[1])"):
+        taking = asyncio.create_task(trainer.take_ready(1, 5.0))
+        while not any("xread" in client["cmd"] for client in await admin.client_list(_type="normal")):
+            await asyncio.sleep(0.01)
+        await admin.eval(
+            f"local id = redis.call('XADD', KEYS[1], '*', 'group', 'g') {ending}", 1, transport.names.ready
+        )
+        assert await asyncio.wait_for(taking, 10) == []
+    await admin.aclose()
+    await transport.close()
+
+
+async def test_a_tls_server_that_restarts_during_the_handshake_is_an_outage(run_name: str) -> None:
+    async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.close()
+
+    async with await asyncio.start_server(end, "127.0.0.1", 0) as server:
+        address = RedisAddress(f"rediss://127.0.0.1:{server.sockets[0].getsockname()[1]}/0")
+        opening = asyncio.create_task(Transport.open(address, run_name, stop=asyncio.Event()))
+        await asyncio.sleep(0.2)
+        assert not opening.done()
+        opening.cancel()
+        await asyncio.gather(opening, return_exceptions=True)
+
+
 async def test_a_server_that_never_answers_the_password_is_an_outage(run_name: str) -> None:
     """It accepts connections: a timeout of the connection alone would not end the wait."""
 

@@ -8,12 +8,13 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from plaudit_workers.job.spec.data import DataSpec, TrainDataSpec, ValidationDataSpec
 from plaudit_workers.job.spec.model import ModelSpec
 from plaudit_workers.process import RefusedError
+from plaudit_workers.tokenizer import ChatTemplate, load_tokenizer
 from plaudit_workers.training.data.dataset import PromptData
-from plaudit_workers.training.model.model import load_tokenizer
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def write(folder, rows, suffix):
 
 
 def load(path, tokenizer, seed=1, **section):
-    return PromptData.load(TrainDataSpec(path=path, **section), tokenizer, seed)
+    return PromptData.load(TrainDataSpec(path=path, **section), ChatTemplate(tokenizer), seed)
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
@@ -53,6 +54,15 @@ def test_a_row_in_verls_columns_becomes_a_prompt(tmp_path, tokenizer, suffix):
     assert prompt.messages == [{"role": "user", "content": "1="}]
     assert prompt.prompt_text == "u1=a"
     assert np.frombuffer(prompt.prompt_ids, "<i4").tolist() == [11, 1, 10, 12]
+
+
+def test_messages_without_a_chat_template_get_the_tokenizers_own_special_tokens(tmp_path, tokenizer):
+    rows = [row(7, [{"role": "user", "content": "7="}]), row(7, "7=")]
+    tokenizer.chat_template = None
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", 14)])
+    data = load(write(tmp_path, rows, ".jsonl"), tokenizer, shuffle=False)
+    for number in range(2):
+        assert np.frombuffer(data.prompt_at(number).prompt_ids, "<i4").tolist() == [14, 7, 10]
 
 
 def test_a_prompt_may_be_text_and_columns_may_hold_nothing(tmp_path, tokenizer):
@@ -116,10 +126,10 @@ def test_prompts_that_are_too_long_are_left_out_and_counted(tmp_path, tokenizer)
 def test_validation_keeps_the_order_of_the_file_and_the_length_limit(tmp_path, tokenizer):
     path = write(tmp_path, [row(number, "1" * number) for number in range(1, 9)], ".jsonl")
     section = DataSpec(train=TrainDataSpec(path=path, max_prompt_length=6), validation=ValidationDataSpec(path=path))
-    data = PromptData.for_validation(section, tokenizer)
+    data = PromptData.for_validation(section, ChatTemplate(tokenizer))
     assert data is not None
     assert [data.prompt_at(position).row for position in range(8)] == [0, 1, 2, 3, 4, 5, 0, 1]
-    assert PromptData.for_validation(DataSpec(train=TrainDataSpec(path=path)), tokenizer) is None
+    assert PromptData.for_validation(DataSpec(train=TrainDataSpec(path=path)), ChatTemplate(tokenizer)) is None
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])

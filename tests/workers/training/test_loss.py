@@ -46,6 +46,24 @@ def test_clipping_by_hand(ratio, advantage, loss, has_gradient):
     assert terms.sums["actor/pg_clipfrac"].item() == float(not has_gradient)
 
 
+@pytest.mark.parametrize(("ratio_c", "loss", "gradient"), [(3.0, 3.0, 0.0), (0.0, math.exp(10), math.exp(10))])
+def test_dual_clip_bounds_a_token_of_negative_advantage(ratio_c, loss, gradient):
+    inputs = tokens([-1.0], [-11.0], [-1.0])
+    terms = policy_loss(inputs, LossSpec(**PLAIN, clip_ratio_c=ratio_c))
+    terms.total.backward()
+    assert terms.total.item() == pytest.approx(loss, rel=1e-5)
+    assert inputs.logprobs.grad.item() == pytest.approx(gradient, rel=1e-5)
+    assert terms.sums["actor/pg_clipfrac_lower"].item() == float(ratio_c > 0)
+
+
+def test_k3_of_a_token_far_from_the_reference_is_bounded_as_in_verl():
+    logprobs = torch.tensor([-11.0, -1.0], requires_grad=True)
+    estimates = k3(logprobs, torch.tensor([-1.0, -11.0]))
+    estimates.sum().backward()
+    assert estimates.tolist() == pytest.approx([10.0, math.exp(-10) + 9])
+    assert logprobs.grad.tolist() == pytest.approx([0.0, 1 - math.exp(-10)])
+
+
 def test_the_first_gradient_is_the_policy_gradient():
     inputs = tokens([-1.0, -2.0], [-1.0, -2.0], [3.0, -1.0], weights=[0.25, 0.75])
     policy_loss(inputs, LossSpec(**PLAIN)).total.backward()

@@ -4,11 +4,29 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import MambaConfig, MambaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    Llama4TextConfig,
+    LlamaConfig,
+    MambaConfig,
+    MambaForCausalLM,
+    Phi3Config,
+)
 
 from plaudit_workers.job.spec.model import ModelSpec
 from plaudit_workers.process import RefusedError
-from plaudit_workers.training.model.model import load_model, load_tokenizer
+from plaudit_workers.tokenizer import load_tokenizer
+from plaudit_workers.training.model.model import load_model, refuse_long_packed
+
+SIZES = {
+    "vocab_size": 16,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+}
 
 
 def test_parameters_are_float32_whatever_the_job_computes_in(model_folder):
@@ -30,6 +48,60 @@ def test_a_model_whose_layers_look_across_packed_sequences_is_refused(tmp_path):
     MambaForCausalLM(MambaConfig(vocab_size=16, hidden_size=32, num_hidden_layers=2)).save_pretrained(tmp_path)
     with pytest.raises(RefusedError, match="'mamba' cannot be trained"):
         load_model(ModelSpec(source=str(tmp_path)))
+
+
+ROPE_AND_CHUNKS = [
+    (
+        LlamaConfig(
+            **SIZES,
+            max_position_embeddings=16,
+            rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4},
+        ),
+        "dynamic position embeddings",
+    ),
+    (
+        Phi3Config(
+            **SIZES,
+            max_position_embeddings=64,
+            original_max_position_embeddings=16,
+            rope_parameters={
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "short_factor": [1.0] * 4,
+                "long_factor": [4.0] * 4,
+                "original_max_position_embeddings": 16,
+            },
+        ),
+        "longrope position embeddings",
+    ),
+    (
+        Llama4TextConfig(
+            **SIZES | {"num_hidden_layers": 4},
+            eos_token_id=1,
+            bos_token_id=1,
+            head_dim=8,
+            attention_chunk_size=16,
+            num_local_experts=2,
+            intermediate_size_mlp=32,
+            no_rope_layers=[1, 1, 1, 0],
+        ),
+        "chunked attention",
+    ),
+]
+
+
+@pytest.mark.parametrize(("config", "part"), ROPE_AND_CHUNKS)
+def test_what_depends_on_the_longest_sequence_of_a_row_is_refused_beyond_its_limit(config, part):
+    model = AutoModelForCausalLM.from_config(config)
+    refuse_long_packed(model, 16)
+    with pytest.raises(RefusedError, match=rf"{part} cannot be trained on sequences of more than 16 tokens"):
+        refuse_long_packed(model, 17)
+
+
+def test_scaled_position_embeddings_of_fixed_frequencies_have_no_limit():
+    scaled = {"rope_type": "llama3", "factor": 8.0, "rope_theta": 1e4, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    config = LlamaConfig(**SIZES, rope_parameters={**scaled, "original_max_position_embeddings": 16})
+    refuse_long_packed(AutoModelForCausalLM.from_config(config), 100_000)
 
 
 def test_a_chat_template_file_takes_the_place_of_the_tokenizers_own(model_folder, tmp_path):

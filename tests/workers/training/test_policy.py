@@ -49,7 +49,8 @@ def test_updates_do_not_depend_on_the_micro_batches(make_job, batches, correctio
 def test_an_update_is_adamw_on_the_gradient_of_the_loss(make_job, batches, model_folder):
     """The whole path once more, by hand: plain transformers, one sequence at a time, torch's own AdamW."""
     batch = batches[0]
-    settings = {"loss": {"correction": "none"}, "optimizer": {"learningRate": 1e-3, "maxGradNorm": 0.5}}
+    loss = {"correction": "none", "clipRatioC": 0.0}
+    settings = {"loss": loss, "optimizer": {"learningRate": 1e-3, "maxGradNorm": 0.5}}
     policy = build_model(make_job({"algorithm": settings}))
     figures = policy.update(batch)
 
@@ -70,6 +71,34 @@ def test_an_update_is_adamw_on_the_gradient_of_the_loss(make_job, batches, model
     assert figures["actor/grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
     assert figures["actor/pg_loss"] == pytest.approx(loss.item() / batch.num_trained_tokens, rel=1e-4)
     torch.testing.assert_close(policy.full_state(), dict(model.state_dict()), atol=1e-5, rtol=1e-3)
+
+
+def test_a_multi_turn_sample_is_trained_on_the_tokens_that_the_policy_chose(make_job, batches, model_folder):
+    """Tool output is context: its tokens are read, but have no loss, whatever their log-probabilities say."""
+    sequences = []
+    for sequence in batches[0].sequences:
+        mask = np.arange(sequence.response_ids.size) % 3 != 1
+        noisy = np.where(mask, sequence.behaviour_logprobs, np.float32(-99)).astype(np.float32)
+        sequences.append(dataclasses.replace(sequence, loss_mask=mask, behaviour_logprobs=noisy))
+    batch = dataclasses.replace(batches[0], sequences=tuple(sequences))
+    policy = build_model(make_job({"algorithm": {"loss": {"correction": "none"}, "optimizer": {"maxGradNorm": 1e9}}}))
+    figures = policy.update(batch)
+
+    model = AutoModelForCausalLM.from_pretrained(model_folder, attn_implementation="eager")
+    loss, num_tokens = torch.zeros(()), 0
+    for sequence in sequences:
+        ids = [*sequence.prompt_ids.tolist(), *sequence.response_ids.tolist()]
+        logprobs = (model(input_ids=torch.tensor([ids])).logits[0] / 0.8).log_softmax(-1)
+        for place in np.flatnonzero(sequence.loss_mask):
+            at = sequence.prompt_ids.size + int(place)
+            ratio = (logprobs[at - 1, ids[at]] - float(sequence.behaviour_logprobs[place])).exp()
+            loss = loss - torch.minimum(ratio * sequence.advantage, ratio.clamp(0.8, 1.28) * sequence.advantage)
+            num_tokens += 1
+    (loss / num_tokens).backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+    assert batch.num_trained_tokens == num_tokens < sum(s.response_ids.size for s in sequences)
+    assert figures["actor/pg_loss"] == pytest.approx(loss.item() / num_tokens, rel=1e-4)
+    assert figures["actor/grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
 
 
 def test_logprobs_and_probe_are_the_models(make_job, batches, model_folder):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from plaudit_workers.job.checks.kubernetes import kubernetes_problems
 from plaudit_workers.job.checks.preflight import all_problems
-from plaudit_workers.job.checks.support import ignored
+from plaudit_workers.job.checks.support import ignored, without_effect
 from plaudit_workers.job.loading.load import examine_job, locate, read_job
 from plaudit_workers.job.loading.schema import job_schema
 from plaudit_workers.job.problem import JobError, Problem
@@ -32,7 +32,7 @@ def validate(arguments: argparse.Namespace) -> int:
         if examination.job is None:
             raise JobError(locate(problems, path), path)
         job = examination.job
-        notes = ignored(job)
+        notes = [*ignored(job), *without_effect(job)]
     if problems:
         raise JobError(locate(problems, path), path)
     print(f"{path}: valid ({job.metadata.name})")

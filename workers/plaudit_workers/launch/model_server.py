@@ -25,7 +25,7 @@ from plaudit_workers.job.spec.scorers import RewardModelSpec
 from plaudit_workers.launch.model_command import server_command, server_environment
 from plaudit_workers.launch.redis_server import die_with_parent, free_port
 from plaudit_workers.process import EXIT_DONE, ProcessSettings, RefusedError
-from plaudit_workers.rollout.engines.vllm_arguments import has_gpu
+from plaudit_workers.rollout.engines.vllm_platform import is_cpu_build
 
 logger = get_logger(__name__)
 
@@ -102,7 +102,7 @@ def _model(settings: ProcessSettings, scorer: str) -> RewardModelSpec:
 async def _start(
     model: RewardModelSpec, identity: ServerIdentity, port: int, log_file: Path | None
 ) -> asyncio.subprocess.Process:
-    gpu = has_gpu()
+    gpu = not is_cpu_build()
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(log_file.open("ab")) if log_file else None
         return await asyncio.create_subprocess_exec(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +14,8 @@ from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.job.spec.scorers import ScorerSpec
 from plaudit_workers.launch.model_server import FOLDER
 from plaudit_workers.launch.redis_access import RedisAccess
+from plaudit_workers.process import RefusedError
+from plaudit_workers.rollout.engines.vllm_arguments import GPU_SHARE
 
 Role = str
 """``trainer``, ``rollout``, ``reward``, ``metrics``, and ``model-<scorer>`` for the servers of each reward model."""
@@ -27,6 +30,14 @@ SERVE: dict[Role, str] = {
 }
 
 # One thread a process: spinning OpenMP threads of several processes on few cores cost a factor of ten.
+_RANK_SHARE = 0.6
+"""Share of a GPU that one of several ranks gets where GPUs are shared: more than half, so that no GPU gets two."""
+_SMALLEST_FRACTION = 1e-4
+"""Ray counts GPUs in this unit."""
+
+_NO_GPUS = {"CUDA_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+"""Variables of a process without a GPU on a machine with GPUs: Ray does not hide them, and torch takes the first."""
+
 _QUIET = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "VLLM_NO_USAGE_STATS": "1"}
 
 
@@ -116,7 +127,12 @@ def plan_processes(job: RLJob, context: LaunchSettings, *, with_gpus: bool) -> d
     if not spec.trains:
         del plans["rollout"], plans["trainer"]
     servers = {f"model-{each.name}": _servers(each, context, with_gpus=with_gpus) for each in _model_scorers(job)}
-    return {"metrics": plans.pop("metrics"), **servers, **plans}
+    ordered = {"metrics": plans.pop("metrics"), **servers, **plans}
+    return {role: [_without_gpus(plan) for plan in each] for role, each in ordered.items()} if with_gpus else ordered
+
+
+def _without_gpus(plan: ProcessPlan) -> ProcessPlan:
+    return plan if plan.gpus else replace(plan, environment={**plan.environment, **_NO_GPUS})
 
 
 def _model_scorers(job: RLJob) -> list[ScorerSpec]:
@@ -154,10 +170,38 @@ def _gpus(pod: PodSpec, default: float) -> float:
 def share_gpus(plans: dict[Role, list[ProcessPlan]], available: float) -> dict[Role, list[ProcessPlan]]:
     """Let processes share the GPUs of one machine that has fewer than they request.
 
-    Only processes that request a single GPU can share; on a cluster nothing is shared (Ray then waits for room).
+    Only processes that request a single GPU can share; on a cluster nothing is shared (Ray then waits for room). Each
+    gets 1 ÷ n of a GPU, n = processes ÷ GPUs rounded up: any other fraction leaves pieces that no process fits in. Of
+    several ranks no two share a GPU, which NCCL refuses.
+
+    Raises:
+        RefusedError: there are more ranks than GPUs.
     """
-    wanted = sum(plan.gpus for role_plans in plans.values() for plan in role_plans)
-    if wanted <= available or any(plan.gpus > 1 for role_plans in plans.values() for plan in role_plans):
+    sharing = [plan for role_plans in plans.values() for plan in role_plans if plan.gpus]
+    if sum(plan.gpus for plan in sharing) <= available or any(plan.gpus > 1 for plan in sharing):
         return plans
-    fraction = int(available / wanted * 100) / 100
-    return {role: [replace(plan, gpus=plan.gpus * fraction) for plan in each] for role, each in plans.items()}
+    ranks = sum(plan.role == "trainer" for plan in sharing)
+    if ranks > available:
+        raise RefusedError(
+            f"spec.trainer.ranks is {ranks}, but this machine has {available:g} GPUs and ranks cannot share one. "
+            f"Set ranks to {max(1, int(available))}, or set nvidia.com/gpu: 0 in trainer.pod.resources.limits"
+        )
+    if ranks <= 1:
+        share = {"trainer": _fraction(1.0, len(sharing), available)}
+        others = share["trainer"]
+    else:
+        share = {"trainer": _RANK_SHARE}
+        others = _fraction(1 - _RANK_SHARE, len(sharing) - ranks, available)
+    return {role: [_shared(plan, share.get(role, others)) for plan in each] for role, each in plans.items()}
+
+
+def _fraction(whole: float, processes: int, available: float) -> float:
+    """Return a share of each GPU, divided among its processes and rounded down to Ray's unit."""
+    on_each = math.ceil(processes / available)
+    return math.floor(whole / on_each / _SMALLEST_FRACTION + _SMALLEST_FRACTION) * _SMALLEST_FRACTION
+
+
+def _shared(plan: ProcessPlan, share: float) -> ProcessPlan:
+    if not plan.gpus:
+        return plan
+    return replace(plan, gpus=round(share, 4), environment={**plan.environment, GPU_SHARE: f"{share:.4f}"})

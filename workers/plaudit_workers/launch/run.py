@@ -31,6 +31,7 @@ from plaudit_workers.launch.terminal.live import LiveMessages, print_live
 from plaudit_workers.launch.terminal.waiting import reported_wait
 from plaudit_workers.launch.transport import run_redis
 from plaudit_workers.process import EXIT_DONE, EXIT_REFUSED, Ending, RefusedError
+from plaudit_workers.rollout.engines.vllm_platform import is_cpu_build
 from plaudit_workers.supervision import unless_stopped
 from plaudit_workers.training.run.lineage import Lineage
 
@@ -65,6 +66,12 @@ def run(arguments: argparse.Namespace) -> int:
     if ending.message:
         print(f"plaudit run: {ending.message}", file=sys.stderr)
     return ending.code
+
+
+_CPU_BUILD_NOTE = (
+    "note: Ray has GPUs, but the installed vLLM is its CPU build, so rollouts generate on CPUs. "
+    "`make install GPU=1` installs the GPU build"
+)
 
 
 class _RayNotUpError(Exception):
@@ -134,6 +141,8 @@ class _Launch:
                 with reported_wait(self._console, "the nodes of the Ray cluster"):
                     await asyncio.to_thread(check_cluster, self._folder)
             if gpus := placement.gpus_available():
+                if self._job.spec.trains and self._job.spec.rollout.engine.kind == "vllm" and is_cpu_build():
+                    self._console.out(_CPU_BUILD_NOTE, highlight=False)
                 plans = plan_processes(self._job, context, with_gpus=True)
                 plans = plans if self._address else share_gpus(plans, gpus)
             yield plans

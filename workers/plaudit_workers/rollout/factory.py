@@ -1,16 +1,20 @@
-"""Build the engine and the agent of a job. Called by ``worker``; an engine's packages are imported only if chosen."""
+"""Build the engine and the agent of a job. Called by ``worker``; heavy packages are imported only where needed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
+from plaudit_wire.logs import get_logger
+from plaudit_workers.agent_processes.processes import AgentProcesses
+from plaudit_workers.agent_processes.sources_of import sources_of
 from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.process import RefusedError
 from plaudit_workers.rollout.agents.agent import Agent
-from plaudit_workers.rollout.agents.custom import load_agent
+from plaudit_workers.rollout.agents.custom import CustomAgent
 from plaudit_workers.rollout.agents.single_turn import SingleTurn
 from plaudit_workers.rollout.engines.protocol import Engine
+
+logger = get_logger(__name__)
 
 
 def _vllm(job: RLJob) -> Engine:
@@ -25,18 +29,15 @@ def _scripted(job: RLJob) -> Engine:
 
     rollout = job.spec.rollout
     script = Script.from_arguments(rollout.engine.arguments)
-    return ScriptedEngine(script, max_concurrent_samples=rollout.engine.max_concurrent_samples)
+    tokenizer = None
+    if script.turns:
+        from plaudit_workers.tokenizer import load_tokenizer
+
+        tokenizer = load_tokenizer(job.spec.model)
+    return ScriptedEngine(script, max_concurrent_samples=rollout.engine.max_concurrent_samples, tokenizer=tokenizer)
 
 
 ENGINES: dict[str, Callable[[RLJob], Engine]] = {"vllm": _vllm, "scripted": _scripted}
-
-
-def _custom(job: RLJob) -> Agent:
-    agent = job.spec.rollout.agent
-    return load_agent(Path(agent.path), agent.class_name)
-
-
-AGENTS: dict[str, Callable[[RLJob], Agent]] = {"singleTurn": lambda _: SingleTurn(), "custom": _custom}
 
 
 def build_engine(job: RLJob) -> Engine:
@@ -44,13 +45,38 @@ def build_engine(job: RLJob) -> Engine:
     return ENGINES[job.spec.rollout.engine.kind](job)
 
 
-def build_agent(job: RLJob) -> Agent:
-    """Build the agent of ``spec.rollout.agent``.
+@asynccontextmanager
+async def open_agent(job: RLJob) -> AsyncIterator[Agent]:
+    """Open the agent of ``spec.rollout.agent``; its processes end with the context.
 
     Raises:
-        RefusedError: an unsupported kind, or a class that cannot be loaded.
+        RefusedError: its files, tools or chat template cannot be used.
     """
-    kind = job.spec.rollout.agent.kind
-    if kind not in AGENTS:
-        raise RefusedError(f"spec.rollout.agent.kind: {kind!r} is not available yet; use {' or '.join(AGENTS)}")
-    return AGENTS[kind](job)
+    agent = job.spec.rollout.agent
+    if agent.kind == "singleTurn":
+        yield SingleTurn()
+        return
+    processes = AgentProcesses(sources_of(job))
+    try:
+        await processes.open()
+        yield CustomAgent(processes, agent.timeout_seconds) if agent.kind == "custom" else await _tools(job, processes)
+    finally:
+        await processes.close()
+
+
+async def _tools(job: RLJob, processes: AgentProcesses) -> Agent:
+    from plaudit_workers.rollout.engines.vllm_arguments import prepare_environment
+
+    prepare_environment(job.spec.model.source)  # before anything imports torch
+    from plaudit_workers.rollout.agents.chat.tool_calls import ToolCallParser
+    from plaudit_workers.rollout.agents.tools import ToolAgent, ToolLimits
+    from plaudit_workers.tokenizer import ChatTemplate, load_tokenizer
+
+    spec, tools = job.spec.rollout.agent, await processes.open()
+    schemas = [tool.schema for tool in tools]
+    template = ChatTemplate(load_tokenizer(job.spec.model), schemas, job.spec.model.chat_template_arguments)
+    parser = ToolCallParser(spec.tool_parser, template.tokenizer, schemas)
+    agent = ToolAgent(template, parser, processes, tools, ToolLimits.from_spec(spec))
+    if remark := agent.suffix.check(tools[0].name):
+        logger.warning(remark)
+    return agent

@@ -78,7 +78,7 @@ class PromptWork:
         return [failure for sample in samples if (failure := sample.result())]
 
     async def _one(self, delivery: Delivery[Prompt], index: int, claim: Claim) -> str:
-        run = SampleRun(delivery.payload, index, self.engine)
+        run = SampleRun(delivery.payload, index, self.engine, claim.change_in_agents)
         try:
             trajectory = await run.run(self.agent)
         except EngineFailedError:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
 import numpy as np
 
 from plaudit_wire.messages import Body, PolicyVersion, Prompt
-from plaudit_wire.records import GenerationRecord
+from plaudit_wire.records import GenerationRecord, TurnRecord
 from plaudit_wire.sample import Sample
 from plaudit_workers.rollout.agents.agent import Agent, Trajectory
 from plaudit_workers.rollout.engines.protocol import Engine, FinishedSample, SampleRequest
@@ -28,13 +29,20 @@ class SampleRun:
         prompt: the group's prompt.
         index: which of its n samples.
         engine: generates the responses.
+        change_in_agents: called with 1 when the sample leaves the engine for its agent, with -1 when it returns.
     """
 
-    def __init__(self, prompt: Prompt, index: int, engine: Engine) -> None:
+    def __init__(self, prompt: Prompt, index: int, engine: Engine, change_in_agents: Callable[[int], None]) -> None:
         self._prompt = prompt
         self._index = index
         self._engine = engine
+        self._change_in_agents = change_in_agents
         self._turns: list[FinishedSample] = []
+        self._requested_s: list[float] = []
+        """When each turn was requested, seconds after the start."""
+        self._started = time.monotonic()
+        self._num_in_engine = 0
+        self._in_agent = False
         self._seconds_in_generate = 0.0
         self._tool_s = 0.0
 
@@ -44,25 +52,40 @@ class SampleRun:
         Raises:
             TrajectoryError: the agent returned a trajectory that cannot be published.
         """
-        started = time.monotonic()
-        trajectory = await agent.run(self._prompt, self._generate)
-        self._tool_s = max(0.0, time.monotonic() - started - self._seconds_in_generate)
+        self._started = time.monotonic()
+        try:
+            trajectory = await agent.run(self._prompt, self._generate)
+        finally:
+            self._move(in_agent=False)
+        self._tool_s = max(0.0, time.monotonic() - self._started - self._seconds_in_generate)
         if problem := trajectory.problem():
             raise TrajectoryError(f"{type(agent).__name__}: {problem}")
         return trajectory
 
-    async def _generate(self, ids: Sequence[int]) -> FinishedSample:
-        turn = len(self._turns)
+    async def _generate(self, ids: Sequence[int], max_tokens: int | None = None) -> FinishedSample:
+        turn, sampling = len(self._requested_s), self._prompt.sampling
+        if max_tokens is not None and max_tokens < sampling.max_tokens:
+            sampling = msgspec.structs.replace(sampling, max_tokens=max_tokens)
         started = time.monotonic()
+        self._requested_s.append(started - self._started)
         request = SampleRequest(
-            prompt_ids=ids,
-            sampling=self._prompt.sampling,
-            seed=self._prompt.seed + self._index + turn * _TURN_STRIDE,
+            prompt_ids=ids, sampling=sampling, seed=self._prompt.seed + self._index + turn * _TURN_STRIDE, turn=turn
         )
-        sample = await self._engine.generate(request)
-        self._turns.append(sample)
-        self._seconds_in_generate += time.monotonic() - started
-        return sample
+        self._move(in_agent=False)
+        self._num_in_engine += 1
+        try:
+            sample = await self._engine.generate(request)
+            self._turns.append(sample)
+            return sample
+        finally:
+            self._num_in_engine -= 1
+            self._move(in_agent=not self._num_in_engine)
+            self._seconds_in_generate += time.monotonic() - started
+
+    def _move(self, *, in_agent: bool) -> None:
+        if in_agent != self._in_agent:
+            self._in_agent = in_agent
+            self._change_in_agents(1 if in_agent else -1)
 
     def record(self, worker: str, trajectory: Trajectory, logprob_mismatch: float | None) -> GenerationRecord:
         """Return how the sample was generated; call this after ``run``."""
@@ -80,7 +103,23 @@ class SampleRun:
             num_preempted=sum(preemptions) if preemptions else -1,
             finish_reason=trajectory.finish_reason,
             logprob_mismatch=logprob_mismatch,
+            turns=self._turn_records(trajectory),
         )
+
+    def _turn_records(self, trajectory: Trajectory) -> list[TurnRecord]:
+        """Return the turns of a trajectory that has several, or calls; a single response needs no such record."""
+        if len(self._turns) == 1 and not trajectory.calls:
+            return []
+        return [
+            TurnRecord(first, len(turn.response_ids), requested_s, turn.generate_s, turn.engine_queue_s, calls)
+            for first, turn, requested_s, calls in zip(
+                trajectory.turns,
+                self._turns,
+                self._requested_s,
+                [trajectory.calls.get(number, []) for number in range(len(trajectory.turns))],
+                strict=False,  # an agent may discard a response that it asked for
+            )
+        ]
 
 
 def sample_body(
@@ -101,6 +140,11 @@ def sample_body(
         max_tokens=prompt.sampling.max_tokens,
         finish_reason=trajectory.finish_reason,
         split=prompt.split,
+        completion=trajectory.messages,
+        tool_rewards=trajectory.tool_rewards,
+        turn_rewards=trajectory.turn_rewards,
+        agent_reward=trajectory.reward,
+        failure=trajectory.failure,
     )
     return Body(
         response_ids=np.asarray(trajectory.response_ids, "<i4").tobytes(),

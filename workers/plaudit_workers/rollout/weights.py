@@ -1,7 +1,7 @@
 """Keep the engine on the announced policy: watch → load → check. Called by ``worker``.
 
-After loading, the rollout computes the log-probabilities of the folder's probe: a difference from the trainer's above
-the threshold means that it did not load the announced weights.
+After loading, the rollout computes the log-probabilities of the folder's probe. A difference from the trainer's above
+the probe's limit means that the engine does not hold the announced weights: the rollout never becomes ready with them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,10 @@ import msgspec
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Announcement, PolicyVersion
 from plaudit_workers.published_weights import PROBE_FILE, Probe, weights_digest
-from plaudit_workers.rollout.engines.protocol import Engine, WeightsUnreadableError, WeightSwitch
+from plaudit_workers.rollout.engines.protocol import Engine, EngineFailedError, WeightsUnreadableError, WeightSwitch
 from plaudit_workers.stream.connection import Transport
 
 logger = get_logger(__name__)
-
-MISMATCH_THRESHOLD = 0.1
-"""Mean absolute difference (nats per token) above which the weights are suspect: bfloat16 kernels differ by about
-0.01, float32 by 1e-6, a stale or half-loaded layer by 0.5 and more."""
 
 _POLL_S = 0.2
 _RETRY_AFTER_S = 0.5
@@ -115,17 +111,25 @@ class PolicyWeights:
         probe = await asyncio.to_thread(read_probe, folder)
         try:
             await self._engine.load_weights(folder, announcement.version, self._switch)
+            self.logprob_mismatch = await self._mismatch(probe)
+            self._refuse_mismatch(announcement.version, probe)
         except BaseException:
             # Cancellation included: the engine may hold the new weights by now, or half of them.
             self.held = None
             raise
         self.held = announcement.version
-        self.logprob_mismatch = await self._mismatch(probe)
-        fields = {"version": str(announcement.version), "logprob_mismatch": self.logprob_mismatch}
-        if self.logprob_mismatch is not None and not self.logprob_mismatch <= MISMATCH_THRESHOLD:
-            logger.error("log-probabilities of the loaded weights differ from the trainer's", **fields)
-        else:
-            logger.info("weights loaded", **fields)
+        logger.info("weights loaded", version=str(announcement.version), logprob_mismatch=self.logprob_mismatch)
+
+    def _refuse_mismatch(self, version: PolicyVersion, probe: Probe | None) -> None:
+        difference = self.logprob_mismatch
+        if probe is None or difference is None or difference <= probe.limit:
+            return
+        raise EngineFailedError(
+            f"the engine loaded weights {version}, but its log-probabilities of the probe differ from the trainer's by "
+            f"{difference:.3g} nats a token (limit {probe.limit}): it does not compute with these weights. If this "
+            "repeats after a restart, this model cannot be served by this engine on this device: compare "
+            "rollout.engine.arguments with its defaults, and the model with those that vLLM supports"
+        )
 
     async def _mismatch(self, probe: Probe | None) -> float | None:
         logprobs = None if probe is None else await self._engine.probe(probe.ids)

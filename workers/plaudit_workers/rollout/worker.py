@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from plaudit_reward.code.sandbox.privileges import forbid_inspection
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Prompt
 from plaudit_wire.records import WorkerRecord
@@ -17,7 +18,7 @@ from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.process import EXIT_DONE, ProcessSettings
 from plaudit_workers.rollout.agents.agent import Agent
 from plaudit_workers.rollout.engines.protocol import Engine, WeightSwitch
-from plaudit_workers.rollout.factory import build_agent, build_engine
+from plaudit_workers.rollout.factory import build_engine, open_agent
 from plaudit_workers.rollout.prompt_work import PromptWork
 from plaudit_workers.rollout.slots import Claim, Slots
 from plaudit_workers.rollout.weights import PolicyWeights
@@ -37,6 +38,8 @@ class RolloutOptions:
     """Sizes and times of a worker."""
 
     max_concurrent_samples: int = 256
+    max_samples_in_agents: int = 0
+    """Samples that may wait for their agents' tools while others take their places in the engine."""
     samples_per_prompt: int = 1
     """Of training prompts: determines how many prompts fill the free places. One more prompt waits in the engine, so
     that a freed place is refilled in the next engine step, without waiting for a stream read."""
@@ -58,23 +61,27 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
         EngineFailedError: the engine broke.
     """
     job = load_training_job(settings.job_path)
-    agent = build_agent(job)
-    engine = build_engine(job)
-    transport = await Transport.open(settings.redis, settings.run, spill=settings.run_folder / "spill", stop=stop)
-    try:
-        worker = RolloutWorker(settings.worker, transport, engine, agent, _options(job))
-        async with HealthServer(settings.health_port, ready=lambda: worker.ready):
-            await worker.run(stop)
-    finally:
-        await transport.close()
+    if job.spec.rollout.agent.kind != "singleTurn":
+        forbid_inspection()  # by users' agents and tools, which run in processes of the same user
+    async with open_agent(job) as agent:
+        engine = build_engine(job)
+        transport = await Transport.open(settings.redis, settings.run, spill=settings.run_folder / "spill", stop=stop)
+        try:
+            worker = RolloutWorker(settings.worker, transport, engine, agent, _options(job))
+            async with HealthServer(settings.health_port, ready=lambda: worker.ready):
+                await worker.run(stop)
+        finally:
+            await transport.close()
     return EXIT_DONE
 
 
 def _options(job: RLJob) -> RolloutOptions:
+    rollout = job.spec.rollout
     return RolloutOptions(
-        max_concurrent_samples=job.spec.rollout.engine.max_concurrent_samples,
+        max_concurrent_samples=rollout.engine.max_concurrent_samples,
+        max_samples_in_agents=0 if rollout.agent.kind == "singleTurn" else rollout.agent.max_concurrent_samples,
         samples_per_prompt=job.spec.algorithm.samples_per_prompt,
-        weight_switch=job.spec.rollout.in_flight,
+        weight_switch=rollout.in_flight,
     )
 
 
@@ -96,7 +103,7 @@ class RolloutWorker:
         self._transport = transport
         self._engine = engine
         self._options = options
-        self._slots = Slots(options.max_concurrent_samples + options.samples_per_prompt)
+        self._slots = Slots(options.max_concurrent_samples + options.samples_per_prompt, options.max_samples_in_agents)
         self._weights = PolicyWeights(transport, engine, options.weight_switch, self._beat)
         self._prompt_work = PromptWork(name, transport, engine, agent, self._weights)
         self._works: set[asyncio.Task[None]] = set()

@@ -21,6 +21,7 @@ from plaudit_wire.sample import Sample
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.group_hash import read_group
 from plaudit_workers.stream.release import release_call
+from plaudit_workers.stream.reply import read_entries
 from plaudit_workers.stream.transitions import sessions as transitions
 from plaudit_workers.stream.transitions.sessions import (
     SessionGoneError,
@@ -117,8 +118,7 @@ class Session:
         """
         key = self._transport.names.session(self.name, "results")
         reply: Any = await self._reader.xread({key: self._seen}, count=count, block=round(block_s * 1000) or None)
-        entries = reply[0][1] if reply else []
-        if entries:
+        if entries := read_entries(reply):
             self._seen = entries[-1][0].decode()
         return [_result(entry.decode(), fields) for entry, fields in entries]
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 
 from plaudit_wire.logs import get_logger
+from plaudit_workers.agent_processes.sources_of import described_tools
 from plaudit_workers.health import HealthServer
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.process import EXIT_DONE, ProcessSettings, RefusedError
@@ -68,19 +69,21 @@ async def _conduct(
     job: RLJob, settings: ProcessSettings, transport: Transport, world_size: int, stop: asyncio.Event
 ) -> bool:
     # Heavy imports only here: refusing a job needs none of them.
+    from plaudit_workers.tokenizer import ChatTemplate, load_tokenizer
     from plaudit_workers.training.backend.torch_backend import TorchBackend
     from plaudit_workers.training.conductor.conductor import conduct
     from plaudit_workers.training.data.dataset import PromptData
-    from plaudit_workers.training.model.model import load_tokenizer
     from plaudit_workers.training.model.policy_model import build_model
     from plaudit_workers.training.run.server_clock import ServerClock
     from plaudit_workers.training.run.sinks import Sinks
     from plaudit_workers.training.run.state import RunContext
 
     plan = RunPlan.from_job(job)
-    tokenizer = load_tokenizer(job.spec.model)
-    data = PromptData.for_training(job.spec.data, tokenizer, job.spec.seed)
-    validation_data = PromptData.for_validation(job.spec.data, tokenizer)
+    template = ChatTemplate(
+        load_tokenizer(job.spec.model), await described_tools(job), job.spec.model.chat_template_arguments
+    )
+    data = PromptData.for_training(job.spec.data, template, job.spec.seed)
+    validation_data = PromptData.for_validation(job.spec.data, template)
     sinks = Sinks(settings.run_folder, job.spec.trainer.sinks)
     model = await asyncio.to_thread(build_model, job, 0, world_size)
     run = RunContext(

@@ -38,6 +38,7 @@ def test_loss_and_gradient_are_trls(row):
         correction_cap=TABLE["correction_cap"],
         clip_low=TABLE["clip_low"],
         clip_high=TABLE["clip_high"],
+        clip_ratio_c=0.0,
         kl_coefficient=row["kl_coefficient"],
     )
     loss = policy_loss(tokens, settings).total

@@ -168,7 +168,11 @@ def _rollout(job: RLJob) -> Iterator[Problem]:
     if agent.kind == "custom":
         yield from _python("spec.rollout.agent", agent.path, agent.class_name, "class")
     for index, tool in enumerate(agent.tools):
-        yield from _python(f"spec.rollout.agent.tools[{index}]", tool.path, tool.function)
+        field = f"spec.rollout.agent.tools[{index}]"
+        if tool.path:
+            yield from _python(field, tool.path, tool.function)
+        if tool.config:
+            yield from _exists(f"{field}.config", tool.config)
 
 
 def _checkpoint(job: RLJob) -> Iterator[Problem]:

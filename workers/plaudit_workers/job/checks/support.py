@@ -11,8 +11,6 @@ from plaudit_workers.job.spec.pod import PodSpec, ResourcesSpec
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.job.spec.section import Section
 
-_NOT_YET = "is not supported by plaudit run yet"
-
 
 def unsupported(job: RLJob) -> list[Problem]:
     """Return the fields for which ``plaudit run`` refuses the job."""
@@ -33,6 +31,22 @@ def ignored(job: RLJob) -> list[Problem]:
         if pod.model_copy(update={"resources": ResourcesSpec()}) != PodSpec()
     ]
     return problems
+
+
+def without_effect(job: RLJob) -> list[Problem]:
+    """Return fields that change nothing, because of the values of others."""
+    algorithm = job.spec.algorithm
+    correction = algorithm.loss.correction
+    if not job.spec.trains or correction == "none" or algorithm.mini_batches_per_step > 1:
+        return []
+    return [
+        Problem(
+            "spec.algorithm.loss.correction",
+            f"with {correction} and one update a step the ratio is 1: clipLow, clipHigh and clipRatioC change nothing",
+            "Set miniBatchesPerStep above 1, or correction to none, for a clip that acts",
+            also=("spec.algorithm.miniBatchesPerStep",),
+        )
+    ]
 
 
 _ON_KUBERNETES = "It applies on Kubernetes"
@@ -68,14 +82,7 @@ def _differs(section: Section, name: str) -> bool:
 
 
 def _rollout(job: RLJob) -> Iterator[Problem]:
-    rollout = job.spec.rollout
-    if rollout.agent.kind == "tools":
-        yield Problem(
-            "spec.rollout.agent.kind",
-            f"tools {_NOT_YET}",
-            "Use singleTurn, or custom with a class that runs your tools",
-        )
-    sampling = rollout.sampling
+    sampling = job.spec.rollout.sampling
     if sampling.top_p < 1 or sampling.top_k > 0:
         yield Problem(
             "spec.rollout.sampling",

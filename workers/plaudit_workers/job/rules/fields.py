@@ -16,6 +16,7 @@ from plaudit_workers.job.rules.failure_policy import failure_policy_problems
 from plaudit_workers.job.rules.pods import environment_problems, gpu_problems
 from plaudit_workers.job.rules.scorers import scorer_problems
 from plaudit_workers.job.spec.rljob import Spec
+from plaudit_workers.job.spec.rollout import ToolSpec
 from plaudit_workers.job.spec.transport import USABLE_SHARE, TlsSpec
 
 _BYTES_PER_TOKEN = 9
@@ -65,6 +66,16 @@ def _mini_batches(spec: Spec) -> Iterator[Problem]:
             f"{prompts} is not a multiple of miniBatchesPerStep {parts}",
             f"Give a multiple of {parts}, such as {max(parts, prompts - prompts % parts)}",
             also=("spec.algorithm.miniBatchesPerStep",),
+        )
+
+
+def _dual_clip(spec: Spec) -> Iterator[Problem]:
+    bound = spec.algorithm.loss.clip_ratio_c
+    if 0 < bound <= 1:
+        yield Problem(
+            "spec.algorithm.loss.clipRatioC",
+            f"{bound:g} would bound tokens whose probability did not change",
+            "Give more than 1, such as 3, or 0 for no bound",
         )
 
 
@@ -138,6 +149,21 @@ def _agent(spec: Spec) -> Iterator[Problem]:
         yield Problem(
             "spec.rollout.agent.path", "or class is missing; kind custom requires both", "Give path: … and class: …"
         )
+    for index, tool in enumerate(agent.tools):
+        yield from _tool(f"spec.rollout.agent.tools[{index}]", tool)
+
+
+def _tool(field: str, tool: ToolSpec) -> Iterator[Problem]:
+    if bool(tool.path) != bool(tool.function):
+        yield Problem(f"{field}.path", "and function belong together; one is missing", "Give path: … and function: …")
+    elif sum((bool(tool.path), bool(tool.config), tool.mcp is not None)) != 1:
+        yield Problem(
+            field,
+            "needs exactly one of path with function, config and mcp",
+            "Give {path: …, function: …}, {config: …} or {mcp: {url: …}}",
+        )
+    if tool.mcp is not None and bool(tool.mcp.url) == bool(tool.mcp.command):
+        yield Problem(f"{field}.mcp", "needs exactly one of url and command", "Give url: … or command: […]")
 
 
 def _ranks(spec: Spec) -> Iterator[Problem]:
@@ -289,6 +315,7 @@ _SCORING_ONLY: tuple[Rule, ...] = (_no_orphans, _gang_without_training)
 _TRAINING: tuple[Rule, ...] = (
     _sections_together,
     _mini_batches,
+    _dual_clip,
     _order,
     _group_size,
     _lengths,

@@ -17,6 +17,9 @@ class LossSpec(Section):
     clip_high: float = Field(default=0.28, gt=0)
     """The ratio is clipped above 1 + clipHigh. Default 0.28: DAPO's clip-higher, which leaves room for rare tokens to
     grow; set it to clipLow for plain PPO."""
+    clip_ratio_c: float = Field(default=3.0, ge=0)
+    """Dual clip: a token of negative advantage counts at most this many times, however far its ratio has grown. Default
+    3: verl's. 0: no bound."""
     aggregation: Literal["token", "sequence"] = "token"
     """``token``: mean over all tokens of the mini-batch; ``sequence``: mean over each sequence, then over sequences.
     Default token: long answers weigh by their length (DAPO)."""

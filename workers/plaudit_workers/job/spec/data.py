@@ -40,6 +40,7 @@ class ValidationSamplingSpec(Section):
             top_p=self.top_p,
             top_k=self.top_k,
             max_tokens=self.max_tokens or training.max_tokens,
+            stop=training.stop,
         )
 
 

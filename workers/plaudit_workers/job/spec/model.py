@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from plaudit_workers.job.spec.section import FilePath, Section, SourcePath
+from plaudit_workers.job.spec.section import FilePath, Opaque, Section, SourcePath
 
 
 class ModelSpec(Section):
@@ -25,6 +25,11 @@ class ModelSpec(Section):
     """Run Python code of the model. Default false: it would run with the rights of every worker."""
     tokenizer: SourcePath = ""
     """Hub id or folder of the tokenizer. Default empty: the one in ``source``."""
+    tokenizer_revision: str = "main"
+    """Branch, tag or commit of ``tokenizer`` on the hub. Default ``main``. Ignored for a folder, and without
+    ``tokenizer``: then ``revision`` applies to both."""
     chat_template: FilePath = ""
     """A Jinja file that turns messages into text. Default empty: the tokenizer's own template; without one, the
     messages' contents are joined."""
+    chat_template_arguments: Opaque = Field(default={})
+    """Further variables of the chat template, such as ``enable_thinking: false``. Default: none."""

@@ -41,18 +41,35 @@ class SamplingSpec(Section):
     """The k likeliest tokens. Default -1: all tokens."""
     max_tokens: int = Field(default=1024, ge=1, le=1_000_000)
     """The most tokens of a response; a longer one is cut and ends with ``length``. Default 1,024."""
+    stop: list[str] = Field(default=[])
+    """Texts that end a response when the model has written one of them; the text stays part of the response. Default:
+    none, the model's own end of turn."""
+
+
+class McpSpec(Section):
+    """An MCP server, all of whose tools the model may call: give ``url`` or ``command``."""
+
+    url: str = Field(default="", pattern=r"^(https?://.*)?$")
+    """URL of a server that speaks streamable HTTP, such as ``http://search:8000/mcp``."""
+    command: list[str] = Field(default=[])
+    """Program and arguments of a server that speaks over its standard input and output; each sample that calls it
+    starts its own."""
 
 
 class ToolSpec(Section):
-    """A function that the model may call."""
+    """Tools that the model may call: give ``path`` and ``function``, or ``config``, or ``mcp``."""
 
-    path: FilePath = Field(min_length=1)
+    path: FilePath = ""
     """Python file: relative to the job file; on Kubernetes a file of ``spec.files``, or an absolute path on the volume
     or in the image."""
-    function: str = Field(min_length=1, pattern=PYTHON_NAME)
+    function: str = Field(default="", pattern=f"^$|{PYTHON_NAME}")
     """The function's name in it; its docstring and type hints describe it to the model."""
+    config: FilePath = ""
+    """A YAML file in verl's format (``tool_config_path``), which lists tool classes with their configuration."""
+    mcp: McpSpec | None = None
+    """An MCP server."""
     timeout_seconds: float = Field(default=30.0, gt=0)
-    """Seconds after which a call is stopped and the model gets an error. Default 30."""
+    """Seconds after which the process of a call is killed; ``onToolFailure`` says what follows. Default 30."""
 
 
 class AgentSpec(Section):
@@ -60,16 +77,40 @@ class AgentSpec(Section):
 
     kind: Literal["singleTurn", "tools", "custom"] = "singleTurn"
     """``singleTurn``: one generation. ``tools``: runs tool calls and appends their results until the model stops.
-    ``custom``: your class. Default singleTurn."""
+    ``custom``: your class. Tools and classes run in processes of their own, one for each sample. Default singleTurn."""
+    max_concurrent_samples: int = Field(default=256, ge=0, le=100_000)
+    """Samples of one worker that may wait for tools while others take their places in the engine
+    (``engine.maxConcurrentSamples``). Default 256."""
+    timeout_seconds: float = Field(default=1800.0, gt=0, le=86_400)
+    """Seconds of one sample, generation included, after which it ends without a score. Default 1,800."""
     max_turns: int = Field(default=8, ge=1, le=1000)
     """The most generations of one sample, for ``tools``. Default 8."""
+    max_turn_tokens: int | None = Field(default=None, ge=1, le=1_000_000)
+    """The most tokens of one turn, for ``tools``. Default: what ``sampling.maxTokens``, which counts all turns and tool
+    results, leaves."""
+    max_calls_per_turn: int = Field(default=8, ge=1, le=1000)
+    """The most tool calls of one turn, which run at the same time; further ones are answered with an error. Default 8.
+    """
+    max_calls: int = Field(default=64, ge=1, le=100_000)
+    """The most tool calls of one sample; further ones are answered with an error. Default 64."""
+    max_tool_response_tokens: int = Field(default=1024, ge=1, le=1_000_000)
+    """The most tokens of one tool result; a longer one is cut. Default 1,024."""
+    truncate_tool_response: Literal["left", "middle", "right"] = "middle"
+    """The part of a long tool result that is left out. Default middle."""
+    on_tool_failure: Literal["observe", "fail"] = "observe"
+    """What follows when a call passes its time limit or ends its process. ``observe``: the model reads an error.
+    ``fail``: the sample ends without a score. A tool that raises is always an error that the model reads. Default
+    observe."""
+    tool_parser: str = Field(default="hermes", min_length=1)
+    """vLLM's parser of the model's tool calls, by name: ``hermes`` (Qwen2.5, Qwen3), ``llama3_json``, ``mistral``, …
+    Default hermes."""
     tools: list[ToolSpec] = Field(default=[])
-    """The functions that the model may call, for ``tools``."""
+    """The tools that the model may call, for ``tools``."""
     path: FilePath = ""
     """Python file of the agent, for ``custom``: relative to the job file; on Kubernetes a file of ``spec.files``, or an
     absolute path on the volume or in the image."""
     class_name: str = Field(default="", alias="class")
-    """The class in it, with ``async def run(prompt, generate) -> Trajectory``, for ``custom``."""
+    """The class in it, with ``async def run(self, prompt, generate) -> Trajectory``, for ``custom``."""
 
 
 class RolloutSpec(Section):

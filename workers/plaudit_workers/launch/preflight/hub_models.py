@@ -34,7 +34,10 @@ def check_hub_models(job: RLJob) -> list[Problem]:
 
 def _models(job: RLJob) -> Iterator[tuple[str, str, str]]:
     if job.spec.trains:
-        yield "spec.model.source", job.spec.model.source, job.spec.model.revision
+        model = job.spec.model
+        yield "spec.model.source", model.source, model.revision
+        if model.tokenizer:
+            yield "spec.model.tokenizer", model.tokenizer, model.tokenizer_revision
     for index, scorer in enumerate(job.spec.reward.scorers):
         if scorer.model:
             yield f"spec.reward.scorers[{index}].model.source", scorer.model.source, scorer.model.revision

@@ -1,46 +1,97 @@
-"""``agent.kind: custom``: a user's class, loaded from a Python file."""
+"""``agent.kind: custom``: a user's class, run in a process of its own for each sample; ``generate`` calls back here."""
 
 from __future__ import annotations
 
-import importlib.util
-import inspect
-import sys
-from pathlib import Path
-from typing import Any, cast
+import asyncio
+from typing import Any
 
-from plaudit_workers.process import RefusedError
-from plaudit_workers.rollout.agents.agent import Agent
+import msgspec
+
+from plaudit_wire.messages import Prompt
+from plaudit_workers.agent_processes.messages import AgentDone, AgentFailed, FromSample, Generated, RunAgent
+from plaudit_workers.agent_processes.messages import Generate as GenerateMessage
+from plaudit_workers.agent_processes.processes import AgentProcesses, ProcessDiedError, SampleProcess
+from plaudit_workers.rollout.agents.agent import Generate, Trajectory
+from plaudit_workers.rollout.engines.protocol import EngineFailedError
 
 
-def load_agent(path: Path, class_name: str) -> Agent:
-    """Import the file and create one instance of the class, without arguments.
+class AgentError(Exception):
+    """A user's agent raised, hung or ended its process; it fails its own sample only."""
+
+
+class CustomAgent:
+    """Runs the user's class.
 
     Args:
-        path: a Python file; its folder is not added to ``sys.path``.
-        class_name: a class with ``async def run(self, prompt, generate) -> Trajectory``.
-
-    Raises:
-        RefusedError: file or class are missing, the import fails, or ``run`` is not a coroutine function.
+        processes: have loaded the class.
+        limit_s: seconds after which a sample's process is killed.
     """
-    agent_class: Any = getattr(_module(path), class_name, None)
-    if not inspect.isclass(agent_class):
-        raise RefusedError(f"spec.rollout.agent: {path} has no class {class_name!r}")
-    if not inspect.iscoroutinefunction(getattr(agent_class, "run", None)):
-        raise RefusedError(f"spec.rollout.agent: {class_name} in {path} needs 'async def run(self, prompt, generate)'")
-    try:
-        return cast(Agent, agent_class())
-    except Exception as error:
-        raise RefusedError(f"spec.rollout.agent: {class_name}() in {path} raised {error!r}") from error
+
+    def __init__(self, processes: AgentProcesses, limit_s: float) -> None:
+        self._processes = processes
+        self._limit_s = limit_s
+
+    async def run(self, prompt: Prompt, generate: Generate) -> Trajectory:
+        """Run the class on one prompt.
+
+        Raises:
+            AgentError: it raised, its process ended, or it passed its limit.
+        """
+        process = await self._processes.fork()
+        try:
+            async with asyncio.timeout(self._limit_s):
+                return await _Run(process, generate).result(prompt)
+        except TimeoutError:
+            raise AgentError(f"no trajectory within {self._limit_s:g} s") from None
+        except ProcessDiedError as error:
+            raise AgentError(f"the process that ran it {error}") from error
+        finally:
+            process.close()
 
 
-def _module(path: Path) -> object:
-    specification = importlib.util.spec_from_file_location(f"plaudit_agent_{path.stem}", path)
-    if specification is None or specification.loader is None or not path.is_file():
-        raise RefusedError(f"spec.rollout.agent.path: {path} is not a Python file")
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[specification.name] = module
-    try:
-        specification.loader.exec_module(module)
-    except Exception as error:
-        raise RefusedError(f"spec.rollout.agent.path: importing {path} raised {error!r}") from error
-    return module
+class _Run:
+    """One sample: answers the process's calls of ``generate`` until it has a trajectory."""
+
+    def __init__(self, process: SampleProcess, generate: Generate) -> None:
+        self._process = process
+        self._generate = generate
+        self._ended: asyncio.Future[Trajectory] = asyncio.get_running_loop().create_future()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def result(self, prompt: Prompt) -> Trajectory:
+        self._process.on_message = self._on_message
+        self._process.died.add_done_callback(lambda died: self._fail(ProcessDiedError(died.result())))
+        self._process.send(RunAgent(prompt))
+        try:
+            return await self._ended
+        finally:
+            for task in self._tasks:
+                task.cancel()
+
+    def _on_message(self, message: FromSample) -> None:
+        if isinstance(message, GenerateMessage):
+            task = asyncio.get_running_loop().create_task(self._answer(message))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        elif isinstance(message, AgentFailed):
+            self._fail(AgentError(message.reason))
+        elif isinstance(message, AgentDone) and not self._ended.done():
+            try:
+                self._ended.set_result(msgspec.convert(message.trajectory, Trajectory, strict=False))
+            except msgspec.ValidationError as error:
+                self._fail(AgentError(f"its trajectory is invalid: {error}"))
+
+    async def _answer(self, call: GenerateMessage) -> None:
+        try:
+            sample = await self._generate(call.ids, call.max_tokens)
+        except EngineFailedError as error:
+            self._fail(error)
+        except Exception as error:
+            self._process.send(Generated(call.id, error=f"{type(error).__name__}: {error}"))
+        else:
+            fields: dict[str, Any] = msgspec.to_builtins(sample)
+            self._process.send(Generated(call.id, fields))
+
+    def _fail(self, error: Exception) -> None:
+        if not self._ended.done():
+            self._ended.set_exception(error)

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 from plaudit_wire.messages import PolicyVersion, Sampling
-
-FinishReason = Literal["stop", "length"]
-"""``stop``: the policy ended the response itself. ``length``: it was cut at ``max_tokens`` or the model's length."""
+from plaudit_workers.agent_processes.trajectory import FinishedSample as FinishedSample
+from plaudit_workers.agent_processes.trajectory import FinishReason as FinishReason
+from plaudit_workers.agent_processes.trajectory import VersionSpan as VersionSpan
 
 WeightSwitch = Literal["continue", "recompute", "drain"]
 """How running samples are treated when the weights change (``rollout.inFlight``).
@@ -27,9 +27,6 @@ WeightSwitch = Literal["continue", "recompute", "drain"]
 ``continue``: they keep the key-value cache of the old weights. ``recompute``: their cache is computed again under the
 new weights. ``drain``: they finish under the old weights first; new samples wait for that.
 """
-
-VersionSpan = tuple[int, int, int]
-"""(first token, incarnation, number), as in ``Body.version_spans``."""
 
 
 class EngineFailedError(Exception):
@@ -53,25 +50,8 @@ class SampleRequest:
     sampling: Sampling
     seed: int
     """The same seed under the same weights gives the same response."""
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedSample:
-    """One response, ``T`` tokens long (the end-of-sequence token included)."""
-
-    response_ids: list[int]
-    """[T] token ids."""
-    logprobs: list[float]
-    """[T] natural log-probabilities under the distribution sampled from (temperature, top_p, top_k applied)."""
-    version_spans: list[VersionSpan]
-    """The policy version that sampled each range of tokens; begins with token 0 when ``T`` > 0."""
-    finish_reason: FinishReason
-    generate_s: float
-    """Seconds from the call of ``generate`` to the last token."""
-    engine_queue_s: float = 0.0
-    """The part of ``generate_s`` before the engine first scheduled the request."""
-    num_preempted: int = -1
-    """Preemptions by the engine; -1 if the engine does not report them."""
+    turn: int = 0
+    """Number of earlier requests of the same sample."""
 
 
 @runtime_checkable

@@ -67,6 +67,9 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ca
     vocabulary_size: int = 16
     load_seconds: float = 0.0
     """Seconds that a switch of weights takes; running samples continue meanwhile."""
+    turns: list[str] = []
+    """Texts to play instead of random tokens: the n-th turn of a sample gets the n-th text, later turns the last one.
+    With the model's tokenizer, so that tool calls can be played."""
 
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, Any]) -> Script:

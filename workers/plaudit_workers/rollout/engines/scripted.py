@@ -10,6 +10,7 @@ Policy versions are treated as in a real engine: a switch in the middle of a res
     responseTokens: {kind: constant, value: 64}
     vocabularySize: 16
     loadSeconds: 0.02
+    turns: ['<tool_call>{"name": "look_up", "arguments": {"key": "a"}}</tool_call>', 'It is 4.']
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -45,10 +47,12 @@ class ScriptedEngine:
     Args:
         script: distributions and sizes.
         max_concurrent_samples: number of samples that run at once; others wait, first come first served.
+        tokenizer: of the model; needed for a script with ``turns``.
     """
 
-    def __init__(self, script: Script, *, max_concurrent_samples: int = 256) -> None:
+    def __init__(self, script: Script, *, max_concurrent_samples: int = 256, tokenizer: Any = None) -> None:
         self._script = script
+        self._tokenizer = tokenizer
         self._places = asyncio.Semaphore(max_concurrent_samples)
         self._running: set[_Running] = set()
         self._version: PolicyVersion | None = None
@@ -93,7 +97,9 @@ class ScriptedEngine:
         return None
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the ids as text."""
+        """Return the ids as text: in the tokenizer's, or as numbers without one."""
+        if self._tokenizer is not None:
+            return str(self._tokenizer.decode(ids, skip_special_tokens=True))
         return " ".join(map(str, ids))
 
     async def close(self) -> None:
@@ -105,6 +111,9 @@ class ScriptedEngine:
         num_tokens = max(1, round(self._script.response_tokens.draw(random)))
         latency_s = max(0.0, self._script.latency_seconds.draw(random))
         response_ids = random.integers(0, self._script.vocabulary_size, num_tokens)
+        if self._script.turns:
+            response_ids = np.asarray(self._played(request.turn))
+            num_tokens = len(response_ids)
         logprobs = np.log(random.uniform(0.05, 1.0, num_tokens))
         running = _Running(
             request=request,
@@ -119,6 +128,12 @@ class ScriptedEngine:
         self._running.add(running)
         self._idle.clear()
         return running
+
+    def _played(self, turn: int) -> list[int]:
+        """Return the tokens of a turn of the script, ended by the end-of-sequence token."""
+        text = self._script.turns[min(turn, len(self._script.turns) - 1)]
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return [*ids, self._tokenizer.eos_token_id]
 
 
 def _begin_span(running: _Running, now: float, version: PolicyVersion) -> None:

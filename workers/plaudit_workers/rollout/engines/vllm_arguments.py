@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.process import RefusedError
+from plaudit_workers.rollout.engines.vllm_platform import is_cpu_build
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
 
-_GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
+GPU_SHARE = "PLAUDIT_GPU_SHARE"
+"""Variable with this process's share of its GPU, where ``plaudit run`` lets processes share one."""
+
 _CPU_CACHE_BYTES = 1 << 30
 _CPU_BATCH_TOKENS = 4096
 _OWNED = {"model", "load_format", "logprobs_mode", "async_scheduling", "disable_log_stats", "max_num_seqs"}
@@ -32,7 +35,9 @@ class VllmSettings:
     """Hub id or folder with ``config.json`` and tokenizer; its weights are not read."""
     revision: str = "main"
     tokenizer: str = ""
-    """Empty: the one in ``source``."""
+    """Empty: the one in ``source``, of the same revision."""
+    tokenizer_revision: str = "main"
+    """Of a ``tokenizer`` of its own."""
     trust_remote_code: bool = False
     dtype: str = "float32"
     max_model_length: int = 4096
@@ -40,12 +45,17 @@ class VllmSettings:
     max_concurrent_samples: int = 256
     tensor_parallel_size: int = 1
     gpu_memory_utilization: float = 0.85
+    """Share of the GPU's memory, of which other processes may have another share."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Further ``vllm.EngineArgs`` by name."""
 
     @classmethod
-    def from_job(cls, job: RLJob) -> VllmSettings:
+    def from_job(cls, job: RLJob, environment: Mapping[str, str] = os.environ) -> VllmSettings:
         """Read ``spec.model`` and ``spec.rollout``.
+
+        Args:
+            job: a resolved job.
+            environment: ``PLAUDIT_GPU_SHARE`` scales ``engine.gpuMemoryUtilization``.
 
         Raises:
             RefusedError: ``engine.arguments`` sets an argument that the rollout controls.
@@ -58,19 +68,15 @@ class VllmSettings:
             source=model.source,
             revision=model.revision,
             tokenizer=model.tokenizer,
+            tokenizer_revision=model.tokenizer_revision,
             trust_remote_code=model.trust_remote_code,
             dtype=model.dtype,
             max_model_length=engine.max_model_length,
             max_concurrent_samples=engine.max_concurrent_samples,
             tensor_parallel_size=engine.tensor_parallel_size,
-            gpu_memory_utilization=engine.gpu_memory_utilization,
+            gpu_memory_utilization=engine.gpu_memory_utilization * float(environment.get(GPU_SHARE, "1")),
             arguments=engine.arguments,
         )
-
-
-def has_gpu() -> bool:
-    """Return True if this machine has a GPU; works before torch is imported."""
-    return any(os.path.exists(device) for device in _GPU_DEVICES)
 
 
 def prepare_environment(source: str, environment: MutableMapping[str, str] = os.environ) -> None:
@@ -85,9 +91,11 @@ def prepare_environment(source: str, environment: MutableMapping[str, str] = os.
     environment.setdefault("VLLM_NO_USAGE_STATS", "1")
     environment.setdefault("VLLM_CONFIGURE_LOGGING", "0")
     environment.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # The engine runs in a thread beside asyncio: a fork copies locks that other threads hold.
+    environment.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     if Path(source).is_dir():
         environment.setdefault("HF_HUB_OFFLINE", "1")
-    if not has_gpu():
+    if is_cpu_build(environment):
         # Spinning OpenMP threads cost a small model nine tenths of its speed, compiling costs 9-25 s at the start.
         environment.setdefault("OMP_NUM_THREADS", "1")
         environment.setdefault("TORCHDYNAMO_DISABLE", "1")
@@ -102,11 +110,14 @@ def engine_arguments(settings: VllmSettings) -> EngineArgs:
     """
     from vllm.engine.arg_utils import EngineArgs
     from vllm.exceptions import VLLMClientError
+    from vllm.platforms import current_platform
 
+    on_cpu = current_platform.is_cpu()
     arguments: dict[str, Any] = {
         "model": settings.source,
         "revision": None if Path(settings.source).is_dir() else settings.revision,
         "tokenizer": settings.tokenizer or None,
+        "tokenizer_revision": _tokenizer_revision(settings),
         "trust_remote_code": settings.trust_remote_code,
         "dtype": settings.dtype,
         "max_num_seqs": settings.max_concurrent_samples,
@@ -119,13 +130,14 @@ def engine_arguments(settings: VllmSettings) -> EngineArgs:
         "async_scheduling": False,
         "disable_log_stats": False,
         "enable_prefix_caching": True,
-        **_device_arguments(settings),
+        **_device_arguments(settings, on_cpu=on_cpu),
         **settings.arguments,
     }
     try:
         model = EngineArgs(**arguments).create_model_config()
         arguments.setdefault("max_model_len", min(settings.max_model_length, model.max_model_len))
-        if not has_gpu():
+        if on_cpu:
+            _refuse_experts_on_cpu(settings.source, model.get_num_experts())
             _suit_cpu(arguments, tied=model.hf_text_config.tie_word_embeddings)
         return EngineArgs(**arguments)
     except (VLLMClientError, TypeError, ValueError, OSError) as error:
@@ -138,10 +150,26 @@ def is_untied(arguments: EngineArgs) -> bool:
     return isinstance(overrides, dict) and overrides.get("tie_word_embeddings") is False
 
 
-def _device_arguments(settings: VllmSettings) -> dict[str, Any]:
-    if has_gpu():
-        return {"gpu_memory_utilization": settings.gpu_memory_utilization}
-    return {"enforce_eager": True, "kv_cache_memory_bytes": _CPU_CACHE_BYTES}
+def _tokenizer_revision(settings: VllmSettings) -> str | None:
+    source = settings.tokenizer or settings.source
+    if Path(source).is_dir():
+        return None
+    return settings.tokenizer_revision if settings.tokenizer else settings.revision
+
+
+def _device_arguments(settings: VllmSettings, *, on_cpu: bool) -> dict[str, Any]:
+    if on_cpu:
+        return {"enforce_eager": True, "kv_cache_memory_bytes": _CPU_CACHE_BYTES}
+    return {"gpu_memory_utilization": settings.gpu_memory_utilization}
+
+
+def _refuse_experts_on_cpu(source: str, num_experts: int) -> None:
+    if num_experts:
+        raise RefusedError(
+            f"spec.model.source {source!r} has {num_experts} experts: vLLM's CPU backend packs their weights when it "
+            "builds the model and keeps computing with the old ones after new weights are loaded. Train it on GPUs, "
+            "or use a model without experts"
+        )
 
 
 def _suit_cpu(arguments: dict[str, Any], *, tied: bool) -> None:

@@ -23,10 +23,10 @@ from plaudit_workers.rollout.engines.protocol import EngineFailedError, Finished
 from plaudit_workers.rollout.engines.vllm_arguments import (
     VllmSettings,
     engine_arguments,
-    has_gpu,
     is_untied,
     prepare_environment,
 )
+from plaudit_workers.rollout.engines.vllm_platform import is_cpu_build, refuse_hidden_gpus
 from plaudit_workers.rollout.engines.vllm_requests import Generation, WeightLoad, resolve
 
 if TYPE_CHECKING:
@@ -131,13 +131,14 @@ class VllmEngine:
             self._vllm.shut_down()
 
     def _build(self) -> tuple[VllmLoop, Any]:
+        refuse_hidden_gpus()
         prepare_environment(self._settings.source)
         import torch
         from vllm.v1.engine.llm_engine import LLMEngine
 
         from plaudit_workers.rollout.engines.vllm_loop import VllmLoop
 
-        if not has_gpu():
+        if is_cpu_build():
             # The variable is too late where something else has imported torch before.
             torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         arguments = engine_arguments(self._settings)

@@ -197,7 +197,8 @@ def _sampling_parameters(request: SampleRequest) -> SamplingParams:
         seed=request.seed & _SEED_BITS,
         logprobs=0,
         flat_logprobs=True,
-        detokenize=False,
+        stop=sampling.stop or None,
+        detokenize=bool(sampling.stop),  # vLLM looks for stop texts in the text
         output_kind=RequestOutputKind.FINAL_ONLY,
         skip_clone=True,
     )

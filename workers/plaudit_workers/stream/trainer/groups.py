@@ -60,7 +60,9 @@ class TrainerStreams:
         """
         await self._fence.take_over(floor)
         self._ready.clear()
-        await self._transport.volume.prepare(await self.open_groups())
+        retry = self._transport.retry_through_outage
+        open_groups = await retry(self.open_groups)
+        await retry(lambda: self._transport.volume.prepare(open_groups))
         return self.incarnation
 
     async def admit(self, prompt: Prompt) -> Admission:

@@ -11,6 +11,7 @@ from plaudit_wire.outage import OUTAGE
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.group import Group
 from plaudit_workers.stream.group_hash import read_groups
+from plaudit_workers.stream.reply import read_entries
 from plaudit_workers.stream.trainer.fence import Fence
 from plaudit_workers.stream.transitions.trainer import take_ready
 
@@ -88,8 +89,8 @@ class TakenGroups:
         except OUTAGE as error:
             self._transport.outages.report(error)
             return
-        if reply:
-            self._last_seen = reply[0][1][-1][0].decode()
+        if entries := read_entries(reply):
+            self._last_seen = entries[-1][0].decode()
 
 
 def _entry_order(entry: str) -> tuple[int, int]:

@@ -25,6 +25,7 @@ from plaudit_wire.names import CONSUMER_GROUPS
 from plaudit_wire.outage import OUTAGE
 from plaudit_wire.sample import Sample
 from plaudit_workers.stream.connection import Transport
+from plaudit_workers.stream.reply import read_entries
 from plaudit_workers.stream.transitions import leases as transitions
 from plaudit_workers.stream.transitions.leases import ClaimRules
 from plaudit_workers.stream.volume import VolumeError
@@ -271,9 +272,7 @@ class Consumer(Generic[T]):
             count=slots,
             block=round(self._options.block_s * 1000) or None,
         )
-        if not reply:
-            return []
-        return await self._deliver([(entry.decode(), 1, fields) for entry, fields in reply[0][1]])
+        return await self._deliver([(entry.decode(), 1, fields) for entry, fields in read_entries(reply)])
 
     async def _deliver(self, entries: Sequence[tuple[str, int, dict[bytes, bytes]]]) -> list[Delivery[T]]:
         """Build deliveries of entries; end those that are not needed, dead-letter those that cannot be worked on."""

@@ -64,6 +64,8 @@ class Admitter:
             self.pending.discard(prompt.group)
         if outcome in (Admission.admitted, Admission.duplicate):  # duplicate: a call that was repeated
             return True
+        if self._state.ledger.find(prompt.group) is None:  # admitted by a call whose reply was lost, and ended since
+            return True
         self._state.ledger.withdraw(prompt.group)
         fields = {"group": prompt.group, "outcome": outcome.name}
         logger.warning("prompt not admitted", **fields)

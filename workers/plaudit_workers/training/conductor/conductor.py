@@ -56,7 +56,7 @@ async def conduct(run: RunContext, backend: TrainerBackend, stop: asyncio.Event)
         RefusedError: a checkpoint cannot be loaded or is missing, or the disk is full.
     """
     thread = BackendThread(backend)
-    await run.clock.synchronise()
+    await run.transport.retry_through_outage(run.clock.synchronise)
     state, broken_off = await take_over(run, thread)
     try:
         async with asyncio.TaskGroup() as tasks:

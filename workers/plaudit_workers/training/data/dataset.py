@@ -20,6 +20,7 @@ from plaudit_wire.logs import get_logger
 from plaudit_workers.job.data_row import extra_info_of
 from plaudit_workers.job.spec.data import DataSpec, TrainDataSpec
 from plaudit_workers.process import RefusedError
+from plaudit_workers.tokenizer import ChatTemplate
 from plaudit_workers.training.data.rows import Rows, read_rows
 
 logger = get_logger(__name__)
@@ -67,26 +68,26 @@ class PromptData:
         self._order = lru_cache(maxsize=2)(self._shuffled)
 
     @classmethod
-    def for_training(cls, data: DataSpec, tokenizer: PreTrainedTokenizerBase, seed: int) -> Self:
+    def for_training(cls, data: DataSpec, template: ChatTemplate, seed: int) -> Self:
         """Load ``data.train``; see ``load``."""
-        return cls.load(data.train, tokenizer, seed)
+        return cls.load(data.train, template, seed)
 
     @classmethod
-    def for_validation(cls, data: DataSpec, tokenizer: PreTrainedTokenizerBase) -> Self | None:
+    def for_validation(cls, data: DataSpec, template: ChatTemplate) -> Self | None:
         """Load ``data.validation`` in the file's order, if the job has one, with the same length limit."""
         if data.validation is None:
             return None
         limit = data.train.max_prompt_length
         section = TrainDataSpec(path=data.validation.path, shuffle=False, max_prompt_length=limit)
-        return cls.load(section, tokenizer, seed=0)
+        return cls.load(section, template, seed=0)
 
     @classmethod
-    def load(cls, section: TrainDataSpec, tokenizer: PreTrainedTokenizerBase, seed: int) -> Self:
+    def load(cls, section: TrainDataSpec, template: ChatTemplate, seed: int) -> Self:
         """Read a file, apply the chat template, skip and count the prompts that are too long.
 
         Args:
             section: path, order and length limit.
-            tokenizer: its chat template makes text of messages; without one their contents are joined by line ends.
+            template: makes text of messages; without one their contents are joined by line ends.
             seed: of the order of each epoch.
 
         Raises:
@@ -95,8 +96,9 @@ class PromptData:
         path = Path(section.path)
         rows = read_rows(path)
         prompts = rows.column("prompt")
-        texts = [_text(path, number, prompt, tokenizer) for number, prompt in enumerate(prompts, start=1)]
-        prompt_ids = _tokenize(texts, [isinstance(prompt, str) for prompt in prompts], tokenizer)
+        texts = [_text(path, number, prompt, template) for number, prompt in enumerate(prompts, start=1)]
+        untemplated = [template.tokenizer.chat_template is None or isinstance(prompt, str) for prompt in prompts]
+        prompt_ids = _tokenize(texts, untemplated, template.tokenizer)
         kept = [
             text if 0 < ids.size <= section.max_prompt_length else None
             for text, ids in zip(texts, prompt_ids, strict=True)
@@ -140,13 +142,13 @@ class PromptData:
         return self._kept[np.argsort(bits.random_raw(len(self)), kind="stable")]
 
 
-def _text(path: Path, number: int, prompt: str | list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> str:
+def _text(path: Path, number: int, prompt: str | list[dict[str, Any]], template: ChatTemplate) -> str:
     if isinstance(prompt, str):
         return prompt
-    if tokenizer.chat_template is None:
+    if template.tokenizer.chat_template is None:
         return "\n".join(str(message["content"]) for message in prompt)
     try:
-        return str(tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True))
+        return template.render(prompt, generate=True)
     except TemplateError as error:
         raise RefusedError(
             f"data file {path}, row {number}: the chat template refuses these messages ({error}); mend them, or name "
@@ -154,11 +156,11 @@ def _text(path: Path, number: int, prompt: str | list[dict[str, Any]], tokenizer
         ) from error
 
 
-def _tokenize(texts: list[str], is_text: list[bool], tokenizer: PreTrainedTokenizerBase) -> list[NDArray[np.int32]]:
-    """Return token ids of each text. A chat template writes its own special tokens; plain text gets the tokenizer's."""
+def _tokenize(texts: list[str], untemplated: list[bool], tokenizer: PreTrainedTokenizerBase) -> list[NDArray[np.int32]]:
+    """Return token ids of each text. A chat template writes its own special tokens; other text gets the tokenizer's."""
     found: list[NDArray[np.int32]] = [np.empty(0, np.int32)] * len(texts)
     for special in (True, False):
-        numbers = [number for number, plain in enumerate(is_text) if plain is special]
+        numbers = [number for number, plain in enumerate(untemplated) if plain is special]
         for start in range(0, len(numbers), _TOKENIZED_AT_ONCE):
             part = numbers[start : start + _TOKENIZED_AT_ONCE]
             encoded = tokenizer([texts[number] for number in part], add_special_tokens=special)["input_ids"]

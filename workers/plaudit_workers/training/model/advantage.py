@@ -57,8 +57,8 @@ def dr_grpo(scores: Floats, group: Ints, num_tokens: Ints) -> Floats:
     """GRPO without the division, which favours questions that are nearly solved or nearly hopeless.
 
     ``A_i = r_i - mean_g``. Source: Liu et al. 2025, Understanding R1-Zero-Like Training (arXiv 2503.20783), which
-    also divides the summed token losses by a constant: ``loss.aggregation: token`` is that but for one factor an
-    update. Degenerate: 0.
+    also divides the summed token losses by a constant; ``loss.aggregation: token`` divides by the number of tokens of
+    the update, which changes from update to update. Degenerate: 0.
     """
     sizes = np.bincount(group)
     means = np.bincount(group, weights=scores) / np.maximum(sizes, 1)

@@ -58,7 +58,8 @@ class Commands:
         self._ranks = ranks
 
     def send(self, name: str, argument: object = None) -> None:
-        """Broadcast a command; do nothing on other ranks than 0, which repeat it, and where there is one rank."""
+        """Broadcast a command from rank 0, where there are several; every public method of the model begins with it."""
+        self._ranks.use_device()
         if self._ranks.rank == 0 and self._ranks.world_size > 1:
             self._broadcast(encode_command(name, argument))
 
@@ -69,6 +70,7 @@ class Commands:
             CommandError: rank 0 sent something else.
             RuntimeError: rank 0, or another rank, is gone.
         """
+        self._ranks.use_device()
         return decode_command(self._broadcast(b""))
 
     def _broadcast(self, content: bytes) -> bytes:

@@ -23,6 +23,9 @@ from torch import Tensor
 from plaudit_workers.job.spec.algorithm import LossSpec
 from plaudit_workers.training.model.correction import MAX_LOG_RATIO, correct, exp_ratio
 
+MAX_K3 = 10.0
+"""The k3 estimate of a token's divergence is cut here, as in verl: at a log-ratio of -10 it would be 22,000."""
+
 
 @dataclass(frozen=True)
 class TokenInputs:
@@ -71,20 +74,28 @@ def token_weights(aggregation: str, lengths: Sequence[int]) -> list[float]:
 def policy_loss(tokens: TokenInputs, settings: LossSpec) -> LossTerms:
     """Sum the loss of one micro-batch.
 
-    ``L = Σ_t w_t · (-c_t · min(r_t A_t, clip(r_t, 1 - clipLow, 1 + clipHigh) A_t) + β · k3_t - η · H_t)`` with
-    ``r_t = exp(log π_θ - anchor)``, ``c_t`` the importance weight, β ``klCoefficient``, η ``entropyCoefficient``.
-    Sources: Schulman et al. 2017, PPO (arXiv 1707.06347); clip-higher: Yu et al. 2025, DAPO (arXiv 2503.14476).
-    Degenerate: advantages of 0 leave only the KL and entropy terms.
+    ``L = Σ_t w_t · (-c_t · m_t + β · k3_t - η · H_t)`` with ``m_t = min(r_t A_t, clip(r_t, 1 - clipLow, 1 + clipHigh)
+    A_t)``, below 0 no less than ``clipRatioC · A_t`` (dual clip); ``r_t = exp(log π_θ - anchor)``, ``c_t`` the
+    importance weight, β ``klCoefficient``, η ``entropyCoefficient``.
+    Sources: Schulman et al. 2017, PPO (arXiv 1707.06347); clip-higher: Yu et al. 2025, DAPO (arXiv 2503.14476); dual
+    clip: Ye et al. 2020 (arXiv 1912.09729). Degenerate: advantages of 0 leave only the KL and entropy terms.
     """
     corrected = correct(settings.correction, tokens.behaviour, tokens.proximal, settings.correction_cap)
     ratio = exp_ratio(tokens.logprobs, corrected.anchor)
     unclipped = ratio * tokens.advantages
     clipped = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high) * tokens.advantages
-    token_losses = -corrected.weight * torch.minimum(unclipped, clipped)
+    gains = torch.minimum(unclipped, clipped)
+    bounded = torch.zeros_like(gains, dtype=torch.bool)
+    if settings.clip_ratio_c:
+        least = settings.clip_ratio_c * tokens.advantages
+        bounded = (tokens.advantages < 0) & (gains < least)
+        gains = torch.where(bounded, least, gains)
+    token_losses = -corrected.weight * gains
     drift = tokens.behaviour - tokens.logprobs.detach()
     figures = {
         "actor/pg_loss": token_losses,
         "actor/pg_clipfrac": (clipped < unclipped).float(),
+        "actor/pg_clipfrac_lower": bounded.float(),
         "actor/ppo_kl": drift,
         "actor/behaviour_kl": drift.neg().clamp(max=MAX_LOG_RATIO).expm1() + drift,
         "actor/importance_weight": corrected.weight,
@@ -103,11 +114,12 @@ def policy_loss(tokens: TokenInputs, settings: LossSpec) -> LossTerms:
 def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
     """Unbiased, never negative estimate of KL(π_θ ‖ π_ref) from tokens of π_θ: ``r - log r - 1``, ``r = π_ref ÷ π_θ``.
 
-    Source: Schulman 2020, Approximating KL Divergence. The log-ratio is cut to ±20.
+    Source: Schulman 2020, Approximating KL Divergence. As in verl, the log-ratio is cut to ±20 and the estimate to 10:
+    a token beyond that has no gradient.
 
     Args:
         logprobs: float32[R], log π_θ, with gradient.
         reference: float32[R], log π_ref.
     """
     log_ratio = (reference - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return log_ratio.exp() - log_ratio - 1
+    return (log_ratio.exp() - log_ratio - 1).clamp(max=MAX_K3)

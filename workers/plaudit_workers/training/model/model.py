@@ -1,4 +1,4 @@
-"""Load the policy's model and tokenizer; refuse what cannot be loaded or cannot be trained in packed rows.
+"""Load the policy's model; refuse what cannot be loaded or cannot be trained in packed rows.
 
 Parameters are held in float32, whatever ``model.dtype`` says: updates at a learning rate of 1e-6 would vanish in
 bfloat16. ``model.dtype`` is the precision of the forward passes and of the published weights.
@@ -13,12 +13,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from plaudit_reward.packed_attention import PACKED_ATTENTION, Block, UnsupportedAttentionError, make_blocks
+from plaudit_reward.packed_attention import (
+    PACKED_ATTENTION,
+    Block,
+    UnsupportedAttentionError,
+    length_limits,
+    make_blocks,
+)
+from plaudit_workers.errors import RefusedError
 from plaudit_workers.job.spec.model import ModelSpec
-from plaudit_workers.process import RefusedError
+from plaudit_workers.tokenizer import loading_message
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 """``model.dtype`` → torch's."""
@@ -30,27 +37,6 @@ trainer does not do: its passes run in float32 then, and only the published weig
 PACKING_TOLERANCE = 1e-3
 """Largest change of a sequence's logits when another sequence precedes it in the row, relative to their size: rounding
 in float32. Models whose layers look across sequences differ by far more."""
-
-
-def load_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
-    """Load ``model.tokenizer`` (default: the one in ``model.source``), with ``model.chatTemplate``.
-
-    Raises:
-        RefusedError: the tokenizer cannot be loaded or the chat template cannot be read.
-    """
-    source = model.tokenizer or model.source
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            source, revision=model.revision, trust_remote_code=model.trust_remote_code
-        )
-        if model.chat_template:
-            with open(model.chat_template, encoding="utf-8") as file:
-                tokenizer.chat_template = file.read()
-    # Tokenizers fail to load with every kind of exception, their own Rust ones included.
-    except Exception as error:
-        field = "model.tokenizer" if model.tokenizer else "model.source"
-        raise RefusedError(_loading_message("tokenizer", field, source, error)) from error
-    return tokenizer
 
 
 def load_model(model: ModelSpec) -> PreTrainedModel:
@@ -70,7 +56,7 @@ def load_model(model: ModelSpec) -> PreTrainedModel:
         )
     # Loading meets the network, the disk, other people's code and the memory's limit.
     except Exception as error:
-        raise RefusedError(_loading_message("model", "model.source", model.source, error)) from error
+        raise RefusedError(loading_message("model", "model.source", model.source, error)) from error
     torch.nn.Module.eval(loaded)
     refuse_unpackable(loaded)
     return loaded
@@ -141,16 +127,30 @@ def refuse_unpackable(model: PreTrainedModel) -> None:
         )
 
 
+def refuse_long_packed(model: PreTrainedModel, longest: int) -> None:
+    """Check that no layer treats a long row differently from the sequences in it.
+
+    See ``length_limits``: below its limit, such a layer computes the same in a packed row.
+
+    Args:
+        model: loaded with the packed attention.
+        longest: tokens of the longest sequence, prompt and response together.
+
+    Raises:
+        RefusedError: sequences may be longer than such a limit.
+    """
+    for reason, limit in length_limits(model):
+        if longest > limit:
+            kind = getattr(model.config, "model_type", type(model).__name__)
+            raise RefusedError(
+                f"a model of type {kind!r} with {reason} cannot be trained on sequences of more than {limit} tokens, "
+                f"because packed sequences would change each other's results, and rollout.engine.maxModelLength is "
+                f"{longest}. Set maxModelLength to {limit} or less, or use another model"
+            )
+
+
 def _logits_of(model: PreTrainedModel, sequences: list[Tensor]) -> Tensor:
     lengths = [sequence.numel() for sequence in sequences]
     ids = torch.cat(sequences).unsqueeze(0)
     positions = torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0)
     return forward_logits(model, ids, positions, make_blocks(lengths), torch.arange(ids.numel()))
-
-
-def _loading_message(what: str, field: str, source: str, error: Exception) -> str:
-    first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    return (
-        f"{field} is {source!r}: the {what} cannot be loaded ({first_line}). Give the id of a model on the hub "
-        "that this machine can reach, or a folder with config.json, the weights and the tokenizer's files"
-    )

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.job.spec.rljob import RLJob, Spec
 from plaudit_workers.published_weights import Probe
+from plaudit_workers.tokenizer import load_tokenizer
 from plaudit_workers.training.model.batch import TrainingBatch
 from plaudit_workers.training.model.commands import Commands, OptimizerProgress
 from plaudit_workers.training.model.loss import TokenInputs, policy_loss, token_weights
@@ -31,17 +32,13 @@ from plaudit_workers.training.model.model import (
     companion_files,
     forward_logits,
     load_model,
-    load_tokenizer,
+    refuse_long_packed,
 )
 from plaudit_workers.training.model.optimizer import PolicyOptimizer
 from plaudit_workers.training.model.packing import MicroBatch, assign_bins, pack, pack_single
+from plaudit_workers.training.model.probe import PROBE_LIMITS, probe_ids
 from plaudit_workers.training.model.sharding import Ranks, fill, gather, join_ranks, leave_ranks, place
 from plaudit_workers.training.model.temperature import refuse_cut_sampling, token_entropies, token_logprobs
-
-PROBE_TOKENS = 16
-"""Length of the probe: short enough for any model, long enough that a wrong layer shows."""
-_PROBE_STRIDE = 7919
-"""A prime: the probe's tokens are spread over the vocabulary."""
 
 
 class PolicyModel:
@@ -140,11 +137,11 @@ class PolicyModel:
     def probe(self) -> Probe:
         """Return a fixed sequence and its next-token log-probabilities, with which a rollout checks what it loaded."""
         self._commands.send("probe")
-        vocabulary = min(len(self._tokenizer), int(self._model.config.vocab_size))
-        ids = (torch.arange(PROBE_TOKENS) * _PROBE_STRIDE + 1) % vocabulary
-        row = pack_single(ids).to(self._ranks.device)
+        longest = self._spec.rollout.engine.max_model_length - 1
+        ids = probe_ids(self._tokenizer, int(self._model.config.vocab_size), longest)
+        row = pack_single(torch.tensor(ids)).to(self._ranks.device)
         logprobs = self._forward(self._model, row, temperature=1.0)[0]
-        return Probe(ids.tolist(), logprobs.tolist())
+        return Probe(ids, logprobs.tolist(), PROBE_LIMITS[self._spec.model.dtype])
 
     def files(self) -> dict[str, bytes]:
         """Return the files beside published weights: configuration and tokenizer, by file name."""
@@ -303,5 +300,6 @@ def build_model(job: RLJob, rank: int = 0, world_size: int = 1) -> PolicyModel:
     refuse_cut_sampling(job.spec.rollout.sampling)
     torch.manual_seed(job.spec.seed)
     model, tokenizer = load_model(job.spec.model), load_tokenizer(job.spec.model)
+    refuse_long_packed(model, job.spec.rollout.engine.max_model_length)
     reference = load_model(job.spec.model) if job.spec.algorithm.loss.kl_coefficient else None
     return PolicyModel(job.spec, join_ranks(rank, world_size), model, tokenizer, reference)

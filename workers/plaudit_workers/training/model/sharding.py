@@ -36,6 +36,11 @@ class Ranks:
     commands: dist.ProcessGroup | None = None
     """Carries commands from rank 0 to the others; None with one rank."""
 
+    def use_device(self) -> None:
+        """Make the device the current one of the calling thread: CUDA has one for each thread, 0 in a new one."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+
     def sum(self, values: Tensor) -> Tensor:
         """Sum float64[N] over all ranks; every rank gets the sum."""
         if self.world_size > 1:

@@ -76,5 +76,9 @@ class RunPlan:
 
 def _sampling(section: SamplingSpec) -> Sampling:
     return Sampling(
-        max_tokens=section.max_tokens, temperature=section.temperature, top_p=section.top_p, top_k=section.top_k
+        max_tokens=section.max_tokens,
+        temperature=section.temperature,
+        top_p=section.top_p,
+        top_k=section.top_k,
+        stop=list(section.stop),
     )

@@ -1,0 +1,108 @@
+"""Pods that the API server refuses, and pods of jobs that were deleted."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from cluster_model import ClusterModel
+from world import World, rljob
+
+from plaudit_operator.names import ConditionType
+from plaudit_operator.observed import timestamp
+
+
+class Quota(ClusterModel):
+    """A cluster whose quota refuses the pods of some kinds; their controllers emit events, as real ones do."""
+
+    refused: tuple[str, ...] = ("Job", "StatefulSet")
+
+    def _run_pods(self, owner: dict[str, Any], count: int) -> int:
+        if owner["kind"] not in self.refused:
+            return super()._run_pods(owner, count)
+        self._refuse(owner)
+        return 0
+
+    def _run_job(self, job: dict[str, Any]) -> None:
+        if "Job" in self.refused:
+            self._refuse(job)
+        else:
+            super()._run_job(job)
+
+    def _refuse(self, owner: dict[str, Any]) -> None:
+        metadata = owner["metadata"]
+        forbidden = f'pods "{metadata["name"]}-x7k2p" is forbidden: exceeded quota: team, requested: pods=1'
+        name = f"{metadata['name']}.event"
+        if self.find("Event", name) is None:
+            event = {"apiVersion": "v1", "kind": "Event", "metadata": {"name": name, "namespace": "default"}}
+            event |= {"involvedObject": {"uid": metadata["uid"]}, "reason": "FailedCreate", "type": "Warning"}
+            self.put(event | {"message": f"Error creating: {forbidden}", "lastTimestamp": timestamp(self.now)})
+
+
+def test_a_quota_that_refuses_trainer_and_redis_is_reported_with_its_message():
+    cluster = Quota()
+    cluster.put(rljob())
+    world = World(cluster=cluster)
+    world.settle()
+    cluster.now += 15
+    world.settle()
+    for kind, role in ((ConditionType.TRAINER_RUNNING, "trainer"), (ConditionType.TRANSPORT_READY, "transport")):
+        condition = world.condition(kind)
+        assert (condition["status"], condition["reason"]) == ("False", "RefusedByCluster")
+        assert condition["message"].startswith(
+            f"{role} 0/1: exceeded quota: team, requested: pods=1. Raise the namespace"
+        )
+    warned = [event["message"] for event in cluster.of_kind("Event") if event["reason"] == "RefusedByCluster"]
+    assert len(warned) == 2
+    cluster.calls.clear()
+    cluster.now += 15
+    world.reconcile()
+    assert cluster.calls == []
+    cluster.refused = ()
+    world.settle()
+    assert world.status["phase"] == "Running"
+
+
+def leaving(grace_s: int) -> World:
+    """Return a running job whose trainer's pod is being deleted with this grace period."""
+    world = World()
+    world.settle()
+    (pod,) = (p for p in world.cluster.of_kind("Pod") if p["metadata"]["labels"]["plaudit.dev/role"] == "trainer")
+    gone = copy.deepcopy(pod)
+    gone["metadata"] |= {"deletionTimestamp": timestamp(world.cluster.now + grace_s)}
+    gone["metadata"] |= {"deletionGracePeriodSeconds": grace_s}
+    world.cluster.put(gone)
+    world.cluster.calls.clear()
+    return world
+
+
+def delete_job(world: World) -> None:
+    """Delete the RLJob before garbage collection deletes what it owns."""
+    key = ("RLJob", "default", "job")
+    world.cluster.events["RLJob"].append(("DELETED", world.cluster.objects.pop(key)))
+    world.deliver()
+    world.reconcile()
+
+
+def test_the_trainer_of_a_deleted_job_does_not_hold_its_gpus_for_ten_minutes():
+    world = leaving(600)
+    delete_job(world)
+    (call,) = world.cluster.calls
+    assert call.startswith("delete Pod job-trainer-0")
+
+
+def test_the_trainer_of_a_deleted_job_is_ended_although_another_job_has_its_name():
+    world = leaving(600)
+    another = rljob()
+    another["metadata"]["uid"] = "feedface"
+    world.cluster.objects.pop(("RLJob", "default", "job"))
+    world.cluster.put(another)
+    world.deliver()
+    world.reconcile()
+    assert sum(call.startswith("delete Pod job-trainer-0") for call in world.cluster.calls) == 1
+
+
+def test_a_trainer_that_ends_soon_anyway_is_left_alone():
+    world = leaving(30)
+    delete_job(world)
+    assert world.cluster.calls == []

@@ -1,0 +1,70 @@
+"""How vLLM is configured for the device that it is built for."""
+
+import os
+
+import pytest
+from transformers import Qwen3MoeConfig
+
+from plaudit_workers.process import RefusedError
+from plaudit_workers.rollout.engines.vllm_arguments import (
+    GPU_SHARE,
+    VllmSettings,
+    engine_arguments,
+    is_untied,
+    prepare_environment,
+)
+from plaudit_workers.rollout.engines.vllm_platform import is_cpu_build, refuse_hidden_gpus
+
+pytestmark = [
+    pytest.mark.timeout(300),  # importing vLLM takes 10 s, and much more beside other work
+    pytest.mark.filterwarnings("ignore:.torch.distributed.reduce_op. is deprecated:FutureWarning"),
+]
+
+
+def test_the_build_decides_the_device_as_in_vllm() -> None:
+    from vllm.platforms import current_platform
+
+    assert is_cpu_build({}) is current_platform.is_cpu()
+    assert is_cpu_build({"VLLM_TARGET_DEVICE": "cpu"})
+
+
+def test_the_cpu_build_unties_the_head_also_beside_a_gpus_driver(tied_models, monkeypatch) -> None:
+    exists = os.path.exists
+    monkeypatch.setattr(os.path, "exists", lambda path: path == "/dev/nvidiactl" or exists(path))
+    arguments = engine_arguments(VllmSettings(str(tied_models[0])))
+    assert is_untied(arguments)
+    assert arguments.enforce_eager
+
+
+def test_workers_of_a_tensor_parallel_engine_are_spawned() -> None:
+    environment: dict[str, str] = {}
+    prepare_environment("model", environment)
+    assert environment["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+
+
+def test_a_model_with_experts_is_refused_on_a_cpu(tmp_path, monkeypatch) -> None:
+    environment: dict[str, str] = {}
+    prepare_environment(str(tmp_path), environment)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    Qwen3MoeConfig(
+        architectures=["Qwen3MoeForCausalLM"], hidden_size=32, num_hidden_layers=1, num_experts=4, vocab_size=16
+    ).save_pretrained(tmp_path)
+    with pytest.raises(RefusedError, match="has 4 experts: vLLM's CPU backend packs their weights"):
+        engine_arguments(VllmSettings(str(tmp_path), tokenizer=str(tmp_path)))
+
+
+def test_memory_and_tokenizer_follow_the_share_of_a_gpu_and_their_own_revision(make_training_job) -> None:
+    job = make_training_job(
+        model={"source": "org/model", "revision": "abc", "tokenizer": "org/tokenizer", "tokenizerRevision": "v2"}
+    )
+    settings = VllmSettings.from_job(job, {GPU_SHARE: "0.5"})
+    assert settings.gpu_memory_utilization == pytest.approx(0.425)
+    assert (settings.revision, settings.tokenizer_revision) == ("abc", "v2")
+
+
+def test_a_gpu_build_without_a_visible_gpu_is_refused(monkeypatch) -> None:
+    monkeypatch.setattr("plaudit_workers.rollout.engines.vllm_platform.version", lambda name: "0.32.0")
+    with pytest.raises(RefusedError, match="cannot compute on a CPU"):
+        refuse_hidden_gpus({"CUDA_VISIBLE_DEVICES": ""})
+    refuse_hidden_gpus({"CUDA_VISIBLE_DEVICES": "0"})

@@ -1,0 +1,175 @@
+"""Messages between a rollout, the template process that loads users' files, and the processes of samples.
+
+| message | from | to | meaning |
+| --- | --- | --- | --- |
+| ``Load`` | rollout | template | the first message: what to load |
+| ``Loaded`` / ``Refused`` | template | rollout | the answer |
+| ``Fork`` | rollout | template | fork the process of one sample; comes with its end of a connection |
+| ``Kill`` | rollout | template | kill that process and everything that it started |
+| ``Ended`` | template | rollout | that process ended |
+| ``CallTool`` | rollout | sample | call a tool; several may run at a time |
+| ``ToolResult`` | sample | rollout | its result |
+| ``RunAgent`` | rollout | sample | run the agent's class on a prompt |
+| ``Generate`` | sample | rollout | the agent asks for tokens |
+| ``Generated`` | rollout | sample | the tokens, or the reason that there are none |
+| ``AgentDone`` / ``AgentFailed`` | sample | rollout | the agent's trajectory, or what it raised |
+
+Frames are those of ``plaudit_reward.isolation.messages``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from plaudit_wire.messages import Prompt
+
+
+class FunctionTool(msgspec.Struct, frozen=True, tag=True):
+    """A Python function in a file; its signature and docstring describe it to the model."""
+
+    path: str
+    function: str
+    timeout_s: float = 30.0
+
+
+class VerlTools(msgspec.Struct, frozen=True, tag=True):
+    """The classes that a YAML file in verl's format lists (``multi_turn.tool_config_path``)."""
+
+    path: str
+    timeout_s: float = 30.0
+
+
+class McpServer(msgspec.Struct, frozen=True, tag=True):
+    """All tools of an MCP server, by its URL or by the command that starts it."""
+
+    url: str = ""
+    command: list[str] = []
+    timeout_s: float = 30.0
+
+
+class AgentClass(msgspec.Struct, frozen=True, tag=True):
+    """A class in a file that runs whole samples."""
+
+    path: str
+    class_name: str
+
+
+Source = FunctionTool | VerlTools | McpServer | AgentClass
+
+
+class Load(msgspec.Struct, frozen=True, tag=True):
+    """The files to load."""
+
+    sources: list[Source]
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """A tool as the model sees it."""
+
+    name: str
+    schema: dict[str, Any]
+    """In OpenAI's format: ``{type: function, function: {name, description, parameters}}``."""
+    timeout_s: float
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    """Everything is loaded."""
+
+    tools: list[Tool]
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """A file cannot be used; ``message`` has the reason and the remedy."""
+
+    message: str
+
+
+class Fork(msgspec.Struct, frozen=True, tag=True):
+    """Fork a process."""
+
+    number: int
+
+
+class Kill(msgspec.Struct, frozen=True, tag=True):
+    """Kill a process; without effect if it has ended."""
+
+    number: int
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """A process ended."""
+
+    number: int
+    status: int
+    """Exit code, negative for a signal."""
+
+
+class CallTool(msgspec.Struct, frozen=True, tag=True):
+    """One call of a tool."""
+
+    id: int
+    tool: str
+    arguments: dict[str, Any]
+    create_arguments: dict[str, Any] = {}
+    """Arguments of ``create`` of a verl tool, from the data row's ``tools_kwargs``."""
+
+
+class ToolResult(msgspec.Struct, frozen=True, tag=True):
+    """The end of a tool call."""
+
+    id: int
+    outcome: Literal["ok", "error"]
+    text: str
+    """What the model sees."""
+    seconds: float
+    reward: float | None = None
+    """The reward that the tool returned."""
+
+
+class RunAgent(msgspec.Struct, frozen=True, tag=True):
+    """Run the agent's class."""
+
+    prompt: Prompt
+
+
+class Generate(msgspec.Struct, frozen=True, tag=True):
+    """The agent asks for the policy's next turn."""
+
+    id: int
+    ids: list[int]
+    max_tokens: int | None = None
+
+
+class Generated(msgspec.Struct, frozen=True, tag=True):
+    """The policy's turn."""
+
+    id: int
+    sample: dict[str, Any] | None = None
+    """The fields of ``engines.protocol.FinishedSample``."""
+    error: str = ""
+
+
+class AgentDone(msgspec.Struct, frozen=True, tag=True):
+    """The agent returned."""
+
+    trajectory: dict[str, Any]
+    """The fields of ``agents.agent.Trajectory``."""
+
+
+class AgentFailed(msgspec.Struct, frozen=True, tag=True):
+    """The agent raised, or returned something else than a trajectory."""
+
+    reason: str
+
+
+ToTemplate = Load | Fork | Kill
+FromTemplate = Loaded | Refused | Ended
+ToSample = CallTool | RunAgent | Generated
+FromSample = ToolResult | Generate | AgentDone | AgentFailed
+
+to_template = msgspec.msgpack.Decoder(list[ToTemplate])
+from_template = msgspec.msgpack.Decoder(list[FromTemplate])
+to_sample = msgspec.msgpack.Decoder(list[ToSample])
+from_sample = msgspec.msgpack.Decoder(list[FromSample])

@@ -1,0 +1,296 @@
+"""The rollout's side of agent processes: starts the template, has processes forked, notices their ends, kills them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+from plaudit_reward.functions.environment import function_environment
+from plaudit_reward.isolation.messages import Frames, frame
+from plaudit_reward.isolation.output import Output
+from plaudit_reward.isolation.signals import signal_name
+from plaudit_wire.logs import get_logger
+from plaudit_workers.agent_processes.messages import (
+    Ended,
+    Fork,
+    FromSample,
+    FromTemplate,
+    Kill,
+    Load,
+    Loaded,
+    Refused,
+    Source,
+    Tool,
+    ToSample,
+    ToTemplate,
+    from_sample,
+    from_template,
+)
+from plaudit_workers.errors import RefusedError
+
+logger = get_logger(__name__)
+
+_LOAD_WITHIN_S = 300.0
+_STATUS_WITHIN_S = 2.0
+"""How long the template may take to report the exit code of a process whose connection closed."""
+_MOST_BYTES = 64 << 20
+"""A process that sends more without completing a message is killed."""
+_FULL_PAUSE_S = 0.002
+
+
+class ProcessDiedError(Exception):
+    """The process of a sample ended; the message says how."""
+
+
+class SampleProcess(asyncio.Protocol):
+    """The process of one sample.
+
+    Args:
+        number: its number in the template.
+        kill: has it killed.
+    """
+
+    def __init__(self, number: int, kill: Callable[[int], None]) -> None:
+        self.number = number
+        self.on_message: Callable[[FromSample], None] = lambda message: None
+        self.died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Resolved with a description of its end, also after ``kill``."""
+        self._kill = kill
+        self._frames = Frames()
+        self._unread_bytes = 0
+        self._transport: asyncio.Transport | None = None
+        self._closed = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the connection."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Pass on complete messages; kill a process that sends nonsense or a flood."""
+        self._unread_bytes += len(data)
+        try:
+            for body in self._frames.feed(data):
+                self._unread_bytes = 0
+                for message in from_sample.decode(body):
+                    self.on_message(message)
+        except Exception:  # whatever it sent: the user's code has the connection as well
+            self.kill("sent something that is no message")
+            return
+        if self._unread_bytes > _MOST_BYTES:
+            self.kill(f"sent a message of more than {_MOST_BYTES >> 20} MiB")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait for its exit code."""
+        self._kill(self.number)
+        if not self.died.done():
+            asyncio.get_running_loop().call_later(_STATUS_WITHIN_S, self.ended, "closed its connection")
+
+    def ended(self, how: str) -> None:
+        """Record its end; the first description stays."""
+        if not self.died.done():
+            self.died.set_result(how)
+        self.close()
+
+    def send(self, message: ToSample) -> None:
+        """Send a message; never blocks."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame([message]))
+
+    def kill(self, why: str) -> None:
+        """Kill it and everything that it started."""
+        self._kill(self.number)
+        self.ended(why)
+
+    def close(self) -> None:
+        """Close the connection: the process ends by itself, or is killed."""
+        if not self._closed:
+            self._closed = True
+            self._kill(self.number)
+            if self._transport is not None:
+                self._transport.abort()
+
+
+class _Connection(asyncio.Protocol):
+    """The connection to the template."""
+
+    def __init__(self, on_message: Callable[[FromTemplate], None], on_lost: Callable[[], None]) -> None:
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._frames = Frames()
+
+    def data_received(self, data: bytes) -> None:
+        for body in self._frames.feed(data):
+            for message in from_template.decode(body):
+                self._on_message(message)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._on_lost()
+
+
+class AgentProcesses:
+    """The processes of all samples of a rollout.
+
+    Args:
+        sources: what they run.
+        field: the field of the job that names the sources, for messages.
+    """
+
+    def __init__(self, sources: Sequence[Source], field: str = "spec.rollout.agent") -> None:
+        self._sources = list(sources)
+        self._field = field
+        self._numbers = itertools.count()
+        self._running: dict[int, SampleProcess] = {}
+        self._loaded: asyncio.Future[list[Tool]] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._sender: socket.socket | None = None
+        self._transport: asyncio.BaseTransport | None = None
+        self._output = Output("agent", "agent printed", "process")
+        self._opening = asyncio.Lock()
+
+    async def open(self) -> list[Tool]:
+        """Start the template; return the tools that it loaded.
+
+        Raises:
+            RefusedError: a file cannot be used.
+        """
+        async with self._opening:
+            if self._loaded is None:
+                await self._start()
+            assert self._loaded is not None
+            try:
+                return await asyncio.wait_for(asyncio.shield(self._loaded), _LOAD_WITHIN_S)
+            except TimeoutError:
+                self._end()
+                raise RefusedError(
+                    f"{self._field}: its files did not finish importing within {_LOAD_WITHIN_S:.0f} s; move slow work "
+                    "at import into the functions"
+                ) from None
+
+    async def fork(self) -> SampleProcess:
+        """Return a new process; the caller closes it.
+
+        Raises:
+            ProcessDiedError: the template cannot be started again.
+        """
+        try:
+            await self.open()
+        except RefusedError as error:
+            raise ProcessDiedError(str(error)) from error
+        number = next(self._numbers)
+        ours, theirs = socket.socketpair()
+        try:
+            process = self._running[number] = SampleProcess(number, lambda each: self._send(Kill(each)))
+            await asyncio.get_running_loop().create_connection(lambda: process, sock=ours)
+            await self._send_fork(number, theirs)
+        except OSError as error:
+            self._running.pop(number, None)
+            ours.close()
+            raise ProcessDiedError(f"the template process is gone: {error}") from error
+        finally:
+            theirs.close()
+        process.died.add_done_callback(lambda _: self._running.pop(number, None))
+        return process
+
+    async def close(self) -> None:
+        """End all processes."""
+        process = self._process
+        self._end()
+        if process is not None:
+            await asyncio.to_thread(process.wait)
+
+    async def _start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._loaded = loop.create_future()
+        ours, read_end = self._start_template()
+        await loop.connect_read_pipe(lambda: self._output, os.fdopen(read_end, "rb"))
+        self._sender = ours.dup()
+        process = self._process
+        assert process is not None
+        self._transport, _ = await loop.create_connection(
+            lambda: _Connection(self._on_message, lambda: self._on_lost(process)), sock=ours
+        )
+        self._send(Load(self._sources))
+
+    def _start_template(self) -> tuple[socket.socket, int]:
+        """Start the process; return our ends of the connection and of the pipe that it prints to."""
+        ours, theirs = socket.socketpair()
+        read_end, write_end = os.pipe()
+        module = "plaudit_workers.agent_processes.template"
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module, str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=write_end,
+                stderr=write_end,
+                env=function_environment(os.environ),
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        finally:
+            theirs.close()
+            os.close(write_end)
+        return ours, read_end
+
+    def _on_message(self, message: FromTemplate) -> None:
+        loaded = self._loaded
+        if isinstance(message, Ended):
+            sample = self._running.get(message.number)
+            if sample is not None:
+                sample.ended(_how(message.status))
+        elif loaded is not None and not loaded.done():
+            if isinstance(message, Loaded):
+                loaded.set_result(message.tools)
+            elif isinstance(message, Refused):
+                loaded.set_exception(RefusedError(f"{self._field}: {message.message}"))
+
+    def _on_lost(self, process: subprocess.Popen[bytes]) -> None:
+        """Fail all samples; the next fork starts another template."""
+        if process is not self._process:
+            return
+        tail = self._output.tail()
+        logger.warning("template process of agents ended", printed=tail)
+        if self._loaded is not None and not self._loaded.done():
+            self._loaded.set_exception(RefusedError(f"{self._field}: importing its files ended Python: {tail}"))
+        self._end()
+
+    def _end(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            asyncio.get_running_loop().run_in_executor(None, self._process.wait)
+        for sample in list(self._running.values()):
+            sample.ended("ended with the template process")
+        if self._sender is not None:
+            self._sender.close()
+        if self._transport is not None:
+            self._transport.close()
+        self._loaded = self._process = self._sender = self._transport = None
+
+    def _send(self, message: ToTemplate) -> None:
+        if self._sender is not None:
+            with contextlib.suppress(OSError):  # the end of the template is noticed by its connection
+                self._sender.sendall(frame([message]))
+
+    async def _send_fork(self, number: int, connection: socket.socket) -> None:
+        data = frame([Fork(number)])
+        while self._sender is not None:
+            try:
+                socket.send_fds(self._sender, [data], [connection.fileno()])
+                return
+            except BlockingIOError:
+                await asyncio.sleep(_FULL_PAUSE_S)
+        raise OSError("it ended")
+
+
+def _how(status: int) -> str:
+    if status >= 0:
+        return f"ended with exit code {status}"
+    return f"was killed by {signal_name(-status)}" + (" (out of memory?)" if -status == signal.SIGKILL else "")

@@ -1,0 +1,141 @@
+"""The process of one sample: runs its tool calls, or its agent, until the rollout closes the connection.
+
+Forked by ``template``. Plain functions run in threads, async ones on the event loop. Nothing here enforces a limit: the
+rollout has the process killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from plaudit_reward.isolation.messages import Frames, frame
+from plaudit_workers.agent_processes.messages import (
+    AgentDone,
+    AgentFailed,
+    CallTool,
+    FromSample,
+    Generate,
+    Generated,
+    RunAgent,
+    ToolResult,
+    ToSample,
+    to_sample,
+)
+from plaudit_workers.agent_processes.trajectory import FinishedSample, Trajectory
+
+if TYPE_CHECKING:
+    from plaudit_workers.agent_processes.sources.load import LoadedSources
+
+_READ_BYTES = 1 << 20
+MOST_CHARACTERS = 1 << 20
+"""Longer results of tools are cut here; the agent's own limit is far below."""
+
+
+def run_sample(connection: socket.socket, loaded: LoadedSources) -> None:
+    """Serve one sample."""
+    threading.Thread(target=_end_when_closed, args=(connection,), daemon=True).start()
+    asyncio.run(_Sample(connection, loaded).run())
+
+
+def _end_when_closed(connection: socket.socket) -> None:
+    """End this process and all that it started as soon as the rollout closes its end of the connection."""
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    poll.poll()
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+class _Sample:
+    def __init__(self, connection: socket.socket, loaded: LoadedSources) -> None:
+        self._connection = connection
+        self._loaded = loaded
+        self._frames = Frames()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._awaited: dict[int, asyncio.Future[Any]] = {}
+        self._closed = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until the rollout closes the connection."""
+        self._connection.setblocking(True)
+        asyncio.get_running_loop().add_reader(self._connection, self._read)
+        await self._closed.wait()
+
+    def _read(self) -> None:
+        data = self._connection.recv(_READ_BYTES)
+        if not data:
+            self._closed.set()
+            return
+        for body in self._frames.feed(data):
+            for message in to_sample.decode(body):
+                self._obey(message)
+
+    def _obey(self, message: ToSample) -> None:
+        if isinstance(message, CallTool):
+            self._start(self._call(message))
+        elif isinstance(message, RunAgent):
+            self._start(self._run_agent(message))
+        elif isinstance(message, Generated):
+            future = self._awaited.pop(message.id)
+            if message.sample is None:
+                future.set_exception(RuntimeError(message.error))
+            else:
+                future.set_result(message.sample)
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _send(self, message: FromSample) -> None:
+        self._connection.sendall(frame([message]))
+
+    async def _call(self, call: CallTool) -> None:
+        began = time.perf_counter()
+        try:
+            answer = await self._loaded.tools[call.tool].call(call.arguments, call.create_arguments)
+        except BaseException as error:  # the user's code: sys.exit and the like included
+            text = f"{type(error).__name__}: {error}"[:MOST_CHARACTERS]
+            self._send(ToolResult(call.id, "error", _valid(text), time.perf_counter() - began))
+            return
+        seconds = time.perf_counter() - began
+        self._send(ToolResult(call.id, "ok", _valid(answer.text[:MOST_CHARACTERS]), seconds, answer.reward))
+
+    async def _run_agent(self, message: RunAgent) -> None:
+        assert self._loaded.agent is not None
+        try:
+            trajectory = await self._loaded.agent.run(message.prompt, self._generate)
+            if not isinstance(trajectory, Trajectory):
+                raise TypeError(f"run returned {type(trajectory).__name__}, not a Trajectory")
+            data = msgspec.to_builtins(trajectory, enc_hook=_plain)
+        except BaseException as error:  # the user's code: sys.exit and the like included
+            self._send(AgentFailed(_valid(f"{type(error).__name__}: {error}"[:MOST_CHARACTERS])))
+            return
+        self._send(AgentDone(data))
+
+    async def _generate(self, ids: Any, max_tokens: int | None = None) -> Any:
+        number = len(self._awaited) + time.monotonic_ns()
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._awaited[number] = future
+        self._send(Generate(number, [int(token) for token in ids], max_tokens))
+        return msgspec.convert(await future, FinishedSample)
+
+
+def _plain(value: Any) -> Any:
+    """Turn numpy's numbers and arrays, which agents may put into a trajectory, into Python's."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"a trajectory cannot hold a {type(value).__name__}")
+
+
+def _valid(text: str) -> str:
+    """Replace what UTF-8 cannot encode."""
+    return text.encode(errors="replace").decode()

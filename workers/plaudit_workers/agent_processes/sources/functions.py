@@ -1,0 +1,97 @@
+"""Tools that are Python functions: their signature and docstring describe them, as transformers and TRL read them.
+
+A function that verl's ``@function_tool`` decorated carries its own schema. A result is shown to the model as text: a
+string as it is, everything else as JSON. ``(text, reward)`` and ``(text, reward, metrics)`` also give a reward, as in
+verl.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from plaudit_reward.errors import ConfigurationError
+from plaudit_reward.functions.user_file import import_user_file
+from plaudit_workers.agent_processes.messages import FunctionTool, Tool
+from plaudit_workers.agent_processes.sources.tool import Answer
+
+
+class PythonTool:
+    """A function as a tool.
+
+    Args:
+        function: plain or async.
+        description: as the model sees it.
+    """
+
+    def __init__(self, function: Callable[..., Any], description: Tool) -> None:
+        self.description = description
+        self._function = function
+
+    async def call(self, arguments: dict[str, Any], create_arguments: dict[str, Any]) -> Answer:
+        """Call the function: an async one on the event loop, a plain one in a thread."""
+        if inspect.iscoroutinefunction(self._function):
+            return to_answer(await self._function(**arguments))
+        result = await asyncio.to_thread(self._function, **arguments)
+        return to_answer(await result if inspect.isawaitable(result) else result)
+
+
+def load_function(source: FunctionTool) -> PythonTool:
+    """Import the file and describe the function.
+
+    Raises:
+        ConfigurationError: the file or the function is missing, or its signature or docstring does not describe it.
+    """
+    module = import_user_file(source.path, "tool file")
+    try:
+        found = operator.attrgetter(source.function)(module)
+    except AttributeError:
+        found = None
+    function = getattr(found, "fn", found)  # verl's @function_tool wraps it
+    if not callable(function):
+        names = sorted(name for name, item in vars(module).items() if callable(item) and not name.startswith("_"))
+        raise ConfigurationError(
+            f"{source.path} has no function {source.function!r}; it defines {', '.join(names) or 'none'}"
+        )
+    schema = _schema_of(found, function, source)
+    return PythonTool(function, Tool(schema["function"]["name"], schema, source.timeout_s))
+
+
+def _schema_of(found: Any, function: Callable[..., Any], source: FunctionTool) -> dict[str, Any]:
+    own = getattr(found, "tool_schema", None)
+    if own is not None:
+        schema: dict[str, Any] = own if isinstance(own, dict) else own.model_dump(exclude_unset=True, exclude_none=True)
+        return schema
+    from transformers.utils.chat_template_utils import get_json_schema
+
+    try:
+        return dict(get_json_schema(function))
+    except Exception as error:  # transformers raises several kinds, for the docstring and for the type hints
+        raise ConfigurationError(
+            f"{source.function} in {source.path} cannot be described to the model: {error} Give every parameter a type "
+            "hint and a line under 'Args:' in a Google-style docstring"
+        ) from error
+
+
+def to_answer(result: Any) -> Answer:
+    """Turn what a function returned into text and, where it gave one, a reward."""
+    if isinstance(result, tuple) and len(result) in (2, 3) and _is_number(result[1]):
+        return Answer(to_text(result[0]), float(result[1]))
+    return Answer(to_text(result))
+
+
+def to_text(result: Any) -> str:
+    """Turn a result into the text that the model sees."""
+    if isinstance(result, str):
+        return result
+    if hasattr(result, "text") and not isinstance(result, type):  # verl's ToolResponse
+        return str(result.text or "")
+    return json.dumps(result, ensure_ascii=False, default=str)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

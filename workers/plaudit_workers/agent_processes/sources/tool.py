@@ -1,0 +1,30 @@
+"""A loaded tool. Made by the modules beside this one, called in the processes of samples."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+from plaudit_workers.agent_processes.messages import Tool
+
+
+class Answer(NamedTuple):
+    """The result of one call."""
+
+    text: str
+    """What the model sees."""
+    reward: float | None = None
+
+
+class LoadedTool(Protocol):
+    """A tool that can be called."""
+
+    description: Tool
+
+    async def call(self, arguments: dict[str, Any], create_arguments: dict[str, Any]) -> Answer:
+        """Call it; whatever it raises is reported to the model.
+
+        Args:
+            arguments: as the model wrote them.
+            create_arguments: of ``create`` of verl's tools, from the data row; others ignore them.
+        """
+        ...

@@ -1,0 +1,41 @@
+"""Read the sources of a job's agent, and describe its tools to the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plaudit_workers.agent_processes.messages import AgentClass, FunctionTool, McpServer, Source, VerlTools
+from plaudit_workers.agent_processes.processes import AgentProcesses
+from plaudit_workers.job.spec.rljob import RLJob
+from plaudit_workers.job.spec.rollout import ToolSpec
+
+
+def sources_of(job: RLJob) -> list[Source]:
+    """Return what the processes of the job's agent load; nothing for ``singleTurn``."""
+    agent = job.spec.rollout.agent
+    if agent.kind == "custom":
+        return [AgentClass(agent.path, agent.class_name)]
+    return [_tool_source(tool) for tool in agent.tools] if agent.kind == "tools" else []
+
+
+async def described_tools(job: RLJob) -> list[dict[str, Any]]:
+    """Return the tools that prompts list for the model, in OpenAI's format; empty for agents without tools.
+
+    Raises:
+        RefusedError: a tool cannot be loaded.
+    """
+    if job.spec.rollout.agent.kind != "tools":
+        return []
+    processes = AgentProcesses(sources_of(job), "spec.rollout.agent.tools")
+    try:
+        return [tool.schema for tool in await processes.open()]
+    finally:
+        await processes.close()
+
+
+def _tool_source(tool: ToolSpec) -> Source:
+    if tool.mcp is not None:
+        return McpServer(tool.mcp.url, list(tool.mcp.command), tool.timeout_seconds)
+    if tool.config:
+        return VerlTools(tool.config, tool.timeout_seconds)
+    return FunctionTool(tool.path, tool.function, tool.timeout_seconds)

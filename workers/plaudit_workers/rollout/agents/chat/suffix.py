@@ -1,0 +1,188 @@
+"""Continue a conversation token by token: next prompt = previous ids + sampled ids + the suffix of the new messages.
+
+Nothing that the policy sampled is tokenised again. The suffix is everything that the chat template writes after an
+assistant turn: the rest of its closing, a separator, the new messages, and the opening of the next assistant turn. It
+is found by rendering a short conversation in which a marker stands where the assistant's own text ends::
+
+    render([user, assistant(marker), *new messages])  =  … marker <closing> <separator> <new messages> <opening>
+
+and cutting behind the closing that the policy wrote itself: its end-of-turn token. The separator that follows it in
+the template (often a line end) stays part of the suffix. The idea is that of TRL's ``_get_tool_suffix_ids``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+
+from plaudit_workers.errors import RefusedError
+from plaudit_workers.tokenizer import ChatTemplate
+
+_MARKER = "zq7mark"
+_THOUGHT = "zq7thought"
+_USER = {"role": "user", "content": "a"}
+
+
+class ChatSuffix:
+    """Computes suffixes for one chat template.
+
+    Args:
+        template: the tokenizer's template with the job's tools.
+    """
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        tokenizer = template.tokenizer
+        self._special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
+
+    def after_calls(self, calls: Sequence[dict[str, Any]], results: Sequence[dict[str, Any]], last: int) -> list[int]:
+        """Return the tokens between a turn that called tools and the next turn.
+
+        Args:
+            calls: the calls as they stand in the assistant's message (``tool_calls``).
+            results: the messages with role ``tool``, one for each call.
+            last: the last token that the policy sampled.
+
+        Raises:
+            ValueError: the template does not render tool results.
+        """
+        marked = [*calls[:-1], _marked(calls[-1])]
+        for assistant in (
+            {"role": "assistant", "content": "", "tool_calls": marked},
+            # Templates that know no tool calls still render tool messages behind a plain assistant turn.
+            {"role": "assistant", "content": _MARKER},
+        ):
+            found = self._suffix(assistant, results, last)
+            if found is not None:
+                return found
+        raise ValueError("the chat template does not render tool results")
+
+    def after_answer(self, messages: Sequence[dict[str, Any]], last: int) -> list[int]:
+        """Return the tokens between a turn without calls and the next turn.
+
+        Args:
+            messages: the new messages, such as a user's.
+            last: the last token that the policy sampled.
+
+        Raises:
+            ValueError: the template does not render these messages after an assistant's turn.
+        """
+        found = self._suffix({"role": "assistant", "content": _MARKER}, messages, last)
+        if found is None:
+            raise ValueError("the chat template does not render messages after an assistant turn")
+        return found
+
+    def _suffix(self, assistant: dict[str, Any], messages: Sequence[dict[str, Any]], last: int) -> list[int] | None:
+        try:
+            ended = self._after_marker([_USER, assistant], generate=False)
+            continued = self._after_marker([_USER, assistant, *messages], generate=True)
+        except TemplateError:
+            return None
+        if ended is None or continued is None or not _shown(messages, continued):
+            return None
+        ids = self._template.encode(continued)
+        closing = self._closing(self._template.encode(ended), ids)
+        if closing is None:
+            return ids if assistant["content"] else None
+        return ids[self._num_written(ids, closing, last) :]
+
+    def _after_marker(self, messages: Sequence[dict[str, Any]], *, generate: bool) -> str | None:
+        text = self._template.render(messages, generate=generate)
+        _, marker, rest = text.partition(_MARKER)
+        return rest if marker else None
+
+    def _closing(self, ended: list[int], continued: list[int]) -> int | None:
+        """Return the place of the template's end-of-turn token; None where it writes none."""
+        places = [
+            place
+            for place, (own, other) in enumerate(zip(ended, continued, strict=False))
+            if own == other and own in self._special
+        ]
+        return places[-1] if places else None
+
+    def _num_written(self, continued: list[int], closing: int, last: int) -> int:
+        """Return how many tokens of ``continued`` the policy has written itself."""
+        if last not in self._special:
+            return closing  # it ended at a stop text: the suffix brings the end of the turn
+        if last in continued[: closing + 1]:
+            return continued.index(last) + 1
+        return closing + 1  # it ended with another token than the template writes, as Llama's eom for eot
+
+    def check(self, tool_name: str) -> str:
+        """Check that the template can continue a conversation with tools; return a remark on it, or "".
+
+        Args:
+            tool_name: any tool of the job.
+
+        Raises:
+            RefusedError: the template has no place for tool results.
+        """
+        call = tool_call(tool_name, {}, 0)
+        result = tool_message(tool_name, "a1b", 0)
+        try:
+            self.after_calls([call], [result], -1)
+        except ValueError as error:
+            raise RefusedError(
+                f"model.chatTemplate: {error} (role tool), so rollout.agent kind tools cannot work with it. Name a "
+                "template of the model that supports tools"
+            ) from error
+        return REWRITES if self.rewrites_history() else ""
+
+    def rewrites_history(self) -> bool:
+        """Return True if the template drops the reasoning of earlier turns once another message follows."""
+        for thought in (
+            {"role": "assistant", "content": f"<think>\n{_THOUGHT}\n</think>\n\nb"},
+            {"role": "assistant", "content": "b", "reasoning_content": _THOUGHT},
+        ):
+            try:
+                first = self._template.render([_USER, thought], generate=False)
+                later = self._template.render([_USER, thought, _USER], generate=True)
+            except TemplateError:
+                continue
+            if _THOUGHT in first and _THOUGHT not in later:
+                return True
+        return False
+
+
+REWRITES = (
+    "the chat template drops the reasoning of earlier turns; training keeps every sampled token, as the policy saw it. "
+    "A server that renders the whole conversation anew shows the policy a different history"
+)
+
+
+def tool_call(name: str, arguments: Any, number: int) -> dict[str, Any]:
+    """Return a call as it stands in an assistant's message.
+
+    Args:
+        name: of the tool.
+        arguments: parsed; templates expect a dictionary.
+        number: of the call in its sample; makes the id, in the nine letters and digits that Mistral's template wants.
+    """
+    return {"id": call_id(number), "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def tool_message(name: str, text: str, number: int) -> dict[str, Any]:
+    """Return the message with a tool's result; see ``tool_call``."""
+    return {"role": "tool", "name": name, "content": text, "tool_call_id": call_id(number)}
+
+
+def call_id(number: int) -> str:
+    """Return the id of a call."""
+    return f"call{number % 100_000:05d}"
+
+
+def _marked(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {"name": function["name"], "arguments": {"a": _MARKER}}}
+
+
+def _shown(messages: Sequence[dict[str, Any]], text: str) -> bool:
+    """Return True if the text holds the contents; templates may strip or escape them, so a part decides."""
+    return all(_part(str(message["content"])) in text for message in messages)
+
+
+def _part(content: str) -> str:
+    words = "".join(c if c.isalnum() and c.isascii() else " " for c in content).split()
+    return max(words, key=len, default="")

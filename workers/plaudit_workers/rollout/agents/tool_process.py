@@ -1,0 +1,106 @@
+"""Call the tools of one sample in its process, which the first call forks; kill it at a call's limit."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from plaudit_wire.records import CallOutcome
+from plaudit_workers.agent_processes.messages import CallTool, FromSample, Tool, ToolResult
+from plaudit_workers.agent_processes.processes import AgentProcesses, ProcessDiedError, SampleProcess
+from plaudit_workers.rollout.agents.chat.tool_calls import ParsedCall
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnd:
+    """The end of one call."""
+
+    outcome: CallOutcome
+    text: str
+    """What the model reads."""
+    call_s: float = 0.0
+    """Seconds from the request to the answer."""
+    wait_s: float = 0.0
+    """The part of it in which the process was started."""
+    reward: float | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Return True if it passed its limit or its process ended, which ``onToolFailure`` decides on."""
+        return self.outcome in ("timeout", "killed")
+
+
+class ToolProcess:
+    """The tools of one sample.
+
+    Args:
+        processes: have loaded the tools.
+        tools: by name.
+        create_arguments: by the tool's name, the arguments of ``create`` of verl's tools.
+    """
+
+    def __init__(
+        self, processes: AgentProcesses, tools: Mapping[str, Tool], create_arguments: Mapping[str, dict[str, Any]]
+    ) -> None:
+        self._processes = processes
+        self._tools = tools
+        self._create_arguments = create_arguments
+        self._process: SampleProcess | None = None
+        self._awaited: dict[int, asyncio.Future[ToolResult]] = {}
+        self._num_calls = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.close()
+
+    async def call(self, calls: Sequence[ParsedCall]) -> list[CallEnd]:
+        """Run the calls at the same time; return their ends in order. Never raises."""
+        began = time.monotonic()
+        try:
+            process = await self._forked()
+        except ProcessDiedError as error:
+            return [CallEnd("killed", f"no process can be started: {error}")] * len(calls)
+        wait_s = time.monotonic() - began
+        return await asyncio.gather(*(self._call(process, call, began, wait_s) for call in calls))
+
+    async def _forked(self) -> SampleProcess:
+        if self._process is None or self._process.died.done():
+            process = self._process = await self._processes.fork()
+            process.on_message = self._on_message
+            process.died.add_done_callback(self._on_death)
+        return self._process
+
+    async def _call(self, process: SampleProcess, call: ParsedCall, began: float, wait_s: float) -> CallEnd:
+        self._num_calls += 1
+        number, limit_s = self._num_calls, self._tools[call.name].timeout_s
+        answer = self._awaited[number] = asyncio.get_running_loop().create_future()
+        process.send(CallTool(number, call.name, call.arguments, dict(self._create_arguments.get(call.name, {}))))
+        outcome: CallOutcome
+        try:
+            result = await asyncio.wait_for(answer, limit_s)
+            return CallEnd(result.outcome, result.text, time.monotonic() - began, wait_s, result.reward)
+        except TimeoutError:
+            outcome, text = "timeout", f"{call.name} gave no result within {limit_s:g} s"
+            process.kill(f"was killed: {text}")
+        except ProcessDiedError as error:
+            outcome, text = "killed", f"the process that ran {call.name} {error}"
+        finally:
+            self._awaited.pop(number, None)
+        return CallEnd(outcome, text, time.monotonic() - began, wait_s)
+
+    def _on_message(self, message: FromSample) -> None:
+        if isinstance(message, ToolResult):
+            answer = self._awaited.pop(message.id, None)
+            if answer is not None and not answer.done():
+                answer.set_result(message)
+
+    def _on_death(self, died: asyncio.Future[str]) -> None:
+        for answer in self._awaited.values():
+            if not answer.done():
+                answer.set_exception(ProcessDiedError(died.result()))

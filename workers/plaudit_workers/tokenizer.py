@@ -1,0 +1,82 @@
+"""Load the policy's tokenizer and apply its chat template. Called by the trainer and by agents of rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from plaudit_workers.errors import RefusedError
+from plaudit_workers.job.spec.model import ModelSpec
+
+
+def load_tokenizer(model: ModelSpec) -> PreTrainedTokenizerBase:
+    """Load ``model.tokenizer`` (default: the one in ``model.source``), with ``model.chatTemplate``.
+
+    Raises:
+        RefusedError: the tokenizer cannot be loaded or the chat template cannot be read.
+    """
+    source = model.tokenizer or model.source
+    revision = model.tokenizer_revision if model.tokenizer else model.revision
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            source, revision=revision, trust_remote_code=model.trust_remote_code
+        )
+        if model.chat_template:
+            with open(model.chat_template, encoding="utf-8") as file:
+                tokenizer.chat_template = file.read()
+    # Tokenizers fail to load with every kind of exception, their own Rust ones included.
+    except Exception as error:
+        field = "model.tokenizer" if model.tokenizer else "model.source"
+        raise RefusedError(loading_message("tokenizer", field, source, error)) from error
+    return tokenizer
+
+
+def loading_message(what: str, field: str, source: str, error: Exception) -> str:
+    """Return the message of a model or tokenizer that cannot be loaded."""
+    first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return (
+        f"{field} is {source!r}: the {what} cannot be loaded ({first_line}). Give the id of a model on the hub "
+        "that this machine can reach, or a folder with config.json, the weights and the tokenizer's files"
+    )
+
+
+class ChatTemplate:
+    """A tokenizer's chat template with the job's tools and arguments.
+
+    Args:
+        tokenizer: has the template.
+        tools: descriptions of the tools in OpenAI's format; empty for none.
+        arguments: ``model.chatTemplateArguments``.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        tools: Sequence[dict[str, Any]] = (),
+        arguments: dict[str, Any] | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.tools: list[Any] = list(tools)
+        self._arguments = dict(arguments or {})
+
+    def render(self, messages: Sequence[dict[str, Any]], *, generate: bool) -> str:
+        """Return messages as text; with ``generate``, up to the point where the policy continues.
+
+        Raises:
+            jinja2.TemplateError: the template refuses these messages.
+        """
+        text = self.tokenizer.apply_chat_template(
+            list(messages),
+            tools=self.tools or None,
+            tokenize=False,
+            add_generation_prompt=generate,
+            **self._arguments,
+        )
+        return str(text)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of rendered text; the template writes its own special tokens."""
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
