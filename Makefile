@@ -123,7 +123,7 @@ requirements: $(UV) ## compile requirements/*.txt anew from requirements/*.in an
 	$(UV) pip compile -q --python-version 3.11 --python-platform x86_64-manylinux_2_31 --generate-hashes --no-emit-index-url \
 	  --custom-compile-command 'make requirements' .uv/all-gpu.in -o requirements/all-gpu.txt
 	$(COMPILE_IMAGE) requirements/operator.in -o requirements/operator.txt
-	$(COMPILE_IMAGE) --extra traces $(foreach part,wire metrics reward workers,--no-emit-package plaudit-$(part) $(part)/pyproject.toml) \
+	$(COMPILE_IMAGE) --extra traces $(foreach part,client wire metrics reward workers,--no-emit-package plaudit-$(part) $(part)/pyproject.toml) \
 	  -o requirements/workers.txt
 	$(COMPILE_GPU) --no-annotate requirements/vllm.in -o requirements/vllm.txt
 	@awk -F '==' 'NR == FNR {held[$$1]; next} /^[a-z].*==/ && !($$1 in held) {sub(/ .*/, "", $$2); print $$1 "==" $$2}' \
@@ -131,7 +131,7 @@ requirements: $(UV) ## compile requirements/*.txt anew from requirements/*.in an
 	$(COMPILE_GPU) --generate-hashes -c requirements/vllm.txt -c .uv/gpu-constraints.txt \
 	  $$(sed -n 's/^\([a-z0-9._-]*\)==.*/--no-emit-package \1/p' requirements/vllm.txt) \
 	  $(foreach extra,traces training tensorboard wandb,--extra $(extra)) \
-	  $(foreach part,wire metrics reward workers,--no-emit-package plaudit-$(part) $(part)/pyproject.toml) -o requirements/gpu.txt
+	  $(foreach part,client wire metrics reward workers,--no-emit-package plaudit-$(part) $(part)/pyproject.toml) -o requirements/gpu.txt
 
 # What an image holds is a part of the environment, in the same versions.
 COMPILE_IMAGE = $(UV) pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url \

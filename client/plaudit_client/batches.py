@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 
 from plaudit_client.encoding import batch
-from plaudit_client.errors import ProtocolError, RewardError, UnavailableError
+from plaudit_client.errors import InvalidSampleError, ProtocolError, RewardError, UnavailableError
 from plaudit_client.retries import pause_after, refusal
 
 SCORE, GROUPS = "/v1/score", "/v1/groups"
@@ -160,7 +160,11 @@ class Batches:
                 item = left.pop(answer["id"], None)
             except (ValueError, KeyError, TypeError) as error:
                 raise ProtocolError(f"the service sent {line[:200]!r}, which is no result") from error
-            if item is not None and not item.answer.done():
+            if item is None or item.answer.done():
+                continue
+            if "error" in answer:
+                item.fail(InvalidSampleError(str(answer["error"]["message"])))
+            else:
                 item.answer.set_result(answer)
         if len(left) < num_sent:
             self._num_failures = 0

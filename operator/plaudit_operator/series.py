@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Histogram
@@ -71,14 +70,14 @@ class _State(Collector):
 
     def _jobs(self) -> Iterator[Metric]:
         info = GaugeMetricFamily("plaudit_rljob_info", "RLJobs", labels=["namespace", "name", "run", "phase"])
-        counts: Counter[tuple[str, str]] = Counter()
+        conditions = GaugeMetricFamily(
+            "plaudit_rljob_condition", "Conditions of RLJobs", labels=["namespace", "name", "type", "status"]
+        )
         for job in self._cache.jobs():
             metadata, status = job["metadata"], job.get("status") or {}
             key = [metadata["namespace"], metadata["name"]]
             info.add_metric([*key, str(status.get("run", "")), str(status.get("phase", ""))], 1)
-            counts.update((c["type"], c["status"]) for c in status.get("conditions") or [])
+            for condition in status.get("conditions") or []:
+                conditions.add_metric([*key, condition["type"], condition["status"]], 1)
         yield info
-        conditions = GaugeMetricFamily("plaudit_rljob_condition", "RLJobs by condition", labels=["type", "status"])
-        for (kind, status_), count in sorted(counts.items()):
-            conditions.add_metric([kind, status_], count)
         yield conditions

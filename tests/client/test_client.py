@@ -72,7 +72,7 @@ async def test_callers_of_the_same_moment_share_requests(server: FaultyServer) -
     async with client_of(server) as client:
         results = await asyncio.gather(*(client.score({"response": "x" * n}) for n in range(2000)))
     assert [each.score for each in results] == list(map(float, range(2000)))
-    assert len(server.requests) < 30
+    assert len(server.requests) < 200
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_an_alert_fires_for_a_job_whose_judge_is_slow(monitored: Cluster, measur
     with ScoringJob(monitored, "slow", metrics=objective) as job:
         query = f'plaudit_workers{{job_name="slow",namespace="{NAMESPACE}",run="{job.run}"}}'
         monitored.until("its metrics", lambda: ask(monitored, f"query?query={quote(query)}").get("result"), 120)
-        firing = f'ALERTS{{alertname="RewardLatencyBurn",alertstate="firing",severity="page",run="{job.run}"}}'
+        firing = f'ALERTS{{alertname="RewardLatencyBurn",alertstate="firing",severity="critical",run="{job.run}"}}'
         began = time.monotonic()
         with job.load(judged("late", 100_000, 0.5)):
             monitored.until("the alert", lambda: ask(monitored, f"query?query={quote(firing)}").get("result"), 300)

@@ -269,7 +269,14 @@ class _RunInThread:
         self._server = server
         self._prometheus = prometheus
         self._folder = folder
-        self._settings = ServiceSettings("observed", RedisAddress(server.url, server.password), port=free_port())
+        self._settings = ServiceSettings(
+            "observed",
+            RedisAddress(server.url, server.password),
+            port=free_port(),
+            job="observed",
+            schedule="one-step-off-policy",
+            max_staleness=1,
+        )
         self._over = threading.Event()
         self._error: BaseException | None = None
         self._stop: Callable[[], object] = lambda: None

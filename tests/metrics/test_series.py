@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.exposition import generate_latest
 
-from plaudit_metrics.service.series import Series
+from plaudit_metrics.service.series import RunInfo, Series
 from plaudit_metrics.sources.run_snapshot import RunSnapshot, StreamDepth
 from plaudit_metrics.statistics.batch_histogram import BUCKETS, BatchHistogram
 from plaudit_metrics.statistics.steps import step_record
-from plaudit_wire.records import ScorerRecord, StepRecord, WorkerRecord
+from plaudit_wire.records import ScorerRecord, ScorerWork, StepRecord, WorkerRecord
 
 Build = Callable[..., Any]
 
@@ -68,8 +68,8 @@ def used(sample: Build, group: Build) -> Series:
         ("plaudit_stage_seconds_count", {"stage": "group_scorer"}, 1),
         ("plaudit_score_seconds_count", {"scorer": "judge", "outcome": "scored"}, 2),
         ("plaudit_limiter_wait_seconds_sum", {"judge": "judge"}, 2),
-        ("plaudit_reward_latency_total", {}, 2),
-        ("plaudit_reward_latency_good_total", {}, 1),
+        ("plaudit_reward_latency_total", {"split": "train"}, 2),
+        ("plaudit_reward_latency_good_total", {"split": "train"}, 1),
         ("plaudit_reward_latency_target", {}, 0.95),
         ("plaudit_step", {}, 3),
         ("plaudit_step_last_closed_timestamp_seconds", {}, 20),
@@ -100,6 +100,8 @@ def test_a_series_has_the_value_of_what_happened(used: Series, name: str, labels
 def test_a_redis_that_does_not_respond_is_shown_as_down_until_it_does(used: Series) -> None:
     used.show_redis_down()
     assert used.registry.get_sample_value("plaudit_redis_up") == 0
+    for name in ("plaudit_redis_aof_ok", "plaudit_redis_memory_bytes", "plaudit_policy_version"):
+        assert used.registry.get_sample_value(name) is None
     used.show_snapshot(RunSnapshot(time=1234.5))
     assert used.registry.get_sample_value("plaudit_redis_up") == 1
     assert used.registry.get_sample_value("plaudit_redis_last_seen_timestamp_seconds") == 1234.5
@@ -107,12 +109,75 @@ def test_a_redis_that_does_not_respond_is_shown_as_down_until_it_does(used: Seri
 
 def test_a_restored_step_has_its_last_step_gauges(used: Series) -> None:
     restored = Series()
-    restored.show_step(StepRecord(9, 1, 10.0, 310.0, 1, 1, {"exposed_reward_s": 60.0, "wait/score_s": 50.0}))
+    restored.restore_steps([StepRecord(9, 1, 10.0, 310.0, 1, 1, {"exposed_reward_s": 60.0, "wait/score_s": 50.0})])
     value = restored.registry.get_sample_value
     assert value("plaudit_last_step_seconds") == 300
     assert value("plaudit_last_step_exposed_reward_seconds") == 60
     assert value("plaudit_last_step_wait_seconds", {"cause": "score"}) == 50
     assert value("plaudit_step_seconds_count") == 0
+
+
+def test_figures_of_a_step_are_absent_until_one_has_closed() -> None:
+    exposed = {family.name for family in Series().registry.collect() for sample in family.samples}
+    assert not exposed & {
+        "plaudit_step",
+        "plaudit_last_step_seconds",
+        "plaudit_reward_mean",
+        "plaudit_sample_staleness",
+    }
+
+
+def test_the_open_step_began_at_the_newest_close_or_at_the_trainers_start_if_that_is_later() -> None:
+    series = Series()
+    series.restore_steps([StepRecord(9, 1, 10.0, 310.0, 1, 1, {})])
+    assert series.registry.get_sample_value("plaudit_step_opened_timestamp_seconds") == 310
+    resumed = WorkerRecord("trainer-0", "trainer", started=900.0)
+    series.show_snapshot(RunSnapshot(worker_records=(resumed,), workers={("trainer", "idle"): 1}))
+    series.show_snapshot(RunSnapshot())
+    assert series.registry.get_sample_value("plaudit_step_opened_timestamp_seconds") == 900
+
+
+def test_a_sample_that_fails_fast_is_not_in_time_and_validation_does_not_count_as_training(sample: Build) -> None:
+    series = Series(latency_threshold_s=5.0)
+    failed = [sample(f"t-{n}", outcome="data_error", score=0.1) for n in range(30)]
+    series.count_samples([*failed, *(sample(f"v-{n}", score=9.0, split="validation") for n in range(50))])
+    value = series.registry.get_sample_value
+    assert value("plaudit_recent_late_ratio") == 1
+    assert value("plaudit_recent_failed_ratio") == pytest.approx(30 / 80)
+    assert value("plaudit_reward_latency_good_total", {"split": "train"}) == 0
+    assert value("plaudit_reward_latency_total", {"split": "validation"}) == 50
+
+
+def test_a_restart_restores_the_shares_of_the_newest_samples_without_counting_them(sample: Build) -> None:
+    series = Series(latency_threshold_s=5.0)
+    series.count_samples([sample(f"t-{n}", score=9.0) for n in range(30)], count=False)
+    assert series.registry.get_sample_value("plaudit_recent_late_ratio") == 1
+    assert series.registry.get_sample_value("plaudit_samples_total", {"outcome": "scored"}) == 0
+
+
+def test_a_counter_that_steps_back_in_redis_does_not_look_reset() -> None:
+    series = Series()
+    for count in (100, 99, 102):
+        series.show_snapshot(RunSnapshot(streams={"samples": StreamDepth()}, redeliveries={"samples": count}))
+    assert series.registry.get_sample_value("plaudit_redeliveries_total", {"stream": "samples"}) == 103
+
+
+def test_a_scorers_oldest_call_is_that_of_any_worker() -> None:
+    workers = tuple(WorkerRecord(f"reward-{n}", "reward", scorers={"judge": ScorerWork(2, 30.0 * n)}) for n in range(3))
+    series = Series()
+    series.show_snapshot(RunSnapshot(worker_records=workers))
+    labels = {"scorer": "judge"}
+    assert series.registry.get_sample_value("plaudit_scorer_oldest_in_flight_seconds", labels) == 60
+    assert series.registry.get_sample_value("plaudit_scorer_in_flight", labels) == 6
+
+
+def test_a_role_without_a_process_is_zero_where_the_job_needs_it() -> None:
+    training, service = Series(info=RunInfo("a", "on-policy", 0)), Series(info=RunInfo("a", "service"))
+    for series in (training, service):
+        series.show_snapshot(RunSnapshot())
+    labels = {"role": "trainer", "state": "busy"}
+    assert training.registry.get_sample_value("plaudit_workers", labels) == 0
+    assert service.registry.get_sample_value("plaudit_workers", labels) is None
 
 
 def test_workers_that_are_gone_are_no_longer_shown(used: Series) -> None:

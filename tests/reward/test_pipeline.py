@@ -17,7 +17,7 @@ from plaudit_reward.pipeline.pipeline import Pipeline
 from plaudit_reward.pipeline.stage import Rules, Stage, When
 from plaudit_reward.score import Score
 from plaudit_reward.scripted_scorer import Answer, ScriptedScorer
-from plaudit_wire.records import ScoringRecord
+from plaudit_wire.records import ScorerWork, ScoringRecord
 from plaudit_wire.sample import AgentReward, Sample
 
 MakeSample = Callable[..., Sample]
@@ -240,3 +240,16 @@ def _value(answer: Answer) -> float | None:
     if isinstance(answer, RewardError):
         return None
     return answer.value if isinstance(answer, Score) else answer
+
+
+async def test_the_age_of_a_scorers_oldest_unfinished_call_grows_until_it_ends(make_sample: MakeSample) -> None:
+    pipeline = Pipeline([Stage(scripted("hangs", 1.0, takes_s=3600.0)), Stage(scripted("quick", 1.0))])
+    scoring = [asyncio.create_task(pipeline.score(make_sample())) for _ in range(2)]
+    while pipeline.work["hangs"].in_flight < 2 or pipeline.work["quick"].in_flight > 0:
+        await asyncio.sleep(0)
+    earlier = pipeline.work["hangs"].oldest_s
+    assert pipeline.work["hangs"].oldest_s > earlier
+    for task in scoring:
+        task.cancel()
+    await asyncio.wait(scoring)
+    assert pipeline.work["hangs"] == ScorerWork(0, 0.0)

@@ -216,6 +216,14 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Figures that are text, such as the worker of the slowest sample (docs/metrics.md)."""
 
 
+class ScorerWork(msgspec.Struct, frozen=True):
+    """The samples that one scorer works on in one reward worker; a group is one."""
+
+    in_flight: int
+    oldest_s: float
+    """Seconds since the oldest of them began, waits for limits and retries included."""
+
+
 class WorkerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """A process's heartbeat."""
 
@@ -230,5 +238,9 @@ class WorkerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """The policy version whose files it is reading; the trainer does not delete them."""
     circuits_open: list[str] = []
     """Judges that this reward worker does not call for now, because they failed too often."""
+    started: float = 0.0
+    """When the trainer began to work, seconds since the epoch on the transport's clock; 0 for other roles."""
+    scorers: dict[str, ScorerWork] = {}
+    """The work of each of a reward worker's scorers."""
     problem: str = ""
     """The reason that this process makes no progress, as a sentence for people; empty while it works."""

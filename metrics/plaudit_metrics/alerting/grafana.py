@@ -18,8 +18,10 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.alerting import RelativeTimeRange
 from grafana_foundation_sdk.models.dashboard import DataSourceRef
 
-from plaudit_metrics.alerting.alerts import ALERTS, Alert
+from plaudit_metrics.alerting.alert import Alert
+from plaudit_metrics.alerting.alerts import ALERTS
 from plaudit_metrics.alerting.recording import recording_rules
+from plaudit_metrics.alerting.thresholds import filled
 from plaudit_metrics.alerting.windows import AS_WRITTEN, Windows
 
 DATA_SOURCE_UID = "prometheus"
@@ -58,7 +60,7 @@ def config_map(content: str) -> dict[str, Any]:
 
 def grafana_rule(alert: Alert, windows: Windows = AS_WRITTEN) -> Rule:
     """Return one rule: query A, and B, which is true for every series that A returns."""
-    expression = windows.expression(_without_recorded_series(alert.expression))
+    expression = windows.expression(_without_recorded_series(filled(alert.full_expression)))
     query = Dataquery().expr(expression).instant().ref_id("A").datasource(DataSourceRef("prometheus", DATA_SOURCE_UID))
     fires = TypeMath().expression("is_number($A)").ref_id("B").datasource(_EXPRESSIONS)
     return (
@@ -75,7 +77,7 @@ def grafana_rule(alert: Alert, windows: Windows = AS_WRITTEN) -> Rule:
         .exec_err_state("Error")
         .for_val(windows.duration(alert.held))
         .labels({"severity": alert.severity})
-        .annotations({**alert.rule(windows)["annotations"], "summary": _in_grafanas_templates(alert.summary)})
+        .annotations({**alert.rule(windows)["annotations"], "summary": _in_grafanas_templates(filled(alert.summary))})
     )
 
 

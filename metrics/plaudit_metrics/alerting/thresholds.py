@@ -1,10 +1,50 @@
-"""Every threshold and time window of the rules and alerts."""
+"""Every threshold of the alerts, by the name that the chart's values have for it (``monitoring.alerts.thresholds``).
+
+Expressions and summaries hold a threshold as ``<name>``. ``filled`` replaces it by the value below; the chart by the
+value of the installation.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from plaudit_wire.limits import ADMISSION_MEMORY_SHARE
+
+THRESHOLDS: Final[Mapping[str, float]] = MappingProxyType(
+    {
+        "burnCritical": 14.4,  # times the rate that uses up a month's error budget in a month: the budget lasts 2 days
+        "burnWarning": 6,  # the budget lasts 5 days
+        "exposedShare": 0.2,  # of the step; the verdict's threshold for a waiting trainer
+        "hangingSeconds": 120,  # a scorer call is hanging from this age on, and ...
+        "hangingFactor": 5,  # ... from this many times the job's latency threshold
+        "slowFactor": 2,  # a scorer is slow if its p99 is this many times the job's latency threshold
+        "stalledSteps": 3,  # times the longest of the newest steps
+        "stalledSeconds": 900,  # no step is called stalled earlier
+        "queueAgeSeconds": 120,  # of the oldest unread sample, and ...
+        "queueAgeSteps": 0.1,  # ... as a share of the newest step
+        "backlogEntries": 200,  # a smaller backlog may grow
+        "failedShare": 0.05,  # of all samples
+        "scorerFailedShare": 0.2,  # of one scorer's calls
+        "judgeFailedShare": 0.2,  # of the requests to one judge
+        "limiterWaitSeconds": 10,  # mean over a judge's newest requests
+        "rewardDrop": 1,  # below the best mean of the last day, in standard deviations of the samples of a step
+        "uniformShare": 0.9,  # of the groups: all their samples have the same reward
+        "truncatedShare": 0.3,  # of the responses that end at the token limit, and ...
+        "truncatedFactor": 2,  # ... times the usual share of the last day
+        "eventsLostShare": 0.01,  # of the newest step's samples
+        "redeliveryPeriods": 3,  # of the six periods of five minutes in half an hour, with work of lost workers
+        "redisMemoryShare": ADMISSION_MEMORY_SHARE,  # above it no groups are admitted
+        "versionsBehind": 1,  # if the job allows less staleness than that
+        "mismatchShare": 0.01,  # of the samples
+        "operatorEventAgeSeconds": 600,
+        "operatorQueueDepth": 50,
+        "operatorErrorShare": 0.2,  # of the reconciliations
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -12,46 +52,29 @@ class Burn:
     """One row of the burn-rate table (multi-window, multi-burn-rate: Google's SRE workbook, chapter 5)."""
 
     severity: str
-    factor: float
-    """Multiple of the rate that uses up the error budget in 30 days."""
+    factor: str
+    """Name of the threshold."""
     long: str
     short: str
     """The short window clears the alert soon after recovery."""
 
 
-BURNS = (Burn("page", 14.4, "1h", "5m"), Burn("ticket", 6.0, "6h", "30m"))
-BURN_LEAST_SAMPLES = 100
-"""With fewer samples in the long window the alert does not fire."""
+BURNS = (Burn("critical", "burnCritical", "1h", "5m"), Burn("warning", "burnWarning", "6h", "30m"))
 
-EXPOSED_REWARD_SHARE = 0.2
-"""Of step time; the verdict's threshold for a waiting trainer."""
-EXPOSED_REWARD_STEPS = 3
+RECENT_SAMPLES = 100
+"""Shares and means among so many of the newest samples, however old they are, hold for steps of any length."""
+LEAST_SAMPLES = 20
+"""Fewer samples than this say nothing."""
+LOGPROB_DIFFERENCE = 0.1
+"""A larger difference of the log-probabilities counts as a mismatch."""
+RECENT_STEPS = 10
+"""The longest of so many steps is how long a step may take."""
 
-EXPOSED_LONG_STEP_S = 600
-"""A step of this length or more is judged alone: too few of them close in half an hour."""
 
-STALLED_AFTER_STEPS = 4
-"""Times the mean step, and times the last one."""
-STALLED_AFTER_S = 900
-STALLED_FOR_CERTAIN_S = 7200
-"""For runs whose last step's length is unknown."""
+def filled(text: str, values: Mapping[str, float] = THRESHOLDS) -> str:
+    """Replace every ``<name>`` by its value.
 
-QUEUE_AGE_S = 120
-BACKLOG_LEAST = 200
-"""Entries; a smaller backlog may grow without an alert."""
-
-FAILED_SHARE = 0.05
-FAILED_LEAST_SAMPLES = 50
-
-LIMITER_WAIT_S = 10
-"""Mean wait of a sample for its judge's limits."""
-
-REDELIVERIES = 10
-REDIS_MEMORY_SHARE = ADMISSION_MEMORY_SHARE
-"""Above it no groups are admitted."""
-VERSIONS_BEHIND = 1
-LOGPROB_DIFFERENCE = "0.1"
-"""A bucket's upper bound."""
-LOGPROB_SHARE = 0.01
-OPERATOR_EVENT_AGE_S = 600
-OPERATOR_QUEUE_DEPTH = 50
+    Raises:
+        KeyError: there is no such threshold.
+    """
+    return re.sub(r"<([a-zA-Z]+)>", lambda found: f"{values[found[1]]:g}", text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Windows:
         return float(number) * _UNITS_S[unit] * self.scale
 
     def expression(self, text: str) -> str:
-        """Scale every ``[window]`` and ``offset`` of an expression."""
-        scaled = re.sub(r"\[(\w+)\]", lambda found: f"[{self.duration(found[1])}]", text)
+        """Scale every ``[window]``, ``[window:step]`` and ``offset`` of an expression."""
+        scaled = re.sub(r"(?<=[\[:])(\d+[smhd])(?=[:\]])", lambda found: self.duration(found[1]), text)
         return re.sub(r"offset (\w+)", lambda found: f"offset {self.duration(found[1])}", scaled)
 
 

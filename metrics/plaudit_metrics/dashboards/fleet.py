@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
-from plaudit_metrics.alerting import thresholds as t
+from plaudit_metrics.alerting.thresholds import THRESHOLDS as T
 from plaudit_metrics.dashboards.panels import (
     BYTES,
     COUNT,
@@ -35,18 +35,18 @@ def _totals(board: Dashboard) -> Dashboard:
         f'sum(increase(plaudit_samples_total{{{OF_RUN}, outcome!="scored"}}[$__range]))'
         f" / sum(increase(plaudit_samples_total{{{OF_RUN}}}[$__range]))"
     )
-    share = t.EXPOSED_REWARD_SHARE
+    share = T["exposedShare"]
     panels = (
         stat("Runs", f"count(plaudit_step{{{OF_RUN}}})", COUNT),
         stat("Processes", f"sum(plaudit_workers{{{OF_RUN}}})", COUNT),
         stat("Samples per second", f"sum(rate(plaudit_samples_total{{{OF_RUN}}}[$__range]))", PER_SECOND),
         stat("Step time waiting for rewards", exposed, SHARE, warn=share / 2, bad=share),
-        stat("Samples without a score", failed, SHARE, warn=t.FAILED_SHARE / 2, bad=t.FAILED_SHARE),
+        stat("Samples without a score", failed, SHARE, warn=T["failedShare"] / 2, bad=T["failedShare"]),
         stat(
             "Longest time without a step",
             f"max(time() - plaudit_step_last_closed_timestamp_seconds{{{OF_RUN}}})",
             SECONDS,
-            bad=t.STALLED_AFTER_S,
+            bad=T["stalledSeconds"],
         ),
     )
     for panel in panels:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
-from plaudit_metrics.alerting import thresholds as t
+from plaudit_metrics.alerting.thresholds import LOGPROB_DIFFERENCE
+from plaudit_metrics.alerting.thresholds import THRESHOLDS as T
 from plaudit_metrics.dashboards.panels import (
     BYTES,
     COUNT,
@@ -39,17 +40,17 @@ def _first_screen(board: Dashboard) -> Dashboard:
         f'sum(increase(plaudit_samples_total{{{OF_RUN}, outcome!="scored"}}[$__range]))'
         f" / sum(increase(plaudit_samples_total{{{OF_RUN}}}[$__range]))"
     )
-    share = t.EXPOSED_REWARD_SHARE
+    share = T["exposedShare"]
     stats = (
         stat("Step time waiting for rewards", exposed, SHARE, warn=share / 2, bad=share),
         stat(
             "Oldest unscored sample",
             f'max(plaudit_stream_oldest_undelivered_seconds{{{OF_RUN}, stream="samples"}})',
             SECONDS,
-            warn=t.QUEUE_AGE_S / 4,
-            bad=t.QUEUE_AGE_S,
+            warn=T["queueAgeSeconds"] / 4,
+            bad=T["queueAgeSeconds"],
         ),
-        stat("Samples without a score", failed, SHARE, warn=t.FAILED_SHARE / 2, bad=t.FAILED_SHARE),
+        stat("Samples without a score", failed, SHARE, warn=T["failedShare"] / 2, bad=T["failedShare"]),
         stat("Newest step", f"max(plaudit_step{{{OF_RUN}}})", COUNT),
         stat(
             "Last step closed",
@@ -174,7 +175,7 @@ def _judges(board: Dashboard) -> Dashboard:
 
 def _policy(board: Dashboard) -> Dashboard:
     differing = (
-        f'1 - sum(rate(plaudit_logprob_mismatch_bucket{{{OF_RUN}, le="{t.LOGPROB_DIFFERENCE}"}}[$__rate_interval]))'
+        f'1 - sum(rate(plaudit_logprob_mismatch_bucket{{{OF_RUN}, le="{LOGPROB_DIFFERENCE}"}}[$__rate_interval]))'
         f" / sum(rate(plaudit_logprob_mismatch_count{{{OF_RUN}}}[$__rate_interval]))"
     )
     return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from plaudit_metrics.alerting import thresholds as t
+from plaudit_metrics.alerting.thresholds import THRESHOLDS as T
 from plaudit_metrics.dashboards.panels import COUNT, PER_SECOND, SECONDS, bars, frame, lines, stat
 
 
@@ -13,13 +13,13 @@ def dashboard() -> Dashboard:
     board = frame("plaudit-operator", "Plaudit / Operator", "The cluster's operator and its RLJobs")
     stats = (
         stat("Leaders", "sum(plaudit_operator_leader)", COUNT),
-        stat("RLJobs", "count(plaudit_rljob_info)", COUNT),
-        stat("Waiting to be reconciled", "max(plaudit_operator_queue_depth)", COUNT, bad=t.OPERATOR_QUEUE_DEPTH),
+        stat("RLJobs", "count(max by (namespace, name) (plaudit_rljob_info))", COUNT),
+        stat("Waiting to be reconciled", "max(plaudit_operator_queue_depth)", COUNT, bad=T["operatorQueueDepth"]),
         stat(
             "Age of the newest cluster event",
             "max(plaudit_operator_watch_last_event_age_seconds)",
             SECONDS,
-            bad=t.OPERATOR_EVENT_AGE_S,
+            bad=T["operatorEventAgeSeconds"],
         ),
     )
     for panel in stats:
@@ -29,7 +29,9 @@ def dashboard() -> Dashboard:
         " / sum by (result) (rate(plaudit_operator_reconcile_seconds_count[$__rate_interval]) > 0)"
     )
     rates = "sum by (result) (rate(plaudit_operator_reconcile_seconds_count[$__rate_interval]))"
-    conditions = 'sum by (type) (plaudit_rljob_condition{status="True"})'
+    # Each operator pod reports every job.
+    conditions = 'count by (type) (max by (namespace, name, type) (plaudit_rljob_condition{status="True"}))'
+    phases = "count by (phase) (max by (namespace, name, phase) (plaudit_rljob_info))"
     return (
         board.with_panel(bars("RLJobs by true condition", COUNT, (conditions, "{{type}}")))
         .with_panel(lines("Reconciliations", PER_SECOND, (rates, "{{result}}")))
@@ -42,7 +44,5 @@ def dashboard() -> Dashboard:
                 ("max by (kind) (plaudit_operator_watch_last_event_age_seconds)", "{{kind}}"),
             )
         )
-        .with_panel(
-            lines("Conditions", COUNT, ("sum by (type, status) (plaudit_rljob_condition)", "{{type}}: {{status}}"))
-        )
+        .with_panel(lines("RLJobs by phase", COUNT, (phases, "{{phase}}")))
     )

@@ -23,11 +23,23 @@ class CopiedCounter(Collector):
         self._documentation = documentation
         self._labels = tuple(labels)
         self._values: dict[tuple[str, ...], float] = {}
+        self._last: dict[tuple[str, ...], float] = {}
+        self._ahead: dict[tuple[str, ...], float] = {}
+        """What Redis has lost since this process started."""
         registry.register(self)
 
     def copy(self, values: Mapping[tuple[str, ...], float]) -> None:
-        """Copy values, by label values; others keep theirs."""
-        self._values.update(values)
+        """Copy values, by label values; others keep theirs.
+
+        A value below the last one is a Redis that came back with an older state. It is not shown, because Prometheus
+        would take it for a counter that began at 0 again, and count everything a second time.
+        """
+        for labels, value in values.items():
+            lost = self._last.get(labels, 0.0) - value
+            if lost > 0:
+                self._ahead[labels] = self._ahead.get(labels, 0.0) + lost
+            self._last[labels] = value
+            self._values[labels] = value + self._ahead.get(labels, 0.0)
 
     def describe(self) -> Iterator[CounterMetricFamily]:
         """Yield the family without values."""

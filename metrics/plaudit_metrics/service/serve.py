@@ -18,7 +18,7 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from plaudit_metrics.service.api import Api
 from plaudit_metrics.service.http_server import HttpServer
-from plaudit_metrics.service.series import Series
+from plaudit_metrics.service.series import RunInfo, Series
 from plaudit_metrics.service.settings import ServiceSettings, SettingsError
 from plaudit_metrics.service.spans import MissingPackageError, SpanSender
 from plaudit_metrics.service.view import RunView
@@ -74,7 +74,11 @@ async def _serve_on(
     stop: asyncio.Event,
     sender: SpanSender | None,
 ) -> None:
-    series = Series(latency_threshold_s=settings.latency_threshold_s, latency_target=settings.latency_target)
+    series = Series(
+        latency_threshold_s=settings.latency_threshold_s,
+        latency_target=settings.latency_target,
+        info=RunInfo(settings.job, settings.schedule, settings.max_staleness),
+    )
     view = RunView(series, KeptSteps(), sender.send if sender else None)
     if settings.run_folder is not None:
         view.restore(read_steps(settings.run_folder / FILE_NAME))

@@ -38,7 +38,12 @@ class ServiceSettings:
     """``PLAUDIT_REWARD_LATENCY_THRESHOLD_S``: ``metrics.rewardLatency.thresholdSeconds`` of the job."""
     latency_target: float = 0.99
     """``PLAUDIT_REWARD_LATENCY_TARGET``: ``metrics.rewardLatency.target`` of the job."""
-
+    job: str = ""
+    """``PLAUDIT_JOB_NAME``: name of the job, for ``plaudit_run_info``."""
+    schedule: str = ""
+    """``PLAUDIT_SCHEDULE``: ``service`` for a job without a trainer, else the name of its schedule."""
+    max_staleness: int | None = None
+    """``PLAUDIT_MAX_STALENESS``: ``algorithm.maxStaleness`` of the job; None = unknown, or a service."""
     traces_endpoint: str = ""
     """``PLAUDIT_TRACES_ENDPOINT``: ``metrics.traces.endpoint`` of the job; empty = no spans."""
     traces_share: float = 0.0
@@ -70,6 +75,11 @@ class ServiceSettings:
             log_file=Path(log_file) if log_file else None,
             latency_threshold_s=_number(environment, "PLAUDIT_REWARD_LATENCY_THRESHOLD_S", cls.latency_threshold_s),
             latency_target=_number(environment, "PLAUDIT_REWARD_LATENCY_TARGET", cls.latency_target),
+            job=environment.get("PLAUDIT_JOB_NAME", ""),
+            schedule=environment.get("PLAUDIT_SCHEDULE", ""),
+            max_staleness=int(_number(environment, "PLAUDIT_MAX_STALENESS", 0))
+            if environment.get("PLAUDIT_MAX_STALENESS")
+            else None,
             traces_endpoint=environment.get("PLAUDIT_TRACES_ENDPOINT", ""),
             traces_share=_number(environment, "PLAUDIT_TRACES_SHARE", cls.traces_share),
         )

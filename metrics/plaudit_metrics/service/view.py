@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from plaudit_metrics.alerting.thresholds import RECENT_STEPS
 from plaudit_metrics.service.series import Series
 from plaudit_metrics.sources.collector import Arrival, Collector
 from plaudit_metrics.sources.events import EventRecord
@@ -38,8 +39,7 @@ class RunView:
     def restore(self, records: Sequence[StepRecord]) -> None:
         """Add the steps of ``steps.jsonl``, which are shown but not counted."""
         self.kept.restore(records)
-        if newest := self.kept.newest(1):
-            self.series.show_step(newest[0].record)
+        self.series.restore_steps(step.record for step in self.kept.newest(RECENT_STEPS))
 
     def handle(self, records: list[EventRecord], count: bool) -> None:
         """Add a batch of event records; ``count`` is False for those that an earlier start counted."""
@@ -54,8 +54,8 @@ class RunView:
                 self._handle_group(record, count)
             else:
                 self._handle_step(record, count)
+        self.series.count_samples(new_samples, count=count)
         if count:
-            self.series.count_samples(new_samples)
             self.series.count_late(self.collector.late - late_before)
 
     def _handle_group(self, record: GroupRecord, count: bool) -> None:
@@ -72,7 +72,7 @@ class RunView:
             if self._closed is not None and (samples := self.kept.samples(record.step)) is not None:
                 self._closed(closed.record, samples)
         else:
-            self.series.show_step(closed.record)
+            self.series.restore_steps([closed.record])
 
     def observe(self, snapshot: RunSnapshot) -> None:
         """Add a new snapshot of streams, workers and Redis."""

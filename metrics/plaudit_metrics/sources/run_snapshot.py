@@ -15,7 +15,7 @@ from plaudit_wire.codec import RecordError, decode
 from plaudit_wire.limits import LIVE_WITHIN_S
 from plaudit_wire.messages import Announcement
 from plaudit_wire.names import CONSUMER_GROUPS, Names
-from plaudit_wire.records import WorkerRecord
+from plaudit_wire.records import ScorerWork, WorkerRecord
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,8 @@ class StreamDepth:
     """Read and not yet done."""
     oldest_undelivered_s: float = 0.0
     """Age of the oldest entry that no consumer has read; 0 without one."""
+    oldest_in_flight_s: float = 0.0
+    """Age of the oldest entry that is read and not done, since it was written; 0 without one."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,21 @@ class RunSnapshot:
     memory_bytes: int = 0
     memory_limit_bytes: int = 0
     aof_ok: bool = True
+
+    @property
+    def trainer_started(self) -> float:
+        """Return when the live trainer began to work (seconds since the epoch); 0 without one."""
+        return max((worker.started for worker in self.worker_records if worker.role == "trainer"), default=0.0)
+
+    @property
+    def scorers(self) -> dict[str, ScorerWork]:
+        """Return the unfinished work of each scorer, over all live reward workers."""
+        merged: dict[str, ScorerWork] = {}
+        for worker in self.worker_records:
+            for name, work in worker.scorers.items():
+                others = merged.get(name, ScorerWork(0, 0.0))
+                merged[name] = ScorerWork(others.in_flight + work.in_flight, max(others.oldest_s, work.oldest_s))
+        return merged
 
     @property
     def circuits_open(self) -> dict[str, bool]:
@@ -108,14 +125,22 @@ async def _depth(client: Redis, key: str, group: str, now: float) -> StreamDepth
     pending = int(named["pending"])
     undelivered = max(length - pending, 0)
     oldest_s = await _oldest_s(client, key, f"({_text(named['last-delivered-id'])}", now) if undelivered else 0.0
-    return StreamDepth(undelivered=undelivered, in_flight=pending, oldest_undelivered_s=oldest_s)
+    in_flight_s = await _oldest_pending_s(client, key, group, now) if pending else 0.0
+    return StreamDepth(undelivered, pending, oldest_s, in_flight_s)
 
 
 async def _oldest_s(client: Redis, key: str, after: str, now: float) -> float:
     entries: Any = await client.xrange(key, min=after, count=1)
-    if not entries:
-        return 0.0
-    milliseconds = int(_text(entries[0][0]).partition("-")[0])
+    return _age_s(entries[0][0], now) if entries else 0.0
+
+
+async def _oldest_pending_s(client: Redis, key: str, group: str, now: float) -> float:
+    oldest: Any = (await client.xpending(key, group))["min"]
+    return _age_s(oldest, now) if oldest else 0.0
+
+
+def _age_s(entry_id: bytes | str, now: float) -> float:
+    milliseconds = int(_text(entry_id).partition("-")[0])
     return max(now - milliseconds / 1000, 0.0)
 
 

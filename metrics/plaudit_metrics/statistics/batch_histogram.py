@@ -10,8 +10,8 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from plaudit_metrics.statistics.columns import Floats, Integers
 
-BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 7.5, 10, 15, 20, 30, 40, 60, 90, 120, 300)
-"""Upper bounds in seconds, from a rule's milliseconds to a judge's minutes."""
+BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
+"""Upper bounds in seconds, from a rule's millisecond to the hour of an agent's run."""
 
 
 class BatchHistogram(Collector):

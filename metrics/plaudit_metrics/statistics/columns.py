@@ -82,6 +82,8 @@ class SampleColumns:
     prompt_tokens: Integers
     response_tokens: Integers
     version_min: Integers
+    truncated: NDArray[np.bool_]
+    """True where the response ended at its token limit."""
     limiter_s: Floats
     retry_s: Floats
     call_s: Floats
@@ -132,7 +134,7 @@ class ColumnCollector:
 
     def __init__(self) -> None:
         self._groups: dict[str, int] = {}
-        self._rows = PackedRows(20)
+        self._rows = PackedRows(21)
         self._scorers: dict[str, _ScorerCollector] = {}
         self._failures = FailureCounts()
 
@@ -161,6 +163,7 @@ class ColumnCollector:
             scoring.call_s,
             _NAN if scoring.value is None else scoring.value,
             _OUTCOME_CODES[scoring.outcome] + len(OUTCOMES) * sample.deliveries,
+            generation.finish_reason == "length",
         )
         failed = scoring.value is None
         for name, record in scoring.scorers.items():
@@ -180,6 +183,7 @@ class ColumnCollector:
         return SampleColumns(
             groups=tuple(self._groups),
             generated=rows[7] != 0,
+            truncated=rows[20] != 0,
             outcome=outcome,
             deliveries=deliveries,
             scorers={name: scorer.columns() for name, scorer in self._scorers.items()},
@@ -211,7 +215,8 @@ _FLOATS = {
     "call_s": 17,
     "value": 18,
 }
-"""Column → its place in a row of ``ColumnCollector``; place 7 is ``generated``, 19 holds outcome and deliveries."""
+"""Column → its place in a row of ``ColumnCollector``; place 7 is ``generated``, 19 holds outcome
+and deliveries, 20 is ``truncated``."""
 
 
 class _ScorerCollector:

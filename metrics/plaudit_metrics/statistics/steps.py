@@ -55,6 +55,7 @@ def step_statistics(
     return {
         **agent_loop_statistics(AgentLoopColumns.from_samples(columns)),
         **_reward(columns),
+        **_generation(columns, closed - opened),
         **_pipeline(columns, groups),
         **_outcomes(columns, duplicates),
         **_scorers(columns),
@@ -146,7 +147,35 @@ def _reward(columns: SampleColumns) -> dict[str, float]:
         "reward/std": float(values.std()),
         "reward/min": float(values.min()),
         "reward/max": float(values.max()),
+        **_zero_variance(columns),
     }
+
+
+def _generation(columns: SampleColumns, step_s: float) -> dict[str, float]:
+    if not columns.generated.any():
+        return {}
+    tokens = columns.response_tokens[columns.generated]
+    known = columns.num_preempted[columns.generated & (columns.num_preempted >= 0)]
+    return {
+        "generation/response_tokens/mean": float(tokens.mean()),
+        "generation/response_tokens/max": float(tokens.max()),
+        **({"generation/response_tokens_per_s": float(tokens.sum()) / step_s} if step_s > 0 else {}),
+        "generation/truncated_share": float(columns.truncated[columns.generated].mean()),
+        **({"generation/preemptions": float(known.sum())} if len(known) else {}),
+    }
+
+
+def _zero_variance(columns: SampleColumns) -> dict[str, float]:
+    """Return the share of groups in which all scores are equal, of those with at least two: they train nothing."""
+    scored = ~np.isnan(columns.value)
+    group, value = columns.group[scored], columns.value[scored]
+    size = len(columns.groups)
+    counts = np.bincount(group, minlength=size)
+    least, most = np.full(size, np.inf), np.full(size, -np.inf)
+    np.minimum.at(least, group, value)
+    np.maximum.at(most, group, value)
+    compared = counts >= 2
+    return {"reward/zero_variance_share": float((least == most)[compared].mean())} if compared.any() else {}
 
 
 def _pipeline(columns: SampleColumns, groups: Sequence[GroupRecord]) -> dict[str, float]:

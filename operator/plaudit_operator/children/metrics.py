@@ -6,13 +6,13 @@ from plaudit_operator import names
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.deployment import deployment, service
 from plaudit_operator.children.pod import RolePod, http_probe, pod_template
+from plaudit_workers.launch.metrics_environment import metrics_environment
 
 ROLE = "metrics"
 
 
 def template(context: JobContext) -> Manifest:
     """Return the pod template of the metrics service."""
-    latency = context.spec.metrics.reward_latency
     process = RolePod(
         role=ROLE,
         image=context.settings.images.worker,
@@ -21,10 +21,7 @@ def template(context: JobContext) -> Manifest:
         environment={
             "PLAUDIT_METRICS_HOST": "0.0.0.0",  # noqa: S104
             "PLAUDIT_METRICS_PORT": str(names.METRICS_PORT),
-            "PLAUDIT_REWARD_LATENCY_THRESHOLD_S": str(latency.threshold_seconds),
-            "PLAUDIT_REWARD_LATENCY_TARGET": str(latency.target),
-            "PLAUDIT_TRACES_ENDPOINT": context.spec.metrics.traces.endpoint,
-            "PLAUDIT_TRACES_SHARE": str(context.spec.metrics.traces.share),
+            **metrics_environment(context.job),
         },
         ports={"metrics": names.METRICS_PORT},
         probe=http_probe("/readyz", "metrics"),

@@ -15,6 +15,7 @@ import msgspec
 from plaudit_reward.pipeline.attempts import Ended, attempt_until_answered
 from plaudit_reward.pipeline.combine import Combined, Part, weighted_sum
 from plaudit_reward.pipeline.combiner import Combiner, WeightedSum
+from plaudit_reward.pipeline.in_flight import InFlight
 from plaudit_reward.pipeline.normalize import normalised
 from plaudit_reward.pipeline.stage import GroupStage, Rules, Stage, record_of
 from plaudit_reward.score import Score
@@ -36,6 +37,7 @@ class GroupScoring:
         combiner: as for samples.
         timeout_s: for one scorer and one group, retries included, waits excluded.
         normalize: each scorer's values are normalised over the group before they are combined (``normalize``).
+        in_flight: counts the calls.
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class GroupScoring:
         timeout_s: float,
         *,
         normalize: bool = False,
+        in_flight: InFlight | None = None,
     ) -> None:
+        self._in_flight = in_flight or InFlight()
         self._post_process = [stage for stage in group_stages if stage.of is not None]
         self._adding = [stage for stage in group_stages if stage.of is None and not stage.replaces]
         self._replacing = [stage for stage in group_stages if stage.replaces]
@@ -177,9 +181,11 @@ class GroupScoring:
         return result
 
     async def _ask(self, stage: GroupStage, samples: Sequence[Sample], values: Sequence[float]) -> list[ScorerRecord]:
-        ended: Ended[list[Score]] = await attempt_until_answered(
-            lambda attempt: stage.scorer.score_group(samples, values, attempt), stage.rules.allowance(self._timeout_s)
-        )
+        with self._in_flight.call(stage.scorer.name):
+            ended: Ended[list[Score]] = await attempt_until_answered(
+                lambda attempt: stage.scorer.score_group(samples, values, attempt),
+                stage.rules.allowance(self._timeout_s),
+            )
         scores = ended.result if ended.result is not None else [ended.failure()] * len(samples)
         return [record_of(score, ended) for score in scores]
 

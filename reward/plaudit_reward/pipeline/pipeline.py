@@ -13,10 +13,11 @@ from plaudit_reward.pipeline.attempts import Ended, attempt_until_answered
 from plaudit_reward.pipeline.combine import Combined, Part
 from plaudit_reward.pipeline.combiner import Combiner, WeightedSum
 from plaudit_reward.pipeline.group_scoring import GroupScoring
+from plaudit_reward.pipeline.in_flight import InFlight
 from plaudit_reward.pipeline.stage import GroupStage, Stage, record_of
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import GroupScorer, Scorer
-from plaudit_wire.records import ScorerRecord, ScoringRecord
+from plaudit_wire.records import ScorerRecord, ScorerWork, ScoringRecord
 from plaudit_wire.sample import Sample
 
 _UNBOUNDED = 1_000_000
@@ -61,7 +62,10 @@ class Pipeline:
         self._combiner = combiner or WeightedSum()
         self._timeout_s = timeout_s
         self._worker = worker
-        self._group = GroupScoring(stages, group_stages, self._combiner, timeout_s, normalize=normalize)
+        self._in_flight = InFlight([*(s.scorer.name for s in stages), *(s.scorer.name for s in group_stages)])
+        self._group = GroupScoring(
+            stages, group_stages, self._combiner, timeout_s, normalize=normalize, in_flight=self._in_flight
+        )
         self._only_groups_count = self._group.adds and not any(stage.rules.weight for stage in stages)
 
     @property
@@ -74,6 +78,11 @@ class Pipeline:
         """Return the names of the scorers with an open circuit breaker."""
         scorers: list[Scorer | GroupScorer] = [*(stage.scorer for stage in self._stages), *self._group.scorers]
         return [scorer.name for scorer in scorers if getattr(scorer, "circuit_open", False)]
+
+    @property
+    def work(self) -> dict[str, ScorerWork]:
+        """Return the unfinished work of each scorer."""
+        return self._in_flight.work()
 
     def room(self) -> int:
         """Return how many more samples could start soon."""
@@ -141,10 +150,11 @@ class Pipeline:
             if before.part.record.value != stage.rules.when.equals:
                 return _held_back(stage, before)
             limiter_s, retry_s, spent_s = before.limiter_s, before.retry_s, before.spent_s
-        ended: Ended[Score] = await attempt_until_answered(
-            lambda attempt: stage.scorer.score(sample, attempt),
-            stage.rules.allowance(self._timeout_s - spent_s),
-        )
+        with self._in_flight.call(stage.scorer.name):
+            ended: Ended[Score] = await attempt_until_answered(
+                lambda attempt: stage.scorer.score(sample, attempt),
+                stage.rules.allowance(self._timeout_s - spent_s),
+            )
         score = ended.result if ended.result is not None else ended.failure()
         return _Done(
             stage.rules.part(stage.scorer.name, record_of(score, ended)),

@@ -7,17 +7,19 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 
-from plaudit_metrics.alerting import thresholds
-from plaudit_metrics.alerting.alerts import ALERTS, RUNBOOK
+from plaudit_metrics.alerting.alert import RUNBOOK
+from plaudit_metrics.alerting.alerts import ALERTS
+from plaudit_metrics.alerting.recording import recording_rules
+from plaudit_metrics.alerting.thresholds import THRESHOLDS
 from plaudit_metrics.alerting.windows import Windows
 from plaudit_metrics.generate import files
 from plaudit_metrics.service.series import Series
+from plaudit_operator.cache import Cache
+from plaudit_operator.series import Series as OperatorSeries
 
 REPOSITORY = Path(__file__).parents[3]
 PROMETHEUS_FILES = ("rules/plaudit.yaml", "alerts/run.yaml", "alerts/operator.yaml")
@@ -37,10 +39,6 @@ class Case:
 CASES = [Case(**case) for case in yaml.safe_load((Path(__file__).parent / "cases.yaml").read_text())]
 
 
-RECORDED = {alert.name for alert in ALERTS if "run:" in alert.expression}
-"""Alerts whose expression is another one in Grafana (test_grafana compares the rest)."""
-
-
 @pytest.fixture(scope="module")
 def promtool() -> str:
     program = shutil.which("promtool")
@@ -49,43 +47,19 @@ def promtool() -> str:
     return program
 
 
-@pytest.mark.parametrize("rules", ["Prometheus", "Grafana"])
-def test_every_case_ends_as_it_must(promtool: str, tmp_path: Path, rules: str) -> None:
+def test_every_case_ends_as_it_must(promtool: str, tmp_path: Path) -> None:
     tests = tmp_path / "cases.yaml"
     tests.write_text(
         yaml.safe_dump(
             {
-                "rule_files": [str(path) for path in rule_files(rules, tmp_path)],
+                "rule_files": [str(REPOSITORY / "metrics" / name) for name in PROMETHEUS_FILES],
                 "evaluation_interval": "1m",
-                "tests": [_promtool_test(case) for case in CASES if rules == "Prometheus" or case.alert in RECORDED],
+                "tests": [_promtool_test(case) for case in CASES],
             }
         )
     )
     ended = subprocess.run([promtool, "test", "rules", str(tests)], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-
-
-def rule_files(rules: str, folder: Path) -> list[Path]:
-    """The committed files, or those of Grafana's rules that write recorded series out, in Prometheus's form."""
-    if rules == "Prometheus":
-        return [REPOSITORY / "metrics" / name for name in PROMETHEUS_FILES]
-    groups = yaml.safe_load((REPOSITORY / "metrics" / "alerts" / "grafana.yaml").read_text())["groups"]
-    file = folder / "grafana.yaml"
-    file.write_text(yaml.safe_dump({"groups": [_as_prometheus_has_it(group) for group in groups]}))
-    return [file]
-
-
-def _as_prometheus_has_it(group: dict[str, Any]) -> dict[str, Any]:
-    rules = [
-        {
-            "alert": rule["title"].partition(" (")[0],
-            "expr": rule["data"][0]["model"]["expr"],
-            "for": rule["for"],
-            "labels": rule["labels"],
-        }
-        for rule in group["rules"]
-    ]
-    return {"name": group["name"], "rules": [rule for rule in rules if rule["alert"] in RECORDED]}
 
 
 def _promtool_test(case: Case) -> dict[str, object]:
@@ -99,10 +73,9 @@ def _promtool_test(case: Case) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("name", sorted({alert.name for alert in ALERTS}))
-def test_each_alert_has_a_case_where_it_fires_and_one_where_it_does_not(name: str) -> None:
-    ends = {case.fires > 0 for case in CASES if case.alert == name}
-    assert ends == {True, False}
+@pytest.mark.parametrize("name", [alert.name for alert in ALERTS if alert.name.startswith("Operator")])
+def test_each_alert_of_the_operator_has_a_case_where_it_fires_and_one_where_it_does_not(name: str) -> None:
+    assert {case.fires > 0 for case in CASES if case.alert == name} == {True, False}
 
 
 @pytest.mark.parametrize("name", sorted({alert.name for alert in ALERTS}))
@@ -134,15 +107,29 @@ def test_recorded_series_that_alerts_use_exist() -> None:
     assert used <= recorded
 
 
-def test_the_bucket_that_an_alert_names_exists() -> None:
-    series = Series()
-    series.logprob_mismatch.observe(np.array([0.2]))
-    labels = {"le": thresholds.LOGPROB_DIFFERENCE}
-    assert series.registry.get_sample_value("plaudit_logprob_mismatch_bucket", labels) == 0
+def test_every_threshold_is_used_and_every_one_used_exists() -> None:
+    texts = [text for alert in ALERTS for text in (alert.expression, alert.summary, alert.description)]
+    assert {name for text in texts for name in re.findall(r"<(\w+)>", text)} == set(THRESHOLDS)
+
+
+def test_every_series_in_a_rule_exists() -> None:
+    declared = {
+        family.name + suffix
+        for registry in (Series().registry, OperatorSeries(Cache(), int, bool, dict).registry)
+        for family in registry.collect()
+        for suffix in {"counter": ("_total",), "histogram": ("_count", "_sum"), "summary": ("_count", "_sum")}.get(
+            family.type, ("",)
+        )
+    }
+    expressions = [alert.full_expression for alert in ALERTS]
+    expressions += [rule["expr"] for rule in recording_rules()["groups"][0]["rules"]]
+    used = {name for text in expressions for name in re.findall(r"(?<![\w:])plaudit_\w+", text)}
+    assert used <= declared
 
 
 def test_windows_shrink_together() -> None:
     windows = Windows(scale=1 / 60)
     assert windows.expression("rate(a[1h]) > 5 and b[5m] offset 20m") == "rate(a[60s]) > 5 and b[5s] offset 20s"
+    assert windows.expression("a[30m:5m]") == "a[30s:5s]"
     assert windows.duration("0m") == "0m"
     assert Windows().expression("rate(a[1h])") == "rate(a[1h])"

@@ -25,7 +25,7 @@ async def compute_score(data_source, solution_str, ground_truth, extra_info=None
     await asyncio.sleep(0.25 if pathlib.Path(broken_file).exists() else 0)
     return 1.0
 """
-BOTH = {("RewardLatencyBurn", "page"), ("RewardStarvesTrainer", "ticket")}
+BOTH = {("RewardLatencyBurn", "critical"), ("RewardStarvesTrainer", "warning")}
 
 
 class Service:

@@ -159,27 +159,42 @@ ENDLESS = "#!lua\nwhile true do end\n"
 
 # Who may not do what: commands with their keys, {} is the run's prefix.
 DENIED = {
-    "announce weights": (("HSET", "{}state", "announced", "x"), {"rollout", "reward", "metrics", "client", "keda"}),
-    "fence the trainer out": (("HINCRBY", "{}state", "incarnation", "9"), {"rollout", "reward", "metrics", "client"}),
-    "close a step": (("HSET", "{}state", "step", "9"), {"rollout", "reward", "metrics", "client", "keda"}),
-    "close a group": (("ZADD", "{}closed", "1", "t-0-1.0"), {"rollout", "reward", "metrics", "client", "keda"}),
+    "announce weights": (
+        ("HSET", "{}state", "announced", "x"),
+        {"rollout", "reward", "metrics", "client", "gateway", "keda"},
+    ),
+    "fence the trainer out": (
+        ("HINCRBY", "{}state", "incarnation", "9"),
+        {"rollout", "reward", "metrics", "client", "gateway"},
+    ),
+    "close a step": (("HSET", "{}state", "step", "9"), {"rollout", "reward", "metrics", "client", "gateway", "keda"}),
+    "close a group": (
+        ("ZADD", "{}closed", "1", "t-0-1.0"),
+        {"rollout", "reward", "metrics", "client", "gateway", "keda"},
+    ),
     "take what is ready": (
         ("XREADGROUP", "GROUP", "trainer", "x", "STREAMS", "{}ready", ">"),
-        {"rollout", "reward", "metrics", "client", "keda"},
+        {"rollout", "reward", "metrics", "client", "gateway", "keda"},
     ),
-    "offer a prompt": (("XADD", "{}prompts", "*", "group", "g"), {"rollout", "reward", "metrics", "client", "keda"}),
+    "offer a prompt": (
+        ("XADD", "{}prompts", "*", "group", "g"),
+        {"rollout", "reward", "metrics", "client", "gateway", "keda"},
+    ),
     "offer a sample": (("XADD", "{}samples", "*", "sample", "s"), {"reward", "metrics", "keda"}),
     "take a prompt": (
         ("XREADGROUP", "GROUP", "rollout", "x", "STREAMS", "{}prompts", ">"),
-        {"trainer", "reward", "metrics", "client", "keda"},
+        {"trainer", "reward", "metrics", "client", "gateway", "keda"},
     ),
     "take a sample": (
         ("XREADGROUP", "GROUP", "reward", "x", "STREAMS", "{}samples", ">"),
-        {"trainer", "rollout", "metrics", "client", "keda"},
+        {"trainer", "rollout", "metrics", "client", "gateway", "keda"},
     ),
     "write a score": (("HSET", "{}group:g", "ended:0", "x"), {"metrics", "keda"}),
     "read a body": (("HGET", "{}group:g", "tensors:0"), {"metrics", "keda"}),
-    "read results of a client": (("XREAD", "STREAMS", "{}session:s:results", "0"), set(EVERYBODY) - {"client", ADMIN}),
+    "read results of a client": (
+        ("XREAD", "STREAMS", "{}session:s:results", "0"),
+        set(EVERYBODY) - {"client", "gateway", ADMIN},
+    ),
     "read another run": (("HGET", "plaudit:{other}:state", "step"), set(GRANTS)),
     "FLUSHALL": (("FLUSHALL",), set(GRANTS)),
     "CONFIG": (("CONFIG", "GET", "*"), set(GRANTS)),
@@ -238,7 +253,7 @@ def test_passwords_are_not_in_the_file_of_users() -> None:
 
 def test_a_run_has_the_users_that_it_needs() -> None:
     assert set(users(trains=True)) == {"trainer", "rollout", "reward", "metrics", "keda", PROBE, ADMIN}
-    assert set(users(trains=False)) == {"client", "reward", "metrics", "keda", PROBE, ADMIN}
+    assert set(users(trains=False)) == {"client", "gateway", "reward", "metrics", "keda", PROBE, ADMIN}
 
 
 def test_a_redis_that_reloads_its_users_still_admits_no_one_else(tmp_path: Path) -> None:

@@ -210,6 +210,7 @@ class AgentProcesses:
         loop = asyncio.get_running_loop()
         self._loaded = loop.create_future()
         ours, read_end = self._start_template()
+        self._output = Output("agent", "agent printed", "process")
         await loop.connect_read_pipe(lambda: self._output, os.fdopen(read_end, "rb"))
         self._sender = ours.dup()
         process = self._process
@@ -272,6 +273,7 @@ class AgentProcesses:
             self._sender.close()
         if self._transport is not None:
             self._transport.close()
+        self._output.close()
         self._loaded = self._process = self._sender = self._transport = None
 
     def _send(self, message: ToTemplate) -> None:

@@ -237,9 +237,9 @@ class RewardClient:
                     f"id {self._session.own_id(group)!r} was submitted in session {self.session} with another sample: "
                     "give each sample an id of its own"
                 )
-            if answer in (Submission.submitted, Submission.returned):
+            if answer in (Submission.submitted, Submission.scored, Submission.returned):
                 del left[group]
-            if answer is Submission.submitted:
+            if answer in (Submission.submitted, Submission.scored):
                 self._inbox.submitted(group, samples)
         self._refuse_to_wait_for_memory(answers)
         return Submission.full not in answers and Submission.memory not in answers

@@ -12,6 +12,7 @@ from plaudit_workers.job.spec.pod import PodSpec
 from plaudit_workers.job.spec.quantity import quantity
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.job.spec.scorers import ScorerSpec
+from plaudit_workers.launch.metrics_environment import metrics_environment
 from plaudit_workers.launch.model_server import FOLDER
 from plaudit_workers.launch.redis_access import RedisAccess
 from plaudit_workers.process import RefusedError
@@ -106,13 +107,7 @@ def plan_processes(job: RLJob, context: LaunchSettings, *, with_gpus: bool) -> d
     }
     if not with_gpus:
         counts = {role: (count, cpus, 0) for role, (count, cpus, _) in counts.items()}
-    latency = job.spec.metrics.reward_latency
-    own = {
-        "PLAUDIT_REWARD_LATENCY_THRESHOLD_S": str(latency.threshold_seconds),
-        "PLAUDIT_REWARD_LATENCY_TARGET": str(latency.target),
-        "PLAUDIT_TRACES_ENDPOINT": job.spec.metrics.traces.endpoint,
-        "PLAUDIT_TRACES_SHARE": str(job.spec.metrics.traces.share),
-    }
+    own = metrics_environment(job)
     own["PLAUDIT_MODEL_SERVERS"] = json.dumps(
         {each.name: [(context.folder / FOLDER / each.name).as_uri()] for each in _model_scorers(job)}
     )

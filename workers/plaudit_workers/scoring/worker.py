@@ -232,6 +232,7 @@ class ScoringWorker:
                 busy=self.busy,
                 ready=self.ready,
                 circuits_open=self._pipeline.circuits_open,
+                scorers=self._pipeline.work,
             )
             await self._transport.beat(record)
             await asyncio.sleep(_BEAT_EVERY_S)

@@ -36,6 +36,20 @@ _LEASES = "hget hset hdel"
 _COUNT = Grant("counters", "hincrby")
 _BEAT = (Grant("workers", "zadd zrem zrangebyscore"), Grant("workers:records", "hset hdel hmget"))
 
+_CLIENT = (
+    Grant("", f"{_CALL} scan"),
+    Grant("service", "get"),
+    Grant("samples", "exists xadd xack xdel"),
+    Grant("groups", "xadd xack xdel"),
+    Grant("events", "xadd"),
+    Grant("group:*", f"{_GROUP} unlink"),
+    Grant("open sessions", "zadd zrem zscore zrangebyscore"),
+    Grant("session:*", "hget hmget hset hsetnx hincrby hdel hlen hkeys hrandfield unlink"),
+    Grant("session:*", "xadd xdel xread zadd zscore zremrangebyrank"),
+    Grant("state", "hget"),
+    _COUNT,
+)
+
 GRANTS: Final[Mapping[str, tuple[Grant, ...]]] = {
     "trainer": (
         Grant("", _CALL),
@@ -85,28 +99,22 @@ GRANTS: Final[Mapping[str, tuple[Grant, ...]]] = {
         Grant("workers", "zrangebyscore"),
         Grant("workers:records", "hmget"),
     ),
-    "client": (
-        Grant("", f"{_CALL} scan"),
-        Grant("service", "get"),
-        Grant("samples", "exists xadd xack xdel"),
-        Grant("groups", "xadd xack xdel"),
-        Grant("events", "xadd"),
-        Grant("group:*", f"{_GROUP} unlink"),
-        Grant("open sessions", "zadd zrem zscore zrangebyscore"),
-        Grant("session:*", "hget hset hsetnx hincrby hdel hlen hkeys hrandfield unlink"),
-        Grant("session:*", "xadd xdel xread zadd zscore zremrangebyrank"),
-        Grant("state", "hget"),
-        _COUNT,
+    "client": _CLIENT,
+    "gateway": (
+        *_CLIENT,
+        Grant("session:*:results", "xrange xrevrange"),
+        Grant("workers", "zrangebyscore"),
+        Grant("workers:records", "hmget"),
     ),
     "keda": (Grant("", "info ping"), Grant("samples groups", "xinfo|groups xpending xlen")),
     PROBE: (Grant("", "ping"),),
 }
-"""Grants by user. ``client`` submits samples to a run that only scores."""
+"""Grants by user. ``client`` submits samples to a run that only scores; ``gateway`` does so for callers over HTTP."""
 
 
 def users(*, trains: bool) -> tuple[str, ...]:
     """Return the users of a run. In a run with a trainer, no other process admits groups."""
-    absent = {"client"} if trains else {"trainer", "rollout"}
+    absent = {"client", "gateway"} if trains else {"trainer", "rollout"}
     return (*(role for role in GRANTS if role not in absent), ADMIN)
 
 

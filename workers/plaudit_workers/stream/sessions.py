@@ -70,22 +70,33 @@ class Session:
         name: of the session; without spaces and ``:``.
         service: the offer of the run.
         keep_s: seconds that the session is kept without a keep-alive of its client.
+        shared: several processes use the session at once, each with an object of its own; every one reads all results.
     """
 
-    def __init__(self, transport: Transport, name: str, service: Service, keep_s: float) -> None:
+    def __init__(
+        self, transport: Transport, name: str, service: Service, keep_s: float, *, shared: bool = False
+    ) -> None:
         self._transport = transport
         self.name = name
         self._service = service
         self._keep_s = keep_s
+        self._shared = shared
         self._epoch = 0
         self._reader = transport.blocking_client()
         self._seen = "0"
 
     async def open(self) -> None:
-        """Take over the session; its earlier client is refused from now on. Results are read again from the start."""
-        opening = transitions.open_session(self.name, self._epoch, self._keep_s)
+        """Open the session.
+
+        One that is not shared is taken over: its earlier client is refused from now on, and results are read again from
+        the start. A shared one is read from its newest result on.
+        """
+        opening = transitions.open_session(self.name, self._epoch, self._keep_s, shared=self._shared)
         self._epoch = await self._transport.scripts.run(opening)
-        self.read_again()
+        if self._shared:
+            self._seen = await self._newest()
+        else:
+            self.read_again()
 
     def group_id(self, own_id: str) -> str:
         """Return the run's id of the group that this session calls ``own_id``."""
@@ -134,6 +145,46 @@ class Session:
             SessionGoneError: the session is unknown.
         """
         await self._transport.scripts.run(transitions.acknowledge(self.name, self._epoch, results))
+
+    async def find(self, groups: Sequence[str]) -> dict[str, GroupResult | None]:
+        """Return the groups that the session holds, of these; None for one that is in work.
+
+        Raises:
+            redis.RedisError: Redis is unavailable.
+        """
+        commands = self._transport.commands
+        stored: Any = await commands.hmget(self._transport.names.session(self.name, "groups"), groups)
+        entries = {
+            group: value.split()[1].decode() for group, value in zip(groups, stored, strict=True) if value is not None
+        }
+        found: dict[str, GroupResult | None] = dict.fromkeys(entries)
+        ended = [entry for entry in entries.values() if entry != "-"]
+        for result in await self._results(ended):
+            found[result.group] = result
+        return found
+
+    async def oldest_results(self, older_than_s: float, count: int) -> list[tuple[str, str]]:
+        """Return the oldest results (group, entry) that are older than so many seconds, at most ``count``.
+
+        Raises:
+            redis.RedisError: Redis is unavailable.
+        """
+        before_ms = int((await self._transport.now() - older_than_s) * 1000)
+        key = self._transport.names.session(self.name, "results")
+        rows: Any = await self._transport.commands.xrange(key, "-", before_ms, count=count)
+        return [(fields[b"group"].decode(), entry.decode()) for entry, fields in rows]
+
+    async def _results(self, entries: Sequence[str]) -> list[GroupResult]:
+        pipeline = self._transport.commands.pipeline(transaction=False)
+        for entry in entries:
+            pipeline.xrange(self._transport.names.session(self.name, "results"), entry, entry)
+        replies = await pipeline.execute() if entries else []
+        return [_result(entry, rows[0][1]) for entry, rows in zip(entries, replies, strict=True) if rows]
+
+    async def _newest(self) -> str:
+        key = self._transport.names.session(self.name, "results")
+        rows: Any = await self._transport.retry_through_outage(lambda: self._transport.commands.xrevrange(key, count=1))
+        return rows[0][0].decode() if rows else "0"
 
     async def groups(self) -> set[str]:
         """Return the groups that are submitted and not acknowledged."""

@@ -24,7 +24,9 @@ class Submission(enum.Enum):
     """The answer to a submitted group."""
 
     submitted = b"submitted"
-    """The group is in work, or its scores wait; also when it was submitted before."""
+    """The group is in work; also when it was submitted before."""
+    scored = b"scored"
+    """It was submitted before, and its scores wait."""
     returned = b"returned"
     """Its scores were acknowledged before."""
     conflict = b"conflict"
@@ -58,9 +60,19 @@ class SubmittedGroup:
     samples: Sequence[tuple[str, bytes]]
 
 
-def open_session(session: str, floor: int, keep_s: float) -> Call[int]:
-    """Open a session; the answer is its epoch, which is above ``floor``."""
-    return Call("open_session", (new_call(), session, floor, keep_s), int)
+_SHARED_CALL = "shared"
+
+
+def open_session(session: str, floor: int, keep_s: float, *, shared: bool = False) -> Call[int]:
+    """Open a session; the answer is its epoch.
+
+    Args:
+        session: its name.
+        floor: the epoch that the caller had before; a new epoch is above it.
+        keep_s: seconds that the session is kept without a keep-alive.
+        shared: every process that opens it this way gets the same epoch, so none shuts the others out.
+    """
+    return Call("open_session", (_SHARED_CALL if shared else new_call(), session, floor, keep_s), int)
 
 
 def submit(session: str, epoch: int, service: Service, group: SubmittedGroup) -> Call[Submission]:

@@ -35,6 +35,8 @@ class Upkeep:
         self._state = state
         self._admitter = admitter
         self._next_beat = 0.0
+        self._started = 0.0
+        """When the first heartbeat was sent (server's clock); 0 before."""
         self._reported = ""
         self._unknown: set[str] = set()
 
@@ -62,7 +64,14 @@ class Upkeep:
         problem = self._state.problem
         if time.monotonic() >= self._next_beat or problem != self._reported:
             self._next_beat, self._reported = time.monotonic() + _BEAT_EVERY_S, problem
-            record = WorkerRecord(self._run.worker, "trainer", version=str(self._state.version), problem=problem)
+            self._started = self._started or self._run.clock.now()
+            record = WorkerRecord(
+                self._run.worker,
+                "trainer",
+                version=str(self._state.version),
+                started=self._started,
+                problem=problem,
+            )
             await self._run.transport.beat(record)
 
     async def _return_lost(self, open_groups: set[str]) -> None:

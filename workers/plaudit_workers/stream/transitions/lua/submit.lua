@@ -6,13 +6,16 @@
 -- Checks: no later client; no such group, nor one that was acknowledged; room (a group that alone exceeds it may be in
 --   work alone); the share of Redis's memory.
 -- Changes: creates the group, adds its samples to `samples`, arms its deadline.
--- Returns: submitted (also when it was before, and is in work or has results waiting) | returned (it was acknowledged) |
---   conflict (other samples under the same id) | full | memory | stale | unknown.
+-- Returns: submitted (also when it was before, and is in work) | scored (it was before, and its results wait) | returned
+--   (it was acknowledged) | conflict (other samples under the same id) | full | memory | stale | unknown.
 local session, n, whole = ARGV[2], (#ARGV - 13) / 2, ARGV[10]
 local refused = refusal(session, ARGV[3])
 if refused then return refused end
 local known = redis.call('HGET', session_key(session, 'groups'), id)
-if known then return words(known)[1] == whole and 'submitted' or 'conflict' end
+if known then
+  local digest, entry = unpack(words(known))
+  return digest ~= whole and 'conflict' or entry == '-' and 'submitted' or 'scored'
+end
 if redis.call('ZSCORE', session_key(session, 'returned'), id) then return 'returned' end
 local in_work = tonumber(redis.call('HGET', session_key(session), 'in_work'))
 if in_work > 0 and in_work + n > tonumber(ARGV[4]) then return 'full' end

@@ -1,0 +1,174 @@
+"""Declare and count the Prometheus series of samples and groups, as their records arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from plaudit_metrics.alerting.thresholds import LEAST_SAMPLES, LOGPROB_DIFFERENCE, RECENT_SAMPLES
+from plaudit_metrics.service.optional_gauge import OptionalGauge
+from plaudit_metrics.service.recent_mean import RecentMean
+from plaudit_metrics.statistics.batch_histogram import BatchHistogram
+from plaudit_metrics.statistics.columns import Floats, SampleColumns
+from plaudit_metrics.statistics.stages import group_stage_seconds, sample_stage_seconds
+from plaudit_wire.records import OUTCOMES, GroupRecord, SampleRecord
+
+_MISMATCH_BUCKETS = (1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
+_TOKEN_BUCKETS = tuple(float(1 << power) for power in range(4, 18))
+_FAILED = np.array([outcome in ("infra_error", "timeout", "data_error") for outcome in OUTCOMES])
+_IN_TIME = np.array([outcome in ("scored", "skipped") for outcome in OUTCOMES])
+"""A sample that failed fast is not scored in time."""
+
+
+class SampleSeries:
+    """The series of samples and groups.
+
+    Args:
+        registry: where they are registered.
+        latency_threshold_s: a sample scored within this time after its publication is in time.
+    """
+
+    def __init__(self, registry: CollectorRegistry, latency_threshold_s: float) -> None:
+        self._latency_threshold_s = latency_threshold_s
+        self._declare_durations(registry)
+        self._declare_counts(registry)
+        self._declare_recent(registry)
+
+    def _declare_durations(self, registry: CollectorRegistry) -> None:
+        self.stage_seconds = BatchHistogram(
+            "plaudit_stage_seconds", "Seconds that samples spent in a stage", ["stage"], registry
+        )
+        self.score_seconds = BatchHistogram(
+            "plaudit_score_seconds", "Seconds of a scorer's last attempt on a sample", ["scorer", "outcome"], registry
+        )
+        self.limiter_wait_seconds = BatchHistogram(
+            "plaudit_limiter_wait_seconds", "Seconds that a scorer waited for its limits", ["judge"], registry
+        )
+        self.logprob_mismatch = BatchHistogram(
+            "plaudit_logprob_mismatch",
+            "Mean difference of the rollout's and the trainer's log-probabilities, by a sample's weights",
+            [],
+            registry,
+            _MISMATCH_BUCKETS,
+        )
+        self.response_tokens = BatchHistogram(
+            "plaudit_response_tokens", "Tokens of the responses", [], registry, _TOKEN_BUCKETS
+        )
+
+    def _declare_counts(self, registry: CollectorRegistry) -> None:
+        self.samples = Counter("plaudit_samples", "Terminal samples", ["outcome"], registry=registry)
+        self.groups = Counter("plaudit_groups", "Closed groups", ["outcome"], registry=registry)
+        self.preemptions = Counter("plaudit_preemptions", "Preemptions of samples by the engine", registry=registry)
+        self.latency_good = Counter(
+            "plaudit_reward_latency_good", "Samples scored within the job's threshold", ["split"], registry=registry
+        )
+        self.latency = Counter(
+            "plaudit_reward_latency", "Samples that became terminal after publication", ["split"], registry=registry
+        )
+        threshold = Gauge("plaudit_reward_latency_threshold_seconds", "The job's threshold", registry=registry)
+        threshold.set(self._latency_threshold_s)
+        for outcome in OUTCOMES:
+            self.samples.labels(outcome)
+        for end in ("trained", "evaluated", "dropped"):
+            self.groups.labels(end)
+        for split in ("train", "validation"):
+            self.latency.labels(split)
+            self.latency_good.labels(split)
+
+    def _declare_recent(self, registry: CollectorRegistry) -> None:
+        self._late = _recent()
+        self._failed = _recent()
+        self._scorer_failed: dict[str, RecentMean] = {}
+        self._limiter_wait: dict[str, RecentMean] = {}
+        self._mismatch = _recent()
+        self._recent_late = OptionalGauge(
+            "plaudit_recent_late_ratio",
+            "Share of late samples among the newest training samples, however old they are",
+            [],
+            registry,
+        )
+        self._recent_failed = OptionalGauge(
+            "plaudit_recent_failed_ratio", "Share of the newest samples whose scoring failed", [], registry
+        )
+        self._recent_scorer_failed = OptionalGauge(
+            "plaudit_scorer_recent_failed_ratio", "Share of a scorer's newest calls that failed", ["scorer"], registry
+        )
+        self._recent_limiter_wait = OptionalGauge(
+            "plaudit_limiter_recent_wait_seconds",
+            "Mean wait of a scorer's newest calls for limits",
+            ["judge"],
+            registry,
+        )
+        self._recent_mismatch = OptionalGauge(
+            "plaudit_recent_logprob_mismatch_ratio",
+            "Share of the newest samples that were generated with weights other than announced",
+            [],
+            registry,
+        )
+
+    def count_samples(self, records: Sequence[SampleRecord], *, count: bool = True) -> None:
+        """Count samples that became terminal; without ``count`` only what is known of the newest samples changes."""
+        if not records:
+            return
+        columns = SampleColumns.from_records(records)
+        mismatches = np.array(
+            [each.generation.logprob_mismatch for each in records if each.generation is not None], dtype=np.float64
+        )
+        in_training = np.array([record.split == "train" for record in records])
+        latency_s = columns.committed - columns.published
+        in_time = (latency_s <= self._latency_threshold_s) & _IN_TIME[columns.outcome]
+        published = ~np.isnan(columns.published)
+        self._remember(columns, mismatches, ~in_time[published & in_training])
+        if not count:
+            return
+        for split, of_split in (("train", in_training), ("validation", ~in_training)):
+            self.latency.labels(split).inc(int((published & of_split).sum()))
+            self.latency_good.labels(split).inc(int((in_time & published & of_split).sum()))
+        self.logprob_mismatch.observe(mismatches)
+        self._count(columns)
+
+    def _count(self, columns: SampleColumns) -> None:
+        for stage, seconds in sample_stage_seconds(columns).items():
+            self.stage_seconds.observe(seconds, stage)
+        for outcome, number in zip(OUTCOMES, np.bincount(columns.outcome, minlength=len(OUTCOMES)), strict=True):
+            self.samples.labels(outcome).inc(int(number))
+        for name, scorer in columns.scorers.items():
+            self.limiter_wait_seconds.observe(scorer.limiter_s, name)
+            for code in np.unique(scorer.outcome):
+                self.score_seconds.observe(scorer.call_s[scorer.outcome == code], name, OUTCOMES[code])
+        self.response_tokens.observe(columns.response_tokens[columns.generated].astype(np.float64))
+        known = columns.generated & (columns.num_preempted >= 0)
+        self.preemptions.inc(int(columns.num_preempted[known].sum()))
+
+    def _remember(self, columns: SampleColumns, mismatches: Floats, late: np.ndarray) -> None:
+        """Update the shares among the newest samples."""
+        self._late.add(float(late.sum()), len(late))
+        self._recent_late.set(self._late.mean)
+        self._failed.add(float(_FAILED[columns.outcome].sum()), len(columns))
+        self._recent_failed.set(self._failed.mean)
+        known = mismatches[~np.isnan(mismatches)]
+        self._mismatch.add(float((known > LOGPROB_DIFFERENCE).sum()), len(known))
+        self._recent_mismatch.set(self._mismatch.mean)
+        for name, scorer in columns.scorers.items():
+            failed = self._scorer_failed.setdefault(name, _recent())
+            failed.add(float(_FAILED[scorer.outcome].sum()), len(scorer.outcome))
+            self._recent_scorer_failed.set(failed.mean, name)
+            wait = self._limiter_wait.setdefault(name, _recent())
+            wait.add(float(scorer.limiter_s.sum()), len(scorer.limiter_s))
+            self._recent_limiter_wait.set(wait.mean, name)
+
+    def count_group(self, record: GroupRecord, samples: Sequence[SampleRecord]) -> None:
+        """Count a closed group, and the waits of its samples for each other, for group scorers and for the trainer."""
+        self.groups.labels(record.end).inc()
+        if not samples:
+            return
+        seconds = group_stage_seconds(SampleColumns.from_records(samples), {record.group: record})
+        self.stage_seconds.observe(seconds["group_wait"], "group_wait")
+        self.stage_seconds.observe(seconds["group_scorer"][:1], "group_scorer")
+        self.stage_seconds.observe(seconds["ready_queue"][:1], "ready_queue")
+
+
+def _recent() -> RecentMean:
+    return RecentMean(RECENT_SAMPLES, LEAST_SAMPLES)

@@ -1,0 +1,103 @@
+"""A scoring service on the session's Redis: a real reward worker on user files, offered as ``serve`` offers it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from plaudit_workers.client import RewardClient
+from plaudit_workers.job.loading.load import load_job
+from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.scoring.build import build_pipeline
+from plaudit_workers.scoring.offer import offering
+from plaudit_workers.scoring.worker import ScoringOptions, ScoringWorker
+from plaudit_workers.stream.connection import RedisAddress, Transport
+from plaudit_workers.stream.worker.consumer import ConsumerOptions
+
+REWARD = """
+import pathlib, time
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    if solution_str == "broken":
+        raise ValueError("on purpose")
+    return float(solution_str == ground_truth)
+
+def slow(sample):
+    while sample.response == "held" and not pathlib.Path(__file__).with_name("let-go").exists():
+        time.sleep(0.01)
+    time.sleep(0.05 if sample.index else 0.2)
+    return float(sample.ground_truth)
+
+def share(completions, **columns):
+    return [len(c) / sum(map(len, completions)) for c in completions]
+"""
+
+
+@dataclass(frozen=True)
+class Running:
+    """A service and how to reach it."""
+
+    run: str
+    server: RedisServer
+    job: Any
+
+    def client(self, **arguments: Any) -> RewardClient:
+        return RewardClient(self.server.url, run=self.run, password=self.server.password, **arguments)
+
+    @asynccontextmanager
+    async def worker(self, name: str = "reward-0") -> AsyncIterator[ScoringWorker]:
+        """One more reward worker."""
+        transport = await Transport.open(RedisAddress(self.server.url, self.server.password), self.run)
+        pipeline = await build_pipeline(self.job.spec.reward, name)
+        worker = ScoringWorker(name, transport, pipeline, ScoringOptions(consumer=ConsumerOptions(block_s=0.05)))
+        stop = asyncio.Event()
+        running = asyncio.create_task(worker.run(stop))
+        try:
+            yield worker
+        finally:
+            stop.set()
+            await running
+            await transport.close()
+
+
+StartService = Callable[..., AbstractAsyncContextManager[Running]]
+
+
+@pytest.fixture
+def start_service(redis_server: RedisServer, run_name: str, tmp_path: Path) -> StartService:
+    """A service with these scorers (functions of ``REWARD``; default: ``compute_score``) and so many workers."""
+
+    @asynccontextmanager
+    async def start(*scorers: dict[str, Any], workers: int = 1, **reward: Any) -> AsyncIterator[Running]:
+        (tmp_path / "reward.py").write_text(REWARD)
+        chosen = scorers or (
+            {"name": "right", "kind": "python", "python": {"path": "reward.py"}, "isolation": "thread"},
+        )
+        job = {
+            "apiVersion": "plaudit.dev/v1alpha1",
+            "kind": "RLJob",
+            "metadata": {"name": "scores"},
+            "spec": {"reward": {"scorers": list(chosen), "workers": {"processes": 1}, **reward}},
+        }
+        (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+        running = Running(run_name, redis_server, load_job(tmp_path / "job.yaml"))
+        transport = await Transport.open(RedisAddress(redis_server.url, redis_server.password), run_name)
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(offering(running.job, transport))
+            for number in range(workers):
+                await stack.enter_async_context(running.worker(f"reward-{number}"))
+            while not await transport.commands.exists(transport.names.service):
+                await asyncio.sleep(0.01)
+            yield running
+        keys = [key async for key in transport.commands.scan_iter(transport.names.prefix + "*")]
+        await transport.commands.unlink(*keys)
+        await transport.close()
+
+    return start

@@ -1,0 +1,263 @@
+"""Simulate the series that Prometheus scrapes from a run and from two operator pods, scrape by scrape.
+
+A run is healthy, then has a fault for a while, then recovers. The values are what the metrics service would expose: the
+gauges of the newest step change when a step closes, the shares of the newest samples when samples end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+SAMPLES_PER_STEP = 64
+LATENCY_THRESHOLD_S = 30.0
+RECENT = 100
+POD = {"pod", "instance"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: the length of a healthy step, and what happens to it."""
+
+    step_s: float
+    scenario: str
+
+    @property
+    def run(self) -> str:
+        return f"{self.scenario}-{self.step_s:g}"
+
+    @property
+    def fault_min(self) -> int:
+        """The minute in which the fault begins."""
+        return max(40, self._minutes(2.2))
+
+    @property
+    def recovery_min(self) -> int:
+        """The minute in which it ends; a finished run stays so."""
+        return self.fault_min + max(60, self._minutes(1.6))
+
+    @property
+    def end_min(self) -> int:
+        return self.recovery_min + max(60, self._minutes(2.5))
+
+    @property
+    def interval_min(self) -> int:
+        """Minutes between two scrapes: fewer points of the long runs, so that promtool is quick."""
+        return 5 if self.step_s > 3600 else 2
+
+    def _minutes(self, steps: float) -> int:
+        """Return so many steps in minutes, as whole scrapes."""
+        return math.ceil(steps * self.step_s / 60 / self.interval_min) * self.interval_min
+
+
+@dataclass
+class Run:
+    """The state of a simulated run; ``scrapes`` advances it and yields every series."""
+
+    cell: Cell
+    now_s: float = 0.0
+    opened_s: float = 0.0
+    closed: float | None = None
+    last_s: float = 0.0
+    exposed_s: float = 0.0
+    lengths: list[float] = field(default_factory=list)
+    recent_late: list[bool] = field(default_factory=list)
+    recent_failed: list[bool] = field(default_factory=list)
+    call_s: float = 5.0
+    redelivered: int = 0
+    dead: int = 0
+    hanging_since: float | None = None
+    service_samples: float = 0.0
+
+    def scrapes(self) -> Iterator[dict[str, float | None]]:
+        """Yield the series of each scrape; None is a scrape without that series."""
+        for minute in range(0, self.cell.end_min + 1, self.cell.interval_min):
+            fault = self.cell.scenario if self.cell.fault_min <= minute < self.cell.recovery_min else ""
+            if self.cell.scenario == "finished" and minute >= self.cell.fault_min:
+                fault = "finished"
+            self._work(minute * 60.0, fault)
+            yield self._series(minute, fault)
+
+    def _work(self, until_s: float, fault: str) -> None:
+        standing = fault in ("hung scorer", "dead redis", "dead trainer", "suspended", "finished", "no rollout",
+                             "no reward worker", "raising function")  # fmt: skip
+        if fault in ("suspended",) or (
+            self.cell.scenario == "suspended" and self.opened_s < self._recovered_s <= until_s
+        ):
+            self.opened_s = max(self.opened_s, until_s)
+        if fault == "raising function" and until_s - self.opened_s >= self.cell.step_s / 2:
+            self._samples(SAMPLES_PER_STEP, late=True, failed=True)
+        if self.cell.scenario.startswith("service"):
+            if fault != "service with a hung scorer":
+                self._samples(SAMPLES_PER_STEP, late=False, failed=False)
+        elif not standing:
+            self._close_steps(until_s, fault)
+        self.now_s = until_s
+        hung = fault in ("hung scorer", "service with a hung scorer")
+        self.hanging_since = (self.hanging_since if self.hanging_since is not None else until_s) if hung else None
+
+    @property
+    def _recovered_s(self) -> float:
+        return self.cell.recovery_min * 60.0
+
+    def _close_steps(self, until_s: float, fault: str) -> None:
+        slow = fault == "slow rewards"
+        length_s = self.cell.step_s + (85.0 if slow else 0.0)
+        while self.opened_s + length_s <= until_s:
+            skipped = max(int((until_s - self.opened_s) / length_s) - 20, 0)  # of many equal steps the newest matter
+            self.opened_s += skipped * length_s
+            if self.opened_s + length_s < self.now_s:  # it stood still: the open step ends soon after
+                length_s, self.opened_s = until_s - self.opened_s, self.opened_s
+            self.closed = self.opened_s + length_s
+            self.last_s, self.exposed_s = length_s, 85.0 if slow else 0.05 * length_s
+            self.lengths = [*self.lengths, length_s][-10:]
+            self.call_s = 90.0 if slow else 5.0
+            self._samples(SAMPLES_PER_STEP, late=slow, failed=False)
+            self.opened_s = self.closed
+            length_s = self.cell.step_s + (85.0 if slow else 0.0)
+
+    def _samples(self, count: int, *, late: bool, failed: bool) -> None:
+        self.recent_late = [*self.recent_late, *[late] * count][-RECENT:]
+        self.recent_failed = [*self.recent_failed, *[failed] * count][-RECENT:]
+
+    def _series(self, minute: int, fault: str) -> dict[str, float | None]:
+        service = self.cell.scenario.startswith("service")
+        series: dict[str, float | None] = {}
+        dead_pod = fault == "dead metrics pod" or (fault == "restart" and minute == self.cell.fault_min)
+        if not dead_pod:
+            series |= self._of_samples(fault)
+            series |= self._of_process(minute, fault, service=service)
+            if not service:
+                series |= self._of_steps(fault)
+            if fault != "dead redis":
+                series |= self._of_redis(minute, fault, service=service)
+        return series | self._of_operator(minute, fault)
+
+    def _of_samples(self, fault: str) -> dict[str, float | None]:
+        if not self.recent_late:
+            return {}
+        late, failed = (sum(each) / len(each) for each in (self.recent_late, self.recent_failed))
+        return {
+            "plaudit_recent_late_ratio": late,
+            "plaudit_recent_failed_ratio": failed,
+            'plaudit_scorer_recent_failed_ratio{scorer="judge"}': failed,
+            'plaudit_limiter_recent_wait_seconds{judge="judge"}': 30.0 if fault == "budget" else 1.0,
+            "plaudit_recent_logprob_mismatch_ratio": 0.2 if fault == "mismatch" else 0.0,
+        }
+
+    def _of_process(self, minute: int, fault: str, *, service: bool) -> dict[str, float | None]:
+        return {
+            "plaudit_reward_latency_target": 0.99,
+            "plaudit_reward_latency_threshold_seconds": LATENCY_THRESHOLD_S,
+            **({} if service else {"plaudit_staleness_limit": 1.0}),
+            "plaudit_redis_up": 0.0 if fault == "dead redis" else 1.0,
+            'plaudit_redeliveries_total{stream="samples"}': self._redeliveries(minute, fault),
+            'plaudit_dead_letters_total{stream="samples"}': 7.0 + (fault == "dead letter"),
+        }
+
+    def _redeliveries(self, minute: int, fault: str) -> float:
+        if fault == "eviction":
+            self.redelivered = 64  # one worker is lost with 64 samples in flight
+        if fault == "flapping workers" and minute % 10 < self.cell.interval_min:
+            self.redelivered += 3
+        if fault == "restart":
+            return 99.0  # Redis came back with an older state while the service was down
+        return 100.0 + self.redelivered
+
+    def _of_steps(self, fault: str) -> dict[str, float | None]:
+        series: dict[str, float | None] = {"plaudit_step_opened_timestamp_seconds": self.opened_s or None}
+        if self.closed is None:
+            return series
+        return series | {
+            "plaudit_last_step_seconds": self.last_s,
+            "plaudit_recent_steps_max_seconds": max(self.lengths),
+            "plaudit_last_step_exposed_reward_seconds": self.exposed_s,
+            'plaudit_last_step_scorer_seconds{scorer="judge",statistic="p99"}': self.call_s,
+            "plaudit_reward_mean": 0.1 if fault == "collapse" else 0.8,
+            "plaudit_reward_std": 0.4,
+            "plaudit_last_step_zero_variance_share": 1.0 if fault == "uniform" else 0.3,
+            "plaudit_last_step_truncated_share": 0.6 if fault == "truncation" else 0.05,
+            "plaudit_last_step_events_lost_share": 0.5 if fault == "events lost" else 0.0,
+            'plaudit_sample_staleness{statistic="max"}': 3.0 if fault == "stale" else 1.0,
+        }
+
+    def _of_redis(self, minute: int, fault: str, *, service: bool) -> dict[str, float | None]:
+        gone = fault in ("suspended", "finished")
+        workers = {
+            "trainer": 0.0 if gone or fault == "dead trainer" else 1.0,
+            "rollout": 0.0 if gone or fault == "no rollout" else 4.0,
+            "reward": 0.0 if gone or fault == "no reward worker" else 2.0,
+        }
+        roles = ["reward"] if service else list(workers)
+        hanging = 0.0 if self.hanging_since is None else self.now_s - self.hanging_since
+        since_fault = 60.0 * (minute - self.cell.fault_min)
+        unread = since_fault if fault in ("no reward worker", "few reward workers") else 0.0
+        backlog = since_fault if fault == "service with too much work" else 8.0 * (unread > 0)
+        return {
+            **{f'plaudit_workers{{role="{role}",state="busy"}}': workers[role] for role in roles},
+            **{f'plaudit_workers{{role="{role}",state="starting"}}': 0.0 for role in roles},
+            'plaudit_scorer_oldest_in_flight_seconds{scorer="judge"}': hanging or self.call_s,
+            'plaudit_stream_oldest_undelivered_seconds{stream="samples"}': unread,
+            'plaudit_stream_undelivered{stream="samples"}': backlog,
+            'plaudit_stream_in_flight{stream="samples"}': 16.0,
+            'plaudit_stream_undelivered{stream="prompts"}': 16.0 * (fault == "no rollout"),
+            'plaudit_stream_in_flight{stream="prompts"}': 0.0,
+            'plaudit_judge_recent_failed_ratio{judge="judge"}': 0.6 if fault == "judge errors" else 0.0,
+            'plaudit_judge_circuit_open{judge="judge"}': float(fault == "open circuit"),
+            "plaudit_policy_version_lag": 3.0 if fault == "slow weights" else 1.0,
+            "plaudit_redis_memory_bytes": 900.0 if fault == "full redis" else 200.0,
+            "plaudit_redis_memory_limit_bytes": 1000.0,
+            "plaudit_redis_aof_ok": float(fault != "unwritten redis"),
+        }
+
+    def _of_operator(self, minute: int, fault: str) -> dict[str, float | None]:
+        phase = {"suspended": "Suspended", "finished": "Complete", "failed": "Failed", "degraded": "Degraded"}.get(
+            fault, "Running"
+        )
+        series: dict[str, float | None] = {}
+        for replica in ("a", "b"):  # both report every job
+            of_job = f'instance="{replica}",pod="{replica}",namespace="team",name="{self.cell.run}"'
+            for each in ("Running", "Suspended", "Complete", "Failed", "Degraded"):
+                key = f'plaudit_rljob_info{{{of_job},run="{self.cell.run}",phase="{each}"}}'
+                series[key] = 1.0 if each == phase else None
+            holds = "True" if fault == "degraded" else "False"
+            for status in ("True", "False"):
+                key = f'plaudit_rljob_condition{{{of_job},type="Degraded",status="{status}"}}'
+                series[key] = 1.0 if status == holds else None
+        return series
+
+
+def input_series(cell: Cell) -> list[dict[str, str]]:
+    """Return the cell's series in promtool's notation, with the labels that the scrape adds."""
+    columns: dict[str, list[float | None]] = {}
+    for number, series in enumerate(Run(cell).scrapes()):
+        for name, value in series.items():
+            columns.setdefault(name, [None] * number).append(value)
+        for values in columns.values():
+            values += [None] * (number + 1 - len(values))
+    return [
+        {"series": _labelled(name, cell.run), "values": notation(values)}
+        for name, values in columns.items()
+        if any(value is not None for value in values)
+    ]
+
+
+def _labelled(name: str, run: str) -> str:
+    if name.startswith("plaudit_rljob"):
+        return name
+    family, _, labels = name.partition("{")
+    return f'{family}{{run="{run}"{"," + labels if labels else "}"}'
+
+
+def notation(values: list[float | None]) -> str:
+    """Return values as promtool reads them, runs of equal ones shortened."""
+    parts: list[str] = []
+    start = 0
+    for place in range(1, len(values) + 1):
+        if place == len(values) or values[place] != values[start]:
+            text = "_" if values[start] is None else f"{values[start]:.10g}"
+            length = place - start
+            parts.append(text if length == 1 else f"{text}x{length}" if text == "_" else f"{text}x{length - 1}")
+            start = place
+    return " ".join(parts)

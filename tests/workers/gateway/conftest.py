@@ -1,0 +1,130 @@
+"""A gateway before a scoring service with real workers, on the session's Redis, over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from plaudit_client import RewardClient
+from plaudit_workers.gateway.callers import Callers
+from plaudit_workers.gateway.tokens import Tokens
+from plaudit_workers.gateway.worker import GatewaySettings, application, listen, serve_on
+from plaudit_workers.launch.redis_server import free_port
+from plaudit_workers.scoring.offer import service_of
+from plaudit_workers.stream.connection import RedisAddress, Transport
+from plaudit_workers.stream.transitions.scripts import Scripts
+from scoring_service import Running, start_service
+
+__all__ = ["start_service"]
+
+TOKEN = "token-of-one-caller"
+OTHER = "token-of-another-caller"
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """A gateway and how to reach it."""
+
+    url: str
+
+    def client(self, **arguments: Any) -> RewardClient:
+        return RewardClient(self.url, TOKEN, **arguments)
+
+    def http(self, token: str = TOKEN) -> httpx.AsyncClient:
+        headers = {"authorization": f"Bearer {token}"}
+        return httpx.AsyncClient(base_url=self.url, headers=headers, verify=False, timeout=30.0)
+
+
+StartGateway = Callable[..., AbstractAsyncContextManager[Gateway]]
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Path:
+    """A folder with the tokens of two callers."""
+    folder = tmp_path / "tokens"
+    folder.mkdir()
+    (folder / "one").write_text(TOKEN + "\n")
+    (folder / "other").write_text(OTHER + "\n")
+    return folder
+
+
+@pytest.fixture
+def start_gateway(tokens: Path) -> StartGateway:
+    """A gateway of a service, in this process."""
+
+    @asynccontextmanager
+    async def start(service: Running, **offer: Any) -> AsyncIterator[Gateway]:
+        own = GatewaySettings("127.0.0.1", free_port(), tokens)
+        transport = Transport(RedisAddress(service.server.url, service.server.password), service.run, None, Scripts())
+        offered = service_of(service.job)
+        callers = Callers(transport, type(offered)(**{name: getattr(offered, name) for name in FIELDS} | offer))
+        stop = asyncio.Event()
+        app = application(service.job, service.run, callers, Tokens(tokens))
+        serving = asyncio.create_task(serve_on(app, callers, listen(own), own, stop))
+        await callers.is_running.wait()
+        try:
+            yield Gateway(f"http://127.0.0.1:{own.port}")
+        finally:
+            stop.set()
+            await serving
+            await transport.close()
+
+    return start
+
+
+FIELDS = ("job", "scorers", "group_scorers", "group_deadline_s", "room")
+
+
+@dataclass
+class GatewayProcess:
+    """A gateway in a process of its own, to be killed."""
+
+    service: Running
+    job: Path
+    tokens: Path
+    port: int
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        environment = {
+            **os.environ,
+            "PLAUDIT_JOB": str(self.job),
+            "PLAUDIT_RUN": self.service.run,
+            "PLAUDIT_RUN_FOLDER": str(self.job.parent),
+            "PLAUDIT_REDIS_URL": self.service.server.url,
+            "PLAUDIT_REDIS_PASSWORD": self.service.server.password,
+            "PLAUDIT_GATEWAY_PORT": str(self.port),
+            "PLAUDIT_GATEWAY_TOKENS": str(self.tokens),
+        }
+        self.process = subprocess.Popen([sys.executable, "-m", "plaudit_workers.gateway"], env=environment)
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def gateway_process(tmp_path: Path, tokens: Path) -> Callable[[Running], AbstractAsyncContextManager[GatewayProcess]]:
+    """A gateway of a service, in a process of its own."""
+
+    @asynccontextmanager
+    async def start(service: Running) -> AsyncIterator[GatewayProcess]:
+        gateway = GatewayProcess(service, tmp_path / "job.yaml", tokens, free_port())
+        gateway.start()
+        try:
+            yield gateway
+        finally:
+            gateway.kill()
+
+    return start

@@ -1,0 +1,61 @@
+"""The sessions of all callers at one gateway: opened with a caller's first request, served until the gateway stops."""
+
+from __future__ import annotations
+
+import asyncio
+
+from plaudit_wire.messages import Service
+from plaudit_wire.outage import OUTAGE
+from plaudit_workers.gateway.caller_session import CallerSession, Limits
+from plaudit_workers.stream.connection import Transport
+from plaudit_workers.stream.sessions import Session
+from plaudit_workers.supervision import Supervised
+
+_CLEAN_UP_EVERY_S = 2.0
+
+
+class Callers:
+    """The sessions by caller. ``run`` must be running.
+
+    Args:
+        transport: the run's.
+        service: the offer of the run.
+        limits: of each caller; None: the defaults.
+    """
+
+    def __init__(self, transport: Transport, service: Service, limits: Limits | None = None) -> None:
+        self.transport = transport
+        self.service = service
+        self._limits = limits or Limits()
+        self._sessions: dict[str, CallerSession] = {}
+        self._tasks = Supervised()
+        self.is_running = asyncio.Event()
+
+    @property
+    def num_awaited(self) -> int:
+        """Return the number of samples and groups that requests await."""
+        return sum(session.num_awaited for session in self._sessions.values())
+
+    def session(self, caller: str) -> CallerSession:
+        """Return the session of a caller."""
+        session = self._sessions.get(caller)
+        if session is None:
+            session = self._sessions[caller] = CallerSession(self.transport, caller, self.service, self._limits)
+            self._tasks.start(session.run())
+        return session
+
+    async def run(self) -> None:
+        """Serve the sessions until cancelled. Raises what ends one of them."""
+        async with self._tasks:
+            self.is_running.set()
+            await self._clean_up_forever()
+
+    async def _clean_up_forever(self) -> None:
+        """Release overdue groups and end expired sessions, as every client of the service does."""
+        session = Session(self.transport, "http", self.service, keep_s=0.0)
+        while True:
+            await asyncio.sleep(_CLEAN_UP_EVERY_S)
+            try:
+                await session.clean_up()
+            except OUTAGE as error:
+                self.transport.outages.report(error)

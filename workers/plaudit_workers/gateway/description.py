@@ -1,0 +1,52 @@
+"""What ``GET /v1/service`` reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from plaudit_wire.messages import Service
+from plaudit_workers.job.spec.rljob import RLJob
+from plaudit_workers.stream.connection import Transport
+
+
+@dataclass(frozen=True)
+class ServiceDescription:
+    """The description of one service.
+
+    Args:
+        job: its RLJob.
+        run: id of its run.
+        service: its offer.
+        limits: by name.
+    """
+
+    job: RLJob
+    run: str
+    service: Service
+    limits: dict[str, float]
+
+    async def read(self, transport: Transport, num_awaited: int) -> dict[str, Any]:
+        """Return the description with the service's present health.
+
+        Raises:
+            redis.RedisError: Redis is unavailable.
+        """
+        workers = [worker for worker in await transport.workers() if worker.role == "reward"]
+        return {
+            "job": self.job.metadata.name,
+            "run": self.run,
+            "version": version("plaudit-workers"),
+            "scorers": [
+                {"name": scorer.name, "kind": scorer.kind, "scope": scorer.scope, "weight": scorer.weight}
+                for scorer in self.job.spec.reward.scorers
+            ],
+            "limits": self.limits | {"room": self.service.room, "group_deadline_s": self.service.group_deadline_s},
+            "health": {
+                "workers": len(workers),
+                "workers_ready": sum(worker.ready for worker in workers),
+                "circuits_open": sorted({judge for worker in workers for judge in worker.circuits_open}),
+                "awaited": num_awaited,
+            },
+        }

@@ -1,0 +1,152 @@
+"""The gateway process: HTTP on one side, the run's Redis on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from plaudit_metrics.service.http_server import HttpServer
+from plaudit_wire.logs import get_logger
+from plaudit_workers.errors import RefusedError
+from plaudit_workers.gateway.application import LONGEST_WAIT_S, MOST_BYTES, Application
+from plaudit_workers.gateway.bodies import MOST_SAMPLES
+from plaudit_workers.gateway.callers import Callers
+from plaudit_workers.gateway.description import ServiceDescription
+from plaudit_workers.gateway.tokens import Tokens
+from plaudit_workers.health import HealthServer
+from plaudit_workers.job.loading.load import JobError, load_job
+from plaudit_workers.job.spec.rljob import RLJob
+from plaudit_workers.process import EXIT_DONE, ProcessSettings
+from plaudit_workers.scoring.offer import service_of
+from plaudit_workers.stream.connection import Transport
+from plaudit_workers.stream.transitions.scripts import Scripts
+from plaudit_workers.supervision import Supervised
+
+logger = get_logger(__name__)
+
+_END_WITHIN_S = 5
+_MOST_CONNECTIONS = 8192
+_KEEP_ALIVE_S = 75
+
+
+@dataclass(frozen=True)
+class GatewaySettings:
+    """The environment of a gateway.
+
+    Attributes:
+        host: ``PLAUDIT_GATEWAY_HOST``: the address it listens on; default 127.0.0.1.
+        port: ``PLAUDIT_GATEWAY_PORT``.
+        tokens: ``PLAUDIT_GATEWAY_TOKENS``: folder with a file for each caller.
+        certificate: ``PLAUDIT_GATEWAY_TLS_CERT``: PEM file; empty: plain HTTP.
+        key: ``PLAUDIT_GATEWAY_TLS_KEY``: PEM file.
+    """
+
+    host: str
+    port: int
+    tokens: Path
+    certificate: str = ""
+    key: str = ""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> GatewaySettings:
+        """Read the settings. Raises ``RefusedError`` if one is missing or no port."""
+        port, tokens = environment.get("PLAUDIT_GATEWAY_PORT", ""), environment.get("PLAUDIT_GATEWAY_TOKENS", "")
+        if not port.isdigit() or not tokens:
+            raise RefusedError(
+                f"PLAUDIT_GATEWAY_PORT is {port!r}, PLAUDIT_GATEWAY_TOKENS {tokens!r}: give a port and a folder with a "
+                "file for each caller. 'plaudit run' sets them for a job without rollout and trainer"
+            )
+        return cls(
+            environment.get("PLAUDIT_GATEWAY_HOST", "127.0.0.1"),
+            int(port),
+            Path(tokens),
+            environment.get("PLAUDIT_GATEWAY_TLS_CERT", ""),
+            environment.get("PLAUDIT_GATEWAY_TLS_KEY", ""),
+        )
+
+
+async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
+    """Run a gateway until ``stop`` is set.
+
+    Raises:
+        RefusedError: the job, the tokens, the certificate or the address cannot be used.
+    """
+    own = GatewaySettings.from_environment()
+    try:
+        job = load_job(settings.job_path)
+    except JobError as error:
+        raise RefusedError(str(error)) from error
+    tokens = Tokens(own.tokens)
+    listener = listen(own)
+    transport = Transport(settings.redis, settings.run, None, Scripts())
+    callers = Callers(transport, service_of(job))
+    try:
+        async with HealthServer(settings.health_port, ready=callers.is_running.is_set):
+            await serve_on(application(job, settings.run, callers, tokens), callers, listener, own, stop)
+    finally:
+        listener.close()
+        await transport.close()
+    return EXIT_DONE
+
+
+def application(job: RLJob, run: str, callers: Callers, tokens: Tokens) -> Application:
+    """Return the application of a job's service."""
+    limits = {"samples": MOST_SAMPLES, "body_bytes": MOST_BYTES, "wait_s": LONGEST_WAIT_S}
+    return Application(callers, tokens, ServiceDescription(job, run, callers.service, limits))
+
+
+async def serve_on(
+    gateway: Application, callers: Callers, listener: socket.socket, own: GatewaySettings, stop: asyncio.Event
+) -> None:
+    """Serve HTTP on a listener until ``stop`` is set. Raises what ends the sessions."""
+    server = HttpServer(_config(gateway, own))
+    address, port = listener.getsockname()[:2]
+    logger.info("serving", address=f"{'https' if own.certificate else 'http'}://{address}:{port}")
+    async with Supervised() as tasks:
+        tasks.start(callers.run())
+        await callers.is_running.wait()
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        await stop.wait()
+        server.should_exit = True
+        await serving
+
+
+def _config(gateway: Application, own: GatewaySettings) -> uvicorn.Config:
+    config = uvicorn.Config(
+        gateway.asgi(),
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        ws="none",
+        limit_concurrency=_MOST_CONNECTIONS,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_END_WITHIN_S,
+        ssl_certfile=own.certificate or None,
+        ssl_keyfile=own.key or None,
+    )
+    try:
+        config.load()
+    except (OSError, ssl.SSLError) as error:
+        raise RefusedError(f"PLAUDIT_GATEWAY_TLS_CERT {own.certificate}: {error}") from error
+    return config
+
+
+def listen(own: GatewaySettings) -> socket.socket:
+    """Listen on the gateway's address. Raises ``RefusedError`` if it is taken."""
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((own.host, own.port))
+    except OSError as error:
+        listener.close()
+        raise RefusedError(f"cannot listen on {own.host}:{own.port}: {error}. Give another port") from error
+    listener.listen(2048)
+    listener.setblocking(False)
+    return listener
