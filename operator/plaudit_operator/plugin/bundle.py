@@ -22,6 +22,7 @@ from typing import Any
 
 _MODULES = (
     "plaudit_operator",
+    "plaudit_operator.gpu_time",
     "plaudit_operator.names",
     "plaudit_operator.observed",
     "plaudit_operator.plugin",
