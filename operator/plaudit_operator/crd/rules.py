@@ -73,6 +73,14 @@ RULES: dict[str, list[Rule]] = {
             "!has(self.clipRatioC) || self.clipRatioC == 0.0 || self.clipRatioC > 1.0",
             "clipRatioC must be more than 1, or 0 for no bound",
         ),
+        _rule(
+            "self.?kind.orValue('ppo') != 'python' || (has(self.path) && has(self.function))",
+            "kind python needs path and function",
+        ),
+        _rule(
+            "self.?correctionFloor.orValue(0.0) <= self.?correctionCap.orValue(2.0)",
+            "correctionFloor must not be more than correctionCap",
+        ),
     ],
     "rollout.sampling": [
         _rule(

@@ -8,8 +8,12 @@ import pytest
 import torch
 
 from plaudit_workers.job.spec.algorithm import LossSpec
-from plaudit_workers.training.model.correction import correct
-from plaudit_workers.training.model.loss import TokenInputs, k3, policy_loss, token_weights
+from plaudit_workers.process import RefusedError
+from plaudit_workers.training.model.loss import choose_loss, policy_loss
+from plaudit_workers.training.model.losses.aggregation import token_weights
+from plaudit_workers.training.model.losses.correction import correct
+from plaudit_workers.training.model.losses.divergence import k3
+from plaudit_workers.training.model.losses.tokens import TokenInputs
 
 PLAIN = {"correction": "none", "clip_low": 0.2, "clip_high": 0.28}
 
@@ -22,6 +26,7 @@ def tokens(logprobs, behaviour, advantages, weights=None, **further):
         behaviour=torch.tensor(behaviour),
         advantages=torch.tensor(advantages),
         weights=torch.tensor([1.0] * len(behaviour) if weights is None else weights),
+        lengths=torch.tensor(further.pop("lengths", [len(behaviour)])),
         **further,
     )
 
@@ -103,7 +108,7 @@ def test_decoupled_leaves_out_the_policy_gradient_of_a_token_above_the_cap():
 
 
 def test_no_correction_needs_no_proximal_policy():
-    corrected = correct("none", torch.tensor([-1.0]), torch.tensor([float("nan")]), 2.0)
+    corrected = correct(tokens([-1.0], [-1.0], [1.0], proximal=[math.nan]), LossSpec(correction="none"))
     assert (corrected.anchor.item(), corrected.weight.item(), corrected.capped.item()) == (-1.0, 1.0, False)
 
 
@@ -146,7 +151,7 @@ def test_k3_is_zero_for_equal_policies_and_its_mean_is_the_divergence():
 def test_aggregation_is_verls_on_padded_rows(aggregation, verl):
     mask = torch.tensor([[1, 1, 1, 1.0], [1, 0, 0, 0], [1, 1, 0, 0]])
     losses = torch.tensor([[0.5, -1, 2, 0.25], [3, 9, 9, 9], [-2, 1, 9, 9]])
-    weights = token_weights(aggregation, [4, 1, 2])
+    weights = token_weights(aggregation, [4, 1, 2], 8)
     found = sum((losses[row] * mask[row]).sum() * weight for row, weight in enumerate(weights))
     assert found.item() == pytest.approx(verl(losses, mask).item())
 
@@ -154,5 +159,43 @@ def test_aggregation_is_verls_on_padded_rows(aggregation, verl):
 @pytest.mark.parametrize("aggregation", ["token", "sequence"])
 def test_aggregation_weights_of_all_tokens_sum_to_one(aggregation):
     lengths = [5, 1, 9, 2]
-    weights = token_weights(aggregation, lengths)
+    weights = token_weights(aggregation, lengths, 16)
     assert sum(weight * length for weight, length in zip(weights, lengths, strict=True)) == pytest.approx(1)
+
+
+def test_a_constant_divisor_gives_a_token_the_same_weight_whatever_the_lengths():
+    assert set(token_weights("constant", [5, 1], 16)) == set(token_weights("constant", [9, 16], 16)) == {1 / 32}
+
+
+@pytest.mark.parametrize(("kind", "inside"), [("decoupled", math.exp(-0.6)), ("reject", 1.0)])
+def test_both_caps_leave_out_whole_sequences_by_their_geometric_mean(kind, inside):
+    # Mean log-ratios -0.6, 1 and -1.5: only the first is within [0.3, 2].
+    behaviour = [-1.0, -1.2, -3.0, -0.5]
+    inputs = tokens([-1.0] * 4, behaviour, [1.0] * 4, proximal=[-2.0, -1.4, -2.0, -2.0], lengths=[2, 1, 1])
+    settings = LossSpec(correction=kind, correction_level="geometric", correction_cap=2.0, correction_floor=0.3)
+    corrected = correct(inputs, settings)
+    assert corrected.weight.tolist() == pytest.approx([inside, inside, 0.0, 0.0])
+    assert corrected.capped.tolist() == [False, False, True, True]
+
+
+OWN_LOSS = """
+def reinforce(tokens, anchor, settings):
+    return -tokens.advantages * tokens.logprobs
+
+def wrong(tokens, anchor, settings):
+    return tokens.logprobs.sum()
+"""
+
+
+def test_a_loss_from_a_file_of_the_users(tmp_path):
+    (tmp_path / "own.py").write_text(OWN_LOSS)
+    settings = LossSpec(kind="python", path=str(tmp_path / "own.py"), function="reinforce", correction="none")
+    inputs = tokens([-2.0, -1.0], [-2.0, -1.0], [3.0, -1.0])
+    terms = policy_loss(inputs, settings)
+    terms.total.backward()
+    assert terms.total.item() == pytest.approx(3 * 2 - 1)
+    assert inputs.logprobs.grad.tolist() == [-3.0, 1.0]
+    with pytest.raises(RefusedError, match=r"returned shape \(\) for 2 tokens; return one loss a token"):
+        policy_loss(inputs, settings.model_copy(update={"function": "wrong"}))
+    with pytest.raises(RefusedError, match=r"absent in .* cannot be imported"):
+        choose_loss(settings.model_copy(update={"function": "absent"}))

@@ -11,8 +11,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from plaudit_wire.messages import PolicyVersion
+from plaudit_workers.job.spec.algorithm import OptimizerSpec
 from plaudit_workers.process import RefusedError
+from plaudit_workers.training.backend.torch_backend import TorchBackend
 from plaudit_workers.training.model.batch import make_batch
+from plaudit_workers.training.model.optimizer import rate_share
 from plaudit_workers.training.model.policy_model import build_model
 
 SCORES = [[0.0, 1.0, 0.5, 0.25], [1.0, 1.0, 0.0, None], [0.2, 0.4, 0.6, 0.8], [0.5, 0.5, 0.5, 0.5]]
@@ -32,10 +35,18 @@ def with_behaviour(batch, logprobs):
     return dataclasses.replace(batch, sequences=tuple(sequences))
 
 
-@pytest.mark.parametrize("correction", ["none", "tis"])
-@pytest.mark.parametrize("aggregation", ["token", "sequence"])
-def test_updates_do_not_depend_on_the_micro_batches(make_job, batches, correction, aggregation):
-    loss = {"correction": correction, "aggregation": aggregation, "entropyCoefficient": 0.05, "klCoefficient": 0.1}
+@pytest.mark.parametrize(
+    ("kind", "correction", "aggregation"),
+    [
+        ("ppo", {"correction": "none"}, "token"),
+        ("ppo", {"correction": "tis", "correctionLevel": "sequence"}, "sequence"),
+        ("gspo", {"correction": "none"}, "constant"),
+        ("cispo", {"correction": "reject", "correctionLevel": "geometric"}, "token"),
+        ("dppo", {"correction": "decoupled"}, "sequence"),
+    ],
+)
+def test_updates_do_not_depend_on_the_micro_batches(make_job, batches, kind, correction, aggregation):
+    loss = {"kind": kind, "aggregation": aggregation, "entropyCoefficient": 0.05, "klCoefficient": 0.1, **correction}
     states, figures = [], []
     for budget in (1, 40, 4096):
         policy = build_model(make_job({"algorithm": {"loss": loss}, "trainer": {"microBatchTokens": budget}}))
@@ -211,6 +222,29 @@ def test_warm_up_grows_over_the_updates_of_its_steps(make_job, batches):
     policy = build_model(job)
     rates = [policy.update(batches[0])["actor/lr"] for _ in range(6)]
     assert rates == pytest.approx([0.001, 0.002, 0.003, 0.004, 0.004, 0.004])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [("linear", [2, 4, 4, 3, 2]), ("cosine", [2, 4, 4, 2 + 2**0.5, 2]), ("constant", [2, 4, 4, 4, 4])],
+)
+def test_the_rate_after_the_warm_up_follows_its_schedule(schedule, rates):
+    settings = OptimizerSpec(schedule=schedule, min_rate_share=0.0)
+    assert [4 * rate_share(settings, update, 2, 6) for update in range(5)] == pytest.approx(rates)
+    assert rate_share(settings, 9, 2, 6) == pytest.approx(1.0 if schedule == "constant" else 0.0)
+
+
+def test_epochs_clip_around_the_policy_before_the_first_of_them(make_job, make_groups, tmp_path):
+    settings = {"epochs": 3, "loss": {"correction": "tis"}, "optimizer": {"learningRate": 0.1}}
+    job = make_job({"algorithm": settings})
+    model = build_model(job)
+    backend = TorchBackend(job, model, tmp_path)
+    backend.publish(PolicyVersion(1, 0))
+    before = model.full_state()
+    figures = backend.update(make_groups(SCORES))
+    assert figures["actor/pg_clipfrac"] > 0  # none in the first of the three, so the mean is that of the others
+    assert model.state_dict()["optimizer"]["updates"] == 3
+    assert any(not torch.equal(before[name], tensor) for name, tensor in model.full_state().items())
 
 
 def test_a_gradient_that_is_not_finite_is_thrown_away(make_job, batches):

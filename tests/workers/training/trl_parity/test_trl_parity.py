@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from plaudit_workers.job.spec.algorithm import LossSpec
-from plaudit_workers.training.model.loss import TokenInputs, policy_loss, token_weights
+from plaudit_workers.training.model.loss import policy_loss
+from plaudit_workers.training.model.losses.aggregation import token_weights
+from plaudit_workers.training.model.losses.tokens import TokenInputs
 
 TABLE = json.loads(Path(__file__).with_name("table.json").read_text())
 
@@ -23,12 +25,13 @@ def test_loss_and_gradient_are_trls(row):
     trained = torch.tensor(row["mask"], dtype=torch.bool)
     lengths = trained.sum(dim=1)
     logprobs = torch.tensor(row["logprobs"], requires_grad=True)
-    weights = torch.tensor(token_weights(row["aggregation"], lengths.tolist()))
+    weights = torch.tensor(token_weights(row["aggregation"], lengths.tolist(), trained.shape[1]))
     tokens = TokenInputs(
         logprobs=logprobs[trained],
         proximal=torch.tensor(row["proximal"])[trained],
         behaviour=torch.tensor(row["behaviour"])[trained],
         advantages=torch.tensor(row["advantages"]).repeat_interleave(lengths),
+        lengths=lengths,
         weights=weights.repeat_interleave(lengths),
         reference=torch.tensor(row["reference"])[trained],
     )

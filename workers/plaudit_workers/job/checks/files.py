@@ -30,7 +30,7 @@ def check_files(job: RLJob) -> list[Problem]:
     Args:
         job: resolved (``load_job``): every path is absolute.
     """
-    training = (_model, _data, _rollout, _checkpoint) if job.spec.trains else ()
+    training = (_model, _data, _loss, _rollout, _checkpoint) if job.spec.trains else ()
     return [problem for check in (*training, _scorers) for problem in check(job)]
 
 
@@ -161,6 +161,12 @@ def _read_json(folder: str, name: str) -> dict[str, Any]:
     except ValueError:
         return {}  # the server reports the error when it loads the model
     return content if isinstance(content, dict) else {}
+
+
+def _loss(job: RLJob) -> Iterator[Problem]:
+    loss = job.spec.algorithm.loss
+    if loss.kind == "python":
+        yield from _python("spec.algorithm.loss", loss.path, loss.function)
 
 
 def _rollout(job: RLJob) -> Iterator[Problem]:

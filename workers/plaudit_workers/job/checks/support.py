@@ -37,13 +37,13 @@ def without_effect(job: RLJob) -> list[Problem]:
     """Return fields that change nothing, because of the values of others."""
     algorithm = job.spec.algorithm
     correction = algorithm.loss.correction
-    if not job.spec.trains or correction == "none" or algorithm.mini_batches_per_step > 1:
+    if not job.spec.trains or algorithm.loss.kind == "python" or correction == "none" or algorithm.updates_per_step > 1:
         return []
     return [
         Problem(
             "spec.algorithm.loss.correction",
             f"with {correction} and one update a step the ratio is 1: clipLow, clipHigh and clipRatioC change nothing",
-            "Set miniBatchesPerStep above 1, or correction to none, for a clip that acts",
+            "Set miniBatchesPerStep or epochs above 1, or correction to none, for a clip that acts",
             also=("spec.algorithm.miniBatchesPerStep",),
         )
     ]

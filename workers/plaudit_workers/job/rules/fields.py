@@ -69,8 +69,22 @@ def _mini_batches(spec: Spec) -> Iterator[Problem]:
         )
 
 
-def _dual_clip(spec: Spec) -> Iterator[Problem]:
-    bound = spec.algorithm.loss.clip_ratio_c
+def _loss(spec: Spec) -> Iterator[Problem]:
+    loss = spec.algorithm.loss
+    if loss.kind == "python" and not (loss.path and loss.function):
+        yield Problem(
+            "spec.algorithm.loss.path",
+            "or function is missing; kind python requires both",
+            "Give path: … and function: …",
+        )
+    if loss.correction_floor > loss.correction_cap:
+        yield Problem(
+            "spec.algorithm.loss.correctionFloor",
+            f"{loss.correction_floor:g} is above correctionCap {loss.correction_cap:g}, so no token is left",
+            "Give less than correctionCap",
+            also=("spec.algorithm.loss.correctionCap",),
+        )
+    bound = loss.clip_ratio_c
     if 0 < bound <= 1:
         yield Problem(
             "spec.algorithm.loss.clipRatioC",
@@ -315,7 +329,7 @@ _SCORING_ONLY: tuple[Rule, ...] = (_no_orphans, _gang_without_training)
 _TRAINING: tuple[Rule, ...] = (
     _sections_together,
     _mini_batches,
-    _dual_clip,
+    _loss,
     _order,
     _group_size,
     _lengths,

@@ -6,12 +6,22 @@ from typing import Literal
 
 from pydantic import Field
 
-from plaudit_workers.job.spec.section import Section
+from plaudit_workers.job.spec.section import FilePath, Section
 
 
 class LossSpec(Section):
     """The policy loss: clipped ratio, optional KL and entropy terms, correction of stale samples."""
 
+    kind: Literal["ppo", "gspo", "cispo", "dppo", "python"] = "ppo"
+    """``ppo``: the clipped ratio of each token; ``gspo``: one ratio a sequence (with clips of about 3e-4); ``cispo``:
+    the ratio is cut, but every token keeps its gradient; ``dppo``: a token is left out when its probability has moved
+    by more than clipLow or clipHigh; ``python``: your function. Default ppo: what most published runs use."""
+    path: FilePath = ""
+    """Python file of the loss, for ``python``: relative to the job file; on Kubernetes a file of ``spec.files``, or an
+    absolute path on the volume or in the image."""
+    function: str = ""
+    """The function in it, ``my_loss(tokens, anchor, settings)``, which returns the loss of each token, for
+    ``python``."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
     """The ratio is clipped below 1 - clipLow. Default 0.2: PPO's."""
     clip_high: float = Field(default=0.28, gt=0)
@@ -20,26 +30,35 @@ class LossSpec(Section):
     clip_ratio_c: float = Field(default=3.0, ge=0)
     """Dual clip: a token of negative advantage counts at most this many times, however far its ratio has grown. Default
     3: verl's. 0: no bound."""
-    aggregation: Literal["token", "sequence"] = "token"
-    """``token``: mean over all tokens of the mini-batch; ``sequence``: mean over each sequence, then over sequences.
-    Default token: long answers weigh by their length (DAPO)."""
+    aggregation: Literal["token", "sequence", "constant"] = "token"
+    """``token``: mean over all tokens of the mini-batch; ``sequence``: mean over each sequence, then over sequences;
+    ``constant``: sum over each sequence ÷ maxTokens, then mean over sequences (Dr. GRPO). Default token: long answers
+    weigh by their length (DAPO)."""
     kl_coefficient: float = Field(default=0.0, ge=0)
-    """Weight of the KL divergence (k3 estimate) to the starting weights, which are then held in memory a second time.
-    Default 0: none, as in DAPO."""
+    """Weight of the KL divergence to the starting weights, which are then held in memory a second time. Default 0:
+    none, as in DAPO."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """The estimate of the divergence from a sampled token: the log-ratio, half its square, or Schulman's k3. Default
+    k3: verl's and TRL's; ``k2`` has the divergence's own gradient."""
     entropy_coefficient: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus. Default 0: large models rarely need one; small ones do."""
-    correction: Literal["none", "tis", "decoupled"] = "tis"
+    correction: Literal["none", "tis", "decoupled", "reject"] = "tis"
     """Correction for samples of an older policy. ``tis`` and ``decoupled`` weigh a token by the ratio of its
     probability under the policy at the start of the step to that under the policy that sampled it, and clip around the
-    former. Above the cap, ``tis`` truncates the weight and ``decoupled`` leaves the token out. ``none`` clips around
-    the policy that sampled. Default tis: it also corrects differences between engine and trainer, and is close to 1 on
-    fresh samples."""
+    former. Above the cap, ``tis`` truncates the weight and ``decoupled`` leaves the token out; ``reject`` does so
+    without weighing the others. ``none`` clips around the policy that sampled. Default tis: it also corrects
+    differences between engine and trainer, and is close to 1 on fresh samples."""
     correction_cap: float = Field(default=2.0, gt=0)
     """The largest importance weight. Default 2: TIS's published choice."""
+    correction_floor: float = Field(default=0.0, ge=0)
+    """The smallest importance weight: ``decoupled`` and ``reject`` leave out what is below. Default 0: no floor."""
+    correction_level: Literal["token", "sequence", "geometric"] = "token"
+    """The ratio that is weighed and compared with cap and floor: each ``token``'s, the product over its ``sequence``,
+    or their ``geometric`` mean. Default token: a product over long responses exceeds any cap."""
 
 
 class OptimizerSpec(Section):
-    """AdamW with a linear warm-up and then a constant rate."""
+    """AdamW with a linear warm-up, then a constant or falling rate."""
 
     learning_rate: float = Field(default=1e-6, gt=0, le=10)
     """The rate after the warm-up. Default 1e-6: usual for RL on a pretrained model; a model from scratch takes about
@@ -48,6 +67,11 @@ class OptimizerSpec(Section):
     """Clip the gradient to this norm. Default 1."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps over which the rate grows from 0. Default 0: RL at these rates starts from a trained model."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """The rate after the warm-up: constant, or falling to minRateShare of it until the last step. Default constant:
+    usual for RL, whose end is rarely known beforehand."""
+    min_rate_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of the rate that is left after the last step, for ``linear`` and ``cosine``. Default 0."""
     weight_decay: float = Field(default=0.01, ge=0, lt=1)
     """Decoupled weight decay. Default 0.01: PyTorch's and verl's."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
@@ -68,17 +92,25 @@ class AlgorithmSpec(Section):
     mini_batches_per_step: int = Field(default=1, ge=1, le=4096)
     """The step's groups are trained in this many updates, each as soon as its share is ready: training overlaps the
     slowest rewards. Which groups share an update then depends on their speed. Default 1: the unbiased reference."""
+    epochs: int = Field(default=1, ge=1, le=64)
+    """Updates on each mini-batch, one after the other. Default 1: each sample is used once; more needs a clip that
+    acts, around the policy at the start of the step."""
     max_staleness: int = Field(default=0, ge=0, le=1000)
     """How many policy versions a trained sample may be behind: 0 on-policy, 1 one-step off-policy (step s+1 generates
     and scores while step s trains), k asynchronous. Default 0: the reference."""
     order: Literal["step", "ready"] = "step"
     """``step``: a step trains the groups that were admitted for it; ``ready``: the groups that are ready first, within
     ``maxStaleness`` (at least 1). Default step: steps follow the order of the data."""
-    advantage: Literal["grpo", "drGrpo", "rloo", "reinforcePlusPlus"] = "grpo"
+    advantage: Literal["grpo", "drGrpo", "rloo", "reinforcePlusPlus", "reinforcePlusPlusBaseline"] = "grpo"
     """The advantage of a sample: ``grpo`` (reward - mean) / standard deviation of its group, ``drGrpo`` without the
-    division, ``rloo`` against the mean of the others, ``reinforcePlusPlus`` normalised over the batch. Default grpo:
-    the most widely used."""
+    division, ``rloo`` against the mean of the others, ``reinforcePlusPlus`` normalised over the batch,
+    ``reinforcePlusPlusBaseline`` the same of reward - mean of its group. Default grpo: the most widely used."""
     loss: LossSpec = LossSpec()
     """The policy loss."""
     optimizer: OptimizerSpec = OptimizerSpec()
     """The optimizer."""
+
+    @property
+    def updates_per_step(self) -> int:
+        """Return the number of updates of the weights in each step."""
+        return self.mini_batches_per_step * self.epochs

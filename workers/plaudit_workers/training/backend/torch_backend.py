@@ -31,6 +31,7 @@ class TorchBackend:
 
     def __init__(self, job: RLJob, model: PolicyModel, run_folder: Path) -> None:
         self._advantage = job.spec.algorithm.advantage
+        self._epochs = job.spec.algorithm.epochs
         self._temperature = job.spec.rollout.sampling.temperature
         self._keep = job.spec.trainer.checkpoint.keep
         self._model = model
@@ -38,8 +39,9 @@ class TorchBackend:
         self._checkpoints = run_folder / "checkpoints"
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Make one optimizer step on these groups."""
-        return self._model.update(make_batch(groups, self._advantage, self._temperature))
+        """Make ``algorithm.epochs`` optimizer steps on these groups; return the mean of their figures."""
+        batch = make_batch(groups, self._advantage, self._temperature)
+        return mean_figures([self._model.update(batch) for _ in range(self._epochs)])
 
     def publish(self, version: PolicyVersion) -> Announcement:
         """Write safetensors to ``weights/<version>``."""
@@ -64,3 +66,10 @@ class TorchBackend:
     def close(self) -> None:
         """Release the other ranks."""
         self._model.close()
+
+
+def mean_figures(epochs: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return the mean of each figure over the updates that report it."""
+    names = {name: None for figures in epochs for name in figures}
+    reported = {name: [figures[name] for figures in epochs if name in figures] for name in names}
+    return {name: sum(values) / len(values) for name, values in reported.items()}

@@ -57,8 +57,7 @@ def dr_grpo(scores: Floats, group: Ints, num_tokens: Ints) -> Floats:
     """GRPO without the division, which favours questions that are nearly solved or nearly hopeless.
 
     ``A_i = r_i - mean_g``. Source: Liu et al. 2025, Understanding R1-Zero-Like Training (arXiv 2503.20783), which
-    also divides the summed token losses by a constant; ``loss.aggregation: token`` divides by the number of tokens of
-    the update, which changes from update to update. Degenerate: 0.
+    also divides the summed token losses by a constant: ``loss.aggregation: constant``. Degenerate: 0.
     """
     sizes = np.bincount(group)
     means = np.bincount(group, weights=scores) / np.maximum(sizes, 1)
@@ -96,11 +95,23 @@ def reinforce_plus_plus(scores: Floats, group: Ints, num_tokens: Ints) -> Floats
     return advantages
 
 
+def reinforce_plus_plus_baseline(scores: Floats, group: Ints, num_tokens: Ints) -> Floats:
+    """Rewards against the mean of their group, then normalised over all tokens of the update.
+
+    ``A_i = whiten(r_i - mean_g)``, the normalisation of ``reinforce_plus_plus``; verl's
+    ``reinforce_plus_plus_baseline``. Source: Hu 2025, REINFORCE++ (arXiv 2501.03262). Degenerate: a lone survivor
+    counts as reward = mean (in verl its mean is 0); groups without spread get the negative mean, which is near 0; all
+    equal: 0.
+    """
+    return reinforce_plus_plus(dr_grpo(scores, group, num_tokens), group, num_tokens)
+
+
 ESTIMATORS: dict[str, Estimator] = {
     "grpo": grpo,
     "drGrpo": dr_grpo,
     "rloo": rloo,
     "reinforcePlusPlus": reinforce_plus_plus,
+    "reinforcePlusPlusBaseline": reinforce_plus_plus_baseline,
 }
 """``algorithm.advantage`` of the job → its estimator."""
 

@@ -1,4 +1,4 @@
-"""AdamW with linear warm-up and gradient clipping; its saved state does not depend on the number of ranks.
+"""AdamW with warm-up, schedule and gradient clipping; its saved state does not depend on the number of ranks.
 
 Called by ``policy_model``.
 """
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from plaudit_workers.job.spec.algorithm import AlgorithmSpec
+from plaudit_workers.job.spec.algorithm import AlgorithmSpec, OptimizerSpec
 from plaudit_workers.training.model.sharding import as_sharded, gather
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -23,8 +23,8 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 class PolicyOptimizer:
     """Updates a policy's parameters.
 
-    The rate grows linearly over the updates of ``optimizer.warmupSteps`` steps (a step has ``miniBatchesPerStep``
-    updates): update u, counted from 0, uses ``learningRate · min(1, (u + 1) ÷ updates of the warm-up)``.
+    The rate grows linearly over the updates of ``optimizer.warmupSteps`` steps (a step has ``miniBatchesPerStep`` ×
+    ``epochs`` updates), then follows ``optimizer.schedule``; see ``rate_share``.
 
     Args:
         parameters: (name, parameter), the same names and order on every rank.
@@ -34,7 +34,8 @@ class PolicyOptimizer:
     def __init__(self, parameters: Iterable[tuple[str, torch.nn.Parameter]], algorithm: AlgorithmSpec) -> None:
         self._parameters = dict(parameters)
         self._settings = algorithm.optimizer
-        self._warmup_updates = algorithm.optimizer.warmup_steps * algorithm.mini_batches_per_step
+        self._warmup_updates = algorithm.optimizer.warmup_steps * algorithm.updates_per_step
+        self._all_updates = algorithm.steps * algorithm.updates_per_step
         self._adamw = torch.optim.AdamW(
             self._parameters.values(),
             lr=self._settings.learning_rate,
@@ -48,7 +49,8 @@ class PolicyOptimizer:
     @property
     def learning_rate(self) -> float:
         """Learning rate of the next update."""
-        return self._settings.learning_rate * min(1.0, (self.updates + 1) / max(1, self._warmup_updates))
+        share = rate_share(self._settings, self.updates, self._warmup_updates, self._all_updates)
+        return self._settings.learning_rate * share
 
     def step(self) -> dict[str, float]:
         """Clip the parameters' gradients, apply and clear them. A collective call.
@@ -103,6 +105,29 @@ class PolicyOptimizer:
             averages = {key: as_sharded(saved.get(key), parameter.detach()) for key in MOMENTS}
             step = torch.tensor(float(num_updates), device=parameter.device)
             self._adamw.state[parameter] = {"step": step, **averages}
+
+
+def rate_share(settings: OptimizerSpec, update: int, warmup: int, total: int) -> float:
+    """Return the share of ``learningRate`` that an update uses.
+
+    During the warm-up ``(u + 1) ÷ warmup``; then, with ``p`` the share of the remaining updates made so far and m
+    ``minRateShare``: ``linear`` 1 - (1 - m) p, ``cosine`` m + (1 - m) (1 + cos π p) ÷ 2, ``constant`` 1.
+
+    Args:
+        settings: ``algorithm.optimizer``.
+        update: counted from 0; beyond ``total`` as at its end.
+        warmup: updates of the warm-up.
+        total: updates of the run.
+    """
+    if update < warmup:
+        return (update + 1) / warmup
+    progress = min(1.0, (update - warmup) / max(1, total - warmup))
+    least = settings.min_rate_share
+    if settings.schedule == "linear":
+        return 1 - (1 - least) * progress
+    if settings.schedule == "cosine":
+        return least + (1 - least) * (1 + math.cos(math.pi * progress)) / 2
+    return 1.0
 
 
 def _number(norm: Tensor) -> float:

@@ -37,6 +37,8 @@ class MicroBatch:
     """float32[R]: log-probabilities under the policy that sampled."""
     advantages: Tensor
     """float32[R]."""
+    lengths: Tensor
+    """int64[S]: trained tokens of each sequence."""
     weights: Tensor
     """float32[R]: aggregation weights; 0 in a bin that only keeps a rank busy."""
     members: tuple[int, ...]
@@ -115,6 +117,7 @@ def pack(sequences: Sequence[TrainingSequence], weights: Sequence[float], member
         targets=torch.from_numpy(ids[targets].astype(np.int64)),
         behaviour=torch.from_numpy(np.concatenate([s.behaviour_logprobs[s.loss_mask] for s in chosen])),
         advantages=_repeated([s.advantage for s in chosen], counts),
+        lengths=torch.tensor(counts),
         weights=_repeated([weights[number] for number in members], counts),
         members=tuple(members),
     )
@@ -136,6 +139,7 @@ def pack_single(ids: Tensor) -> MicroBatch:
         targets=ids[1:],
         behaviour=zeros,
         advantages=zeros,
+        lengths=torch.tensor([length - 1]),
         weights=zeros,
         members=(0,),
     )

@@ -24,7 +24,9 @@ from plaudit_workers.published_weights import Probe
 from plaudit_workers.tokenizer import load_tokenizer
 from plaudit_workers.training.model.batch import TrainingBatch
 from plaudit_workers.training.model.commands import Commands, OptimizerProgress
-from plaudit_workers.training.model.loss import TokenInputs, policy_loss, token_weights
+from plaudit_workers.training.model.loss import choose_loss, policy_loss
+from plaudit_workers.training.model.losses.aggregation import token_weights
+from plaudit_workers.training.model.losses.tokens import TokenInputs
 from plaudit_workers.training.model.mismatch import mismatch_figure, mismatch_sums
 from plaudit_workers.training.model.model import (
     DTYPES,
@@ -62,6 +64,7 @@ class PolicyModel:
     ) -> None:
         self._spec = spec
         self._loss = spec.algorithm.loss
+        self._policy_loss = choose_loss(spec.algorithm.loss)
         self._ranks = ranks
         self._commands = Commands(ranks)
         self._dtype = FORWARD_DTYPES[spec.model.dtype]
@@ -85,14 +88,15 @@ class PolicyModel:
         self._commands.send("update", batch)
         if not batch.sequences:
             return dict(batch.statistics)
-        weights = token_weights(self._loss.aggregation, [s.num_trained_tokens for s in batch.sequences])
+        lengths = [sequence.num_trained_tokens for sequence in batch.sequences]
+        weights = token_weights(self._loss.aggregation, lengths, self._spec.rollout.sampling.max_tokens)
         micro_batches = self._micro_batches(batch, weights)
         proximal = self._proximal_logprobs(micro_batches, batch.temperature)
         published = self._keep_published()
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=self._ranks.device))
         for number, micro_batch in enumerate(micro_batches):
             tokens = self._token_inputs(micro_batch, batch.temperature, proximal[number] if proximal else None)
-            terms = policy_loss(tokens, self._loss)
+            terms = policy_loss(tokens, self._loss, self._policy_loss)
             # Sharded gradients are averaged over the ranks, but each rank holds its part of a sum.
             torch.autograd.backward(terms.total * self._ranks.world_size)
             members = [batch.sequences[member] for member in micro_batch.members]
@@ -231,6 +235,7 @@ class PolicyModel:
             proximal=logprobs.detach() if proximal is None else proximal,
             behaviour=row.behaviour,
             advantages=row.advantages,
+            lengths=row.lengths,
             weights=row.weights,
             entropies=entropies,
             reference=reference,
@@ -250,7 +255,7 @@ class PolicyModel:
             The version of the proximal log-probabilities of this update, if it is known.
         """
         published = self._published
-        again = self._loss.correction != "none" and self._spec.algorithm.mini_batches_per_step > 1
+        again = self._loss.correction != "none" and self._spec.algorithm.updates_per_step > 1
         if again and self._proximal is None:
             self._proximal = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
         if not again:

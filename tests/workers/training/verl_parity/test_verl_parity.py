@@ -1,0 +1,87 @@
+"""Our losses, corrections, divergences and baselines are verl's on random tensors, from the table of make_table.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from plaudit_workers.job.spec.algorithm import LossSpec
+from plaudit_workers.training.model.advantage import ESTIMATORS
+from plaudit_workers.training.model.loss import policy_loss
+from plaudit_workers.training.model.losses.aggregation import token_weights
+from plaudit_workers.training.model.losses.divergence import ESTIMATES
+from plaudit_workers.training.model.losses.tokens import TokenInputs
+
+TABLE = json.loads(Path(__file__).with_name("table.json").read_text())
+LENGTHS = torch.tensor(TABLE["lengths"])
+TRAINED = torch.arange(TABLE["tokens"])[None] < LENGTHS[:, None]
+
+
+def loss_of(row):
+    """Our loss of a row, and its gradient by the padded log-probabilities."""
+    low, high, ratio_c = TABLE["clips"][row["kind"]]
+    settings = LossSpec(
+        kind=row["kind"],
+        clip_low=low,
+        clip_high=high,
+        clip_ratio_c=ratio_c,
+        aggregation=row["aggregation"],
+        correction=row["correction"],
+        correction_level=row["level"],
+        correction_cap=TABLE["cap"],
+        correction_floor=TABLE["floor"],
+    )
+    weights = token_weights(row["aggregation"], TABLE["lengths"], TABLE["tokens"])
+    logprobs = torch.tensor(row["logprobs"], requires_grad=True)
+    terms = policy_loss(
+        TokenInputs(
+            logprobs=logprobs[TRAINED],
+            proximal=torch.tensor(row["proximal"])[TRAINED],
+            behaviour=torch.tensor(row["behaviour"])[TRAINED],
+            advantages=torch.tensor(row["advantages"]).repeat_interleave(LENGTHS),
+            weights=torch.tensor(weights).repeat_interleave(LENGTHS),
+            lengths=LENGTHS,
+        ),
+        settings,
+    )
+    terms.total.backward()
+    return terms, logprobs.grad
+
+
+@pytest.mark.parametrize("kind", TABLE["clips"])
+def test_losses_and_gradients_are_verls(kind):
+    rows = [row for row in TABLE["rows"] if row["kind"] == kind]
+    assert len(rows) > 40
+    for row in rows:
+        terms, gradient = loss_of(row)
+        assert terms.total.item() == pytest.approx(row["loss"], rel=1e-4, abs=1e-5), row
+        torch.testing.assert_close(gradient, torch.tensor(row["gradient"]), rtol=1e-3, atol=1e-5)
+        if row["aggregation"] == "token":
+            assert terms.sums["actor/pg_clipfrac"].item() == pytest.approx(row["clipped"], abs=1e-5)
+
+
+def test_the_cases_reach_every_branch():
+    clipped = {row["kind"] for row in TABLE["rows"] if 0 < row["clipped"] < 1}
+    assert clipped == set(TABLE["clips"])
+    capped = [loss_of(row)[0].sums["actor/importance_capped"].item() for row in TABLE["rows"]]
+    assert min(capped) == 0 < max(capped)
+
+
+@pytest.mark.parametrize("row", TABLE["divergences"], ids=lambda row: row["name"])
+def test_estimates_of_the_divergence_are_verls(row):
+    logprobs = torch.tensor(row["logprobs"], requires_grad=True)
+    estimates = ESTIMATES[row["name"]](logprobs, torch.tensor(row["reference"]))
+    estimates.sum().backward()
+    torch.testing.assert_close(estimates.detach(), torch.tensor(row["estimates"]), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(logprobs.grad, torch.tensor(row["gradient"]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("row", TABLE["baselines"])
+def test_reinforce_plus_plus_with_a_baseline_is_verls(row):
+    arguments = (np.array(row["scores"]), np.array(row["group"]), np.array(row["lengths"]))
+    found = ESTIMATORS["reinforcePlusPlusBaseline"](*arguments)
+    np.testing.assert_allclose(found, row["advantages"], rtol=1e-4, atol=1e-4)
