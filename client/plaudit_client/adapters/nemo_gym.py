@@ -41,10 +41,8 @@ class PlauditServerConfig(BaseResourcesServerConfig):  # type: ignore[misc]
     timeout_s: float = 0.0
 
 
-class PlauditVerifyRequest(BaseVerifyRequest):  # type: ignore[misc]
+class PlauditVerifyRequest(BaseVerifyRequest, extra="allow"):  # type: ignore[misc, call-arg]
     """A row with the policy's response."""
-
-    model_config = {"extra": "allow"}
 
 
 class PlauditVerifyResponse(PlauditVerifyRequest, BaseVerifyResponse):  # type: ignore[misc]
