@@ -432,7 +432,11 @@ def test_a_job_that_only_scores_runs_without_trainer_and_rollouts():
     world.settle()
     assert world.status["phase"] == "Running"
     assert not world.cluster.of_kind("Job")
-    assert {d["metadata"]["name"] for d in world.cluster.of_kind("Deployment")} == {"job-reward", "job-metrics"}
+    assert {d["metadata"]["name"] for d in world.cluster.of_kind("Deployment")} == {
+        "job-reward",
+        "job-gateway",
+        "job-metrics",
+    }
 
 
 def test_events_tell_what_happened_once():

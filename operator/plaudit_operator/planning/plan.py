@@ -11,7 +11,7 @@ from dataclasses import replace
 from plaudit_operator import names
 from plaudit_operator.actions import Action, Apply, Create, Delete, Plan
 from plaudit_operator.admission.admission import Refused
-from plaudit_operator.children import trainer, transport
+from plaudit_operator.children import gateway, trainer, transport
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.names import ConditionType, Reason
 from plaudit_operator.observed import Observed, attempt_of, owner_uid
@@ -127,6 +127,8 @@ def _children(rendered: Rendering, observed: Observed) -> Iterator[Action]:
     context = rendered.context
     if transport.managed(context) and not observed.child("StatefulSet", names.role_object(context.name, "redis")):
         yield Create(transport.secret(context), first=True)
+    if gateway.is_served(context) and not observed.child("Deployment", names.role_object(context.name, gateway.ROLE)):
+        yield Create(gateway.secret(context), first=True)
     for manifest in rendered.manifests:
         yield from _child(rendered, observed, manifest)
     yield from _obsolete(observed, rendered.manifests)
