@@ -18,7 +18,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo wheels check test e2e-local cluster-up cluster-build cluster-down cluster-packages e2e e2e-controllers controllers-build images images-gpu bench bench-operator generate requirements redis promtool chromium clean
+.PHONY: help install demo wheels check test e2e-local cluster-up cluster-build cluster-down cluster-packages e2e e2e-controllers controllers-build images images-gpu trainers-build e2e-trainers trainers-requirements bench bench-operator generate requirements redis promtool chromium clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,7 +47,7 @@ check: install ## format, lint, types, import order, generated files
 	$(BIN)/python -m plaudit_metrics.generate --check
 
 test: install promtool chromium ## the tests of every part, against real Redis, vLLM, Ray, Prometheus, Chromium (minutes)
-	$(TESTS) --ignore tests/e2e
+	$(TESTS) --ignore tests/e2e --ignore tests/e2e_trainers
 
 e2e-local: install ## whole runs on this machine: kills, outages, the examples, a model that learns (minutes)
 	$(TESTS) tests/e2e
@@ -89,13 +89,28 @@ generate: install ## write the generated files anew
 e2e: install $(if $(PLAUDIT_E2E_KUBECONFIG),,cluster-build) ## tests on a real Kubernetes (root), or on that of PLAUDIT_E2E_KUBECONFIG
 	PLAUDIT_E2E=1 $(BIN)/pytest -q tests/e2e_cluster
 
-controllers-build: install cluster-packages ## what e2e-controllers needs: KEDA, metrics-server, Prometheus
+controllers-build: install cluster-packages ## what e2e-controllers needs: KEDA, metrics-server, Prometheus, and Kueue where its source is
 	@tests/cluster/controllers/controllers build
 
 # On a cluster of its own, whose folder is here, so that it runs beside another one.
-e2e-controllers: controllers-build ## tests with real KEDA, HPA and Prometheus on a real Kubernetes (root)
+e2e-controllers: controllers-build ## tests with real KEDA, Kueue, HPA and Prometheus on a real Kubernetes (root)
 	PLAUDIT_E2E=1 PLAUDIT_E2E_STATE=$${PLAUDIT_E2E_STATE:-/tmp/plaudit-controllers} \
 	  $(BIN)/pytest -q tests/e2e_controllers
+
+trainers-build: $(UV) ## the environments of other trainers (TRL, verl, verifiers, SkyRL) in ~/.cache/plaudit-trainers
+	@$(PYTHON) tests/e2e_trainers/trainer_environments.py build
+
+e2e-trainers: install trainers-build ## tests with those trainers themselves, on a CPU (minutes)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q tests/e2e_trainers
+
+# Without -c requirements/all.txt: the trainers need other versions of transformers.
+trainers-requirements: $(UV) ## compile requirements/trainers-*.txt anew
+	@for name in trl verl verifiers skyrl openrlhf; do \
+	  $(UV) pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
+	    --custom-compile-command 'make trainers-requirements' --overrides requirements/overrides.txt \
+	    $$([ $$name != openrlhf ] || echo --no-deps) requirements/trainers-$$name.in -o requirements/trainers-$$name.txt \
+	    || exit 1; \
+	done
 
 images: ## container images of operator and workers, by docker, podman or buildah (BUILD, TAG, BUILD_ARGS)
 	$(BUILD) $(BUILD_ARGS) -f operator/Dockerfile -t $(IMAGE_PREFIX)plaudit-operator:$(TAG) .

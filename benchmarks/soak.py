@@ -9,6 +9,10 @@ real code in one process. A seed draws the schedule and, every second or so, a f
 - *refuse*: Redis refuses for a second or two: READONLY (it follows another server), NOREPLICAS, OOM;
 - *freeze*: Redis does not answer for a second (SIGSTOP);
 - *restart*: Redis is killed and comes back with its append-only file;
+- *start*: a trainer starts while Redis is away for seconds;
+- *stall*: the network forwards nothing for up to 6.5 s, while connections stay open;
+- *cut*: the network ends all connections and refuses new ones for up to 3 s;
+- *clock*: Redis's wall clock is stepped, by up to ten minutes (needs a C compiler);
 - *volume*: the folder of spilled records is away for a second.
 
 Every run must finish and, in the surviving line of checkpoints, have trained every position exactly once, with a ledger
@@ -22,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import json
 import logging
@@ -43,11 +48,17 @@ import redis
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
+from bad_network import BadNetwork
 from plaudit_workers.launch.redis_server import RedisServer
 from simulated_run import Simulation, make_plan
+from stepped_clock import SteppedClock
 
 STEPS, PROMPTS = 8, 4
-FAULTS = ("trainer", "second trainer", "worker", "rewind", "flush", "refuse", "freeze", "restart", "volume")
+FAULTS = (
+    *("trainer", "second trainer", "start", "worker", "volume"),
+    *("rewind", "flush", "refuse", "freeze", "restart", "stall", "cut", "clock"),
+)
+STEPS_OF_CLOCK_S = (-600.0, -30.0, -3.0, 0.0, 3.0, 30.0, 600.0)
 FAULTS_A_RUN = 5
 ENDS_WITHIN_S = 120.0
 TINY_RECORD_BYTES = 64
@@ -64,14 +75,21 @@ class Soak:
 
     Args:
         server: the run's Redis, started.
+        network: between Redis and all processes of the run.
+        clock: of that Redis.
         folder: the run's files.
         seed: what every choice follows from.
     """
 
-    def __init__(self, server: RedisServer, folder: Path, seed: int) -> None:
+    def __init__(
+        self, server: RedisServer, network: BadNetwork, clock: SteppedClock | None, folder: Path, seed: int
+    ) -> None:
         self.server = server
+        self.network = network
+        self.clock = clock
         self.chance = random.Random(seed)
         self.simulation = Simulation(server, f"soak-{seed}", folder)
+        self.simulation.port = network.port
         self.simulation.update_s = lambda groups: 0.03
         self.simulation.slow_s = self.chance.choice([0.05, 0.2])
         self.simulation.spill_above_bytes = self.chance.choice([None, TINY_RECORD_BYTES])
@@ -130,6 +148,10 @@ class Soak:
             "refuse": self._refuse,
             "freeze": self._freeze,
             "restart": self._restart,
+            "start": self._start_without_redis,
+            "stall": lambda: self.network.stall(self.chance.uniform(0.3, 6.5)),
+            "cut": self._cut,
+            "clock": self._step_clock,
             "volume": self._volume_away,
         }
         await strike[fault]()
@@ -156,6 +178,21 @@ class Soak:
         self.server.kill()
         await asyncio.sleep(self.chance.uniform(0.1, 1.0))
         await asyncio.to_thread(self.server.start)
+
+    async def _start_without_redis(self) -> None:
+        self.server.kill()
+        await self._kill_trainer()
+        await asyncio.sleep(self.chance.uniform(0.1, 3.0))
+        await asyncio.to_thread(self.server.start)
+
+    async def _cut(self) -> None:
+        self.network.cut()
+        await asyncio.sleep(self.chance.uniform(0.1, 3.0))
+        self.network.restore()
+
+    async def _step_clock(self) -> None:
+        if self.clock is not None:
+            self.clock.step(self.chance.choice(STEPS_OF_CLOCK_S))
 
     async def _kill_trainer(self) -> None:
         self._life.cancel()
@@ -216,12 +253,17 @@ async def soak(first: int, runs: int) -> dict[str, Any]:
     began = time.monotonic()
     for seed in range(first, first + runs):
         with tempfile.TemporaryDirectory(prefix="plaudit-soak-") as folder:
-            with RedisServer(Path(folder) / "redis") as server:
-                run = Soak(server, Path(folder) / "run", seed)
-                try:
-                    problems = await run.run()
-                except Exception as error:
-                    problems = [f"a worker raised {error!r}"[:300]]
+            clock = SteppedClock(Path(folder)) if SteppedClock.available() else None
+            with (
+                clock.preloaded() if clock else contextlib.nullcontext(),
+                RedisServer(Path(folder) / "redis") as server,
+            ):
+                async with BadNetwork(server.port) as network:
+                    run = Soak(server, network, clock, Path(folder) / "run", seed)
+                    try:
+                        problems = await run.run()
+                    except Exception as error:
+                        problems = [f"a worker raised {error!r}"[:300]]
             gc.collect()
         struck.update(run.faults)
         if problems:

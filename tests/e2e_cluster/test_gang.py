@@ -1,16 +1,13 @@
-"""Gangs on the real scheduler, and a queue's gates on the real API server: a job starts whole, or holds nothing.
+"""Gangs on the real scheduler: a job starts whole, or holds nothing. tests/e2e_controllers has queues, on a real Kueue.
 
 The pods only start and idle. Their GPUs are fake capacity that the scheduler counts: eight, on two nodes.
 """
 
 from __future__ import annotations
 
-import json
 import subprocess
 import time
 from collections.abc import Iterator
-from functools import partial
-from typing import Any
 
 import pytest
 from idle_jobs import IMAGE, NAMESPACE, Jobs, gang_job
@@ -18,7 +15,6 @@ from operator_process import OperatorProcess, kubeconfig_of_the_chart
 from real_cluster import Cluster, harness
 
 GPU = "nvidia.com/gpu"
-GATE = "kueue.x-k8s.io/admission"
 
 
 @pytest.fixture(scope="module")
@@ -137,45 +133,3 @@ def test_a_gang_that_never_fits_gives_up_at_its_deadline_and_leaves_nothing(jobs
     everything = ("deployment,statefulset,job,podgroup", "pods")
     for kinds in everything:
         jobs.cluster.until(f"no {kinds}", lambda kinds=kinds: not jobs.cluster.get(kinds, "", NAMESPACE)["items"], 60)
-
-
-def admit(jobs: Jobs, name: str) -> None:
-    """Admit a group as Kueue does once it is complete and has its quota."""
-    for pod in jobs.pods(name):
-        gates = [{"op": "remove", "path": "/spec/schedulingGates"}]
-        jobs.cluster.kubectl(
-            "--namespace", NAMESPACE, "patch", "pod", pod["metadata"]["name"], "--type=json", "-p", json.dumps(gates)
-        )
-
-
-def preempt(jobs: Jobs, name: str) -> None:
-    """Preempt a group as Kueue does: mark each pod, then delete it."""
-    preempted = {"status": {"conditions": [{"type": "TerminationTarget", "status": "True", "reason": "Preempted"}]}}
-    pods = [pod["metadata"]["name"] for pod in jobs.pods(name)]
-    kubectl = partial(jobs.cluster.kubectl, "--namespace", NAMESPACE)
-    for pod in pods:
-        kubectl("patch", "pod", pod, "--subresource=status", "--type=strategic", "-p", json.dumps(preempted))
-    kubectl("delete", "pods", *pods, "--ignore-not-found", "--wait=false")
-
-
-def gated(jobs: Jobs, name: str) -> list[dict[str, Any]]:
-    """Return the pods of a group that Kueue's gate holds back."""
-    return [pod for pod in jobs.pods(name) if {"name": GATE} in pod["spec"].get("schedulingGates", [])]
-
-
-def test_a_job_waits_behind_its_queues_gates_and_again_after_it_was_preempted(jobs: Jobs):
-    jobs.make(gang_job("queued", scheduling={"queueName": "team"}, lifecycle={"preRunningDeadlineSeconds": 60}))
-    jobs.cluster.until("all gated", lambda: len(gated(jobs, "queued")) == 5, 60)
-    counts = {pod["metadata"]["annotations"]["kueue.x-k8s.io/pod-group-total-count"] for pod in jobs.pods("queued")}
-    assert counts == {"5"}
-    jobs.cluster.until("told", lambda: jobs.condition("queued", "Suspended").get("reason") == "Queued", 60)
-    admit(jobs, "queued")
-    jobs.until_running("queued")
-    preempt(jobs, "queued")
-    jobs.cluster.until("back in its queue", lambda: len(gated(jobs, "queued")) == 5, 90)
-    jobs.cluster.until("told", lambda: jobs.status("queued").get("phase") == "Suspended", 60)
-    jobs.cluster.until("no reward workers", lambda: not jobs.pods("queued", "reward"), 90)
-    admit(jobs, "queued")
-    jobs.until_running("queued")
-    assert (jobs.status("queued")["restarts"], jobs.status("queued")["attempt"]) == (0, 1)
-    jobs.delete("queued")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -34,19 +33,12 @@ def _fixtures_of_e2e() -> ModuleType:
 _e2e = _fixtures_of_e2e()
 images_under_way, cluster = _e2e.images_under_way, _e2e.cluster
 definition, installed = _e2e.definition, _e2e.installed
+pytest_collection_modifyitems = _e2e.pytest_collection_modifyitems  # Kueue's tests start an operator of their own
 
 import chart  # noqa: E402
 import scoring_job  # noqa: E402
-from real_cluster import ROOT, Cluster  # noqa: E402
-
-
-def with_controllers(cluster: Cluster, *names: str) -> Cluster:
-    """Return the cluster with these controllers; build and install them unless it is an existing cluster."""
-    if cluster.own:
-        state = os.environ.get("PLAUDIT_E2E_STATE")
-        command = [str(ROOT / "tests" / "cluster" / "controllers" / "controllers"), "install", *names]
-        subprocess.run([*command, *(["--state", state] if state else [])], check=True)
-    return cluster
+from controllers import with_controllers  # noqa: E402
+from real_cluster import Cluster  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -98,22 +98,47 @@ async def test_an_entry_that_three_workers_were_lost_with_is_buried(run: Any, ma
     assert (counters["poison"], counters["dead:samples"], counters["redelivered:samples"]) == (1, 1, 3)
 
 
-async def test_the_last_attempt_is_made_alone(run: Any) -> None:
-    """So that an entry is buried only when its worker died while nothing else was in work."""
+async def test_suspects_are_worked_on_without_other_entries(run: Any) -> None:
     await run.published(n=3)
     await run.another(run.samples, "reward-1").reclaim(8, lease_s=0.0)
     worker = run.another(run.samples, "reward-2")
-    assert await worker.reclaim(8, lease_s=0.0) == []  # of the three, one is its own now, and waits
-    [alone] = await worker.take(8)
-    assert alone.deliveries == 3
+    assert await worker.reclaim(8, lease_s=0.0) == []  # all three are its own now, and wait
+    suspects = await worker.take(8)
+    assert [suspect.deliveries for suspect in suspects] == [3, 3, 3]
     await publish_one(run, "t-1-1.0")
-    assert await worker.take(8) == []  # nothing beside it
-    worker.finished(alone)
+    assert await worker.take(8) == []  # nothing beside them
+    for suspect in suspects:
+        worker.finished(suspect)
     again = await worker.take(8)
-    assert [delivery.deliveries for delivery in again] == [3]  # not finished by a transition: it comes again
-    await commit(run.transport, again[0], run.make.score(1.0))
-    worker.finished(again[0])
+    assert [delivery.deliveries for delivery in again] == [3, 3, 3]  # not ended by a transition: they come again
+    for suspect in again:
+        await commit(run.transport, suspect, run.make.score(1.0))
+        worker.finished(suspect)
     assert [delivery.group for delivery in await worker.take(8)] == ["t-1-1.0"]
+
+
+async def test_repeated_mass_kills_bury_only_the_entry_that_caused_them(run: Any) -> None:
+    """A worker works on 16 suspects at once, after each further loss on a quarter: 2 + 3 losses find one of 24."""
+    killer = (await run.published(n=24))[7].index
+    losses, scored, options = 1, 0, {"renew_every_s": 0.0, "suspect_from": 3, "most_suspects": 16}
+    batches: list[int] = []
+    for number in range(1, 40):
+        worker = run.another(run.samples, f"reward-{number}", **options)
+        taken = await worker.reclaim(64, lease_s=0.0) or await worker.take(64)
+        batches.append(len(taken))
+        if killer in {delivery.index for delivery in taken}:
+            losses += 1  # it dies with all of them
+            continue
+        for delivery in taken:
+            await commit(run.transport, delivery, run.make.score(1.0))
+            worker.finished(delivery)
+            scored += 1
+        if not taken:
+            break
+    assert (losses, scored) == (5, 23)
+    assert batches[:2] == [24, 16]
+    [group] = await run.trainer.take_ready(1, 0.0)
+    assert [sample.index for sample in group.samples if sample.scoring.outcome == "poison"] == [killer]
 
 
 async def publish_one(run: Any, group: str) -> None:
@@ -162,8 +187,8 @@ async def test_an_entry_of_another_schema_version_goes_to_a_worker_of_that_versi
     for _ in range(5):
         assert await run.prompts.take(1) == []
     assert await transport.commands.xlen(transport.names.dead) == 0
-    [(taken, deliveries)] = (
-        await transport.reads.run(claim("prompts", "newer", 1, ClaimRules(lease_s=1.0, alone_from=3), None, []))
+    [(taken, deliveries, _)] = (
+        await transport.reads.run(claim("prompts", "newer", 1, ClaimRules(lease_s=1.0, suspect_from=3), None, []))
     ).entries
     assert deliveries == 1
     assert await transport.commands.xrange(transport.names.prompts, taken, taken)
@@ -219,7 +244,7 @@ async def test_a_claim_answers_names_and_payloads_are_read_a_few_at_a_time(run: 
     dead = await run.samples.take(12)
     assert len(dead) == 12
     [answer] = await transport.reads.answers([claim("samples", "names", 12, ClaimRules(lease_s=0.0), None, [])])
-    assert sum(len(entry) for entry, _ in answer[1:]) < 1000
+    assert sum(len(entry) for entry, *_ in answer[1:]) < 1000
     taken = await run.another(run.samples, "names").reclaim(12)
     assert [delivery.payload.response for delivery in taken] == ["x" * 100_000] * 12
 
@@ -228,7 +253,7 @@ async def test_one_look_for_lapsed_leases_serves_all_consumers(run: Any, transpo
     """Each looking by itself would cost Redis the square of their number."""
     await run.published(n=2)
     await asyncio.sleep(0.05)
-    rules = ClaimRules(lease_s=0.01, look_every_s=60.0, alone_from=9, poison_limit=9)
+    rules = ClaimRules(lease_s=0.01, look_every_s=60.0, suspect_from=9, poison_limit=9)
 
     async def looked(name: str, count: int) -> int:
         return len((await transport.reads.run(claim("samples", name, count, rules, None, []))).entries)
@@ -248,7 +273,7 @@ async def test_a_step_of_the_servers_clock_moves_no_work_and_stops_no_takeover(
     await run.published(n=1)
     [(entry, _)] = await transport.commands.xrange(transport.names.samples)
     lease_s = 0.4
-    rules = ClaimRules(lease_s=lease_s, alone_from=3, poison_limit=3)
+    rules = ClaimRules(lease_s=lease_s, suspect_from=3, poison_limit=3)
     stamped_ms = round((await transport.now() - step_s) * 1000)  # as if the clock had been stepped since then
     await transport.commands.xclaim(
         transport.names.samples, "reward", "reward-0", 0, [entry], time=stamped_ms, justid=True

@@ -25,6 +25,7 @@ class Delivery(Generic[T]):
         deliveries: the number of deliveries: the first one, and one for each lapsed lease, including this one.
         consumer: this worker.
         digest: of the sample's body, in ``samples``.
+        blamed: it has lost several workers, the last of which worked on nothing else.
         taken: monotonic seconds.
         lost: set when the lease went to another worker, or the entry has ended without this one: stop the work.
     """
@@ -37,6 +38,7 @@ class Delivery(Generic[T]):
     deliveries: int
     consumer: str
     digest: str = ""
+    blamed: bool = False
     taken: float = field(default_factory=time.monotonic)
     lost: asyncio.Event = field(default_factory=asyncio.Event)
 

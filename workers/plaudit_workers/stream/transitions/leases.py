@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from plaudit_wire.names import Stream
 from plaudit_workers.stream.delivery import Delivery
-from plaudit_workers.stream.transitions.call import Argument, Call
+from plaudit_workers.stream.transitions.call import Argument, Call, nothing
 
+_NEVER = 1 << 31
 _SILENT_MS = 3_600_000
 """A consumer without pending entries is removed after this long without a call."""
 
@@ -21,14 +22,24 @@ class ClaimRules:
     Attributes:
         lease_s: claim entries of others that were not renewed for this long; negative: claim none of others.
         look_every_s: one scan of all pending entries in this time serves all consumers; 0: always scan.
-        alone_from: the delivery from which an entry is worked alone.
-        poison_limit: the last delivery of an entry that is worked.
+        suspect_from: the delivery from which an entry is suspected of ending its workers, and worked on apart.
+        most_suspects: suspects that one consumer works on at once; a quarter as many after each further loss.
+        poison_limit: after so many deliveries, an entry that is lost in isolation is to blame.
     """
 
     lease_s: float
     look_every_s: float = 0.0
-    alone_from: int = 0
-    poison_limit: int = 0
+    suspect_from: int = _NEVER
+    most_suspects: int = 1
+    poison_limit: int = _NEVER
+
+
+class ClaimedEntry(NamedTuple):
+    """A claimed entry: its id, its deliveries, and True if it is to blame for the loss of its workers."""
+
+    id: str
+    deliveries: int
+    blamed: bool
 
 
 @dataclass(frozen=True)
@@ -37,11 +48,11 @@ class Claimed:
 
     Attributes:
         server_time: seconds since the epoch.
-        entries: id and deliveries of each entry; their payloads are read separately.
+        entries: their payloads are read separately.
     """
 
     server_time: float
-    entries: list[tuple[str, int]]
+    entries: list[ClaimedEntry]
 
 
 def claim(
@@ -64,12 +75,18 @@ def claim(
     """
     earliest, latest = ("", "") if expected is None else (f"{expected[0]:.6f}", f"{expected[1]:.6f}")
     lease_ms = round(rules.lease_s * 1000) if rules.lease_s >= 0 else -1
-    limits = (lease_ms, rules.look_every_s, earliest, latest, rules.alone_from, rules.poison_limit)
-    return Call("claim", (stream, consumer, count, *limits, *in_work), _claimed)
+    times = (lease_ms, rules.look_every_s, earliest, latest)
+    limits = (rules.suspect_from, rules.most_suspects, rules.poison_limit)
+    return Call("claim", (stream, consumer, count, *times, *limits, *in_work), _claimed)
 
 
 def _claimed(answer: list[Any]) -> Claimed:
-    return Claimed(float(answer[0]), [(entry.decode(), deliveries) for entry, deliveries in answer[1:]])
+    return Claimed(float(answer[0]), [ClaimedEntry(entry.decode(), n, bool(blamed)) for entry, n, blamed in answer[1:]])
+
+
+def isolate(delivery: Delivery[Any]) -> Call[None]:
+    """Record that this delivery is now worked on, and nothing else: if its worker is lost, the entry is to blame."""
+    return Call("isolate", (delivery.stream, delivery.entry_id, delivery.consumer), nothing, delivery.group)
 
 
 def renew(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -27,7 +26,7 @@ from plaudit_wire.sample import Sample
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.reply import read_entries
 from plaudit_workers.stream.transitions import leases as transitions
-from plaudit_workers.stream.transitions.leases import ClaimRules
+from plaudit_workers.stream.transitions.leases import ClaimedEntry, ClaimRules
 from plaudit_workers.stream.volume import VolumeError
 from plaudit_workers.stream.worker.dead_letter import dead_letter
 from plaudit_workers.stream.worker.lease import Delivery, Leases
@@ -53,10 +52,11 @@ class ConsumerOptions:
     Attributes:
         lease_s: an entry that was not renewed for this long may be claimed by others.
         renew_every_s: pause between renewals.
-        poison_limit: an entry becomes a dead letter once this many workers have lost it.
-        alone_from: from this delivery on, an entry is worked on alone. By default at the limit, so that an entry
-        becomes a dead letter only when its last worker had no other work; a lower number isolates sooner and costs
-        throughput after every killed worker.
+        poison_limit: an entry becomes a dead letter once this many workers have lost it, the last in isolation.
+        suspect_from: from this delivery on, an entry is suspected of ending its workers, and worked on apart from
+            entries that are not. A lower number isolates sooner and costs throughput after every killed worker.
+        most_suspects: suspects that are worked on at once, so that killed workers, which make many, cost little;
+            after each further loss a quarter as many, in the end one: only its own loss makes a dead letter.
         block_s: seconds that ``take`` waits for work, below the blocking client's timeout of 10 s; 0: no wait.
         reclaim_every_s: interval of the search for lapsed leases.
         unreadable_pause_s: pause of ``take`` after an entry that the shared volume did not provide.
@@ -65,7 +65,8 @@ class ConsumerOptions:
     lease_s: float = 20.0
     renew_every_s: float = 5.0
     poison_limit: int = 3
-    alone_from: int = 3
+    suspect_from: int = 3
+    most_suspects: int = 16
     block_s: float = 1.0
     reclaim_every_s: float = 1.0
     unreadable_pause_s: float = 5.0
@@ -99,7 +100,7 @@ class Consumer(Generic[T]):
         self._options = options
         self._reader = transport.blocking_client()
         self._leases: Leases[T] = Leases(transport, stream, worker)
-        self._waiting: deque[Delivery[T]] = deque()  # to be worked on alone; their leases are renewed
+        self._waiting: list[Delivery[T]] = []  # suspects, to be worked on apart; their leases are renewed
         self._away = True
         self._claim_next = 0.0
         self._unreadable_until = 0.0
@@ -189,8 +190,8 @@ class Consumer(Generic[T]):
                 await self._arrive()
             if claimed:
                 return claimed
-        if self._waiting or self._works_alone():
-            return await self._next_alone()
+        if self._waiting or self._works_on_suspects():
+            return await self._next_suspects(slots)
         return await self._read(slots)
 
     async def _arrive(self) -> None:
@@ -212,16 +213,19 @@ class Consumer(Generic[T]):
         look_every_s = options.reclaim_every_s if lease_s is None else 0.0
         if lease_s is None:
             lease_s = options.lease_s if time.monotonic() >= self._reclaim_not_before else -1.0
-        rules = ClaimRules(lease_s, look_every_s, options.alone_from, options.poison_limit)
+        suspects = (options.suspect_from, options.most_suspects, options.poison_limit)
+        rules = ClaimRules(lease_s, look_every_s, *suspects)
         names = await self._claim(min(slots, _CLAIMED_AT_ONCE), rules)
         if len(names) == _CLAIMED_AT_ONCE:
             self._claim_next = 0.0
         fresh = await self._read_claimed(names)
-        alone = [delivery for delivery in fresh if delivery.deliveries >= options.alone_from]
-        self._waiting.extend(alone)
-        return [delivery for delivery in fresh if delivery.deliveries < options.alone_from]
+        self._waiting.extend(delivery for delivery in fresh if self._is_suspect(delivery))
+        return [delivery for delivery in fresh if not self._is_suspect(delivery)]
 
-    async def _claim(self, count: int, rules: ClaimRules) -> list[tuple[str, int]]:
+    def _is_suspect(self, delivery: Delivery[T]) -> bool:
+        return delivery.deliveries >= self._options.suspect_from
+
+    async def _claim(self, count: int, rules: ClaimRules) -> list[ClaimedEntry]:
         sent = time.monotonic()
         busy = [*self._leases.in_work, *self._unreadable]
         claimed = await self._transport.reads.run(
@@ -230,7 +234,7 @@ class Consumer(Generic[T]):
         self._server_time.observe(claimed.server_time, sent, time.monotonic())
         return claimed.entries
 
-    async def _read_claimed(self, names: Sequence[tuple[str, int]]) -> list[Delivery[T]]:
+    async def _read_claimed(self, names: Sequence[ClaimedEntry]) -> list[Delivery[T]]:
         """Read the payloads of claimed entries, a few at a time; if a read fails, the earlier ones are in work."""
         fresh: list[Delivery[T]] = []
         for start in range(0, len(names), _READ_AT_ONCE):
@@ -243,26 +247,28 @@ class Consumer(Generic[T]):
                 break  # the next claim of own pending entries finds the rest
         return fresh
 
-    async def _entries(self, names: Sequence[tuple[str, int]]) -> list[tuple[str, int, dict[bytes, bytes]]]:
+    async def _entries(self, names: Sequence[ClaimedEntry]) -> list[tuple[ClaimedEntry, dict[bytes, bytes]]]:
         pipeline = self._transport.commands.pipeline(transaction=False)
-        for entry, _ in names:
-            pipeline.xrange(self._transport.names.stream(self.stream), entry, entry)
+        for entry in names:
+            pipeline.xrange(self._transport.names.stream(self.stream), entry.id, entry.id)
         found = await pipeline.execute()
-        return [(entry, n, rows[0][1]) for (entry, n), rows in zip(names, found, strict=True) if rows]
+        return [(entry, rows[0][1]) for entry, rows in zip(names, found, strict=True) if rows]
 
-    def _works_alone(self) -> bool:
-        return any(d.deliveries >= self._options.alone_from for d in self._leases.in_work.values())
+    def _works_on_suspects(self) -> bool:
+        return any(map(self._is_suspect, self._leases.in_work.values()))
 
-    async def _next_alone(self) -> list[Delivery[T]]:
-        """Return the next entry to be worked on alone, once no other entry is in work."""
+    async def _next_suspects(self, slots: int) -> list[Delivery[T]]:
+        """Return the suspects, once no other entry is in work; a single one is recorded as isolated."""
         if len(self._leases.in_work) > len(self._waiting):
             await self._leases.wait_for_change(self._options.block_s)
-        while self._waiting and self._waiting[0].lost.is_set():
-            self._waiting.popleft()
+        self._waiting = [delivery for delivery in self._waiting if not delivery.lost.is_set()]
         if not self._waiting or len(self._leases.in_work) > len(self._waiting):
             return []
         self._claim_next = 0.0
-        return [self._waiting.popleft()]
+        if len(self._leases.in_work) == 1:
+            await self._transport.reads.run(transitions.isolate(self._waiting[0]))
+        batch, self._waiting = self._waiting[:slots], self._waiting[slots:]
+        return batch
 
     async def _read(self, slots: int) -> list[Delivery[T]]:
         reply: Any = await self._reader.xreadgroup(
@@ -272,15 +278,17 @@ class Consumer(Generic[T]):
             count=slots,
             block=round(self._options.block_s * 1000) or None,
         )
-        return await self._deliver([(entry.decode(), 1, fields) for entry, fields in read_entries(reply)])
+        return await self._deliver(
+            [(ClaimedEntry(entry.decode(), 1, False), fields) for entry, fields in read_entries(reply)]
+        )
 
-    async def _deliver(self, entries: Sequence[tuple[str, int, dict[bytes, bytes]]]) -> list[Delivery[T]]:
+    async def _deliver(self, entries: Sequence[tuple[ClaimedEntry, dict[bytes, bytes]]]) -> list[Delivery[T]]:
         """Build deliveries of entries; end those that are not needed, dead-letter those that cannot be worked on."""
         deliveries = [self._delivery(*entry) for entry in entries]
         self._leases.add(deliveries)
         try:
             await self._discard_needless(deliveries)
-            for delivery, (_, _, fields) in zip(deliveries, entries, strict=True):
+            for delivery, (_, fields) in zip(deliveries, entries, strict=True):
                 if delivery.entry_id in self._leases.in_work:
                     await self._open(delivery, fields)
         except BaseException:
@@ -302,7 +310,7 @@ class Consumer(Generic[T]):
         except (RecordError, msgspec.DecodeError, KeyError, ValueError) as error:
             await self._dead_letter(delivery, f"malformed entry: {error}")
         else:
-            if delivery.deliveries > self._options.poison_limit:
+            if delivery.blamed:
                 await self._dead_letter(delivery, f"{delivery.deliveries - 1} workers were lost with it in work")
 
     async def _leave_to_others(self, delivery: Delivery[Any], error: Exception) -> None:
@@ -313,7 +321,7 @@ class Consumer(Generic[T]):
             del self._unreadable[next(iter(self._unreadable))]
         await self._leases.hand_back([delivery])
 
-    def _delivery(self, entry_id: str, count: int, fields: dict[bytes, bytes]) -> Delivery[Any]:
+    def _delivery(self, entry: ClaimedEntry, fields: dict[bytes, bytes]) -> Delivery[Any]:
         """Return the delivery of an entry; without a group if the entry is malformed."""
         group, index, digest = "", None, ""
         try:
@@ -324,7 +332,9 @@ class Consumer(Generic[T]):
                 group = fields[b"group"].decode()
         except (KeyError, ValueError):  # of a forged or foreign entry
             group = ""
-        return Delivery(self.stream, entry_id, None, group, index, count, self._worker, digest)
+        return Delivery(
+            self.stream, entry.id, None, group, index, entry.deliveries, self._worker, digest, blamed=entry.blamed
+        )
 
     async def _payload(self, delivery: Delivery[Any], fields: dict[bytes, bytes]) -> T:
         if not delivery.group:

@@ -2,25 +2,40 @@
 -- Takes entries that were delivered already. By: any consumer, on start, after a reconnect, and every second or so.
 -- ARGV: '', stream, consumer, count, lease in milliseconds (-1: others' entries are left alone), pause between looks in
 --   seconds, earliest and latest time of this server that the caller expects (empty: any), count from which an entry is
---   worked alone, poison limit, then the entries that this consumer has in work.
--- Changes: entries of others whose lease has lapsed become this consumer's, count + 1. Of those to be worked alone it has
---   at most one; those past the limit, which are only to be buried, apart. Only this counts a delivery: Redis's own count
---   grows with every look. Who took a sample first, and who lost it when, is noted in its group.
+--   suspect, the most suspects at once, poison limit, then the entries that this consumer has in work.
+-- Changes: entries of others whose lease has lapsed become this consumer's, count + 1. Suspects are worked without other
+--   entries: at first several at once, a quarter as many after each further loss, in the end one. An entry past the limit
+--   that was lost in isolation (isolate) is to blame; it is taken only to be buried. Only this counts a delivery: Redis's
+--   own count grows with every look. Who took a sample first, and who lost it when, is noted in its group.
 -- One look at all pending entries serves every consumer: within a pause after it others are answered without one, unless
 --   it found more than its caller could take (leases, field <stream>).
 -- Leases are measured with the server's clock. A time outside what the caller expects is a step of that clock: for one
 --   lease nothing is taken from others (leases, field stepped), and leases that seem to begin in the future begin now.
--- Returns: time of this server, then {entry, deliveries} of at most `count`: first those pending for this consumer that
+-- Returns: time of this server, then {entry, deliveries, to blame (1 or 0)} of at most `count`: first those pending for this consumer that
 --   it does not work on (a reply that was lost). Their payloads are read apart: all together may not arrive in time.
 local name, consumer, wanted, lease = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local pause, earliest, latest = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
-local alone_from, limit, suspects = tonumber(ARGV[9]), tonumber(ARGV[10]), 0
+local suspect_from, most_suspects, limit = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
 local stream, reader, working, taken = prefix .. name, readers[name], {}, {}
 local looks, most = prefix .. 'leases', 10000
-for i = 11, #ARGV do working[ARGV[i]] = true end
+local suspects, room = 0, most_suspects
+for i = 12, #ARGV do working[ARGV[i]] = true end
 
-local function suspect(deliveries)
-  return deliveries >= alone_from and deliveries <= limit
+-- Counts a suspect that this consumer has; the one that was lost most often decides how many it may have.
+local function add_suspect(deliveries)
+  suspects = suspects + 1
+  room = math.min(room, math.max(1, math.floor(most_suspects / 4 ^ (deliveries - suspect_from))))
+end
+
+local function has_room(deliveries)
+  return suspects < math.min(room, math.max(1, math.floor(most_suspects / 4 ^ (deliveries - suspect_from))))
+end
+
+-- Whether an entry has lost too many workers, the last of them in isolation.
+local function to_blame(fields, entry, deliveries)
+  local about = deliveries > limit and words(fields[2])[1]
+  local isolated = about and redis.call('HGET', prefix .. 'group:' .. about, 'isolated:' .. entry)
+  return isolated and isolated ~= '' and isolated ~= consumer and 1 or 0
 end
 
 local function found(entry)
@@ -48,21 +63,27 @@ local function due()
 end
 
 for _, entry in ipairs(redis.call('XPENDING', stream, reader, '-', '+', wanted + #ARGV, consumer)) do
-  if suspect(entry[4]) then suspects = suspects + 1 end
-  if #taken < wanted and not working[entry[1]] and found(entry[1]) then taken[#taken + 1] = {entry[1], entry[4]} end
+  local new = not working[entry[1]] and #taken < wanted
+  local fields = new and found(entry[1])
+  local blamed = fields and to_blame(fields, entry[1], entry[4]) or 0
+  if entry[4] >= suspect_from and blamed == 0 then add_suspect(entry[4]) end
+  if fields then taken[#taken + 1] = {entry[1], entry[4], blamed} end
 end
 if due() then
   for _, entry in ipairs(redis.call('XPENDING', stream, reader, 'IDLE', lease, '-', '+', most)) do
     local deliveries = entry[4] + 1
     local held = entry[2] == consumer or working[entry[1]]  -- lost and not yet told so: its next renewal comes first
-    if #taken < wanted and not held and not (suspect(deliveries) and suspects > 0) then
-      local fields = found(entry[1])
-      if fields then
-        redis.call('XCLAIM', stream, reader, consumer, 0, entry[1], 'RETRYCOUNT', deliveries, 'JUSTID')
-        taken[#taken + 1] = {entry[1], deliveries}
-        if suspect(deliveries) then suspects = suspects + 1 end
+    local fields = #taken < wanted and not held and found(entry[1])
+    local blamed = fields and to_blame(fields, entry[1], deliveries) or 0
+    local suspect = deliveries >= suspect_from and blamed == 0
+    if fields and (not suspect or has_room(deliveries)) then
+      redis.call('XCLAIM', stream, reader, consumer, 0, entry[1], 'RETRYCOUNT', deliveries, 'JUSTID')
+      taken[#taken + 1] = {entry[1], deliveries, blamed}
+      if suspect then
+        add_suspect(deliveries)
+        note_isolated(words(fields[2])[1], entry[1], '')
       end
-      if fields and deliveries > 1 then
+      if deliveries > 1 then
         count('redelivered:' .. name)
         local about = words(fields[2])
         if name == 'samples' and about[2] then note_first(about[1], about[2], entry[3] / 1000, entry[2]) end

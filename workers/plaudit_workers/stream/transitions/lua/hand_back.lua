@@ -13,6 +13,7 @@ for i = 4, #ARGV, 4 do
     if idle_ms < day_ms then
       redis.call('XCLAIM', prefix .. name, readers[name], consumer, 0, ARGV[i], 'IDLE', day_ms, 'RETRYCOUNT',
         math.max(deliveries - 1, 0), 'JUSTID')
+      note_isolated(ARGV[i + 1], ARGV[i], '')
       if ARGV[i + 2] ~= '-' then note_first(ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], consumer) end
     end
   end

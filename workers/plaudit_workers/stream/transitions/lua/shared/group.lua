@@ -7,7 +7,8 @@
 --   tensors:i, sample:i, first:i = "time worker",
 --   published:i = "call digest taken published entry", a line end, the generation record,
 --   ended:i = "call outcome taken committed deliveries first_taken" (- for none), a line end, the scoring record,
---   duplicate:<call> (counted already); and of an entry that was taken over lost:<entry> = "worker@time …". A call is the token that its sender gave it: a repeat has the same.
+--   duplicate:<call> (counted already); and of an entry that was taken over lost:<entry> = "worker@time …",
+--   isolated:<entry> = the worker that works on it and on nothing else, or empty. A call is the token that its sender gave it: a repeat has the same.
 
 local function packed(head, record)
   return table.concat(head, ' ') .. '\n' .. record

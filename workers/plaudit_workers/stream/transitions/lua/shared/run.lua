@@ -64,6 +64,12 @@ local function note_loss(group_id, entry, seconds_ago, worker)
   end
 end
 
+-- Notes which worker works on an entry and on nothing else; empty: none.
+local function note_isolated(group_id, entry, worker)
+  local group = prefix .. 'group:' .. (group_id or '')
+  if redis.call('EXISTS', group) == 1 then redis.call('HSET', group, 'isolated:' .. entry, worker) end
+end
+
 -- Notes which worker took a sample first, and when, so that the time under an owner that was lost is known.
 local function note_first(group_id, i, seconds_ago, worker)
   local group = prefix .. 'group:' .. group_id
