@@ -10,9 +10,9 @@ import json
 import random
 from pathlib import Path
 
-from plaudit_workers.client import SyncRewardClient
+from plaudit_client import SyncRewardClient
 
-SAMPLES_PER_PROMPT = 4
+PROMPTS_PER_STEP, SAMPLES_PER_PROMPT = 8, 4
 
 
 def responses(question: tuple[int, int], draw: random.Random) -> list[str]:
@@ -25,10 +25,10 @@ def train(client: SyncRewardClient, steps: int) -> list[float]:
     draw = random.Random(0)
     means = []
     for step in range(steps):
-        scores: dict[str, list[float | None]] = {}
-        for prompt in range(8):
+        samples = []
+        for _ in range(PROMPTS_PER_STEP):
             question = (draw.randint(1, 9), draw.randint(1, 9))
-            samples = [
+            samples += [
                 {
                     "data_source": "openai/gsm8k",
                     "prompt": f"{question[0]} + {question[1]} = ?",
@@ -37,11 +37,10 @@ def train(client: SyncRewardClient, steps: int) -> list[float]:
                 }
                 for response in responses(question, draw)
             ]
-            group = client.submit_group(samples, id=f"step-{step}-prompt-{prompt}")
-            scores[group] = [None] * len(samples)
-        for result in client.results():  # generation of the next step could go on meanwhile
-            scores[result.id][result.index] = result.score  # None: it could not be scored, and must not count as 0
-        scored = [score for of_group in scores.values() for score in of_group if score is not None]
+        scores: list[float | None] = [None] * len(samples)
+        for result in client.score_many(samples):  # in order of completion
+            scores[result.index] = result.score  # None: it could not be scored, and must not count as 0
+        scored = [score for score in scores if score is not None]
         means.append(sum(scored) / len(scored))
         print(f"step {step}: {len(scored)} scored, mean reward {means[-1]:.3f}")
     return means
@@ -54,6 +53,5 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=5)
     arguments = parser.parse_args()
     service = json.loads((arguments.runs_folder / arguments.run / "service.json").read_text())
-    login = {name: service[name] for name in ("username", "password")}
-    with SyncRewardClient(service["url"], run=service["run"], wait_s=60, **login) as client:
+    with SyncRewardClient(service["url"], service["token"]) as client:
         train(client, arguments.steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -10,6 +11,9 @@ from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
+
+from plaudit_metrics.alerting.alerts import ALERTS
+from plaudit_metrics.alerting.thresholds import THRESHOLDS
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "plaudit"
@@ -36,7 +40,11 @@ def helm(path_with_cluster: str) -> str:
 def everything(helm: str) -> dict[tuple[str, str], dict[str, Any]]:
     """Every object of monitoring, by kind and name."""
     switches = [f"monitoring.{name}=true" for name in ("monitors", "rules", "grafanaAlerts", "dashboards")]
-    options = ["--set", ",".join(switches), "--set", "monitoring.labels.release=prometheus"]
+    return rendered(helm, ",".join(switches), "monitoring.labels.release=prometheus")
+
+
+def rendered(helm: str, *values: str) -> dict[tuple[str, str], dict[str, Any]]:
+    options = [word for value in values for word in ("--set-json" if "{" in value else "--set", value)]
     done = subprocess.run(
         [helm, "template", "plaudit", CHART, *options, "-s", "templates/monitoring.yaml"],
         capture_output=True,
@@ -49,14 +57,57 @@ def everything(helm: str) -> dict[tuple[str, str], dict[str, Any]]:
 
 def test_every_file_that_the_template_reads_is_there():
     paths = re.findall(r'"(files/[^"*]+)"', TEMPLATE.read_text())
-    assert len(paths) >= 4
+    assert len(paths) >= 3
     for path in paths:
         assert (CHART / path).is_file(), path
 
 
-def test_grafanas_alerts_of_the_chart_and_those_to_be_applied_by_hand_are_the_same_generated_text():
-    by_hand = metrics_file("alerts/grafana-configmap.yaml")["data"]["plaudit-alerts.yaml"]
-    assert (CHART / "files" / "alerts" / "grafana.yaml").read_text() == by_hand
+def test_values_have_the_thresholds_of_the_alerts_and_accept_no_others():
+    given = yaml((CHART / "values.yaml").read_text())["monitoring"]["alerts"]["thresholds"]
+    assert given == THRESHOLDS
+    schema = json.loads((CHART / "values.schema.json").read_text())["properties"]["monitoring"]["properties"]["alerts"]
+    assert set(schema["properties"]["thresholds"]["properties"]) == set(THRESHOLDS)
+
+
+def test_values_change_thresholds_severities_and_the_runbook_and_leave_alerts_out(helm: str):
+    wanted = {
+        "thresholds": {"exposedShare": 0.5},
+        "severities": {"critical": "page", "ScorerSlow": "info"},
+        "runbookUrl": "https://wiki/runbook",
+        "disabled": ["RewardsUniform"],
+    }
+    found = rendered(
+        helm,
+        "monitoring.rules=true,monitoring.grafanaAlerts=true",
+        f"monitoring.alerts={json.dumps(wanted)}",
+    )
+    groups = found["PrometheusRule", "plaudit"]["spec"]["groups"]
+    rules = {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
+    assert "> 0.5" in rules["RewardStarvesTrainer"]["expr"]
+    assert rules["RedisDown"]["labels"] == {"severity": "page"}
+    assert rules["ScorerSlow"]["labels"] == {"severity": "info"}
+    assert rules["RedisDown"]["annotations"]["runbook_url"] == "https://wiki/runbook#redisdown"
+    assert "RewardsUniform" not in rules
+    content = yaml(found["ConfigMap", "plaudit-grafana-alerts"]["data"]["plaudit-alerts.yaml"])
+    titles = {rule["title"]: rule for group in content["groups"] for rule in group["rules"]}
+    assert "RewardsUniform" not in titles
+    assert titles["RewardLatencyBurn (critical)"]["labels"]["severity"] == "page"
+    assert "<" not in "".join(re.findall(r"<[a-zA-Z]+>", str(rules) + str(titles)))
+
+
+def test_the_example_for_alertmanager_names_alerts_that_exist():
+    rules = metrics_file("alerts/alertmanager.yaml")["inhibit_rules"]
+    matchers = [matcher for rule in rules for side in ("source", "target") for matcher in rule[f"{side}_matchers"]]
+    named = {name for text in matchers if text.startswith("alertname") for name in re.findall(r"[A-Z]\w+", text)}
+    assert named <= {alert.name for alert in ALERTS}
+
+
+def test_series_of_a_run_do_not_depend_on_its_metrics_pod(everything: dict[tuple[str, str], dict[str, Any]]):
+    (endpoint,) = everything["PodMonitor", "plaudit-jobs"]["spec"]["podMetricsEndpoints"]
+    assert {"regex": "pod|container|endpoint", "action": "labeldrop"} in endpoint["relabelings"]
+    assert "instance" in {each.get("targetLabel") for each in endpoint["relabelings"]}
+    (operator,) = everything["ServiceMonitor", "plaudit-operator"]["spec"]["endpoints"]
+    assert operator["honorLabels"] is True
 
 
 def test_the_rule_holds_every_group_of_metrics(everything: dict[tuple[str, str], dict[str, Any]]):
@@ -68,7 +119,8 @@ def test_the_rule_holds_every_group_of_metrics(everything: dict[tuple[str, str],
 def test_grafanas_sidecar_finds_alerts_and_dashboards(everything: dict[tuple[str, str], dict[str, Any]]):
     by_hand = metrics_file("alerts/grafana-configmap.yaml")
     alerts = everything["ConfigMap", "plaudit-grafana-alerts"]
-    assert alerts["data"] == by_hand["data"]
+    (content,) = by_hand["data"].values()
+    assert yaml(alerts["data"]["plaudit-alerts.yaml"]) == yaml(content)
     assert alerts["metadata"]["labels"].items() >= by_hand["metadata"]["labels"].items()
     dashboards = sorted((ROOT / "metrics" / "dashboards").glob("*.json"))
     for path in dashboards:

@@ -73,7 +73,7 @@ def test_the_examples_loop_gets_its_rewards(service: Service) -> None:
 def test_its_metrics_count_samples_without_steps(service: Service) -> None:
     service.submit()
     wanted = 'plaudit_score_seconds_count{outcome="scored",scorer="brief"}'
-    [url] = re.findall(r"http://127\.0\.0\.1:\d+", service.printed)
+    url = re.findall(r"http://127\.0\.0\.1:\d+", service.printed)[0]
     for _ in range(100):
         series = urllib.request.urlopen(f"{url}/metrics", timeout=10).read().decode()
         if wanted in series:

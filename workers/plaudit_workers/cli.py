@@ -76,6 +76,7 @@ def _submit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--job", default="", metavar="NAME", help="choose the service of this job when --redis has several"
     )
+    parser.add_argument("--url", default="", metavar="URL", help="the service's gateway; its token in PLAUDIT_TOKEN")
     parser.add_argument("--redis", metavar="URL", help="the service's Redis; its password in PLAUDIT_REDIS_PASSWORD")
     parser.add_argument("--runs-folder", default="runs", metavar="FOLDER", help="folder of the runs (default: runs)")
     parser.add_argument(

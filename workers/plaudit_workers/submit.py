@@ -16,19 +16,22 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import msgspec
 
+import plaudit_client
+from plaudit_wire.records import Outcome
 from plaudit_workers.client import Result, RewardClient, SampleInput, ServiceError
 from plaudit_workers.launch.service import ADDRESS_FILE
 from plaudit_workers.process import EXIT_DONE, RefusedError, redis_from
-from plaudit_workers.scoring.offline.lines import SampleOutput, read_samples
+from plaudit_workers.scoring.offline.lines import SampleOutput, ScorerOutput, read_samples
 from plaudit_workers.scoring.offline.progress import Progress
 from plaudit_workers.stream.connection import RedisAddress
 
 _LOOK_EVERY_S = 0.2
 _REREAD_EVERY_S = 1.0
+_HTTP_TIMEOUT_S = 86_400.0
 
 Service = tuple[RedisAddress, str]
 """Redis of a scoring service, and the id of its run."""
@@ -48,10 +51,10 @@ def submit(arguments: argparse.Namespace) -> int:
         RefusedError: the samples, the output or the service cannot be used; nothing was submitted.
     """
     samples = list(read_samples(arguments.samples))
-    service = _service(arguments)
+    service = None if arguments.url else _service(arguments)
     with _Output(arguments.output, samples, arguments.samples) as output:
         if output.written < len(samples):
-            asyncio.run(_score_on(service, arguments, output))
+            asyncio.run(_score_on(service, arguments, output) if service else _score_over_http(arguments, output))
             print(output.progress.summary(), file=sys.stderr)
         else:
             print(f"{arguments.output} already has the scores of all {len(samples):,} samples", file=sys.stderr)
@@ -95,6 +98,22 @@ async def _score(output: _Output, service: Service, session: str, arguments: arg
         finally:
             submitting.cancel()
         await client.end()
+
+
+async def _score_over_http(arguments: argparse.Namespace, output: _Output) -> None:
+    """Score the samples through a gateway; a restarted command gets the same results under the same ids."""
+    token = os.environ.get("PLAUDIT_TOKEN", "")
+    async with plaudit_client.RewardClient(arguments.url, token, timeout_s=_HTTP_TIMEOUT_S) as client:
+        try:
+            async for result in client.score_many(msgspec.to_builtins(sample) for sample in output.missing()):
+                output.take(_over_http(result))
+        except plaudit_client.RewardError as error:
+            raise ServiceError(f"--url {arguments.url}: {error}") from error
+
+
+def _over_http(result: plaudit_client.Result) -> Result:
+    scorers = {name: ScorerOutput(**vars(scorer)) for name, scorer in result.scorers.items()}
+    return Result(result.id, 0, result.score, cast(Outcome, result.outcome), result.reason, scorers, result.seconds)
 
 
 class _Output:
@@ -229,7 +248,6 @@ def _read_service(runs: Path, run: str | None) -> Service | None:
     try:
         newest = max(runs.glob(f"{run or '*'}/{ADDRESS_FILE}"), key=lambda file: file.stat().st_mtime)
         left = json.loads(newest.read_text())
-    except (ValueError, FileNotFoundError):
+        return msgspec.convert(left["redis"], RedisAddress), left["run"]
+    except (ValueError, KeyError, FileNotFoundError):
         return None
-    name = left.pop("run")
-    return msgspec.convert(left, RedisAddress), name

@@ -20,3 +20,28 @@ app.kubernetes.io/component: operator
 {{- define "plaudit.name" -}}
 {{ printf "%s-operator" .Release.Name | trunc 50 | trimSuffix "-" }}
 {{- end }}
+
+{{/* Groups of alerts with the thresholds, severities and runbook of the values, without disabled ones. */}}
+{{- define "plaudit.alertGroups" -}}
+{{- $alerts := .alerts }}
+{{- $text := .text }}
+{{- range $name, $value := $alerts.thresholds }}
+{{- $text = replace (printf "<%s>" $name) (toString $value) $text }}
+{{- end }}
+{{- $groups := list }}
+{{- range ($text | fromYaml).groups }}
+{{- $rules := list }}
+{{- range .rules }}
+{{- $name := .alert | default (splitList " " (.title | default "") | first) }}
+{{- if not (has $name $alerts.disabled) }}
+{{- $own := .labels.severity }}
+{{- $severity := coalesce (get $alerts.severities $name) (get $alerts.severities $own) $own }}
+{{- $_ := set .labels "severity" $severity }}
+{{- $_ = set .annotations "runbook_url" (replace "metrics/runbook.md" $alerts.runbookUrl .annotations.runbook_url) }}
+{{- $rules = append $rules . }}
+{{- end }}
+{{- end }}
+{{- $groups = append $groups (set . "rules" $rules) }}
+{{- end }}
+{{- toYaml $groups }}
+{{- end }}

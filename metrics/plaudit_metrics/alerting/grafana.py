@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from grafana_foundation_sdk.builders.alerting import Query, Rule
@@ -21,8 +22,9 @@ from grafana_foundation_sdk.models.dashboard import DataSourceRef
 from plaudit_metrics.alerting.alert import Alert
 from plaudit_metrics.alerting.alerts import ALERTS
 from plaudit_metrics.alerting.recording import recording_rules
-from plaudit_metrics.alerting.thresholds import filled
+from plaudit_metrics.alerting.thresholds import THRESHOLDS
 from plaudit_metrics.alerting.windows import AS_WRITTEN, Windows
+from plaudit_metrics.dashboards.panels import panel_id
 
 DATA_SOURCE_UID = "prometheus"
 """The uid in kube-prometheus-stack; edit the file where yours differs."""
@@ -31,8 +33,8 @@ _EVALUATED_EVERY = "1m"
 _EXPRESSIONS = DataSourceRef("__expr__", "__expr__")
 
 
-def provisioning(windows: Windows = AS_WRITTEN) -> dict[str, Any]:
-    """Return the content of a file in Grafana's ``provisioning/alerting``."""
+def provisioning(windows: Windows = AS_WRITTEN, values: Mapping[str, float] | None = THRESHOLDS) -> dict[str, Any]:
+    """Return the content of a file in Grafana's ``provisioning/alerting``; see ``Alert.rule`` for ``values``."""
     return {
         "apiVersion": 1,
         "groups": [
@@ -41,7 +43,7 @@ def provisioning(windows: Windows = AS_WRITTEN) -> dict[str, Any]:
                 "name": f"plaudit.{where}",
                 "folder": FOLDER,
                 "interval": _EVALUATED_EVERY,
-                "rules": [_file_form(grafana_rule(alert, windows)) for alert in ALERTS if alert.where == where],
+                "rules": [_file_form(grafana_rule(alert, windows, values)) for alert in ALERTS if alert.where == where],
             }
             for where in ("run", "operator")
         ],
@@ -58,9 +60,13 @@ def config_map(content: str) -> dict[str, Any]:
     }
 
 
-def grafana_rule(alert: Alert, windows: Windows = AS_WRITTEN) -> Rule:
+def grafana_rule(alert: Alert, windows: Windows = AS_WRITTEN, values: Mapping[str, float] | None = THRESHOLDS) -> Rule:
     """Return one rule: query A, and B, which is true for every series that A returns."""
-    expression = windows.expression(_without_recorded_series(filled(alert.full_expression)))
+    prometheus_rule = alert.rule(windows, values)
+    expression = _without_recorded_series(prometheus_rule["expr"], windows)
+    annotations = {name: _in_grafanas_templates(text) for name, text in prometheus_rule["annotations"].items()}
+    if alert.panel:
+        annotations |= {"__dashboardUid__": "plaudit-job", "__panelId__": str(panel_id(alert.panel))}
     query = Dataquery().expr(expression).instant().ref_id("A").datasource(DataSourceRef("prometheus", DATA_SOURCE_UID))
     fires = TypeMath().expression("is_number($A)").ref_id("B").datasource(_EXPRESSIONS)
     return (
@@ -77,7 +83,7 @@ def grafana_rule(alert: Alert, windows: Windows = AS_WRITTEN) -> Rule:
         .exec_err_state("Error")
         .for_val(windows.duration(alert.held))
         .labels({"severity": alert.severity})
-        .annotations({**alert.rule(windows)["annotations"], "summary": _in_grafanas_templates(filled(alert.summary))})
+        .annotations(annotations)
     )
 
 
@@ -87,8 +93,8 @@ def _title(alert: Alert) -> str:
     return alert.name if len(namesakes) == 1 else f"{alert.name} ({alert.severity})"
 
 
-def _without_recorded_series(expression: str) -> str:
-    recorded = {rule["record"]: rule["expr"] for rule in recording_rules()["groups"][0]["rules"]}
+def _without_recorded_series(expression: str, windows: Windows) -> str:
+    recorded = {rule["record"]: rule["expr"] for rule in recording_rules(windows)["groups"][0]["rules"]}
     return re.sub(r"\brun:[\w:]+", lambda found: f"({recorded[found[0]]})", expression)
 
 

@@ -15,15 +15,15 @@ from plaudit_metrics.dashboards.panels import (
     bars,
     frame,
     lines,
-    run_variable,
     stat,
+    with_run_variables,
 )
 
 
 def dashboard() -> Dashboard:
     """Return the dashboard."""
     board = frame("plaudit-fleet", "Plaudit / Fleet", "All runs: time waiting for rewards, queue age, stalled steps")
-    return _rates(_shares(_totals(board.with_variable(run_variable()))))
+    return _rates(_shares(_totals(with_run_variables(board))))
 
 
 def _totals(board: Dashboard) -> Dashboard:
@@ -37,14 +37,14 @@ def _totals(board: Dashboard) -> Dashboard:
     )
     share = T["exposedShare"]
     panels = (
-        stat("Runs", f"count(plaudit_step{{{OF_RUN}}})", COUNT),
+        stat("Runs", f"count(plaudit_run_info{{{OF_RUN}}})", COUNT),
         stat("Processes", f"sum(plaudit_workers{{{OF_RUN}}})", COUNT),
         stat("Samples per second", f"sum(rate(plaudit_samples_total{{{OF_RUN}}}[$__range]))", PER_SECOND),
         stat("Step time waiting for rewards", exposed, SHARE, warn=share / 2, bad=share),
         stat("Samples without a score", failed, SHARE, warn=T["failedShare"] / 2, bad=T["failedShare"]),
         stat(
             "Longest time without a step",
-            f"max(time() - plaudit_step_last_closed_timestamp_seconds{{{OF_RUN}}})",
+            f"max(time() - plaudit_step_opened_timestamp_seconds{{{OF_RUN}}})",
             SECONDS,
             bad=T["stalledSeconds"],
         ),
@@ -73,9 +73,9 @@ def _shares(board: Dashboard) -> Dashboard:
 
 def _rates(board: Dashboard) -> Dashboard:
     oldest = f'max by (run) (plaudit_stream_oldest_undelivered_seconds{{{OF_RUN}, stream="samples"}})'
-    since = f"time() - max by (run) (plaudit_step_last_closed_timestamp_seconds{{{OF_RUN}}})"
+    since = f"time() - max by (run) (plaudit_step_opened_timestamp_seconds{{{OF_RUN}}})"
     samples = f"sum by (run) (rate(plaudit_samples_total{{{OF_RUN}}}[$__rate_interval]))"
-    steps = f"3600 * sum by (run) (rate(plaudit_step_seconds_count{{{OF_RUN}}}[$__rate_interval]))"
+    steps = f"3600 / max by (run) (plaudit_last_step_seconds{{{OF_RUN}}} > 0)"
     reward = f"max by (run) (plaudit_reward_mean{{{OF_RUN}}})"
     busy = f'sum by (run) (plaudit_workers{{{OF_RUN}, role="reward", state="busy"}})'
     return (
@@ -83,7 +83,7 @@ def _rates(board: Dashboard) -> Dashboard:
         .with_panel(lines("Oldest unscored sample", SECONDS, (oldest, "{{run}}")))
         .with_panel(lines("Time since the last step", SECONDS, (since, "{{run}}")))
         .with_panel(lines("Samples per second", PER_SECOND, (samples, "{{run}}")))
-        .with_panel(lines("Steps per hour", COUNT, (steps, "{{run}}")))
-        .with_panel(lines("Mean reward", COUNT, (reward, "{{run}}")))
+        .with_panel(lines("Steps per hour", COUNT, (steps, "{{run}}"), about="By the length of the newest step."))
+        .with_panel(lines("Mean reward", COUNT, (reward, "{{run}}"), signed=True))
         .with_panel(lines("Busy reward workers", COUNT, (busy, "{{run}}")))
     )

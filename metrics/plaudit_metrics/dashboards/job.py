@@ -1,230 +1,292 @@
-"""``Plaudit / Job``: bottleneck, scorers, queue age and failures on the first screen; stages and transport below."""
+"""``Plaudit / Job``: bottleneck, scorers, queue age and failures on the first screen; details of each part below."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
-from plaudit_metrics.alerting.thresholds import LOGPROB_DIFFERENCE
 from plaudit_metrics.alerting.thresholds import THRESHOLDS as T
 from plaudit_metrics.dashboards.panels import (
     BYTES,
     COUNT,
     OF_RUN,
     PER_SECOND,
-    POINT_IN_TIME,
     SECONDS,
     SHARE,
     bars,
     frame,
     lines,
-    run_variable,
     stat,
+    with_run_variables,
 )
 
-_STEP_RATE = f"sum(rate(plaudit_step_seconds_sum{{{OF_RUN}}}[$__range]))"
+_LAST_S = f"sum(plaudit_last_step_seconds{{{OF_RUN}}})"
+
+
+def _rate(name: str, by: str = "", window: str = "$__rate_interval", where: str = "") -> str:
+    """Return the rate of a counter, summed over all labels but ``by``."""
+    return f"sum by ({by}) (rate({name}{{{OF_RUN}{where}}}[{window}]))"
+
+
+def _newest(name: str, by: str = "", where: str = "") -> str:
+    """Return a gauge, the largest over all labels but ``by``."""
+    return f"max by ({by}) ({name}{{{OF_RUN}{where}}})"
 
 
 def dashboard() -> Dashboard:
     """Return the dashboard."""
-    board = frame("plaudit-job", "Plaudit / Job", "What each step of a run waits for, and why").with_variable(
-        run_variable()
-    )
-    for row in (_first_screen, _stages, _judges, _policy, _transport):
-        board = row(board)
+    board = with_run_variables(frame("plaudit-job", "Plaudit / Job", "What each step of a run waits for, and why"))
+    for panel in _first_screen():
+        board = board.with_panel(panel)
+    rows: dict[str, Callable[[], Sequence[Any]]] = {
+        "Reward": _reward,
+        "Scorers": _scorers,
+        "Steps and stages": _stages,
+        "Generation": _generation,
+        "Judges and limits": _judges,
+        "Policy": _policy,
+        "Transport": _transport,
+    }
+    for title, panels in rows.items():
+        board = board.with_row(Row(title))
+        for panel in panels():
+            board = board.with_panel(panel)
     return board
 
 
-def _first_screen(board: Dashboard) -> Dashboard:
-    exposed = f"sum(rate(plaudit_step_exposed_reward_seconds_sum{{{OF_RUN}}}[$__range])) / {_STEP_RATE}"
-    failed = (
-        f'sum(increase(plaudit_samples_total{{{OF_RUN}, outcome!="scored"}}[$__range]))'
-        f" / sum(increase(plaudit_samples_total{{{OF_RUN}}}[$__range]))"
-    )
+def _first_screen() -> Sequence[Any]:
     share = T["exposedShare"]
-    stats = (
-        stat("Step time waiting for rewards", exposed, SHARE, warn=share / 2, bad=share),
-        stat(
-            "Oldest unscored sample",
-            f'max(plaudit_stream_oldest_undelivered_seconds{{{OF_RUN}, stream="samples"}})',
-            SECONDS,
-            warn=T["queueAgeSeconds"] / 4,
-            bad=T["queueAgeSeconds"],
-        ),
-        stat("Samples without a score", failed, SHARE, warn=T["failedShare"] / 2, bad=T["failedShare"]),
-        stat("Newest step", f"max(plaudit_step{{{OF_RUN}}})", COUNT),
-        stat(
-            "Last step closed",
-            f"1000 * max(plaudit_step_last_closed_timestamp_seconds{{{OF_RUN}}})",
-            POINT_IN_TIME,
-        ),
-        stat("Mean reward", f"avg(plaudit_reward_mean{{{OF_RUN}}})", COUNT),
-    )
-    for panel in stats:
-        board = board.with_panel(panel)
-    waits = f"sum by (cause) (rate(plaudit_step_wait_seconds_sum{{{OF_RUN}}}[$__range])) / on() group_left {_STEP_RATE}"
-    trainer = f"1 - sum(rate(plaudit_step_wait_seconds_sum{{{OF_RUN}}}[$__range])) / {_STEP_RATE}"
-    calls = (
-        f"sum by (scorer) (rate(plaudit_score_seconds_sum{{{OF_RUN}}}[$__range]))"
-        f" / sum by (scorer) (rate(plaudit_score_seconds_count{{{OF_RUN}}}[$__range]))"
-    )
+    exposed = f"sum(plaudit_last_step_exposed_reward_seconds{{{OF_RUN}}}) / {_LAST_S}"
+    waits = f"sum by (cause) (plaudit_last_step_wait_seconds{{{OF_RUN}}}) / on() group_left () {_LAST_S}"
+    trainer = f"1 - sum(plaudit_last_step_wait_seconds{{{OF_RUN}}}) / {_LAST_S}"
     failures = (
         f'sum by (scorer, outcome) (increase(plaudit_score_seconds_count{{{OF_RUN}, outcome!="scored"}}[$__range]))'
     )
+    oldest = _newest("plaudit_stream_oldest_undelivered_seconds", where=', stream="samples"')
     return (
-        board.with_panel(
-            bars(
-                "Bottleneck: where the steps' time went",
-                SHARE,
-                (waits, "{{cause}}"),
-                (trainer, "trainer"),
-            )
-        )
-        .with_panel(bars("Scorers: mean seconds of a call", SECONDS, (calls, "{{scorer}}")))
-        .with_panel(bars("Failed scores by scorer", COUNT, (failures, "{{scorer}}: {{outcome}}")))
-        .with_panel(
-            lines(
-                "Age of the oldest unread entry",
-                SECONDS,
-                (f"max by (stream) (plaudit_stream_oldest_undelivered_seconds{{{OF_RUN}}})", "{{stream}}"),
-            )
-        )
-        .with_panel(
-            lines(
-                "Queue depth",
-                COUNT,
-                (f"sum by (stream) (plaudit_stream_undelivered{{{OF_RUN}}})", "{{stream}}: waiting"),
-                (f"sum by (stream) (plaudit_stream_in_flight{{{OF_RUN}}})", "{{stream}}: in progress"),
-            )
-        )
-        .with_panel(
-            lines(
-                "Samples by outcome",
-                PER_SECOND,
-                (f"sum by (outcome) (rate(plaudit_samples_total{{{OF_RUN}}}[$__rate_interval])) > 0", "{{outcome}}"),
-                stacked=True,
-            )
-        )
+        stat("Newest step waiting for rewards", exposed, SHARE, warn=share / 2, bad=share),
+        stat("Oldest unscored sample", oldest, SECONDS, warn=T["queueAgeSeconds"] / 4, bad=T["queueAgeSeconds"]),
+        stat(
+            "Samples without a score",
+            _newest("plaudit_last_step_masked_share"),
+            SHARE,
+            warn=T["failedShare"] / 2,
+            bad=T["failedShare"],
+            about="Of the newest step.",
+        ),
+        stat("Newest step", _newest("plaudit_step"), COUNT),
+        stat("Since the last step", f"time() - {_newest('plaudit_step_last_closed_timestamp_seconds')}", SECONDS),
+        stat("Mean reward", f"avg(plaudit_reward_mean{{{OF_RUN}}})", COUNT, about="Of the newest step."),
+        bars(
+            "Bottleneck: where the newest step's time went",
+            SHARE,
+            (waits, "{{cause}}"),
+            (trainer, "trainer"),
+            about="Waits of the trainer by cause; the rest is its own work.",
+        ),
+        bars(
+            "Scorers: p50 and p99 of a call in the newest step",
+            SECONDS,
+            (_newest("plaudit_last_step_scorer_seconds", "scorer, statistic"), "{{scorer}}: {{statistic}}"),
+            about="Exact quantiles of the last attempts.",
+        ),
+        bars("Failed scores by scorer", COUNT, (failures, "{{scorer}}: {{outcome}}"), about="In the range of time."),
+        lines(
+            "Age of the oldest unread entry",
+            SECONDS,
+            (_newest("plaudit_stream_oldest_undelivered_seconds", "stream"), "{{stream}}"),
+            about="Long ages of samples: too few reward workers.",
+        ),
+        lines(
+            "Queue depth",
+            COUNT,
+            (_newest("plaudit_stream_undelivered", "stream"), "{{stream}}: waiting"),
+            (_newest("plaudit_stream_in_flight", "stream"), "{{stream}}: in progress"),
+        ),
+        lines(
+            "Samples by outcome",
+            PER_SECOND,
+            (f"{_rate('plaudit_samples_total', 'outcome')} > 0", "{{outcome}}"),
+            stacked=True,
+        ),
     )
 
 
-def _stages(board: Dashboard) -> Dashboard:
-    means = (
-        f"sum by (stage) (rate(plaudit_stage_seconds_sum{{{OF_RUN}}}[$__rate_interval]))"
-        f" / sum by (stage) (rate(plaudit_stage_seconds_count{{{OF_RUN}}}[$__rate_interval]) > 0)"
-    )
-    slow = (
-        "histogram_quantile(0.95, sum by (stage, le)"
-        f" (rate(plaudit_stage_seconds_bucket{{{OF_RUN}}}[$__rate_interval])) > 0)"
-    )
-    good = (
-        f"sum(rate(plaudit_reward_latency_good_total{{{OF_RUN}}}[$__rate_interval]))"
-        f" / sum(rate(plaudit_reward_latency_total{{{OF_RUN}}}[$__rate_interval]))"
-    )
-    steps = (
-        f"sum(rate(plaudit_step_seconds_sum{{{OF_RUN}}}[$__rate_interval]))"
-        f" / sum(rate(plaudit_step_seconds_count{{{OF_RUN}}}[$__rate_interval]))"
-    )
+def _reward() -> Sequence[Any]:
+    mean, std = _newest("plaudit_reward_mean"), _newest("plaudit_reward_std")
     return (
-        board.with_row(Row("Stages"))
-        .with_panel(lines("Stages of a sample, mean", SECONDS, (means, "{{stage}}"), stacked=True))
-        .with_panel(lines("Stages of a sample, p95", SECONDS, (slow, "{{stage}}")))
-        .with_panel(
-            lines(
-                "Samples scored within the threshold",
-                SHARE,
-                (good, "share"),
-                (f"max(plaudit_reward_latency_target{{{OF_RUN}}})", "target"),
-            )
-        )
-        .with_panel(lines("Step duration", SECONDS, (steps, "step")))
-        .with_panel(
-            lines("Workers", COUNT, (f"sum by (role, state) (plaudit_workers{{{OF_RUN}}})", "{{role}}: {{state}}"))
-        )
-        .with_panel(
-            lines(
-                "Groups",
-                PER_SECOND,
-                (f"sum by (outcome) (rate(plaudit_groups_total{{{OF_RUN}}}[$__rate_interval]))", "{{outcome}}"),
-            )
-        )
+        lines(
+            "Reward",
+            COUNT,
+            (mean, "mean"),
+            (f"{mean} - {std}", "mean - standard deviation"),
+            (f"{mean} + {std}", "mean + standard deviation"),
+            signed=True,
+            about="Of the newest step; samples without a score are not zeros.",
+        ),
+        lines(
+            "Values of the scorers",
+            COUNT,
+            (_newest("plaudit_last_step_scorer_value", "scorer"), "{{scorer}}"),
+            signed=True,
+            about="Mean of the newest step.",
+        ),
+        lines(
+            "Groups that train nothing",
+            SHARE,
+            (_newest("plaudit_last_step_zero_variance_share"), "all rewards equal"),
+            (_newest("plaudit_last_step_masked_share"), "samples without a score"),
+        ),
     )
 
 
-def _judges(board: Dashboard) -> Dashboard:
-    waits = (
-        f"sum by (judge) (rate(plaudit_limiter_wait_seconds_sum{{{OF_RUN}}}[$__rate_interval]))"
-        f" / sum by (judge) (rate(plaudit_limiter_wait_seconds_count{{{OF_RUN}}}[$__rate_interval]))"
-    )
-    requests = f"sum by (judge, status) (rate(plaudit_judge_requests_total{{{OF_RUN}}}[$__rate_interval]))"
-    tokens = f"sum by (judge, kind) (rate(plaudit_judge_tokens_total{{{OF_RUN}}}[$__rate_interval]))"
-    circuits = f"max by (judge) (plaudit_judge_circuit_open{{{OF_RUN}}})"
+def _scorers() -> Sequence[Any]:
+    failed = _rate("plaudit_score_seconds_count", "scorer, outcome", where=', outcome!="scored"')
+    quantiles = [
+        (f"histogram_quantile({q}, {_rate('plaudit_score_seconds_bucket', 'scorer, le')} > 0)", f"{{{{scorer}}}}: {q}")
+        for q in (0.5, 0.99)
+    ]
     return (
-        board.with_row(Row("Judges and limits"))
-        .with_panel(lines("Mean wait for a limit", SECONDS, (waits, "{{judge}}")))
-        .with_panel(lines("Requests by status", PER_SECOND, (requests, "{{judge}}: {{status}}")))
-        .with_panel(
-            lines(
-                "Tokens per second, open circuit breakers",
-                COUNT,
-                (tokens, "{{judge}}: {{kind}}"),
-                (circuits, "{{judge}}: open"),
-            )
-        )
+        lines("Duration of a call by scorer, p50 and p99", SECONDS, *quantiles, about="Estimated from buckets."),
+        lines("Failed calls by scorer", PER_SECOND, (failed, "{{scorer}}: {{outcome}}")),
+        lines(
+            "Age of the oldest call by scorer",
+            SECONDS,
+            (_newest("plaudit_scorer_oldest_in_flight_seconds", "scorer"), "{{scorer}}"),
+            about="Calls that have not ended are in no other figure.",
+        ),
+        lines("Calls in flight by scorer", COUNT, (_newest("plaudit_scorer_in_flight", "scorer"), "{{scorer}}")),
+        lines(
+            "Samples scored within the threshold",
+            SHARE,
+            (f"1 - {_newest('plaudit_recent_late_ratio')}", "newest 100 samples"),
+            (_newest("plaudit_reward_latency_target"), "target"),
+        ),
+        lines("Workers", COUNT, (_newest("plaudit_workers", "role, state"), "{{role}}: {{state}}")),
     )
 
 
-def _policy(board: Dashboard) -> Dashboard:
-    differing = (
-        f'1 - sum(rate(plaudit_logprob_mismatch_bucket{{{OF_RUN}, le="{LOGPROB_DIFFERENCE}"}}[$__rate_interval]))'
-        f" / sum(rate(plaudit_logprob_mismatch_count{{{OF_RUN}}}[$__rate_interval]))"
-    )
+def _stages() -> Sequence[Any]:
+    sums, counts = (_rate(f"plaudit_stage_seconds_{each}", "stage") for each in ("sum", "count"))
+    slow = f"histogram_quantile(0.95, {_rate('plaudit_stage_seconds_bucket', 'stage, le')} > 0)"
     return (
-        board.with_row(Row("Policy"))
-        .with_panel(
-            lines("Staleness", COUNT, (f"max by (statistic) (plaudit_sample_staleness{{{OF_RUN}}})", "{{statistic}}"))
-        )
-        .with_panel(
-            lines(
-                "Policy version",
-                COUNT,
-                (f"max(plaudit_policy_version{{{OF_RUN}}})", "announced"),
-                (f"max(plaudit_policy_version_lag{{{OF_RUN}}})", "lag of the slowest rollout"),
-            )
-        )
-        .with_panel(lines("Samples generated with weights other than announced", SHARE, (differing, "share")))
+        lines(
+            "Step duration",
+            SECONDS,
+            (_newest("plaudit_last_step_seconds"), "step"),
+            (_newest("plaudit_last_step_update_seconds"), "update"),
+            (_newest("plaudit_last_step_exposed_reward_seconds"), "waiting for rewards"),
+        ),
+        lines(
+            "Time since the last step",
+            SECONDS,
+            (f"time() - {_newest('plaudit_step_opened_timestamp_seconds')}", "open step"),
+            (_newest("plaudit_recent_steps_max_seconds"), "longest of the newest steps"),
+        ),
+        lines(
+            "Steps per hour",
+            COUNT,
+            (f"3600 / ({_newest('plaudit_last_step_seconds')} > 0)", "by the newest step"),
+        ),
+        lines("Stages of a sample, mean", SECONDS, (f"{sums} / ({counts} > 0)", "{{stage}}"), stacked=True),
+        lines("Stages of a sample, p95", SECONDS, (slow, "{{stage}}")),
+        lines("Groups", PER_SECOND, (_rate("plaudit_groups_total", "outcome"), "{{outcome}}")),
     )
 
 
-def _transport(board: Dashboard) -> Dashboard:
+def _generation() -> Sequence[Any]:
+    lengths = [
+        (f"histogram_quantile({q}, {_rate('plaudit_response_tokens_bucket', 'le')} > 0)", f"p{q * 100:g}")
+        for q in (0.5, 0.99)
+    ]
+    return (
+        lines(
+            "Response tokens per second",
+            COUNT,
+            (_newest("plaudit_last_step_tokens_per_second"), "newest step"),
+            (_rate("plaudit_response_tokens_sum"), "now"),
+        ),
+        lines("Response length", COUNT, *lengths),
+        lines(
+            "Truncated responses",
+            SHARE,
+            (_newest("plaudit_last_step_truncated_share"), "at the token limit"),
+            about="Share of the newest step.",
+        ),
+        lines("Preemptions", PER_SECOND, (_rate("plaudit_preemptions_total"), "samples")),
+    )
+
+
+def _judges() -> Sequence[Any]:
+    return (
+        lines(
+            "Mean wait for a limit",
+            SECONDS,
+            (_newest("plaudit_limiter_recent_wait_seconds", "judge"), "{{judge}}"),
+            about="Of the newest 100 calls.",
+        ),
+        lines(
+            "Requests by status",
+            PER_SECOND,
+            (_rate("plaudit_judge_requests_total", "judge, status"), "{{judge}}: {{status}}"),
+        ),
+        lines(
+            "Tokens per second, open circuit breakers",
+            COUNT,
+            (_rate("plaudit_judge_tokens_total", "judge, kind"), "{{judge}}: {{kind}}"),
+            (_newest("plaudit_judge_circuit_open", "judge"), "{{judge}}: open"),
+        ),
+    )
+
+
+def _policy() -> Sequence[Any]:
+    return (
+        lines(
+            "Staleness",
+            COUNT,
+            (_newest("plaudit_sample_staleness", "statistic"), "{{statistic}}"),
+            (_newest("plaudit_staleness_limit"), "limit"),
+        ),
+        lines(
+            "Policy version",
+            COUNT,
+            (_newest("plaudit_policy_version"), "announced"),
+            (_newest("plaudit_policy_version_lag"), "lag of the slowest rollout"),
+        ),
+        lines(
+            "Samples generated with weights other than announced",
+            SHARE,
+            (_newest("plaudit_recent_logprob_mismatch_ratio"), "newest 100 samples"),
+        ),
+    )
+
+
+def _transport() -> Sequence[Any]:
     def happened(name: str) -> str:
         return f"sum by (stream) (increase(plaudit_{name}_total{{{OF_RUN}}}[$__rate_interval]))"
 
     return (
-        board.with_row(Row("Transport"))
-        .with_panel(
-            lines(
-                "Redis",
-                BYTES,
-                (f"sum(plaudit_redis_memory_bytes{{{OF_RUN}}})", "used"),
-                (f"sum(plaudit_redis_memory_limit_bytes{{{OF_RUN}}})", "limit"),
-            )
-        )
-        .with_panel(
-            lines(
-                "Redeliveries, duplicates, dead letters",
-                COUNT,
-                (happened("redeliveries"), "{{stream}}: taken over"),
-                (happened("duplicates"), "{{stream}}: duplicate"),
-                (happened("dead_letters"), "{{stream}}: dead letter"),
-            )
-        )
-        .with_panel(
-            lines(
-                "Metrics pipeline",
-                COUNT,
-                (f"sum(increase(plaudit_records_missing_total{{{OF_RUN}}}[$__rate_interval]))", "events lost"),
-                (f"sum(increase(plaudit_records_late_total{{{OF_RUN}}}[$__rate_interval]))", "events late"),
-                (f"min(plaudit_redis_aof_ok{{{OF_RUN}}})", "Redis writes its file"),
-            )
-        )
+        lines(
+            "Redis",
+            BYTES,
+            (_newest("plaudit_redis_memory_bytes"), "used"),
+            (_newest("plaudit_redis_memory_limit_bytes"), "limit"),
+        ),
+        lines(
+            "Redeliveries, duplicates, dead letters",
+            COUNT,
+            (happened("redeliveries"), "{{stream}}: taken over"),
+            (happened("duplicates"), "{{stream}}: duplicate"),
+            (happened("dead_letters"), "{{stream}}: dead letter"),
+        ),
+        lines(
+            "Metrics pipeline",
+            COUNT,
+            (f"sum(increase(plaudit_records_missing_total{{{OF_RUN}}}[$__rate_interval]))", "events lost"),
+            (f"sum(increase(plaudit_records_late_total{{{OF_RUN}}}[$__rate_interval]))", "events late"),
+            (_newest("plaudit_redis_aof_ok"), "Redis writes its file"),
+            (_newest("plaudit_redis_up"), "Redis responds"),
+        ),
     )

@@ -6,9 +6,12 @@ scrape configuration sets (docs/metrics.md); without that label, "All" still fin
 
 from __future__ import annotations
 
+import zlib
+
 from grafana_foundation_sdk.builders.bargauge import Panel as BarGaugePanel
 from grafana_foundation_sdk.builders.common import ReduceDataOptions, StackingConfig, VizLegendOptions
 from grafana_foundation_sdk.builders.dashboard import (
+    AnnotationQuery,
     Dashboard,
     DashboardLink,
     DatasourceVariable,
@@ -37,16 +40,9 @@ from grafana_foundation_sdk.models.dashboard import (
 
 DATA_SOURCE = DataSourceRef("prometheus", "${datasource}")
 TAG = "plaudit"
-OF_RUN = 'run=~"$run"'
-"""Selects the runs chosen by ``run_variable``."""
-SHARE, SECONDS, BYTES, COUNT, PER_SECOND, POINT_IN_TIME = (
-    "percentunit",
-    "s",
-    "bytes",
-    "short",
-    "ops",
-    "dateTimeFromNow",
-)
+OF_RUN = 'cluster=~"$cluster", namespace=~"$namespace", run=~"$run"'
+"""Selects the runs chosen by ``with_run_variables``."""
+SHARE, SECONDS, BYTES, COUNT, PER_SECOND = "percentunit", "s", "bytes", "short", "ops"
 """Grafana's unit names."""
 
 
@@ -68,45 +64,74 @@ def frame(uid: str, title: str, description: str) -> Dashboard:
     )
 
 
-def run_variable() -> QueryVariable:
-    """Return the variable ``run``: one, several or all."""
-    return (
-        QueryVariable("run")
-        .label("Run")
-        .datasource(DATA_SOURCE)
-        .query("label_values(plaudit_step, run)")
-        .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
-        .sort(VariableSort.ALPHABETICAL_ASC)
-        .multi(True)
-        .include_all(True)
-        .all_value(".*")
-    )
+def with_run_variables(board: Dashboard) -> Dashboard:
+    """Add the variables ``cluster``, ``namespace`` and ``run`` (one, several or all), and annotations of their runs."""
+    above = ""
+    for label in ("cluster", "namespace", "run"):
+        board = board.with_variable(
+            QueryVariable(label)
+            .label(label.title())
+            .datasource(DATA_SOURCE)
+            .query(f"label_values(plaudit_run_info{above}, {label})")
+            .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+            .sort(VariableSort.ALPHABETICAL_ASC)
+            .multi(True)
+            .include_all(True)
+            .all_value(".*")
+        )
+        above = "{" + ", ".join(filter(None, (above.strip("{}"), f'{label}=~"${label}"'))) + "}"
+    board = board.annotation(_annotation("Alerts", f'ALERTS{{alertstate="firing", {OF_RUN}}}', enabled=True))
+    board = board.annotation(_annotation("Steps", f"changes(plaudit_step{{{OF_RUN}}}[$__interval]) > 0", enabled=False))
+    restarts = f'changes(plaudit_run_info{{{OF_RUN}, phase="running"}}[$__interval]) > 0'
+    return board.annotation(_annotation("Restarts", f"{restarts} or plaudit_redis_up{{{OF_RUN}}} == 0", enabled=False))
 
 
-def stat(title: str, expression: str, unit: str, *, warn: float | None = None, bad: float | None = None) -> StatPanel:
-    """Return a panel of one number, yellow from ``warn`` and red from ``bad``."""
+def _annotation(name: str, expression: str, *, enabled: bool) -> AnnotationQuery:
+    return AnnotationQuery().name(name).datasource(DATA_SOURCE).enable(enabled).icon_color("orange").expr(expression)
+
+
+def panel_id(title: str) -> int:
+    """Return the id of a panel, which links from alerts use; it follows from the title alone."""
+    return zlib.crc32(title.encode()) % 1_000_000 + 1
+
+
+def stat(
+    title: str,
+    expression: str,
+    unit: str,
+    *,
+    warn: float | None = None,
+    bad: float | None = None,
+    about: str = "",
+) -> StatPanel:
+    """Return a panel of one number, yellow from ``warn`` and red from ``bad``; ``about`` describes it."""
     steps = [Threshold(None, "green")]
     steps += [Threshold(warn, "yellow")] if warn is not None else []
     steps += [Threshold(bad, "red")] if bad is not None else []
     return (
         StatPanel()
+        .id(panel_id(title))
         .title(title)
+        .description(about)
         .datasource(DATA_SOURCE)
         .with_target(_query(expression, "", 0).instant())
         .unit(unit)
         .thresholds(ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps))
         .graph_mode(BigValueGraphMode.NONE)
         .reduce_options(ReduceDataOptions().calcs(["lastNotNull"]))
+        .no_value("none yet")
         .height(4)
         .span(4)
     )
 
 
-def bars(title: str, unit: str, *queries: tuple[str, str], most: float | None = None) -> BarGaugePanel:
+def bars(title: str, unit: str, *queries: tuple[str, str], most: float | None = None, about: str = "") -> BarGaugePanel:
     """Return a panel of horizontal bars, one for each series; ``queries`` are pairs of expression and legend."""
     panel = (
         BarGaugePanel()
+        .id(panel_id(title))
         .title(title)
+        .description(about)
         .datasource(DATA_SOURCE)
         .unit(unit)
         .min(0)
@@ -122,19 +147,27 @@ def bars(title: str, unit: str, *queries: tuple[str, str], most: float | None = 
     return panel
 
 
-def lines(title: str, unit: str, *queries: tuple[str, str], stacked: bool = False) -> TimeseriesPanel:
-    """Return a panel of lines over time; ``queries`` are pairs of expression and legend."""
+def lines(
+    title: str, unit: str, *queries: tuple[str, str], stacked: bool = False, signed: bool = False, about: str = ""
+) -> TimeseriesPanel:
+    """Return a panel of lines over time; ``queries`` are pairs of expression and legend.
+
+    The axis begins at 0 unless the values may be ``signed``.
+    """
     legend_options = VizLegendOptions().display_mode(LegendDisplayMode.LIST).placement(LegendPlacement.BOTTOM)
     panel = (
         TimeseriesPanel()
+        .id(panel_id(title))
         .title(title)
+        .description(about)
         .datasource(DATA_SOURCE)
         .unit(unit)
-        .min(0)
         .legend(legend_options.show_legend(True))
         .height(8)
         .span(8)
     )
+    if not signed:
+        panel = panel.min(0)
     if stacked:
         panel = panel.stacking(StackingConfig().mode(StackingMode.NORMAL)).fill_opacity(60).line_width(0)
     for number, (expression, legend) in enumerate(queries):

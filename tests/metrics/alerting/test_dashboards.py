@@ -15,6 +15,8 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client import start_http_server
 
+from plaudit_metrics.alerting.alerts import ALERTS
+from plaudit_metrics.dashboards.panels import panel_id
 from plaudit_metrics.service.series import Series
 from plaudit_operator.cache import Cache
 from plaudit_operator.runtime.kinds import RLJOB
@@ -67,7 +69,8 @@ def observed_operator(prometheus: Any) -> Iterator[None]:
 def test_a_query_of_a_dashboard_finds_something(
     observed_run: Any, observed_operator: None, prometheus: Any, expression: str
 ) -> None:
-    for variable, value in {"$run": "observed", "$__rate_interval": "1m", "$__range": "1m"}.items():
+    given = {"$run": "observed", "$namespace": ".*", "$cluster": ".*", "$__rate_interval": "1m", "$__range": "1m"}
+    for variable, value in given.items():
         expression = expression.replace(variable, value)
     for _ in range(100):  # the last figures of a run come with the next scrapes
         series = prometheus.query(f"({expression})[30m:1s]")  # as a panel does: all points of the run's life
@@ -86,6 +89,30 @@ def test_a_dashboard_can_be_linked_to_and_pointed_at_any_data_source(name: str) 
     for panel in panels(dashboard):
         assert panel["datasource"]["uid"] == "${datasource}"
         assert {target["datasource"]["uid"] for target in panel["targets"]} == {"${datasource}"}
+
+
+def test_the_annotations_of_a_dashboard_are_queries_that_prometheus_accepts(prometheus: Any) -> None:
+    for annotation in DASHBOARDS["job"]["annotations"]["list"]:
+        expression = re.sub(r"\$(cluster|namespace|run)", ".*", annotation["expr"]).replace("$__interval", "1m")
+        prometheus.query(expression)  # fails if Prometheus refuses it
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_panels_have_ids_that_follow_from_their_titles(name: str) -> None:
+    ids = {panel["title"]: panel["id"] for panel in panels(DASHBOARDS[name])}
+    assert len(set(ids.values())) == len(ids)
+    assert ids == {title: panel_id(title) for title in ids}
+
+
+def test_every_alert_of_a_run_leads_to_a_panel_of_the_job() -> None:
+    titles = {panel["title"] for panel in panels(DASHBOARDS["job"])}
+    assert {alert.panel for alert in ALERTS if alert.where == "run"} <= titles
+
+
+@pytest.mark.parametrize("title", ["Reward", "Values of the scorers"])
+def test_negative_rewards_are_drawn(title: str) -> None:
+    (found,) = [panel for panel in panels(DASHBOARDS["job"]) if panel["title"] == title]
+    assert "min" not in found["fieldConfig"]["defaults"]
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)

@@ -61,7 +61,7 @@ async def test_it_waits_for_a_run_that_is_still_starting(start_service: Any, tmp
         submitting = await asyncio.create_subprocess_exec(*command)
         await asyncio.sleep(1.0)
         assert submitting.returncode is None
-        left = {"url": service.server.url, "password": service.server.password, "run": service.run}
+        left = {"redis": {"url": service.server.url, "password": service.server.password}, "run": service.run}
         (tmp_path / "later").mkdir()
         (tmp_path / "service.json").write_text(json.dumps(left))
         (tmp_path / "service.json").rename(tmp_path / "later" / "service.json")
@@ -98,7 +98,7 @@ async def test_it_follows_a_service_that_is_resumed_on_another_port(
     run.mkdir()
 
     def announce(url: str, password: str) -> None:
-        (tmp_path / "new").write_text(json.dumps({"url": url, "password": password, "run": run_name}))
+        (tmp_path / "new").write_text(json.dumps({"redis": {"url": url, "password": password}, "run": run_name}))
         (tmp_path / "new").rename(run / "service.json")
 
     announce("redis://127.0.0.1:1/0", "gone")

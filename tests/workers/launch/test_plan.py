@@ -62,7 +62,10 @@ def test_a_job_that_only_scores_has_no_trainer_and_no_rollouts() -> None:
     plans = plan_processes(
         job, LaunchSettings("run", Path("/r"), RedisAccess(RedisAddress("redis://h:1/0"), Path("/r"))), with_gpus=False
     )
-    assert {role: len(each) for role, each in plans.items()} == {"metrics": 1, "reward": 2}
+    assert {role: len(each) for role, each in plans.items()} == {"metrics": 1, "reward": 2, "gateway": 1}
+    [gateway] = plans["gateway"]
+    assert gateway.environment["PLAUDIT_GATEWAY_TOKENS"] == "/r/tokens"
+    assert not gateway.secrets
 
 
 def test_without_gpus_nothing_asks_for_one() -> None:

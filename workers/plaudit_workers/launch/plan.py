@@ -19,7 +19,10 @@ from plaudit_workers.process import RefusedError
 from plaudit_workers.rollout.engines.vllm_arguments import GPU_SHARE
 
 Role = str
-"""``trainer``, ``rollout``, ``reward``, ``metrics``, and ``model-<scorer>`` for the servers of each reward model."""
+"""``trainer``, ``rollout``, ``reward``, ``gateway``, ``metrics``, and ``model-<scorer>`` for reward models."""
+
+TOKENS_FOLDER = "tokens"
+"""In the run's folder: a file with the token of each caller of the gateway."""
 
 MODEL_SERVE = "plaudit_workers.launch.model_server:serve"
 
@@ -27,6 +30,7 @@ SERVE: dict[Role, str] = {
     "trainer": "plaudit_workers.training.worker:serve",
     "rollout": "plaudit_workers.rollout.worker:serve",
     "reward": "plaudit_workers.scoring.worker:serve",
+    "gateway": "plaudit_workers.gateway.worker:serve",
     "metrics": "plaudit_workers.launch.actor:serve_metrics",
 }
 
@@ -67,6 +71,8 @@ class LaunchSettings:
     metrics_port: int = 0
     model_server_host: str = "127.0.0.1"
     """Where reward model servers listen; empty: at the address of the node that each is placed on."""
+    gateway_port: int = 0
+    """Port of the HTTP front of a job that only scores."""
     reward_secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Secrets of the job's scorers, by environment variable; only reward workers get them."""
 
@@ -97,6 +103,7 @@ def plan_processes(job: RLJob, context: LaunchSettings, *, with_gpus: bool) -> d
     ranks_per_pod = min(spec.trainer.ranks, spec.trainer.ranks_per_pod)
     counts: dict[Role, tuple[int, float, float]] = {  # processes, CPUs and GPUs of each
         "metrics": (1, _cpus(spec.metrics.pod, 0.1), 0),
+        "gateway": (min(spec.reward.gateway.replicas, 1), _cpus(spec.reward.gateway.pod), 0),
         "reward": (spec.reward.workers.replicas, _cpus(spec.reward.workers.pod), 0),
         "rollout": (spec.rollout.replicas, _cpus(spec.rollout.pod), _gpus(spec.rollout.pod, rollout_gpus)),
         "trainer": (
@@ -119,8 +126,15 @@ def plan_processes(job: RLJob, context: LaunchSettings, *, with_gpus: bool) -> d
         for role, (count, cpus, gpus) in counts.items()
     }
     plans["reward"] = [replace(plan, secrets=context.reward_secrets) for plan in plans["reward"]]
-    if not spec.trains:
+    if spec.trains:
+        del plans["gateway"]
+    else:
         del plans["rollout"], plans["trainer"]
+        plans["gateway"] = [
+            replace(plan, environment={**plan.environment, **_gateway(context)}) for plan in plans["gateway"]
+        ]
+        if not plans["gateway"]:
+            del plans["gateway"]
     servers = {f"model-{each.name}": _servers(each, context, with_gpus=with_gpus) for each in _model_scorers(job)}
     ordered = {"metrics": plans.pop("metrics"), **servers, **plans}
     return {role: [_without_gpus(plan) for plan in each] for role, each in ordered.items()} if with_gpus else ordered
@@ -128,6 +142,13 @@ def plan_processes(job: RLJob, context: LaunchSettings, *, with_gpus: bool) -> d
 
 def _without_gpus(plan: ProcessPlan) -> ProcessPlan:
     return plan if plan.gpus else replace(plan, environment={**plan.environment, **_NO_GPUS})
+
+
+def _gateway(context: LaunchSettings) -> dict[str, str]:
+    return {
+        "PLAUDIT_GATEWAY_PORT": str(context.gateway_port),
+        "PLAUDIT_GATEWAY_TOKENS": str(context.folder / TOKENS_FOLDER),
+    }
 
 
 def _model_scorers(job: RLJob) -> list[ScorerSpec]:

@@ -23,7 +23,13 @@ from plaudit_workers.launch.plan import LaunchSettings, ProcessPlan, Role, plan_
 from plaudit_workers.launch.preflight.prepare import prepare
 from plaudit_workers.launch.redis_access import RedisAccess
 from plaudit_workers.launch.redis_server import free_port
-from plaudit_workers.launch.service import print_when_ready, stretches_of_uptime, write_address
+from plaudit_workers.launch.service import (
+    GatewayAddress,
+    gateway_address,
+    print_when_ready,
+    stretches_of_uptime,
+    write_address,
+)
 from plaudit_workers.launch.supervisor import Supervisor
 from plaudit_workers.launch.terminal.console import StepLines, print_summary
 from plaudit_workers.launch.terminal.interrupt import Interrupt
@@ -88,6 +94,7 @@ class _Launch:
         self._console = console
         self._lines = StepLines(folder / "steps.jsonl", console, as_json=arguments.json)
         self._incarnation = Lineage.read(folder / "checkpoints").newest
+        self._gateway = GatewayAddress() if job.spec.trains else gateway_address(folder, job.spec.reward.gateway)
 
     async def run(self) -> Ending:
         interrupt = Interrupt(self._console, saves=self._trainer_began)
@@ -122,6 +129,7 @@ class _Launch:
             metrics_port=free_port(),
             reward_secrets=secrets,
             model_server_host="" if self._address else "127.0.0.1",
+            gateway_port=self._gateway.port,
         )
 
     @contextlib.asynccontextmanager
@@ -165,8 +173,8 @@ class _Launch:
             tasks.append(asyncio.create_task(self._print_steps()))
         else:
             client = context.redis.of("client")
-            write_address(self._folder, client)
-            tasks.append(asyncio.create_task(print_when_ready(self._folder, client, self._console)))
+            write_address(self._folder, client, self._gateway)
+            tasks.append(asyncio.create_task(print_when_ready(self._folder, client, self._gateway, self._console)))
         ending = Ending(EXIT_DONE)
 
         async def until_done() -> None:

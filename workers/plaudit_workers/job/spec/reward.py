@@ -61,6 +61,18 @@ class WorkersSpec(Section):
     """Pods of the reward workers."""
 
 
+class GatewaySpec(Section):
+    """The HTTP front of a job that only scores; a job with a trainer has none."""
+
+    replicas: Annotated[int, MUTABLE] = Field(default=1, ge=0, le=100)
+    """Number of gateways; any of them answers for any sample. 0: clients reach Redis only. ``plaudit run`` starts at
+    most one. Default 1."""
+    port: int = Field(default=0, ge=0, le=65_535)
+    """TCP port under ``plaudit run``; on Kubernetes it is 8710. Default 0: a free one, kept by ``--resume``."""
+    pod: PodSpec = PodSpec()
+    """Pods of the gateways."""
+
+
 class EgressRule(Section):
     """One destination that reward workers may reach: a range of addresses, or pods by their labels."""
 
@@ -108,5 +120,7 @@ class RewardSpec(Section):
     has no spread to learn from."""
     workers: WorkersSpec = WorkersSpec()
     """The processes that run the scorers."""
+    gateway: GatewaySpec = GatewaySpec()
+    """The HTTP front, for a job that only scores."""
     network_policy: NetworkPolicySpec = NetworkPolicySpec()
     """Their network access."""

@@ -1,0 +1,123 @@
+"""Kills and restarts under load: no score is lost, none is invented, none differs."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plaudit_client import Result, RewardClient, UnavailableError
+from plaudit_workers.cli import main
+from plaudit_workers.launch.redis_server import RedisServer
+
+COUNT = 400
+
+
+def samples(prefix: str = "n") -> list[dict[str, str]]:
+    return [{"response": str(i % 2), "ground_truth": "1", "id": f"{prefix}{i}"} for i in range(COUNT)]
+
+
+async def scored(client: RewardClient, given: list[dict[str, str]]) -> list[Result]:
+    return await asyncio.gather(*map(client.score, given))
+
+
+async def test_a_gateway_that_is_killed_and_restarted_loses_nothing(start_service: Any, gateway_process: Any) -> None:
+    async with (
+        start_service(workers=0) as service,
+        gateway_process(service) as gateway,
+        RewardClient(f"http://127.0.0.1:{gateway.port}", "token-of-one-caller") as client,
+    ):
+        scoring = asyncio.create_task(scored(client, samples()))
+        while not await asyncio.to_thread(length, service.server, f"plaudit:{{{service.run}}}:samples"):
+            await asyncio.sleep(0.02)
+        gateway.kill()
+        async with service.worker():
+            gateway.start()
+            assert [each.score for each in await scoring] == [float(i % 2) for i in range(COUNT)]
+
+
+async def test_another_gateway_answers_what_one_has_accepted(start_service: Any, start_gateway: Any) -> None:
+    async with start_service(workers=0) as service:
+        async with start_gateway(service) as one, one.client(timeout_s=0.5) as client:
+            with pytest.raises(UnavailableError):
+                await client.score(samples()[1])
+        async with start_gateway(service) as other, other.http() as http, service.worker():
+            assert (await http.get("/v1/scores/n1?wait=20")).json()["score"] == 1.0
+
+
+async def test_two_gateways_give_the_same_answer(start_service: Any, start_gateway: Any) -> None:
+    async with (
+        start_service() as service,
+        start_gateway(service) as one,
+        start_gateway(service) as other,
+        one.client() as first,
+        other.client() as second,
+    ):
+        both = await asyncio.gather(scored(first, samples()), scored(second, samples()))
+    assert [each.seconds for each in both[0]] == [each.seconds for each in both[1]]
+
+
+async def test_samples_that_redis_has_lost_are_submitted_again(start_service: Any, start_gateway: Any) -> None:
+    async with start_service(workers=0) as service, start_gateway(service) as gateway, gateway.client() as client:
+        scoring = asyncio.create_task(scored(client, samples()))
+        names = f"plaudit:{{{service.run}}}:"
+        while await asyncio.to_thread(length, service.server, names + "samples") < COUNT:
+            await asyncio.sleep(0.02)
+        await asyncio.to_thread(lose, service.server, names)
+        async with service.worker():
+            assert [each.score for each in await scoring] == [float(i % 2) for i in range(COUNT)]
+
+
+async def test_a_restart_of_redis_is_waited_for(
+    start_gateway: Any, start_service: Any, redis_server: RedisServer
+) -> None:
+    async with start_service() as service, start_gateway(service) as gateway, gateway.client() as client:
+        await client.score(samples("before")[1])
+        scoring = asyncio.create_task(scored(client, samples()))
+        await asyncio.to_thread(pause, redis_server)
+        assert [each.score for each in await scoring] == [float(i % 2) for i in range(COUNT)]
+
+
+async def test_a_file_is_scored_over_http_and_continued(
+    start_service: Any, start_gateway: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, output = tmp_path / "samples.jsonl", tmp_path / "scores.jsonl"
+    file.write_text("".join(json.dumps(sample) + "\n" for sample in samples()))
+    monkeypatch.setenv("PLAUDIT_TOKEN", "token-of-one-caller")
+    async with start_service() as service, start_gateway(service) as gateway:
+        command = ["submit", str(file), "-o", str(output), "--url", gateway.url]
+        assert await asyncio.to_thread(main, command) == 0
+        whole = output.read_text()
+        lines = [json.loads(line) for line in whole.splitlines()]
+        assert [(line["id"], line["score"]) for line in lines] == [(f"n{i}", float(i % 2)) for i in range(COUNT)]
+        output.write_text(whole[: len(whole) // 2])
+        assert await asyncio.to_thread(main, command) == 0
+        assert output.read_text() == whole
+        monkeypatch.setenv("PLAUDIT_TOKEN", "wrong")
+        output.unlink()
+        assert await asyncio.to_thread(main, command) == 2
+
+
+def length(server: RedisServer, key: str) -> int:
+    import redis
+
+    with redis.Redis.from_url(server.url, password=server.password) as client:
+        return int(client.xlen(key))
+
+
+def lose(server: RedisServer, prefix: str) -> None:
+    """Delete everything of a run, as a Redis does that has lost its append-only file."""
+    import redis
+
+    with redis.Redis.from_url(server.url, password=server.password) as client:
+        client.delete(*client.scan_iter(prefix.replace("[", "\\[") + "*", count=1000))
+
+
+def pause(server: RedisServer) -> None:
+    """Cut all connections and refuse commands for a second, as during a restart."""
+    import redis
+
+    with redis.Redis.from_url(server.url, password=server.password) as client:
+        client.client_kill_filter(_type="normal", skipme=True)
+        client.client_pause(1000)

@@ -1,0 +1,27 @@
+"""The addresses of a reward service that a run leaves in its folder."""
+
+from pathlib import Path
+
+from plaudit_workers.job.spec.reward import GatewaySpec
+from plaudit_workers.launch.service import GatewayAddress, gateway_address, write_address
+from plaudit_workers.stream.connection import RedisAddress
+
+
+def test_a_resumed_run_keeps_port_and_token(tmp_path: Path) -> None:
+    first = gateway_address(tmp_path, GatewaySpec())
+    write_address(tmp_path, RedisAddress("redis://127.0.0.1:1/0", "secret"), first)
+    assert gateway_address(tmp_path, GatewaySpec()) == first
+    assert gateway_address(tmp_path, GatewaySpec(port=8710)) == GatewayAddress("http://127.0.0.1:8710", first.token)
+
+
+def test_only_the_owner_reads_the_token(tmp_path: Path) -> None:
+    address = gateway_address(tmp_path, GatewaySpec())
+    write_address(tmp_path, RedisAddress("redis://127.0.0.1:1/0"), address)
+    file = tmp_path / "tokens" / "client"
+    assert file.read_text() == address.token
+    assert file.stat().st_mode & 0o777 == (tmp_path / "service.json").stat().st_mode & 0o777 == 0o600
+    assert address.token not in repr(address)
+
+
+def test_without_a_gateway_there_is_no_address(tmp_path: Path) -> None:
+    assert gateway_address(tmp_path, GatewaySpec(replicas=0)) == GatewayAddress()
