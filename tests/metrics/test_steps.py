@@ -6,13 +6,23 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from builders import make_sample_record
 from plaudit_metrics.statistics.columns import ColumnCollector, SampleColumns
 from plaudit_metrics.statistics.steps import slowest_samples, step_record, step_statistics
-from plaudit_wire.records import GroupRecord, ScorerRecord, ScoringRecord, Stamps, WaitRecord
+from plaudit_wire.records import (
+    CallOutcome,
+    CallRecord,
+    GroupRecord,
+    ScorerRecord,
+    ScoringRecord,
+    Stamps,
+    TurnRecord,
+    WaitRecord,
+)
 
 Build = Callable[..., Any]
 
@@ -55,6 +65,35 @@ def test_a_sample_that_was_never_generated_does_not_spoil_the_figures(sample: Bu
     assert statistics["reward_pipeline/outcome/given_up"] == 1
     assert statistics["reward_pipeline/staleness/max"] == 0
     assert all(math.isfinite(value) for value in statistics.values())
+
+
+def test_turns_and_tool_calls_are_counted_as_verl_counts_them(sample: Build) -> None:
+    def turn(first: int, *calls: tuple[str, CallOutcome, float]) -> TurnRecord:
+        records = [CallRecord(tool, outcome, 0.0, call_s) for tool, outcome, call_s in calls]
+        return TurnRecord(first, 3, 0.0, 0.5, calls=records)
+
+    parallel = [turn(0, ("search", "ok", 1.0), ("search", "timeout", 3.0)), turn(9, ("", "refused", 0.0)), turn(20)]
+    plain = [turn(0, ("search", "ok", 2.0)), turn(9)]
+    samples = [sample(index=0), sample(index=1), sample(index=2)]
+    for number, turns in enumerate([parallel, plain]):
+        generation = msgspec.structs.replace(samples[number].generation, turns=turns)
+        samples[number] = msgspec.structs.replace(samples[number], generation=generation)
+    statistics = step_statistics(samples, opened=0.0, closed=5.0)
+    assert [statistics[f"num_turns/{name}"] for name in ("min", "max", "mean")] == [4, 6, 5]
+    assert [statistics[f"tool_call_counts/{name}"] for name in ("min", "max", "mean")] == [1, 3, 2]
+    tool = "reward_pipeline/tool"
+    assert (statistics[f"{tool}/search/call_s/max"], statistics[f"{tool}/search/call_s/p50"]) == (3.0, 2.0)
+    counts = {key: value for key, value in statistics.items() if key.startswith(tool) and "/outcome/" in key}
+    assert counts == {
+        f"{tool}/search/outcome/ok": 2,
+        f"{tool}/search/outcome/timeout": 1,
+        f"{tool}/unknown/outcome/refused": 1,
+    }
+    assert not any(
+        "turns" in key or "tool_call" in key
+        for key in step_statistics(samples[2:], opened=0.0, closed=5.0)
+        if not key.startswith("timing_s")
+    )
 
 
 @pytest.mark.parametrize(("name", "quantile"), [("p50", 0.5), ("p95", 0.95), ("p99", 0.99)])

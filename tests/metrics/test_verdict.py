@@ -63,6 +63,7 @@ def step_of(
 
 SYNCHRONOUS = {
     "generation": {"generation": 20.0, "score": 3.0, "update_s": 10.0},
+    "tools": {"generation": 4.0, "tools": 20.0, "score": 3.0, "update_s": 10.0},
     "reward": {"generation": 4.0, "score": 20.0, "update_s": 10.0},
     "limiter": {"generation": 4.0, "score": 2.0, "limiter": 20.0, "update_s": 10.0},
     "reward-queue": {"generation": 4.0, "sample_queue": 20.0, "score": 2.0, "update_s": 10.0},
@@ -73,6 +74,7 @@ SYNCHRONOUS = {
 }
 ASYNCHRONOUS = {
     "generation": {"generation": 40.0, "score": 3.0, "update_s": 10.0, "admitted_before_s": 15.0},
+    "tools": {"generation": 4.0, "tools": 36.0, "score": 3.0, "update_s": 10.0, "admitted_before_s": 15.0},
     "reward": {"generation": 14.0, "score": 20.0, "update_s": 10.0, "admitted_before_s": 15.0},
     "limiter": {"generation": 14.0, "score": 2.0, "limiter": 20.0, "update_s": 10.0, "admitted_before_s": 15.0},
     "reward-queue": {

@@ -71,12 +71,18 @@ def _cause_of_sample(sample: SampleRecord, moment: float) -> str:
         t for t in (stamps.published, stamps.score_first_taken, stamps.score_taken, stamps.committed) if t is not None
     )
     if moment < published:
-        return "generation"
+        return "generation" if moment < _tools_begin(sample, published) else "tools"
     if moment < scored_from:
         return "sample_queue"
     if moment < min(scored_from + sample.scoring.limiter_s, stamps.committed):
         return "limiter"
     return "score" if moment < stamps.committed else "ready_queue"
+
+
+def _tools_begin(sample: SampleRecord, published: float) -> float:
+    """Seconds in tools lie at the end of a sample's time in the rollout."""
+    taken = published if sample.stamps.taken is None else sample.stamps.taken
+    return max(published - (sample.generation.tool_s if sample.generation else 0.0), taken)
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -97,7 +103,9 @@ def test_the_split_equals_the_rule_applied_to_every_instant(
         expected[cause_at((left + right) / 2, own_samples, own_groups)] += right - left
     assert split.cause_s == pytest.approx(expected, abs=1e-6)
     assert sum(split.cause_s.values()) == pytest.approx(split.total_s, abs=1e-9)
-    assert split.exposed_reward_s == pytest.approx(split.total_s - split.cause_s["generation"], abs=1e-9)
+    assert split.exposed_reward_s == pytest.approx(
+        split.total_s - split.cause_s["generation"] - split.cause_s["tools"], abs=1e-9
+    )
     assert 0 <= split.straggler_s <= split.total_s + 1e-9
 
 
@@ -105,6 +113,8 @@ def _all_borders(samples: list[SampleRecord], groups: list[GroupRecord], wait: W
     points = [group.ready for group in groups]
     for sample in samples:
         stamps = sample.stamps
+        if stamps.published is not None:
+            points.append(_tools_begin(sample, stamps.published))
         points += [stamps.published, stamps.score_first_taken, stamps.score_taken, stamps.committed]
         points.append((stamps.score_taken or 0.0) + sample.scoring.limiter_s)
     return [point for point in points if point is not None and wait.start < point < wait.end]
@@ -124,6 +134,7 @@ def test_retries_and_the_commit_count_as_score(
     split = split_waits(SampleColumns.from_records(of_group), [record], [WaitRecord(0.0, 36.0, [record.group])])
     assert split.cause_s == {
         "generation": 1.0,
+        "tools": 0.0,
         "sample_queue": 2.0,
         "limiter": 3.0,
         "score": 15.0,

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from plaudit_metrics.statistics.failures import Failure, FailureCounts
 from plaudit_metrics.statistics.rows import PackedRows
+from plaudit_metrics.statistics.turns import TurnCollector, TurnColumns
 from plaudit_wire.records import OUTCOMES, GenerationRecord, SampleRecord, ScorerRecord
 
 Floats = NDArray[np.float64]
@@ -95,6 +96,8 @@ class SampleColumns:
     scorers: dict[str, ScorerColumns]
     failures: tuple[Failure, ...]
     """The failures of the scorers, the most frequent first."""
+    turns: TurnColumns
+    """The conversations among them."""
 
     def __len__(self) -> int:
         return len(self.group)
@@ -136,6 +139,7 @@ class ColumnCollector:
         self._groups: dict[str, int] = {}
         self._rows = PackedRows(21)
         self._scorers: dict[str, _ScorerCollector] = {}
+        self._turns = TurnCollector()
         self._failures = FailureCounts()
 
     def add(self, sample: SampleRecord) -> None:
@@ -165,6 +169,8 @@ class ColumnCollector:
             _OUTCOME_CODES[scoring.outcome] + len(OUTCOMES) * sample.deliveries,
             generation.finish_reason == "length",
         )
+        if generation.turns:
+            self._turns.add(generation.turns)
         failed = scoring.value is None
         for name, record in scoring.scorers.items():
             of_scorer = self._scorers.get(name)
@@ -188,6 +194,7 @@ class ColumnCollector:
             deliveries=deliveries,
             scorers={name: scorer.columns() for name, scorer in self._scorers.items()},
             failures=tuple(self._failures.failures()),
+            turns=self._turns.columns(),
             **integers,
             **{name: rows[place] for name, place in _FLOATS.items()},
         )

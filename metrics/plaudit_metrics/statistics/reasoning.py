@@ -17,8 +17,9 @@ from plaudit_metrics.statistics.verdict import (
     nothing_scored,
     pauses_hold,
     reward_side,
+    rollout_side,
 )
-from plaudit_metrics.statistics.waits import CAUSES
+from plaudit_metrics.statistics.waits import CAUSES, ROLLOUT_CAUSES
 from plaudit_wire.records import PAUSE
 
 
@@ -72,13 +73,15 @@ def _rules(statistics: Mapping[str, float]) -> Iterable[VerdictRule]:
         straggler_s > STRAGGLER_SHARE * waited_s,
     )
     causes = {cause: statistics.get(f"wait/{cause}_s", 0.0) for cause in CAUSES}
-    generation_s = causes.pop("generation")
+    of_rollouts = {cause: causes.pop(cause) for cause in ROLLOUT_CAUSES}
+    rollout_s = sum(of_rollouts.values())
+    tools = f", tools {of_rollouts['tools']:.2f} s of it" if of_rollouts["tools"] else ""
     yield VerdictRule(
-        "generation",
+        rollout_side(of_rollouts),
         "Did the trainer wait mostly for generation?",
-        f"generation took {_share(generation_s, waited_s, 'the waiting')}",
+        f"generation took {_share(rollout_s, waited_s, 'the waiting')}{tools}",
         f"at least {SIDE_SHARE:.0%}",
-        generation_s >= SIDE_SHARE * waited_s,
+        rollout_s >= SIDE_SHARE * waited_s,
     )
     reward_s = sum(causes.values())
     largest, name = reward_side(causes, statistics)

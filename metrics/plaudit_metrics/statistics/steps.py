@@ -15,6 +15,7 @@ from plaudit_metrics.statistics.agent_loop import AgentLoopColumns, agent_loop_s
 from plaudit_metrics.statistics.columns import Floats, SampleColumns, ScorerColumns
 from plaudit_metrics.statistics.failures import failure_labels
 from plaudit_metrics.statistics.stages import group_stage_seconds, sample_stage_seconds
+from plaudit_metrics.statistics.turns import turn_statistics
 from plaudit_metrics.statistics.verdict import HELD_KEY, LIMITER_KEY, verdict
 from plaudit_metrics.statistics.waits import split_waits
 from plaudit_wire.records import OUTCOMES, GroupRecord, SampleRecord, StepRecord, WaitRecord
@@ -59,6 +60,8 @@ def step_statistics(
         **_pipeline(columns, groups),
         **_outcomes(columns, duplicates),
         **_scorers(columns),
+        **turn_statistics(columns.turns),
+        **_tools(columns),
         **_limiter_totals(columns),
         **_staleness(columns, groups, trainer_version),
         "step_s": closed - opened,
@@ -238,6 +241,15 @@ def _scorers(columns: SampleColumns) -> dict[str, float]:
     statistics: dict[str, float] = {}
     for name, scorer in sorted(columns.scorers.items()):
         statistics |= _scorer(f"{_PIPELINE}/scorer/{name}", scorer)
+    return statistics
+
+
+def _tools(columns: SampleColumns) -> dict[str, float]:
+    statistics: dict[str, float] = {}
+    for name, tool in sorted(columns.turns.tools.items()):
+        key = f"{_PIPELINE}/tool/{name}"
+        statistics |= _distribution(f"{key}/call_s", np.array(tool.call_s))
+        statistics |= {f"{key}/outcome/{outcome}": float(count) for outcome, count in sorted(tool.outcomes.items())}
     return statistics
 
 

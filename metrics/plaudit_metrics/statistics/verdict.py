@@ -6,7 +6,7 @@ The first rule that holds decides:
 2. ``trainer``: the trainer waited for less than a fifth of the step. Faster rewards or rollouts would not help much.
 3. ``straggler``: for more than half of the waiting, a single sample or group (of at least four) was missing. More
    workers would not help: that sample has to become faster, or be given up sooner.
-4. ``generation``: at least three fifths of the waiting was for generation.
+4. ``generation`` or ``tools``: at least three fifths of the waiting was for rollouts, most of it for this part.
 5. At least three fifths of it was for the reward side: its largest cause gives the name: ``reward`` (scorers at
    work), ``reward-queue`` (no free reward worker), ``limiter`` (a rate or concurrency limit of the job), ``endpoint``
    (the same wait, at least half of it because the endpoint asked for a pause, as with status 429),
@@ -24,12 +24,13 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Literal, get_args
 
-from plaudit_metrics.statistics.waits import CAUSES
+from plaudit_metrics.statistics.waits import CAUSES, ROLLOUT_CAUSES
 from plaudit_wire.records import OUTCOMES, PAUSE
 
 Verdict = Literal[
     "unscored",
     "generation",
+    "tools",
     "reward",
     "reward-queue",
     "limiter",
@@ -58,6 +59,7 @@ _SCORED_KEY = "reward_pipeline/outcome/scored"
 
 _NAMES: dict[str, Verdict] = {
     "generation": "generation",
+    "tools": "tools",
     "sample_queue": "reward-queue",
     "limiter": "limiter",
     "score": "reward",
@@ -69,6 +71,7 @@ _NAMES: dict[str, Verdict] = {
 _EXPLANATIONS: dict[Verdict, str] = {
     "unscored": "Too many samples have no score: the reasons are listed by scorer. Repair the scorer that fails.",
     "generation": "The trainer waited for generation: add rollouts, or shorten responses.",
+    "tools": "The trainer waited for the tools of agents: make them faster, or raise agent.maxConcurrentSamples.",
     "reward": "The trainer waited for scorers at work: make them faster, or hide them (maxStaleness, mini-batches).",
     "reward-queue": "Finished samples waited for a free reward worker: add reward workers or raise their concurrency.",
     "limiter": "Scoring waited for a limit of the job (limits of a scorer): raise it, or send fewer requests.",
@@ -95,12 +98,17 @@ def verdict(statistics: Mapping[str, float]) -> Verdict:
     if statistics.get("straggler_s", 0.0) > STRAGGLER_SHARE * waited_s:
         return "straggler"
     causes = {cause: statistics.get(f"wait/{cause}_s", 0.0) for cause in CAUSES}
-    generation_s = causes.pop("generation")
-    if generation_s >= SIDE_SHARE * waited_s:
-        return "generation"
+    of_rollouts = {cause: causes.pop(cause) for cause in ROLLOUT_CAUSES}
+    if sum(of_rollouts.values()) >= SIDE_SHARE * waited_s:
+        return rollout_side(of_rollouts)
     if sum(causes.values()) >= SIDE_SHARE * waited_s:
         return reward_side(causes, statistics)[1]
     return "balanced"
+
+
+def rollout_side(cause_s: Mapping[str, float]) -> Verdict:
+    """Return the verdict of the larger cause of the rollouts' side."""
+    return _NAMES[max(cause_s, key=lambda cause: cause_s[cause])]
 
 
 def nothing_scored(statistics: Mapping[str, float]) -> bool:

@@ -2,13 +2,16 @@
 
 **The rule.** Each instant of a wait goes wholly to the earliest cause in which any awaited group still is::
 
-    generation < sample_queue < limiter < score < group_scorer < ready_queue
+    generation < tools < sample_queue < limiter < score < group_scorer < ready_queue
 
 A group is in the earliest cause of any of its samples; once all of them are terminal it is in ``group_scorer`` until it
 is ready and in ``ready_queue`` until the wait ends. Other waits count as their neighbour: those for a
-rollout, for weights, for the engine and for tools as ``generation``; time with a reward worker that was lost as
+rollout, for weights and for the engine as ``generation``; time with a reward worker that was lost as
 ``sample_queue``; retries and the commit as ``score``. A wait for no known group (none admitted yet, rollouts reading a
 checkpoint) is ``generation``.
+
+Turns and tool calls of a conversation alternate. Its seconds in tools are placed at the end of its work in the rollout,
+so that it, too, only moves forward.
 
 Every sample only moves forward through the causes, so the earliest cause among many samples only moves forward too:
 a wait splits at the points in time at which the *last* awaited sample leaves each cause. No sampling, no sweep, and
@@ -28,8 +31,9 @@ import numpy as np
 from plaudit_metrics.statistics.columns import Floats, Integers, SampleColumns
 from plaudit_wire.records import PAUSE, GroupRecord, WaitRecord
 
-CAUSES = ("generation", "sample_queue", "limiter", "score", "group_scorer", "ready_queue", PAUSE)
-"""In the order of the pipeline; all but the first are the reward side's."""
+CAUSES = ("generation", "tools", "sample_queue", "limiter", "score", "group_scorer", "ready_queue", PAUSE)
+"""In the order of the pipeline; all but the first two are the reward side's."""
+ROLLOUT_CAUSES = CAUSES[:2]
 _OF_GROUPS = CAUSES[:-1]
 """Causes that follow from the stamps of the awaited groups."""
 
@@ -51,7 +55,7 @@ class WaitSplit:
     @property
     def exposed_reward_s(self) -> float:
         """Seconds in which the trainer waited for rewards after generation had ended."""
-        return sum(seconds for cause, seconds in self.cause_s.items() if cause != "generation")
+        return sum(seconds for cause, seconds in self.cause_s.items() if cause not in ROLLOUT_CAUSES)
 
 
 def split_waits(samples: SampleColumns, groups: Sequence[GroupRecord], waits: Sequence[WaitRecord]) -> WaitSplit:
@@ -86,7 +90,7 @@ class _Timeline:
     """Points in time at which the last sample of each group left each cause.
 
     Attributes:
-        left: shape [5, number of groups], seconds since the epoch: when the group left generation, sample_queue,
+        left: shape [6, number of groups], seconds since the epoch: when the group left generation, tools, sample_queue,
             limiter, score and group_scorer.
     """
 
@@ -111,8 +115,8 @@ class _Timeline:
         ready = np.array([record.ready for record in groups.values()], dtype=np.float64)
         # Of a group without known samples the record alone tells when they were terminal.
         without = np.isneginf(self.left[0, codes])
-        self.left[:4, codes[without]] = np.array(terminal, dtype=np.float64)[without]
-        self.left[4, codes] = np.fmax(self.left[3, codes], ready)
+        self.left[:5, codes[without]] = np.array(terminal, dtype=np.float64)[without]
+        self.left[5, codes] = np.fmax(self.left[4, codes], ready)
 
     def find(self, names: Sequence[str]) -> Integers:
         """Return the positions of the groups that are known."""
@@ -128,13 +132,14 @@ class _Timeline:
 
 
 def _times_left(samples: SampleColumns) -> list[Floats]:
-    _, _, published, _, score_taken, committed = samples.stamps
+    _, taken, published, _, score_taken, committed = samples.stamps
+    generated = np.maximum(published - np.fmax(samples.tool_s, 0.0), taken)
     limited = np.minimum(score_taken + np.fmax(samples.limiter_s, 0.0), committed)
-    return [published, score_taken, limited, committed]
+    return [generated, published, score_taken, limited, committed]
 
 
 def _causes(wait: WaitRecord, left: Floats) -> Floats:
-    """Return the seconds of one wait by cause, shape [len(_OF_GROUPS)]; ``left`` has shape [5, awaited groups]."""
+    """Return the seconds of one wait by cause, shape [len(_OF_GROUPS)]; ``left`` has shape [6, awaited groups]."""
     if left.shape[1] == 0:
         return np.array([wait.end - wait.start, *[0.0] * (len(_OF_GROUPS) - 1)])
     borders = np.maximum.accumulate(left.max(axis=1))

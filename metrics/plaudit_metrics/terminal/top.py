@@ -37,6 +37,7 @@ _REASONS = re.compile(r"reward_pipeline/scorer/(.+)/reasons")
 _COLOURS = {
     "trainer": "green",
     "generation": "blue",
+    "tools": "bright_blue",
     "sample_queue": "yellow",
     "limiter": "magenta",
     "score": "red",

@@ -36,12 +36,19 @@ def _verl(function: Function, arguments: dict[str, Any]) -> Caller:
             "data_source": sample.data_source,
             "solution_str": sample.response,
             "ground_truth": sample.ground_truth,
-            # verl adds these two, and reward files read them.
-            "extra_info": {"num_turns": None, "rollout_reward_scores": {}, **sample.extra_info},
+            "extra_info": {**_added_by_verl(sample), **sample.extra_info},
         }
         return function(**{name: columns[name] for name in accepted}, **arguments)
 
     return call
+
+
+def _added_by_verl(sample: Sample) -> dict[str, Any]:
+    """Return what verl adds to ``extra_info``, and reward files read; the last two only where an agent ran."""
+    added: dict[str, Any] = {"num_turns": sample.num_turns, "rollout_reward_scores": {}}
+    if sample.completion:
+        added |= {"turn_scores": sample.turn_rewards, "tool_rewards": sample.tool_rewards}
+    return added
 
 
 def _trl(function: Function, arguments: dict[str, Any]) -> Caller:
@@ -91,7 +98,8 @@ def trl_columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
         "extra_info": [sample.extra_info for sample in samples],
         "prompts": [sample.messages if chat else sample.prompt for sample in samples],
         "completions": [
-            [{"role": "assistant", "content": sample.response}] if chat else sample.response for sample in samples
+            (sample.completion or [{"role": "assistant", "content": sample.response}]) if chat else sample.response
+            for sample in samples
         ],
     }
 

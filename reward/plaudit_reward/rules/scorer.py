@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from plaudit_reward.errors import ConfigurationError, InfrastructureError
 from plaudit_reward.rules.routing import RULES, known_rule_of, read_arguments
 from plaudit_reward.score import Score
@@ -45,7 +47,9 @@ class RuleScorer:
             await self._start(self._rule)
 
     async def score(self, sample: Sample, attempt: Attempt) -> Score:
-        """Score with the rule that the sample needs."""
+        """Score with the rule that the sample needs; of a conversation, rules read the policy's last turn."""
+        if sample.completion:
+            sample = msgspec.structs.replace(sample, response=sample.answer)
         rule = self._rule or known_rule_of(sample.data_source)
         scorer = self._scorers.get(rule) or await self._started(rule, attempt)
         return await scorer.score(sample, attempt)

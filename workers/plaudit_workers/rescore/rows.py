@@ -12,7 +12,7 @@ import msgspec
 import pyarrow
 import pyarrow.parquet
 
-from plaudit_wire.sample import Sample
+from plaudit_wire.sample import AgentReward, Sample
 from plaudit_workers.process import RefusedError
 
 _NAME = re.compile(r"step-(\d+)-i(\d+)\.parquet")
@@ -32,8 +32,17 @@ _COLUMNS = [
     "outcome",
     "score",
 ]
-_ADDED_COLUMNS = ["messages_json", "max_tokens"]
+_ADDED_COLUMNS = ["messages_json", "max_tokens", "completion_json", "agent_json"]
 """Columns that samples of older runs lack."""
+
+
+class _Agent(msgspec.Struct):
+    """The content of ``agent_json``."""
+
+    tool_rewards: list[float] = []
+    turn_rewards: list[float] = []
+    agent_reward: AgentReward | None = None
+    failure: AgentReward | None = None
 
 
 class StoredSample(NamedTuple):
@@ -116,6 +125,7 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _stored(row: dict[str, Any]) -> StoredSample:
+    agent = msgspec.json.decode(row.get("agent_json") or "{}", type=_Agent)
     sample = Sample(
         group=row["group"],
         index=row["index"],
@@ -129,5 +139,10 @@ def _stored(row: dict[str, Any]) -> StoredSample:
         max_tokens=row.get("max_tokens") or 0,
         finish_reason=row["finish_reason"] or "stop",
         split=row["split"],
+        completion=msgspec.json.decode(row.get("completion_json") or "[]"),
+        tool_rewards=agent.tool_rewards,
+        turn_rewards=agent.turn_rewards,
+        agent_reward=agent.agent_reward,
+        failure=agent.failure,
     )
     return StoredSample(row["step"], sample, row["outcome"] or "given_up", row["score"])

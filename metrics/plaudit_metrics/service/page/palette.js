@@ -9,6 +9,7 @@ const named = (key, label, color = `--${key}`) => ({ key, label, color });
 export const CAUSES = [
   named("trainer", "trainer busy"),
   named("generation", "generation"),
+  named("tools", "tools"),
   named("sample_queue", "sample queue"),
   named("limiter", "limiter"),
   named("score", "scorers"),
@@ -57,6 +58,7 @@ export const QUEUES = [
 export const VERDICTS = {
   unscored: { words: "scores: too many samples have none", color: "--pause" },
   generation: { words: "generation", color: "--generation" },
+  tools: { words: "tools of agents", color: "--tools" },
   reward: { words: "scorers", color: "--score" },
   "reward-queue": { words: "a free reward worker", color: "--sample_queue" },
   limiter: { words: "a limit of the job", color: "--limiter" },

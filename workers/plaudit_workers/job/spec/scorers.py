@@ -19,7 +19,7 @@ from plaudit_workers.job.spec.section import (
     SourcePath,
 )
 
-Kind = Literal["rule", "python", "judge", "http", "model"]
+Kind = Literal["rule", "python", "judge", "http", "model", "environment"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ KINDS: dict[Kind, KindTraits] = {
     ),
     "http": KindTraits(("http", "limits"), "{url: …, shape: plaudit}"),
     "model": KindTraits(("model",), "{source: …}"),
+    "environment": KindTraits(()),
 }
 
 
@@ -197,7 +198,8 @@ class ScorerSpec(Section):
     and ``_``, unique in the job. Kind ``model`` allows no ``_``: its pods have the name."""
     kind: Kind
     """``rule``: built in, chosen by data source; ``python``: your function; ``judge``: an OpenAI-compatible endpoint;
-    ``http``: an endpoint that answers with a score; ``model``: a reward model served for the job."""
+    ``http``: an endpoint that answers with a score; ``model``: a reward model served for the job;
+    ``environment``: the reward that the sample's tools or environment gave."""
     weight: float = 1.0
     """Its share in the weighted sum; 0 computes and records it without effect on the reward. Default 1."""
     scope: Literal["sample", "group"] = "sample"

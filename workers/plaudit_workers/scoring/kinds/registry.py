@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from plaudit_workers.job.spec.scorers import Kind
 from plaudit_workers.scoring.kinds.context import Maker
+from plaudit_workers.scoring.kinds.environment import environment_scorer
 from plaudit_workers.scoring.kinds.http import http_scorer
 from plaudit_workers.scoring.kinds.judge import judge_scorer
 from plaudit_workers.scoring.kinds.model import model_scorer
@@ -16,4 +17,5 @@ MAKERS: dict[Kind, Maker] = {
     "model": model_scorer,
     "judge": judge_scorer,
     "http": http_scorer,
+    "environment": environment_scorer,
 }

@@ -38,6 +38,9 @@ _COLUMNS: dict[str, pyarrow.DataType] = {
     "messages_json": _TEXT,
     "max_tokens": _WHOLE,
     "response": _TEXT,
+    "completion_json": _TEXT,
+    "turns_json": _TEXT,
+    "agent_json": _TEXT,
     "ground_truth_json": _TEXT,
     "extra_info_json": _TEXT,
     "end": _TEXT,
@@ -153,6 +156,7 @@ def _body_columns(body: Body | None) -> dict[str, Any]:
     generation = body.generation
     return {
         "response": body.sample.response,
+        **_conversation_columns(body),
         "prompt_tokens": generation.prompt_tokens,
         "response_tokens": generation.response_tokens,
         "finish_reason": generation.finish_reason,
@@ -164,6 +168,23 @@ def _body_columns(body: Body | None) -> dict[str, Any]:
         "engine_queue_s": generation.engine_queue_s,
         "num_preempted": generation.num_preempted,
         "rollout_worker": generation.worker,
+    }
+
+
+def _conversation_columns(body: Body) -> dict[str, Any]:
+    """Return the columns of a conversation; null for a single response."""
+    sample, turns = body.sample, body.generation.turns
+    rewards = {
+        "tool_rewards": sample.tool_rewards,
+        "turn_rewards": sample.turn_rewards,
+        "agent_reward": sample.agent_reward,
+        "failure": sample.failure,
+    }
+    given = {name: value for name, value in rewards.items() if value}
+    return {
+        "completion_json": _json(sample.completion) if sample.completion else None,
+        "turns_json": _json(turns) if turns else None,
+        "agent_json": _json(given) if given else None,
     }
 
 

@@ -1,0 +1,78 @@
+"""The turns and tool calls of a step's conversations: collected sample by sample, figures at the end.
+
+verl's keys count as verl does: ``num_turns`` has one for the prompt, one for each turn of the policy and one for each
+turn of tool results; ``tool_call_counts`` has the calls of a sample. Steps without conversations have none of the keys.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plaudit_wire.records import TurnRecord
+
+MOST_TOOLS = 64
+"""Tools whose calls are figures of a step; a model may invent any number of names, which count as unknown."""
+_UNKNOWN = "unknown"
+
+
+@dataclass
+class ToolCalls:
+    """The calls of one tool."""
+
+    call_s: list[float] = field(default_factory=list)
+    outcomes: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class TurnColumns:
+    """The conversations of a step; arrays of shape [number of conversations]."""
+
+    num_turns: NDArray[np.int64]
+    num_calls: NDArray[np.int64]
+    tools: dict[str, ToolCalls]
+    """By the tool's name."""
+
+
+class TurnCollector:
+    """Collects the conversations of a step."""
+
+    def __init__(self) -> None:
+        self._num_turns: list[int] = []
+        self._num_calls: list[int] = []
+        self._tools: dict[str, ToolCalls] = {}
+
+    def add(self, turns: Sequence[TurnRecord]) -> None:
+        """Add one conversation."""
+        answered = sum(bool(turn.calls) for turn in turns[:-1])
+        self._num_turns.append(1 + len(turns) + answered)
+        self._num_calls.append(sum(len(turn.calls) for turn in turns))
+        for call in (call for turn in turns for call in turn.calls):
+            known = call.tool if call.tool in self._tools or len(self._tools) < MOST_TOOLS else ""
+            tool = self._tools.setdefault(known or _UNKNOWN, ToolCalls())
+            tool.call_s.append(call.call_s)
+            tool.outcomes[call.outcome] += 1
+
+    def columns(self) -> TurnColumns:
+        """Return all conversations that were added so far."""
+        return TurnColumns(
+            np.array(self._num_turns, dtype=np.int64), np.array(self._num_calls, dtype=np.int64), dict(self._tools)
+        )
+
+
+def turn_statistics(columns: TurnColumns) -> dict[str, float]:
+    """Compute verl's ``num_turns/…`` and ``tool_call_counts/…``, each with ``min``, ``max`` and ``mean``."""
+    if len(columns.num_turns) == 0:
+        return {}
+    statistics: dict[str, float] = {}
+    for name, values in (("num_turns", columns.num_turns), ("tool_call_counts", columns.num_calls)):
+        statistics |= {
+            f"{name}/min": float(values.min()),
+            f"{name}/max": float(values.max()),
+            f"{name}/mean": float(values.mean()),
+        }
+    return statistics
