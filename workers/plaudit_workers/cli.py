@@ -195,7 +195,7 @@ COMMANDS: dict[str, Command] = {
     "runs": Command(
         "plaudit_workers.stored_runs.command",
         "runs",
-        "list the runs that an external Redis holds, or delete the keys of finished ones",
+        "list the runs in an external Redis, delete finished ones",
         _runs_arguments,
     ),
     "validate": Command(

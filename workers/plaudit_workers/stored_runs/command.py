@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import os
 from collections import Counter
+from typing import Any
 
 import msgspec
 from redis.asyncio import Redis
@@ -70,7 +71,7 @@ async def _keys_of_runs(client: Redis) -> Counter[str]:
 
 async def _silent_s(client: Redis, run: str) -> float | None:
     """Return the seconds since a process of the run last reported; None if none ever did."""
-    newest = await client.zrevrange(Names(run).workers, 0, 0, withscores=True)
+    newest: Any = await client.zrevrange(Names(run).workers, 0, 0, withscores=True)
     seconds, microseconds = await client.time()
     return round(seconds + microseconds / 1e6 - newest[0][1], 1) if newest else None
 
