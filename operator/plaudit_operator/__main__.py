@@ -27,7 +27,7 @@ def main() -> int:
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    configure_logs(None, worker=settings.identity)
+    configure_logs(None, worker=settings.identity, level=settings.log_level)
     progress = ProgressReader()
     operator = Operator(ApiServer(FIELD_MANAGER), settings, progress.read)
 

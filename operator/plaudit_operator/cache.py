@@ -45,11 +45,17 @@ class Cache:
         self._jobs: dict[Key, bytes] = {}
         self._children: dict[Key, dict[tuple[str, str], bytes]] = defaultdict(dict)
 
-    def replace(self, kind: Kind, items: Iterable[Object]) -> set[Key]:
-        """Replace all objects of a kind; return the keys of the jobs that changed."""
+    def replace(self, kind: Kind, items: Iterable[Object], namespace: str = "") -> set[Key]:
+        """Replace all objects of a kind; return the keys of the jobs that changed.
+
+        Args:
+            kind: of the objects.
+            items: the objects that exist.
+            namespace: the only one that ``items`` was read from; empty for all.
+        """
         kept = [_kept(kind, item) for item in items]  # one at a time: decoding the whole list would take much memory
         with self._lock:
-            touched = self._forget(kind)
+            touched = self._forget(kind, namespace)
             for entry in kept:
                 touched |= self._put(kind, *entry)
             return touched
@@ -113,19 +119,43 @@ class Cache:
             self._children.pop(key, None)
         return {key}
 
-    def _forget(self, kind: Kind) -> set[Key]:
+    def _forget(self, kind: Kind, namespace: str) -> set[Key]:
         touched: set[Key] = set()
         if kind.kind == "RLJob":
-            touched |= set(self._jobs)
-            self._jobs.clear()
+            touched |= {key for key in self._jobs if namespace in ("", key[0])}
+            for key in touched:
+                del self._jobs[key]
             return touched
         for key, children in self._children.items():
+            if namespace not in ("", key[0]):
+                continue
             gone = [name for name in children if name[0] == kind.kind]
             for name in gone:
                 del children[name]
             if gone:
                 touched.add(key)
         return touched
+
+
+class NamespaceStore:
+    """The part of a cache that one watch fills.
+
+    Args:
+        cache: holds the objects.
+        namespace: the namespace of the watch; empty for all.
+    """
+
+    def __init__(self, cache: Cache, namespace: str) -> None:
+        self._cache = cache
+        self._namespace = namespace
+
+    def replace(self, kind: Kind, items: Iterable[Object]) -> set[Key]:
+        """Replace all objects of a kind in the namespace; return the keys of the jobs that changed."""
+        return self._cache.replace(kind, items, self._namespace)
+
+    def update(self, kind: Kind, event: str, item: Object) -> set[Key]:
+        """Store one event of the watch; return the keys of the jobs that changed."""
+        return self._cache.update(kind, event, item)
 
 
 def _kept(kind: Kind, item: Object) -> tuple[Key | None, str, bytes]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from plaudit_operator.cache import Cache, Key
+from plaudit_operator.cache import Cache, Key, NamespaceStore
 from plaudit_operator.names import SELECTOR
 from plaudit_operator.planning.reconcile import Progress, Reconciler
 from plaudit_operator.runtime.errors import ConflictError, KubeError
@@ -48,11 +48,12 @@ class Operator:
             Informer(
                 kube,
                 kind,
-                settings.watch_namespace,
+                namespace,
                 "" if kind == RLJOB else SELECTOR,
-                self._cache,
+                NamespaceStore(self._cache, namespace),
                 self._touched,
             )
+            for namespace in settings.watch_namespaces or ("",)
             for kind in WATCHED
         ]
         self._turns: dict[int, float] = {}
@@ -63,7 +64,7 @@ class Operator:
             self._cache,
             lambda: self._queue.depth,
             lambda: self._leader.leads,
-            lambda: {informer.kind.kind: informer.silent_s for informer in self._informers},
+            self._silences,
         )
 
     def run(self) -> None:
@@ -94,6 +95,13 @@ class Operator:
         """Return why this process is not ready; empty if it is."""
         waiting = [informer.kind.kind for informer in self._informers if not informer.synced.is_set()]
         return f"waiting for the first list of {', '.join(waiting)}" if waiting else ""
+
+    def _silences(self) -> dict[str, float]:
+        """Return the longest time since the last event of a watch, by kind (seconds)."""
+        longest: dict[str, float] = {}
+        for informer in self._informers:
+            longest[informer.kind.kind] = max(informer.silent_s, longest.get(informer.kind.kind, 0.0))
+        return longest
 
     def _touched(self, keys: Iterable[Key]) -> None:
         for key in keys:

@@ -22,6 +22,8 @@ class Platform(msgspec.Struct, frozen=True, rename="camel"):
     """uid and gid of all processes of a job, so that they share a volume; 0: the cluster chooses (OpenShift)."""
     gpu_resource: str = GPU
     """Resource that counts GPUs."""
+    gpus_per_node: int = 8
+    """GPUs of the largest nodes: a pod with more is refused, because it would wait for ever."""
     runtime_class_name: str = ""
     """Runtime class. Empty: the cluster's default."""
     node_selector: dict[str, str] = {}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from plaudit_operator.cache import Cache
+from plaudit_operator.gpu_time import gpu_seconds
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -81,3 +83,25 @@ class _State(Collector):
                 conditions.add_metric([*key, condition["type"], condition["status"]], 1)
         yield info
         yield conditions
+        yield from self._costs()
+
+    def _costs(self) -> Iterator[Metric]:
+        """Yield GPUs and GPU time of each job and role, and what waiting for rewards cost."""
+        labels = ["namespace", "name", "run"]
+        gpus = GaugeMetricFamily("plaudit_rljob_gpus", "GPUs that pods hold", labels=[*labels, "role"])
+        spent = CounterMetricFamily("plaudit_rljob_gpu_seconds", "GPU time", labels=[*labels, "role"])
+        waited = CounterMetricFamily(
+            "plaudit_rljob_exposed_reward_gpu_seconds", "GPU time that trainers waited for rewards", labels=labels
+        )
+        for job in self._cache.jobs():
+            metadata, status = job["metadata"], job.get("status") or {}
+            cost = status.get("cost")
+            if not cost:
+                continue
+            key = [metadata["namespace"], metadata["name"], str(status.get("run", ""))]
+            for role in cost["roles"]:
+                gpus.add_metric([*key, role["name"]], role["gpus"])
+            for name, seconds in gpu_seconds(cost, time.time()).items():
+                spent.add_metric([*key, name], seconds)
+            waited.add_metric(key, cost["exposedRewardGpuSeconds"])
+        yield from (gpus, spent, waited)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Mapping
@@ -43,8 +44,10 @@ class Settings:
     lease: str = "plaudit-operator"
     """``PLAUDIT_LEASE``: name of the Lease for leader election; releases of the chart in one namespace have different
     ones."""
-    watch_namespace: str = ""
-    """``PLAUDIT_WATCH_NAMESPACE``: the only namespace that it watches. Default empty: all."""
+    watch_namespaces: tuple[str, ...] = ()
+    """``PLAUDIT_WATCH_NAMESPACES``: the only namespaces that it watches, separated by commas. Default empty: all."""
+    log_level: int = logging.INFO
+    """``PLAUDIT_LOG_LEVEL``: ``debug``, ``info``, ``warning`` or ``error``. Default info."""
     identity: str = ""
     """``PLAUDIT_IDENTITY``: its name in the Lease. Default: the host's name."""
     port: int = 8080
@@ -82,7 +85,8 @@ class Settings:
             images=images,
             namespace=get("PLAUDIT_NAMESPACE") or _own_namespace(),
             lease=get("PLAUDIT_LEASE") or cls.lease,
-            watch_namespace=get("PLAUDIT_WATCH_NAMESPACE", ""),
+            watch_namespaces=tuple(filter(None, get("PLAUDIT_WATCH_NAMESPACES", "").replace(" ", "").split(","))),
+            log_level=_log_level(get("PLAUDIT_LOG_LEVEL") or "info"),
             identity=get("PLAUDIT_IDENTITY") or f"{socket.gethostname()}-{os.getpid()}",
             port=_number(environment, "PLAUDIT_PORT", cls.port),
             workers=_number(environment, "PLAUDIT_WORKERS", cls.workers),
@@ -91,6 +95,13 @@ class Settings:
             keda_namespace=get("PLAUDIT_KEDA_NAMESPACE") or cls.keda_namespace,
             network_policies=get("PLAUDIT_NETWORK_POLICIES", "true") != "false",
         )
+
+
+def _log_level(text: str) -> int:
+    levels = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+    if text.lower() not in levels:
+        raise SettingsError(f"PLAUDIT_LOG_LEVEL is {text!r}; give {', '.join(levels)}")
+    return levels[text.lower()]
 
 
 def _job_defaults(text: str) -> str:

@@ -11,6 +11,9 @@ import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
+from plaudit_operator.crd.definition import custom_resource_definition
+from plaudit_workers.job.loading.load import parse_job
+
 CHART = Path(__file__).parents[2] / "charts" / "plaudit"
 
 
@@ -88,3 +91,13 @@ def test_every_value_has_a_comment():
 def test_every_file_of_metrics_that_the_chart_hands_on_is_there():
     for path in ("rules/plaudit.yaml", "alerts/run.yaml", "alerts/operator.yaml", "dashboards/operator.json"):
         assert (CHART / "files" / path).is_file(), path
+
+
+def test_the_examples_for_artifact_hub_are_valid_jobs():
+    annotations = yaml((CHART / "Chart.yaml").read_text())["annotations"]
+    examples = yaml(annotations["artifacthub.io/crdsExamples"])
+    assert [parse_job(example).metadata.name for example in examples] == ["scores", "gsm8k"]
+    [definition] = yaml(annotations["artifacthub.io/crds"])
+    generated = custom_resource_definition()
+    assert definition["name"] == generated["metadata"]["name"]
+    assert definition["version"] in [version["name"] for version in generated["spec"]["versions"]]

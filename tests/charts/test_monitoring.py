@@ -95,6 +95,15 @@ def test_values_change_thresholds_severities_and_the_runbook_and_leave_alerts_ou
     assert "<" not in "".join(re.findall(r"<[a-zA-Z]+>", str(rules) + str(titles)))
 
 
+def test_reward_models_are_scraped_where_policies_let_prometheus_in(helm: str):
+    name = ("PodMonitor", "plaudit-models")
+    assert name not in rendered(helm, "monitoring.monitors=true")
+    found = rendered(helm, "monitoring.monitors=true,networkPolicies.monitoringNamespace=monitoring")[name]
+    assert found["spec"]["selector"]["matchLabels"]["plaudit.dev/role"] == "model"
+    assert [each["port"] for each in found["spec"]["podMetricsEndpoints"]] == ["model"]
+    assert name in rendered(helm, "monitoring.monitors=true,networkPolicies.enabled=false")
+
+
 def test_the_example_for_alertmanager_names_alerts_that_exist():
     rules = metrics_file("alerts/alertmanager.yaml")["inhibit_rules"]
     matchers = [matcher for rule in rules for side in ("source", "target") for matcher in rule[f"{side}_matchers"]]

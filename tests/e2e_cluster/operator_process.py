@@ -42,7 +42,7 @@ class OperatorProcess:
             "KUBECONFIG": str(kubeconfig),
             "PLAUDIT_NAMESPACE": NAMESPACE,
             "PLAUDIT_LEASE": ACCOUNT,  # which the chart lets this account use
-            "PLAUDIT_WATCH_NAMESPACE": namespace,
+            "PLAUDIT_WATCH_NAMESPACES": namespace,
             "PLAUDIT_IDENTITY": identity,
             "PLAUDIT_PORT": str(self.port),
             "PLAUDIT_IMAGE_WORKER": "localhost/none:1",

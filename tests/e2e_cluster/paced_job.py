@@ -49,11 +49,12 @@ class PacedJob:
         volume = cluster.get("pv", claim["spec"]["volumeName"])
         self._shared = Path(volume["spec"]["local"]["path"])
 
-    def start(self) -> None:
+    def start(self, manifest: dict[str, Any] | None = None) -> None:
         """Apply the job with slow scores, and wait until it trains."""
         (self._shared / f"slow-{self.name}").touch()
         files = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": self.name, "namespace": NAMESPACE}}
-        done = self.cluster.apply({**files, "data": {"reward.py": _REWARD.format(name=self.name)}}, self.manifest())
+        reward = {**files, "data": {"reward.py": _REWARD.format(name=self.name)}}
+        done = self.cluster.apply(reward, manifest or self.manifest())
         assert done.returncode == 0, done.stderr
         self.cluster.until("the run's id", lambda: self.status.get("run"), 60)
         self.goes_on()

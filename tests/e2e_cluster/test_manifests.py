@@ -16,9 +16,22 @@ from real_cluster import ROOT, Cluster
 NAMESPACE = "manifests"
 SWITCHES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "namespaced": ({}, {"watchNamespace": NAMESPACE, "crds": {"install": False}}),
-    "policies": ({}, {"networkPolicies": {"enabled": False}, "replicas": 1, "runAsUser": 0}),
+    "policies": ({}, {"networkPolicies": {"enabled": False}, "replicas": 1, "runAsUser": None}),
     "monitoring": ({}, {"monitoring": {"monitors": True, "rules": True, "dashboards": True}}),
-    "external": ({}, {"test": {"transport": {"url": "rediss://redis.example:6379/0"}}}),
+    "external": (
+        {},
+        {
+            "test": {"transport": {"url": "rediss://redis.example:6379/0"}},
+            "watchNamespaces": [NAMESPACE, "default"],
+            "logLevel": "debug",
+            "topologySpreadConstraints": [{"topologyKey": "zone", "maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway"}],
+            "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
+            "extraVolumes": [{"name": "authority", "configMap": {"name": "authority"}}],
+            "extraVolumeMounts": [{"name": "authority", "mountPath": "/etc/authority"}],
+            "probes": {"liveness": {"periodSeconds": 30}},
+            "jobDefaults": {"namespaces": {"team-a": {"labels": {"team": "a"}}}},
+        },
+    ),
 }
 COMBINATIONS = list(itertools.product((0, 1), repeat=len(SWITCHES)))
 

@@ -124,6 +124,35 @@ def test_a_stranger_keeps_its_name(leader: OperatorProcess, definition: Cluster)
     definition.kubectl("--namespace", NAMESPACE, "delete", "rlj/taken", "service/taken-redis")
 
 
+def test_a_typo_in_a_pod_template_is_refused_with_its_field(leader: OperatorProcess, definition: Cluster):
+    containers = [{"name": "rollout", "imagePullPolcy": "Always"}]
+    pod = {"template": {"spec": {"containers": containers}}}
+    make(definition, "typo", rollout={"replicas": 1, "pod": pod})
+
+    def refused() -> bool:
+        admitted = definition.condition("rlj", "typo", NAMESPACE, "Admitted")
+        field = 'unknown field "spec.template.spec.containers[0].imagePullPolcy"'
+        return admitted.get("reason") == "RefusedByCluster" and field in admitted["message"]
+
+    definition.until("the typo's field", refused, 60)
+    definition.kubectl("--namespace", NAMESPACE, "delete", "rlj/typo", "--wait=false")
+
+
+def test_a_quota_that_refuses_trainer_and_redis_is_reported(leader: OperatorProcess, definition: Cluster):
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none", "namespace": NAMESPACE}}
+    assert definition.apply({**quota, "spec": {"hard": {"pods": "0"}}}).returncode == 0
+    definition.until("quota", lambda: definition.get("quota", "none", NAMESPACE).get("status", {}).get("hard"), 30)
+    make(definition, "refused")
+
+    def refused(kind: str) -> bool:
+        condition = definition.condition("rlj", "refused", NAMESPACE, kind)
+        return condition.get("reason") == "RefusedByCluster" and "exceeded quota: none" in condition["message"]
+
+    for kind in ("TrainerRunning", "TransportReady", "RolloutReady"):
+        definition.until(f"{kind} names the quota", partial(refused, kind), 60)
+    definition.kubectl("--namespace", NAMESPACE, "delete", "quota/none", "rlj/refused", "--wait=false")
+
+
 def test_a_deadline_ends_a_job_and_time_to_live_takes_it_away(leader: OperatorProcess, definition: Cluster):
     lifecycle = {"preRunningDeadlineSeconds": 4, "ttlSecondsAfterFinished": 6}
     make(definition, "late", lifecycle=lifecycle)

@@ -1,37 +1,50 @@
-"""``helm upgrade`` to another image under a running job: new operators, and nothing else is new."""
+"""``helm upgrade`` to a later release under a running job, and ``helm rollback`` under a job of that release.
+
+Both jobs run on untouched, lose their trainer, start its next attempt, and complete.
+"""
 
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import chart
-import images
+import next_release
 import pytest
 from paced_job import NAMESPACE, PacedJob
 from real_cluster import Cluster, harness
 
 pytestmark = pytest.mark.timeout(900)
 
-NEWER = {name: f"{image.rpartition(':')[0]}:newer" for name, image in chart.IMAGES.items()}
+Pods = dict[str, tuple[str, list[int]]]
 
 
-@pytest.fixture
-def newer(shared: Cluster, tmp_path: Path) -> dict[str, str]:
-    """Load the same images under another tag on all nodes."""
+@dataclass
+class Release:
+    """A release of Plaudit."""
+
+    images: dict[str, str]
+    chart: Path
+
+
+@pytest.fixture(scope="module")
+def later(shared: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
+    """Build a later release, and load its images into all nodes."""
     if not shared.own:
-        pytest.skip("loads images into the nodes of this machine")
-    for image in {images.OPERATOR, images.WORKER, images.REDIS}:
-        tagged = f"{image.rpartition(':')[0]}:newer"
-        archive = tmp_path / f"{tagged.rpartition('/')[2].replace(':', '-')}.tar"
-        subprocess.run(["buildah", "push", "-q", image, f"oci-archive:{archive}:{tagged}"], check=True)
-        subprocess.run(harness("load", str(archive)), check=True)
+        pytest.skip("builds images, and loads them into the nodes of this machine")
+    folder = tmp_path_factory.mktemp("next")
+    images, chart_, archives = next_release.build(folder)
+    subprocess.run(harness("load", *map(str, archives)), check=True)
+    for archive in archives:
         archive.unlink()
-    return NEWER
+    yield Release(images, chart_)
+    chart.install(shared)
 
 
-def pods(cluster: Cluster, namespace: str) -> dict[str, tuple[str, list[int]]]:
+def pods(cluster: Cluster, namespace: str) -> Pods:
     """Uid and restarts of every pod of a namespace that stays."""
     return {
         pod["metadata"]["name"]: (
@@ -50,30 +63,76 @@ def versions(cluster: Cluster, name: str) -> dict[tuple[str, str], int]:
     return {(item["kind"], item["metadata"]["name"]): item["metadata"]["generation"] for item in mine}
 
 
-def test_an_upgrade_of_all_images_restarts_no_pod_of_a_running_job(shared: Cluster, newer: dict[str, str]):
-    job = PacedJob(shared, "upgraded", steps=200)
-    job.start()
+def helm(cluster: Cluster, *argv: str) -> None:
+    """Run helm on the release of the tests; return once other operators work than before, and one of them leads."""
+    before = pods(cluster, "plaudit").keys()
+    cluster.run("helm", *argv, "--namespace", "plaudit", "--wait")
+    cluster.until("other operators", lambda: not before & pods(cluster, "plaudit").keys(), 120)
+
+    def one_leads() -> bool:
+        holder = cluster.get("lease", "plaudit-operator", "plaudit")["spec"].get("holderIdentity", "")
+        return holder in pods(cluster, "plaudit")
+
+    cluster.until("one of them leads", one_leads, 60)
+
+
+def state(job: PacedJob) -> tuple[Pods, dict[tuple[str, str], int], dict[str, str]]:
+    """Everything of a job that a release must not touch: its pods, its workloads, its frozen files."""
+    frozen = job.cluster.get("configmap", f"{job.name}-job", NAMESPACE)["data"]
+    return pods(job.cluster, NAMESPACE), versions(job.cluster, job.name), frozen
+
+
+def lose_the_trainer(job: PacedJob) -> None:
+    """Delete the trainer's pod and wait for its next attempt."""
+    attempt = job.status["attempt"]
+    trainer = job.pods("trainer")[0]["metadata"]["name"]
+    job.cluster.kubectl("--namespace", NAMESPACE, "delete", "pod", trainer)
+    job.cluster.until("the next attempt", lambda: job.status["attempt"] == attempt + 1, 120)
+    job.goes_on()
+
+
+def images_of(job: PacedJob) -> set[str]:
+    return {pod["spec"]["containers"][0]["image"] for pod in job.pods("trainer", "rollout", "reward", "metrics")}
+
+
+def finished(job: PacedJob) -> None:
+    """Let a job end, and assert that it succeeded after one disruption."""
+    status = job.finish()
+    assert status["phase"] == "Complete", status["conditions"]
+    assert (status["restarts"], status["disruptions"]) == (0, 1)
+
+
+def test_running_jobs_bear_an_upgrade_and_a_rollback(shared: Cluster, later: Release):
+    # More steps than the later release accepts.
+    old, new = PacedJob(shared, "before", steps=next_release.MOST_STEPS + 100), PacedJob(shared, "after", steps=60)
+    images_before = set(chart.IMAGES.values())
+    old.start()
     try:
-        before, generations, operators = pods(shared, NAMESPACE), versions(shared, job.name), pods(shared, "plaudit")
-        chart.install(shared, images=newer)
-        shared.until("new operators alone", lambda: not operators.keys() & pods(shared, "plaudit").keys(), 120)
+        before = state(old)
+        values = [word for name, image in later.images.items() for word in ("--set", f"images.{name}={image}")]
+        helm(shared, "upgrade", "plaudit", str(later.chart), "--reset-then-reuse-values", *values)
+        assert next_release.NEW_FIELD in shared.kubectl("explain", "rlj.spec.rollout.engine").stdout
+        old.goes_on()
+        assert state(old) == before
+        lose_the_trainer(old)
+        assert images_of(old) <= images_before
+        assert old.condition("SpecValid")["status"] == "True"
+        finished(old)
+        old.delete()
 
-        def a_new_one_leads() -> bool:
-            holder = shared.get("lease", "plaudit-operator", "plaudit")["spec"].get("holderIdentity", "")
-            return holder in pods(shared, "plaudit")
-
-        shared.until("one of them leads", a_new_one_leads, 60)
-        job.goes_on()
-        assert pods(shared, NAMESPACE) == before
-        assert versions(shared, job.name) == generations
-        kubectl = ("--namespace", NAMESPACE, "scale", f"deployment/{job.name}-rollout", "--replicas=0")
-        shared.kubectl(*kubectl)  # the new operator reconciles the job, which keeps its original image
-        job.goes_on()
-        used = {pod["spec"]["containers"][0]["image"] for pod in job.pods("rollout")}
-        assert used == {images.WORKER}
-        status = job.finish()
-        assert status["phase"] == "Complete", status["conditions"]
-        assert (status["restarts"], status["disruptions"]) == (0, 0)
+        job = new.manifest()
+        job["spec"]["rollout"]["engine"][next_release.NEW_FIELD] = 2
+        new.start(job)
+        before = state(new)
+        assert images_of(new) <= set(later.images.values()) - images_before
+        helm(shared, "rollback", "plaudit")
+        assert next_release.NEW_FIELD not in shared.kubectl("explain", "rlj.spec.rollout.engine").stdout
+        new.goes_on()
+        assert state(new) == before
+        lose_the_trainer(new)
+        assert images_of(new) <= set(later.images.values()) - images_before
+        assert new.condition("SpecValid")["status"] == "True"
+        finished(new)
     finally:
-        job.delete()
-        chart.install(shared)
+        old.delete()
+        new.delete()

@@ -158,7 +158,12 @@ async def test_the_queues_of_the_last_hour_are_returned_from_a_given_time_on(cli
     answer = (await client.get("/api/v1/queues", params={"after": 101.0})).json()
     (look,) = answer["looks"]
     assert (look["time"], look["workers"]) == (102.0, {"reward": {"busy": 2, "idle": 1}})
-    assert look["streams"]["samples"] == {"undelivered": 2, "in_flight": 1, "oldest_undelivered_s": 2.5}
+    assert look["streams"]["samples"] == {
+        "undelivered": 2,
+        "in_flight": 1,
+        "oldest_undelivered_s": 2.5,
+        "oldest_in_flight_s": 0.0,
+    }
     assert [(each["worker"], each["slots"], each["busy"]) for each in answer["workers"]] == [("reward-1", 4, 2)]
 
 

@@ -9,15 +9,16 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
+import msgspec
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from plaudit_metrics.service.settings import ServiceSettings
 from plaudit_metrics.service.spans import SpanSender, chosen
 from plaudit_metrics.sources.kept_steps import StepSamples
-from plaudit_wire.records import StepRecord
+from plaudit_wire.records import ScorerRecord, StepRecord
 from plaudit_wire.redis_address import RedisAddress
-from plaudit_wire.trace_context import traceparent
+from plaudit_wire.trace_context import sample_ids, traceparent
 
 Build = Callable[..., Any]
 STEP = StepRecord(7, 1, 0.0, 60.0, 4, 2, {})
@@ -74,8 +75,9 @@ def samples(sample: Build, group: Build) -> StepSamples:
 def sent(receiver: Receiver, samples: StepSamples, share: float) -> dict[str, Any]:
     """Root spans by traceparent."""
     sender = SpanSender("demo-1", receiver.address, share)
-    sender.send(STEP, samples)
+    sender.send(STEP, msgspec.msgpack.encode(samples))
     sender.close()
+    assert sender.counts["sent"] > 0
     roots = [span for span in receiver.spans if not span.parent_span_id]
     return {f"00-{root.trace_id.hex()}-{root.span_id.hex()}-01": root for root in roots}
 
@@ -101,6 +103,46 @@ def test_the_slowest_sample_of_a_step_arrives_with_its_stages(receiver: Receiver
     assert root.end_time_unix_nano == max(span.end_time_unix_nano for span in stages)
 
 
+def test_spans_follow_the_conventions_for_generative_ai(receiver: Receiver, sample: Build, group: Build) -> None:
+    judge = ScorerRecord(
+        "scored", 0.5, limiter_s=0.5, call_s=1.0, extra={"prompt_tokens": 90.0, "completion_tokens": 3.0}
+    )
+    broken = ScorerRecord("infra_error", reason="http://judge responded 500", call_s=0.1)
+    made = [
+        sample("t-0-1.0", 0, generation=2.0, score=1.5, scorers={"judge": judge}),
+        sample("t-0-1.0", 1, generation=2.0, score=3.0, scorers={"other": broken}, outcome="infra_error"),
+    ]
+    sent(receiver, StepSamples(made, [group(made, group_scorer=1.0)]), 1.0)
+    named: dict[str, list[Any]] = {}
+    for span in receiver.spans:
+        named.setdefault(span.name, []).append(span)
+    scored = attributes(named["scorer judge"][0])
+    assert (scored["gen_ai.usage.input_tokens"], scored["gen_ai.usage.output_tokens"]) == (90, 3)
+    (event,) = named["scorer judge"][0].events
+    assert event.name == "gen_ai.evaluation.result"
+    assert attributes(event) == {"gen_ai.evaluation.name": "judge", "gen_ai.evaluation.score.value": 0.5}
+    failed = named["scorer other"][0]
+    assert (failed.status.code, failed.status.message) == (2, "http://judge responded 500")
+    assert attributes(failed)["error.type"] == "infra_error"
+    assert sorted(span.status.code for span in named["sample"]) == [0, 2]
+    written = attributes(named["generation"][0])
+    assert (written["gen_ai.usage.input_tokens"], written["gen_ai.usage.output_tokens"]) == (10, 20)
+    assert [value.string_value for value in written["gen_ai.response.finish_reasons"].values] == ["stop"]
+    trace_id, span_id = sample_ids("demo-1", "t-0-1.0", 0)
+    for span in named["group_scorer"]:
+        (link,) = span.links
+        assert (int.from_bytes(link.trace_id), int.from_bytes(link.span_id)) == (trace_id, span_id)
+
+
+def test_steps_that_too_many_wait_before_are_dropped_and_counted(receiver: Receiver, samples: StepSamples) -> None:
+    sender = SpanSender("demo-1", receiver.address, 1.0)
+    for _ in range(50):
+        sender.send(STEP, msgspec.msgpack.encode(samples))
+    sender.close()
+    assert sender.counts["dropped"] > 0
+    assert sender.counts["sent"] == (50 - sender.counts["dropped"]) * len(samples.samples)
+
+
 def test_every_sample_arrives_once_when_all_are_asked_for(receiver: Receiver, samples: StepSamples) -> None:
     assert set(sent(receiver, samples, 1.0)) == {
         traceparent("demo-1", sample.group, sample.index) for sample in samples.samples
@@ -117,8 +159,9 @@ def test_a_share_is_the_same_samples_every_time(sample: Build) -> None:
 
 def test_a_collector_that_is_away_costs_nothing_but_its_spans(receiver: Receiver, samples: StepSamples) -> None:
     sender = SpanSender("demo-1", "http://127.0.0.1:1", 1.0)
-    sender.send(STEP, samples)
+    sender.send(STEP, msgspec.msgpack.encode(samples))
     sender.close()
+    assert sender.counts == {"failed": len(samples.samples)}
     assert sent(receiver, samples, 0.0)
 
 

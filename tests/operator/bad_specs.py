@@ -157,6 +157,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"transport": {"managed": {"memory": "1Mi"}}}, "memory"),
     ({"trainer.pod": {"resources": {"limits": {"nvidia.com/gpu": 3}}}}, "nvidia.com/gpu"),
     ({"model.sorce": "x"}, "sorce"),
+    ({"scheduling": {"queueName": "team"}, "lifecycle": {"cleanup": "KeepTransport"}}, "quota of a job as a whole"),
     ({**_SCORING_ONLY, "scheduling": {"gang": "native"}}, "trainer and rollouts together"),
     # What the operator does not do yet.
     ({"transport": {"url": "redis://host:6379/0", "tls": {"caFile": "/ca.pem"}}}, "rediss"),

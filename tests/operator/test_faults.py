@@ -22,7 +22,15 @@ class KilledError(BaseException):
     """The operator's process ends here."""
 
 
-OF_THE_MOMENT = ("startTime", "completionTime", "progress", "lastAttemptStep", "shortAttempts", "nextAttemptTime")
+OF_THE_MOMENT = (
+    "cost",
+    "startTime",
+    "completionTime",
+    "progress",
+    "lastAttemptStep",
+    "shortAttempts",
+    "nextAttemptTime",
+)
 """Times, and what depends on when the metrics service was last read."""
 
 

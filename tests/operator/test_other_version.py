@@ -20,7 +20,7 @@ def rewrite(world: World, key: str, change: Callable[[Data], None]) -> None:
     assert config
     data = json.loads(config["data"][key])
     change(data)
-    text = json.dumps(data)
+    text = json.dumps(data, separators=(",", ":"), sort_keys=key != "job.yaml")
     world.cluster.edit("ConfigMap", "job-job", lambda item: item["data"].update({key: text}))
 
 
@@ -112,3 +112,22 @@ def test_its_good_edits_apply_and_its_bad_ones_are_rejected_by_what_is_new_in_th
     assert (valid["status"], valid["reason"]) == ("False", "Invalid")
     assert "activeDeadlineSeconds" in valid["message"]
     assert "steps" not in valid["message"]
+
+
+def test_a_rollback_that_takes_fields_of_the_newer_version_out_of_the_spec_changes_nothing():
+    world = World()
+    world.settle()
+    before = pods(world)
+    for key in ("spec.json", "current.json"):
+        rewrite(world, key, lambda spec: spec["rollout"].update(newField=1))
+        rewrite(world, key, lambda spec: spec["reward"]["scorers"][0].update(newField=1))
+    rewrite(world, "job.yaml", lambda job: job["spec"]["rollout"].update(newField=1))
+    old = job_file(world)
+    world.start_operator()
+    world.settle()
+    assert world.condition(ConditionType.SPEC_VALID)["status"] == "True"
+    assert world.condition(ConditionType.STALLED)["status"] == "False"
+    assert (pods(world), job_file(world)) == (before, old)
+    world.cluster.end_trainer(0)
+    world.settle()
+    assert world.status["phase"] == "Complete"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from world import SETTINGS, World, rljob
 
+from plaudit_operator.names import ConditionType
 from plaudit_operator.settings import Settings, SettingsError
 
 DEFAULTS = {
@@ -65,7 +66,7 @@ def test_defaults_reach_the_pods_of_every_role(role: str):
     assert variables(found, role)["NCCL_DEBUG"] == "WARN"
     account = found.cluster.find("ServiceAccount", "job-pods")
     assert account
-    assert account["metadata"]["annotations"] == DEFAULTS["serviceAccountAnnotations"]
+    assert DEFAULTS["serviceAccountAnnotations"].items() <= account["metadata"]["annotations"].items()
 
 
 def test_a_jobs_own_pod_section_comes_before_them():
@@ -152,3 +153,20 @@ def test_in_a_queue_kueue_places_them():
     pod = template(found, "trainer")
     assert pod["metadata"]["annotations"]["kueue.x-k8s.io/podset-required-topology"] == topology["required"]
     assert "affinity" not in pod["spec"]
+
+
+@pytest.mark.parametrize(
+    ("sections", "field"),
+    [
+        ({"rollout": {"engine": {"tensorParallelSize": 16}}}, "spec.rollout.engine.tensorParallelSize"),
+        ({"trainer": {"ranks": 16, "ranksPerPod": 16, "strategy": "fsdp2"}}, "spec.trainer.ranksPerPod"),
+    ],
+)
+def test_a_pod_with_more_gpus_than_a_node_is_refused_unless_nodes_are_larger(sections: dict[str, Any], field: str):
+    found = world(**sections)
+    invalid = found.condition(ConditionType.SPEC_VALID)
+    assert invalid["reason"] == "Invalid"
+    assert invalid["message"].startswith(f"{field}: asks for 16 GPUs in one pod; ")
+    assert "nodes have at most 8 GPUs" in invalid["message"]
+    assert not found.cluster.of_kind("Deployment")
+    assert world({"gpusPerNode": 16}, **sections).status["phase"] == "Running"

@@ -50,6 +50,7 @@ class World:
         if cluster is None:
             self.cluster.put(job or rljob())
         self.closed_step = 2
+        self.exposed_s = 0.0
         self.start_operator()
 
     def start_operator(self) -> None:
@@ -61,7 +62,8 @@ class World:
         self.relist()
 
     def _progress(self, name: str, namespace: str) -> dict[str, Any]:
-        return {"step": self.closed_step, "verdict": "reward", "backlog": 0}
+        exposed = {"exposedRewardSeconds": self.exposed_s} if self.exposed_s else {}
+        return {"step": self.closed_step, "verdict": "reward", "backlog": 0, **exposed}
 
     def relist(self) -> None:
         """Every watch begins anew: events that were not delivered are lost."""

@@ -17,6 +17,11 @@ app.kubernetes.io/component: operator
 {{ merge (deepCopy (.Values.jobDefaults | default dict)) (dict "runAsUser" (int .Values.runAsUser)) | toJson }}
 {{- end }}
 
+{{- /* Namespaces that the operator watches, separated by commas; empty: all. */ -}}
+{{- define "plaudit.watched" -}}
+{{ concat (compact (list .Values.watchNamespace)) (.Values.watchNamespaces | default list) | uniq | join "," }}
+{{- end }}
+
 {{- define "plaudit.name" -}}
 {{ printf "%s-operator" .Release.Name | trunc 50 | trimSuffix "-" }}
 {{- end }}

@@ -63,11 +63,18 @@ def _shares(board: Dashboard) -> Dashboard:
         f'sum by (run) (rate(plaudit_samples_total{{{OF_RUN}, outcome!="scored"}}[$__range]))'
         f" / sum by (run) (rate(plaudit_samples_total{{{OF_RUN}}}[$__range]))"
     )
+    # Every replica of the operator reports the same jobs.
+    spent = (
+        f"sum by (run) (max by (run, role) (increase(plaudit_rljob_gpu_seconds_total{{{OF_RUN}}}[$__range]))) / 3600"
+    )
+    waited = f"max by (run) (increase(plaudit_rljob_exposed_reward_gpu_seconds_total{{{OF_RUN}}}[$__range])) / 3600"
     memory = f"max by (run) (plaudit_redis_memory_bytes{{{OF_RUN}}})"
     return (
         board.with_panel(bars("Step time waiting for rewards", SHARE, (exposed, "{{run}}"), most=1))
         .with_panel(bars("Samples without a score", SHARE, (failed, "{{run}}"), most=1))
         .with_panel(bars("Redis memory", BYTES, (memory, "{{run}}")))
+        .with_panel(bars("GPU-hours", COUNT, (spent, "{{run}}")))
+        .with_panel(bars("GPU-hours that trainers waited for rewards", COUNT, (waited, "{{run}}")))
     )
 
 

@@ -137,7 +137,8 @@ def _schemas() -> dict[str, Any]:
 
 
 def _look() -> dict[str, Any]:
-    depth = _object({"undelivered": _INTEGER, "in_flight": _INTEGER, "oldest_undelivered_s": _NUMBER})
+    ages = dict.fromkeys(("oldest_undelivered_s", "oldest_in_flight_s"), _NUMBER)
+    depth = _object({"undelivered": _INTEGER, "in_flight": _INTEGER, **ages})
     states = {"type": "object", "additionalProperties": _INTEGER, "description": "busy, idle, starting → processes"}
     return {
         "time": _NUMBER,

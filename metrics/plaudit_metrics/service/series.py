@@ -5,10 +5,13 @@ Never a label: step, sample, group, pod name, prompt, error text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from plaudit_metrics.service.optional_gauge import OptionalGauge
 from plaudit_metrics.service.sample_series import SampleSeries
@@ -17,6 +20,7 @@ from plaudit_metrics.service.step_series import StepSeries
 from plaudit_metrics.sources.run_snapshot import RunSnapshot
 from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord
 
+TRACE_RESULTS = ("sent", "failed", "dropped")
 SERVICE = "service"
 """The schedule of a job without a trainer: it only scores, and closes no steps."""
 
@@ -46,10 +50,16 @@ class Series:
             (``metrics.rewardLatency.thresholdSeconds``).
         latency_target: the share of samples in time that is promised (``metrics.rewardLatency.target``).
         info: facts about the job.
+        traces: counts of traces by what became of them, read at each scrape.
     """
 
     def __init__(
-        self, *, latency_threshold_s: float = 30.0, latency_target: float = 0.99, info: RunInfo = RunInfo()
+        self,
+        *,
+        latency_threshold_s: float = 30.0,
+        latency_target: float = 0.99,
+        info: RunInfo = RunInfo(),
+        traces: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.registry = CollectorRegistry()
         self._info = info
@@ -59,6 +69,7 @@ class Series:
         self._run_info = OptionalGauge(
             "plaudit_run_info", "The run", ["rljob", "schedule", "max_staleness", "phase"], self.registry
         )
+        self.registry.register(_Traces(traces))
         target = Gauge(
             "plaudit_reward_latency_target", "Share of samples promised within the threshold", registry=self.registry
         )
@@ -116,6 +127,24 @@ class Series:
     def _show_phase(self, phase: str) -> None:
         staleness = "" if self._info.max_staleness is None else str(self._info.max_staleness)
         self._run_info.replace({(self._info.job, self._info.schedule, staleness, phase): 1})
+
+
+class _Traces(Collector):
+    """The counter of traces, which another thread counts."""
+
+    def __init__(self, counts: Mapping[str, int]) -> None:
+        self._counts = counts
+
+    def describe(self) -> Iterator[CounterMetricFamily]:
+        """Yield the counter without values."""
+        yield CounterMetricFamily("plaudit_traces", "Traces by what became of them", labels=["result"])
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """Yield the counter, with 0 for what has not happened."""
+        family = CounterMetricFamily("plaudit_traces", "Traces by what became of them", labels=["result"])
+        for result in TRACE_RESULTS:
+            family.add_metric([result], self._counts.get(result, 0))
+        yield family
 
 
 def _phase(seen: RunSnapshot, kind: str) -> str:

@@ -53,7 +53,7 @@ async def serve(settings: ServiceSettings, stop: asyncio.Event) -> int:
     sender: SpanSender | None = None
     try:
         if settings.traces_endpoint:
-            sender = SpanSender(settings.run, settings.traces_endpoint, settings.traces_share)
+            sender = SpanSender(settings.run, settings.traces_endpoint, settings.traces_share, settings.model)
         await _wait_for_redis(client, settings, stop)
         with socket.create_server((settings.host, settings.port)) as listener:
             await _serve_on(listener, client, settings, stop, sender)
@@ -78,6 +78,7 @@ async def _serve_on(
         latency_threshold_s=settings.latency_threshold_s,
         latency_target=settings.latency_target,
         info=RunInfo(settings.job, settings.schedule, settings.max_staleness),
+        traces=sender.counts if sender else {},
     )
     view = RunView(series, KeptSteps(), sender.send if sender else None)
     if settings.run_folder is not None:

@@ -44,6 +44,8 @@ class ServiceSettings:
     """``PLAUDIT_SCHEDULE``: ``service`` for a job without a trainer, else the name of its schedule."""
     max_staleness: int | None = None
     """``PLAUDIT_MAX_STALENESS``: ``algorithm.maxStaleness`` of the job; None = unknown, or a service."""
+    model: str = ""
+    """``PLAUDIT_MODEL``: the policy's model, for traces."""
     traces_endpoint: str = ""
     """``PLAUDIT_TRACES_ENDPOINT``: ``metrics.traces.endpoint`` of the job; empty = no spans."""
     traces_share: float = 0.0
@@ -80,6 +82,7 @@ class ServiceSettings:
             max_staleness=int(_number(environment, "PLAUDIT_MAX_STALENESS", 0))
             if environment.get("PLAUDIT_MAX_STALENESS")
             else None,
+            model=environment.get("PLAUDIT_MODEL", ""),
             traces_endpoint=environment.get("PLAUDIT_TRACES_ENDPOINT", ""),
             traces_share=_number(environment, "PLAUDIT_TRACES_SHARE", cls.traces_share),
         )

@@ -1,28 +1,36 @@
 """Send samples as OpenTelemetry spans (OTLP over HTTP): the slowest of each step and a share of all.
 
-Each sample is one trace (``trace_context``): a root span from its admission until the trainer took its group, and a
-child span for each stage. The metrics service builds them from events after the step has closed, so no sample waits.
+Each sample is one trace (``trace_context``): a root span from its admission until the trainer took its group, a child
+span for each stage, and one for each scorer. A thread of its own builds and sends them after the step has closed, so
+that neither a sample nor the metrics service waits.
 
-Needs the extra ``traces``. A slow or unreachable collector loses spans, and nothing else.
+Needs the extra ``traces``. A slow or unreachable collector loses traces, which are counted, and nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import queue
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
+import msgspec
+
+from plaudit_metrics.service import span_attributes
 from plaudit_metrics.sources.kept_steps import StepSamples
 from plaudit_metrics.statistics.stages import STAGES, stages_of
 from plaudit_metrics.statistics.steps import slowest_samples
-from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord
+from plaudit_wire.logs import get_logger
+from plaudit_wire.records import GroupRecord, SampleRecord, ScorerRecord, StepRecord
 from plaudit_wire.trace_context import drawn, sample_ids
 
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import TracerProvider
+logger = get_logger(__name__)
 
 _EXPORT_WITHIN_S = 5.0
-_MOST_WAITING = 20_000
-"""Spans that may wait to be sent; further ones are dropped."""
+_MOST_STEPS = 8
+"""Steps that may wait for the thread; the traces of further ones are dropped."""
+_TRACES_AT_A_TIME = 100
 _PATH = "/v1/traces"
 
 
@@ -31,118 +39,194 @@ class MissingPackageError(Exception):
 
 
 def chosen(samples: StepSamples, run: str, share: float) -> list[SampleRecord]:
-    """Return the samples of a step to send: the slowest, and those whose trace id falls into the share (0 to 1)."""
+    """Return the samples of a step to send: the slowest, and those whose trace id falls into the share (0 to 1).
+
+    The share is decided by the ids alone, so a judge knows at a sample's admission that its spans are wanted.
+    """
     slowest = slowest_samples(samples.samples, 1)
     others = [each for each in samples.samples if drawn(run, each.group, each.index, share)]
     return slowest + [sample for sample in others if sample not in slowest]
 
 
 class SpanSender:
-    """Turns closed steps into spans, and sends them from its own thread.
+    """Turns closed steps into spans and sends them, in a thread of its own.
 
     Args:
         run: id of the run.
         endpoint: address of the collector, with or without ``/v1/traces``.
         share: share of the samples, besides each step's slowest.
+        model: the policy's model, for the attributes.
+
+    Attributes:
+        counts: traces by what became of them: ``sent``, ``failed`` (refused by the collector, or it is unreachable),
+            ``dropped`` (too many steps waited; counted by step).
 
     Raises:
         MissingPackageError: OpenTelemetry's SDK is not installed.
     """
 
-    def __init__(self, run: str, endpoint: str, share: float) -> None:
+    def __init__(self, run: str, endpoint: str, share: float, model: str = "") -> None:
+        self.counts: Counter[str] = Counter()
         self._run = run
         self._share = share
-        self._ids, self._provider = _provider(run, endpoint)
-        self._tracer = self._provider.get_tracer("plaudit")
+        self._model = model
+        self._sdk = _Sdk(run, endpoint)
+        self._steps: queue.Queue[tuple[StepRecord, bytes] | None] = queue.Queue(_MOST_STEPS)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run_thread, name="spans", daemon=True)
+        self._thread.start()
 
-    def send(self, record: StepRecord, samples: StepSamples) -> None:
-        """Queue the spans of the step's chosen samples."""
-        groups = {group.group: group for group in samples.groups}
-        for sample in chosen(samples, self._run, self._share):
-            self._send_sample(record, sample, groups.get(sample.group))
+    def send(self, record: StepRecord, encoded: bytes) -> None:
+        """Queue the spans of a step's chosen samples; ``encoded`` is its ``StepSamples``. Never waits."""
+        try:
+            self._steps.put_nowait((record, encoded))
+        except queue.Full:
+            self.counts["dropped"] += 1
 
     def close(self) -> None:
         """Send waiting spans, for a few seconds at most."""
-        self._provider.force_flush(int(_EXPORT_WITHIN_S * 1000))
-        self._provider.shutdown()
+        try:
+            self._steps.put(None, timeout=_EXPORT_WITHIN_S)
+        except queue.Full:
+            self._stopping.set()
+        self._thread.join(2 * _EXPORT_WITHIN_S)
 
-    def _send_sample(self, record: StepRecord, sample: SampleRecord, group: GroupRecord | None) -> None:
-        from opentelemetry.trace import set_span_in_context
+    def _run_thread(self) -> None:
+        while not self._stopping.is_set() and (step := self._steps.get()) is not None:
+            record, encoded = step
+            samples = msgspec.msgpack.decode(encoded, type=StepSamples)
+            groups = {group.group: group for group in samples.groups}
+            firsts = _first_with_a_value(samples.samples)
+            wanted = chosen(samples, self._run, self._share)
+            for start in range(0, len(wanted), _TRACES_AT_A_TIME):
+                batch = wanted[start : start + _TRACES_AT_A_TIME]
+                for sample in batch:
+                    self._build(record, sample, groups.get(sample.group), firsts.get(sample.group, sample.index))
+                result = "sent" if self._sdk.export() else "failed"
+                self.counts[result] += len(batch)
+                if result == "failed":
+                    logger.warning("cannot send traces", traces=len(batch))
 
+    def _build(self, record: StepRecord, sample: SampleRecord, group: GroupRecord | None, judged: int) -> None:
+        """Build the spans of one sample; ``judged`` is the index whose trace the judges of its group got."""
         seconds = stages_of(sample, group)
         at = sample.stamps.admitted
-        self._ids.next = sample_ids(self._run, sample.group, sample.index)
-        root = self._tracer.start_span("sample", start_time=_ns(at), attributes=_about(record, sample))
-        below = set_span_in_context(root)
+        ids = sample_ids(self._run, sample.group, sample.index)
+        root = self._sdk.start("sample", at, span_attributes.of_sample(record, sample), ids=ids)
+        self._sdk.fail(root, sample.scoring.outcome, sample.scoring.reason)
         for stage in STAGES:
-            if stage in seconds:
-                child = self._tracer.start_span(stage, below, start_time=_ns(at), attributes=_worker_of(stage, sample))
-                at += seconds[stage]
-                child.end(_ns(at))
+            if stage not in seconds:
+                continue
+            links = [sample_ids(self._run, sample.group, judged)] if stage == "group_scorer" else []
+            child = self._sdk.start(stage, at, self._of_stage(stage, sample), parent=root, links=links)
+            at += seconds[stage]
+            child.end(_ns(at))
+        for name, scorer in sample.scoring.scorers.items():
+            self._build_scorer(name, scorer, sample, root)
         root.end(_ns(at))
 
+    def _build_scorer(self, name: str, scorer: ScorerRecord, sample: SampleRecord, root: Any) -> None:
+        began = sample.stamps.score_taken or sample.stamps.committed or sample.stamps.admitted
+        ended = began + scorer.limiter_s + scorer.wait_s + scorer.retry_s + scorer.call_s
+        span = self._sdk.start(f"scorer {name}", began, span_attributes.of_scorer(name, scorer), parent=root)
+        span.add_event(span_attributes.EVALUATION, span_attributes.evaluation(name, scorer), _ns(ended))
+        self._sdk.fail(span, scorer.outcome, scorer.reason)
+        span.end(_ns(ended))
 
-def _about(record: StepRecord, sample: SampleRecord) -> Mapping[str, Any]:
-    scoring = sample.scoring
-    attributes: dict[str, Any] = {
-        "plaudit.step": record.step,
-        "plaudit.group": sample.group,
-        "plaudit.index": sample.index,
-        "plaudit.data_source": sample.data_source,
-        "plaudit.outcome": scoring.outcome,
-        "plaudit.deliveries": sample.deliveries,
-    }
-    if scoring.value is not None:
-        attributes["plaudit.reward"] = scoring.value
-    for name, scorer in scoring.scorers.items():
-        attributes[f"plaudit.scorer.{name}.outcome"] = scorer.outcome
-        attributes[f"plaudit.scorer.{name}.call_s"] = scorer.call_s
-    return attributes
+    def _of_stage(self, stage: str, sample: SampleRecord) -> span_attributes.Attributes:
+        if sample.generation is not None and stage == "generation":
+            return span_attributes.of_generation(sample.generation, self._model)
+        if sample.generation is not None and stage in {"engine_queue", "tools"}:
+            return {"plaudit.worker": sample.generation.worker}
+        if stage in {"limiter", "retry", "score", "commit"}:
+            return {"plaudit.worker": sample.scoring.worker}
+        return {}
 
 
-def _worker_of(stage: str, sample: SampleRecord) -> Mapping[str, Any]:
-    if stage in {"engine_queue", "generation", "tools"} and sample.generation is not None:
-        return {"plaudit.worker": sample.generation.worker}
-    if stage in {"limiter", "retry", "score", "commit"}:
-        return {"plaudit.worker": sample.scoring.worker}
-    return {}
+def _first_with_a_value(samples: Sequence[SampleRecord]) -> dict[str, int]:
+    """Return the lowest index with a value of each group: a group's judges get that sample's trace context."""
+    firsts: dict[str, int] = {}
+    for sample in samples:
+        if sample.scoring.value is not None:
+            firsts[sample.group] = min(sample.index, firsts.get(sample.group, sample.index))
+    return firsts
 
 
 def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def _provider(run: str, endpoint: str) -> tuple[Any, TracerProvider]:
-    """Set up the SDK; return it with its id generator, which gets a sample's ids before its root span starts."""
-    try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-        from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-    except ImportError as error:
-        raise MissingPackageError(
-            "spec.metrics.traces.endpoint is set, but OpenTelemetry is not installed: install plaudit-metrics[traces], "
-            "or leave it empty"
-        ) from error
+class _Sdk:
+    """OpenTelemetry's SDK with an exporter that is called in the current thread, and with ids that we choose."""
 
-    class Ids(RandomIdGenerator):
-        next: tuple[int, int] | None = None
+    def __init__(self, run: str, endpoint: str) -> None:
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
+            from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+            from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+        except ImportError as error:
+            raise MissingPackageError(
+                "spec.metrics.traces.endpoint is set, but OpenTelemetry is not installed: install "
+                "plaudit-metrics[traces], or leave it empty"
+            ) from error
 
-        def generate_trace_id(self) -> int:
-            return self.next[0] if self.next else super().generate_trace_id()
+        class Ids(RandomIdGenerator):
+            next: tuple[int, int] | None = None
 
-        def generate_span_id(self) -> int:
-            span_id, self.next = (self.next[1], None) if self.next else (super().generate_span_id(), None)
-            return span_id
+            def generate_trace_id(self) -> int:
+                return self.next[0] if self.next else super().generate_trace_id()
 
-    ids = Ids()
-    provider = TracerProvider(
-        id_generator=ids,
-        resource=Resource.create({"service.name": "plaudit", "plaudit.run": run}),
-        shutdown_on_exit=False,
-    )
-    address = endpoint if endpoint.endswith(_PATH) else endpoint.rstrip("/") + _PATH
-    exporter = OTLPSpanExporter(endpoint=address, timeout=_EXPORT_WITHIN_S)
-    provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=_MOST_WAITING))
-    return ids, provider
+            def generate_span_id(self) -> int:
+                span_id, self.next = (self.next[1], None) if self.next else (super().generate_span_id(), None)
+                return span_id
+
+        self._ids = Ids()
+        self._finished = InMemorySpanExporter()
+        address = endpoint if endpoint.endswith(_PATH) else endpoint.rstrip("/") + _PATH
+        self._exporter = OTLPSpanExporter(endpoint=address, timeout=_EXPORT_WITHIN_S)
+        self._success = SpanExportResult.SUCCESS
+        provider = TracerProvider(
+            id_generator=self._ids,
+            resource=Resource.create({"service.name": "plaudit", "plaudit.run": run}),
+            shutdown_on_exit=False,
+        )
+        provider.add_span_processor(SimpleSpanProcessor(self._finished))
+        self._tracer = provider.get_tracer("plaudit")
+
+    def start(
+        self,
+        name: str,
+        at: float,
+        attributes: span_attributes.Attributes,
+        *,
+        parent: Any = None,
+        ids: tuple[int, int] | None = None,
+        links: Sequence[tuple[int, int]] = (),
+    ) -> Any:
+        """Start a span; a root has ``ids`` (trace, span) instead of a parent."""
+        from opentelemetry.trace import Link, SpanContext, set_span_in_context
+
+        self._ids.next = ids
+        return self._tracer.start_span(
+            name,
+            set_span_in_context(parent) if parent is not None else None,
+            start_time=_ns(at),
+            attributes=attributes,
+            links=[Link(SpanContext(trace_id, span_id, is_remote=True)) for trace_id, span_id in links],
+        )
+
+    def fail(self, span: Any, outcome: str, reason: str | None) -> None:
+        """Set the status of a span whose outcome is a failure."""
+        from opentelemetry.trace import Status, StatusCode
+
+        if span_attributes.error(outcome):
+            span.set_status(Status(StatusCode.ERROR, reason or outcome))
+
+    def export(self) -> bool:
+        """Send all spans that have ended; return False if they are lost."""
+        spans = self._finished.get_finished_spans()
+        self._finished.clear()
+        return not spans or self._exporter.export(spans) is self._success

@@ -125,6 +125,10 @@ class KeptSteps:
         """Return up to ``count`` of the newest steps, oldest first."""
         return list(self._steps.values())[-count:] if count > 0 else []
 
+    def encoded_samples(self, step: int) -> bytes | None:
+        """Return every sample of a step as encoded ``StepSamples``, or None if they are no longer kept."""
+        return self._samples.get(step)
+
     def samples(self, step: int) -> StepSamples | None:
         """Return every sample of a step, or None if they are no longer kept."""
         encoded = self._samples.get(step)

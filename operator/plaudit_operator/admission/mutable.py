@@ -39,9 +39,21 @@ def _whole(admitted: Data) -> bool:
 def frozen_changes(admitted: Data, current: Data) -> list[str]:
     """Return the immutable fields that differ, as written: ``spec.model.source``.
 
-    The API server refuses most such changes already; it does not look into opaque fields.
+    The API server refuses most such changes already; it does not look into opaque fields. Fields that this version does
+    not know do not count: after a rollback of the definition, the API server removes those of the newer version.
     """
-    return _changes(overlaid(admitted, current), current, "spec")
+    return _changes(_known(overlaid(admitted, current), Spec), _known(current, Spec), "spec")
+
+
+def _known(data: Any, section: type[BaseModel]) -> Any:
+    """Return the part of a section, or of a list of them, that this version knows."""
+    if isinstance(data, list):
+        return [_known(item, section) for item in data]
+    if not isinstance(data, Mapping):
+        return data
+    known = {name: value for name, value in data.items() if name in _fields(section)}
+    inner = {name: _inner_section(section, name) for name in known}
+    return {name: _known(value, within) if (within := inner[name]) else value for name, value in known.items()}
 
 
 def _overlaid(admitted: Data, current: Data, section: type[BaseModel]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def manifests(context: JobContext) -> list[Manifest]:
     if transport.managed(context):
         policies.append(_redis(context))
     if reward_model.served(context):
-        policies.append(_from_role(context, reward_model.ROLE, "reward", [_tcp(names.MODEL_PORT)]))
+        policies.append(_model(context))
     if context.spec.trains:
         # Ranks rendezvous on one port, and then exchange gradients on ports that NCCL and Gloo choose.
         policies.append(_from_role(context, "trainer", "trainer", []))
@@ -125,6 +125,15 @@ def _metrics(context: JobContext) -> Manifest:
     peers = [_namespace(namespace), _namespace(context.settings.namespace)] if namespace else []
     allowed: Manifest = {"ports": [_tcp(names.METRICS_PORT)]} | ({"from": peers} if peers else {})
     return _policy(context, "metrics", {"policyTypes": ["Ingress"], "ingress": [allowed]})
+
+
+def _model(context: JobContext) -> Manifest:
+    """Return the policy of reward models: reward workers ask them, and Prometheus reads their metrics."""
+    peers: list[Manifest] = [{"podSelector": {"matchLabels": context.labels("reward")}}]
+    if namespace := context.settings.monitoring_namespace:
+        peers.append(_namespace(namespace))
+    allowed: Manifest = {"from": peers, "ports": [_tcp(names.MODEL_PORT)]}
+    return _policy(context, reward_model.ROLE, {"policyTypes": ["Ingress"], "ingress": [allowed]})
 
 
 def _from_role(context: JobContext, role: str, sender: str, ports: list[Manifest]) -> Manifest:

@@ -43,6 +43,16 @@ _ROLE: dict[str, Any] = {
     },
 }
 
+_ROLE_COST: dict[str, Any] = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {
+        "name": _text("trainer, rollout, reward, or a reward model's scorer.", 64),
+        "gpus": _count("GPUs that its pods hold now."),
+        "gpuSeconds": _count("GPU seconds until countedTime."),
+    },
+}
+
 STATUS: dict[str, Any] = {
     "type": "object",
     "description": "Observed state; written by the operator only.",
@@ -90,6 +100,22 @@ STATUS: dict[str, Any] = {
                     },
                     "description": "Problems that no pod shows; the condition Degraded reports them.",
                 },
+            },
+        },
+        "cost": {
+            "type": "object",
+            "description": "GPU time of the job, counted whenever the status changes.",
+            "properties": {
+                "roles": {
+                    "type": "array",
+                    "maxItems": 64,
+                    "x-kubernetes-list-type": "map",
+                    "x-kubernetes-list-map-keys": ["name"],
+                    "items": _ROLE_COST,
+                    "description": "GPU time by role.",
+                },
+                "exposedRewardGpuSeconds": _count("GPU seconds that the trainer waited for rewards."),
+                "countedTime": _time("Time until which it is counted; later time is that of gpus."),
             },
         },
         "attempt": _count("Number of the trainer's current attempt, from 0."),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from plaudit_operator import names
 from plaudit_operator.admission.admission import Refused, admit, digest
+from plaudit_operator.admission.node_size import beyond_a_node
 from plaudit_operator.children import job_config
 from plaudit_operator.children.all import Templates, fixed_replicas, frozen_templates, gang_deployments, manifests
 from plaudit_operator.children.context import JobContext, Manifest
@@ -95,8 +96,16 @@ def _render(key: _Key) -> Rendering | Refused:
     suspended = context.spec.suspend
     waits: Wait = "" if suspended else key.waits
     children = manifests(context, templates, suspended=suspended, waits=bool(waits))
-    config = next(child for child in children if child["kind"] == "ConfigMap")
-    if not admitted.written and (problem := job_config.excess(context, config)):
-        return Refused(Reason.FILES_INVALID, problem)
+    if not admitted.written and (refused := _refusal(context, children)):
+        return refused
     gang = gang_deployments(context, templates)
     return Rendering(context, templates, children, fixed_replicas(context), waits, gang)
+
+
+def _refusal(context: JobContext, children: Sequence[Manifest]) -> Refused | None:
+    """Return why a new job cannot run on this platform; a job that was admitted is never refused."""
+    if problems := list(beyond_a_node(context.spec, context.platform)):
+        return Refused(Reason.INVALID, "; ".join(map(str, problems)))
+    config = next(child for child in children if child["kind"] == "ConfigMap")
+    problem = job_config.excess(context, config)
+    return Refused(Reason.FILES_INVALID, problem) if problem else None

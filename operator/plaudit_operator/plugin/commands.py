@@ -73,7 +73,13 @@ def _open(kubectl: Kubectl, options: argparse.Namespace) -> int:
 
 
 def _top(kubectl: Kubectl, options: argparse.Namespace) -> int:
-    from plaudit_metrics.terminal.top import top
+    try:
+        from plaudit_metrics.terminal.top import top
+    except ImportError as error:
+        raise PluginError(
+            f"top needs Python packages that this installation lacks ({error.name}); kubectl plaudit open "
+            f"{options.job} shows the same in a browser"
+        ) from None
 
     _need_metrics(kubectl, options.job)
     with kubectl.forwarded(f"service/{options.job}-metrics", names.METRICS_PORT) as port:

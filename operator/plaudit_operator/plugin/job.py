@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from plaudit_operator.gpu_time import gpu_seconds
 from plaudit_operator.names import ConditionType, Reason
 from plaudit_operator.observed import seconds
 
@@ -24,7 +25,7 @@ def summary(job: Object, events: Sequence[Object], now: float) -> str:
         events: of it, in any order.
         now: seconds since the epoch.
     """
-    parts = [_head(job, now), _roles(job), _problems(job, now), _event_table(events, now)]
+    parts = [_head(job, now), _roles(job), _cost(job, now), _problems(job, now), _event_table(events, now)]
     return "\n".join(part for part in parts if part)
 
 
@@ -83,6 +84,16 @@ def _roles(job: Object) -> str:
         for r in roles
     ]
     return _table(rows) if roles else ""
+
+
+def _cost(job: Object, now: float) -> str:
+    cost = (job.get("status") or {}).get("cost")
+    if not cost:
+        return ""
+    hours = {role: spent / 3600 for role, spent in gpu_seconds(cost, now).items()}
+    roles = ", ".join(f"{role} {each:.1f}" for role, each in hours.items())
+    waited = int(cost.get("exposedRewardGpuSeconds", 0)) / 3600
+    return f"{sum(hours.values()):.1f} GPU-hours ({roles}); waiting for rewards cost {waited:.1f} of them\n"
 
 
 def _problems(job: Object, now: float) -> str:

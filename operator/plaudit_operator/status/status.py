@@ -15,6 +15,7 @@ from plaudit_operator.observed import NO_SUCH_KIND, Observed, timestamp
 from plaudit_operator.policies.gang_admission import Wait
 from plaudit_operator.runtime.kinds import POD_GROUP
 from plaudit_operator.status.conditions import NEEDED, Condition, merged, phase
+from plaudit_operator.status.cost import held_gpus, with_cost
 from plaudit_operator.status.degraded import degraded, healthy
 from plaudit_operator.status.roles import RoleState, lack_of
 from plaudit_operator.status.summary import summary
@@ -47,7 +48,8 @@ def ended_status(observed: Observed, ending: JobEnd, now: float) -> Status:
         Condition.of(ConditionType.TRAINER_RUNNING, False, ending.reason, ending.message),
         healthy(),
     ]
-    return _finished(observed, _progress(observed) | {"completionTime": timestamp(now)}, current, now)
+    ended = _finished(observed, _progress(observed) | {"completionTime": timestamp(now)}, current, now)
+    return with_cost(observed.status, ended, {}, now)
 
 
 def status(
@@ -89,7 +91,8 @@ def status(
     started = "startTime" in {**observed.status, **fields}
     works = started and rest not in ("suspended", "queue")
     current.append(degraded(observed, roles, now) if works else healthy())
-    return _finished(observed, fields, current, now)
+    report = _finished(observed, fields, current, now)
+    return with_cost(observed.status, report, held_gpus(context, observed), now)
 
 
 _Rest = Literal["", "suspended", "queue", "room"]

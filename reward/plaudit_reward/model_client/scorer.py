@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -70,11 +70,20 @@ class ModelScorer:
             and response, concatenated.
         max_concurrent: requests at a time.
         token: bearer token of the servers; empty: none.
+        traceparent: returns the trace context of a sample, sent as a header. None where nothing is traced.
     """
 
     def __init__(
-        self, name: str, places: Sequence[str], *, form: Form = "chat", max_concurrent: int = 256, token: str = ""
+        self,
+        name: str,
+        places: Sequence[str],
+        *,
+        form: Form = "chat",
+        max_concurrent: int = 256,
+        token: str = "",
+        traceparent: Callable[[Sample], str] | None = None,
     ) -> None:
+        self._traceparent = traceparent
         self.name = name
         self._places = list(places)
         self._form = form
@@ -110,7 +119,8 @@ class ModelScorer:
         """Score one sample; ask further servers while those asked are full or shutting down."""
         self._in_work += 1
         try:
-            return await self._score(request_body(sample, self._form), attempt)
+            headers = {"traceparent": self._traceparent(sample)} if self._traceparent else None
+            return await self._score(request_body(sample, self._form), attempt, headers)
         finally:
             self._in_work -= 1
 
@@ -127,11 +137,11 @@ class ModelScorer:
         if self._http is not None:
             await self._http.close()
 
-    async def _score(self, body: bytes, attempt: Attempt) -> Score:
+    async def _score(self, body: bytes, attempt: Attempt, headers: Mapping[str, str] | None) -> Score:
         began_s = time.monotonic()
         while True:
             replica = await self._pick(attempt, began_s)
-            response = await self._ask(replica, body, _left_s(attempt, began_s))
+            response = await self._ask(replica, body, _left_s(attempt, began_s), headers)
             if response is not None:
                 return _score_of(replica.url, response.body)
 
@@ -157,11 +167,13 @@ class ModelScorer:
             async with asyncio.timeout(max(0.0, at_most_s)):
                 await self._changed.wait()
 
-    async def _ask(self, replica: Replica, body: bytes, limit_s: float) -> Response | None:
+    async def _ask(
+        self, replica: Replica, body: bytes, limit_s: float, headers: Mapping[str, str] | None
+    ) -> Response | None:
         """Send one request; return None when another server must be asked."""
         replica.outstanding += 1
         try:
-            response = await self._post(replica, body, limit_s)
+            response = await self._post(replica, body, limit_s, headers)
         finally:
             replica.outstanding -= 1
         now_s = time.monotonic()
@@ -185,10 +197,10 @@ class ModelScorer:
             raise DataError(f"{replica.url} refused the sample: {self._explained(response)}")
         return response
 
-    async def _post(self, replica: Replica, body: bytes, limit_s: float) -> Response:
+    async def _post(self, replica: Replica, body: bytes, limit_s: float, headers: Mapping[str, str] | None) -> Response:
         assert self._http is not None
         try:
-            return await self._http.post(f"{replica.url}/classify", body, limit_s)
+            return await self._http.post(f"{replica.url}/classify", body, limit_s, headers=headers)
         except CallTimeoutError as error:
             self._replicas.failed(replica, time.monotonic())
             raise ScoreTimeoutError(str(error)) from None

@@ -47,7 +47,9 @@ def observed_operator(prometheus: Any) -> Iterator[None]:
     cache = Cache()
     metadata = {"name": "demo", "namespace": "team", "uid": "0c5c2a5e", "labels": {}}
     conditions = [{"type": "Ready", "status": "True"}, {"type": "Degraded", "status": "False"}]
-    status = {"run": "demo-0c5c2", "phase": "Running", "conditions": conditions}
+    roles = [{"name": "trainer", "gpus": 8, "gpuSeconds": 100}]
+    cost = {"roles": roles, "exposedRewardGpuSeconds": 10, "countedTime": "2026-01-01T00:00:00Z"}
+    status = {"run": "demo-0c5c2", "phase": "Running", "conditions": conditions, "cost": cost}
     cache.replace(RLJOB, [{"metadata": metadata, "spec": {}, "status": status}])
     series = OperatorSeries(cache, lambda: 2, lambda: True, lambda: {"RLJob": 3.0})
     server, thread = start_http_server(port=0, addr="127.0.0.1", registry=series.registry)
@@ -69,7 +71,13 @@ def observed_operator(prometheus: Any) -> Iterator[None]:
 def test_a_query_of_a_dashboard_finds_something(
     observed_run: Any, observed_operator: None, prometheus: Any, expression: str
 ) -> None:
-    given = {"$run": "observed", "$namespace": ".*", "$cluster": ".*", "$__rate_interval": "1m", "$__range": "1m"}
+    given = {
+        "$run": "observed|demo-0c5c2",
+        "$namespace": ".*",
+        "$cluster": ".*",
+        "$__rate_interval": "1m",
+        "$__range": "1m",
+    }
     for variable, value in given.items():
         expression = expression.replace(variable, value)
     for _ in range(100):  # the last figures of a run come with the next scrapes

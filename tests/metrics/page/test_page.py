@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from plaudit_metrics.service.page import FILES, FOLDER, library
-from plaudit_wire.records import SampleRecord, ScorerRecord, StepRecord
+from plaudit_wire.records import SampleRecord, ScorerRecord, ScorerWork, StepRecord, WorkerRecord
 
 Tab = Any
 Site = Any
@@ -256,6 +256,42 @@ def test_a_closed_step_appears_without_a_reload_and_a_lost_service_is_reported(
     tab.until("document.querySelector('#status').innerText.startsWith('The service does not respond')")
     assert "Next try in" in tab.text("#status")
     assert tab.text("#verdict") == "Step 1 waited for a limit of the job"
+
+
+def test_an_outlier_is_named_and_does_not_flatten_the_chart_and_negative_rewards_are_drawn(
+    make_site: Callable[[Sequence[str]], Site], tab: Tab
+) -> None:
+    site = make_site(["generation"] * 12)
+    record: StepRecord = site.builder.steps[-1][0]
+    opened = record.closed
+    for number, (seconds, reward) in enumerate([(900.0, -4.0), (record.closed - record.opened, -6.0)], record.step + 1):
+        figures = record.statistics | {"reward/mean": reward, "reward/std": 1.0}
+        later = msgspec.structs.replace(
+            record, step=number, opened=opened, closed=opened + seconds, statistics=figures, waits=[]
+        )
+        site.publish([later])
+        opened += seconds
+    tab.open(site.url)
+    tab.until("document.querySelector('#verdict')?.innerText.startsWith('Step 14')")
+    notes = "[...document.querySelectorAll('figure .note')]"
+    tab.until(f"{notes}.some((note) => note.innerText.startsWith('Beyond the axis: step 13'))")
+    tab.until("document.querySelector('#values figure')")
+    if os.environ.get("PLAUDIT_SCREENSHOTS"):
+        image = Image.open(io.BytesIO(tab.picture(1245))).convert("RGB")
+        image.quantize(255, dither=Image.Dither.NONE).save(IMAGES / "page-outlier.png", optimize=True)
+    assert tab.complaints == []
+
+
+def test_work_in_flight_is_shown_by_stage_with_its_age(make_site: Callable[[Sequence[str]], Site], tab: Tab) -> None:
+    site = make_site(["generation"])
+    site.queue("samples", 3)
+    hanging = WorkerRecord("reward-0", "reward", 16, 1, scorers={"judge": ScorerWork(5, 90.0)})
+    site.redis.hset(site.keys.worker_records, hanging.worker, msgspec.msgpack.encode(hanging))
+    tab.open(site.url)
+    rows = "[...document.querySelectorAll('[aria-label=\"In flight now\"] tbody tr')].map((row) => row.innerText)"
+    tab.until(f"{rows}.some((row) => /scorer judge.*5.*90/.test(row.replaceAll('\\t', ' ')))")
+    tab.until(f"{rows}.some((row) => /^samples . reward workers.2.*1/.test(row))")
+    assert tab.complaints == []
 
 
 def test_validation_rewards_are_shown_once_a_step_has_them(

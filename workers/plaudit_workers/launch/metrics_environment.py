@@ -19,7 +19,12 @@ def metrics_environment(job: RLJob) -> dict[str, str]:
         "PLAUDIT_TRACES_ENDPOINT": traces.endpoint,
         "PLAUDIT_TRACES_SHARE": str(traces.share),
     }
-    return environment | ({"PLAUDIT_MAX_STALENESS": str(spec.algorithm.max_staleness)} if spec.trains else {})
+    if not spec.trains:
+        return environment
+    return environment | {
+        "PLAUDIT_MAX_STALENESS": str(spec.algorithm.max_staleness),
+        "PLAUDIT_MODEL": spec.model.source,
+    }
 
 
 def _schedule(spec: Spec) -> str:

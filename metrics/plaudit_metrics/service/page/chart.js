@@ -7,6 +7,7 @@
 
 import { announce, details, element, swatch, table } from "./dom.js";
 import { figure, mark, seconds, share } from "./format.js";
+import { usualTop } from "./outliers.js";
 import { resolved } from "./palette.js";
 import { onTheme } from "./theme.js";
 
@@ -34,6 +35,7 @@ export class Chart {
     this.spec = { ...spec, words: { figure, seconds, share }[spec.unit] };
     this.rows = [];
     this.plot = null;
+    this.top = null;
     this.tip = element("div", { class: "tip", hidden: true, "aria-hidden": "true" });
     this.host = element("div", {
       class: "plot",
@@ -44,11 +46,12 @@ export class Chart {
       on: { keydown: (event) => this.#key(event), blur: () => this.#leave(), mouseleave: () => this.#leave() },
     });
     this.table = details("Table", () => this.#table());
+    this.beyond = element("p", { class: "note", hidden: true });
     const legend = spec.series.map((each) => element("li", {}, swatch(each.color), each.label));
     this.node = element(
       "figure",
       { class: "card chart" },
-      element("figcaption", {}, element("h3", {}, spec.title), element("p", { class: "note" }, spec.note)),
+      element("figcaption", {}, element("h3", {}, spec.title), element("p", { class: "note" }, spec.note), this.beyond),
       spec.series.length > 1 ? element("ul", { class: "legend" }, legend) : null,
       this.host,
       this.table.node,
@@ -62,8 +65,32 @@ export class Chart {
     this.rows = rows;
     this.host.setAttribute("aria-label", this.#summary());
     this.table.refresh();
+    this.#findOutliers();
     if (this.plot === null) this.#draw();
     else this.plot.setData(this.#data());
+  }
+
+  /** A few rows far above the others are cut off, and named, so that they do not flatten the chart. */
+  #findOutliers() {
+    const { series, kind, x, words } = this.spec;
+    const heights = this.rows.map((row) => {
+      const values = series.map((each) => each.value(row) ?? 0);
+      return kind === "bars" ? values.reduce((sum, value) => sum + value, 0) : Math.max(...values);
+    });
+    this.top = usualTop(heights);
+    const far = this.top === null ? [] : this.rows.map((row, at) => [row, heights[at]]).filter(([, height]) => height > this.top);
+    this.beyond.hidden = far.length === 0;
+    this.beyond.textContent = `Beyond the axis: ${far.map(([row, height]) => `${x.label.toLowerCase()} ${x.words(x.value(row))} (${words(height)})`).join(", ")}.`;
+  }
+
+  #range(low, high) {
+    const { least = 0, kind } = this.spec;
+    if (kind === "lines" && low !== null && low < 0) {
+      const margin = (high - low) * 0.06 || Math.abs(low) * 0.06;
+      return [low - margin, high + margin];
+    }
+    const top = this.top === null ? (high ?? 0) : Math.min(high ?? 0, this.top);
+    return [Math.min(low ?? 0, 0), Math.max(top, least) * 1.06 || 1];
   }
 
   #summary() {
@@ -111,7 +138,7 @@ export class Chart {
   }
 
   #options() {
-    const { x, unit, least = 0, kind } = this.spec;
+    const { x, unit, kind } = this.spec;
     const text = resolved("--text-2");
     const grid = { stroke: resolved("--grid"), width: 1 };
     const axis = { stroke: text, font: FONT, grid, ticks: { show: false } };
@@ -123,7 +150,7 @@ export class Chart {
       legend: { show: false },
       scales: {
         x: { time: Boolean(x.time), range: ends },
-        y: { range: (_, low, high) => [Math.min(low ?? 0, 0), Math.max(high ?? 0, least) * 1.06 || 1] },
+        y: { range: (_, low, high) => this.#range(low, high) },
       },
       axes: [
         { ...axis, grid: { show: false }, size: 28, space: x.time ? 80 : 50, incrs: x.time ? TIMES_S : WHOLE, values: (_, ticks) => ticks.map(x.words) },

@@ -31,14 +31,18 @@ export class Overview {
       title: "Reward", note: "Mean of the step, with one standard deviation on either side.", kind: "lines", unit: "figure",
       series: [{ key: "reward", label: "mean", color: "--generation", value: (step) => step["reward/mean"], band: deviation("reward") }],
     });
-    this.validation = element("div", { id: "validation", hidden: true });
-    this.validated = { sources: "", chart: null };
-    this.ofValidation = (sources) => overSteps({
+    this.validation = keyedChart("validation", (sources) => overSteps({
       title: "Validation reward", note: "Mean of each data source, at the steps with a validation.", kind: "lines", unit: "figure",
       series: sources.map((source, index) => ({
-        key: source, label: source, color: CAUSES[(index + 1) % CAUSES.length].color, value: (step) => step[`val/${source}/reward`],
+        key: source, label: source, color: seriesColor(index), value: (step) => step[`val/${source}/reward`],
       })),
-    });
+    }), "val/", "/reward");
+    this.values = keyedChart("values", (scorers) => overSteps({
+      title: "Values of the scorers", note: "Mean of the step.", kind: "lines", unit: "figure",
+      series: scorers.map((scorer, index) => ({
+        key: scorer, label: scorer, color: seriesColor(index), value: (step) => step[`reward_pipeline/scorer/${scorer}/value/mean`],
+      })),
+    }), "reward_pipeline/scorer/", "/value/mean");
     this.staleness = overSteps({
       title: "Staleness", note: "Policy versions behind the update: mean, minimum and maximum.", kind: "lines", unit: "figure", least: 1,
       series: [{ key: "staleness", label: "mean", color: "--group_scorer", value: ofStaleness("mean"), band: [ofStaleness("min"), ofStaleness("max")] }],
@@ -49,6 +53,7 @@ export class Overview {
     });
     this.depth = overTime({ title: "Queue depth", note: "Entries that no consumer has read yet.", unit: "figure", least: 4, of: "undelivered" });
     this.age = overTime({ title: "Queue age", note: "Age of the oldest entry that no consumer has read.", unit: "seconds", least: 1, of: "oldest_undelivered_s" });
+    this.inFlight = element("div");
     this.workers = element("div");
     this.scorers = element("div");
     this.samples = element("div");
@@ -61,14 +66,15 @@ export class Overview {
       element("div", { class: "head" }, element("h2", {}, "The run"), element("label", { for: "count" }, "Newest ", picker)),
       this.time.node,
       element("div", { class: "pair" }, this.reward.node, this.staleness.node),
-      this.validation);
+      element("div", { class: "pair" }, this.values.node, this.validation.node));
     this.rest = element("div", { class: "sections", hidden: true },
       element("div", { class: "pair" }, this.outcomes.node, report ? null : section("Workers", "Processes that sent a heartbeat in the last 20 seconds.", this.workers)),
       section("Scorers", "Of the newest step.", this.scorers),
       section("Slowest samples", "Of the newest step, from admission to the trainer. Click a bar for details.", this.samples));
     this.queues = element("div", { class: "sections" },
       element("div", { class: "head" }, element("h2", {}, "Queues")),
-      element("div", { class: "pair" }, this.depth.node, this.age.node));
+      element("div", { class: "pair" }, this.depth.node, this.age.node),
+      section("In flight now", "Work that waits or is in progress, by stage, with the age of the oldest.", this.inFlight));
     this.reported = element("div", { class: "sections" });
     this.node = element("div", { class: "sections" }, this.unscored, this.empty, this.ofSteps, report ? null : this.queues, this.rest, this.reported);
   }
@@ -81,21 +87,9 @@ export class Overview {
     const opened = this.verdict.firstChild === null ? report !== null : this.verdict.querySelector("details[open]") !== null;
     this.verdict.replaceChildren(verdictPanel(newest, { recent: verdict, reasoned: opened }));
     for (const chart of [this.time, this.reward, this.staleness, this.outcomes]) chart.update(steps);
-    this.#showValidation(steps);
+    for (const keyed of [this.values, this.validation]) keyed.update(steps);
     renew(this.scorers, scorersTable(newest));
     renew(this.samples, samples.length === 0 ? lacking() : samplesTable(samples.slice(0, SLOWEST)));
-  }
-
-  /** The chart is built anew when another data source appears, and hidden while no step has a validation. */
-  #showValidation(steps) {
-    const sources = validationSources(steps);
-    this.validation.hidden = sources.length === 0;
-    if (sources.length === 0) return;
-    if (this.validated.sources !== sources.join("\n")) {
-      this.validated = { sources: sources.join("\n"), chart: this.ofValidation(sources) };
-      this.validation.replaceChildren(this.validated.chart.node);
-    }
-    this.validated.chart.update(steps.filter((step) => validationSources([step]).length > 0));
   }
 
   /** Shows why samples of the open step have no score. */
@@ -107,6 +101,7 @@ export class Overview {
   showQueues(looks, workers) {
     this.depth.update(looks);
     this.age.update(looks);
+    renew(this.inFlight, inFlightTable(looks.at(-1)?.streams ?? {}, workers));
     renew(this.workers, workersTable(workers));
   }
 
@@ -154,10 +149,34 @@ function deviation(key) {
   return [side(-1), side(1)];
 }
 
-/** The data sources of the keys `val/<data source>/reward`. */
-function validationSources(steps) {
-  const keys = steps.flatMap((step) => Object.keys(step).filter((key) => key.startsWith("val/") && key.endsWith("/reward")));
-  return [...new Set(keys)].sort().map((key) => key.slice("val/".length, -"/reward".length));
+/**
+ * A chart with one line for each `<name>` of the keys `<before><name><after>`. It is built anew when another name appears, and
+ * hidden while no step has one.
+ */
+function keyedChart(id, build, before, after) {
+  const node = element("div", { id, hidden: true });
+  let names = "";
+  let chart = null;
+  const namesOf = (steps) => {
+    const keys = steps.flatMap((step) => Object.keys(step).filter((key) => key.startsWith(before) && key.endsWith(after)));
+    return [...new Set(keys)].sort().map((key) => key.slice(before.length, -after.length));
+  };
+  const update = (steps) => {
+    const found = namesOf(steps);
+    node.hidden = found.length === 0;
+    if (found.length === 0) return;
+    if (names !== found.join("\n")) {
+      names = found.join("\n");
+      chart = build(found);
+      node.replaceChildren(chart.node);
+    }
+    chart.update(steps.filter((step) => namesOf([step]).length > 0));
+  };
+  return { node, update };
+}
+
+function seriesColor(index) {
+  return CAUSES[(index + 1) % CAUSES.length].color;
 }
 
 function ofStaleness(statistic) {
@@ -166,6 +185,29 @@ function ofStaleness(statistic) {
 
 function outcomeShare(outcome) {
   return (step) => (step[`reward_pipeline/outcome/${outcome}`] ?? 0) / (step.num_samples || 1);
+}
+
+/** One row for each stream, and one for each scorer with the calls that have not ended. */
+function inFlightTable(streams, workers) {
+  const rows = QUEUES.filter((queue) => streams[queue.key]).map((queue) => {
+    const { undelivered, in_flight: inWork, oldest_undelivered_s: waits, oldest_in_flight_s: works } = streams[queue.key];
+    return { label: queue.label, color: queue.color, waiting: figure(undelivered), waits: undelivered > 0 ? seconds(waits) : "–", inWork, works };
+  });
+  const scorers = new Map();
+  for (const worker of workers) {
+    for (const [name, work] of Object.entries(worker.scorers ?? {})) {
+      const { inWork = 0, works = 0 } = scorers.get(name) ?? {};
+      scorers.set(name, { inWork: inWork + work.in_flight, works: Math.max(works, work.oldest_s) });
+    }
+  }
+  for (const [name, work] of scorers) rows.push({ label: `scorer ${name}`, color: "--score", waiting: "–", waits: "–", ...work });
+  return table("In flight now", [
+    { label: "Stage", cell: (row) => element("span", {}, swatch(row.color), row.label) },
+    { label: "Waiting", number: true, cell: (row) => row.waiting },
+    { label: "Oldest", number: true, cell: (row) => row.waits },
+    { label: "In work", number: true, cell: (row) => figure(row.inWork) },
+    { label: "Oldest in work", number: true, cell: (row) => (row.inWork > 0 ? seconds(row.works) : "–") },
+  ], rows);
 }
 
 function workersTable(workers) {

@@ -303,7 +303,17 @@ def _gang_or_queue(spec: Spec) -> Iterator[Problem]:
         yield Problem(
             "spec.scheduling.gang",
             f"gang {scheduling.gang} cannot be combined with queueName {scheduling.queue_name!r}",
-            "Remove gang: a queue also admits trainer, rollouts and Redis together",
+            "Remove gang: a queue also admits trainer, rollouts, reward models and Redis together",
+            also=("spec.scheduling.queueName",),
+        )
+
+
+def _quota_after_the_end(spec: Spec) -> Iterator[Problem]:
+    if spec.scheduling.queue_name and spec.lifecycle.cleanup == "KeepTransport":
+        yield Problem(
+            "spec.lifecycle.cleanup",
+            "is KeepTransport: a queue frees the quota of a job as a whole, so Redis alone would hold all of its GPUs",
+            "Set cleanup to All, or remove scheduling.queueName",
             also=("spec.scheduling.queueName",),
         )
 
@@ -339,4 +349,5 @@ _TRAINING: tuple[Rule, ...] = (
     gpu_problems,
     _redis_memory,
     _gang_or_queue,
+    _quota_after_the_end,
 )

@@ -8,6 +8,7 @@ from plaudit_reward.model_client.addresses import TOKEN_VARIABLE
 from plaudit_reward.model_client.scorer import ModelScorer
 from plaudit_workers.job.spec.scorers import ScorerSpec
 from plaudit_workers.scoring.kinds.context import BuildContext
+from plaudit_workers.scoring.kinds.endpoint import trace_header
 
 
 def model_scorer(scorer: ScorerSpec, context: BuildContext) -> ModelScorer:
@@ -19,4 +20,5 @@ def model_scorer(scorer: ScorerSpec, context: BuildContext) -> ModelScorer:
         form=scorer.model.input,
         max_concurrent=context.reward.workers.max_concurrent_samples,
         token=os.environ.get(TOKEN_VARIABLE, ""),
+        traceparent=trace_header(context),
     )

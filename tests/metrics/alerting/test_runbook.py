@@ -1,0 +1,47 @@
+"""The runbook's commands can be run: each section has one, and the routes, series and keys that they name exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from plaudit_metrics.alerting.alert import RUNBOOK
+from plaudit_metrics.alerting.alerts import ALERTS
+from plaudit_metrics.service.openapi import document
+from plaudit_metrics.service.series import Series
+
+ROOT = Path(__file__).parents[3]
+TEXT = (ROOT / RUNBOOK).read_text()
+KEYS = (ROOT / "docs" / "metrics.md").read_text() + (ROOT / "docs" / "training.md").read_text()
+SECTIONS = {part.partition("\n")[0]: part for part in TEXT.split("\n## ")[1:]}
+
+
+def test_the_sections_are_those_of_the_alerts_in_their_order() -> None:
+    assert list(SECTIONS) == list(dict.fromkeys(alert.name for alert in ALERTS))
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_what_to_look_at_begins_with_a_command(name: str) -> None:
+    look = SECTIONS[name].partition("**Look**")[2].partition("**Do**")[0]
+    assert re.search(r"`(curl|kubectl|plaudit|redis-cli) ", look), look
+
+
+def test_series_that_the_runbook_names_are_exposed() -> None:
+    declared = {family.name for family in Series().registry.collect()}
+    named = {re.sub(r"_(total|sum|count|bucket)$", "", name) for name in re.findall(r"plaudit_[a-z]\w+[a-z]", TEXT)}
+    named -= {"plaudit_metrics"}  # the package
+    operators = {name for name in named if name.startswith(("plaudit_operator", "plaudit_rljob"))}
+    assert [name for name in named - operators if not any(each.startswith(name) for each in declared)] == []
+
+
+def test_routes_that_the_runbook_names_exist() -> None:
+    routes = {re.sub(r"<\w+>", "{step}", route) for route in re.findall(r"\$RUN(/api/v1/[\w/<>]+)", TEXT)}
+    assert routes <= set(document("demo")["paths"])
+
+
+def test_keys_of_steps_that_the_runbook_names_are_documented() -> None:
+    for key in re.findall(r'\."([\w/]+)"', TEXT):
+        head, _, last = key.rpartition("/")
+        assert re.search(rf"`{re.escape(head)}/(\{{[\w,]*\b)?{last}\b", KEYS) or f"`{key}`" in KEYS, key

@@ -1,0 +1,93 @@
+"""GPU time of a job: by role, over attempts and restarts of the operator, without a write at rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from world import World, rljob
+
+from plaudit_operator.gpu_time import gpu_seconds
+from plaudit_operator.plugin.job import summary
+
+MODEL = {"name": "helpful", "kind": "model", "model": {"source": "/plaudit/rm"}}
+
+
+def running(**sections: Any) -> World:
+    """A job with 8 GPUs for its trainer, 2 × 4 for its rollouts and one for a reward model."""
+    scorers = [*rljob()["spec"]["reward"]["scorers"], MODEL]
+    rollout = {"replicas": 2, "engine": {"tensorParallelSize": 4}}
+    trainer = {"ranks": 8, "strategy": "fsdp2"}
+    world = World(rljob(reward={"scorers": scorers}, rollout=rollout, trainer=trainer, **sections))
+    world.settle()
+    return world
+
+
+def spent(world: World) -> dict[str, int]:
+    return gpu_seconds(world.status["cost"], world.cluster.now)
+
+
+def look(world: World, after_s: float) -> None:
+    """Time passes, and the operator looks at the job."""
+    world.cluster.now += after_s
+    world.settle()
+
+
+def test_gpus_count_by_role_while_pods_hold_them():
+    world = running()
+    assert {role["name"]: role["gpus"] for role in world.status["cost"]["roles"]} == {
+        "model/helpful": 1,
+        "rollout": 8,
+        "trainer": 8,
+    }
+    before = spent(world)
+    look(world, 100)
+    world.closed_step = 5
+    look(world, 100)
+    world.start_operator()
+    look(world, 100)
+    gained = {role: seconds - before[role] for role, seconds in spent(world).items()}
+    assert gained == {"model/helpful": 300, "rollout": 2400, "trainer": 2400}
+
+
+def test_a_job_at_rest_is_not_written_for_its_cost():
+    world = running()
+    look(world, 20)
+    writes = world.cluster.writes
+    look(world, 3600)
+    assert world.cluster.writes == writes
+    assert spent(world)["rollout"] >= 8 * 3600
+
+
+def test_a_suspended_or_ended_job_costs_nothing_more():
+    world = running()
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(suspend=True))
+    look(world, 10)
+    before = spent(world)
+    look(world, 1000)
+    assert spent(world) == before
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(suspend=False))
+    look(world, 10)
+    world.cluster.end_trainer(0)
+    look(world, 10)
+    before = spent(world)
+    look(world, 1000)
+    assert spent(world) == before
+    assert before["trainer"] > 0
+
+
+def test_waiting_for_rewards_costs_the_trainers_gpus():
+    world = running()
+    world.exposed_s = 2.5
+    world.closed_step = 12  # ten more steps
+    look(world, 100)
+    assert world.status["cost"]["exposedRewardGpuSeconds"] == 10 * 2.5 * 8
+    text = summary(world.job, [], world.cluster.now)
+    assert "GPU-hours (model/helpful" in text
+    assert "waiting for rewards cost 0.1 of them" in text
+
+
+def test_a_job_without_gpus_has_no_cost():
+    none = {"resources": {"limits": {"nvidia.com/gpu": 0}}}
+    world = World(rljob(rollout={"pod": none}, trainer={"pod": none}))
+    world.settle()
+    assert "cost" not in world.status
