@@ -25,6 +25,8 @@ SELECTOR: Final = f"{MANAGED_BY}={FIELD_MANAGER}"
 
 INPUTS: Final = f"{GROUP}/inputs"
 """Annotation: digest of the part of the user's spec that a pod template is rendered from."""
+MANIFEST: Final = f"{GROUP}/manifest"
+"""Annotation: digest of the manifest that an object was last written from; a manifest that lost a field differs too."""
 KEDA_PAUSE: Final = "autoscaling.keda.sh/paused-replicas"
 COMPLETION_INDEX: Final = "batch.kubernetes.io/job-completion-index"
 

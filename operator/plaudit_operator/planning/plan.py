@@ -24,7 +24,7 @@ from plaudit_operator.policies.failure import TrainerAttempt, exhausted, present
 from plaudit_operator.policies.lost_nodes import lost_pods
 from plaudit_operator.policies.managed_by import is_managed_elsewhere
 from plaudit_operator.policies.refused_pods import LOOK_AGAIN_AFTER_S, lacking
-from plaudit_operator.policies.suspend import scale_actions, suspend_job, unpause_actions
+from plaudit_operator.policies.suspend import scale_actions, suspend_job
 from plaudit_operator.policies.ttl import time_left_s
 from plaudit_operator.runtime.kinds import CHILDREN
 from plaudit_operator.settings import Settings
@@ -133,7 +133,6 @@ def _children(rendered: Rendering, observed: Observed) -> Iterator[Action]:
         yield from _child(rendered, observed, manifest)
     yield from _obsolete(observed, rendered.manifests)
     yield from scale_actions(observed, rendered.replicas, context.spec, rendered.rests)
-    yield from unpause_actions(observed, resting=rendered.rests(names.role_object(context.name, "reward")))
 
 
 def _child(rendered: Rendering, observed: Observed, manifest: Manifest) -> Iterator[Action]:
