@@ -1,7 +1,7 @@
 """Activation checkpointing: keep the input of each layer and compute the layer again for its gradient.
 
 Called by ``policy_model`` before the layers are sharded, so that the second forward pass finds gathered weights. With
-Qwen2.5-7B's sizes in bfloat16 a token keeps 0.2 MB in place of 6.4 MB; the second pass costs a third more time.
+Qwen2.5-7B's sizes in bfloat16 a token keeps 0.2 MB in place of 7 MB; the second pass costs a third more time.
 ``selective`` also keeps the output of attention, whose cost grows with the square of the length, at 0.2 MB more.
 """
 
