@@ -157,15 +157,17 @@ class Soak:
         await strike[fault]()
 
     async def _second_trainer(self) -> None:
-        first, self._life = self._life, asyncio.create_task(self.simulation.train(self.plan))
-        await asyncio.wait([first], timeout=30)
-        if not first.done():
-            raise RuntimeError("the first trainer went on beside the second")
-        first.exception()
+        both = {self._life, asyncio.create_task(self.simulation.train(self.plan))}
+        left, going_on = await asyncio.wait(both, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+        if not left:
+            raise RuntimeError("two trainers went on beside each other")
+        for trainer in left:
+            trainer.exception()
+        self._life = (going_on or left).pop()  # the last to take over; not always the last to start
 
     async def _rewind(self, state: list[bytes]) -> None:
         await self.simulation.rewind(state)
-        if not state or self.chance.random() < 0.5:
+        if not state or self._life.done() or self.chance.random() < 0.5:  # a run that has ended is resumed
             await self._kill_trainer()
 
     async def _freeze(self) -> None:

@@ -25,6 +25,8 @@ SELECTOR: Final = f"{MANAGED_BY}={FIELD_MANAGER}"
 
 INPUTS: Final = f"{GROUP}/inputs"
 """Annotation: digest of the part of the user's spec that a pod template is rendered from."""
+MANIFEST: Final = f"{GROUP}/manifest"
+"""Annotation: digest of the manifest that an object was last written from; a manifest that lost a field differs too."""
 KEDA_PAUSE: Final = "autoscaling.keda.sh/paused-replicas"
 COMPLETION_INDEX: Final = "batch.kubernetes.io/job-completion-index"
 
@@ -44,6 +46,7 @@ METRICS_PORT: Final = 9090
 HEALTH_PORT: Final = 8080
 REDIS_PORT: Final = 6379
 MODEL_PORT: Final = 8000
+GATEWAY_PORT: Final = 8710
 RENDEZVOUS_PORT: Final = 29500
 
 EXIT_FAILED: Final = 3
@@ -67,6 +70,11 @@ def job_config(name: str) -> str:
 def redis_secret(name: str, uid: str) -> str:
     """Return the name of the Secret with Redis's passwords, unique by uid: the operator cannot read an earlier one."""
     return f"{name}-redis-{uid[:8]}"
+
+
+def gateway_secret(name: str, uid: str) -> str:
+    """Return the name of the Secret with the tokens of a gateway's callers, unique by uid."""
+    return f"{name}-gateway-{uid[:8]}"
 
 
 def role_object(name: str, role: str) -> str:

@@ -150,20 +150,6 @@ def test_a_standby_takes_over_from_a_leader_that_hangs_and_only_one_leads_when_i
     assert state_of(job) == before
 
 
-def test_a_restart_of_the_api_server_disturbs_nothing(job: PacedJob, tell: Tell):
-    cluster, before = job.cluster, state_of(job)
-    began = time.monotonic()
-    subprocess.run(harness("restart-api-server"), check=True)
-    tell("API server killed: back after", time.monotonic() - began)
-    job.goes_on()
-    kubectl(job, "scale", f"deployment/{job.name}-rollout", "--replicas=1")  # the operators see events again
-    rollouts = f"{job.name}-rollout"
-    cluster.until("two again", lambda: cluster.get("deployment", rollouts, NAMESPACE)["spec"]["replicas"] == 2, 60)
-    tell("a change is seen after", time.monotonic() - began)
-    job.goes_on()
-    assert state_of(job, "reward", "trainer", "redis", "metrics") <= before
-
-
 def test_children_that_are_deleted_by_hand_come_back(job: PacedJob, tell: Tell):
     roles = [f"deployment/{job.name}-{role}" for role in ("rollout", "reward", "metrics")]
     others = [f"service/{job.name}-{role}" for role in ("redis", "trainer", "metrics")]

@@ -8,9 +8,12 @@ from functools import partial
 from typing import Any
 
 import pytest
+from kubernetes import config
 from operator_process import OperatorProcess, kubeconfig_of_the_chart
 from real_cluster import Cluster
 from world import rljob
+
+from plaudit_operator.runtime.kube import ApiServer
 
 NAMESPACE = "jobs"
 KINDS = "configmap,serviceaccount,service,deployment,statefulset,job,pdb,networkpolicy,hpa"
@@ -151,6 +154,26 @@ def test_a_quota_that_refuses_trainer_and_redis_is_reported(leader: OperatorProc
     for kind in ("TrainerRunning", "TransportReady", "RolloutReady"):
         definition.until(f"{kind} names the quota", partial(refused, kind), 60)
     definition.kubectl("--namespace", NAMESPACE, "delete", "quota/none", "rlj/refused", "--wait=false")
+
+
+def test_an_apply_removes_what_it_omits_and_leaves_replicas(definition: Cluster):
+    kube = ApiServer("tests", api=config.new_client_from_config(definition.kubeconfig))
+    definition.kubectl("create", "namespace", NAMESPACE, check=False)
+    labels = {"app": "owned"}
+    container = {"name": "c", "image": "localhost/none:1"}
+    template = {"metadata": {"labels": labels}, "spec": {"containers": [container]}}
+    metadata = {"name": "owned", "namespace": NAMESPACE, "annotations": {"first": "1"}}
+    spec = {"selector": {"matchLabels": labels}, "template": template, "minReadySeconds": 7}
+    kube.create({"kind": "Deployment", "metadata": metadata, "spec": {**spec, "replicas": 0}})
+    at_rest = lambda: definition.get("deployment", "owned", NAMESPACE)["status"].get("conditions")  # noqa: E731
+    definition.until("its controller at rest", at_rest, 30)  # whose writes would be conflicts
+    del metadata["annotations"], spec["minReadySeconds"]
+    for _ in range(2):
+        kube.apply({"kind": "Deployment", "metadata": metadata, "spec": spec})
+    found = definition.get("deployment", "owned", NAMESPACE)
+    assert "first" not in found["metadata"].get("annotations", {})
+    assert (found["spec"].get("minReadySeconds"), found["spec"]["replicas"]) == (None, 0)
+    definition.kubectl("--namespace", NAMESPACE, "delete", "deployment/owned")
 
 
 def test_a_deadline_ends_a_job_and_time_to_live_takes_it_away(leader: OperatorProcess, definition: Cluster):

@@ -37,6 +37,7 @@ class ClusterModel:
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str, str], Object] = {}
         self.events: dict[str, list[tuple[str, Object]]] = defaultdict(list)
+        self._applied: dict[tuple[str, str, str], Object] = {}
         self.now = START
         self.calls: list[str] = []
         self.writes = 0
@@ -69,6 +70,7 @@ class ClusterModel:
             if (kind, metadata["namespace"], name) in self.objects:
                 raise AlreadyExistsError(f"{kind} {name} exists", 409)
             item = copy.deepcopy(manifest)
+            self._applied[kind, metadata["namespace"], name] = copy.deepcopy(manifest)
             item["metadata"] |= {
                 "name": name,
                 "uid": f"{next(self._uids):08x}",
@@ -85,7 +87,10 @@ class ClusterModel:
             present = self._find(kind, metadata["namespace"], metadata["name"])
             if metadata.get("uid") not in (None, present["metadata"]["uid"]):
                 raise ConflictError("uid", 409)
-            return self._store("MODIFIED", _merged(present, manifest))
+            known = (kind, metadata["namespace"], metadata["name"])
+            kept = _without(present, self._applied.get(known, {}), manifest)
+            self._applied[known] = copy.deepcopy(manifest)
+            return self._store("MODIFIED", _merged(kept, manifest))
 
     def patch(self, kind: Kind, namespace: str, name: str, body: Object, subresource: str = "") -> Object:
         with _Call(self, f"patch {kind.kind} {name} {subresource}"):
@@ -260,6 +265,16 @@ class _Call:
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
             self._model.after(self._call)
+
+
+def _without(present: Any, before: Any, manifest: Any) -> Any:
+    """Enough of server-side apply: fields that the last manifest had and this one lacks go, except replicas."""
+    if not all(isinstance(each, dict) for each in (present, before, manifest)):
+        return present
+    gone = {key for key in before if key not in manifest and key not in ("replicas", "uid")}
+    return {
+        key: _without(value, before.get(key), manifest.get(key)) for key, value in present.items() if key not in gone
+    }
 
 
 def _merged(present: Any, manifest: Any) -> Any:

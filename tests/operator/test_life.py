@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from world import World, rljob
 
-from plaudit_operator.names import ConditionType
+from plaudit_operator.names import KEDA_PAUSE, ConditionType
 
 
 def test_a_job_gets_all_its_children_and_runs():
@@ -256,13 +256,13 @@ def test_keda_is_paused_while_the_job_is_suspended():
     world.settle()
     paused = world.cluster.find("ScaledObject", "job-reward")
     assert paused
-    assert paused["metadata"]["annotations"] == {"autoscaling.keda.sh/paused-replicas": "0"}
+    assert paused["metadata"]["annotations"][KEDA_PAUSE] == "0"
     for suspend in (False, True, False):
         world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(suspend=suspend))  # noqa: B023
         world.settle()
         found = world.cluster.find("ScaledObject", "job-reward")
         assert found
-        assert bool(found["metadata"]["annotations"]) == suspend
+        assert (KEDA_PAUSE in found["metadata"]["annotations"]) == suspend
 
 
 def test_children_deleted_or_edited_by_hand_come_back():
@@ -432,7 +432,11 @@ def test_a_job_that_only_scores_runs_without_trainer_and_rollouts():
     world.settle()
     assert world.status["phase"] == "Running"
     assert not world.cluster.of_kind("Job")
-    assert {d["metadata"]["name"] for d in world.cluster.of_kind("Deployment")} == {"job-reward", "job-metrics"}
+    assert {d["metadata"]["name"] for d in world.cluster.of_kind("Deployment")} == {
+        "job-reward",
+        "job-gateway",
+        "job-metrics",
+    }
 
 
 def test_events_tell_what_happened_once():

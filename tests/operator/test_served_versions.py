@@ -39,6 +39,9 @@ class Handler(BaseHTTPRequestHandler):
     server: Served
 
     def do_GET(self) -> None:
+        if "/podgroups/" in self.path:
+            self.answer(MANIFEST)
+            return
         versions = [{"groupVersion": f"{GROUP}/{version}"} for version in self.server.versions]
         self.answer({"versions": versions} if versions else None)
 

@@ -148,6 +148,12 @@ def _dead_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _runs_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=["list", "delete"])
+    parser.add_argument("runs", nargs="*", type=_run_name, metavar="RUN", help="ids of finished runs, for delete")
+    parser.add_argument("--redis", metavar="URL", required=True, help="its password in PLAUDIT_REDIS_PASSWORD")
+
+
 def _no_arguments(_: argparse.ArgumentParser) -> None:
     """Add no arguments."""
 
@@ -185,6 +191,12 @@ COMMANDS: dict[str, Command] = {
         "dead",
         "list, show, retry or drop a live run's dead letters",
         _dead_arguments,
+    ),
+    "runs": Command(
+        "plaudit_workers.stored_runs.command",
+        "runs",
+        "list the runs in an external Redis, delete finished ones",
+        _runs_arguments,
     ),
     "validate": Command(
         "plaudit_workers.job.commands",

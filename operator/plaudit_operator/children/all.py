@@ -10,6 +10,7 @@ from plaudit_operator.admission.admission import digest
 from plaudit_operator.children import (
     autoscaling,
     gang,
+    gateway,
     job_config,
     metrics,
     network_policies,
@@ -42,7 +43,7 @@ def frozen_templates(context: JobContext) -> Templates:
 def _templates(context: JobContext) -> Iterator[tuple[str, str, Callable[[], Manifest]]]:
     spec = context.admitted.current  # as the user wrote it: a default of another version is no change
     workers = {k: v for k, v in (spec["reward"].get("workers") or {}).items() if k not in ("replicas", "autoscaling")}
-    reward_inputs = {**spec["reward"], "workers": workers}
+    reward_inputs = {k: v for k, v in spec["reward"].items() if k != "gateway"} | {"workers": workers}
     yield "reward", digest(reward_inputs), lambda: reward.template(context)
     yield "metrics", digest(spec.get("metrics")), lambda: metrics.template(context)
     if transport.managed(context):
@@ -50,6 +51,9 @@ def _templates(context: JobContext) -> Iterator[tuple[str, str, Callable[[], Man
     for scorer in reward_model.served(context):
         inputs = digest(next(s for s in spec["reward"]["scorers"] if s["name"] == scorer.name)["model"])
         yield f"model/{scorer.name}", inputs, lambda scorer=scorer: reward_model.template(context, scorer)  # type: ignore[misc]
+    if gateway.is_served(context):
+        own = {k: v for k, v in (spec["reward"].get("gateway") or {}).items() if k != "replicas"}
+        yield "gateway", digest(own), lambda: gateway.template(context)
     if context.spec.trains:
         rollout_inputs = {k: v for k, v in (spec.get("rollout") or {}).items() if k != "replicas"}
         yield "rollout", digest(rollout_inputs), lambda: rollout.template(context)
@@ -82,6 +86,8 @@ def manifests(context: JobContext, templates: Templates, *, suspended: bool, wai
         children += transport.manifests(context, *frozen("redis"), rests=suspended and context.spec.scheduling.whole)
     for scorer in reward_model.served(context):
         children += reward_model.manifests(context, scorer, *frozen(f"model/{scorer.name}"))
+    if gateway.is_served(context):
+        children += gateway.manifests(context, *frozen("gateway"))
     if context.spec.trains:
         children += [*rollout.manifests(context, *frozen("rollout")), trainer.service(context)]
     children += [disruption_budget(context, role) for role, count in _budgeted(context).items() if count >= 2]
@@ -91,6 +97,8 @@ def manifests(context: JobContext, templates: Templates, *, suspended: bool, wai
 def _budgeted(context: JobContext) -> dict[str, int]:
     workers = context.spec.reward.workers
     counts = {"reward": workers.autoscaling.min_replicas if workers.autoscaling else workers.replicas}
+    if gateway.is_served(context):
+        counts["gateway"] = context.spec.reward.gateway.replicas
     return counts | ({"rollout": context.spec.rollout.replicas} if context.spec.trains else {})
 
 
@@ -112,6 +120,8 @@ def fixed_replicas(context: JobContext) -> dict[str, int | None]:
     for scorer in reward_model.served(context):
         assert scorer.model is not None
         counts[names.model_object(context.name, scorer.name)] = scorer.model.replicas
+    if gateway.is_served(context):
+        counts[names.role_object(context.name, "gateway")] = context.spec.reward.gateway.replicas
     if context.spec.trains:
         counts[names.role_object(context.name, "rollout")] = context.spec.rollout.replicas
     return counts

@@ -9,7 +9,7 @@ import ipaddress
 from urllib.parse import urlsplit
 
 from plaudit_operator import names
-from plaudit_operator.children import reward_model, transport
+from plaudit_operator.children import gateway, reward_model, transport
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.runtime.kinds import NETWORK_POLICY
 from plaudit_workers.job.spec.reward import EgressRule
@@ -21,7 +21,7 @@ _PUBLIC: list[Manifest] = [
     {"ipBlock": {"cidr": "0.0.0.0/0", "except": list(_PRIVATE)}},
     {"ipBlock": {"cidr": "::/0", "except": list(_PRIVATE_6)}},
 ]
-_ROLES_WITH_PODS = ("trainer", "rollout", "reward", "metrics")
+_ROLES_WITH_PODS = ("trainer", "rollout", "reward", "gateway", "metrics")
 _DNS: Manifest = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}
 
 
@@ -34,6 +34,8 @@ def manifests(context: JobContext) -> list[Manifest]:
         policies.append(_redis(context))
     if reward_model.served(context):
         policies.append(_model(context))
+    if gateway.is_served(context):
+        policies.append(_gateway(context))
     if context.spec.trains:
         # Ranks rendezvous on one port, and then exchange gradients on ports that NCCL and Gloo choose.
         policies.append(_from_role(context, "trainer", "trainer", []))
@@ -152,13 +154,28 @@ def _redis(context: JobContext) -> Manifest:
     }
     peers: list[Manifest] = [{"podSelector": of_job}]
     if not context.spec.trains:
-        clients: Manifest = {"podSelector": {"matchLabels": {names.LABEL_CLIENT: context.name}}}
-        namespaces = {"matchLabels": {names.LABEL_CLIENT_OF: context.namespace}}
-        peers += [clients, {"namespaceSelector": namespaces, **clients}]
+        peers += _clients(context)
     if context.spec.reward.workers.autoscaling:
         peers.append(_namespace(context.settings.keda_namespace))
     allowed = {"from": peers, "ports": [_tcp(names.REDIS_PORT)]}
     return _policy(context, transport.ROLE, {"policyTypes": ["Ingress"], "ingress": [allowed]})
+
+
+def _gateway(context: JobContext) -> Manifest:
+    """Open ingress to clients of the service, and to Prometheus; egress to Redis only."""
+    peers = _clients(context)
+    if namespace := context.settings.monitoring_namespace:
+        peers.append(_namespace(namespace))
+    ingress = [{"from": peers, "ports": [_tcp(names.GATEWAY_PORT)]}]
+    egress = [_DNS, _to_redis(context)]
+    return _policy(context, gateway.ROLE, {"policyTypes": ["Ingress", "Egress"], "ingress": ingress, "egress": egress})
+
+
+def _clients(context: JobContext) -> list[Manifest]:
+    """Return the pods that submit samples to a service, of its own namespace and of labelled ones."""
+    clients: Manifest = {"podSelector": {"matchLabels": {names.LABEL_CLIENT: context.name}}}
+    namespaces = {"matchLabels": {names.LABEL_CLIENT_OF: context.namespace}}
+    return [clients, {"namespaceSelector": namespaces, **clients}]
 
 
 def _namespace(name: str) -> Manifest:

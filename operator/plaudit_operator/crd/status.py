@@ -81,6 +81,7 @@ STATUS: dict[str, Any] = {
             "properties": {"rollout": _text("ready/desired.", 32), "reward": _text("ready/desired.", 32)},
             "description": "Text for the columns of kubectl get; the numbers are in roles.",
         },
+        "url": _text("Address of the gateway of a job that only scores, inside the cluster.", 256),
         "progress": {
             "type": "object",
             "description": "Progress from the metrics service, at most 10 s old while the job runs.",
@@ -145,5 +146,6 @@ PRINTER_COLUMNS: list[dict[str, Any]] = [
     _column("Backlog", "integer", ".status.progress.backlog"),
     _column("Restarts", "integer", ".status.restarts", 1),
     _column("Run", "string", ".status.run", 1),
+    _column("URL", "string", ".status.url", 1),
     _column("Age", "date", ".metadata.creationTimestamp"),
 ]

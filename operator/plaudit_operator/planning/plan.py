@@ -11,7 +11,7 @@ from dataclasses import replace
 from plaudit_operator import names
 from plaudit_operator.actions import Action, Apply, Create, Delete, Plan
 from plaudit_operator.admission.admission import Refused
-from plaudit_operator.children import trainer, transport
+from plaudit_operator.children import gateway, trainer, transport
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.names import ConditionType, Reason
 from plaudit_operator.observed import Observed, attempt_of, owner_uid
@@ -24,7 +24,7 @@ from plaudit_operator.policies.failure import TrainerAttempt, exhausted, present
 from plaudit_operator.policies.lost_nodes import lost_pods
 from plaudit_operator.policies.managed_by import is_managed_elsewhere
 from plaudit_operator.policies.refused_pods import LOOK_AGAIN_AFTER_S, lacking
-from plaudit_operator.policies.suspend import scale_actions, suspend_job, unpause_actions
+from plaudit_operator.policies.suspend import scale_actions, suspend_job
 from plaudit_operator.policies.ttl import time_left_s
 from plaudit_operator.runtime.kinds import CHILDREN
 from plaudit_operator.settings import Settings
@@ -127,11 +127,12 @@ def _children(rendered: Rendering, observed: Observed) -> Iterator[Action]:
     context = rendered.context
     if transport.managed(context) and not observed.child("StatefulSet", names.role_object(context.name, "redis")):
         yield Create(transport.secret(context), first=True)
+    if gateway.is_served(context) and not observed.child("Deployment", names.role_object(context.name, gateway.ROLE)):
+        yield Create(gateway.secret(context), first=True)
     for manifest in rendered.manifests:
         yield from _child(rendered, observed, manifest)
     yield from _obsolete(observed, rendered.manifests)
     yield from scale_actions(observed, rendered.replicas, context.spec, rendered.rests)
-    yield from unpause_actions(observed, resting=rendered.rests(names.role_object(context.name, "reward")))
 
 
 def _child(rendered: Rendering, observed: Observed, manifest: Manifest) -> Iterator[Action]:

@@ -95,7 +95,7 @@ def _render(key: _Key) -> Rendering | Refused:
     templates = frozen_templates(context)
     suspended = context.spec.suspend
     waits: Wait = "" if suspended else key.waits
-    children = manifests(context, templates, suspended=suspended, waits=bool(waits))
+    children = [_marked(child) for child in manifests(context, templates, suspended=suspended, waits=bool(waits))]
     if not admitted.written and (refused := _refusal(context, children)):
         return refused
     gang = gang_deployments(context, templates)
@@ -109,3 +109,10 @@ def _refusal(context: JobContext, children: Sequence[Manifest]) -> Refused | Non
     config = next(child for child in children if child["kind"] == "ConfigMap")
     problem = job_config.excess(context, config)
     return Refused(Reason.FILES_INVALID, problem) if problem else None
+
+
+def _marked(manifest: Manifest) -> Manifest:
+    """Return a manifest with its digest as an annotation."""
+    metadata = manifest["metadata"]
+    annotations = {**metadata.get("annotations", {}), names.MANIFEST: digest(manifest)}
+    return {**manifest, "metadata": {**metadata, "annotations": annotations}}

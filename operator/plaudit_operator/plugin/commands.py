@@ -20,7 +20,7 @@ from plaudit_operator.plugin.kubectl import Kubectl, KubectlError
 from plaudit_wire.printable import printable
 
 RESOURCE = "rljobs.plaudit.dev"
-ROLES = ("trainer", "rollout", "reward", "model", "metrics", "redis")
+ROLES = ("trainer", "rollout", "reward", "gateway", "model", "metrics", "redis")
 _ALL = "all"
 _MOST_STREAMS = "1000"
 """kubectl follows only five pods by default."""

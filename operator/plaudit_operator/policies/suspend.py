@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from plaudit_operator import names
 from plaudit_operator.actions import Action, Patch, Scale
-from plaudit_operator.observed import Observed, annotations_of
+from plaudit_operator.observed import Observed
 from plaudit_workers.job.spec.rljob import Spec
 
 
@@ -46,18 +45,6 @@ def _of_autoscaler(spec: Spec, present: int, *, resting: bool) -> int | None:
     if resting:
         return 0
     return max(1, scaling.min_replicas) if present == 0 else None
-
-
-def unpause_actions(observed: Observed, *, resting: bool) -> list[Action]:
-    """Remove KEDA's annotation when the job resumes: applying a manifest does not remove fields that it omits."""
-    if resting:
-        return []
-    paused = [item for item in observed.own("ScaledObject") if names.KEDA_PAUSE in annotations_of(item)]
-    change = {"annotations": {names.KEDA_PAUSE: None}}
-    return [
-        Patch("ScaledObject", item["metadata"]["name"], {"metadata": {"uid": item["metadata"]["uid"], **change}})
-        for item in paused
-    ]
 
 
 def suspend_job(job_name: str, uid: str, *, suspend: bool) -> Patch:

@@ -16,6 +16,7 @@ import urllib3
 from kubernetes import client, config
 
 from plaudit_operator.runtime.errors import KubeError, UnavailableError, error_of
+from plaudit_operator.runtime.field_ownership import applied_fields
 from plaudit_operator.runtime.kinds import Kind, kind_of
 
 Object = dict[str, Any]
@@ -64,7 +65,7 @@ class Kube(Protocol):
         """Create an object; raise ``AlreadyExistsError`` if its name is taken, ``InvalidError`` for unknown fields."""
 
     def apply(self, manifest: Object) -> Object:
-        """Apply a manifest on the server, with force: the field manager takes over its fields."""
+        """Apply a manifest on the server, with force: it takes over its fields, and removes those it no longer has."""
 
     def patch(self, kind: Kind, namespace: str, name: str, body: Object, subresource: str = "") -> Object:
         """Apply a JSON merge patch; a ``metadata.uid`` or ``resourceVersion`` in it is a precondition."""
@@ -156,8 +157,18 @@ class ApiServer:
         kind, metadata = self._served(kind_of(manifest["kind"])), manifest["metadata"]
         query = {"fieldManager": self._field_manager, "force": "true", **_STRICT}
         path = kind.path(metadata["namespace"], metadata["name"])
+        self._own_created_fields(path)
         body = {**manifest, "apiVersion": kind.api_version}
         return self._request("PATCH", path, query, body, "application/apply-patch+yaml")
+
+    def _own_created_fields(self, path: str) -> None:
+        """Move the fields that were set at an object's creation to the ownership of applies, once."""
+        metadata = self._request("GET", path)["metadata"]
+        entries = applied_fields(metadata.get("managedFields") or [], self._field_manager)
+        if entries is not None:
+            owned = {"resourceVersion": metadata["resourceVersion"], "managedFields": entries}
+            query = {"fieldManager": self._field_manager}
+            self._request("PATCH", path, query, {"metadata": owned}, "application/merge-patch+json")
 
     def patch(self, kind: Kind, namespace: str, name: str, body: Object, subresource: str = "") -> Object:
         """See ``Kube``."""

@@ -7,6 +7,7 @@ from plaudit_operator.names import Reason
 _PODS = {
     "rollout": "spec.rollout.pod",
     "reward": "spec.reward.workers.pod",
+    "gateway": "spec.reward.gateway.pod",
     "trainer": "spec.trainer.pod",
     "transport": "spec.transport.managed.pod",
     "metrics": "spec.metrics.pod",

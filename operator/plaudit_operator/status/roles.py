@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from plaudit_operator import names
-from plaudit_operator.children import reward_model, transport
+from plaudit_operator.children import gateway, reward_model, transport
 from plaudit_operator.children.context import JobContext
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed, attempt_of, labels
@@ -75,6 +75,8 @@ def role_states(
         states["rollout"] = _of_deployment(context, observed, "rollout", now)
         states["trainer"] = _trainer(context, observed, attempt, now)
     states["reward"] = _of_deployment(context, observed, "reward", now)
+    if gateway.is_served(context):
+        states["gateway"] = _of_deployment(context, observed, "gateway", now)
     for scorer in reward_model.served(context):
         owner = observed.child("Deployment", names.model_object(context.name, scorer.name))
         pods = [pod for pod in observed.pods_of("model") if labels(pod).get(names.LABEL_SCORER) == scorer.name]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from plaudit_operator.actions import EmitEvent
 from plaudit_operator.admission.admission import Refused
-from plaudit_operator.children import transport
+from plaudit_operator.children import gateway, transport
 from plaudit_operator.children.context import JobContext
 from plaudit_operator.names import ConditionType, Reason, run_id
 from plaudit_operator.observed import NO_SUCH_KIND, Observed, timestamp
@@ -86,6 +86,8 @@ def status(
             name: f"{roles[name].ready}/{roles[name].desired}" for name in ("rollout", "reward") if name in roles
         },
     }
+    if gateway.is_served(context):
+        fields["url"] = gateway.address(context)
     if ready and not rest:
         fields.setdefault("startTime", observed.status.get("startTime") or timestamp(now))
     started = "startTime" in {**observed.status, **fields}

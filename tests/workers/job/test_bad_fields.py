@@ -161,6 +161,9 @@ RULES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+SHARED = {"key": "k", "passwordSecret": {"name": "limits", "key": "password"}}
+
+
 def judge(**changes: Any) -> list[dict[str, Any]]:
     return [{"name": "j", "kind": "judge", "judge": {**JUDGE, **changes}}]
 
@@ -256,6 +259,10 @@ SCORERS: list[tuple[list[dict[str, Any]], str]] = [
     (
         [{**judge()[0], "limits": {"concurrency": 1, "shared": {"url": "redis://:secret@r:1/0", "key": "k"}}}],
         "spec.reward.scorers[0].limits.shared.url: contains a user or a password. Name the password's Secret in",
+    ),
+    (
+        [{**judge()[0], "limits": {"concurrency": 1, "shared": {**SHARED, "url": "redis://limits.example:6379/0"}}}],
+        "spec.reward.scorers[0].limits.shared.url: 'redis://limits.example:6379/0' would carry the password of",
     ),
     (
         [{**RULE, "weight": 0}],

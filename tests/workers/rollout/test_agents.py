@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
+import uvloop
 
 from plaudit_wire.messages import PolicyVersion, Prompt, Sampling
 from plaudit_workers.agent_processes.messages import AgentClass
@@ -231,6 +232,17 @@ async def test_a_blocking_agent_does_not_delay_the_rollouts_event_loop(tmp_path,
             turns += 1
     # Each blocks its own process for 0.5 s: one after another, or in this loop, they would leave hardly a turn.
     assert turns > 10
+
+
+def test_agents_run_on_uvloop_as_in_rays_actors(tmp_path, open_class) -> None:
+    path = tmp_path / "good.py"
+    path.write_text(FAILING)
+
+    async def run() -> list[int]:
+        async with open_class(path, "Blocks") as agent:
+            return (await agent.run(prompt_of(1), never)).response_ids
+
+    assert uvloop.run(run()) == [1]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from chat_tokenizer import chat_tokenizer
 from plaudit_wire.messages import Sampling
 from plaudit_wire.sample import AgentReward
-from plaudit_workers.agent_processes.messages import FunctionTool, VerlTools
+from plaudit_workers.agent_processes.messages import FunctionTool, McpServer, VerlTools
 from plaudit_workers.agent_processes.processes import AgentProcesses
 from plaudit_workers.errors import RefusedError
 from plaudit_workers.rollout.agents.chat.tool_calls import ToolCallParser
@@ -314,6 +315,50 @@ async def test_verl_classes_are_created_executed_and_released_around_each_call(o
     assert first == str([4, [("create", "7"), ("execute", "instance-1")]])
     assert second.startswith("[5, [('create', '7'), ('execute', 'instance-1'), ('release', 'instance-1'), ('create'")
     assert body.sample.tool_rewards == [0.5, 0.5]
+
+
+MCP_SERVER = """
+from mcp.server import MCPServer
+
+server = MCPServer("numbers")
+count = 0
+
+
+@server.tool()
+def add(a: int, b: int) -> str:
+    "Add two numbers and count the calls."
+    global count
+    count += 1
+    return f"{a + b}, call {count}"
+
+
+@server.tool()
+def refuse() -> str:
+    "Raise."
+    raise ValueError("not today")
+
+
+server.run()
+"""
+
+
+async def test_the_tools_of_an_mcp_server_are_called_in_a_session_of_each_sample(open_agent, hold, tmp_path) -> None:
+    (tmp_path / "numbers_server.py").write_text(MCP_SERVER)
+    source = McpServer(command=[sys.executable, str(tmp_path / "numbers_server.py")])
+    async with open_agent(sources=[source]) as agent:
+        assert sorted(agent.tools) == ["add", "refuse"]
+        _, bodies = await hold(agent, call("add", a=1, b=2), call("add", a=3, b=4), call("refuse"), "Done.", n=2)
+    for body in bodies:
+        texts = [message["content"] for message in body.sample.completion if message["role"] == "tool"]
+        assert texts[:2] == ["3, call 1", "7, call 2"]
+        assert "refuse" in texts[2]
+        assert [c.outcome for turn in body.generation.turns for c in turn.calls] == ["ok", "ok", "error"]
+
+
+async def test_an_mcp_server_that_does_not_start_is_refused(open_agent) -> None:
+    with pytest.raises(RefusedError, match="MCP server /nowhere/server cannot be used: FileNotFoundError"):
+        async with open_agent(sources=[McpServer(command=["/nowhere/server"])]):
+            pass
 
 
 async def test_tools_that_cannot_be_described_are_refused(open_agent, tool_file) -> None:

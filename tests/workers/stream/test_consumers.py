@@ -2,17 +2,22 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from plaudit_workers.deadletters.letters import DeadLetters
-from plaudit_workers.stream.connection import Transport
+from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.stream.connection import RedisAddress, Transport
+from plaudit_workers.stream.limits import StreamLimits
+from plaudit_workers.stream.trainer.groups import TrainerStreams
 from plaudit_workers.stream.transitions.leases import ClaimRules, claim
 from plaudit_workers.stream.worker.commits import Commitment, commit
-from plaudit_workers.stream.worker.consumer import Consumer
+from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
 from plaudit_workers.stream.worker.producer import Publication, publish
 from plaudit_workers.stream.worker.server_time import ServerTime
+from stepped_clock import SteppedClock
 
 
 async def test_a_delivery_that_was_lost_on_the_way_comes_again_and_counts_once(run: Any, transport: Transport) -> None:
@@ -323,3 +328,33 @@ async def test_a_worker_without_free_slots_takes_nothing(run: Any, make: Any) ->
 def test_a_worker_name_with_a_space_is_refused(run: Any) -> None:
     with pytest.raises(ValueError, match="without spaces"):
         run.another(run.samples, "reward 1")
+
+
+@pytest.mark.skipif(not SteppedClock.available(), reason="needs a C compiler")
+@pytest.mark.parametrize("step_s", [60.0, -600.0])
+async def test_a_server_whose_clock_is_really_stepped_moves_no_work(
+    tmp_path: Path, run_name: str, make: Any, step_s: float
+) -> None:
+    clock = SteppedClock(tmp_path)
+    with clock.preloaded(), RedisServer(tmp_path / "redis") as server:
+        transport = await Transport.open(RedisAddress(server.url, server.password), run_name)
+        trainer = TrainerStreams(transport, StreamLimits(max_open_groups=4))
+        await trainer.take_over()
+        await trainer.admit(make.prompt())
+        options = ConsumerOptions(block_s=0.0, lease_s=0.6, renew_every_s=0.1, reclaim_every_s=0.0)
+        async with Consumer[Any](transport, "prompts", "rollout-0", options) as owner:
+            [held] = await owner.take(1)
+            other = Consumer[Any](transport, "prompts", "rollout-1", options)
+            await asyncio.sleep(0.2)
+            assert await other.take(1) == []  # reads the clock
+            clock.step(step_s)
+            for _ in range(5):
+                assert await other.take(1) == []
+                await asyncio.sleep(0.1)
+            assert not held.lost.is_set()
+        async with asyncio.timeout(10):
+            while not (taken := await other.take(1)):
+                await asyncio.sleep(0.05)
+        assert (await trainer.counters())["clock_steps"] == 1
+        assert taken[0].group == held.group
+        await transport.close()

@@ -404,6 +404,37 @@ async def test_an_entry_that_is_gone_before_it_is_read_ends_no_trainer(
     await transport.close()
 
 
+class _FastLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock runs 300 times as fast."""
+
+    def time(self) -> float:
+        return super().time() * 300
+
+
+def test_an_outage_of_many_minutes_ends_no_process(tmp_path: Path, run_name: str) -> None:
+    server = RedisServer(tmp_path)
+
+    async def start() -> Transport:
+        opening = asyncio.create_task(opened(server, run_name, stop=asyncio.Event()))
+        await asyncio.sleep(310)
+        assert not opening.done()
+        await asyncio.to_thread(server.start)
+        transport = await opening
+        server.kill()
+        beating = asyncio.create_task(transport.recreate_groups())
+        await asyncio.sleep(310)
+        assert not beating.done()
+        await asyncio.to_thread(server.start)
+        await beating
+        await transport.close()
+
+    with asyncio.Runner(loop_factory=_FastLoop) as runner:
+        try:
+            runner.run(start())
+        finally:
+            server.stop()
+
+
 async def test_a_tls_server_that_restarts_during_the_handshake_is_an_outage(run_name: str) -> None:
     async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)

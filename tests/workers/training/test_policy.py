@@ -8,8 +8,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GraniteConfig, Qwen3Config
 
+from plaudit_reward.packed_attention import PACKED_ATTENTION
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.job.spec.algorithm import OptimizerSpec
 from plaudit_workers.process import RefusedError
@@ -17,6 +18,7 @@ from plaudit_workers.training.backend.torch_backend import TorchBackend
 from plaudit_workers.training.model.batch import make_batch
 from plaudit_workers.training.model.optimizer import rate_share
 from plaudit_workers.training.model.policy_model import build_model
+from plaudit_workers.training.model.token_head import TokenHead
 
 SCORES = [[0.0, 1.0, 0.5, 0.25], [1.0, 1.0, 0.0, None], [0.2, 0.4, 0.6, 0.8], [0.5, 0.5, 0.5, 0.5]]
 
@@ -92,7 +94,8 @@ def test_a_multi_turn_sample_is_trained_on_the_tokens_that_the_policy_chose(make
         noisy = np.where(mask, sequence.behaviour_logprobs, np.float32(-99)).astype(np.float32)
         sequences.append(dataclasses.replace(sequence, loss_mask=mask, behaviour_logprobs=noisy))
     batch = dataclasses.replace(batches[0], sequences=tuple(sequences))
-    policy = build_model(make_job({"algorithm": {"loss": {"correction": "none"}, "optimizer": {"maxGradNorm": 1e9}}}))
+    loss = {"correction": "none", "clipRatioC": 0.0}
+    policy = build_model(make_job({"algorithm": {"loss": loss, "optimizer": {"maxGradNorm": 1e9}}}))
     figures = policy.update(batch)
 
     model = AutoModelForCausalLM.from_pretrained(model_folder, attn_implementation="eager")
@@ -245,6 +248,62 @@ def test_epochs_clip_around_the_policy_before_the_first_of_them(make_job, make_g
     assert figures["actor/pg_clipfrac"] > 0  # none in the first of the three, so the mean is that of the others
     assert model.state_dict()["optimizer"]["updates"] == 3
     assert any(not torch.equal(before[name], tensor) for name, tensor in model.full_state().items())
+
+
+def gradients(model, batch):
+    """The gradients of an update by parameter name."""
+    found = {}
+    step = model._optimizer.step
+    model._optimizer.step = lambda: (
+        found.update({name: parameter.grad.clone() for name, parameter in model._parameters.items()}) or step()
+    )
+    return model.update(batch), found
+
+
+@pytest.mark.parametrize("kind", ["layers", "selective"])
+def test_activation_checkpointing_changes_no_gradient(make_job, batches, kind):
+    jobs = ({}, {"trainer": {"activationCheckpointing": kind}})
+    found = [gradients(build_model(make_job(job)), batches[0]) for job in jobs]
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("entropy", [0.0, 0.1])
+def test_the_chunked_head_gives_the_gradients_of_whole_logits(make_job, batches, entropy):
+    job = make_job({"algorithm": {"loss": {"entropyCoefficient": entropy}}, "trainer": {"microBatchTokens": 4096}})
+    chunked, whole = build_model(job), build_model(job)
+    chunked._head = TokenHead(chunked._model, chunk_bytes=4 * 16 * 5)  # five tokens at a time
+    whole._head.chunked = False
+    found = [gradients(model, batches[0]) for model in (chunked, whole)]
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-4, atol=1e-6)
+
+
+def test_a_model_that_changes_the_logits_behind_its_head_keeps_them_whole():
+    config = {"vocab_size": 16, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
+    packed = {"attn_implementation": PACKED_ATTENTION}
+    assert TokenHead(AutoModelForCausalLM.from_config(Qwen3Config(**config, **heads), **packed)).chunked
+    granite = GraniteConfig(**{name: config[name] for name in list(config)[:-1]}, **heads, logits_scaling=2.0)
+    assert not TokenHead(AutoModelForCausalLM.from_config(granite, **packed)).chunked
+
+
+def test_sequences_without_a_gradient_are_left_out_and_change_nothing_else(make_job, batches):
+    policy, everything = build_model(make_job({})), build_model(make_job({}))
+    everything._with_gradient = lambda batch, weights: (batch, weights)
+    figures, expected = policy.update(batches[0]), everything.update(batches[0])
+    assert figures["training/sequences_skipped"] == 4  # the group of equal scores
+    assert figures["actor/pg_loss"] == pytest.approx(expected["actor/pg_loss"], rel=1e-5)
+    torch.testing.assert_close(policy.full_state(), everything.full_state(), atol=1e-6, rtol=1e-5)
+
+
+def test_an_update_without_any_gradient_moves_nothing(make_job, batches, make_groups):
+    policy = build_model(make_job({}))
+    policy.update(batches[0])
+    before = policy.full_state()
+    figures = policy.update(make_batch(make_groups([[1.0, 1.0], [0.0, 0.0]]), "grpo", 0.8))
+    assert figures["training/sequences_skipped"] == 4
+    torch.testing.assert_close(policy.full_state(), before, atol=0, rtol=0)
 
 
 def test_a_gradient_that_is_not_finite_is_thrown_away(make_job, batches):

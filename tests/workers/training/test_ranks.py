@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(300)
 
 PROGRAM = Path(__file__).with_name("rank_program.py")
 SCORES = [[0.0, 1.0, 0.5, 0.25], [1.0, 1.0, 0.0, None], [0.2, 0.4, 0.6, 0.8]]
-FSDP = {"strategy": "fsdp2", "ranks": 2}
+FSDP = {"strategy": "fsdp2", "ranks": 2, "activationCheckpointing": "layers"}
 SETTINGS = {
     "algorithm": {
         "promptsPerStep": 6,

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from plaudit_reward.functions.environment import function_environment
 from plaudit_reward.isolation.messages import Frames, frame
@@ -70,8 +71,8 @@ class SampleProcess(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the connection."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # A cast: the transports of uvloop, which Ray's actors use, are no subclasses of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         """Pass on complete messages; kill a process that sends nonsense or a flood."""

@@ -14,7 +14,10 @@ import re
 import time
 from pathlib import Path
 
+from plaudit_wire.logs import get_logger
 from plaudit_workers.errors import RefusedError
+
+logger = get_logger(__name__)
 
 _READ_AGAIN_S = 10.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -52,13 +55,21 @@ class Tokens:
         """
         if time.monotonic() - self._read_at > _READ_AGAIN_S:
             self._read_at = time.monotonic()
-            self._digests = self._read() or self._digests
+            self._digests = self._read_again() or self._digests
         given = _digest(_token(authorization))
         found = None
         for caller, digest in self._digests.items():  # all of them: the time tells nothing about the match
             if hmac.compare_digest(given, digest):
                 found = caller
         return found
+
+    def _read_again(self) -> dict[str, bytes]:
+        """Return the tokens as they are now; none if they cannot be used, and the earlier ones stay."""
+        try:
+            return self._read()
+        except (RefusedError, OSError) as error:
+            logger.error("cannot use the changed tokens; keeping the earlier ones", error=str(error))
+            return {}
 
     def _read(self) -> dict[str, bytes]:
         found = {}

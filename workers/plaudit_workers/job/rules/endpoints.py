@@ -75,3 +75,10 @@ def limits_problems(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
                 "contains a user or a password",
                 "Name the password's Secret in passwordSecret",
             )
+        if limits.shared.password_secret and parts.scheme == "redis" and not is_private(parts.hostname or ""):
+            yield Problem(
+                f"{field}.limits.shared.url",
+                f"{limits.shared.url!r} would carry the password of passwordSecret unencrypted over a network",
+                "Write rediss://; redis is for loopback, private addresses, and names of the cluster or a private "
+                "domain (redis, redis.limits.svc, redis.internal)",
+            )

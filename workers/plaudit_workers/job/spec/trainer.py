@@ -36,6 +36,10 @@ class TrainerSpec(Section):
     micro_batch_tokens: int = Field(default=16_384, ge=1, le=100_000_000)
     """Tokens, prompts included, in one forward and backward pass of one rank; bounds activation memory. A longer sample
     gets its own micro-batch. Default 16,384."""
+    activation_checkpointing: Literal["auto", "none", "layers", "selective"] = "auto"
+    """Compute layers a second time in the backward pass instead of keeping their activations: ``layers`` keeps the
+    input of each layer, ``selective`` the output of attention too. Default auto: ``layers`` on GPUs, ``none`` on
+    CPUs."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     """Checkpoints to resume from."""
     sinks: list[Literal["tensorboard", "wandb", "mlflow"]] = Field(default=[])

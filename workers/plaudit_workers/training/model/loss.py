@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from plaudit_workers.job.spec.algorithm import LossSpec
@@ -21,9 +22,16 @@ from plaudit_workers.training.model.losses.dppo import dppo
 from plaudit_workers.training.model.losses.gspo import gspo
 from plaudit_workers.training.model.losses.ppo import ppo
 from plaudit_workers.training.model.losses.tokens import TokenInputs
+from plaudit_workers.training.model.mismatch import FIGURE
 
 LOSSES: dict[str, PolicyLoss] = {"ppo": ppo, "gspo": gspo, "cispo": cispo, "dppo": dppo}
 """``loss.kind`` → its function."""
+
+
+_WEIGHT = "weight"
+"""Key of the sum of the tokens' weights."""
+_AGGREGATED = ("actor/pg_loss", "actor/kl_loss")
+"""Figures that are parts of the loss; all others are means over the tokens that had a gradient."""
 
 
 @dataclass(frozen=True)
@@ -76,5 +84,17 @@ def policy_loss(tokens: TokenInputs, settings: LossSpec, policy: PolicyLoss | No
     if tokens.entropies is not None:
         figures["actor/entropy"] = tokens.entropies
         token_losses = token_losses - settings.entropy_coefficient * tokens.entropies
+    figures[_WEIGHT] = torch.ones_like(tokens.weights)
     sums = {name: (figure.detach() * tokens.weights).sum() for name, figure in figures.items()}
     return LossTerms((token_losses * tokens.weights).sum(), sums)
+
+
+def mean_figures(sums: dict[str, float]) -> dict[str, float]:
+    """Return an update's figures from the sums over its micro-batches and ranks.
+
+    ``LossTerms.sums`` are weighted as the loss is; the weights need not add up to 1 (``aggregation: constant``,
+    sequences without a gradient).
+    """
+    total = sums[_WEIGHT] or 1.0
+    as_they_are = {*_AGGREGATED, FIGURE}
+    return {name: value if name in as_they_are else value / total for name, value in sums.items() if name != _WEIGHT}

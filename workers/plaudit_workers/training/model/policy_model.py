@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,10 @@ from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.job.spec.rljob import RLJob, Spec
 from plaudit_workers.published_weights import Probe
 from plaudit_workers.tokenizer import load_tokenizer
+from plaudit_workers.training.model.activations import checkpoint_layers
 from plaudit_workers.training.model.batch import TrainingBatch
 from plaudit_workers.training.model.commands import Commands, OptimizerProgress
-from plaudit_workers.training.model.loss import choose_loss, policy_loss
+from plaudit_workers.training.model.loss import choose_loss, mean_figures, policy_loss
 from plaudit_workers.training.model.losses.aggregation import token_weights
 from plaudit_workers.training.model.losses.tokens import TokenInputs
 from plaudit_workers.training.model.mismatch import mismatch_figure, mismatch_sums
@@ -40,7 +42,8 @@ from plaudit_workers.training.model.optimizer import PolicyOptimizer
 from plaudit_workers.training.model.packing import MicroBatch, assign_bins, pack, pack_single
 from plaudit_workers.training.model.probe import PROBE_LIMITS, probe_ids
 from plaudit_workers.training.model.sharding import Ranks, fill, gather, join_ranks, leave_ranks, place
-from plaudit_workers.training.model.temperature import refuse_cut_sampling, token_entropies, token_logprobs
+from plaudit_workers.training.model.temperature import refuse_cut_sampling
+from plaudit_workers.training.model.token_head import TokenHead, reduced
 
 
 class PolicyModel:
@@ -68,7 +71,10 @@ class PolicyModel:
         self._ranks = ranks
         self._commands = Commands(ranks)
         self._dtype = FORWARD_DTYPES[spec.model.dtype]
+        self._head = TokenHead(model)
+        checkpoint_layers(model, spec.trainer.activation_checkpointing, ranks.device)
         self._model = place(model, ranks, self._dtype)
+        self._reference_head = None if reference is None else TokenHead(reference)
         self._reference = None if reference is None else place(reference, ranks, self._dtype)
         self._tokenizer = tokenizer
         self._parameters = dict(self._model.named_parameters())
@@ -83,13 +89,16 @@ class PolicyModel:
     def update(self, batch: TrainingBatch) -> dict[str, float]:
         """Make one optimizer step on a batch and return its figures (verl's names where verl has one).
 
-        A batch without sequences changes nothing and returns the batch's own figures.
+        A batch without sequences, or without any that has a gradient, changes nothing and returns the batch's figures.
         """
         self._commands.send("update", batch)
         if not batch.sequences:
             return dict(batch.statistics)
         lengths = [sequence.num_trained_tokens for sequence in batch.sequences]
         weights = token_weights(self._loss.aggregation, lengths, self._spec.rollout.sampling.max_tokens)
+        batch, weights = self._with_gradient(batch, weights)
+        if not batch.sequences:
+            return dict(batch.statistics)
         micro_batches = self._micro_batches(batch, weights)
         proximal = self._proximal_logprobs(micro_batches, batch.temperature)
         published = self._keep_published()
@@ -103,7 +112,8 @@ class PolicyModel:
             compared = mismatch_sums(members, published, tokens.proximal, tokens.behaviour)
             for name, value in (terms.sums | compared).items():
                 sums[name] = sums[name] + value
-        return batch.statistics | mismatch_figure(self._summed(sums)) | self._optimizer.step()
+        figures = mean_figures(mismatch_figure(self._summed(sums)))
+        return batch.statistics | figures | self._optimizer.step()
 
     @torch.no_grad()
     def logprobs(self, batch: TrainingBatch) -> list[NDArray[np.float32]]:
@@ -112,7 +122,7 @@ class PolicyModel:
         lengths = [sequence.response_ids.size for sequence in batch.sequences]
         found = [np.zeros(length, dtype=np.float32) for length in lengths]
         for micro_batch in self._micro_batches(batch, [1.0] * len(lengths)):
-            values = self._forward(self._model, micro_batch, batch.temperature)[0].cpu().numpy()
+            values = self._forward(micro_batch, batch.temperature)[0].cpu().numpy()
             for member in micro_batch.members:
                 sequence = batch.sequences[member]
                 own, values = np.split(values, [sequence.num_trained_tokens])
@@ -144,7 +154,7 @@ class PolicyModel:
         longest = self._spec.rollout.engine.max_model_length - 1
         ids = probe_ids(self._tokenizer, int(self._model.config.vocab_size), longest)
         row = pack_single(torch.tensor(ids)).to(self._ranks.device)
-        logprobs = self._forward(self._model, row, temperature=1.0)[0]
+        logprobs = self._forward(row, temperature=1.0)[0]
         return Probe(ids, logprobs.tolist(), PROBE_LIMITS[self._spec.model.dtype])
 
     def files(self) -> dict[str, bytes]:
@@ -207,6 +217,17 @@ class PolicyModel:
             method = getattr(self, name)
             method() if argument is None else method(argument)
 
+    def _with_gradient(self, batch: TrainingBatch, weights: list[float]) -> tuple[TrainingBatch, list[float]]:
+        """Leave out sequences without a gradient, those of advantage 0; the others keep their weights."""
+        if self._loss.kl_coefficient or self._loss.entropy_coefficient or self._loss.kind == "python":
+            return batch, weights
+        pairs = zip(batch.sequences, weights, strict=True)
+        kept = [(sequence, weight) for sequence, weight in pairs if sequence.advantage != 0]
+        skipped = {"training/sequences_skipped": float(len(batch.sequences) - len(kept))}
+        statistics = batch.statistics | (skipped if batch.sequences else {})
+        sequences = tuple(sequence for sequence, _ in kept)
+        return replace(batch, sequences=sequences, statistics=statistics), [weight for _, weight in kept]
+
     def _micro_batches(self, batch: TrainingBatch, weights: list[float]) -> list[MicroBatch]:
         """Return this rank's share of the batch."""
         budget = self._spec.trainer.micro_batch_tokens
@@ -214,22 +235,30 @@ class PolicyModel:
         bins = assign_bins(lengths, budget, self._ranks.world_size)[self._ranks.rank]
         return [pack(batch.sequences, weights, members).to(self._ranks.device) for members in bins]
 
-    def _forward(self, model: PreTrainedModel, row: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities of the row's targets, with gradient where enabled, and their logits."""
+    def _forward(self, row: MicroBatch, temperature: float, *, of_reference: bool = False) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities of the row's targets, with gradient where enabled, and entropies: float32[R] each.
+
+        The entropies have a gradient only if the loss needs it.
+        """
+        model, head = (self._reference, self._reference_head) if of_reference else (self._model, self._head)
+        assert model is not None
+        assert head is not None
+        with_entropy = self._loss.entropy_coefficient > 0
+        reducing = head.reducing(row.targets, temperature, entropy=with_entropy) if head.chunked else nullcontext()
         # Sharded models cast by their own mixed precision.
         autocast = self._ranks.world_size == 1 and self._dtype != torch.float32
-        with torch.autocast(self._ranks.device.type, self._dtype, enabled=autocast):
-            logits = forward_logits(model, row.input_ids, row.position_ids, row.blocks, row.sources)
-        return token_logprobs(logits, row.targets, temperature), logits
+        with torch.autocast(self._ranks.device.type, self._dtype, enabled=autocast), reducing:
+            values = forward_logits(model, row.input_ids, row.position_ids, row.blocks, row.sources)
+        if not head.chunked:
+            values = reduced(values, row.targets, temperature, entropy=with_entropy)
+        return values[:, 0], values[:, 1]
 
     def _token_inputs(self, row: MicroBatch, temperature: float, proximal: Tensor | None) -> TokenInputs:
         reference = None
         if self._reference is not None:
             with torch.no_grad():
-                reference = self._forward(self._reference, row, temperature)[0]
-        logprobs, logits = self._forward(self._model, row, temperature)
-        with torch.set_grad_enabled(self._loss.entropy_coefficient > 0):
-            entropies = token_entropies(logits, temperature)
+                reference = self._forward(row, temperature, of_reference=True)[0]
+        logprobs, entropies = self._forward(row, temperature)
         return TokenInputs(
             logprobs=logprobs,
             proximal=logprobs.detach() if proximal is None else proximal,
@@ -246,7 +275,7 @@ class PolicyModel:
         if self._proximal is None:
             return None
         with torch.no_grad(), self._exchanged(self._proximal):
-            return [self._forward(self._model, row, temperature)[0] for row in rows]
+            return [self._forward(row, temperature)[0] for row in rows]
 
     def _keep_published(self) -> PolicyVersion | None:
         """Copy the published weights before the first update changes them, if later updates of the step need them.

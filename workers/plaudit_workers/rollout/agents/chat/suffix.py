@@ -35,7 +35,8 @@ class ChatSuffix:
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         tokenizer = template.tokenizer
-        self._special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
+        self._ends = set(tokenizer.all_special_ids)
+        self._special = self._ends | set(tokenizer.added_tokens_decoder)
 
     def after_calls(self, calls: Sequence[dict[str, Any]], results: Sequence[dict[str, Any]], last: int) -> list[int]:
         """Return the tokens between a turn that called tools and the next turn.
@@ -85,7 +86,8 @@ class ChatSuffix:
         ids = self._template.encode(continued)
         closing = self._closing(self._template.encode(ended), ids)
         if closing is None:
-            return ids if assistant["content"] else None
+            # Without an end-of-turn token the next message's opening ends the turn, as GLM's <|observation|>.
+            return ids[ids[:1] == [last] :] if assistant["content"] else None
         return ids[self._num_written(ids, closing, last) :]
 
     def _after_marker(self, messages: Sequence[dict[str, Any]], *, generate: bool) -> str | None:
@@ -104,11 +106,11 @@ class ChatSuffix:
 
     def _num_written(self, continued: list[int], closing: int, last: int) -> int:
         """Return how many tokens of ``continued`` the policy has written itself."""
-        if last not in self._special:
-            return closing  # it ended at a stop text: the suffix brings the end of the turn
-        if last in continued[: closing + 1]:
+        if last in self._special and last in continued[: closing + 1]:
             return continued.index(last) + 1
-        return closing + 1  # it ended with another token than the template writes, as Llama's eom for eot
+        if last in self._ends:
+            return closing + 1  # it ended with another token than the template writes, as Llama's eom for eot
+        return closing  # it ended at a stop text: the suffix brings the end of the turn
 
     def check(self, tool_name: str) -> str:
         """Check that the template can continue a conversation with tools; return a remark on it, or "".

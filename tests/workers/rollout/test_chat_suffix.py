@@ -1,0 +1,227 @@
+"""Token exactness: over the chat templates of model families, ids that only grow equal the conversation's own ids.
+
+The templates are short forms of the families' own: the same special tokens, the same places of calls and results.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any, NamedTuple
+
+import pytest
+
+from chat_tokenizer import CHATML, SPECIAL, chat_tokenizer
+from plaudit_workers.errors import RefusedError
+from plaudit_workers.rollout.agents.chat.suffix import ChatSuffix, tool_call, tool_message
+from plaudit_workers.tokenizer import ChatTemplate
+
+CONVERSATIONS = int(os.environ.get("PLAUDIT_EXAMPLES", "40"))
+
+_CALLS = (
+    "{%- for call in m.tool_calls or [] %}{{- '<tool_call>' + call.function.name + '\\n' }}"
+    "{{- call.function.arguments | tojson }}{{- '</tool_call>' }}{%- endfor %}"
+)
+
+
+class Family(NamedTuple):
+    template: str
+    special: tuple[str, ...]
+    eos: str
+
+
+def _of(body: str, opening: str, *special: str, eos: str) -> Family:
+    """A template from the body of its loop over messages ``m`` and the opening of an assistant's turn."""
+    template = "{%- for m in messages %}" + body + "{%- endfor %}{%- if add_generation_prompt %}{{- '" + opening
+    return Family(template + "' }}{%- endif %}", special, eos)
+
+
+FAMILIES = {
+    "qwen2.5": Family(CHATML, SPECIAL, "<|im_end|>"),
+    "llama3": _of(
+        "{%- set role = 'ipython' if m.role == 'tool' else m.role %}"
+        "{{- '<|start_header_id|>' + role + '<|end_header_id|>\\n\\n' }}"
+        '{%- if m.tool_calls %}{%- for call in m.tool_calls %}{{- \'{"name": "\' + call.function.name }}'
+        "{{- '\", \"parameters\": ' }}{{- call.function.arguments | tojson }}{{- '}' }}{%- endfor %}"
+        "{%- elif m.role == 'tool' %}{{- {'output': m.content} | tojson }}"
+        "{%- else %}{{- m.content | trim }}{%- endif %}"
+        "{{- '<|eot_id|>' }}",
+        "<|start_header_id|>assistant<|end_header_id|>\\n\\n",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        eos="<|eot_id|>",
+    ),
+    "mistral": _of(
+        "{%- if m.role == 'user' %}{{- '[INST]' + m.content + '[/INST]' }}"
+        "{%- elif m.role == 'tool' %}{%- if m.tool_call_id | length != 9 %}{{- raise_exception('nine') }}{%- endif %}"
+        "{{- '[TOOL_RESULTS]' }}{{- {'content': m.content, 'call_id': m.tool_call_id} | tojson }}"
+        "{{- '[/TOOL_RESULTS]' }}"
+        "{%- elif m.tool_calls %}{{- '[TOOL_CALLS][' }}{%- for call in m.tool_calls %}{{- call.function | tojson }}"
+        "{%- if not loop.last %}{{- ', ' }}{%- endif %}{%- endfor %}{{- ']</s>' }}"
+        "{%- else %}{{- ' ' + m.content + '</s>' }}{%- endif %}",
+        "",
+        "[INST]",
+        "[/INST]",
+        "[TOOL_CALLS]",
+        "[TOOL_RESULTS]",
+        "[/TOOL_RESULTS]",
+        "</s>",
+        eos="</s>",
+    ),
+    "deepseek": _of(
+        "{%- if m.role == 'user' %}{{- '<|User|>' + m.content }}"
+        "{%- elif m.role == 'tool' %}{{- '<|tool_output_begin|>' + m.content + '<|tool_output_end|>' }}"
+        "{%- else %}{%- if loop.first or messages[loop.index0 - 1].role == 'user' %}{{- '<|Assistant|>' }}{%- endif %}"
+        "{{- m.content }}" + _CALLS + "{{- '<|end_of_sentence|>' }}{%- endif %}",
+        "' + ('<|Assistant|>' if messages[-1].role == 'user' else '') + '",
+        "<|User|>",
+        "<|Assistant|>",
+        "<|tool_output_begin|>",
+        "<|tool_output_end|>",
+        "<|end_of_sentence|>",
+        eos="<|end_of_sentence|>",
+    ),
+    "glm4": _of(
+        "{%- if m.role == 'tool' %}{%- if messages[loop.index0 - 1].role != 'tool' %}"
+        "{{- '<|observation|>' }}{%- endif %}"
+        "{{- '\\n<tool_response>\\n' + m.content + '\\n</tool_response>' }}"
+        "{%- else %}{{- '<|' + m.role + '|>\\n' + m.content }}" + _CALLS + "{%- endif %}",
+        "<|assistant|>\\n",
+        "<|user|>",
+        "<|assistant|>",
+        "<|observation|>",
+        eos="<|user|>",
+    ),
+    "granite": _of(
+        "{{- '<|start_of_role|>' + ('tool_response' if m.role == 'tool' else m.role) + '<|end_of_role|>' + m.content }}"
+        + _CALLS
+        + "{{- '<|end_of_text|>\\n' }}",
+        "<|start_of_role|>assistant<|end_of_role|>",
+        "<|start_of_role|>",
+        "<|end_of_role|>",
+        "<|end_of_text|>",
+        eos="<|end_of_text|>",
+    ),
+    "command": _of(
+        "{{- '<|START_OF_TURN_TOKEN|>' }}"
+        "{%- if m.role == 'tool' %}{{- '<|SYSTEM_TOKEN|><results>\\n' + m.content + '</results>' }}"
+        "{%- else %}{{- '<|USER_TOKEN|>' if m.role == 'user' else '<|CHATBOT_TOKEN|>' }}"
+        "{{- m.content }}" + _CALLS + "{%- endif %}{{- '<|END_OF_TURN_TOKEN|>' }}",
+        "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
+        "<|START_OF_TURN_TOKEN|>",
+        "<|END_OF_TURN_TOKEN|>",
+        "<|USER_TOKEN|>",
+        "<|CHATBOT_TOKEN|>",
+        "<|SYSTEM_TOKEN|>",
+        eos="<|END_OF_TURN_TOKEN|>",
+    ),
+    "phi4": _of(
+        "{{- '<|' + m.role + '|>' + m.content }}" + _CALLS + "{{- '<|end|>' }}",
+        "<|assistant|>",
+        "<|user|>",
+        "<|assistant|>",
+        "<|tool|>",
+        "<|end|>",
+        eos="<|end|>",
+    ),
+    "gemma": _of(
+        "{{- '<start_of_turn>' + ('model' if m.role == 'assistant' else m.role) + '\\n' + m.content | trim }}"
+        + _CALLS
+        + "{{- '<end_of_turn>\\n' }}",
+        "<start_of_turn>model\\n",
+        "<start_of_turn>",
+        "<end_of_turn>",
+        eos="<end_of_turn>",
+    ),
+}
+
+QWEN3_THINKING = CHATML.replace(
+    "{{- '<|im_start|>' + message.role + '\\n' + message.content }}",
+    "{%- set earlier = message.role == 'assistant' and not loop.last %}"
+    "{%- set text = message.content.split('</think>')[-1].lstrip('\\n') if earlier else message.content %}"
+    "{{- '<|im_start|>' + message.role + '\\n' + text }}",
+)
+
+
+def words(draw: random.Random) -> str:
+    letters = "the inner answer {}\"'<>[]:,.\n0123456789äß語🙂"
+    return ("x" + "".join(draw.choices(letters, k=draw.randrange(0, 30))) + "y").strip()
+
+
+def conversation(draw: random.Random) -> list[list[dict[str, Any]]]:
+    """A list of turns: an assistant's message, and what follows it."""
+    turns, number = [], 0
+    for _ in range(draw.randrange(1, 5)):
+        count = draw.randrange(0, 4)
+        calls = [tool_call(f"tool_{place}", {"key": words(draw), "n": place}, number + place) for place in range(count)]
+        results = [tool_message(f"tool_{place}", words(draw), number + place) for place in range(count)]
+        number += count
+        message: dict[str, Any] = {"role": "assistant", "content": "" if calls else words(draw)}
+        follows = results or [{"role": "user", "content": words(draw)}]
+        turns.append([message | ({"tool_calls": calls} if calls else {}), *follows])
+    return turns
+
+
+def sampled(template: ChatTemplate, before: list[dict[str, Any]], message: dict[str, Any], eos: str) -> list[int]:
+    """The ids of the policy that writes this message as the template does, up to its end-of-turn token."""
+    opened = template.render(before, generate=True)
+    text = template.render([*before, message], generate=False)
+    assert text.startswith(opened)
+    written = text[len(opened) :]
+    cut = written.rfind(eos)
+    return template.encode(written[: cut + len(eos)] if cut >= 0 else written)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_ids_that_only_grow_equal_the_whole_conversations(name: str) -> None:
+    family = FAMILIES[name]
+    template = ChatTemplate(chat_tokenizer(family.template, family.special, family.eos))
+    suffix, draw = ChatSuffix(template), random.Random(name)
+    for _ in range(CONVERSATIONS):
+        messages = [{"role": "user", "content": words(draw)}]
+        ids = template.encode(template.render(messages, generate=True))
+        for message, *follows in conversation(draw):
+            turn = sampled(template, messages, message, family.eos)
+            ids += turn
+            if "tool_calls" in message:
+                ids += suffix.after_calls(message["tool_calls"], follows, turn[-1])
+            else:
+                ids += suffix.after_answer(follows, turn[-1])
+            messages += [message, *follows]
+            assert ids == template.encode(template.render(messages, generate=True))
+
+
+def test_a_turn_that_ended_at_a_stop_text_gets_its_end_from_the_suffix() -> None:
+    template = ChatTemplate(chat_tokenizer())
+    call, result = tool_call("look_up", {"key": "a"}, 0), tool_message("look_up", "value", 0)
+    written = template.encode('<tool_call>\n{"name": "look_up", "arguments": {}}\n</tool_call>')
+    found = ChatSuffix(template).after_calls([call], [result], written[-1])
+    assert template.tokenizer.decode(found).startswith("<|im_end|>\n<|im_start|>user\n<tool_response>\nvalue\n")
+
+
+def test_a_turn_that_ended_with_another_token_than_the_template_writes_is_not_ended_twice() -> None:
+    family = FAMILIES["llama3"]
+    tokenizer = chat_tokenizer(family.template, family.special, family.eos)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|eom_id|>"]})
+    call, result = tool_call("look_up", {"key": "a"}, 0), tool_message("look_up", "value", 0)
+    eom = tokenizer.convert_tokens_to_ids("<|eom_id|>")
+    found = ChatSuffix(ChatTemplate(tokenizer)).after_calls([call], [result], eom)
+    assert tokenizer.decode(found).startswith("<|start_header_id|>ipython")
+
+
+def test_a_result_that_imitates_the_marker_changes_nothing_else() -> None:
+    template = ChatTemplate(chat_tokenizer())
+    call, result = tool_call("look_up", {}, 0), tool_message("look_up", "zq7mark value zq7mark", 0)
+    found = ChatSuffix(template).after_calls([call], [result], template.tokenizer.eos_token_id)
+    assert "zq7mark value zq7mark" in template.tokenizer.decode(found)
+
+
+def test_a_template_that_drops_reasoning_is_reported_and_one_without_tools_is_refused() -> None:
+    assert ChatSuffix(ChatTemplate(chat_tokenizer())).check("look_up") == ""
+    remark = ChatSuffix(ChatTemplate(chat_tokenizer(QWEN3_THINKING))).check("look_up")
+    assert "drops the reasoning of earlier turns" in remark
+    no_tools = "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no') }}{% endif %}{{ m.content }}"
+    with pytest.raises(RefusedError, match="does not render tool results"):
+        ChatSuffix(ChatTemplate(chat_tokenizer(no_tools + "{% endfor %}"))).check("look_up")
