@@ -12,8 +12,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from plaudit_metrics.sources.history import read_steps
 from plaudit_wire.records import StepRecord
+from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.process import RefusedError
 from plaudit_workers.training.run.sinks import Sinks
+from plaudit_workers.training.run.sinks.configuration import configuration
 
 
 def record(step, incarnation=1, **statistics):
@@ -76,7 +78,7 @@ def test_mlflow_gets_every_figure_once_with_the_step_as_its_axis(mlflow_folder):
     from mlflow import MlflowClient
 
     for steps, incarnation in (((1, 2), 1), ((2, 3), 2)):  # resumed at step 2
-        sinks = Sinks(mlflow_folder / "demo-1", ["mlflow"])
+        sinks = Sinks(mlflow_folder / "demo-1", ["mlflow"], {"algorithm.steps": 3, "model.source": "m" * 900})
         for step in steps:
             sinks.write(record(step, incarnation, **{"reward/mean": step / 4, "actor/lr": 0.001}))
         sinks.close()
@@ -91,6 +93,7 @@ def test_mlflow_gets_every_figure_once_with_the_step_as_its_axis(mlflow_folder):
         (3, 0.75, 12500),
     ]
     assert set(run.data.metrics) == {"reward/mean", "actor/lr"}
+    assert run.data.params == {"algorithm.steps": "3", "model.source": "m" * 500}
 
 
 def test_mlflow_without_an_address_is_refused(tmp_path, monkeypatch):
@@ -110,7 +113,7 @@ def test_weights_and_biases_gets_every_figure_once_in_the_same_run(tmp_path, mon
     monkeypatch.setenv("WANDB_MODE", "offline")
     (tmp_path / "demo-1").mkdir()
     for steps, incarnation in (((1, 2), 1), ((2, 3), 2)):  # resumed at step 2
-        sinks = Sinks(tmp_path / "demo-1", ["wandb"])
+        sinks = Sinks(tmp_path / "demo-1", ["wandb"], {"algorithm.steps": 3})
         for step in steps:
             sinks.write(record(step, incarnation, **{"reward/mean": step / 4, "actor/lr": 0.001}))
         sinks.close()
@@ -121,6 +124,7 @@ def test_weights_and_biases_gets_every_figure_once_in_the_same_run(tmp_path, mon
         if len(points) == 3:
             break
         time.sleep(0.1)
+    assert {("algorithm.steps", "3")} <= {pair for file in files for pair in configured(file)}
     assert [(point["_step"], point["reward/mean"], point["actor/lr"]) for point in points] == [
         (1, 0.25, 0.001),
         (2, 0.5, 0.001),
@@ -138,6 +142,34 @@ def logged(file):
             items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
             points.append({"_step": record.history.step.num} | items)
     return points
+
+
+def configured(file):
+    """What an offline file of wandb holds of the run's configuration."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    for record in map(Record.FromString, log_records(file.read_bytes())):
+        if record.WhichOneof("record_type") == "run":
+            yield from ((item.key, item.value_json) for item in record.run.config.update)
+
+
+def test_the_configuration_is_the_specification_without_pods():
+    job = RLJob.model_validate(
+        {
+            "metadata": {"name": "demo"},
+            "spec": {
+                "model": {"source": "m"},
+                "data": {"train": {"path": "t.parquet"}},
+                "reward": {"scorers": [{"name": "a", "kind": "rule", "rule": "gsm8k"}]},
+                "trainer": {"pod": {"env": [{"name": "TOKEN", "value": "secret"}]}},
+            },
+        },
+        by_alias=True,
+        by_name=False,
+    )
+    settings = configuration(job)
+    assert (settings["model.source"], settings["reward.scorers.0.name"]) == ("m", "a")
+    assert "secret" not in str(settings)
 
 
 def log_records(content):

@@ -76,6 +76,7 @@ async def _conduct(
     from plaudit_workers.training.model.policy_model import build_model
     from plaudit_workers.training.run.server_clock import ServerClock
     from plaudit_workers.training.run.sinks import Sinks
+    from plaudit_workers.training.run.sinks.configuration import configuration
     from plaudit_workers.training.run.state import RunContext
 
     plan = RunPlan.from_job(job)
@@ -84,7 +85,7 @@ async def _conduct(
     )
     data = PromptData.for_training(job.spec.data, template, job.spec.seed)
     validation_data = PromptData.for_validation(job.spec.data, template)
-    sinks = Sinks(settings.run_folder, job.spec.trainer.sinks)
+    sinks = Sinks(settings.run_folder, job.spec.trainer.sinks, configuration(job))
     model = await asyncio.to_thread(build_model, job, 0, world_size)
     run = RunContext(
         plan=plan,

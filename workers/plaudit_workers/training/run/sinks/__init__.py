@@ -9,17 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from plaudit_wire.records import StepRecord
 from plaudit_workers.process import RefusedError
+from plaudit_workers.training.run.sinks.configuration import Configuration
 from plaudit_workers.training.run.sinks.mlflow_runs import MLflow
 from plaudit_workers.training.run.sinks.sink import Sink
 from plaudit_workers.training.run.sinks.steps_file import StepsFile
 from plaudit_workers.training.run.sinks.tensorboard_events import TensorBoard
 from plaudit_workers.training.run.sinks.weights_and_biases import WeightsAndBiases
 
-SINKS: dict[str, Callable[[Path], Sink]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
-"""``trainer.sinks`` → constructor of the sink, given the run's folder."""
+SINKS: dict[str, Callable[[Path, Configuration], Sink]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "mlflow": MLflow,
+}
+"""``trainer.sinks`` → constructor of the sink, given the run's folder and configuration."""
 
 
 class Sinks:
@@ -28,19 +34,25 @@ class Sinks:
     Args:
         run_folder: the run's folder.
         names: ``trainer.sinks``.
+        settings: the job's configuration, for sinks that keep it.
 
     Raises:
         RefusedError: a sink that is not there, whose package is not installed, or that cannot be reached as set up.
     """
 
-    def __init__(self, run_folder: Path, names: Sequence[str] = ()) -> None:
+    def __init__(
+        self, run_folder: Path, names: Sequence[str] = (), settings: Configuration = MappingProxyType({})
+    ) -> None:
         unknown = [name for name in names if name not in SINKS]
         if unknown:
             raise RefusedError(
                 f"trainer.sinks names {', '.join(unknown)}, which this version cannot write to; it knows "
                 f"{', '.join(SINKS)} (steps.jsonl is always written)"
             )
-        self._sinks: list[Sink] = [StepsFile(run_folder), *(SINKS[name](run_folder) for name in dict.fromkeys(names))]
+        self._sinks: list[Sink] = [
+            StepsFile(run_folder),
+            *(SINKS[name](run_folder, settings) for name in dict.fromkeys(names)),
+        ]
 
     def write(self, record: StepRecord) -> None:
         """Write one step to every sink, ``steps.jsonl`` first."""

@@ -17,6 +17,7 @@ from typing import Any
 from plaudit_wire.logs import get_logger
 from plaudit_wire.records import StepRecord
 from plaudit_workers.process import RefusedError
+from plaudit_workers.training.run.sinks.configuration import Configuration
 from plaudit_workers.training.run.sinks.sink import newest_written, package_of
 
 logger = get_logger(__name__)
@@ -24,21 +25,25 @@ logger = get_logger(__name__)
 _TAG = "plaudit.run"
 _MOST_AT_ONCE = 1000
 """Metrics of one request: the server's limit."""
+_MOST_PARAMS = 100
+"""Params of one request: the server's limit."""
+_LONGEST_VALUE = 500
 _LAST_SENDING_S = 120.0
 """Seconds that the run's end waits for pending requests."""
 
 
 class MLflow:
-    """Logs every step once.
+    """Logs every step once, and the job's configuration when it creates the run.
 
     Args:
         run_folder: the run's folder; its name is the run's id.
+        settings: the job's configuration.
 
     Raises:
         RefusedError: the extra is not installed, or the tracking server is not set or refuses.
     """
 
-    def __init__(self, run_folder: Path) -> None:
+    def __init__(self, run_folder: Path, settings: Configuration) -> None:
         mlflow = package_of("mlflow", "mlflow")
         if not os.environ.get("MLFLOW_TRACKING_URI"):
             raise RefusedError(
@@ -46,12 +51,13 @@ class MLflow:
                 "a folder together with MLFLOW_ALLOW_FILE_STORE=true"
             )
         self._metric: Any = mlflow.entities.Metric
+        self._param: Any = mlflow.entities.Param
         self._error: Any = mlflow.exceptions.MlflowException
         self._sender = ThreadPoolExecutor(1, "mlflow")
         self._sending: set[Future[None]] = set()
         try:
             self._client = mlflow.MlflowClient()
-            self._run_id = self._run_of(run_folder.name)
+            self._run_id = self._run_of(run_folder.name, settings)
         except self._error as error:
             raise RefusedError(
                 f"trainer.sinks names mlflow, which refuses: {error}. Check MLFLOW_TRACKING_URI, or take it out of the "
@@ -59,7 +65,7 @@ class MLflow:
             ) from error
         self._newest = newest_written(run_folder)
 
-    def _run_of(self, name: str) -> str:
+    def _run_of(self, name: str, settings: Configuration) -> str:
         """Return the run that an earlier process created, or a new one."""
         experiment_name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "plaudit")
         experiment = self._client.get_experiment_by_name(experiment_name)
@@ -69,7 +75,11 @@ class MLflow:
             run_id = str(found[0].info.run_id)
             self._client.update_run(run_id, status="RUNNING")
             return run_id
-        return str(self._client.create_run(experiment_id, tags={_TAG: name}, run_name=name).info.run_id)
+        run_id = str(self._client.create_run(experiment_id, tags={_TAG: name}, run_name=name).info.run_id)
+        params = [self._param(path, str(value)[:_LONGEST_VALUE]) for path, value in settings.items()]
+        for start in range(0, len(params), _MOST_PARAMS):
+            self._client.log_batch(run_id, params=params[start : start + _MOST_PARAMS])
+        return run_id
 
     def write(self, record: StepRecord) -> None:
         """See ``Sink.write``."""

@@ -19,7 +19,7 @@ class TensorBoard:
         RefusedError: the extra is not installed.
     """
 
-    def __init__(self, run_folder: Path) -> None:
+    def __init__(self, run_folder: Path, _: object = None) -> None:
         package_of("tensorboard", "tensorboard")
         self._writer_of = package_of("tensorboard", "torch.utils.tensorboard").SummaryWriter
         self._folder = str(run_folder / "tensorboard")

@@ -13,20 +13,22 @@ from pathlib import Path
 
 from plaudit_wire.records import StepRecord
 from plaudit_workers.process import RefusedError
+from plaudit_workers.training.run.sinks.configuration import Configuration
 from plaudit_workers.training.run.sinks.sink import newest_written, package_of
 
 
 class WeightsAndBiases:
-    """Logs every step once.
+    """Logs every step once, and the job's configuration.
 
     Args:
         run_folder: the run's folder; its name is the run's id.
+        settings: the job's configuration.
 
     Raises:
         RefusedError: the extra is not installed, or there is no key.
     """
 
-    def __init__(self, run_folder: Path) -> None:
+    def __init__(self, run_folder: Path, settings: Configuration) -> None:
         wandb = package_of("wandb", "wandb")
         try:
             self._run = wandb.init(
@@ -34,6 +36,8 @@ class WeightsAndBiases:
                 id=run_folder.name,
                 name=run_folder.name,
                 resume="allow",
+                config=dict(settings),
+                allow_val_change=True,
                 dir=str(run_folder),
                 settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False),
             )
