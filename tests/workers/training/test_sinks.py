@@ -156,6 +156,8 @@ def configured(file):
 def test_the_configuration_is_the_specification_without_pods():
     job = RLJob.model_validate(
         {
+            "apiVersion": "plaudit.dev/v1alpha1",
+            "kind": "RLJob",
             "metadata": {"name": "demo"},
             "spec": {
                 "model": {"source": "m"},
