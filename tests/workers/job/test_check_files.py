@@ -82,6 +82,21 @@ MODELS = [
     ({}, {}, {"input": "text"}, ""),
     ({"id2label": {"0": "LABEL_0"}}, {"chat_template": "{{ messages }}"}, {}, ""),
     ({}, {}, {}, "spec.reward.scorers[0].model.input: chat needs a chat template, but the tokenizer in rm has none"),
+    *(
+        (
+            {"architectures": [name]},
+            {"chat_template": "t"},
+            fields,
+            problem,
+        )
+        for name, fields, problem in (
+            ("Qwen2ForRewardModeling", {}, "spec.reward.scorers[0].model.source: rm has class Qwen2ForRewardMod"),
+            ("Qwen2RewardModel", {}, "spec.reward.scorers[0].model.source: rm has class Qwen2RewardModel"),
+            ("Qwen2ForRewardModeling", {"engine": "plaudit"}, ""),
+            ("Qwen2ForRewardModeling", {"arguments": {"hf_overrides": {"architectures": ["Q"]}}}, ""),
+            ("Qwen2ForSequenceClassification", {}, ""),
+        )
+    ),
     (
         {"id2label": {"0": "a", "1": "b"}},
         {},

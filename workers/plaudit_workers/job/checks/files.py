@@ -21,6 +21,7 @@ from plaudit_workers.job.spec.scorers import RewardModelSpec
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+_REWARD_CLASS = re.compile(r"(ForRewardModeling|(For)?RewardModel)$")
 _RELATIVE = "Correct the path: it is relative to the job file"
 
 
@@ -143,11 +144,25 @@ def _reward_model(field: str, model: RewardModelSpec) -> Iterator[Problem]:
             f"{model.source} has {labels} outputs (id2label in config.json); a reward model has one",
             "Name a classifier trained with num_labels=1",
         )
+    yield from _embedder(field, model, config)
     if model.input == "chat" and not (tokenizer.get("chat_template") or _holds_template(model.source)):
         yield Problem(
             f"{field}.input",
             f"chat needs a chat template, but the tokenizer in {model.source} has none",
             "Set input to text, or save chat_template.jinja there",
+        )
+
+
+def _embedder(field: str, model: RewardModelSpec, config: dict[str, Any]) -> Iterator[Problem]:
+    """Check for classes that vLLM serves as embedders, and refuses with ``--convert classify``."""
+    architecture = str((config.get("architectures") or [""])[0])
+    base = _REWARD_CLASS.sub("", architecture)
+    if model.engine == "vllm" and base != architecture and "hf_overrides" not in model.arguments:
+        yield Problem(
+            f"{field}.source",
+            f"{model.source} has class {architecture}, which vLLM takes for an embedder",
+            f"If its head is one linear layer 'score', add arguments: {{hf_overrides: {{architectures: "
+            f"[{base}ForSequenceClassification]}}}}; else set engine to plaudit",
         )
 
 
