@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,6 +105,14 @@ def test_no_null_is_written_but_in_opaque_parts_and_other_readers_read_the_same(
     data = yaml.safe_load(dump_job(job))
     assert parse_job(data) == job
     assert None not in set(outside_opaque(data))
+
+
+@pytest.mark.parametrize("text", ["NO", "y", "off", "010", "1:30", "1_000", "2001-01-01", "=", "~"])
+def test_readers_of_yaml_1_1_read_a_text_as_that_text(text: str) -> None:
+    job = parse_job(
+        a_job({"reward": {"scorers": [{"name": "a", "kind": "rule"}], "workers": {"pod": {"image": text}}}})
+    )
+    assert yaml.safe_load(dump_job(job))["spec"]["reward"]["workers"]["pod"]["image"] == text
 
 
 def outside_opaque(node: Any) -> Iterator[Any]:

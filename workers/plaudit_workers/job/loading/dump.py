@@ -11,6 +11,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import RoundTripRepresenter
+from ruamel.yaml.resolver import VersionedResolver
 
 from plaudit_workers.job.spec.rljob import TRAINING_SECTIONS, RLJob
 from plaudit_workers.job.spec.section import Section
@@ -64,8 +65,19 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
+_YAML_1_1 = VersionedResolver(version="1.1")
+_TEXT = "tag:yaml.org,2002:str"
+
+
 class _Representer(RoundTripRepresenter):
-    """Writes 1e-06 as 1.0e-06: readers of YAML 1.1 would take the first for text."""
+    """Writes values so that readers of YAML 1.1 and 1.2 agree on them.
+
+    To the older version 1e-06 is text, and the texts ``NO`` and ``1:30`` are a boolean and a number.
+    """
+
+    def represent_str(self, data: str) -> ScalarNode:
+        plain = _YAML_1_1.resolve(ScalarNode, data, (True, False)) == _TEXT
+        return self.represent_scalar(_TEXT, data, style=None if plain else "'")
 
     def represent_float(self, value: float) -> ScalarNode:
         digits = repr(value)
@@ -74,4 +86,5 @@ class _Representer(RoundTripRepresenter):
         return self.represent_scalar("tag:yaml.org,2002:float", digits)
 
 
+_Representer.add_representer(str, _Representer.represent_str)
 _Representer.add_representer(float, _Representer.represent_float)
