@@ -20,10 +20,12 @@ from redis.retry import Retry
 
 from plaudit_metrics.service.serve import ServiceSettings
 from plaudit_metrics.service.serve import serve as serve_metrics
+from plaudit_metrics.sources.run_snapshot import take_snapshot
 from plaudit_reward.endpoint.limits import NEVER_SENT, BudgetReport, RateLimits, Request, Settled
 from plaudit_reward.endpoint.redis_budget import RedisBudget
 from plaudit_reward.endpoint.usage import EndpointUsage, UsageReport
 from plaudit_wire.function_library import FunctionLibrary
+from plaudit_wire.names import CONSUMER_GROUPS, Names
 from plaudit_wire.redis_address import RedisAddress
 from plaudit_workers.client import RewardClient
 from plaudit_workers.launch.redis_server import free_port
@@ -126,6 +128,23 @@ async def test_a_scoring_service_with_its_client_and_metrics(
             await asyncio.sleep(0.05)
     stop.set()
     assert await asyncio.gather(*running) == [0, 0]
+
+
+async def test_metrics_reads_streams_whose_entries_are_in_work(guarded: dict[str, RedisAddress]) -> None:
+    names = Names(RUN)
+    keys = [names.stream(stream) for stream in CONSUMER_GROUPS]
+    admin, metrics = (guarded[user].client(timeout_s=5.0, retries=0) for user in (ADMIN, "metrics"))
+    await admin.delete(*keys)
+    for key, group in zip(keys, CONSUMER_GROUPS.values(), strict=True):
+        await admin.xgroup_create(key, group, "0", mkstream=True)
+        for _ in range(2):
+            await admin.xadd(key, {"group": "g"})
+        await admin.xreadgroup(group, "worker-0", {key: ">"}, count=1)
+    depths = (await take_snapshot(metrics, names)).streams
+    assert {(depth.undelivered, depth.in_flight) for depth in depths.values()} == {(1, 1)}
+    await admin.delete(*keys)
+    await admin.aclose()
+    await metrics.aclose()
 
 
 async def get(port: int, path: str) -> str:

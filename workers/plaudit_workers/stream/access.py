@@ -92,8 +92,8 @@ GRANTS: Final[Mapping[str, tuple[Grant, ...]]] = {
     ),
     "metrics": (
         Grant("", "time info ping"),
-        Grant("events", "xreadgroup xack xpending xgroup|create"),
-        Grant("events prompts samples groups ready", "xlen xrange xinfo|groups"),
+        Grant("events", "xreadgroup xack xgroup|create"),
+        Grant("events prompts samples groups ready", "xlen xrange xpending xinfo|groups"),
         Grant("state", "hget"),
         Grant("counters judges judges:tokens", "hgetall"),
         Grant("workers", "zrangebyscore"),
