@@ -259,7 +259,7 @@ def test_redis_lets_in_keda_when_it_scales_and_clients_of_a_scoring_service() ->
     world = settled(scoring_job(reward={**rljob()["spec"]["reward"], **KEDA}))
     [rule] = policy(world, "redis")["ingress"]
     job, clients, elsewhere, keda = rule["from"]
-    assert set(job["podSelector"]["matchExpressions"][0]["values"]) == {"reward", "metrics"}
+    assert set(job["podSelector"]["matchExpressions"][0]["values"]) == {"gateway", "metrics", "reward"}
     assert clients == {"podSelector": {"matchLabels": {"plaudit.dev/client": "job"}}}  # in its own namespace
     trusted = {"matchLabels": {"plaudit.dev/client-of": "default"}}
     assert elsewhere == {"namespaceSelector": trusted, **clients}

@@ -16,16 +16,18 @@ def test_finished_runs_are_listed_and_deleted_and_running_ones_stay(
     redis_server: RedisServer, run_name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLAUDIT_REDIS_PASSWORD", redis_server.password)
-    finished, running = f"{run_name}-a", f"{run_name}-b"
+    finished, running, foreign = f"{run_name}-a", f"{run_name}-b", f"{run_name}-c"
     with redis.Redis(port=redis_server.port, password=redis_server.password) as client:
         now = client.time()[0]
         for run, heartbeat in ((finished, now - 3600), (running, now)):
             client.zadd(Names(run).workers, {"reward-0": heartbeat})
             client.hset(Names(run).counters, "trained", 1)
+        client.set(Names(foreign).workers, "not a sorted set")
         try:
             assert main(["runs", "list", "--redis", redis_server.url]) == 0
             listed = {line["run"]: line for line in map(json.loads, capsys.readouterr().out.splitlines())}
             assert (listed[finished]["keys"], listed[running]["keys"]) == (2, 2)
+            assert listed[foreign]["last_heartbeat_s"] is None
             assert listed[finished]["last_heartbeat_s"] >= 3600 > 20 > listed[running]["last_heartbeat_s"]
             there = ["--redis", redis_server.url]
             assert main(["runs", "delete", finished, *there]) == 0
@@ -37,7 +39,7 @@ def test_finished_runs_are_listed_and_deleted_and_running_ones_stay(
             assert not client.exists(Names(finished).counters)
             assert client.exists(Names(running).counters)
         finally:
-            client.delete(Names(running).counters, Names(running).workers)
+            client.delete(Names(running).counters, Names(running).workers, Names(foreign).workers)
 
 
 def test_a_redis_that_refuses_is_reported(redis_server: RedisServer, capsys: pytest.CaptureFixture[str]) -> None:

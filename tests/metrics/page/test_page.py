@@ -114,9 +114,14 @@ def test_workers_are_shown_busy_and_idle(overview: Tab) -> None:
     assert shown["reward-2"][0] == "starting"
 
 
+def described(text: str) -> str:
+    """Return the condition that a chart's description matches a regular expression."""
+    return f"[...document.querySelectorAll('.plot')].some((plot) => /{text}/.test(plot.ariaLabel))"
+
+
 def test_the_queues_are_shown_with_depth_and_age(overview: Tab) -> None:
-    overview.until("/samples . reward workers 8,/.test(document.querySelectorAll('.plot')[3].ariaLabel)")
-    overview.until("/samples . reward workers [0-9.]+ s/.test(document.querySelectorAll('.plot')[4].ariaLabel)")
+    overview.until(described("samples . reward workers 8,"))
+    overview.until(described("samples . reward workers [0-9.]+ s"))
 
 
 def test_the_slowest_samples_open_into_stages_and_scorers(overview: Tab, site: Site) -> None:

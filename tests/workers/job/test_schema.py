@@ -18,6 +18,7 @@ MUTABLE = {
     "spec.suspend",
     "spec.lifecycle",
     "spec.rollout.replicas",
+    "spec.reward.gateway.replicas",
     "spec.reward.workers.replicas",
     "spec.reward.workers.autoscaling",
     "spec.reward.scorers.limits",

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 from redis.asyncio import Redis
-from redis.exceptions import AuthenticationError, ResponseError
+from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
 from plaudit_wire.limits import LIVE_WITHIN_S
 from plaudit_wire.names import Names
@@ -48,10 +48,12 @@ async def _runs(arguments: argparse.Namespace) -> int:
             return EXIT_DONE
         fine = [await _delete(client, run) for run in arguments.runs]
         return EXIT_DONE if all(fine) else EXIT_REFUSED
-    except (AuthenticationError, ResponseError) as error:
+    except (AuthenticationError, NoPermissionError) as error:
         raise RefusedError(
             f"Redis at {address.url} refuses: {error}. Give its password in PLAUDIT_REDIS_PASSWORD"
         ) from error
+    except ResponseError as error:
+        raise RefusedError(f"Redis at {address.url} refuses: {error}") from error
     except OUTAGE as error:
         raise RefusedError(await _unreachable(address, error)) from error
     finally:
@@ -71,7 +73,10 @@ async def _keys_of_runs(client: Redis) -> Counter[str]:
 
 async def _silent_s(client: Redis, run: str) -> float | None:
     """Return the seconds since a process of the run last reported; None if none ever did."""
-    newest: Any = await client.zrevrange(Names(run).workers, 0, 0, withscores=True)
+    workers = Names(run).workers
+    if await client.type(workers) != b"zset":  # missing, or written by something else under a run's name
+        return None
+    newest: Any = await client.zrevrange(workers, 0, 0, withscores=True)
     seconds, microseconds = await client.time()
     return round(seconds + microseconds / 1e6 - newest[0][1], 1) if newest else None
 
