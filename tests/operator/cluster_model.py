@@ -22,10 +22,6 @@ Object = dict[str, Any]
 START = 1_780_000_000.0
 
 
-_CLUSTERS = itertools.count(1)
-"""Uids begin with the cluster's number: like real ones, they never come twice, and the operator may rely on that."""
-
-
 class Inline(Executor):
     """Runs everything at once, in order."""
 
@@ -49,7 +45,6 @@ class ClusterModel:
         self.after: Callable[[str], None] = lambda call: None
         self._versions = itertools.count(1)
         self._uids = itertools.count(1)
-        self._number = next(_CLUSTERS)
 
     # What the operator calls
 
@@ -78,7 +73,7 @@ class ClusterModel:
             self._applied[kind, metadata["namespace"], name] = copy.deepcopy(manifest)
             item["metadata"] |= {
                 "name": name,
-                "uid": f"{self._number:04x}-{next(self._uids):08x}",
+                "uid": f"{next(self._uids):08x}",
                 "creationTimestamp": timestamp(self.now),
             }
             item["metadata"]["generation"] = 1
@@ -123,7 +118,7 @@ class ClusterModel:
     def put(self, item: Object) -> Object:
         """Stores an object as some other client would."""
         item = copy.deepcopy(item)
-        item["metadata"].setdefault("uid", f"{self._number:04x}-{next(self._uids):08x}")
+        item["metadata"].setdefault("uid", f"{next(self._uids):08x}")
         item["metadata"].setdefault("creationTimestamp", timestamp(self.now))
         item["metadata"].setdefault("generation", 1)
         known = (item["kind"], item["metadata"]["namespace"], item["metadata"]["name"]) in self.objects

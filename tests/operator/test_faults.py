@@ -6,12 +6,12 @@ import contextlib
 import copy
 import random
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
 from cluster_model import ClusterModel
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from world import World, rljob
 
@@ -80,14 +80,12 @@ PLACES: list[dict[str, Any]] = [{}, {"gang": "native"}, {"queueName": "team"}]
 """How a job gets its place in the cluster."""
 
 
-@pytest.fixture(scope="module")
-def undisturbed() -> list[dict[str, Any]]:
-    ends = []
-    for place in PLACES:
-        world = World(rljob(scheduling=place))
-        live(world, World.settle)
-        ends.append(the_end(world))
-    return ends
+@cache
+def undisturbed(place: int) -> dict[str, Any]:
+    """Return the end of the same life without faults."""
+    world = World(rljob(scheduling=PLACES[place]))
+    live(world, World.settle)
+    return the_end(world)
 
 
 FAULTS = [
@@ -103,12 +101,9 @@ FAULTS = [
     max_examples=10,
     deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(seed=st.integers(0, 2**32), rate=st.sampled_from([0.05, 0.3, 0.6]), place=st.sampled_from(range(len(PLACES))))
-def test_any_faults_and_any_order_of_events_end_in_the_same_state(
-    undisturbed: list[dict[str, Any]], seed: int, rate: float, place: int
-):
+def test_any_faults_and_any_order_of_events_end_in_the_same_state(seed: int, rate: float, place: int):
     draw = random.Random(seed)
     world = World(rljob(scheduling=PLACES[place]))
     disturbed = True
@@ -137,7 +132,7 @@ def test_any_faults_and_any_order_of_events_end_in_the_same_state(
         world.settle()
 
     live(world, work)
-    assert the_end(world) == undisturbed[place]
+    assert the_end(world) == undisturbed(place)
 
 
 @pytest.mark.parametrize("step", range(len(SCRIPT)))

@@ -9,6 +9,7 @@ from cluster_model import ClusterModel, Inline
 from plaudit_operator import names
 from plaudit_operator.cache import Cache
 from plaudit_operator.observed import seconds
+from plaudit_operator.planning import rendering
 from plaudit_operator.planning.reconcile import Reconciler, ReconcileResult
 from plaudit_operator.runtime.errors import KubeError
 from plaudit_operator.runtime.kinds import RLJOB, WATCHED, kind_of
@@ -55,6 +56,7 @@ class World:
 
     def start_operator(self) -> None:
         """A fresh process: nothing in memory but what it lists."""
+        rendering._render.cache_clear()  # as in a new process; and the uids of two tests are alike
         self.cache = Cache()
         self.reconciler = Reconciler(
             self.cluster, self.cache, self.settings, Inline(), self._progress, lambda: self.cluster.now
