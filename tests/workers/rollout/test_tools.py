@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
+import pytest_asyncio
 
 from chat_tokenizer import chat_tokenizer
 from plaudit_wire.messages import Sampling
@@ -20,10 +21,13 @@ from plaudit_workers.rollout.agents.tools import ToolAgent, ToolLimits
 from plaudit_workers.rollout.engines.script import Constant, Script
 from plaudit_workers.rollout.engines.scripted import ScriptedEngine
 from plaudit_workers.rollout.engines.vllm_arguments import prepare_environment
+from plaudit_workers.stream.connection import Transport
 from plaudit_workers.tokenizer import ChatTemplate
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-"""vLLM and torch warn when they are imported."""
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # vLLM and torch warn when they are imported
+    pytest.mark.asyncio(loop_scope="module"),  # the tests share the template process, and so the event loop
+]
 
 TOOLS = '''
 import os, signal, sys, time
@@ -115,28 +119,51 @@ def tokenizer():
     return chat_tokenizer()
 
 
-@pytest.fixture
-def tool_file(tmp_path):
-    path = tmp_path / "my_tools.py"
+@pytest_asyncio.fixture(loop_scope="module")
+async def transport(address, run_name):
+    transport = await Transport.open(address, run_name)
+    yield transport
+    await transport.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def run(transport, run_class, tmp_path):
+    return await run_class.begin(transport, tmp_path / "weights")
+
+
+@pytest.fixture(scope="module")
+def tool_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tools") / "my_tools.py"
     path.write_text(TOOLS)
     return str(path)
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tool_file):
+    """The processes of the file's functions; ``hangs`` has 0.3 s. The rollout has a secret in its environment."""
+    processes = AgentProcesses([FunctionTool(tool_file, name, 0.3 if name == "hangs" else 20.0) for name in NAMES])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PLAUDIT_REDIS_PASSWORD", "hidden")
+        await processes.open()
+    yield processes
+    await processes.close()
+
+
 @pytest.fixture
-def open_agent(tokenizer, tool_file):
-    """Opens a tool agent with some of the file's functions; ``hangs`` has 0.3 s."""
+def open_agent(tokenizer, shared):
+    """Opens a tool agent with the file's functions, or with a template process of its own for other sources."""
 
     @asynccontextmanager
-    async def opened(*names, sources=None, **limits):
-        own = [FunctionTool(tool_file, name, 0.3 if name == "hangs" else 20.0) for name in names or NAMES]
-        processes = AgentProcesses(sources or own)
+    async def opened(sources=None, **limits):
+        processes = AgentProcesses(sources) if sources else shared
         try:
             tools = await processes.open()
             template = ChatTemplate(tokenizer, [tool.schema for tool in tools])
             parser = ToolCallParser("hermes", tokenizer, template.tools)
             yield ToolAgent(template, parser, processes, tools, ToolLimits(**limits))
         finally:
-            await processes.close()
+            if processes is not shared:
+                await processes.close()
 
     return opened
 
@@ -221,8 +248,7 @@ MISHAPS = [
 """Turn of the policy, what it reads then, outcome of the call."""
 
 
-async def test_the_model_reads_what_went_wrong_and_goes_on(open_agent, hold, monkeypatch) -> None:
-    monkeypatch.setenv("PLAUDIT_REDIS_PASSWORD", "hidden")
+async def test_the_model_reads_what_went_wrong_and_goes_on(open_agent, hold) -> None:
     async with open_agent(result_tokens=130, turns=20) as agent:
         _, (body,) = await hold(agent, *(turn for turn, _, _ in MISHAPS), "Well.")
         results = [message["content"] for message in body.sample.completion if message["role"] == "tool"]
@@ -235,7 +261,7 @@ async def test_the_model_reads_what_went_wrong_and_goes_on(open_agent, hold, mon
 
 @pytest.mark.parametrize(("name", "outcome"), [("hangs", "timeout"), ("crashes", "infra_error")])
 async def test_a_tool_failure_can_fail_the_sample(open_agent, hold, name, outcome) -> None:
-    async with open_agent(name, fail_on_tool_failure=True) as agent:
+    async with open_agent(fail_on_tool_failure=True) as agent:
         _, (body,) = await hold(agent, call(name, key="a"), "Well.")
     assert body.sample.failure is not None
     assert (body.sample.failure.outcome, body.sample.failure.value) == (outcome, None)
@@ -276,9 +302,9 @@ async def test_a_conversation_ends_at_its_limits(open_agent, hold, limits, max_t
     assert body.generation.response_tokens <= max_tokens
 
 
-async def test_a_sample_that_takes_too_long_ends_as_a_timeout(open_agent, hold, tool_file) -> None:
-    sources = [FunctionTool(tool_file, "hangs", 60.0)]
-    async with open_agent(sources=sources, seconds=0.5) as agent:
+async def test_a_sample_that_takes_too_long_ends_as_a_timeout(open_agent, hold) -> None:
+    async with open_agent(seconds=0.5) as agent:
+        agent.tools = {name: replace_timeout(tool) for name, tool in agent.tools.items()}
         _, (body,) = await hold(agent, call("hangs", key="a"))
     assert body.sample.failure == AgentReward("timeout", reason="the conversation took longer than 0.5 s")
 
@@ -364,7 +390,7 @@ async def test_an_mcp_server_that_does_not_start_is_refused(open_agent) -> None:
 async def test_tools_that_cannot_be_described_are_refused(open_agent, tool_file) -> None:
     for name, message in (("undescribed", "type hint"), ("absent", "it defines crashes, floods")):
         with pytest.raises(RefusedError, match=message):
-            async with open_agent(name):
+            async with open_agent([FunctionTool(tool_file, name)]):
                 pass
 
 

@@ -1,9 +1,9 @@
 """The template process: loads users' files once and forks a process for each sample that needs them.
 
 Started as ``python -m plaudit_workers.agent_processes.template <file descriptor> <parent's process id>`` by
-``processes``. A fork takes about 2 ms and shares the memory of everything that the files imported. The template itself
-never runs a tool, so it can always kill a process of a sample that hangs. It ends with its parent, and they end with
-it.
+``processes``. A fork imports nothing again and shares the memory of everything that the files imported. The template
+itself never runs a tool, so it can always kill a process of a sample that hangs. It ends with its parent, and they end
+with it.
 """
 
 from __future__ import annotations
