@@ -7,14 +7,19 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
 
+from builders import make_body, make_generation, make_prompt, make_sample
+from plaudit_wire.records import CallRecord, GroupRecord, ScoringRecord, Stamps, TurnRecord
+from plaudit_wire.sample import AgentReward
 from plaudit_workers.cli import EXIT_REFUSED, main
 from plaudit_workers.rescore.comparison import ScoreChange, ScoreComparison, rank_correlation
-from plaudit_workers.training.run.stored_samples import _COLUMNS
+from plaudit_workers.stream.group import Group, GroupSample
+from plaudit_workers.training.run.stored_samples import _COLUMNS, store_groups
 
 REWARDS = """
 def length(solution_str):
@@ -193,3 +198,46 @@ def test_samples_of_an_older_run_have_no_messages(job: Any, stored: Any, capsys:
     pyarrow.parquet.write_table(table, file)
     assert main(["rescore", str(file), "--job", job(LENGTH), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["mean_after"] == 2.0
+
+
+CONVERSATION = """
+def figures(solution_str, extra_info):
+    return extra_info["num_turns"] + sum(extra_info["tool_rewards"]) + sum(extra_info["turn_scores"])
+"""
+
+
+def test_conversations_are_scored_as_in_the_run(job: Any, tmp_path: Path) -> None:
+    completion = [
+        {"role": "assistant", "content": "", "tool_calls": []},
+        {"role": "tool", "content": "41", "name": "look_up"},
+        {"role": "assistant", "content": "40"},
+    ]
+    prompt = make_prompt("t-0-1.0", 2)
+    about = {"completion": completion, "tool_rewards": [0.25, 0.5], "turn_rewards": [0.1, 0.2]}
+    ends = ({"agent_reward": AgentReward("scored", 0.75)}, {"failure": AgentReward("timeout", reason="too slow")})
+    call = CallRecord("look_up", "ok", 0.1, 0.2)
+    generation = make_generation(turns=[TurnRecord(0, 2, 0.0, 0.1, calls=[call]), TurnRecord(3, 1, 0.3, 0.1)])
+    members = []
+    for index, end in enumerate(ends):
+        sample = make_sample("raw text", index, prompt=prompt.prompt, **about, **end)
+        body = make_body(prompt, index, generation=generation, sample=sample)
+        members.append(
+            GroupSample(index, Stamps(admitted=1.0), body, scoring=ScoringRecord("scored", value=1.0), deliveries=1)
+        )
+    group = Group("t-0-1.0", "ready", prompt, members, incarnation=1, admitted=1.0)
+    record = GroupRecord("t-0-1.0", "train", 1, "trained", 2, 2, 1.0, 2.5)
+    path = store_groups(tmp_path, 1, 1, [group], {group.id: record})
+    (row, _) = pyarrow.parquet.read_table(path).to_pylist()
+    assert json.loads(row["completion_json"]) == completion
+    assert msgspec.json.decode(row["turns_json"], type=list[TurnRecord]) == generation.turns
+
+    (tmp_path / "rewards.py").write_text(CONVERSATION)
+    function = "{name: figures, kind: python, python: {path: rewards.py, function: figures}}"
+    output = tmp_path / "out.jsonl"
+    assert (
+        main(["rescore", str(path), "--job", job(function, "{name: tools, kind: environment}"), "-o", str(output)]) == 0
+    )
+    done, failed = (json.loads(line) for line in output.read_text().splitlines())
+    assert done["scorer/figures/value"] == pytest.approx(4 + 0.75 + 0.3)
+    assert done["scorer/tools/value"] == 0.75
+    assert (failed["outcome"], failed["score"]) == ("timeout", None)

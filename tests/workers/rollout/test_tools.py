@@ -302,6 +302,23 @@ async def test_a_conversation_ends_at_its_limits(open_agent, hold, limits, max_t
     assert body.generation.response_tokens <= max_tokens
 
 
+async def test_only_the_first_calls_of_a_turn_are_run(open_agent, hold) -> None:
+    turn = "".join(call("look_up", key=key) for key in "abc")
+    async with open_agent(calls_per_turn=2) as agent:
+        _, (body,) = await hold(agent, turn, "Done.")
+    results = [message["content"] for message in body.sample.completion if message["role"] == "tool"]
+    assert results == ["value of a", "value of b", "Error: only 2 calls are run in one turn"]
+    assert [c.outcome for c in body.generation.turns[0].calls] == ["ok", "ok", "refused"]
+
+
+async def test_a_turn_that_reaches_its_limit_of_tokens_ends_the_sample(open_agent, hold) -> None:
+    turn = call("look_up", key="a")
+    async with open_agent(turn_tokens=100) as agent:
+        _, (body,) = await hold(agent, turn, "x" * 300, "Done.")
+    assert [turn.tokens for turn in body.generation.turns][1:] == [100]
+    assert body.sample.finish_reason == "length"
+
+
 async def test_a_sample_that_takes_too_long_ends_as_a_timeout(open_agent, hold) -> None:
     async with open_agent(seconds=0.5) as agent:
         agent.tools = {name: replace_timeout(tool) for name, tool in agent.tools.items()}

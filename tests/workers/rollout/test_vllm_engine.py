@@ -199,6 +199,18 @@ async def test_a_response_ends_with_its_end_token_or_is_cut(bench, tiny_models):
     assert {sample.finish_reason for sample in samples} == {"stop", "length"}
 
 
+async def test_a_stop_text_ends_a_response_and_stays_part_of_it(bench, tiny_models):
+    await bench.load(tiny_models[1])
+    whole = (await bench.result(bench.submit(seed=3))).response_ids
+    text = bench.engine.decode(whole)
+    stop = text[4:6]  # two tokens
+    sample = await bench.result(bench.submit(seed=3, stop=["never sampled", stop]))
+    assert sample.response_ids == whole[: len(sample.response_ids)]
+    assert bench.engine.decode(sample.response_ids) == text[: text.index(stop) + len(stop)]
+    assert sample.finish_reason == "stop"
+    assert len(sample.logprobs) == len(sample.response_ids) < len(whole)
+
+
 async def test_text_leaves_special_tokens_out(bench):
     assert bench.engine.decode([1, 2, 10, 3, 11, 14]) == "12+3="
 

@@ -56,6 +56,21 @@ def test_a_row_in_verls_columns_becomes_a_prompt(tmp_path, tokenizer, suffix):
     assert np.frombuffer(prompt.prompt_ids, "<i4").tolist() == [11, 1, 10, 12]
 
 
+def test_prompts_are_rendered_with_the_jobs_template_and_its_arguments(tmp_path, model_folder):
+    (tmp_path / "chat.jinja").write_text(
+        "{% for m in messages %}u{{ m.content }}{% endfor %}{% if enable_thinking %}1{% else %}0{% endif %}"
+    )
+    path = write(tmp_path, [row(7)], ".jsonl")
+    for arguments, text in (({}, "u7=0"), ({"enable_thinking": True}, "u7=1")):
+        model = ModelSpec(
+            source=str(model_folder),
+            chat_template=str(tmp_path / "chat.jinja"),
+            chat_template_arguments=arguments,
+        )
+        data = PromptData.load(TrainDataSpec(path=path), ChatTemplate.of_model(model, []), 1)
+        assert data.prompt_at(0).prompt_text == text
+
+
 def test_messages_without_a_chat_template_get_the_tokenizers_own_special_tokens(tmp_path, tokenizer):
     rows = [row(7, [{"role": "user", "content": "7="}]), row(7, "7=")]
     tokenizer.chat_template = None

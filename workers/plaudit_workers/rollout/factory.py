@@ -70,11 +70,11 @@ async def _tools(job: RLJob, processes: AgentProcesses) -> Agent:
     prepare_environment(job.spec.model.source)  # before anything imports torch
     from plaudit_workers.rollout.agents.chat.tool_calls import ToolCallParser
     from plaudit_workers.rollout.agents.tools import ToolAgent, ToolLimits
-    from plaudit_workers.tokenizer import ChatTemplate, load_tokenizer
+    from plaudit_workers.tokenizer import ChatTemplate
 
     spec, tools = job.spec.rollout.agent, await processes.open()
     schemas = [tool.schema for tool in tools]
-    template = ChatTemplate(load_tokenizer(job.spec.model), schemas, job.spec.model.chat_template_arguments)
+    template = ChatTemplate.of_model(job.spec.model, schemas)
     parser = ToolCallParser(spec.tool_parser, template.tokenizer, schemas)
     agent = ToolAgent(template, parser, processes, tools, ToolLimits.from_spec(spec))
     if remark := agent.suffix.check(tools[0].name):

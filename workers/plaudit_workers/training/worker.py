@@ -69,7 +69,7 @@ async def _conduct(
     job: RLJob, settings: ProcessSettings, transport: Transport, world_size: int, stop: asyncio.Event
 ) -> bool:
     # Heavy imports only here: refusing a job needs none of them.
-    from plaudit_workers.tokenizer import ChatTemplate, load_tokenizer
+    from plaudit_workers.tokenizer import ChatTemplate
     from plaudit_workers.training.backend.torch_backend import TorchBackend
     from plaudit_workers.training.conductor.conductor import conduct
     from plaudit_workers.training.data.dataset import PromptData
@@ -80,9 +80,7 @@ async def _conduct(
     from plaudit_workers.training.run.state import RunContext
 
     plan = RunPlan.from_job(job)
-    template = ChatTemplate(
-        load_tokenizer(job.spec.model), await described_tools(job), job.spec.model.chat_template_arguments
-    )
+    template = ChatTemplate.of_model(job.spec.model, await described_tools(job))
     data = PromptData.for_training(job.spec.data, template, job.spec.seed)
     validation_data = PromptData.for_validation(job.spec.data, template)
     sinks = Sinks(settings.run_folder, job.spec.trainer.sinks, configuration(job))
