@@ -50,6 +50,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from bad_network import BadNetwork
 from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.stream.trainer.groups import StaleIncarnationError
 from simulated_run import Simulation, make_plan
 from stepped_clock import SteppedClock
 
@@ -162,13 +163,14 @@ class Soak:
         if not left:
             raise RuntimeError("two trainers went on beside each other")
         for trainer in left:
-            trainer.exception()
-        self._life = (going_on or left).pop()  # the last to take over; not always the last to start
+            _raise_unless_replaced(trainer)
+        # The last to take over, which is not always the last to start: the first may still have waited for Redis.
+        self._life = min(going_on or left, key=lambda trainer: trainer.done() and trainer.exception() is not None)
 
     async def _rewind(self, state: list[bytes]) -> None:
         await self.simulation.rewind(state)
-        if not state or self._life.done() or self.chance.random() < 0.5:  # a run that has ended is resumed
-            await self._kill_trainer()
+        if not state or self._life.done() or self.chance.random() < 0.5:
+            await self._kill_trainer()  # groups that a rewind brings back after the end have no other owner
 
     async def _freeze(self) -> None:
         assert self.server.pid is not None
@@ -197,6 +199,8 @@ class Soak:
             self.clock.step(self.chance.choice(STEPS_OF_CLOCK_S))
 
     async def _kill_trainer(self) -> None:
+        if self._life.done():
+            self._life.result()  # a failure of its own is not hidden by the next trainer
         self._life.cancel()
         await asyncio.wait([self._life])
         self._life = asyncio.create_task(self.simulation.train(self.plan))
@@ -246,6 +250,12 @@ class Soak:
         finally:
             await transport.close()
         return [f"groups left in Redis: {left}"] if left else []
+
+
+def _raise_unless_replaced(trainer: asyncio.Task[Any]) -> None:
+    error = trainer.exception()
+    if error is not None and not isinstance(error, StaleIncarnationError):
+        raise error
 
 
 async def soak(first: int, runs: int) -> dict[str, Any]:

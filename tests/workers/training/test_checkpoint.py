@@ -7,7 +7,9 @@ import os
 import pytest
 import torch
 
+from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.process import RefusedError
+from plaudit_workers.stream.trainer.groups import StaleIncarnationError
 from plaudit_workers.training.backend.checkpoint import (
     checkpoints,
     load_checkpoint,
@@ -16,6 +18,7 @@ from plaudit_workers.training.backend.checkpoint import (
 )
 from plaudit_workers.training.model.batch import make_batch
 from plaudit_workers.training.model.policy_model import build_model
+from plaudit_workers.training.run.lineage import Lineage
 
 SCORES = [[0.0, 1.0, 0.5], [0.2, 0.4, None]]
 
@@ -59,6 +62,15 @@ def test_the_checkpoint_of_a_later_incarnation_outlives_a_higher_step_of_an_earl
     for step, incarnation in ((20, 1), (12, 2), (13, 2)):
         path = save_checkpoint(tmp_path, step, policy, {"incarnation": incarnation}, keep=1)
         assert checkpoints(tmp_path) == [path]
+
+
+def test_a_replaced_trainer_neither_saves_nor_prunes_a_checkpoint(make_job, tmp_path):
+    policy = build_model(make_job({}))
+    path = save_checkpoint(tmp_path, 2, policy, {"incarnation": 1})
+    Lineage({1: PolicyVersion(0, 0), 2: PolicyVersion(1, 2)}).write(tmp_path)
+    with pytest.raises(StaleIncarnationError, match="later trainer than incarnation 1"):
+        save_checkpoint(tmp_path, 4, policy, {"incarnation": 1}, keep=1)
+    assert checkpoints(tmp_path) == [path]
 
 
 def test_a_damaged_checkpoint_is_pruned_first(make_job, tmp_path):

@@ -43,6 +43,12 @@ def test_versions_of_a_lost_future_are_distinguished_from_the_surviving_line(
     assert LINEAGE.survives(PolicyVersion(*version), PolicyVersion(*head)) is survives
 
 
+def test_a_checkpoint_that_a_replaced_trainer_saved_late_is_ruled_out() -> None:
+    lineage = Lineage({1: PolicyVersion(0, 0), 2: PolicyVersion(1, 2)})
+    assert [lineage.rules_out(PolicyVersion(*version)) for version in ((1, 2), (1, 4), (2, 3))] == [False, True, False]
+    assert not Lineage().rules_out(PolicyVersion(1, 4))  # its file was deleted: every checkpoint counts
+
+
 def test_a_run_that_began_anew_without_a_checkpoint_keeps_what_the_first_policy_sampled() -> None:
     lineage = Lineage({1: PolicyVersion(0, 0), 2: PolicyVersion(0, 0)})
     assert lineage.survives(PolicyVersion(1, 0), PolicyVersion(2, 0))

@@ -26,7 +26,11 @@ class TrainerBackend(Protocol):
         ...
 
     def save(self, step: int, extra: dict[str, Any]) -> Path:
-        """Write a checkpoint after ``step`` with the conductor's state beside the model's; return its folder."""
+        """Write a checkpoint after ``step`` with the conductor's state beside the model's; return its folder.
+
+        Raises:
+            StaleIncarnationError: a later trainer has begun; all checkpoints are unchanged.
+        """
         ...
 
     def checkpoints(self) -> dict[Path, dict[str, Any]]:

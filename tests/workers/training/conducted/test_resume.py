@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -203,6 +204,26 @@ async def test_a_trainer_that_was_replaced_leaves_and_trains_nothing_more(
         with pytest.raises(StaleIncarnationError, match="later trainer than incarnation 1"):
             await first
         done, policy = await second
+    assert done
+    assert_whole(simulation, policy, positions, 24, 6)
+
+
+async def test_a_checkpoint_that_a_replaced_trainer_saved_after_its_successor_began_does_not_count(
+    simulation: Any, make_plan: MakePlan, positions: Any, tmp_path: Path
+) -> None:
+    """The successor continued from step 2 and died before it saved a checkpoint of its own."""
+    late = simulation.folder / "checkpoints" / "step-000004"
+    async with simulation.workers():
+        await simulation.train(make_plan(steps=4))
+        late.rename(tmp_path / "late")
+        successor = asyncio.create_task(simulation.train(make_plan(steps=6, checkpoint_every_steps=100)))
+        async with asyncio.timeout(30):
+            while simulation.steps()[-1].incarnation == 1:
+                await asyncio.sleep(0.01)
+        successor.cancel()
+        await asyncio.wait([successor])
+        (tmp_path / "late").rename(late)
+        done, policy = await simulation.train(make_plan(steps=6))
     assert done
     assert_whole(simulation, policy, positions, 24, 6)
 

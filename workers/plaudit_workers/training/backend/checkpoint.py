@@ -16,6 +16,7 @@ import torch
 
 from plaudit_workers.process import RefusedError
 from plaudit_workers.training.model.policy_model import PolicyModel
+from plaudit_workers.training.run.lineage import refuse_replaced
 from plaudit_workers.whole_files import recover_all, remove, remove_leftovers, whole_folder
 
 _STEP_NAME = re.compile(r"step-(\d{6,})")
@@ -40,12 +41,14 @@ def save_checkpoint(
 
     Raises:
         RefusedError: the disk is full; older checkpoints are unchanged.
+        StaleIncarnationError: a later trainer has begun; all checkpoints are unchanged.
     """
     target = folder / f"step-{step:06d}"
     with whole_folder(target) as temporary:
         with (temporary / _POLICY_FILE).open("wb") as file:
             torch.save(model.state_dict(), file)
         (temporary / _STATE_FILE).write_text(json.dumps({"step": step, "extra": extra}, allow_nan=False))
+        refuse_replaced(folder, int(extra.get("incarnation", 0)))  # writing takes long: it may have begun meanwhile
     if keep is not None:
         remove_leftovers(folder)
         for path in checkpoints(folder)[:-keep]:

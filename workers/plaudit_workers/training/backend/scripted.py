@@ -15,6 +15,7 @@ from typing import Any
 
 from plaudit_wire.messages import Announcement, PolicyVersion
 from plaudit_workers.stream.group import Group
+from plaudit_workers.training.run.lineage import refuse_replaced
 from plaudit_workers.whole_files import remove, whole_folder
 
 _KEPT = 2
@@ -74,6 +75,7 @@ class ScriptedBackend:
         with whole_folder(target) as temporary:
             (temporary / "trained.json").write_text(json.dumps(self.trained))
             (temporary / "state.json").write_text(json.dumps({"step": step, "extra": extra}))
+            refuse_replaced(target.parent, extra["incarnation"])
         return target
 
     def checkpoints(self) -> dict[Path, dict[str, Any]]:

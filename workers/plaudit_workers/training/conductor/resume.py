@@ -74,8 +74,9 @@ async def take_over(run: RunContext, thread: BackendThread) -> tuple[RunState, d
 async def _restore(
     run: RunContext, thread: BackendThread, own: dict[Path, dict[str, Any]], lineage: Lineage
 ) -> Restored:
-    # Not simply the highest step: a trainer that was replaced may have saved one after its successor began.
-    newest = max(own, key=lambda path: _version_of(own[path]), default=None)
+    # A replaced trainer may have saved one after its successor chose an older one: such a checkpoint does not count.
+    surviving = [path for path, extra in own.items() if not lineage.rules_out(_version_of(extra))]
+    newest = max(surviving, key=lambda path: _version_of(own[path]), default=None)
     refuse_lost_checkpoint(lineage, None if newest is None else _version_of(own[newest]), run.folder / "checkpoints")
     if newest is not None:
         extra = await thread.run(thread.backend.load, newest)
@@ -97,7 +98,7 @@ def refuse_lost_checkpoint(lineage: Lineage, newest: PolicyVersion | None, folde
 
     Args:
         lineage: of the run, before the new incarnation is added.
-        newest: version of the newest checkpoint; None when there is none.
+        newest: version of the newest checkpoint that the lineage does not rule out; None when there is none.
         folder: of the checkpoints, for the message.
 
     Raises:
@@ -106,7 +107,7 @@ def refuse_lost_checkpoint(lineage: Lineage, newest: PolicyVersion | None, folde
     parent = lineage.parents.get(lineage.newest, PolicyVersion(0, 0))
     if parent.incarnation == 0 or (newest is not None and newest >= parent):
         return
-    found = "there is none" if newest is None else f"the newest one is of version {newest}"
+    found = "there is none from which it can continue" if newest is None else f"the newest one is of version {newest}"
     raise RefusedError(
         f"{folder}: {FILE_NAME} records that the run continued from the checkpoint of version {parent} (step "
         f"{parent.number}), but {found}. Restore step-{parent.number:06d} from a backup; to accept the loss and train "

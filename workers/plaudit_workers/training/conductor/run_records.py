@@ -8,12 +8,11 @@ from typing import Any
 
 from plaudit_wire.logs import get_logger
 from plaudit_wire.records import StepRecord
-from plaudit_workers.stream.trainer.groups import StaleIncarnationError
 from plaudit_workers.training.conductor.backend_thread import BackendThread
 from plaudit_workers.training.conductor.failed_scores import failed_samples, failure_reasons
 from plaudit_workers.training.conductor.open_step import OpenStep
 from plaudit_workers.training.conductor.step_report import StepReport
-from plaudit_workers.training.run.lineage import Lineage
+from plaudit_workers.training.run.lineage import refuse_replaced
 from plaudit_workers.training.run.state import RunContext, RunState
 from plaudit_workers.training.run.stored_samples import store_groups
 from plaudit_workers.whole_files import whole_file
@@ -103,8 +102,7 @@ class RunRecords:
             RefusedError: the disk is full.
         """
         state = self._state
-        if Lineage.read(self._run.folder / "checkpoints").newest > state.incarnation:
-            raise StaleIncarnationError(f"a later trainer than incarnation {state.incarnation} writes checkpoints")
+        refuse_replaced(self._run.folder / "checkpoints", state.incarnation)
         step = state.version.number
         middle = None
         if open_step is not None and report is not None:

@@ -1,4 +1,4 @@
-"""Decide which policy versions belong to the surviving line of checkpoints. Pure.
+"""Decide which policy versions belong to the surviving line of checkpoints.
 
 Every trainer that takes over is an incarnation that continues from a version of an older one: versions that the older
 one published later are a lost future. The lineage is stored beside the checkpoints, because a checkpoint does not
@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from plaudit_wire.messages import PolicyVersion
+from plaudit_workers.stream.trainer.fence import StaleIncarnationError
 
 FILE_NAME = "incarnations.json"
 
@@ -43,6 +45,11 @@ class Lineage:
             ancestor = self.parents.get(ancestor.incarnation)
         return False
 
+    def rules_out(self, version: PolicyVersion) -> bool:
+        """Return True if a later incarnation continued from an older version, so that ``version`` is a lost future."""
+        newest = PolicyVersion(self.newest, sys.maxsize)
+        return version.incarnation < self.newest and not self.survives(version, newest)
+
     @classmethod
     def read(cls, folder: Path) -> Lineage:
         """Read the lineage in a folder of checkpoints; empty if there is none."""
@@ -65,3 +72,17 @@ class Lineage:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(folder / FILE_NAME)
+
+
+def refuse_replaced(folder: Path, incarnation: int) -> None:
+    """Check that no later trainer has begun; called again right before a checkpoint gets its name.
+
+    Args:
+        folder: of the checkpoints.
+        incarnation: of the trainer that writes.
+
+    Raises:
+        StaleIncarnationError: one has. A late checkpoint could replace one of the successor's, or delete its parent.
+    """
+    if Lineage.read(folder).newest > incarnation:
+        raise StaleIncarnationError(f"a later trainer than incarnation {incarnation} writes checkpoints")
