@@ -65,7 +65,7 @@ def told(installed: Cluster) -> Iterator[Callable[..., str]]:
 
 def test_gpus_that_no_node_has(shared: Cluster, told: Callable[..., str]):
     job = PacedJob(shared, "too-large", 10).manifest()
-    job["spec"]["rollout"] |= {"engine": {"tensorParallelSize": 64}}
+    job["spec"]["rollout"] |= {"engine": {"tensorParallelSize": 8}}
     job["spec"]["trainer"]["pod"] = {}
     job["spec"] |= {"files": {"configMap": "copy-digits"}, "transport": NOWHERE}
     said = told(job, "RolloutReady", "Unschedulable", "Insufficient nvidia.com/gpu", "spec.rollout.pod.resources")
@@ -84,7 +84,7 @@ def test_a_reward_worker_that_needs_more_memory_than_it_may_have(told: Callable[
 
 
 def test_a_secret_that_is_not_there(told: Callable[..., str], installed: Cluster):
-    key = {"name": "KEY", "secret": {"name": "not-there", "key": "token"}}
+    key = {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "not-there", "key": "token"}}}
     job = scoring("no-secret", **workers(env=[key]))
     told(
         job,

@@ -6,6 +6,7 @@ import itertools
 import json
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +62,13 @@ def monitoring(restricted: Cluster) -> Cluster:
     for kind in ("servicemonitors", "podmonitors", "prometheusrules"):
         path = folder / "example" / "prometheus-operator-crd" / f"monitoring.coreos.com_{kind}.yaml"
         restricted.kubectl("apply", "--server-side", "-f", str(path))
-        restricted.kubectl("wait", "--for=condition=Established", f"crd/{kind}.monitoring.coreos.com")
-    restricted.until("discovery", lambda: not restricted.kubectl("get", "podmonitors", check=False).returncode, 30)
+        # A definition without any status yet is an error to `kubectl wait`.
+        restricted.until(f"discovery of {kind}", partial(_is_served, restricted, kind), 30)
     return restricted
+
+
+def _is_served(cluster: Cluster, kind: str) -> bool:
+    return cluster.kubectl("get", f"{kind}.monitoring.coreos.com", check=False).returncode == 0
 
 
 def dry_run(cluster: Cluster, **values: Any) -> subprocess.CompletedProcess[str]:

@@ -116,7 +116,8 @@ def running(installed: Cluster) -> Iterator[dict[str, Any]]:
 
 
 def test_a_client_gets_scores_and_a_hostile_function_gets_nowhere(installed: Cluster, running: dict[str, Any]) -> None:
-    [secret] = installed.get("secret", namespace=NAMESPACE)["items"]
+    secrets = installed.get("secret", namespace=NAMESPACE)["items"]
+    [secret] = [each for each in secrets if each["metadata"]["name"].startswith(f"{JOB}-redis-")]
     made = installed.apply(client_pod(secret["metadata"]["name"], running["status"]["run"]))
     assert made.returncode == 0, made.stderr
 

@@ -34,7 +34,7 @@ def test_uninstall_leaves_running_jobs_alone_and_says_so(installed: Cluster):
     }
     done = installed.apply(job)
     assert done.returncode == 0, done.stderr
-    installed.until("Redis, metrics and a reward worker", lambda: len(pods(installed)) == 3, 180)
+    installed.until("Redis, metrics, a gateway and a reward worker", lambda: len(pods(installed)) == 4, 180)
     before = pods(installed)
 
     said = installed.run("helm", "uninstall", "plaudit", "--namespace", "plaudit", "--wait").stdout
