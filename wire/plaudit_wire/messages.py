@@ -155,9 +155,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 def encode_body(body: Body) -> EncodedBody:
     """Split and encode a body."""
-    tensors = encode(
-        Tensors(body.response_ids, body.logprobs, body.loss_mask, body.version_spans, body.prompt_ids)
-    )
+    tensors = encode(Tensors(body.response_ids, body.logprobs, body.loss_mask, body.version_spans, body.prompt_ids))
     sample = encode(body.sample)
     digest = hashlib.blake2b(tensors, digest_size=16)
     digest.update(sample)
