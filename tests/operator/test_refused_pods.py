@@ -72,7 +72,8 @@ def test_a_job_whose_pods_never_come_is_looked_at_less_and_less_often():
     while cluster.now < end:
         world.deliver()
         result = world.reconcile()
-        assert result is not None and result.again_after_s is not None
+        assert result is not None
+        assert result.again_after_s is not None
         cluster.now += result.again_after_s
         looks += 1
     assert looks <= 10
