@@ -67,7 +67,9 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     async with HealthServer(settings.health_port, ready=lambda: any(worker.ready for worker in workers)):
         transport = await Transport.open(settings.redis, settings.run, settings.run_folder / "spill", stop=stop)
         try:
-            workers.append(ScoringWorker(settings.worker, transport, await _pipeline(job, settings), _options(job, settings)))
+            workers.append(
+                ScoringWorker(settings.worker, transport, await _pipeline(job, settings), _options(job, settings))
+            )
             async with offering(job, transport):
                 await workers[0].run(stop)
         finally:
