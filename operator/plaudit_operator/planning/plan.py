@@ -24,7 +24,6 @@ from plaudit_operator.policies.earlier_revisions import is_in_use
 from plaudit_operator.policies.failure import TrainerAttempt, exhausted, present_attempt
 from plaudit_operator.policies.lost_nodes import lost_pods
 from plaudit_operator.policies.managed_by import is_managed_elsewhere
-from plaudit_operator.policies.refused_pods import LOOK_AGAIN_AFTER_S, lacking
 from plaudit_operator.policies.suspend import scale_actions, suspend_job
 from plaudit_operator.policies.ttl import time_left_s
 from plaudit_operator.runtime.kinds import CHILDREN
@@ -96,7 +95,7 @@ def _alive(rendered: Rendering, observed: Observed, now: float) -> Plan:
             roles["trainer"] = _backing_off(roles["trainer"], observed)
     report = status(context, observed, roles, now, suspended=suspended, waits=rendered.waits)
     waits = [next_lost, deadline.left_s if deadline else None, pause_s or None]
-    waits.append(LOOK_AGAIN_AFTER_S if lacking(observed) else None)
+    waits.append(observed.look_for_refusals_after_s)
     waits.append(_LOOK_FOR_FILES_EVERY_S if context.admitted.reason in _FILES_LACKING else None)
     waits.append(PROGRESS_EVERY_S if report["phase"] in ("Running", "Degraded") else None)
     return Plan(report, actions, min((wait for wait in waits if wait is not None), default=None))

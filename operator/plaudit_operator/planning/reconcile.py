@@ -17,7 +17,7 @@ from plaudit_operator.observed import Object, Observed
 from plaudit_operator.planning.apply import AwaitedError, Outcome, carry_out
 from plaudit_operator.planning.events import event_manifest
 from plaudit_operator.planning.plan import PROGRESS_EVERY_S, plan
-from plaudit_operator.planning.pod_refusals import PodRefusals
+from plaudit_operator.planning.pod_refusals import Look, PodRefusals
 from plaudit_operator.policies.failure import pods_missing
 from plaudit_operator.policies.managed_by import is_managed_elsewhere
 from plaudit_operator.policies.orphans import hurry
@@ -110,6 +110,7 @@ class Reconciler:
         if observed is None:
             with self._lock:
                 self._asked = {uid: at for uid, at in self._asked.items() if self._clock() - at < 60.0}
+            self._refusals.forget(self._clock())
             return None
         if is_managed_elsewhere(observed):
             return observed
@@ -118,8 +119,13 @@ class Reconciler:
             observed = replace(observed, files=self._files(observed.namespace, source))
         if not observed.ended and pods_missing(observed):
             observed = replace(observed, pods=self._pods(observed))
-        refused = {} if observed.ended else self._refusals.of(observed, self._clock())
-        return replace(observed, refused_pods=refused, progress=self._fresh_progress(observed))
+        look = Look() if observed.ended else self._refusals.look(observed, self._clock())
+        return replace(
+            observed,
+            refused_pods=look.refusals,
+            look_for_refusals_after_s=look.again_after_s,
+            progress=self._fresh_progress(observed),
+        )
 
     def _pods(self, observed: Observed) -> tuple[Object, ...]:
         """List the job's pods: a late watch event must not turn a disruption of an attempt into a crash."""

@@ -93,7 +93,7 @@ async def test_it_gets_ready_with_the_announcement_works_and_drains(settings, ru
         (SCRIPTED, "{kind: custom, path: absent.py, class: Mine}", "absent.py"),
     ],
 )
-async def test_what_cannot_work_is_refused_before_anything_is_opened(settings, engine, agent, message) -> None:
+async def test_an_unworkable_job_is_refused_before_anything_is_opened(settings, engine, agent, message) -> None:
     with pytest.raises(RefusedError, match=message):
         await serve(settings(engine, agent, redis=RedisAddress("redis://127.0.0.1:1/0")), asyncio.Event())
 
