@@ -20,6 +20,10 @@ LABEL_CLIENT_OF: Final = f"{GROUP}/client-of"
 """On namespaces whose clients may reach the scoring services of the namespace in its value."""
 LABEL_SCORER: Final = f"{GROUP}/scorer"
 LABEL_ATTEMPT: Final = f"{GROUP}/attempt"
+LABEL_REVISION: Final = f"{GROUP}/revision"
+"""On pods and ConfigMaps of a RewardService: the revision of its scoring, which is also the version in each result."""
+LABEL_MODEL: Final = f"{GROUP}/model"
+"""On the servers of a RewardService's model: separates them from those of the model before or after it."""
 SELECTOR: Final = f"{MANAGED_BY}={FIELD_MANAGER}"
 """Selects all objects that the operator created."""
 
@@ -67,6 +71,11 @@ def job_config(name: str) -> str:
     return f"{name}-job"
 
 
+def revision_config(name: str, revision: str) -> str:
+    """Return the name of the ConfigMap that the pods of one revision of a RewardService read."""
+    return f"{name}-job-{revision}"
+
+
 def redis_secret(name: str, uid: str) -> str:
     """Return the name of the Secret with Redis's passwords, unique by uid: the operator cannot read an earlier one."""
     return f"{name}-redis-{uid[:8]}"
@@ -83,7 +92,12 @@ def role_object(name: str, role: str) -> str:
 
 
 def model_object(name: str, scorer: str) -> str:
-    """Return the name of the Deployment and Service of a scorer's reward model."""
+    """Return the name of the Deployment and Service of a scorer's reward model.
+
+    Args:
+        name: of the job.
+        scorer: its name; of a RewardService, whose models change, the digest of the model.
+    """
     return f"{name}-m-{scorer}"
 
 
@@ -101,6 +115,7 @@ class ConditionType:
     ROLLOUT_READY: Final = "RolloutReady"
     REWARD_READY: Final = "RewardReady"
     TRAINER_RUNNING: Final = "TrainerRunning"
+    ROLLED_OUT: Final = "RolledOut"
     DEGRADED: Final = "Degraded"
     SUSPENDED: Final = "Suspended"
     COMPLETE: Final = "Complete"
@@ -152,5 +167,8 @@ class Reason:
     STALLED: Final = "Stalled"
     NOT_STALLED: Final = "NotStalled"
     BACK_OFF: Final = "BackOff"
+    ROLLED_OUT: Final = "RolledOut"
+    ROLLING_OUT: Final = "RollingOut"
+    ROLL_OUT_STUCK: Final = "RollOutStuck"
     DISRUPTED: Final = "Disrupted"
     ATTEMPT_FAILED: Final = "AttemptFailed"

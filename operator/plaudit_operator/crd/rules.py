@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from plaudit_workers.job.spec.reward_service import FIXED_SECTIONS
 from plaudit_workers.job.spec.rljob import TRAINING_SECTIONS
 from plaudit_workers.job.spec.scorers import KINDS, KindTraits, kinds_with
 
@@ -225,6 +226,11 @@ def _unchanged(path: str) -> str:
     ways = [".".join(parts[: i + 1]) for i in range(len(parts))]
     now, before = (" && ".join(f"has({root}.{way})" for way in ways) for root in ("self", "oldSelf"))
     return f"({now}) == ({before}) && (!({now}) || self.{path} == oldSelf.{path})"
+
+
+def service_rules() -> list[Rule]:
+    """Return the transition rules on the ``spec`` of a RewardService."""
+    return [_rule(_unchanged(name), f"spec.{name} cannot change while the service exists") for name in FIXED_SECTIONS]
 
 
 def scorer_immutability(sections: Mapping[str, Any]) -> list[Rule]:
