@@ -120,7 +120,8 @@ class Guess:
             return {"observations": more, "reward": None, "done": False, "metadata": {}}
         done = action == str(self.goal) or self.turns == self.max_turns
         shown = [] if done else [{"role": "user", "content": "higher"}]
-        return {"observations": shown, "reward": 1.0 if action == str(self.goal) else 0.25, "done": done, "metadata": {}}
+        reward = 1.0 if action == str(self.goal) else 0.25
+        return {"observations": shown, "reward": reward, "done": done, "metadata": {}}
 
     def close(self):
         pass
