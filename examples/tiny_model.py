@@ -13,7 +13,15 @@ from transformers.utils.logging import disable_progress_bar
 SPECIAL = ("<pad>", "<bos>", "<eos>")
 
 
-def save_tiny_model(folder: Path, symbols: Sequence[str], template: str, *, max_length: int, seed: int) -> None:
+def save_tiny_model(
+    folder: Path,
+    symbols: Sequence[str],
+    template: str,
+    *,
+    max_length: int,
+    seed: int,
+    whole_tokens: Sequence[str] = (),
+) -> None:
     """Writes a Qwen2 of 2 layers, 128 wide, with random weights, and its tokenizer, the way ``save_pretrained`` does.
 
     Args:
@@ -22,8 +30,10 @@ def save_tiny_model(folder: Path, symbols: Sequence[str], template: str, *, max_
         template: Jinja, from messages to text.
         max_length: tokens of prompt and response together.
         seed: of the weights.
+        whole_tokens: texts that are one token each.
     """
     tokenizer = _tokenizer(symbols, template)
+    tokenizer.add_tokens(list(whole_tokens))
     torch.manual_seed(seed)
     # Tied embeddings leave vLLM's CPU backend with a stale head after new weights are loaded.
     configuration = _configuration(tokenizer, max_length, tie_word_embeddings=False)

@@ -20,6 +20,7 @@ ENVIRONMENTS = {
     "verifiers": ("3.11", "verifiers"),
     "skyrl": ("3.11", "skyrl"),
     "nemo-gym": ("3.12", "nemo-gym"),
+    "openenv": ("3.11", "openenv"),
 }
 """Python version and requirement files of each environment."""
 

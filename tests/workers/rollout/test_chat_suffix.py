@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
 from chat_tokenizer import CHATML, SPECIAL, chat_tokenizer
+from conversations import conversation, sampled, words
 from plaudit_workers.errors import RefusedError
 from plaudit_workers.rollout.agents.chat.suffix import ChatSuffix, tool_call, tool_message
 from plaudit_workers.tokenizer import ChatTemplate
@@ -145,35 +146,6 @@ QWEN3_THINKING = CHATML.replace(
 )
 
 
-def words(draw: random.Random) -> str:
-    letters = "the inner answer {}\"'<>[]:,.\n0123456789äß語🙂"
-    return ("x" + "".join(draw.choices(letters, k=draw.randrange(0, 30))) + "y").strip()
-
-
-def conversation(draw: random.Random) -> list[list[dict[str, Any]]]:
-    """A list of turns: an assistant's message, and what follows it."""
-    turns, number = [], 0
-    for _ in range(draw.randrange(1, 5)):
-        count = draw.randrange(0, 4)
-        calls = [tool_call(f"tool_{place}", {"key": words(draw), "n": place}, number + place) for place in range(count)]
-        results = [tool_message(f"tool_{place}", words(draw), number + place) for place in range(count)]
-        number += count
-        message: dict[str, Any] = {"role": "assistant", "content": "" if calls else words(draw)}
-        follows = results or [{"role": "user", "content": words(draw)}]
-        turns.append([message | ({"tool_calls": calls} if calls else {}), *follows])
-    return turns
-
-
-def sampled(template: ChatTemplate, before: list[dict[str, Any]], message: dict[str, Any], eos: str) -> list[int]:
-    """The ids of the policy that writes this message as the template does, up to its end-of-turn token."""
-    opened = template.render(before, generate=True)
-    text = template.render([*before, message], generate=False)
-    assert text.startswith(opened)
-    written = text[len(opened) :]
-    cut = written.rfind(eos)
-    return template.encode(written[: cut + len(eos)] if cut >= 0 else written)
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_ids_that_only_grow_equal_the_whole_conversations(name: str) -> None:
     family = FAMILIES[name]
@@ -225,3 +197,25 @@ def test_a_template_that_drops_reasoning_is_reported_and_one_without_tools_is_re
     no_tools = "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no') }}{% endif %}{{ m.content }}"
     with pytest.raises(RefusedError, match="does not render tool results"):
         ChatSuffix(ChatTemplate(chat_tokenizer(no_tools + "{% endfor %}"))).check("look_up")
+
+
+def test_calls_are_rendered_in_the_form_that_the_template_expects() -> None:
+    """DeepSeek's template concatenates the arguments as text, and takes calls only where the content is None."""
+    concatenating = CHATML.replace("call.function.arguments | tojson", "call.function.arguments").replace(
+        "'\\n' + message.content }}", "'\\n' + (message.content if message.content is not none else '') }}"
+    )
+    template = ChatTemplate(chat_tokenizer(concatenating))
+    call, result = tool_call("look_up", {"key": "a"}, 0), tool_message("look_up", "value", 0)
+    found = ChatSuffix(template).after_calls([call, call], [result, result], template.tokenizer.eos_token_id)
+    assert template.tokenizer.decode(found).startswith("\n<|im_start|>user\n<tool_response>\nvalue\n")
+
+
+def test_an_end_that_the_template_writes_otherwise_in_history_is_not_written_twice() -> None:
+    """gpt-oss ends its answer with <|return|>, and the template writes <|end|> for it once another message follows."""
+    body = "{{- '<|start|>' + m.role + '<|message|>' + m.content }}{{- '<|return|>' if ends else '<|end|>' }}"
+    body = "{%- set ends = loop.last and m.role == 'assistant' %}" + body
+    special = ("<|start|>", "<|message|>", "<|end|>", "<|return|>")
+    family = _of(body, "<|start|>assistant", *special, eos="<|return|>")
+    template = ChatTemplate(chat_tokenizer(family.template, family.special, family.eos))
+    found = ChatSuffix(template).after_answer([{"role": "user", "content": "more"}], template.tokenizer.eos_token_id)
+    assert template.tokenizer.decode(found) == "<|start|>user<|message|>more<|end|><|start|>assistant"

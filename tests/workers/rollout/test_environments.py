@@ -5,28 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
 import pytest_asyncio
 from aiohttp import web
 
+import episodes
 from chat_tokenizer import chat_tokenizer
-from plaudit_wire.messages import PolicyVersion, Prompt, Sampling
 from plaudit_wire.sample import AgentReward
 from plaudit_workers.agent_processes.messages import EnvironmentClass, EnvironmentServer
 from plaudit_workers.agent_processes.processes import AgentProcesses
 from plaudit_workers.errors import RefusedError
-from plaudit_workers.rollout.agents.chat.tool_calls import ToolCallParser
-from plaudit_workers.rollout.agents.custom import AgentError, CustomAgent
-from plaudit_workers.rollout.agents.environment import EnvironmentAgent
-from plaudit_workers.rollout.agents.tools import ToolLimits
-from plaudit_workers.rollout.engines.script import Constant, Script
-from plaudit_workers.rollout.engines.scripted import ScriptedEngine
+from plaudit_workers.rollout.agents.custom import AgentError
 from plaudit_workers.rollout.engines.vllm_arguments import prepare_environment
-from plaudit_workers.rollout.sample_run import SampleRun, sample_body
-from plaudit_workers.tokenizer import ChatTemplate
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # vLLM and torch warn when they are imported
@@ -186,7 +178,7 @@ def class_file(tmp_path_factory):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def open_agent(tokenizer, class_file, model_folder):
-    """Opens the agent of a class or a server, as a rollout does; the tests share the processes of a class."""
+    """Opens the agent of a class or a server; the tests share the processes of a class."""
     opened: dict[str, AgentProcesses] = {}
 
     async def open_agent(class_name="", url="", arguments=(), limit_s=20.0, **limits):
@@ -196,14 +188,7 @@ async def open_agent(tokenizer, class_file, model_folder):
             else EnvironmentClass(class_file, class_name, dict(arguments), 3, 20.0, {"source": str(model_folder)})
         )
         processes = opened.setdefault(url or class_name, AgentProcesses([source]))
-        tools = await processes.open()
-        if processes.environment == "loop":
-            return CustomAgent(processes, limit_s)
-        template = ChatTemplate(tokenizer, [tool.schema for tool in tools])
-        parser = ToolCallParser("hermes", tokenizer, template.tools)
-        limits = ToolLimits(fail_on_tool_failure=True, **limits)
-        reads_text = processes.environment == "text"
-        return EnvironmentAgent(template, parser, processes, tools, limits, reads_text=reads_text, step_limit_s=limit_s)
+        return await episodes.open_agent(processes, tokenizer, limit_s, **limits)
 
     yield open_agent
     for processes in opened.values():
@@ -213,36 +198,7 @@ async def open_agent(tokenizer, class_file, model_folder):
 @pytest.fixture
 def play(tokenizer):
     """Runs one sample with a scripted policy; returns the prompt's ids and the published body."""
-
-    async def play(agent, *turns, max_tokens=2000, **changes):
-        messages = [{"role": "user", "content": "Play."}]
-        template = ChatTemplate(tokenizer, getattr(getattr(agent, "template", None), "tools", ()))
-        ids = template.encode(template.render(messages, generate=True))
-        prompt = Prompt(
-            **{
-                "group": "t-0-1.0",
-                "position": 0,
-                "split": "train",
-                "step": 1,
-                "n": 1,
-                "min_version": PolicyVersion(1, 0),
-                "seed": 5,
-                "sampling": Sampling(max_tokens=max_tokens),
-                "data_source": "game",
-                "prompt": template.render(messages, generate=True),
-                "prompt_ids": np.asarray(ids, "<i4").tobytes(),
-                "ground_truth": "6",
-                "messages": messages,
-                **changes,
-            }
-        )
-        engine = ScriptedEngine(Script(Constant(0.001), turns=list(turns)), tokenizer=tokenizer)
-        await engine.load_weights(Path("none"), PolicyVersion(1, 0))
-        run = SampleRun(prompt, 0, engine, lambda change: None)
-        trajectory = await run.run(agent)
-        return ids, sample_body(prompt, 0, trajectory, run.record("rollout-0", trajectory, None), engine.decode)
-
-    return play
+    return lambda agent, *turns, **changes: episodes.play(agent, tokenizer, *turns, **changes)
 
 
 def call(name: str, **arguments: object) -> str:

@@ -12,7 +12,9 @@ the template (often a line end) stays part of the suffix. The idea is that of TR
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jinja2 import TemplateError
@@ -23,6 +25,11 @@ from plaudit_workers.tokenizer import ChatTemplate
 _MARKER = "zq7mark"
 _THOUGHT = "zq7thought"
 _USER = {"role": "user", "content": "a"}
+_ANSWER = {"role": "assistant", "content": "b"}
+
+
+Form = Callable[[Sequence[dict[str, Any]]], dict[str, Any]]
+"""Makes an assistant's message with these calls, the marker in the last one."""
 
 
 class ChatSuffix:
@@ -37,6 +44,8 @@ class ChatSuffix:
         tokenizer = template.tokenizer
         self._ends = set(tokenizer.all_special_ids)
         self._special = self._ends | set(tokenizer.added_tokens_decoder)
+        self._form = _FORMS[0]
+        """The form of calls that the template rendered last, tried first."""
 
     def after_calls(self, calls: Sequence[dict[str, Any]], results: Sequence[dict[str, Any]], last: int) -> list[int]:
         """Return the tokens between a turn that called tools and the next turn.
@@ -49,14 +58,10 @@ class ChatSuffix:
         Raises:
             ValueError: the template does not render tool results.
         """
-        marked = [*calls[:-1], _marked(calls[-1])]
-        for assistant in (
-            {"role": "assistant", "content": "", "tool_calls": marked},
-            # Templates that know no tool calls still render tool messages behind a plain assistant turn.
-            {"role": "assistant", "content": _MARKER},
-        ):
-            found = self._suffix(assistant, results, last)
+        for form in sorted(_FORMS, key=lambda each: each != self._form):
+            found = self._suffix(form(calls), results, last)
             if found is not None:
+                self._form = form
                 return found
         raise ValueError("the chat template does not render tool results")
 
@@ -79,15 +84,21 @@ class ChatSuffix:
         try:
             ended = self._after_marker([_USER, assistant], generate=False)
             continued = self._after_marker([_USER, assistant, *messages], generate=True)
-        except TemplateError:
+        except (TemplateError, TypeError):  # a template that wants other arguments or contents concatenates None
             return None
         if ended is None or continued is None or not _shown(messages, continued):
             return None
         ids = self._template.encode(continued)
         closing = self._closing(self._template.encode(ended), ids)
+        if closing is None and not assistant["content"]:
+            return None
         if closing is None:
-            # Without an end-of-turn token the next message's opening ends the turn, as GLM's <|observation|>.
-            return ids[ids[:1] == [last] :] if assistant["content"] else None
+            # Without an end-of-turn token the next message's opening ends the turn, as GLM's <|observation|>. Where the
+            # template only writes another one in history, as gpt-oss <|end|> for <|return|>, it counts as written.
+            ends_otherwise = (
+                last in self._ends and self._template.encode(ended)[:1] == [last] and ids[0] in self._special
+            )
+            return ids[ids[:1] == [last] or ends_otherwise :]
         return ids[self._num_written(ids, closing, last) :]
 
     def _after_marker(self, messages: Sequence[dict[str, Any]], *, generate: bool) -> str | None:
@@ -134,7 +145,14 @@ class ChatSuffix:
         return REWRITES if self.rewrites_history() else ""
 
     def rewrites_history(self) -> bool:
-        """Return True if the template drops the reasoning of earlier turns once another message follows."""
+        """Return True if the template drops the reasoning of earlier turns once another message follows.
+
+        Some templates open a thought for the policy (``<think>``) and leave the opening out of the history.
+        """
+        with contextlib.suppress(TemplateError):
+            opened = self._template.render([_USER], generate=True)
+            if not self._template.render([_USER, _ANSWER, _USER], generate=True).startswith(opened):
+                return True
         for thought in (
             {"role": "assistant", "content": f"<think>\n{_THOUGHT}\n</think>\n\nb"},
             {"role": "assistant", "content": "b", "reasoning_content": _THOUGHT},
@@ -176,9 +194,17 @@ def call_id(number: int) -> str:
     return f"call{number % 100_000:05d}"
 
 
-def _marked(call: dict[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    return {**call, "function": {"name": function["name"], "arguments": {"a": _MARKER}}}
+def _with_calls(write: Callable[[Any], Any], content: str | None) -> Form:
+    def form(calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        others = [_with_arguments(call, write(call["function"]["arguments"])) for call in calls[:-1]]
+        marked = [*others, _with_arguments(calls[-1], write({"a": _MARKER}))]
+        return {"role": "assistant", "content": content, "tool_calls": marked}
+
+    return form
+
+
+def _with_arguments(call: dict[str, Any], arguments: Any) -> dict[str, Any]:
+    return {**call, "function": {"name": call["function"]["name"], "arguments": arguments}}
 
 
 def _shown(messages: Sequence[dict[str, Any]], text: str) -> bool:
@@ -189,3 +215,14 @@ def _shown(messages: Sequence[dict[str, Any]], text: str) -> bool:
 def _part(content: str) -> str:
     words = "".join(c if c.isalnum() and c.isascii() else " " for c in content).split()
     return max(words, key=len, default="")
+
+
+_FORMS: tuple[Form, ...] = (
+    _with_calls(dict, ""),
+    _with_calls(json.dumps, ""),
+    _with_calls(dict, None),
+    _with_calls(json.dumps, None),
+    # Templates that know no tool calls still render tool messages behind a plain assistant turn.
+    lambda calls: {"role": "assistant", "content": _MARKER},
+)
+"""The forms that templates expect: arguments parsed or as JSON text, contents empty or None."""

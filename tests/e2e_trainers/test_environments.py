@@ -1,0 +1,162 @@
+"""``kind: environment`` with the packages themselves: their own files and servers, unchanged."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import pytest_asyncio
+from trainer_environments import CACHE, python
+
+import episodes
+from chat_tokenizer import chat_tokenizer
+from plaudit_wire.sample import AgentReward
+from plaudit_workers.agent_processes.messages import EnvironmentClass, EnvironmentServer, Source
+from plaudit_workers.agent_processes.processes import AgentProcesses
+from plaudit_workers.launch.redis_server import free_port
+from plaudit_workers.rollout.engines.vllm_arguments import prepare_environment
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # vLLM and torch warn when they are imported
+
+HERE = Path(__file__).parent
+EXAMPLE = HERE.parents[1] / "examples" / "09-environment"
+
+
+def packages(environment: str) -> Path:
+    """Return the folder of an environment's packages; skip the test where it is not built."""
+    if python(environment) is None:
+        pytest.skip(f"the environment {environment} is not built in {CACHE}: make trainers-build")
+    (folder,) = (CACHE / environment / "lib").glob("python3*/site-packages")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    """A tokenizer with a chat template."""
+    prepare_environment("")  # as a rollout does before it imports vLLM
+    return chat_tokenizer()
+
+
+@pytest_asyncio.fixture
+async def open_agent(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Callable[..., Any]]:
+    """Opens an agent whose processes also find the packages of a trainer, behind our own."""
+    opened: list[AgentProcesses] = []
+
+    async def open_agent(source: Source, environment: str = "") -> Any:
+        if environment:
+            folder = packages(environment)
+            (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.path.append({str(folder)!r})\n")
+            if (folder / "antlr4").is_dir():  # hydra needs an older version than math-verify
+                (tmp_path / "antlr4").symlink_to(folder / "antlr4")
+            monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        opened.append(AgentProcesses([source]))
+        return await episodes.open_agent(opened[-1], tokenizer)
+
+    yield open_agent
+    for processes in opened:
+        await processes.close()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[str, str], str]]:
+    """Runs a server in a trainer's environment; returns its URL."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def serve(environment: str, program: str) -> str:
+        packages(environment)
+        port = free_port()
+        started.append(subprocess.Popen([str(python(environment)), str(HERE / "programs" / program), str(port)]))
+        url = f"http://127.0.0.1:{port}"
+        for _ in range(600):
+            try:
+                httpx.get(f"{url}/openapi.json", timeout=5)
+                return url
+            except httpx.HTTPError:
+                assert started[-1].poll() is None
+                time.sleep(0.1)
+        raise AssertionError(f"{program} does not answer")
+
+    yield serve
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def call(name: str, **arguments: object) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
+
+
+def trained_text(tokenizer: Any, body: Any) -> str:
+    """Return the text of the tokens that are trained."""
+    ids, mask = np.frombuffer(body.response_ids, "<i4"), np.frombuffer(body.loss_mask, "u1") != 0
+    return str(tokenizer.decode(ids[mask]))
+
+
+async def test_skyrl_gyms_own_environment_plays_its_turns(open_agent: Any, tokenizer: Any) -> None:
+    file = packages("skyrl") / "skyrl_gym" / "envs" / "gsm8k" / "multi_turn_env.py"
+    source = EnvironmentClass(str(file), "GSM8kMultiTurnEnv", max_turns=2)
+    agent = await open_agent(source, "skyrl")
+    _, body = await episodes.play(agent, tokenizer, "I think", "#### 6", extra_info={"max_turns": 2})
+    assert trained_text(tokenizer, body) == "I think<|im_end|>#### 6<|im_end|>"
+    assert body.sample.failure is None
+    assert len(body.sample.turn_rewards) == 2
+    reward = body.sample.agent_reward
+    assert reward.outcome == "scored"
+    assert reward.value == pytest.approx(sum(body.sample.turn_rewards))
+    assert reward.value > 0.9
+
+
+async def test_the_examples_skyrl_environment_runs(open_agent: Any, tokenizer: Any) -> None:
+    source = EnvironmentClass(str(EXAMPLE / "repeat.py"), "RepeatEnv", {"reward": 0.5}, 2)
+    agent = await open_agent(source, "skyrl")
+    _, body = await episodes.play(agent, tokenizer, "3", "5", ground_truth="34")
+    assert [message["content"] for message in body.sample.messages] == ["Play.3"]
+    assert (body.sample.turn_rewards, body.sample.agent_reward) == ([0.5, 0.0], AgentReward("scored", 0.5))
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [("single_turn_agent_loop.py", "SingleTurnAgentLoop"), ("tool_agent_loop.py", "ToolAgentLoop")],
+)
+async def test_verls_own_agent_loops_generate_in_our_engine(
+    file: str, name: str, open_agent: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "qwen2"}')
+    path = packages("verl") / "verl" / "experimental" / "agent_loop" / file
+    source = EnvironmentClass(str(path), name, {}, 4, 120.0, {"source": str(tmp_path / "model")})
+    prompt_ids, body = await episodes.play(await open_agent(source, "verl"), tokenizer, "six")
+    assert prompt_ids
+    assert body.prompt_ids == b""  # verl renders the prompt as the trainer does
+    assert trained_text(tokenizer, body) == "six<|im_end|>"
+    assert body.sample.agent_reward is None
+    assert (np.frombuffer(body.logprobs, "<f4") < 0).all()
+
+
+async def test_an_openenv_server_is_played_over_its_socket(open_agent: Any, tokenizer: Any, serve: Any) -> None:
+    agent = await open_agent(EnvironmentServer(serve("openenv", "openenv_server.py")))
+    turns = (call("step", number=2), call("step", text="x"), call("step", number=4), "never asked")
+    _, body = await episodes.play(agent, tokenizer, *turns)
+    results = [message["content"] for message in body.sample.completion if message["role"] == "tool"]
+    assert (results[0], results[2]) == ("2", "6")
+    assert "ValueError: " in results[1]
+    assert body.sample.agent_reward == AgentReward("scored", 1.0)
+
+
+async def test_a_resources_server_of_nemo_gym_verifies_the_conversation(
+    open_agent: Any, tokenizer: Any, serve: Any
+) -> None:
+    agent = await open_agent(EnvironmentServer(serve("nemo-gym", "nemo_gym_weather.py")))
+    assert list(agent.tools) == ["get_weather"]
+    _, body = await episodes.play(agent, tokenizer, call("get_weather", city="Rome"), "It is cold.")
+    assert "The weather in Rome is cold." in body.sample.completion[1]["content"]
+    assert body.sample.agent_reward == AgentReward("scored", 1.0)

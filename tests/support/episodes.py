@@ -1,0 +1,61 @@
+"""Open the agent of an environment as a rollout does, and let a scripted policy play one sample."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from plaudit_wire.messages import Body, PolicyVersion, Prompt, Sampling
+from plaudit_workers.agent_processes.processes import AgentProcesses
+from plaudit_workers.rollout.agents.agent import Agent
+from plaudit_workers.rollout.agents.chat.tool_calls import ToolCallParser
+from plaudit_workers.rollout.agents.custom import CustomAgent
+from plaudit_workers.rollout.agents.environment import EnvironmentAgent
+from plaudit_workers.rollout.agents.tools import ToolLimits
+from plaudit_workers.rollout.engines.script import Constant, Script
+from plaudit_workers.rollout.engines.scripted import ScriptedEngine
+from plaudit_workers.rollout.sample_run import SampleRun, sample_body
+from plaudit_workers.tokenizer import ChatTemplate
+
+
+async def open_agent(processes: AgentProcesses, tokenizer: Any, limit_s: float = 20.0, **limits: Any) -> Any:
+    """Return the agent of an environment; the caller closes the processes."""
+    tools = await processes.open()
+    if processes.environment == "loop":
+        return CustomAgent(processes, limit_s)
+    template = ChatTemplate(tokenizer, [tool.schema for tool in tools])
+    parser = ToolCallParser("hermes", tokenizer, template.tools)
+    chat = (template, parser, processes, tools, ToolLimits(fail_on_tool_failure=True, **limits))
+    return EnvironmentAgent(*chat, reads_text=processes.environment == "text", step_limit_s=limit_s)
+
+
+async def play(
+    agent: Agent, tokenizer: Any, *turns: str, max_tokens: int = 2000, **changes: Any
+) -> tuple[list[int], Body]:
+    """Run one sample of a policy that writes ``turns``; return the prompt's ids and the published body."""
+    messages = [{"role": "user", "content": "Play."}]
+    template = ChatTemplate(tokenizer, getattr(getattr(agent, "template", None), "tools", ()))
+    ids = template.encode(template.render(messages, generate=True))
+    fields: dict[str, Any] = {
+        "group": "t-0-1.0",
+        "position": 0,
+        "split": "train",
+        "step": 1,
+        "n": 1,
+        "min_version": PolicyVersion(1, 0),
+        "seed": 5,
+        "sampling": Sampling(max_tokens=max_tokens),
+        "data_source": "game",
+        "prompt": template.render(messages, generate=True),
+        "prompt_ids": np.asarray(ids, "<i4").tobytes(),
+        "ground_truth": "6",
+        "messages": messages,
+    }
+    prompt = Prompt(**{**fields, **changes})
+    engine = ScriptedEngine(Script(Constant(0.001), turns=list(turns)), tokenizer=tokenizer)
+    await engine.load_weights(Path("none"), PolicyVersion(1, 0))
+    run = SampleRun(prompt, 0, engine, lambda change: None)
+    trajectory = await run.run(agent)
+    return ids, sample_body(prompt, 0, trajectory, run.record("rollout-0", trajectory, None), engine.decode)
