@@ -92,7 +92,7 @@ def start_service(redis_server: RedisServer, run_name: str, tmp_path: Path) -> S
             "spec": {
                 "reward": {
                     "scorers": list(chosen),
-                    "workers": {"processes": 1, "maxConcurrentSamples": slots},
+                    "workers": sizes,
                     **reward,
                 }
             },
