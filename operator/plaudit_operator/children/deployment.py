@@ -6,6 +6,8 @@ from plaudit_operator import names
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.runtime.kinds import DEPLOYMENT, PDB, SERVICE
 
+_SELECTORS = {"scorer": names.LABEL_SCORER, "group": names.LABEL_ROLLOUT_GROUP}
+
 
 def deployment(
     context: JobContext,
@@ -25,9 +27,9 @@ def deployment(
         template: frozen pod template.
         inputs: digest of the part of the spec that the template is rendered from.
         strategy: update strategy.
-        **selector: ``scorer``, if a label has to separate its pods from others of the role.
+        **selector: ``scorer`` or ``group``, if a label has to separate its pods from others of the role.
     """
-    extra = {names.LABEL_SCORER: selector["scorer"]} if "scorer" in selector else {}
+    extra = {_SELECTORS[key]: value for key, value in selector.items()}
     metadata = context.metadata(name, role, **extra)
     metadata["annotations"] = {names.INPUTS: inputs}
     spec = {
@@ -43,7 +45,7 @@ def service(
     context: JobContext, name: str, role: str, ports: dict[str, int], *, headless: bool = False, **selector: str
 ) -> Manifest:
     """Return a Service that selects the pods of a role."""
-    extra = {names.LABEL_SCORER: selector["scorer"]} if "scorer" in selector else {}
+    extra = {_SELECTORS[key]: value for key, value in selector.items()}
     spec: Manifest = {
         "selector": {**context.labels(role), **extra},
         "ports": [{"name": key, "port": port, "targetPort": port} for key, port in ports.items()],

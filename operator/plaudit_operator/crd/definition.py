@@ -19,7 +19,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from plaudit_operator.crd.rules import RULES, immutability_rules, rules_at, scorer_immutability
+from plaudit_operator.crd.rules import LISTS, RULES, immutability_rules, item_immutability, rules_at
 from plaudit_operator.crd.status import PRINTER_COLUMNS, STATUS
 from plaudit_workers.job.loading.schema import job_schema
 
@@ -32,6 +32,7 @@ MAX_TEXT, MAX_ITEMS, MAX_ENTRIES = 4096, 64, 64
 
 _LIST_KEYS = {
     "reward.scorers": "name",
+    "rollout.groups": "name",
     "files.items": "path",
     "env": "name",
     "volumeMounts": "mountPath",
@@ -81,9 +82,10 @@ def _root() -> dict[str, Any]:
     sections = schema["$defs"]
     spec = _structural(sections["Spec"], sections, "")
     spec["x-kubernetes-validations"] = RULES[""] + immutability_rules(sections)
-    spec["properties"]["reward"]["properties"]["scorers"]["items"]["x-kubernetes-validations"] += scorer_immutability(
-        sections
-    )
+    for path, section in LISTS.items():
+        parent, _, name = path.partition(".")
+        items = spec["properties"][parent]["properties"][name]["items"]
+        items.setdefault("x-kubernetes-validations", []).extend(item_immutability(section, sections))
     name_rule = "self.metadata.name.size() <= 40 && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')"
     name_message = "metadata.name must be at most 40 of a-z, 0-9 and '-', for example my-job"
     return {

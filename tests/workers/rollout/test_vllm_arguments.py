@@ -58,7 +58,7 @@ def test_memory_and_tokenizer_follow_the_share_of_a_gpu_and_their_own_revision(m
     job = make_training_job(
         model={"source": "org/model", "revision": "abc", "tokenizer": "org/tokenizer", "tokenizerRevision": "v2"}
     )
-    settings = VllmSettings.from_job(job, {GPU_SHARE: "0.5"})
+    settings = VllmSettings.from_job(job, environment={GPU_SHARE: "0.5"})
     assert settings.gpu_memory_utilization == pytest.approx(0.425)
     assert (settings.revision, settings.tokenizer_revision) == ("abc", "v2")
 

@@ -21,6 +21,7 @@ from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from plaudit_wire.messages import PolicyVersion
@@ -132,7 +133,21 @@ class VllmLoop:
             else:
                 self._answers.append((load.future, None))
 
+    def _settle(self) -> None:
+        """Finish the batches that pipeline parallelism keeps in flight: the old weights sample their tokens."""
+        core = self._engine.engine_core.engine_core
+        if not core.batch_queue:
+            return
+        core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+        try:
+            while core.batch_queue:
+                for output in self._engine.step():
+                    self._finish(output)
+        finally:
+            core.scheduler.set_pause_state(PauseState.UNPAUSED)
+
     def _load(self, load: WeightLoad) -> None:
+        self._settle()
         weights = {"weights_iterator": untied_weights(load.path)} if self._untied else {"weights_path": str(load.path)}
         self._engine.collective_rpc("reload_weights", kwargs=weights)
         self._engine.set_weight_version(str(load.version))
