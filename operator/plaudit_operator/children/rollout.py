@@ -60,7 +60,9 @@ def template(context: JobContext, group: RolloutGroup) -> Manifest:
         environment["PLAUDIT_ROLLOUT_GROUP"] = group.name
     fields: Manifest = {}
     if group.spans_pods:
-        environment["PLAUDIT_REPLICA_RANK"] = {"fieldRef": {"fieldPath": f"metadata.annotations['{names.COMPLETION_INDEX}']"}}
+        environment["PLAUDIT_REPLICA_RANK"] = {
+            "fieldRef": {"fieldPath": f"metadata.annotations['{names.COMPLETION_INDEX}']"}
+        }
         # A pod that ends well would complete its index: the others would wait for it, and the Job would not fail.
         environment["PLAUDIT_EXIT_WHEN_STOPPED"] = str(names.EXIT_STOPPED)
         fields = {"subdomain": names.role_object(context.name, ROLE)}

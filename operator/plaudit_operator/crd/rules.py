@@ -218,35 +218,37 @@ def immutability_rules(sections: Mapping[str, Any]) -> list[Rule]:
         _rule(_unchanged(path), f"spec.{path} cannot change while the job exists")
         for path in _immutable(sections["Spec"], sections)
     ]
-    groups = "self.?rollout.?groups.orValue([]).map(group, group.name)"
-    rules.append(
-        _rule(
-            f"{groups} == {groups.replace('self', 'oldSelf')}",
-            "spec.rollout.groups cannot be added, removed or moved while the job exists",
-        )
-    )
+    message = "spec.rollout.groups cannot be added, removed or moved while the job exists"
+    rules.append(_rule(_unchanged("rollout.groups", ".map(group, group.name)"), message))
     names = "self.reward.scorers.map(scorer, scorer.name) == oldSelf.reward.scorers.map(scorer, scorer.name)"
     rules.append(_rule(names, "spec.reward.scorers cannot be added, removed or moved while the job exists"))
-    rules.append(_rule(_GANGS_SIZE, _GANG_MESSAGE))
+    rules.append(_rule(f"{_NO_GANG} || {_SAME_REPLICAS}", _GANG_MESSAGE))
+    rules.append(_rule(f"{_NO_GANG} || {_SAME_GROUPS}", _GANG_MESSAGE))
     return rules
 
 
 _GANG_MESSAGE = "spec.rollout.replicas cannot change while the job exists: it is part of a gang"
-_GANGS_SIZE = (
+_NO_GANG = (
     "!has(self.scheduling) || "
-    "(self.scheduling.?gang.orValue('none') == 'none' && self.scheduling.?queueName.orValue('') == '') || "
-    "(self.?rollout.?replicas.orValue(1) == oldSelf.?rollout.?replicas.orValue(1) && "
-    "self.?rollout.?groups.orValue([]).map(group, group.?replicas.orValue(1)) == "
-    "oldSelf.?rollout.?groups.orValue([]).map(group, group.?replicas.orValue(1)))"
+    "(self.scheduling.?gang.orValue('none') == 'none' && self.scheduling.?queueName.orValue('') == '')"
+)
+_SAME_REPLICAS = "self.?rollout.?replicas.orValue(1) == oldSelf.?rollout.?replicas.orValue(1)"
+_SAME_GROUPS = (
+    "!has(self.rollout) || !has(self.rollout.groups) || !has(oldSelf.rollout) || !has(oldSelf.rollout.groups) || "
+    "self.rollout.groups.all(group, oldSelf.rollout.groups.exists(old, old.name == group.name && "
+    "old.?replicas.orValue(1) == group.?replicas.orValue(1)))"
 )
 
 
-def _unchanged(path: str) -> str:
-    """Return CEL for: absent in both, or equal. With optionals the API server cannot estimate the cost of the rule."""
+def _unchanged(path: str, part: str = "") -> str:
+    """Return CEL for: absent in both, or equal (or equal in a part, such as ``.map(item, item.name)``).
+
+    With optionals the API server cannot estimate the cost of the rule.
+    """
     parts = path.split(".")
     ways = [".".join(parts[: i + 1]) for i in range(len(parts))]
     now, before = (" && ".join(f"has({root}.{way})" for way in ways) for root in ("self", "oldSelf"))
-    return f"({now}) == ({before}) && (!({now}) || self.{path} == oldSelf.{path})"
+    return f"({now}) == ({before}) && (!({now}) || self.{path}{part} == oldSelf.{path}{part})"
 
 
 LISTS = {"reward.scorers": "ScorerSpec", "rollout.groups": "RolloutGroupSpec"}

@@ -54,17 +54,22 @@ async def follow(settings: ProcessSettings, job: RLJob, member: ReplicaMember, s
                 ready = True
                 logger.info("follows", leader=member.leader, rank=member.rank)
                 await unless_stopped(stop, asyncio.to_thread(part.wait))
-                await _until_closed(member.leader, settings.health_port)
+                await until_closed(member.leader, settings.health_port)
         finally:
             await asyncio.to_thread(part.close)
     return exit_when_stopped()
 
 
-async def _until_closed(host: str, port: int) -> None:
-    """Return when nothing accepts connections at an address any more, or after the leader's time to drain."""
+async def until_closed(host: str, port: int) -> None:
+    """Return when the leader's health port accepts no connections any more, or after its time to drain.
+
+    Args:
+        host: of the leader.
+        port: 0 if processes have no health port; nothing is awaited then.
+    """
     try:
         async with asyncio.timeout(_LEADER_DRAINS_WITHIN_S):
-            while await _accepts(host, port):  # noqa: ASYNC110 - another process closes it
+            while port and await _accepts(host, port):  # noqa: ASYNC110 - another process closes it
                 await asyncio.sleep(_LOOK_EVERY_S)
     except TimeoutError:
         logger.warning("leader still runs", leader=host, waited_s=_LEADER_DRAINS_WITHIN_S)

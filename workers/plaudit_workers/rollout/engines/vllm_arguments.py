@@ -152,7 +152,7 @@ def engine_arguments(settings: VllmSettings) -> EngineArgs:
         "tensor_parallel_size": settings.tensor_parallel_size,
         "pipeline_parallel_size": settings.pipeline_parallel_size,
         "distributed_executor_backend": "uni" if settings.num_gpus == 1 else "mp",
-        **_replica_arguments(settings.member),
+        **replica_arguments(settings.member),
         # The announced weights are loaded before anything is generated: reading the source's would be for nothing.
         "load_format": "dummy",
         "logprobs_mode": "processed_logprobs",
@@ -187,7 +187,7 @@ def _tokenizer_revision(settings: VllmSettings) -> str | None:
     return settings.tokenizer_revision if settings.tokenizer else settings.revision
 
 
-def _replica_arguments(member: ReplicaMember) -> dict[str, Any]:
+def replica_arguments(member: ReplicaMember) -> dict[str, Any]:
     """Return the arguments by which the pods of a replica find each other; empty for a replica of one pod."""
     if member.pods == 1:
         return {}

@@ -127,9 +127,6 @@ class VllmEngine:
         try:
             self._vllm.run()
         except Exception as error:
-            import traceback
-
-            traceback.print_exc()
             self._post(partial(self._fail, EngineFailedError(f"vLLM failed: {error!r}")))
         finally:
             self._vllm.shut_down()
