@@ -175,12 +175,17 @@ class Scale:
         until(f"{wanted} {kind}s", lambda: self._server.count(path) >= wanted, 1800)
 
     def _settled(self, operator: OperatorProcess) -> Turns:
-        """Waits until no job is looked at any more."""
+        """Wait until the operator changes nothing any more.
+
+        It still looks now and then for the reason why there are no pods, less often each time.
+        """
         seen: list[Turns] = []
 
         def quiet() -> bool:
-            seen.append(turns_of(operator.ask("/metrics")[1]))
-            return len(seen) > 3 and seen[-1] == seen[-4]
+            metrics = operator.ask("/metrics")[1]
+            seen.append(turns_of(metrics))
+            changes = [times(turns, "ok")["n"] for turns in seen[-4:]]
+            return len(changes) == 4 and changes[0] == changes[-1] and "plaudit_operator_queue_depth 0.0" in metrics
 
         until("rest", quiet, 600)
         return seen[-1]

@@ -24,6 +24,10 @@ LABEL_ROLLOUT_GROUP: Final = f"{GROUP}/rollout-group"
 """On what belongs to an entry of ``rollout.groups``."""
 LABEL_REPLICA: Final = f"{GROUP}/replica"
 """On the Jobs and pods of a rollout of several pods: its number, from 0."""
+LABEL_REVISION: Final = f"{GROUP}/revision"
+"""On pods and ConfigMaps of a RewardService: the revision of its scoring, which is also the version in each result."""
+LABEL_MODEL: Final = f"{GROUP}/model"
+"""On the servers of a RewardService's model: separates them from those of the model before or after it."""
 SELECTOR: Final = f"{MANAGED_BY}={FIELD_MANAGER}"
 """Selects all objects that the operator created."""
 
@@ -74,6 +78,11 @@ def job_config(name: str) -> str:
     return f"{name}-job"
 
 
+def revision_config(name: str, revision: str) -> str:
+    """Return the name of the ConfigMap that the pods of one revision of a RewardService read."""
+    return f"{name}-job-{revision}"
+
+
 def redis_secret(name: str, uid: str) -> str:
     """Return the name of the Secret with Redis's passwords, unique by uid: the operator cannot read an earlier one."""
     return f"{name}-redis-{uid[:8]}"
@@ -90,7 +99,12 @@ def role_object(name: str, role: str) -> str:
 
 
 def model_object(name: str, scorer: str) -> str:
-    """Return the name of the Deployment and Service of a scorer's reward model."""
+    """Return the name of the Deployment and Service of a scorer's reward model.
+
+    Args:
+        name: of the job.
+        scorer: its name; of a RewardService, whose models change, the digest of the model.
+    """
     return f"{name}-m-{scorer}"
 
 
@@ -121,6 +135,7 @@ class ConditionType:
     ROLLOUT_READY: Final = "RolloutReady"
     REWARD_READY: Final = "RewardReady"
     TRAINER_RUNNING: Final = "TrainerRunning"
+    ROLLED_OUT: Final = "RolledOut"
     DEGRADED: Final = "Degraded"
     SUSPENDED: Final = "Suspended"
     COMPLETE: Final = "Complete"
@@ -172,5 +187,8 @@ class Reason:
     STALLED: Final = "Stalled"
     NOT_STALLED: Final = "NotStalled"
     BACK_OFF: Final = "BackOff"
+    ROLLED_OUT: Final = "RolledOut"
+    ROLLING_OUT: Final = "RollingOut"
+    ROLL_OUT_STUCK: Final = "RollOutStuck"
     DISRUPTED: Final = "Disrupted"
     ATTEMPT_FAILED: Final = "AttemptFailed"

@@ -31,6 +31,8 @@ class Observed:
     """``status.progress`` from the metrics service; empty if it was not read or did not respond."""
     refused_pods: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """Why the API server refuses the pods of a Job or StatefulSet, by its kind and name."""
+    look_for_refusals_after_s: float | None = None
+    """Seconds until the events of objects that lack pods are to be read again; None if none lacks pods."""
     earlier_pods: tuple[Object, ...] = ()
     """Pods of earlier jobs of the same name."""
     refusals: Mapping[tuple[str, str], str] = field(default_factory=dict)

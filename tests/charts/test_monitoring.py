@@ -148,7 +148,7 @@ def test_prometheus_finds_monitors_and_rules_by_the_labels_that_are_asked_for(
     assert all(item["metadata"]["labels"]["release"] == "prometheus" for item in asked)
 
 
-def test_nothing_of_it_is_made_unless_asked_for(helm: str):
+def test_no_monitoring_object_is_created_by_default(helm: str):
     done = subprocess.run([helm, "template", "plaudit", CHART], capture_output=True, text=True, check=True)
     kinds = {item["kind"] for item in YAML(typ="safe").load_all(done.stdout) if item}
     assert not kinds & {"ServiceMonitor", "PodMonitor", "PrometheusRule"}

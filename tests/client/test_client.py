@@ -139,7 +139,7 @@ async def test_a_refusal_that_names_no_sample_is_narrowed_down(server: FaultySer
         (Reply(body=b"hello\n"), ProtocolError),
     ],
 )
-async def test_what_no_retry_can_heal_is_an_error_at_once(
+async def test_a_permanent_refusal_is_an_error_at_once(
     server: FaultyServer, reply: Reply, error: type[Exception]
 ) -> None:
     server.reply = lambda request, number: reply

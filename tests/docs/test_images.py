@@ -56,7 +56,7 @@ def test_every_pin_has_a_hash():
     assert all("--hash=sha256:" in block for block in blocks)
 
 
-def test_the_page_counts_what_is_added():
+def test_the_page_counts_the_added_packages():
     page = pages.text(pages.KUBERNETES / "upgrade.md")
     assert f"adds {len(pins('gpu.txt'))} small packages" in page
     assert f"vllm-openai:v{base()}" in page

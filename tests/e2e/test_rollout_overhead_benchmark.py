@@ -8,7 +8,7 @@ import pytest
 
 @pytest.mark.bench
 @pytest.mark.timeout(600)
-def test_a_worker_generates_what_bare_vllm_generates(quick_benchmark: Callable[[str], dict[str, Any]]) -> None:
+def test_a_worker_generates_the_same_tokens_as_bare_vllm(quick_benchmark: Callable[[str], dict[str, Any]]) -> None:
     found = quick_benchmark("rollout_overhead")
     for name in ("long", "short"):
         assert found[name]["same_responses"]

@@ -156,7 +156,7 @@ def test_a_quota_that_refuses_trainer_and_redis_is_reported(leader: OperatorProc
     definition.kubectl("--namespace", NAMESPACE, "delete", "quota/none", "rlj/refused", "--wait=false")
 
 
-def test_an_apply_removes_what_it_omits_and_leaves_replicas(definition: Cluster):
+def test_an_apply_removes_omitted_fields_and_keeps_replicas(definition: Cluster):
     kube = ApiServer("tests", api=config.new_client_from_config(definition.kubeconfig))
     definition.kubectl("create", "namespace", NAMESPACE, check=False)
     labels = {"app": "owned"}

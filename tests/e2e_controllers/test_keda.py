@@ -59,7 +59,7 @@ def test_work_that_is_read_and_not_done_holds_its_workers(job: ScoringJob):
     assert any(look.at_s > beyond_s and look.in_work > 2 * SLOTS for look in watch.looks)
 
 
-def test_workers_that_are_ended_finish_or_hand_back_what_they_hold(job: ScoringJob):
+def test_stopped_workers_finish_or_release_their_samples(job: ScoringJob):
     job.patch(reward={"workers": {"autoscaling": {"minReplicas": 3}}})
     job.cluster.until("three workers", lambda: job.ready == 3, 120)
     short, long = judged("short", 9, 12), judged("long", 9, 45)

@@ -132,7 +132,7 @@ def test_a_sample_that_changes_before_its_step_counts_with_its_newer_content(sam
     assert kept.newest(1)[0].record.statistics["reward/mean"] == 0.75
 
 
-def test_a_step_done_again_after_a_resume_replaces_the_old_one_and_rolls_back_what_followed(run: Build) -> None:
+def test_a_step_done_again_after_a_resume_replaces_the_old_one_and_removes_later_steps(run: Build) -> None:
     kept = KeptSteps()
     collector = Collector(kept)
     feed(collector, run(4))

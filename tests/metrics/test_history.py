@@ -36,7 +36,7 @@ def test_a_step_is_one_flat_object_with_the_keys_that_people_look_for(tmp_path: 
     assert json.loads(line)["step"] == 1
 
 
-def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
+def test_appended_steps_are_read_back(tmp_path: Path) -> None:
     written = [record(step) for step in (1, 2, 3)]
     for each in written:
         append_step(tmp_path / "steps.jsonl", each)

@@ -93,7 +93,7 @@ def used(sample: Build, group: Build) -> Series:
         ("plaudit_redis_aof_ok", {}, 1),
     ],
 )
-def test_a_series_has_the_value_of_what_happened(used: Series, name: str, labels: dict[str, str], value: float) -> None:
+def test_each_series_has_the_expected_value(used: Series, name: str, labels: dict[str, str], value: float) -> None:
     assert used.registry.get_sample_value(name, labels) == pytest.approx(value)
 
 

@@ -303,7 +303,7 @@ async def test_streams_workers_and_memory_are_shown(settings: ServiceSettings, r
         assert await metric(client, "plaudit_redis_aof_ok") == 1
 
 
-async def test_what_is_scraped_is_the_format_of_prometheus(
+async def test_a_scrape_is_in_prometheus_format(
     settings: ServiceSettings, redis: Redis, records_of_step: Build
 ) -> None:
     promtool = shutil.which("promtool")
@@ -379,7 +379,7 @@ async def test_as_a_process_it_ends_with_its_signal_and_leaves_nothing_unread(
         await until(lambda: knows_steps(client, [1, 2]))
 
 
-def test_without_its_environment_it_says_what_is_missing() -> None:
+def test_without_its_environment_it_names_the_missing_variables() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "plaudit_metrics"],
         env={"PATH": os.environ["PATH"]},

@@ -161,7 +161,7 @@ def test_columns_may_be_read_while_samples_still_come(sample: Build) -> None:
         assert collector.columns().call_s.tolist() == [float(each) for each in range(index + 1)]
 
 
-def test_staleness_is_taken_over_what_was_trained_on(sample: Build, group: Build) -> None:
+def test_staleness_is_taken_over_trained_samples(sample: Build, group: Build) -> None:
     trained = [sample("t-1-1.0", 0, version=5), sample("t-1-1.0", 1, version=6)]
     dropped = [sample("t-2-1.0", 0, version=1)]
     groups: list[GroupRecord] = [group(trained), group(dropped, end="dropped", reason="too_few_scored")]

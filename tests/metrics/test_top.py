@@ -100,7 +100,7 @@ def test_names_and_texts_are_neither_markup_nor_escape_sequences(capsys: pytest.
         ([], "give a run"),
     ],
 )
-def test_what_cannot_be_shown_is_reported(
+def test_a_run_that_cannot_be_shown_is_reported(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert top(parsed(*arguments)) == 2

@@ -117,7 +117,7 @@ def test_the_verdict_on_an_asynchronous_step_is_the_truth(sample: Build, group: 
     assert verdict(step_of(sample, group, **ASYNCHRONOUS[truth])) == truth
 
 
-def test_what_overlaps_with_the_update_is_not_blamed(sample: Build, group: Build) -> None:
+def test_work_that_overlaps_with_the_update_is_not_blamed(sample: Build, group: Build) -> None:
     """Half a minute of scoring, all of it hidden behind the update: generation's two seconds are what was exposed."""
     hidden = step_of(sample, group, generation=2.0, score=30.0, update_s=40.0, admitted_before_s=40.0)
     assert hidden["exposed_reward_s"] == 0.0
@@ -173,7 +173,7 @@ def test_a_pause_for_samples_without_a_score_has_a_verdict_of_its_own(sample: Bu
     assert verdict(statistics) == "unscored"
 
 
-def test_a_short_pause_does_not_hide_what_the_step_waited_for() -> None:
+def test_a_short_pause_does_not_hide_the_cause_of_the_wait() -> None:
     figures = {"step_s": 100.0, "trainer_wait_s": 90.0, "wait/pause_s": 10.0, "wait/generation_s": 80.0}
     assert verdict(figures) == "generation"
 

@@ -23,7 +23,7 @@ def spec_of(world: World, kind: str) -> dict[str, Any]:
     return found["spec"]
 
 
-def test_keda_counts_every_stream_that_reward_workers_read_and_what_they_hold_with_it():
+def test_keda_counts_waiting_and_claimed_entries_of_every_stream_that_reward_workers_read():
     world = scaled({"samplesPerReplica": 9})
     run = world.status["run"]
     spec = spec_of(world, "ScaledObject")

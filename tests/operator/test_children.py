@@ -136,14 +136,14 @@ def test_gpus_follow_from_the_engine(world: World):
     assert "limits" not in told["job-reward"]["spec"]["containers"][0]["resources"]
 
 
-def test_the_job_file_is_what_processes_read(world: World, tmp_path):
+def test_the_job_file_is_readable_by_the_processes(world: World, tmp_path):
     config = world.cluster.find("ConfigMap", "job-job")
     assert config
     (tmp_path / "job.yaml").write_text(config["data"]["job.yaml"])
     assert load_job(tmp_path / "job.yaml").spec.rollout.replicas == 2
 
 
-def test_reward_workers_reach_what_the_job_declares_and_nothing_else(world: World):
+def test_reward_workers_reach_only_the_declared_endpoints(world: World):
     policy = world.cluster.find("NetworkPolicy", "job-reward")
     assert policy
     assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]

@@ -35,7 +35,7 @@ def codes(*values: int, operator: str = "In") -> dict[str, Any]:
         ({"action": "Fail", "onReasons": ["OOMKilled"]}, 1, "Running", (1, 0)),
     ],
 )
-def test_a_rule_decides_what_follows(rule: dict[str, Any], code: int, phase: str, counted: tuple[int, int]):
+def test_a_rule_decides_the_action(rule: dict[str, Any], code: int, phase: str, counted: tuple[int, int]):
     world = running(rule)
     world.cluster.end_trainer(code, "boom")
     world.settle()

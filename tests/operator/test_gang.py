@@ -139,7 +139,7 @@ def test_autoscaled_workers_wait_too(provider: str):
     assert provider == "keda" or world.status["replicas"]["reward"] == "2/2"
 
 
-def test_a_gang_that_never_fits_is_given_up_with_what_was_missing_and_holds_nothing():
+def test_a_gang_that_never_fits_is_given_up_with_its_shortage_and_holds_no_capacity():
     world = waiting(gang(lifecycle={"preRunningDeadlineSeconds": 60}))
     world.cluster.now += 61
     world.settle()

@@ -43,7 +43,7 @@ def get(server: HealthServer, path: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
-def test_the_routes_say_what_is_wrong(server: HealthServer, process: Process):
+def test_the_routes_report_the_problem(server: HealthServer, process: Process):
     assert get(server, "/healthz") == (200, "ok\n")
     assert get(server, "/readyz?verbose") == (200, "ok\n")
     process.problem = "waiting for Pod"

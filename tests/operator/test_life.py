@@ -73,7 +73,7 @@ def test_terminal_is_terminal():
         ("KeepTransport", {("StatefulSet", "job-redis"), ("Service", "job-redis"), ("NetworkPolicy", "job-redis")}),
     ],
 )
-def test_cleanup_says_what_is_left(cleanup: str, left: set[tuple[str, str]]):
+def test_cleanup_lists_the_remaining_objects(cleanup: str, left: set[tuple[str, str]]):
     world = World(rljob(lifecycle={"cleanup": cleanup}))
     world.settle()
     world.cluster.end_trainer(3, "too many failed scores")
@@ -439,7 +439,7 @@ def test_a_job_that_only_scores_runs_without_trainer_and_rollouts():
     }
 
 
-def test_events_tell_what_happened_once():
+def test_each_event_is_recorded_once():
     world = World()
     world.settle()
     world.cluster.end_trainer(1, "boom")

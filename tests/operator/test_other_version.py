@@ -99,7 +99,7 @@ def test_a_running_job_that_this_version_would_reject_runs_on_to_its_end():
     assert world.status["phase"] == "Complete"
 
 
-def test_its_good_edits_apply_and_its_bad_ones_are_rejected_by_what_is_new_in_them():
+def test_its_valid_edits_apply_and_only_the_new_part_of_an_invalid_one_is_rejected():
     world = admitted_with_zero_steps()
     world.settle()
     world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(suspend=True))

@@ -85,7 +85,7 @@ def test_only_the_end_of_long_output_is_shown():
     "status",
     [{"reason": "Evicted"}, {"reason": "NodeLost"}, {"conditions": [{"type": "DisruptionTarget", "status": "True"}]}],
 )
-def test_what_the_cluster_ended_is_a_disruption(status: dict[str, Any]):
+def test_a_pod_ended_by_the_cluster_is_a_disruption(status: dict[str, Any]):
     assert is_disrupted(pod(status))
 
 

@@ -63,6 +63,25 @@ def test_a_quota_that_refuses_trainer_and_redis_is_reported_with_its_message():
     assert world.status["phase"] == "Running"
 
 
+def test_a_job_whose_pods_never_come_is_looked_at_less_and_less_often():
+    cluster = Quota()
+    cluster.put(rljob())
+    world = World(cluster=cluster)
+    world.settle()
+    looks, end = 0, cluster.now + 1200
+    while cluster.now < end:
+        world.deliver()
+        result = world.reconcile()
+        assert result is not None
+        assert result.again_after_s is not None
+        cluster.now += result.again_after_s
+        looks += 1
+    assert looks <= 10
+    cluster.refused = ()
+    world.settle()
+    assert world.status["phase"] == "Running"
+
+
 def leaving(grace_s: int) -> World:
     """Return a running job whose trainer's pod is being deleted with this grace period."""
     world = World()

@@ -107,7 +107,7 @@ def test_a_rejected_trainer_ends_stalled_with_the_kubelets_reason():
     assert world.condition(ConditionType.READY)["reason"] == "TooManyDisruptions"
 
 
-def test_ready_has_the_reason_of_what_is_missing():
+def test_ready_gives_the_missing_part_as_its_reason():
     world = starting()
     ready, redis_ = world.condition(ConditionType.READY), world.condition(ConditionType.TRANSPORT_READY)
     assert redis_["status"] == "False"

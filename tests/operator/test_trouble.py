@@ -133,7 +133,7 @@ def test_trouble_is_reported_once_with_its_remedy(role: str, kind: str, pods: di
     assert words in told[0]["message"]
 
 
-def test_what_the_metrics_know_to_be_wrong_degrades_a_job_until_it_is_right_again(monkeypatch: pytest.MonkeyPatch):
+def test_a_problem_reported_by_metrics_degrades_a_job_until_it_is_solved(monkeypatch: pytest.MonkeyPatch):
     found = troubles({"quality"}, 70, 100)
     monkeypatch.setattr(World, "_progress", lambda *_: {"step": 1, "troubles": found})
     world = World()

@@ -77,7 +77,7 @@ async def test_a_used_up_budget_is_a_timeout() -> None:
     assert (ended.result, ended.outcome) == (None, "timeout")
 
 
-async def test_the_limit_of_a_call_is_the_smaller_of_its_own_and_what_is_left() -> None:
+async def test_the_limit_of_a_call_is_the_smaller_of_its_own_and_the_remaining_time() -> None:
     limits: list[float] = []
 
     async def call(attempt: Attempt) -> float:

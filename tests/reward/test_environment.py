@@ -14,7 +14,7 @@ def test_keys_of_the_worker_stay_with_it_unless_they_are_named(name: str) -> Non
     assert function_environment({name: "secret", **further}) == {name: "secret"}
 
 
-def test_what_python_and_numerical_libraries_need_is_passed_on() -> None:
+def test_variables_of_python_and_numerical_libraries_are_passed_on() -> None:
     needed = {"PATH": "/bin", "LC_ALL": "C", "PYTHONPATH": "/code", "OMP_NUM_THREADS": "1", "HF_HOME": "/models"}
     assert function_environment(needed) == needed
     assert function_environment(os.environ)["PATH"] == os.environ["PATH"]

@@ -88,7 +88,7 @@ ALONE = [
 
 
 @pytest.mark.parametrize(("policy", "value"), ALONE)
-async def test_a_sample_keeps_what_its_policy_leaves_should_its_group_never_be_scored(
+async def test_a_sample_keeps_its_fallback_score_if_its_group_is_never_scored(
     make_sample: Callable[..., Sample], policy: str, value: float | None
 ) -> None:
     number = ScriptedScorer("number", lambda sample: 3.0)

@@ -110,7 +110,7 @@ async def test_a_chain_of_three_runs_to_its_end(make_sample: MakeSample) -> None
     assert (scoring.value, last.num_calls) == (0.5 + 0.5 + 12.0, 1)
 
 
-async def test_what_a_chain_leaves_out_is_no_failure_whatever_its_weight(make_sample: MakeSample) -> None:
+async def test_a_scorer_skipped_by_a_chain_is_no_failure_whatever_its_weight(make_sample: MakeSample) -> None:
     last = scripted("c", 4.0)
     scoring = await chain(last, second=7.0).score(make_sample())
     assert (scoring.outcome, scoring.value, last.num_calls) == ("scored", 0.5 + 0.25 * 7.0, 0)

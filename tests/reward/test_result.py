@@ -61,7 +61,7 @@ def test_everything_else_has_no_value(returned: Any, outcome: str, reason: str) 
     assert reason in (score.reason or "")
 
 
-def test_extras_keep_numbers_and_texts_and_leave_out_what_has_no_value() -> None:
+def test_extras_keep_numbers_and_texts_and_leave_out_other_values() -> None:
     score = to_score({"score": 1, "acc": True, "text": "t" * 3000, "nan": math.nan, "none": None, "list": [1, "a"]})
     assert score.extra == {"acc": 1.0, "text": "t" * 2000, "list": '[1, "a"]'}
 

@@ -62,7 +62,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("source", "scope", "arguments", "words"), REFUSED)
-def test_what_does_not_fit_is_refused_with_file_function_and_remedy(
+def test_an_unsupported_signature_is_refused_with_file_function_and_remedy(
     reward_file: Callable[[str], str], source: str, scope: Any, arguments: dict[str, Any], words: str
 ) -> None:
     path = reward_file(source)

@@ -80,7 +80,7 @@ def test_a_writer_that_is_killed_in_a_replacement_leaves_the_old_or_the_new_fold
 
 
 @pytest.mark.parametrize("whole", [whole_folder, whole_file])
-def test_an_error_leaves_nothing_and_keeps_what_was_there(tmp_path, whole):
+def test_an_error_leaves_no_partial_file_and_keeps_the_old_one(tmp_path, whole):
     (tmp_path / "target").write_text("old")
     with pytest.raises(ZeroDivisionError), whole(tmp_path / "target"):
         raise ZeroDivisionError

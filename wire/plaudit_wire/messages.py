@@ -91,6 +91,9 @@ class Body(msgspec.Struct, frozen=True, omit_defaults=True):
     generation: GenerationRecord
     sample: Sample
     """Texts and data columns as the scorers saw them, for stored samples and group-scope scorers."""
+    prompt_ids: bytes = b""
+    """int32[P] where the agent changed the prompt of this sample, such as by an environment's first observation;
+    empty: those of the ``Prompt``."""
 
 
 class Announcement(msgspec.Struct, frozen=True):
@@ -133,6 +136,7 @@ class Tensors(msgspec.Struct, frozen=True, array_like=True):
     logprobs: bytes
     loss_mask: bytes
     version_spans: list[tuple[int, int, int]]
+    prompt_ids: bytes = b""
 
 
 class EncodedBody(NamedTuple):
@@ -151,7 +155,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 def encode_body(body: Body) -> EncodedBody:
     """Split and encode a body."""
-    tensors = encode(Tensors(body.response_ids, body.logprobs, body.loss_mask, body.version_spans))
+    tensors = encode(Tensors(body.response_ids, body.logprobs, body.loss_mask, body.version_spans, body.prompt_ids))
     sample = encode(body.sample)
     digest = hashlib.blake2b(tensors, digest_size=16)
     digest.update(sample)
@@ -172,4 +176,5 @@ def decode_body(tensors: bytes, sample: bytes, generation: bytes) -> Body:
         version_spans=read.version_spans,
         generation=decoder(GenerationRecord).decode(generation),
         sample=decode(sample, Sample),
+        prompt_ids=read.prompt_ids,
     )

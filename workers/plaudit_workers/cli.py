@@ -154,6 +154,15 @@ def _runs_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--redis", metavar="URL", required=True, help="its password in PLAUDIT_REDIS_PASSWORD")
 
 
+def _export_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, metavar="RUN", help="id of the run, or its folder")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help="a new folder")
+    parser.add_argument("--version", default="", help="policy version, as in weights/ (default: the newest)")
+    parser.add_argument(
+        "--runs-folder", type=Path, default=Path("runs"), metavar="FOLDER", help="folder of the runs (default: runs)"
+    )
+
+
 def _no_arguments(_: argparse.ArgumentParser) -> None:
     """Add no arguments."""
 
@@ -197,6 +206,12 @@ COMMANDS: dict[str, Command] = {
         "runs",
         "list the runs in an external Redis, delete finished ones",
         _runs_arguments,
+    ),
+    "export": Command(
+        "plaudit_workers.training.export",
+        "export",
+        "write a run's newest weights as a whole model, adapters merged",
+        _export_arguments,
     ),
     "validate": Command(
         "plaudit_workers.job.commands",

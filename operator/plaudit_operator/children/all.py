@@ -44,16 +44,19 @@ def _templates(context: JobContext) -> Iterator[tuple[str, str, Callable[[], Man
     spec = context.admitted.current  # as the user wrote it: a default of another version is no change
     workers = {k: v for k, v in (spec["reward"].get("workers") or {}).items() if k not in ("replicas", "autoscaling")}
     reward_inputs = {k: v for k, v in spec["reward"].items() if k != "gateway"} | {"workers": workers}
-    yield "reward", digest(reward_inputs), lambda: reward.template(context)
+    yield "reward", context.revision or digest(reward_inputs), lambda: reward.template(context)
     yield "metrics", digest(spec.get("metrics")), lambda: metrics.template(context)
     if transport.managed(context):
         yield "redis", digest(spec.get("transport")), lambda: transport.template(context)
     for scorer in reward_model.served(context):
-        inputs = digest(next(s for s in spec["reward"]["scorers"] if s["name"] == scorer.name)["model"])
+        inputs = reward_model.generation(context, scorer) or digest(
+            next(s for s in spec["reward"]["scorers"] if s["name"] == scorer.name)["model"]
+        )
         yield f"model/{scorer.name}", inputs, lambda scorer=scorer: reward_model.template(context, scorer)  # type: ignore[misc]
     if gateway.is_served(context):
         own = {k: v for k, v in (spec["reward"].get("gateway") or {}).items() if k != "replicas"}
-        yield "gateway", digest(own), lambda: gateway.template(context)
+        inputs = digest([own, context.revision] if context.revision else own)
+        yield "gateway", inputs, lambda: gateway.template(context)
     if context.spec.trains:
         shared = {k: v for k, v in (spec.get("rollout") or {}).items() if k not in ("replicas", "groups")}
         for group in rollout.groups(context):
@@ -92,6 +95,8 @@ def manifests(context: JobContext, templates: Templates, *, suspended: bool, wai
         *autoscaling.manifests(context, suspended=suspended or waits),
         *network_policies.manifests(context),
     ]
+    if context.revision:
+        children.append(job_config.revision_config(context))
     if transport.managed(context):
         children += transport.manifests(context, *frozen("redis"), rests=suspended and context.spec.scheduling.whole)
     for scorer in reward_model.served(context):
@@ -119,7 +124,7 @@ def _budgeted(context: JobContext) -> dict[str, int]:
 def gang_deployments(context: JobContext, templates: Templates) -> frozenset[str]:
     """Return the names of the Deployments whose pods belong to the job's gang."""
     objects = {group.child: names.rollout_object(context.name, group.name) for group in rollout.groups(context)}
-    objects |= {f"model/{s.name}": names.model_object(context.name, s.name) for s in reward_model.served(context)}
+    objects |= {f"model/{s.name}": reward_model.object_name(context, s) for s in reward_model.served(context)}
     members = (child for child in objects if child in templates and gang.is_member(templates[child]["template"]))
     return frozenset(objects[child] for child in members)
 
@@ -133,7 +138,7 @@ def fixed_replicas(context: JobContext) -> dict[str, int | None]:
     }
     for scorer in reward_model.served(context):
         assert scorer.model is not None
-        counts[names.model_object(context.name, scorer.name)] = scorer.model.replicas
+        counts[reward_model.object_name(context, scorer)] = scorer.model.replicas
     if gateway.is_served(context):
         counts[names.role_object(context.name, "gateway")] = context.spec.reward.gateway.replicas
     if context.spec.trains:

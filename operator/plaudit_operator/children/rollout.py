@@ -89,8 +89,7 @@ def manifests(context: JobContext, group: RolloutGroup, template_: Manifest, inp
         return []
     strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
     name = names.rollout_object(context.name, group.name)
-    selector = {"group": group.name} if group.name else {}
-    return [deployment(context, name, ROLE, template_, inputs, strategy, **selector)]
+    return [deployment(context, name, ROLE, template_, inputs, strategy, **group.labels)]
 
 
 def service(context: JobContext) -> list[Manifest]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from plaudit_workers.job.spec.reward_service import FIXED_SECTIONS
 from plaudit_workers.job.spec.rljob import TRAINING_SECTIONS
 from plaudit_workers.job.spec.scorers import KINDS, KindTraits, kinds_with
 
@@ -249,6 +250,11 @@ def _unchanged(path: str, part: str = "") -> str:
     ways = [".".join(parts[: i + 1]) for i in range(len(parts))]
     now, before = (" && ".join(f"has({root}.{way})" for way in ways) for root in ("self", "oldSelf"))
     return f"({now}) == ({before}) && (!({now}) || self.{path}{part} == oldSelf.{path}{part})"
+
+
+def service_rules() -> list[Rule]:
+    """Return the transition rules on the ``spec`` of a RewardService."""
+    return [_rule(_unchanged(name), f"spec.{name} cannot change while the service exists") for name in FIXED_SECTIONS]
 
 
 LISTS = {"reward.scorers": "ScorerSpec", "rollout.groups": "RolloutGroupSpec"}

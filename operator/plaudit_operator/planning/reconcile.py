@@ -10,18 +10,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from plaudit_operator.actions import EmitEvent, Plan
+from plaudit_operator.admission.reward_service import needs_files
 from plaudit_operator.cache import Cache, Key, trimmed
-from plaudit_operator.names import LABEL_RUN, SELECTOR, job_config, run_id
+from plaudit_operator.names import LABEL_RUN, SELECTOR, run_id
 from plaudit_operator.observed import Object, Observed
 from plaudit_operator.planning.apply import AwaitedError, Outcome, carry_out
 from plaudit_operator.planning.events import event_manifest
 from plaudit_operator.planning.plan import PROGRESS_EVERY_S, plan
-from plaudit_operator.planning.pod_refusals import PodRefusals
+from plaudit_operator.planning.pod_refusals import Look, PodRefusals
 from plaudit_operator.policies.failure import pods_missing
 from plaudit_operator.policies.managed_by import is_managed_elsewhere
 from plaudit_operator.policies.orphans import hurry
 from plaudit_operator.runtime.errors import ConflictError, KubeError, NotFoundError
-from plaudit_operator.runtime.kinds import CONFIG_MAP, POD, RLJOB
+from plaudit_operator.runtime.kinds import CONFIG_MAP, POD, kind_of
 from plaudit_operator.runtime.kube import Kube
 from plaudit_operator.settings import Settings
 from plaudit_operator.status.status import transitions
@@ -82,7 +83,7 @@ class Reconciler:
             KubeError: a retry is needed.
         """
         observed = self._observe(key)
-        hurried = self._hurry(key[0], observed.earlier_pods if observed else self._cache.pods(key))
+        hurried = self._hurry(key.namespace, observed.earlier_pods if observed else self._cache.pods(key))
         if observed is None:
             return ReconcileResult(None, hurried)
         now = self._clock()
@@ -93,7 +94,7 @@ class Reconciler:
             wanted = replace(plan(replace(observed, refusals=outcome.refusals), self._settings, now), actions=[])
         writes = outcome.calls + self._report(observed, wanted)
         if wanted.delete_job:
-            self._kube.delete(RLJOB, observed.namespace, observed.name, observed.uid)
+            self._kube.delete(kind_of(observed.job["kind"]), observed.namespace, observed.name, observed.uid)
             writes += 1
         return ReconcileResult(_again(wanted, outcome), writes)
 
@@ -109,16 +110,22 @@ class Reconciler:
         if observed is None:
             with self._lock:
                 self._asked = {uid: at for uid, at in self._asked.items() if self._clock() - at < 60.0}
+            self._refusals.forget(self._clock())
             return None
         if is_managed_elsewhere(observed):
             return observed
         source = (observed.job["spec"].get("files") or {}).get("configMap")
-        if source and observed.child("ConfigMap", job_config(observed.name)) is None and not observed.ended:
+        if source and not observed.ended and needs_files(observed):
             observed = replace(observed, files=self._files(observed.namespace, source))
         if not observed.ended and pods_missing(observed):
             observed = replace(observed, pods=self._pods(observed))
-        refused = {} if observed.ended else self._refusals.of(observed, self._clock())
-        return replace(observed, refused_pods=refused, progress=self._fresh_progress(observed))
+        look = Look() if observed.ended else self._refusals.look(observed, self._clock())
+        return replace(
+            observed,
+            refused_pods=look.refusals,
+            look_for_refusals_after_s=look.again_after_s,
+            progress=self._fresh_progress(observed),
+        )
 
     def _pods(self, observed: Observed) -> tuple[Object, ...]:
         """List the job's pods: a late watch event must not turn a disruption of an attempt into a crash."""
@@ -152,7 +159,7 @@ class Reconciler:
         metadata = {key: observed.job["metadata"][key] for key in ("uid", "resourceVersion")}
         body = {"metadata": metadata, "status": changes}
         try:
-            self._kube.patch(RLJOB, observed.namespace, observed.name, body, "status")
+            self._kube.patch(kind_of(observed.job["kind"]), observed.namespace, observed.name, body, "status")
         except NotFoundError:
             return 1
         events = list(transitions(observed.status, wanted.status))

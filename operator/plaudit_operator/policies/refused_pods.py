@@ -11,10 +11,10 @@ from collections.abc import Iterable
 
 from plaudit_operator.observed import Object, Observed, owner_uid, seconds
 
-LOOK_AGAIN_AFTER_S = 10.0
 REASON_OF_EVENTS = "FailedCreate"
 _PODS_WITHIN_S = 3.0
 """Time from the creation of an object until its pods usually exist."""
+FIRST_LOOK_AFTER_S = 5.0
 _FORBIDDEN = "is forbidden: "
 
 

@@ -80,8 +80,9 @@ def role_states(
     if gateway.is_served(context):
         states["gateway"] = _of_deployment(context, observed, "gateway", now)
     for scorer in reward_model.served(context):
-        owner = observed.child("Deployment", names.model_object(context.name, scorer.name))
-        pods = [pod for pod in observed.pods_of("model") if labels(pod).get(names.LABEL_SCORER) == scorer.name]
+        owner = observed.child("Deployment", reward_model.object_name(context, scorer))
+        own = reward_model.labels(context, scorer).items()
+        pods = [pod for pod in observed.pods_of("model") if own <= labels(pod).items()]
         states[f"model/{scorer.name}"] = _of_workload(f"model/{scorer.name}", owner, pods, now)
     states["metrics"] = _of_deployment(context, observed, "metrics", now)
     return {name: replace(role, remedy=remedy(role.reason, name, context.name)) for name, role in states.items()}

@@ -72,7 +72,7 @@ class Passed(NamedTuple):
     """A budget's reply."""
 
     number: int
-    """How many of ``BudgetReport.waiting`` are admitted, from the first on."""
+    """Number of requests of ``BudgetReport.waiting`` that are admitted, oldest first."""
     again_s: float
     """Seconds until the next exchange is due; 0 when all were admitted."""
 

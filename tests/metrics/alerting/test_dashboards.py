@@ -124,7 +124,7 @@ def test_negative_rewards_are_drawn(title: str) -> None:
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)
-def test_grafanas_types_read_back_what_was_written(name: str) -> None:
+def test_grafanas_types_round_trip(name: str) -> None:
     assert json.loads(json.dumps(Dashboard.from_json(DASHBOARDS[name]), cls=JSONEncoder)) == DASHBOARDS[name]
 
 

@@ -26,7 +26,7 @@ def test_every_alert_is_a_rule() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["title"])
-def test_grafanas_types_read_back_what_was_written(rule: dict[str, Any]) -> None:
+def test_grafanas_types_round_trip(rule: dict[str, Any]) -> None:
     read = json.loads(json.dumps(Rule.from_json(rule), cls=JSONEncoder))
     assert {name: read[name] for name in rule} == rule
 

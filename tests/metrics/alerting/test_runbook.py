@@ -23,7 +23,7 @@ def test_the_sections_are_those_of_the_alerts_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("name", SECTIONS)
-def test_what_to_look_at_begins_with_a_command(name: str) -> None:
+def test_each_diagnosis_begins_with_a_command(name: str) -> None:
     look = SECTIONS[name].partition("**Look**")[2].partition("**Do**")[0]
     assert re.search(r"`(curl|kubectl|plaudit|redis-cli) ", look), look
 

@@ -36,7 +36,7 @@ print("scanned", len(regions) > 20, "found", sorted(found))
 """
 
 
-async def test_a_program_finds_nothing_of_the_one_before_it() -> None:
+async def test_a_program_finds_no_trace_of_the_one_before_it() -> None:
     sandbox = Sandbox(1)
     await sandbox.open()
     try:

@@ -308,7 +308,7 @@ def test_a_program_that_misbehaves_costs_its_own_sample_and_says_why(worker: Wor
     assert_next_sample_is_scored_right(worker, **options)
 
 
-def test_nothing_of_a_program_outlives_it(worker: Worker) -> None:
+def test_no_process_of_a_program_outlives_it(worker: Worker) -> None:
     worker.score("import time\ntime.sleep(1000)", timeSeconds=0.5)
     servers = children_of(worker.pid)
     templates = [children_of(server) for server in servers]

@@ -76,7 +76,7 @@ async def test_a_comparison_past_its_limit_is_wrong_and_the_next_one_right() -> 
         ("printed", b"\xff\x00"),
     ],
 )
-def test_what_a_program_forges_is_wrong_and_raises_nothing(form: Form, written: bytes) -> None:
+def test_a_forged_result_is_wrong_and_raises_no_error(form: Form, written: bytes) -> None:
     assert not judge(form, written, {"literals": '[[0, "3"]]'}.get(form, "3"))
 
 

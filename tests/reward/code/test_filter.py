@@ -45,7 +45,7 @@ def number(machine: str, name: str) -> int:
     return found
 
 
-def test_what_is_not_listed_is_refused(machine: str) -> None:
+def test_an_unlisted_system_call_is_refused(machine: str) -> None:
     listed = {numbers[ARCHITECTURES[machine].column] for numbers in (ALLOWED | CHECKED | OPENING).values()}
     verdicts = {verdict(machine, n) for n in range(ARCHITECTURES[machine].last + 1) if n not in listed}
     assert verdicts == {ERRNO | errno.EPERM}

@@ -130,7 +130,7 @@ def test_results_are_compared_as_in_verl(returned: Any, expected: str, same: boo
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"[1]", b'["list", 3]', b'["set", [1]]', b"[[1, 2], 3]", b"\xff", b"{}"])
-def test_what_is_no_result_is_wrong(text: bytes) -> None:
+def test_an_invalid_result_is_wrong(text: bytes) -> None:
     assert not judge("result", text, "[[1, 2], 3]")
 
 

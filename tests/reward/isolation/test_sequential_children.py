@@ -110,7 +110,7 @@ async def test_many_hung_functions_end_without_harm_to_others(open_scorer: Open,
             assert result.value == float(i)
 
 
-async def test_what_waits_behind_a_slow_work_goes_to_another_child(open_scorer: Open, make_sample: MakeSample) -> None:
+async def test_work_queued_behind_a_slow_call_goes_to_another_child(open_scorer: Open, make_sample: MakeSample) -> None:
     scorer = await open_scorer(SCORES_NUMBERS, processes=2)
     slow = asyncio.create_task(scorer.score(make_sample("sleep"), Attempt(30.0)))
     await asyncio.sleep(0.05)
@@ -127,7 +127,7 @@ async def test_a_child_that_is_killed_from_outside_is_replaced(open_scorer: Open
     assert second.value not in (None, first.value)
 
 
-async def test_what_a_function_started_ends_with_it(
+async def test_processes_started_by_a_function_end_with_it(
     open_scorer: Open, make_sample: MakeSample, tmp_path: Path, runs: Callable[[int], bool]
 ) -> None:
     note = tmp_path / "pid"
@@ -218,7 +218,7 @@ async def test_more_functions_hang_than_there_are_processes_and_the_rest_goes_on
         task.cancel()
 
 
-async def test_what_a_function_prints_is_logged_up_to_a_bound(
+async def test_the_output_of_a_function_is_logged_up_to_a_bound(
     open_scorer: Open, make_sample: MakeSample, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = """

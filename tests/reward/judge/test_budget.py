@@ -125,7 +125,7 @@ async def test_no_window_of_several_processes_holds_more_than_the_budget(
     assert min(counts) >= 0.5 * max(counts), counts
 
 
-async def test_what_a_killed_worker_had_in_flight_comes_back(hungry: Any, make_budget: Make) -> None:
+async def test_the_share_of_a_killed_worker_is_returned(hungry: Any, make_budget: Make) -> None:
     process = await hungry("killed", concurrency=3, takes_s=60.0, seconds=60.0, lease_s=2.0, window_s=0.2)
     process.stdin.write(b"go\n")
     assert [await process.stdout.readline() for _ in range(2)] == [b"ready\n", b"first\n"]
@@ -150,7 +150,7 @@ async def test_a_report_that_is_sent_twice_lets_nothing_through_twice(make_budge
     assert (await other.exchange(asking("1", "2", tokens=10))).number == 1
 
 
-async def test_tokens_are_corrected_and_what_was_never_sent_is_given_back(make_budget: Make) -> None:
+async def test_tokens_are_corrected_and_unsent_requests_are_refunded(make_budget: Make) -> None:
     budget = make_budget(RateLimits(tokens=100, window_s=60))
     assert (await budget.exchange(asking("1", "2", tokens=50))).number == 2
     assert (await budget.exchange(asking("3", tokens=50, in_flight=2))).number == 0

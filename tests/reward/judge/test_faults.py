@@ -123,7 +123,7 @@ async def test_retry_after_holds_the_sample_and_those_that_come_after_it(
     assert second.call_s < 1.0
 
 
-async def test_what_the_endpoint_asks_for_beyond_the_samples_time_ends_the_sample(
+async def test_a_retry_after_beyond_the_deadline_of_a_sample_ends_the_sample(
     server: Any, faults: Any, make_judge: Make, make_sample: Make
 ) -> None:
     server.reply = lambda request, number: faults.Reply(429, headers={"Retry-After": "600"})

@@ -85,7 +85,7 @@ FAILING = [
 
 
 @pytest.mark.parametrize(("source", "words"), FAILING)
-def test_what_a_sample_lacks_and_what_a_sandbox_forbids_is_a_data_error(
+def test_a_missing_field_or_a_forbidden_expression_is_a_data_error(
     make_template: Callable[..., PromptTemplate], make_sample: Make, source: str, words: str
 ) -> None:
     with pytest.raises(DataError, match=words):

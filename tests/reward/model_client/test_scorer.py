@@ -31,7 +31,7 @@ async def test_the_logit_is_the_value(servers: Servers, open_scorer: Open) -> No
     assert (score.outcome, score.value) == ("scored", 1.5)
 
 
-async def test_what_is_sent() -> None:
+async def test_the_request_has_the_expected_body() -> None:
     chat = json.loads(request_body(SAMPLE, "chat"))
     assert chat["messages"] == [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
     assert chat["use_activation"] is False

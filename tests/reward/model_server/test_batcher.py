@@ -39,7 +39,7 @@ async def running(forward: Sums, **limits: int | None) -> AsyncIterator[Batcher]
         await computing
 
 
-async def test_what_waits_is_computed_together_by_length_and_answered_in_order() -> None:
+async def test_waiting_requests_are_computed_together_by_length_and_answered_in_order() -> None:
     sums = Sums()
     async with running(sums, max_padding=5) as batcher:
         sums.gate.clear()
@@ -54,7 +54,7 @@ async def test_what_waits_is_computed_together_by_length_and_answered_in_order()
     assert sums.passes == [[1], [98, 100], [1, 2]]
 
 
-async def test_packed_what_waits_is_computed_in_the_order_of_arrival() -> None:
+async def test_packed_requests_are_computed_in_the_order_of_arrival() -> None:
     sums = Sums()
     async with running(sums, max_padding=None, max_batch_tokens=101) as batcher:
         sums.gate.clear()
@@ -98,7 +98,7 @@ async def test_a_request_whose_client_left_is_not_computed() -> None:
     assert all(length == 1 for lengths in sums.passes for length in lengths)
 
 
-async def test_a_stop_answers_what_was_taken_and_takes_nothing_more() -> None:
+async def test_a_stop_answers_accepted_requests_and_accepts_no_more() -> None:
     sums = Sums()
     batcher = Batcher(sums, BatchLimits(max_padding=0), Series())
     computing = asyncio.create_task(batcher.run())

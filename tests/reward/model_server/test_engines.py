@@ -72,7 +72,7 @@ def test_texts_token_ids_and_chats_are_the_same_to_it(url: str) -> None:
     assert logits(input=[ids, ids]) == logits(input=[text, text]) == pytest.approx([expected, expected], abs=1e-5)
 
 
-def test_what_is_too_long_is_refused_not_cut(url: str) -> None:
+def test_a_text_that_is_too_long_is_refused_not_truncated(url: str) -> None:
     response = classify(url, input="x" * 257)
     assert response.status_code == 400
     assert "256" in response.json()["error"]["message"]

@@ -26,7 +26,7 @@ TEXTS = ["".join(DRAW.choices(string.ascii_letters, k=k)) for k in (1, 2, 3, 17,
 @pytest.mark.parametrize(
     ("kind", "packs"), [("decoder", True), ("windows", True), ("capped", False), ("encoder", False)]
 )
-def test_a_mixed_pass_gives_each_sequence_what_it_has_alone(
+def test_a_mixed_pass_gives_each_sequence_the_score_that_it_has_alone(
     model_folder: Folder, plain_logits: Plain, kind: str, packs: bool
 ) -> None:
     classifier = Classifier(ModelSettings(str(model_folder(kind)), dtype="float32"))
@@ -66,7 +66,7 @@ REFUSED = [([], "no tokens"), ([1] * 257, "257 tokens, the model takes 256"), ([
 
 
 @pytest.mark.parametrize(("tokens", "words"), REFUSED)
-def test_what_no_pass_could_compute_is_refused(model_folder: Folder, tokens: list[int], words: str) -> None:
+def test_a_sequence_longer_than_a_pass_is_refused(model_folder: Folder, tokens: list[int], words: str) -> None:
     classifier = Classifier(ModelSettings(str(model_folder("decoder")), dtype="float32"))
     with pytest.raises(DataError, match=words):
         classifier.check(tokens)

@@ -32,7 +32,7 @@ class Gated(Classifier):
         return super().logits(sequences)
 
 
-async def test_a_stop_answers_what_was_taken_and_refuses_the_rest(model_folder: Callable[[str], Path]) -> None:
+async def test_a_stop_answers_accepted_requests_and_refuses_the_rest(model_folder: Callable[[str], Path]) -> None:
     classifier = Gated(ModelSettings(str(model_folder("decoder")), dtype="float32"))
     stop, port = asyncio.Event(), free_port()
     serving = asyncio.create_task(serve(classifier, Address("127.0.0.1", port, "tiny"), BatchLimits(), stop))

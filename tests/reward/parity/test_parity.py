@@ -62,7 +62,7 @@ def test_results_are_verls_where_verl_has_one(results: list[Result]) -> None:
     assert different == []
 
 
-def test_what_comes_with_a_result_is_verls(results: list[Result]) -> None:
+def test_extras_of_a_result_equal_those_of_verl(results: list[Result]) -> None:
     compared = 0
     for row, (_, extra) in zip(ROWS, results, strict=True):
         if "acc" in row["verl"]:

@@ -85,7 +85,7 @@ def test_work_whose_first_end_was_ignored_is_ended_again(monkeypatch: pytest.Mon
         finalise()
 
 
-def test_what_math_verify_has_not_shown_within_its_limit_is_not_so(make_sample: MakeSample) -> None:
+def test_an_answer_that_math_verify_cannot_confirm_within_its_limit_is_wrong(make_sample: MakeSample) -> None:
     assert verified(r"\boxed{1}", "1")  # imports SymPy
     sample = make_sample(r"\boxed{(x+1)^3 (x+2)^2}", ground_truth="x^5 + 7x^4 + 19x^3 + 25x^2 + 16x + 4")
     gc.disable()  # Hypothesis has a callback there, where Python would ignore the end

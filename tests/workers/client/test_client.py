@@ -93,7 +93,7 @@ async def test_a_client_that_died_is_followed_by_one_of_the_same_session(start_s
         assert sorted(e[b"group"].split(b":")[2] for _, e in events) == sorted(b"n%d" % i for i in range(10))
 
 
-async def test_what_was_yielded_and_left_by_a_break_does_not_come_twice(start_service: Any) -> None:
+async def test_a_result_yielded_before_a_break_is_not_yielded_twice(start_service: Any) -> None:
     async with start_service() as service, service.client(session="breaks") as client:
         await client.submit(samples(5))
         first = await anext(client.results())

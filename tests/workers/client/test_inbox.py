@@ -46,7 +46,7 @@ def test_a_group_left_in_the_middle_is_not_handled() -> None:
     assert inbox.to_acknowledge() == []
 
 
-def test_what_was_acknowledged_and_reappears_is_acknowledged_again_and_not_yielded() -> None:
+def test_an_acknowledged_result_that_reappears_is_acknowledged_again_and_not_yielded() -> None:
     inbox = Inbox()
     take(inbox, group("g", "1-1"))
     inbox.next()

@@ -37,7 +37,7 @@ async def test_a_gateway_that_is_killed_and_restarted_loses_nothing(start_servic
             assert [each.score for each in await scoring] == [float(i % 2) for i in range(COUNT)]
 
 
-async def test_another_gateway_answers_what_one_has_accepted(start_service: Any, start_gateway: Any) -> None:
+async def test_a_sample_accepted_by_one_gateway_is_answered_by_another(start_service: Any, start_gateway: Any) -> None:
     async with start_service(workers=0) as service:
         async with start_gateway(service) as one, one.client(timeout_s=0.5) as client:
             with pytest.raises(UnavailableError):

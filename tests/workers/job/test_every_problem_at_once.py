@@ -64,7 +64,7 @@ def test_rules_about_a_broken_field_are_not_guessed_at(
     assert [problem.field for problem in problems_of(job)] == ["spec.algorithm.promptsPerStep"]
 
 
-def test_an_empty_spec_tells_only_what_is_missing_first(problems_of: Callable[[str], list[Problem]]) -> None:
+def test_an_empty_spec_reports_only_missing_sections(problems_of: Callable[[str], list[Problem]]) -> None:
     job = "{apiVersion: plaudit.dev/v1alpha1, kind: RLJob, metadata: {name: a}, spec: {}}"
     assert [str(problem) for problem in problems_of(job)] == ["spec.reward: is missing. Add reward: …"]
 

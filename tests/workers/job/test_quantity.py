@@ -18,6 +18,6 @@ def test_a_quantity_is_a_number(written: object, number: str):
 
 
 @pytest.mark.parametrize("written", ["", "much", "1 Gi", "-1", "1GiB", "٣", "1e99999999"])
-def test_what_is_no_quantity_is_rejected_with_its_value(written: str):
+def test_an_invalid_quantity_is_rejected_with_its_value(written: str):
     with pytest.raises(ValueError, match="is no quantity"):
         quantity(written)

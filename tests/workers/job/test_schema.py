@@ -80,7 +80,7 @@ def test_no_field_may_be_null() -> None:
     assert "null" not in str(job_schema())
 
 
-def test_editors_accept_what_is_valid_and_refuse_what_is_not(
+def test_editors_accept_valid_jobs_and_refuse_others(
     validator: jsonschema.Draft202012Validator, changed: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> None:
     assert validator.is_valid(changed({}))

@@ -25,7 +25,7 @@ Change = Callable[[dict[str, Any]], dict[str, Any]]
         ),
     ],
 )
-def test_what_has_no_machinery_yet_is_refused_plainly(changed: Change, fields: dict[str, Any], words: str) -> None:
+def test_unimplemented_features_are_refused(changed: Change, fields: dict[str, Any], words: str) -> None:
     (problem,) = unsupported(parse_job(changed(fields)))
     assert str(problem).startswith(words)
 
@@ -55,7 +55,7 @@ def test_a_sink_that_is_not_installed_is_refused_before_anything_starts(
     assert str(problem).startswith("spec.trainer.sinks[1]: wandb is not installed")
 
 
-def test_a_usual_job_is_not_refused_and_nothing_of_it_is_ignored(small_job: str, changed: Change) -> None:
+def test_a_usual_job_is_accepted_without_ignored_fields(small_job: str, changed: Change) -> None:
     job = parse_job(changed({"trainer.sinks": ["tensorboard"], "rollout.agent": {"kind": "singleTurn"}}))
     assert unsupported(job) == []
     assert ignored(job) == []

@@ -55,7 +55,7 @@ def test_fields_rules_files_imports_and_arguments_are_one_list(
     assert "has no parameter 'typo'" in found[2]
 
 
-def test_what_plaudit_run_does_not_support_is_a_problem(
+def test_a_feature_that_plaudit_run_lacks_is_a_problem(
     write_job: Callable[..., Path],
     changed: Callable[[dict[str, Any]], dict[str, Any]],
     capsys: pytest.CaptureFixture[str],

@@ -32,7 +32,7 @@ def test_a_section_becomes_a_command_line(fields: dict[str, Any], expected: str)
     assert command(**fields) == expected
 
 
-def test_what_is_set_is_passed_on_and_own_arguments_win() -> None:
+def test_settings_are_passed_on_and_own_arguments_win() -> None:
     line = command(
         source="some/rm", revision="abc", maxModelLength=512, trustRemoteCode=True, arguments={"hf_overrides": {"a": 1}}
     )

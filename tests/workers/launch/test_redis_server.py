@@ -30,7 +30,7 @@ def test_it_asks_for_a_password(tmp_path: Path) -> None:
         stranger.ping()
 
 
-def test_a_killed_server_comes_back_with_what_it_had_at_the_same_address(tmp_path: Path) -> None:
+def test_a_killed_server_restarts_with_its_data_at_the_same_address(tmp_path: Path) -> None:
     with RedisServer(tmp_path, persistence="always") as server:
         url = server.url
         with client(server) as before:

@@ -69,7 +69,7 @@ def stored(tmp_path: Path) -> Any:
     return store
 
 
-def test_other_scorers_are_compared_with_what_was_stored(
+def test_other_scorers_are_compared_with_the_stored_scores(
     job: Any, stored: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stored("step-000001-i1.parquet", ("t-0-1.0", 0, "rolled back", 0.0))

@@ -159,7 +159,7 @@ def test_a_trajectory_that_begins_with_an_observation_is_covered_from_token_0() 
         (Trajectory([1, 2], [0.0, 0.0], [1, 1], [(1, 1, 0)]), "token 0"),
     ],
 )
-def test_what_cannot_be_published_is_named(trajectory, problem) -> None:
+def test_an_unpublishable_sample_is_named(trajectory, problem) -> None:
     assert problem in trajectory.problem()
 
 

@@ -80,7 +80,7 @@ def test_spans_cover_every_sample_from_its_first_token_in_order(num_tokens, max_
     asyncio.run(check())
 
 
-async def test_a_drained_switch_waits_for_what_runs_and_holds_back_what_is_new() -> None:
+async def test_a_drained_switch_waits_for_running_requests_and_holds_back_new_ones() -> None:
     engine = ScriptedEngine(Script(Constant(0.2), Constant(50)))
     await engine.load_weights(NOWHERE, V0)
     old = start(engine)

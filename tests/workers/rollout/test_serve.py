@@ -116,7 +116,7 @@ async def test_a_stopped_follower_stays_until_its_leader_has_drained() -> None:
         (SCRIPTED, "{kind: custom, path: absent.py, class: Mine}", "absent.py"),
     ],
 )
-async def test_what_cannot_work_is_refused_before_anything_is_opened(settings, engine, agent, message) -> None:
+async def test_an_unworkable_job_is_refused_before_anything_is_opened(settings, engine, agent, message) -> None:
     with pytest.raises(RefusedError, match=message):
         await serve(settings(engine, agent, redis=RedisAddress("redis://127.0.0.1:1/0")), asyncio.Event())
 

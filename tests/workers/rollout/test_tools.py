@@ -248,7 +248,7 @@ MISHAPS = [
 """Turn of the policy, what it reads then, outcome of the call."""
 
 
-async def test_the_model_reads_what_went_wrong_and_goes_on(open_agent, hold) -> None:
+async def test_the_model_reads_the_error_of_a_tool_and_continues(open_agent, hold) -> None:
     async with open_agent(result_tokens=130, turns=20) as agent:
         _, (body,) = await hold(agent, *(turn for turn, _, _ in MISHAPS), "Well.")
         results = [message["content"] for message in body.sample.completion if message["role"] == "tool"]

@@ -154,7 +154,7 @@ async def test_recompute_samples_the_rest_as_if_the_new_weights_had_read_it_all(
         assert sample.num_preempted == 0
 
 
-async def test_drain_ends_what_runs_under_the_old_weights_first(bench, tiny_models, reference):
+async def test_drain_first_completes_requests_under_the_old_weights(bench, tiny_models, reference):
     old = await bench.load(tiny_models[1])
     running = [bench.submit(seed=seed, max_tokens=200) for seed in range(4)]
     await bench.a_while()
@@ -169,7 +169,7 @@ async def test_drain_ends_what_runs_under_the_old_weights_first(bench, tiny_mode
     assert close(reference(tiny_models[2], PROMPT, sample.response_ids), sample.logprobs)
 
 
-async def test_what_has_not_begun_at_a_switch_begins_under_the_new_weights_alone(bench, tiny_models, reference):
+async def test_a_request_queued_at_a_switch_runs_under_the_new_weights_only(bench, tiny_models, reference):
     await bench.load(tiny_models[1])
     tasks = [bench.submit(seed=seed, max_tokens=100) for seed in range(40)]  # 16 run at a time
     await bench.a_while()
@@ -298,7 +298,7 @@ def publishable(model, folder, reference):
     return folder, [*PROMPT], reference(model, PROMPT[:1], PROMPT[1:])
 
 
-async def test_a_worker_publishes_what_the_engine_sampled(
+async def test_a_worker_publishes_the_tokens_of_the_engine(
     bench, vllm_run, tiny_models, reference, probe_file, tmp_path
 ):
     folder, ids, logprobs = publishable(tiny_models[1], tmp_path / "published", reference)

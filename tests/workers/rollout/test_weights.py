@@ -51,7 +51,7 @@ async def test_an_announced_version_is_loaded_once(run) -> None:
     assert engine.loaded == [(4, str(version))]
 
 
-async def test_a_lower_version_is_loaded_too_when_it_is_what_is_announced(run) -> None:
+async def test_a_lower_version_is_loaded_when_it_is_announced(run) -> None:
     engine = Recording()
     weights = follower(run, engine)
     await run.announce(9)
@@ -61,7 +61,7 @@ async def test_a_lower_version_is_loaded_too_when_it_is_what_is_announced(run) -
     assert weights.held == lower
 
 
-async def test_files_that_are_not_what_was_announced_are_not_loaded(run) -> None:
+async def test_files_that_differ_from_the_announcement_are_not_loaded(run) -> None:
     engine = Recording()
     weights = follower(run, engine)
     await run.announce(0, digest="0" * 64)

@@ -118,7 +118,7 @@ class Counting(ScriptedEngine):
             self.unfinished -= 1
 
 
-async def test_a_redelivered_prompt_generates_only_what_is_missing_and_the_same_again(run, start_worker) -> None:
+async def test_a_redelivered_prompt_generates_only_its_missing_samples_with_the_same_result(run, start_worker) -> None:
     await run.announce(0)
     await run.admit("t-0-1.0", n=6, seed=40)
     async with start_worker(HalfDead(Script()), name="rollout-0", drain_grace_s=0.0):
@@ -149,7 +149,7 @@ class HangsOnSecond(SingleTurn):
         return await super().run(prompt, generate)
 
 
-async def test_a_stopped_worker_finishes_what_it_can_and_hands_the_rest_back(run, start_worker, eventually) -> None:
+async def test_a_stopped_worker_finishes_samples_in_time_and_releases_the_rest(run, start_worker, eventually) -> None:
     await run.announce(0)
     await run.admit("t-0-1.0", n=1)
     await run.admit("t-1-1.0", n=1)
@@ -240,7 +240,7 @@ async def test_a_broken_engine_ends_the_worker_and_its_prompts_are_free_at_once(
         await run.published("t-0-1.0", 2)
 
 
-async def test_what_one_worker_has_no_room_for_another_takes(run, start_worker) -> None:
+async def test_a_prompt_without_room_in_one_worker_goes_to_another(run, start_worker) -> None:
     await run.announce(0)
     for number in range(8):
         await run.admit(f"t-{number}-1.0", n=4)

@@ -68,7 +68,7 @@ def context(redis_server: RedisServer, run_name: str) -> Callable[..., BuildCont
     return lambda reward, worker="reward-0": BuildContext(reward, worker, run_name, address)
 
 
-async def test_workers_of_a_run_share_a_budget_and_report_what_they_used(
+async def test_workers_of_a_run_share_a_budget_and_report_their_use(
     make_reward: Make, judge: Make, server: Any, context: Make, transport: Transport, run_name: str
 ) -> None:
     reward = make_reward([judge(limits={"requestsPerMinute": 3})])

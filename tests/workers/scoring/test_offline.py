@@ -208,7 +208,7 @@ def test_parquet_without_responses_names_its_columns(
     assert "has no column response or responses (it has prompt)" in capsys.readouterr().err
 
 
-def test_what_a_reward_function_prints_and_its_reasons_are_shown(score: Score, tmp_path: Path) -> None:
+def test_the_output_and_reasons_of_a_reward_function_are_shown(score: Score, tmp_path: Path) -> None:
     rewards = tmp_path / "rewards.py"
     rewards.write_text(
         "import sys, warnings\n"

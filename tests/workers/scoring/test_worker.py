@@ -122,7 +122,7 @@ async def test_the_worker_tells_that_it_lives(make_reward: Make, run_worker: Mak
     assert (record.worker, record.role, record.slots, record.busy) == ("reward-0", "reward", 7, 0)
 
 
-async def test_a_stopped_worker_finishes_what_ends_soon_and_hands_the_rest_back(
+async def test_a_stopped_worker_finishes_samples_that_end_soon_and_releases_the_rest(
     make_reward: Make, make_feed: Make, run_worker: Make, transport: Transport
 ) -> None:
     scorer = {"name": "mine", "function": "compute_score", "isolation": "thread"}

@@ -238,7 +238,7 @@ DENIED = {
 @pytest.mark.parametrize(
     ("user", "what"), [(user, what) for what, (_, denied) in DENIED.items() for user in sorted(denied)]
 )
-async def test_what_a_role_is_denied(guarded: dict[str, RedisAddress], user: str, what: str) -> None:
+async def test_a_role_is_denied_other_commands(guarded: dict[str, RedisAddress], user: str, what: str) -> None:
     prefix = f"plaudit:{{{RUN}}}:"
     command = [part.replace("{}", prefix) for part in DENIED[what][0]]
     client = guarded[user].client(timeout_s=5.0, retries=0)

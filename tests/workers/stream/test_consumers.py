@@ -49,7 +49,7 @@ async def test_a_worker_that_wakes_after_its_lease_learns_which_samples_it_lost(
     assert [delivery.lost.is_set() for delivery in frozen] == [d.entry_id == taken[0].entry_id for d in frozen]
 
 
-async def test_what_a_worker_has_lost_and_still_works_on_does_not_come_a_second_time(run: Any) -> None:
+async def test_an_entry_that_a_worker_lost_and_still_works_on_is_not_delivered_to_it_again(run: Any) -> None:
     await run.published(n=1)
     other = run.another(run.samples, "reward-1")
     await other.reclaim(1, lease_s=0.0)

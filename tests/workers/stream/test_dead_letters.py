@@ -89,7 +89,7 @@ async def test_a_group_that_has_ended_takes_nothing_back(
     assert not await letters.drop(letter)
 
 
-async def test_a_retried_prompt_generates_what_was_not_published(run: Any, make: Any, transport: Transport) -> None:
+async def test_a_retried_prompt_generates_its_unpublished_samples(run: Any, make: Any, transport: Transport) -> None:
     prompt = await run.admitted(n=3)
     await publish(transport, prompt, 1, make.body(prompt.payload, 1))
     await dead_letter(transport, prompt, REASON)

@@ -9,7 +9,7 @@ import msgspec
 from plaudit_workers.stream.worker.commits import commit
 
 
-async def test_past_the_deadline_of_its_group_scorers_a_sample_keeps_what_it_has_alone(run: Any, make: Any) -> None:
+async def test_past_the_deadline_of_its_group_scorers_a_sample_keeps_its_own_score(run: Any, make: Any) -> None:
     await run.start(has_group_scorers=True, group_scoring_deadline_s=0.0)
     first, second = await run.published(n=2)
     await commit(run.transport, first, msgspec.structs.replace(make.score(1.0), alone=0.5))

@@ -77,7 +77,7 @@ async def test_a_judges_budget_waits_for_its_functions_too(server: OwnRedis) -> 
     await budget.close()
 
 
-async def test_a_user_who_may_load_the_functions_does_so_whenever_they_are_missing(server: OwnRedis) -> None:
+async def test_a_user_with_permission_loads_missing_functions(server: OwnRedis) -> None:
     transport = await Transport.open(address(server, "wide"), RUN)
     with Redis(port=server.port, username=ADMIN, password="word") as admin:
         admin.flushall()
@@ -87,7 +87,7 @@ async def test_a_user_who_may_load_the_functions_does_so_whenever_they_are_missi
     await transport.close()
 
 
-async def test_a_user_of_an_external_redis_who_may_not_is_refused_with_what_to_allow(server: OwnRedis) -> None:
+async def test_a_user_without_permission_on_an_external_redis_is_refused_with_the_rule_to_add(server: OwnRedis) -> None:
     rules = re.escape("+@all -@dangerous +info +fcall +function|load")
     with pytest.raises(RefusedError, match=rf"lacks the functions {LIBRARY.name}.* these rules: ~plaudit:.*{rules}"):
         await Transport.open(address(server, "narrow"), RUN, stop=asyncio.Event())

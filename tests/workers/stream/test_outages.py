@@ -125,7 +125,7 @@ async def test_a_group_that_reappears_is_ended_as_it_was_and_never_handed_out(ru
     assert (await run.trainer.counters())["trained"] == 1
 
 
-async def test_a_full_redis_delays_publication_and_never_refuses_what_frees_it(
+async def test_a_full_redis_delays_publication_and_accepts_commands_that_free_memory(
     tmp_path: Path, run_name: str, make: Any
 ) -> None:
     with RedisServer(tmp_path, max_memory_bytes=12 << 20) as server:

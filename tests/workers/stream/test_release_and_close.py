@@ -60,7 +60,7 @@ async def test_a_group_is_closed_once(run: Any) -> None:
     assert (counters["trained"], counters["open:train"]) == (1, 0)
 
 
-async def test_closing_an_open_group_ends_what_workers_hold_of_it(run: Any, make: Any, transport: Transport) -> None:
+async def test_closing_an_open_group_ends_its_claimed_samples(run: Any, make: Any, transport: Transport) -> None:
     prompt = await run.admitted(n=2)
     await publish(transport, prompt, 0, make.body(prompt.payload, 0))
     [sample] = await run.samples.take(1)

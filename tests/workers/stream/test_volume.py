@@ -37,7 +37,7 @@ async def test_a_stored_record_is_read_again_until_its_group_is_forgotten(folder
         await volume.load(stored)
 
 
-async def test_the_trainer_deletes_what_ended_groups_left_and_keeps_the_open_ones(folder: Path) -> None:
+async def test_the_trainer_deletes_leftovers_of_ended_groups_and_keeps_open_ones(folder: Path) -> None:
     volume = SpillFolder(folder, kept_s=0.0)
     for group in ("t-0-1.0", "t-1-1.0"):
         await volume.store(group, "prompt", RECORD)

@@ -35,7 +35,7 @@ def test_one_group_by_hand(name, expected):
     assert estimate(name, [0, 1, 2, 5], [0, 0, 0, 0]) == pytest.approx(expected, abs=2e-6)
 
 
-def test_grpo_is_what_torch_computes_group_by_group():
+def test_grpo_equals_torch_group_by_group():
     scores, group = [0.3, 1.0, 0.1, 0.7, 0.0, 1.0], [0, 1, 0, 1, 0, 1]
     found = estimate("grpo", scores, group)
     for number in (0, 1):

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from plaudit_wire.messages import PolicyVersion
+from plaudit_wire.messages import PolicyVersion, decode_body, encode_body
 from plaudit_workers.training.model.batch import make_batch
 
 
@@ -71,3 +71,14 @@ def test_nothing_scored_makes_an_empty_batch(make_groups):
     assert batch.sequences == ()
     assert batch.statistics["training/samples"] == 2
     assert "critic/score/mean" not in batch.statistics
+
+
+def test_a_sample_whose_agent_changed_the_prompt_is_trained_on_that_prompt(make_groups):
+    group = make_groups([[0.0, 1.0]])[0]
+    changed = np.array([7, 8, 9], "<i4").tobytes()
+    encoded = encode_body(msgspec.structs.replace(group.samples[1].body, prompt_ids=changed))
+    body = decode_body(encoded.tensors, encoded.sample, encoded.generation)
+    samples = [group.samples[0], msgspec.structs.replace(group.samples[1], body=body)]
+    first, second = make_batch([msgspec.structs.replace(group, samples=samples)], "grpo", 1.0).sequences
+    assert first.prompt_ids.tobytes() == group.prompt.prompt_ids
+    assert second.prompt_ids.tolist() == [7, 8, 9]

@@ -149,7 +149,7 @@ def test_validation_keeps_the_order_of_the_file_and_the_length_limit(tmp_path, t
 
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
 @pytest.mark.parametrize("column", ["data_source", "prompt", "reward_model"])
-def test_a_missing_column_is_named_with_the_file_and_what_to_do(tmp_path, tokenizer, suffix, column):
+def test_a_missing_column_is_named_with_the_file_and_the_remedy(tmp_path, tokenizer, suffix, column):
     rows = [{name: value for name, value in row(0).items() if name != column} | {"question": "?"}]
     path = write(tmp_path, rows, suffix)
     with pytest.raises(RefusedError, match=rf"data{suffix}.*column '{column}' is missing \(found: .*question"):

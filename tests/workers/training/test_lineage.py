@@ -49,7 +49,7 @@ def test_a_checkpoint_that_a_replaced_trainer_saved_late_is_ruled_out() -> None:
     assert not Lineage().rules_out(PolicyVersion(1, 4))  # its file was deleted: every checkpoint counts
 
 
-def test_a_run_that_began_anew_without_a_checkpoint_keeps_what_the_first_policy_sampled() -> None:
+def test_a_run_restarted_without_a_checkpoint_keeps_samples_of_the_first_policy() -> None:
     lineage = Lineage({1: PolicyVersion(0, 0), 2: PolicyVersion(0, 0)})
     assert lineage.survives(PolicyVersion(1, 0), PolicyVersion(2, 0))
     assert not lineage.survives(PolicyVersion(1, 1), PolicyVersion(2, 3))
@@ -151,7 +151,7 @@ def test_validation_groups_are_never_gone_on_with(found: Found) -> None:
     assert adoption.kept == []
 
 
-def test_what_ended_after_the_checkpoint_counts_as_rolled_back(found: Found) -> None:
+def test_groups_that_ended_after_the_checkpoint_count_as_rolled_back(found: Found) -> None:
     ledger = ledger_at(8, 6, 7)
     bring_up_to_date(ledger, adopt(SCHEDULE, 1, ledger, [found(6), found(12)], any_version), ended_since=3)
     # 7 ended since and was known; 12 was admitted since and cannot be used; three more came and went.

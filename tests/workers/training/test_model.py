@@ -91,7 +91,7 @@ ROPE_AND_CHUNKS = [
 
 
 @pytest.mark.parametrize(("config", "part"), ROPE_AND_CHUNKS)
-def test_what_depends_on_the_longest_sequence_of_a_row_is_refused_beyond_its_limit(config, part):
+def test_positions_that_depend_on_the_longest_sequence_are_refused_beyond_its_limit(config, part):
     model = AutoModelForCausalLM.from_config(config)
     refuse_long_packed(model, 16)
     with pytest.raises(RefusedError, match=rf"{part} cannot be trained on sequences of more than 16 tokens"):

@@ -83,7 +83,7 @@ def test_the_newest_two_and_those_in_use_stay(tmp_path):
     assert published_versions(tmp_path) == [PolicyVersion(1, 1), PolicyVersion(2, 3), PolicyVersion(2, 4)]
 
 
-def test_pruning_what_was_never_published_does_nothing(tmp_path):
+def test_pruning_unpublished_weights_has_no_effect(tmp_path):
     publish_empty(tmp_path, "1.0", "1.1")
     assert prune_weights(tmp_path) == []
     assert prune_weights(tmp_path / "absent") == []

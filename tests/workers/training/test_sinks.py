@@ -53,7 +53,7 @@ def test_tensorboard_gets_every_figure(tmp_path):
     assert set(events.Tags()["scalars"]) == {"reward/mean", "actor/lr"}
 
 
-def test_tensorboard_forgets_what_a_resume_rolled_back(tmp_path):
+def test_tensorboard_drops_steps_that_a_resume_rolled_back(tmp_path):
     for steps, incarnation in (((1, 2, 3), 1), ((2, 3), 2)):
         sinks = Sinks(tmp_path, ["tensorboard"])
         for step in steps:

@@ -42,7 +42,7 @@ def test_one_row_a_sample_with_texts_scores_times_and_versions(make_groups, tmp_
     assert (first["version_max"], json.loads(first["version_spans_json"])) == (0, [[0, 1, 0]])
 
 
-def test_what_a_scorer_returned_besides_its_value_has_columns_of_its_own(make_groups, tmp_path):
+def test_extras_of_a_scorer_have_columns(make_groups, tmp_path):
     (group,) = make_groups([[0.25, 0.5]])
     extras = [{"acc": 1.0, "pred": "12", "mixed": 3.0}, {"acc": 0.0, "mixed": "text"}]
     samples = []

@@ -122,7 +122,7 @@ class ToolResult(msgspec.Struct, frozen=True, tag=True):
     id: int
     outcome: Literal["ok", "error"]
     text: str
-    """What the model sees."""
+    """The text that the model sees."""
     seconds: float
     reward: float | None = None
     """The reward that the tool returned."""

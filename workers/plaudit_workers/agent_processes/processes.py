@@ -40,7 +40,7 @@ logger = get_logger(__name__)
 
 _LOAD_WITHIN_S = 300.0
 _STATUS_WITHIN_S = 2.0
-"""How long the template may take to report the exit code of a process whose connection closed."""
+"""Seconds that the template may take to report the exit code of a process whose connection closed."""
 _MOST_BYTES = 64 << 20
 """A process that sends more without completing a message is killed."""
 _FULL_PAUSE_S = 0.002

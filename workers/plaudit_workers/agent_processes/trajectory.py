@@ -48,6 +48,10 @@ class Trajectory:
     version_spans: list[VersionSpan] = field(default_factory=list)
     """(first token, incarnation, number); begins with token 0 when ``T`` > 0."""
     finish_reason: str = "stop"
+    prompt_ids: list[int] = field(default_factory=list)
+    """[P] where the agent changed the prompt; empty: the prompt's own."""
+    prompt_messages: list[dict[str, Any]] = field(default_factory=list)
+    """The changed prompt as chat messages, for the scorers; empty: the prompt's own."""
     response: str | None = None
     """The text for the scorers; None: the decoded ``response_ids``."""
     messages: list[dict[str, Any]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What ``GET /v1/service`` reports."""
+"""Build the response of ``GET /v1/service``."""
 
 from __future__ import annotations
 

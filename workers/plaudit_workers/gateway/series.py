@@ -1,4 +1,4 @@
-"""The Prometheus series of a gateway. Labels are callers (the names of tokens) and fixed words, so they stay few."""
+"""The Prometheus series of a gateway. Labels are callers (the names of tokens) and fixed values, so they stay few."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Tokens:
             self._digests = self._read_again() or self._digests
         given = _digest(_token(authorization))
         found = None
-        for caller, digest in self._digests.items():  # all of them: the time tells nothing about the match
+        for caller, digest in self._digests.items():  # all of them: the time must not depend on the match
             if hmac.compare_digest(given, digest):
                 found = caller
         return found

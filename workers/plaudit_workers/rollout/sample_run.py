@@ -94,7 +94,7 @@ class SampleRun:
         return GenerationRecord(
             worker=worker,
             generate_s=sum(turn.generate_s for turn in self._turns),
-            prompt_tokens=len(self._prompt.prompt_ids) // 4,
+            prompt_tokens=len(trajectory.prompt_ids) or len(self._prompt.prompt_ids) // 4,
             response_tokens=len(trajectory.response_ids),
             version_min=min(versions).number,
             version_max=max(versions).number,
@@ -131,11 +131,11 @@ def sample_body(
         group=prompt.group,
         index=index,
         data_source=prompt.data_source,
-        prompt=prompt.prompt,
+        prompt=decode(trajectory.prompt_ids) if trajectory.prompt_ids else prompt.prompt,
         response=response,
         ground_truth=prompt.ground_truth,
         extra_info=prompt.extra_info,
-        messages=prompt.messages,
+        messages=trajectory.prompt_messages or prompt.messages,
         response_tokens=len(trajectory.response_ids),
         max_tokens=prompt.sampling.max_tokens,
         finish_reason=trajectory.finish_reason,
@@ -153,4 +153,5 @@ def sample_body(
         version_spans=trajectory.version_spans,
         generation=generation,
         sample=sample,
+        prompt_ids=np.asarray(trajectory.prompt_ids, "<i4").tobytes(),
     )

@@ -43,7 +43,7 @@ def assert_whole(simulation: Any, policy: Any, positions: Any, num_prompts: int,
     ("staleness", "mini_batches", "order"),
     [(0, 1, "step"), (0, 4, "step"), (1, 4, "step"), (2, 1, "step"), (2, 4, "ready")],
 )
-async def test_a_trainer_that_is_killed_again_and_again_trains_what_an_undisturbed_one_does(
+async def test_a_trainer_that_is_killed_repeatedly_trains_the_same_samples_as_an_undisturbed_one(
     simulation: Any, make_plan: MakePlan, positions: Any, staleness: int, mini_batches: int, order: str
 ) -> None:
     plan = make_plan(steps=8, staleness=staleness, mini_batches=mini_batches, order=order, checkpoint_every_steps=3)

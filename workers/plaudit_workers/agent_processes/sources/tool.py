@@ -11,7 +11,7 @@ class Answer(NamedTuple):
     """The result of one call."""
 
     text: str
-    """What the model sees."""
+    """The text that the model sees."""
     reward: float | None = None
 
 

@@ -198,6 +198,18 @@ def _ranks(spec: Spec) -> Iterator[Problem]:
         )
 
 
+def _lora(spec: Spec) -> Iterator[Problem]:
+    if spec.trainer.lora is None:
+        return
+    if spec.rollout.in_flight == "recompute":
+        yield Problem(
+            "spec.rollout.inFlight",
+            "is recompute, but with trainer.lora samples finish under the adapter that began them",
+            "Set inFlight to continue, or to drain if samples of two versions must not run at once",
+            also=("spec.trainer.lora",),
+        )
+
+
 def _redis_memory(spec: Spec) -> Iterator[Problem]:
     if spec.transport.url:
         return
@@ -346,6 +358,7 @@ _TRAINING: tuple[Rule, ...] = (
     _temperature,
     _agent,
     _ranks,
+    _lora,
     group_problems,
     gpu_problems,
     _redis_memory,

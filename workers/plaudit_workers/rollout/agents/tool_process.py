@@ -20,7 +20,7 @@ class CallEnd:
 
     outcome: CallOutcome
     text: str
-    """What the model reads."""
+    """The text that the model reads."""
     call_s: float = 0.0
     """Seconds from the request to the answer."""
     wait_s: float = 0.0

@@ -57,7 +57,7 @@ class VllmEngine:
         return cls(VllmSettings.from_job(job, member))
 
     async def start(self) -> None:
-        """Build the engine in its thread; its weights are random until the first ``load_weights``."""
+        """Build the engine in its thread; it samples nothing before the first ``load_weights``."""
         self._loop = asyncio.get_running_loop()
         started: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, args=(started,), name="vllm", daemon=True)
@@ -137,6 +137,7 @@ class VllmEngine:
         import torch
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        from plaudit_workers.rollout.engines.adapters import EngineAdapters
         from plaudit_workers.rollout.engines.vllm_loop import VllmLoop
 
         if is_cpu_build():
@@ -146,9 +147,13 @@ class VllmEngine:
         engine = LLMEngine.from_engine_args(arguments)
         # Each finished request keeps its times; vLLM's own Prometheus series would cost 5 % of a small model's speed.
         engine.logger_manager = None
-        return VllmLoop(
-            engine, lambda answers: self._post(partial(resolve, answers)), untied=is_untied(arguments)
-        ), engine.get_tokenizer()
+        loop = VllmLoop(
+            engine,
+            lambda answers: self._post(partial(resolve, answers)),
+            untied=is_untied(arguments),
+            adapters=EngineAdapters(engine) if arguments.enable_lora else None,
+        )
+        return loop, engine.get_tokenizer()
 
     def _post(self, callback: Callable[[], None]) -> None:
         assert self._loop is not None

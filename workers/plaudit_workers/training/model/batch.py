@@ -122,7 +122,7 @@ def _sequence(sample: _Scored, advantage: float) -> TrainingSequence:
     return TrainingSequence(
         group=sample.group.id,
         index=sample.index,
-        prompt_ids=np.frombuffer(sample.group.prompt.prompt_ids, dtype="<i4"),
+        prompt_ids=np.frombuffer(body.prompt_ids or sample.group.prompt.prompt_ids, dtype="<i4"),
         response_ids=np.frombuffer(body.response_ids, dtype="<i4"),
         behaviour_logprobs=np.frombuffer(body.logprobs, dtype="<f4"),
         loss_mask=sample.loss_mask,
