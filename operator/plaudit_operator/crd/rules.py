@@ -113,6 +113,10 @@ RULES: dict[str, list[Rule]] = {
             "self.?kind.orValue('singleTurn') != 'custom' || (has(self.path) && has(self.class))",
             "kind custom needs path and class",
         ),
+        _rule(
+            "self.?kind.orValue('singleTurn') != 'environment' || has(self.url) != (has(self.path) && has(self.class))",
+            "kind environment needs either path and class, or url",
+        ),
     ],
     "rollout.agent.tools[]": [
         _rule("has(self.path) == has(self.function)", "path and function belong together: give both"),

@@ -60,16 +60,20 @@ async def open_agent(job: RLJob) -> AsyncIterator[Agent]:
     processes = AgentProcesses(sources_of(job))
     try:
         await processes.open()
-        yield CustomAgent(processes, agent.timeout_seconds) if agent.kind == "custom" else await _tools(job, processes)
+        if agent.kind == "custom" or processes.environment == "loop":
+            yield CustomAgent(processes, agent.timeout_seconds)
+        else:
+            yield await _conversations(job, processes)
     finally:
         await processes.close()
 
 
-async def _tools(job: RLJob, processes: AgentProcesses) -> Agent:
+async def _conversations(job: RLJob, processes: AgentProcesses) -> Agent:
     from plaudit_workers.rollout.engines.vllm_arguments import prepare_environment
 
     prepare_environment(job.spec.model.source)  # before anything imports torch
     from plaudit_workers.rollout.agents.chat.tool_calls import ToolCallParser
+    from plaudit_workers.rollout.agents.environment import EnvironmentAgent
     from plaudit_workers.rollout.agents.tools import ToolAgent, ToolLimits
     from plaudit_workers.tokenizer import ChatTemplate
 
@@ -77,7 +81,14 @@ async def _tools(job: RLJob, processes: AgentProcesses) -> Agent:
     schemas = [tool.schema for tool in tools]
     template = ChatTemplate.of_model(job.spec.model, schemas)
     parser = ToolCallParser(spec.tool_parser, template.tokenizer, schemas)
-    agent = ToolAgent(template, parser, processes, tools, ToolLimits.from_spec(spec))
-    if remark := agent.suffix.check(tools[0].name):
+    chat = (template, parser, processes, tools, ToolLimits.from_spec(spec))
+    agent = (
+        ToolAgent(*chat)
+        if spec.kind == "tools"
+        else EnvironmentAgent(
+            *chat, reads_text=processes.environment == "text", step_limit_s=spec.environment_timeout_seconds
+        )
+    )
+    if remark := agent.suffix.check(tools[0].name if tools else ""):
         logger.warning(remark)
     return agent

@@ -163,6 +163,12 @@ def _agent(spec: Spec) -> Iterator[Problem]:
         yield Problem(
             "spec.rollout.agent.path", "or class is missing; kind custom requires both", "Give path: … and class: …"
         )
+    if agent.kind == "environment" and bool(agent.url) == bool(agent.path and agent.class_name):
+        yield Problem(
+            "spec.rollout.agent.path",
+            "with class, or url is required for kind environment; exactly one of them",
+            "Give path: … and class: …, or url: …",
+        )
     for index, tool in enumerate(agent.tools):
         yield from _tool(f"spec.rollout.agent.tools[{index}]", tool)
 

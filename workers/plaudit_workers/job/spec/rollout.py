@@ -83,19 +83,20 @@ class ToolSpec(Section):
 class AgentSpec(Section):
     """The steps between the prompt and the finished sample."""
 
-    kind: Literal["singleTurn", "tools", "custom"] = "singleTurn"
+    kind: Literal["singleTurn", "tools", "environment", "custom"] = "singleTurn"
     """``singleTurn``: one generation. ``tools``: runs tool calls and appends their results until the model stops.
-    ``custom``: your class. Tools and classes run in processes of their own, one for each sample. Default singleTurn."""
+    ``environment``: a class of TRL, SkyRL or verl, or a server of OpenEnv or NeMo Gym. ``custom``: your class. Tools
+    and classes run in processes of their own, one for each sample. Default singleTurn."""
     max_concurrent_samples: int = Field(default=256, ge=0, le=100_000)
     """Samples of one worker that may wait for tools while others take their places in the engine
     (``engine.maxConcurrentSamples``). Default 256."""
     timeout_seconds: float = Field(default=1800.0, gt=0, le=86_400)
     """Seconds of one sample, generation included, after which it ends without a score. Default 1,800."""
     max_turns: int = Field(default=8, ge=1, le=1000)
-    """The most generations of one sample, for ``tools``. Default 8."""
+    """The most generations of one sample, for ``tools`` and ``environment``. Default 8."""
     max_turn_tokens: int | None = Field(default=None, ge=1, le=1_000_000)
-    """The most tokens of one turn, for ``tools``. Default: what ``sampling.maxTokens``, which counts all turns and tool
-    results, leaves."""
+    """The most tokens of one turn, for ``tools`` and ``environment``. Default: what ``sampling.maxTokens``, which
+    counts all turns and tool results, leaves."""
     max_calls_per_turn: int = Field(default=8, ge=1, le=1000)
     """The most tool calls of one turn, which run at the same time; further ones are answered with an error. Default 8.
     """
@@ -113,12 +114,23 @@ class AgentSpec(Section):
     """vLLM's parser of the model's tool calls, by name: ``hermes`` (Qwen2.5, Qwen3), ``llama3_json``, ``mistral``, …
     Default hermes."""
     tools: list[ToolSpec] = Field(default=[])
-    """The tools that the model may call, for ``tools``."""
+    """The tools that the model may call, for ``tools``; for ``environment`` beside its own."""
     path: FilePath = ""
-    """Python file of the agent, for ``custom``: relative to the job file; on Kubernetes a file of ``spec.files``, or an
-    absolute path on the volume or in the image."""
+    """Python file of the agent, for ``custom`` and ``environment``: relative to the job file; on Kubernetes a file of
+    ``spec.files``, or an absolute path on the volume or in the image."""
     class_name: str = Field(default="", alias="class")
-    """The class in it, with ``async def run(self, prompt, generate) -> Trajectory``, for ``custom``."""
+    """The class in it: for ``custom`` with ``async def run(self, prompt, generate) -> Trajectory``; for ``environment``
+    in the form of TRL (``reset``, methods as tools, ``get_reward``), of SkyRL's ``BaseTextEnv`` or of verl's
+    ``AgentLoopBase``."""
+    url: str = Field(default="", pattern=r"^(https?://.*)?$")
+    """URL of an OpenEnv server or of a resources server of NeMo Gym, for ``environment`` instead of ``path`` and
+    ``class``."""
+    arguments: Opaque = Field(default={})
+    """Arguments of the environment: of TRL's or verl's class, SkyRL's ``env_config``, OpenEnv's ``reset``, further
+    columns of NeMo Gym's rows. Default: none."""
+    environment_timeout_seconds: float = Field(default=60.0, gt=0, le=86_400)
+    """Seconds after which a call of the environment (reset, step, a method, the reward) is given up and its process
+    killed; the sample then ends without a score. Default 60."""
 
 
 class EngineOverrides(Section):
