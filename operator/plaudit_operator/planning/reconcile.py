@@ -148,7 +148,7 @@ class Reconciler:
         """Read the progress of a running job at most every 10 s, and again when the trainer is done."""
         if observed.ended or not observed.status.get("startTime"):
             return {}
-        done = any((job.get("status") or {}).get("completionTime") for job in observed.own("Job"))
+        done = any((job.get("status") or {}).get("completionTime") for job in observed.jobs_of("trainer"))
         now = self._clock()
         with self._lock:
             if not done and now - self._asked.get(observed.uid, 0.0) < PROGRESS_EVERY_S * 0.9:

@@ -13,17 +13,18 @@ from plaudit_workers.rollout.agents.agent import Agent
 from plaudit_workers.rollout.agents.custom import CustomAgent
 from plaudit_workers.rollout.agents.single_turn import SingleTurn
 from plaudit_workers.rollout.engines.protocol import Engine
+from plaudit_workers.rollout.replica import WHOLE, ReplicaMember
 
 logger = get_logger(__name__)
 
 
-def _vllm(job: RLJob) -> Engine:
+def _vllm(job: RLJob, member: ReplicaMember) -> Engine:
     from plaudit_workers.rollout.engines.vllm_engine import VllmEngine
 
-    return VllmEngine.from_job(job)
+    return VllmEngine.from_job(job, member)
 
 
-def _scripted(job: RLJob) -> Engine:
+def _scripted(job: RLJob, _: ReplicaMember) -> Engine:
     from plaudit_workers.rollout.engines.script import Script
     from plaudit_workers.rollout.engines.scripted import ScriptedEngine
 
@@ -37,12 +38,12 @@ def _scripted(job: RLJob) -> Engine:
     return ScriptedEngine(script, max_concurrent_samples=rollout.engine.max_concurrent_samples, tokenizer=tokenizer)
 
 
-ENGINES: dict[str, Callable[[RLJob], Engine]] = {"vllm": _vllm, "scripted": _scripted}
+ENGINES: dict[str, Callable[[RLJob, ReplicaMember], Engine]] = {"vllm": _vllm, "scripted": _scripted}
 
 
-def build_engine(job: RLJob) -> Engine:
-    """Build the engine of ``spec.rollout.engine``; it is not started."""
-    return ENGINES[job.spec.rollout.engine.kind](job)
+def build_engine(job: RLJob, member: ReplicaMember = WHOLE) -> Engine:
+    """Build the engine of ``spec.rollout.engine`` for the leader of a replica; it is not started."""
+    return ENGINES[job.spec.rollout.engine.kind](job, member)
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from plaudit_wire.limits import ADMISSION_MEMORY_SHARE, EVENTS_MEMORY_SHARE, INLINE_LIMIT_BYTES
 from plaudit_workers.job.problem import Problem
 from plaudit_workers.job.rules.failure_policy import failure_policy_problems
-from plaudit_workers.job.rules.pods import environment_problems, gpu_problems
+from plaudit_workers.job.rules.pods import environment_problems, gpu_problems, group_problems
 from plaudit_workers.job.rules.scorers import scorer_problems
 from plaudit_workers.job.spec.rljob import Spec
 from plaudit_workers.job.spec.rollout import ToolSpec
@@ -365,6 +365,7 @@ _TRAINING: tuple[Rule, ...] = (
     _agent,
     _ranks,
     _lora,
+    group_problems,
     gpu_problems,
     _redis_memory,
     _gang_or_queue,
