@@ -123,6 +123,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"rollout.sampling": {"temperature": 0}}, "temperature"),
     ({"rollout.agent": {"kind": "tools"}}, "tools"),
     ({"rollout.agent": {"kind": "custom"}}, "path"),
+    ({"rollout.agent": {"kind": "environment"}}, "path"),
     ({"rollout.agent": {"kind": "tools", "tools": [{"path": "t.py"}]}}, "function"),
     ({"rollout.agent": {"kind": "tools", "tools": [{"path": "t.py", "function": "f", "config": "c"}]}}, "exactly one"),
     ({"rollout.agent": {"kind": "tools", "tools": [{"mcp": {}}]}}, "url"),

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from plaudit_metrics.terminal.commands import report_arguments, steps_arguments, top_arguments, trace_arguments
+from plaudit_wire.records import OUTCOMES
 
 EXIT_REFUSED = 2
 EXIT_INTERRUPTED = 130
@@ -129,7 +130,13 @@ def _samples_arguments(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--failed", action="store_true", help="only samples without a score, with the reasons")
     which.add_argument("--lowest", action="store_true", help="the samples with the lowest scores")
+    which.add_argument("--outcome", choices=OUTCOMES, default="", help="only samples whose scoring ended so")
     parser.add_argument("--step", type=_positive, metavar="N", help="only samples of this step")
+    parser.add_argument("--lowest-score", type=float, metavar="X", help="only samples with at least this score")
+    parser.add_argument("--highest-score", type=float, metavar="X", help="only samples with at most this score")
+    parser.add_argument("--data-source", default="", metavar="NAME", help="only samples of this data source")
+    parser.add_argument("--group", default="", metavar="ID", help="only the samples of this group")
+    parser.add_argument("--prompt", default="", metavar="ID", help="only samples of the prompt with this prompt_id")
     parser.add_argument("-n", "--most", type=_positive, default=10, metavar="N", help="samples to print (default: 10)")
     parser.add_argument("--full", action="store_true", help="print texts whole, not their first 1,000 characters")
     parser.add_argument("--json", action="store_true", help="print one JSON object a sample, with all columns")

@@ -27,9 +27,9 @@ from plaudit_metrics.service.parameters import (
     whole_number,
 )
 from plaudit_metrics.sources.samples.detail import LISTED_COLUMNS, SampleDetail, detail, listed
-from plaudit_metrics.sources.samples.files import FOLDER, surviving_files
+from plaudit_metrics.sources.samples.files import FOLDER, UnreadableFileError, surviving_files
 from plaudit_metrics.sources.samples.query import Order, SampleQuery
-from plaudit_metrics.sources.samples.sample_file import SampleFile, UnreadableFileError
+from plaudit_metrics.sources.samples.sample_file import SampleFile
 from plaudit_metrics.sources.samples.search import Place, SampleSearch
 from plaudit_metrics.sources.samples.texts import MOST_CHARACTERS
 from plaudit_wire.records import Split

@@ -15,9 +15,9 @@ import pytest
 
 from plaudit_metrics.sources.samples import search
 from plaudit_metrics.sources.samples.detail import LISTED_COLUMNS
-from plaudit_metrics.sources.samples.files import surviving_files
+from plaudit_metrics.sources.samples.files import UnreadableFileError, surviving_files
 from plaudit_metrics.sources.samples.query import SampleQuery
-from plaudit_metrics.sources.samples.sample_file import SampleFile, UnreadableFileError
+from plaudit_metrics.sources.samples.sample_file import SampleFile
 from plaudit_metrics.sources.samples.search import Place, SampleSearch
 from plaudit_workers.training.run.stored_samples import store_groups, write_samples
 

@@ -134,6 +134,11 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "spec.rollout.agent.path: or class is missing; kind custom requires both. Give path: … and class: …",
     ),
     (
+        {"rollout.agent": {"kind": "environment", "path": "a.py", "class": "A", "url": "http://a:8000"}},
+        "spec.rollout.agent.path: with class, or url is required for kind environment; exactly one of them. "
+        "Give path: … and class: …, or url: …",
+    ),
+    (
         {"trainer.ranks": 2},
         "spec.trainer.strategy: strategy single runs one process, but ranks is 2. Set strategy to fsdp2, or",
     ),

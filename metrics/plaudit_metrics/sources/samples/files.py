@@ -13,6 +13,10 @@ FOLDER = "samples"
 """Folder of the files, in the run's folder."""
 
 
+class UnreadableFileError(Exception):
+    """A file is damaged or does not hold stored samples; the message names it."""
+
+
 def samples_file(run_folder: Path, step: int, incarnation: int) -> Path:
     """Return the path of a step's file."""
     return run_folder / FOLDER / f"step-{step:06d}-i{incarnation}.parquet"

@@ -11,15 +11,12 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
+from plaudit_metrics.sources.samples.files import UnreadableFileError
 from plaudit_metrics.sources.samples.query import Bounds, Rows, SampleQuery
 
 Row = dict[str, Any]
 
 _BOUNDED = ("outcome", "score", "data_source", "split")
-
-
-class UnreadableFileError(Exception):
-    """A file is damaged or does not hold stored samples; the message names it."""
 
 
 class SampleFile:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from plaudit_wire.limits import ADMISSION_MEMORY_SHARE, EVENTS_MEMORY_SHARE, INLINE_LIMIT_BYTES
 from plaudit_workers.job.problem import Problem
 from plaudit_workers.job.rules.failure_policy import failure_policy_problems
-from plaudit_workers.job.rules.pods import environment_problems, gpu_problems
+from plaudit_workers.job.rules.pods import environment_problems, gpu_problems, group_problems
 from plaudit_workers.job.rules.scorers import scorer_problems
 from plaudit_workers.job.spec.rljob import Spec
 from plaudit_workers.job.spec.rollout import ToolSpec
@@ -180,6 +180,12 @@ def _agent(spec: Spec) -> Iterator[Problem]:
     if agent.kind == "custom" and not (agent.path and agent.class_name):
         yield Problem(
             "spec.rollout.agent.path", "or class is missing; kind custom requires both", "Give path: … and class: …"
+        )
+    if agent.kind == "environment" and bool(agent.url) == bool(agent.path and agent.class_name):
+        yield Problem(
+            "spec.rollout.agent.path",
+            "with class, or url is required for kind environment; exactly one of them",
+            "Give path: … and class: …, or url: …",
         )
     for index, tool in enumerate(agent.tools):
         yield from _tool(f"spec.rollout.agent.tools[{index}]", tool)
@@ -378,6 +384,7 @@ _TRAINING: tuple[Rule, ...] = (
     _agent,
     _ranks,
     _lora,
+    group_problems,
     gpu_problems,
     _redis_memory,
     _gang_or_queue,

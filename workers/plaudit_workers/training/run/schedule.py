@@ -5,8 +5,8 @@ k = maxStaleness and version v = number of the newest published policy (step s p
 
 - prompts of step s are admitted once version s - 1 - k is published, at most P (1 + k) groups at a time;
 - ``order: step``: step s trains the groups of positions [(s - 1) P, s P), a mini-batch takes whichever is ready first;
-- ``dynamicSampling``: a group whose scores are all equal is dropped, and the open step gets a further position, the next
-  one that was not admitted (an extra); all later positions belong to a step as if it were not there;
+- ``dynamicSampling``: a group whose scores are all equal is dropped, and the open step gets an extra position, the next
+  one that was not admitted; all later positions belong to their steps as if it did not exist;
 - ``order: ready``: step s trains any P ready groups, oldest first, but never so that another group could no longer be
   trained within k versions of the oldest policy that sampled it (earliest deadline first is feasible exactly when for
   every deadline d the groups due by d fit into the slots left until d).

@@ -32,7 +32,7 @@ class Positions:
         """Position to admit again → its next attempt."""
         self.in_flight: dict[str, InFlight] = {}
         self.extras: list[tuple[int, int]] = []
-        """Extra positions, in order, each with its step; without those of which no later one has to be told apart."""
+        """Extra positions in order, each with its step; only those that ``step_of`` still needs."""
         self._num_older_extras = 0
 
     @property
