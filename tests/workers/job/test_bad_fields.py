@@ -163,6 +163,11 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "spec.transport.url: contains a user or a password, which would end up in the run's folder and in logs.",
     ),
     (
+        {"transport": {"url": "redis://redis.example.com:6379/0", "passwordSecret": {"name": "redis", "key": "p"}}},
+        "spec.transport.url: 'redis://redis.example.com:6379/0' would carry the password of passwordSecret unencrypted "
+        "over a network. Write rediss://",
+    ),
+    (
         {"transport": {"passwordSecret": {"name": "redis", "key": "password"}}},
         "spec.transport.passwordSecret: applies to an external Redis only, but url is empty. Give url, or remove",
     ),

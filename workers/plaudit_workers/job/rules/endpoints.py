@@ -56,6 +56,18 @@ def address_problems(field: str, url: str, *, has_key: bool) -> Iterator[Problem
         )
 
 
+def password_problems(field: str, url: str) -> Iterator[Problem]:
+    """Yield a problem if the URL of a Redis would carry its password unencrypted."""
+    parts = urlsplit(url)
+    if parts.scheme == "redis" and not is_private(parts.hostname or ""):
+        yield Problem(
+            field,
+            f"{url!r} would carry the password of passwordSecret unencrypted over a network",
+            "Write rediss://; redis is for loopback, private addresses, and names of the cluster or a private "
+            "domain (redis, redis.limits.svc, redis.internal)",
+        )
+
+
 def is_private(host: str) -> bool:
     """Return True for a host inside the machine, the cluster or a private network, as far as its name shows."""
     try:
@@ -90,10 +102,5 @@ def limits_problems(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
                 "contains a user or a password",
                 "Name the password's Secret in passwordSecret",
             )
-        if limits.shared.password_secret and parts.scheme == "redis" and not is_private(parts.hostname or ""):
-            yield Problem(
-                f"{field}.limits.shared.url",
-                f"{limits.shared.url!r} would carry the password of passwordSecret unencrypted over a network",
-                "Write rediss://; redis is for loopback, private addresses, and names of the cluster or a private "
-                "domain (redis, redis.limits.svc, redis.internal)",
-            )
+        if limits.shared.password_secret:
+            yield from password_problems(f"{field}.limits.shared.url", limits.shared.url)

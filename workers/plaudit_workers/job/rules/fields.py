@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from plaudit_wire.limits import ADMISSION_MEMORY_SHARE, EVENTS_MEMORY_SHARE, INLINE_LIMIT_BYTES
 from plaudit_workers.job.problem import Problem
+from plaudit_workers.job.rules.endpoints import password_problems
 from plaudit_workers.job.rules.failure_policy import failure_policy_problems
 from plaudit_workers.job.rules.pods import environment_problems, gpu_problems, group_problems
 from plaudit_workers.job.rules.scorers import scorer_problems
@@ -267,6 +268,8 @@ def _transport(spec: Spec) -> Iterator[Problem]:
             "contains a user or a password, which would end up in the run's folder and in logs",
             "Name the password's Secret in passwordSecret instead",
         )
+    elif transport.url and transport.password_secret:
+        yield from password_problems("spec.transport.url", transport.url)
     for name, given, own in (
         ("username", transport.username, "has users and passwords already"),
         ("passwordSecret", transport.password_secret, "has users and passwords already"),
