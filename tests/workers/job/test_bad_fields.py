@@ -159,6 +159,10 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "spec.transport.managed.memory: 16Mi is too little for 512 samples in flight",
     ),
     (
+        {"transport": {"managed": {"memory": "400Mi"}}, "rollout": {"sampling": {"maxTokens": 28_000}}},
+        "spec.transport.managed.memory: 400Mi is too little for 512 samples in flight (0.23 GiB)",
+    ),
+    (
         {"transport": {"url": "redis://:secret@host:6379/0"}},
         "spec.transport.url: contains a user or a password, which would end up in the run's folder and in logs.",
     ),

@@ -22,8 +22,9 @@ from plaudit_workers.job.spec.transport import USABLE_SHARE, TlsSpec
 
 _BYTES_PER_TOKEN = 9
 """int32 id, float32 log-probability, uint8 loss mask."""
-_TEXT_BYTES_PER_TOKEN = 8
-"""About four bytes of text a token, once in the body and once in the entry that scorers read."""
+_TEXT_BYTES_PER_TOKEN = 4
+_TEXT_COPIES = 2
+"""One in the group's hash, one in the entry that scorers read."""
 _OVERHEAD_BYTES = 4096
 """Prompt's share, stamps, records, Redis's own."""
 
@@ -239,7 +240,8 @@ def _redis_memory(spec: Spec) -> Iterator[Problem]:
     if spec.transport.url:
         return
     algorithm, tokens = spec.algorithm, spec.rollout.sampling.max_tokens
-    sample = min(tokens * (_BYTES_PER_TOKEN + _TEXT_BYTES_PER_TOKEN) + _OVERHEAD_BYTES, INLINE_LIMIT_BYTES)
+    tensors, text = (min(tokens * each, INLINE_LIMIT_BYTES) for each in (_BYTES_PER_TOKEN, _TEXT_BYTES_PER_TOKEN))
+    sample = tensors + _TEXT_COPIES * text + _OVERHEAD_BYTES
     samples = algorithm.prompts_per_step * (1 + algorithm.max_staleness) * algorithm.samples_per_prompt
     share = ADMISSION_MEMORY_SHARE - EVENTS_MEMORY_SHARE
     room = spec.transport.managed.max_memory_bytes * share
