@@ -77,6 +77,7 @@ def start_gateway(tokens: Path) -> StartGateway:
         finally:
             stop.set()
             await serving
+            await app.close()
             await transport.close()
 
     return start
