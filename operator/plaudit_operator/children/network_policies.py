@@ -169,9 +169,9 @@ def _gateway(context: JobContext) -> Manifest:
     peers = _clients(context)
     if context.revision:
         peers.append({"podSelector": {"matchLabels": {f"{names.LABEL_USES}/{context.name}": "true"}}})
+    ingress: list[Manifest] = [{"from": peers, "ports": [_tcp(names.GATEWAY_PORT)]}]
     if namespace := context.settings.monitoring_namespace:
-        peers.append(_namespace(namespace))
-    ingress = [{"from": peers, "ports": [_tcp(names.GATEWAY_PORT)]}]
+        ingress.append({"from": [_namespace(namespace)], "ports": [_tcp(names.HEALTH_PORT)]})
     egress = [_DNS, _to_redis(context)]
     if canary := context.spec.reward.gateway.canary:
         egress.append(_to_endpoint(context, canary.service.url))

@@ -177,9 +177,13 @@ class Application:
     async def _service(self, request: Request, caller: str) -> Response:
         return JSONResponse(await self._description.read(self._callers.transport, self._callers.num_awaited))
 
-    async def _metrics(self, request: Request) -> Response:
+    def metrics(self) -> bytes:
+        """Return all series in Prometheus's text format."""
         self._series.awaited.set(self._callers.num_awaited)
-        return Response(self._series.text(), media_type="text/plain; version=0.0.4")
+        return self._series.text()
+
+    async def _metrics(self, request: Request) -> Response:
+        return Response(self.metrics(), media_type="text/plain; version=0.0.4")
 
 
 class _Endpoint:

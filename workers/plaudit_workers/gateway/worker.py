@@ -92,9 +92,11 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     listener = listen(own)
     transport = Transport(settings.redis, settings.run, None, Scripts())
     callers = Callers(transport, service_of(job))
+    gateway = application(job, settings.run, callers, tokens)
+    # Prometheus reads the series here: on the gateway's own port they need a caller's token.
+    pages = {"/metrics": gateway.metrics}
     try:
-        async with HealthServer(settings.health_port, ready=callers.is_running.is_set):
-            gateway = application(job, settings.run, callers, tokens)
+        async with HealthServer(settings.health_port, ready=callers.is_running.is_set, pages=pages):
             await serve_on(gateway, callers, listener, own, stop)
             await gateway.close()
     finally:
