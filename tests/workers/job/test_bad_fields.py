@@ -51,8 +51,8 @@ SINGLE_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"reward.scorers.0.name": "d" * 21}, "has 21 characters. Give at most 20"),
     (
         {"reward.scorers.0.kind": "pyton"},
-        "spec.reward.scorers[0].kind: 'pyton' is not supported. Give 'rule', 'python', 'judge', 'http', 'model' or "
-        "'environment'",
+        "spec.reward.scorers[0].kind: 'pyton' is not supported. Give 'rule', 'python', 'judge', 'http', 'service', "
+        "'model' or 'environment'",
     ),
     (
         {"reward.scorers.0.python.function": "a b"},
@@ -92,6 +92,18 @@ RULES: list[tuple[dict[str, Any], str]] = [
     (
         {"algorithm.order": "ready"},
         "spec.algorithm.order: order ready trains groups across steps, but maxStaleness is 0. Set maxStaleness",
+    ),
+    (
+        {"algorithm.dynamicSampling": {}, "algorithm.advantage": "reinforcePlusPlus"},
+        "spec.algorithm.dynamicSampling: drops groups with equal scores, but under advantage reinforcePlusPlus they",
+    ),
+    (
+        {"algorithm.dynamicSampling": {"maxFactor": 1.5}, "algorithm.promptsPerStep": 1},
+        "spec.algorithm.dynamicSampling.maxFactor: 1.5 allows no further prompt beside 1. Give at least 2",
+    ),
+    (
+        {"trainer.lora": {}, "rollout.inFlight": "recompute"},
+        "spec.rollout.inFlight: is recompute, but with trainer.lora samples finish under the adapter that began them.",
     ),
     (
         {"algorithm.samplesPerPrompt": 1},

@@ -93,6 +93,24 @@ def _loss(spec: Spec) -> Iterator[Problem]:
         )
 
 
+def _dynamic_sampling(spec: Spec) -> Iterator[Problem]:
+    algorithm = spec.algorithm
+    if algorithm.dynamic_sampling and algorithm.advantage == "reinforcePlusPlus":
+        yield Problem(
+            "spec.algorithm.dynamicSampling",
+            "drops groups with equal scores, but under advantage reinforcePlusPlus they have a signal",
+            "Remove dynamicSampling, or choose a group-relative advantage",
+            also=("spec.algorithm.advantage",),
+        )
+    if algorithm.dynamic_sampling and not algorithm.max_replaced:
+        yield Problem(
+            "spec.algorithm.dynamicSampling.maxFactor",
+            f"{algorithm.dynamic_sampling.max_factor} allows no further prompt beside {algorithm.prompts_per_step}",
+            f"Give at least {1 + 1 / algorithm.prompts_per_step:.3g}",
+            also=("spec.algorithm.promptsPerStep",),
+        )
+
+
 def _order(spec: Spec) -> Iterator[Problem]:
     if spec.algorithm.order == "ready" and spec.algorithm.max_staleness == 0:
         yield Problem(
@@ -359,6 +377,7 @@ _TRAINING: tuple[Rule, ...] = (
     _mini_batches,
     _loss,
     _order,
+    _dynamic_sampling,
     _group_size,
     _lengths,
     _temperature,
