@@ -96,6 +96,12 @@ RULES: dict[str, list[Rule]] = {
             "self.?kind.orValue('singleTurn') != 'custom' || (has(self.path) && has(self.class))",
             "kind custom needs path and class",
         ),
+        _rule(
+            "self.?kind.orValue('singleTurn') != 'endpoint' || has(self.path) || has(self.command)",
+            "kind endpoint needs path, path with function, or command",
+        ),
+        _rule("!has(self.function) || has(self.path)", "function names a function in path: give path as well"),
+        _rule("!has(self.function) || !has(self.command)", "give at most one of function and command"),
     ],
     "rollout.agent.tools[]": [
         _rule("has(self.path) == has(self.function)", "path and function belong together: give both"),

@@ -30,6 +30,7 @@ from plaudit_workers.agent_processes.messages import (
     ToSample,
     to_sample,
 )
+from plaudit_workers.agent_processes.program_process import serve_program
 from plaudit_workers.agent_processes.trajectory import FinishedSample, Trajectory
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ MOST_CHARACTERS = 1 << 20
 def run_sample(connection: socket.socket, loaded: LoadedSources) -> None:
     """Serve one sample."""
     threading.Thread(target=_end_when_closed, args=(connection,), daemon=True).start()
+    if loaded.program is not None:
+        serve_program(connection, loaded.program)
+        return
     asyncio.run(_Sample(connection, loaded).run())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from plaudit_workers.agent_processes.messages import AgentClass, FunctionTool, McpServer, Source, VerlTools
+from plaudit_workers.agent_processes.messages import AgentClass, FunctionTool, McpServer, Program, Source, VerlTools
 from plaudit_workers.agent_processes.processes import AgentProcesses
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.job.spec.rollout import ToolSpec
@@ -15,6 +15,8 @@ def sources_of(job: RLJob) -> list[Source]:
     agent = job.spec.rollout.agent
     if agent.kind == "custom":
         return [AgentClass(agent.path, agent.class_name)]
+    if agent.kind == "endpoint":
+        return [Program(list(agent.command), agent.path, agent.function)]
     return [_tool_source(tool) for tool in agent.tools] if agent.kind == "tools" else []
 
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plaudit_reward.errors import ConfigurationError
-from plaudit_workers.agent_processes.messages import AgentClass, FunctionTool, Source, Tool, VerlTools
+from plaudit_workers.agent_processes.messages import AgentClass, FunctionTool, Program, Source, Tool, VerlTools
 from plaudit_workers.agent_processes.sources.agent_class import load_agent_class
 from plaudit_workers.agent_processes.sources.functions import load_function
 from plaudit_workers.agent_processes.sources.mcp_server import load_mcp_tools
+from plaudit_workers.agent_processes.sources.program import RunnableProgram, load_program
 from plaudit_workers.agent_processes.sources.tool import LoadedTool
 from plaudit_workers.agent_processes.sources.verl_tools import load_verl_tools
 
@@ -22,6 +23,7 @@ class LoadedSources:
     tools: dict[str, LoadedTool] = field(default_factory=dict)
     agent: Any = None
     """The instance of the agent's class."""
+    program: RunnableProgram | None = None
 
     @property
     def descriptions(self) -> list[Tool]:
@@ -40,6 +42,9 @@ def load(sources: Sequence[Source]) -> LoadedSources:
         if isinstance(source, AgentClass):
             loaded.agent = load_agent_class(source)
             continue
+        if isinstance(source, Program):
+            loaded.program = load_program(source)
+            continue
         for tool in _tools(source):
             name = tool.description.name
             if name in loaded.tools:
@@ -53,5 +58,5 @@ def _tools(source: Source) -> Sequence[LoadedTool]:
         return [load_function(source)]
     if isinstance(source, VerlTools):
         return load_verl_tools(source)
-    assert not isinstance(source, AgentClass)
+    assert not isinstance(source, AgentClass | Program)
     return load_mcp_tools(source)
