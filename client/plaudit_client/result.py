@@ -41,6 +41,7 @@ class Result:
         seconds: from the submission of the sample to its score, in the service.
         index: position of the sample in its group, or in the call of ``score_many``.
         drop_group: a scorer's ``onFailure: dropGroup`` excludes the sample's group from training.
+        version: of the service's scoring; it changes with its scorers. Empty if no worker has scored the sample.
     """
 
     id: str
@@ -51,6 +52,7 @@ class Result:
     seconds: float
     index: int = 0
     drop_group: bool = False
+    version: str = ""
 
     def require_score(self) -> float:
         """Return the score.
@@ -74,4 +76,5 @@ def result_of(answer: Mapping[str, Any], index: int = 0) -> Result:
         seconds=answer["seconds"],
         index=answer.get("index", index),
         drop_group=answer.get("drop_group", False),
+        version=answer.get("version", ""),
     )

@@ -1,4 +1,4 @@
-"""Trimmed copies of watched objects, by job; a new list replaces all objects of its kind.
+"""Trimmed copies of watched objects, by RLJob or RewardService; a new list replaces all objects of its kind.
 
 Objects are stored as JSON, in a third of the memory of Python dictionaries, and decoded when their job is reconciled.
 """
@@ -8,16 +8,22 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from plaudit_operator import names
 from plaudit_operator.observed import Object, Observed, labels
-from plaudit_operator.runtime.kinds import Kind
+from plaudit_operator.runtime.kinds import OWNERS, RLJOB, Kind
 
-Key = tuple[str, str]
-"""The key of an RLJob: namespace and name."""
+
+class Key(NamedTuple):
+    """The key of an RLJob or RewardService."""
+
+    namespace: str
+    name: str
+    kind: str = RLJOB.kind
+
 
 _POD_FIELDS = ("phase", "reason", "message", "conditions", "containerStatuses", "initContainerStatuses")
 _METADATA_FIELDS = (
@@ -43,7 +49,7 @@ class Cache:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._jobs: dict[Key, bytes] = {}
-        self._children: dict[Key, dict[tuple[str, str], bytes]] = defaultdict(dict)
+        self._children: dict[tuple[str, str], dict[tuple[str, str], bytes]] = defaultdict(dict)
 
     def replace(self, kind: Kind, items: Iterable[Object], namespace: str = "") -> set[Key]:
         """Replace all objects of a kind; return the keys of the jobs that changed.
@@ -71,10 +77,10 @@ class Cache:
         with self._lock:
             return list(self._jobs)
 
-    def jobs(self) -> list[Object]:
-        """Return all RLJobs, without their children."""
+    def jobs(self, kind: Kind = RLJOB) -> list[Object]:
+        """Return all objects of a kind that users create, without their children."""
         with self._lock:
-            kept = list(self._jobs.values())
+            kept = [job for key, job in self._jobs.items() if key.kind == kind.kind]
         return [_DECODER.decode(job) for job in kept]
 
     def observed(self, key: Key) -> Observed | None:
@@ -83,57 +89,68 @@ class Cache:
             kept = self._jobs.get(key)
             if kept is None:
                 return None
-            kept_children = dict(self._children.get(key, {}))
+            kept_children = dict(self._children.get(key[:2], {}))
+            others = [self._jobs[each] for each in self._namesakes(key[:2]) if each != key]
         job = _DECODER.decode(kept)
         children = {name: _DECODER.decode(child) for name, child in kept_children.items()}
-        run = names.run_id(key[1], str(job["metadata"]["uid"]))
+        run, *of_others = (names.run_id(key.name, _uid(each)) for each in (job, *map(_DECODER.decode, others)))
         pods = [item for (kind, _), item in children.items() if kind == "Pod"]
         own = tuple(pod for pod in pods if labels(pod).get(names.LABEL_RUN) == run)
-        earlier = tuple(pod for pod in pods if labels(pod).get(names.LABEL_RUN) != run)
-        others = {name: item for name, item in children.items() if name[0] != "Pod"}
-        return Observed(job, others, own, earlier_pods=earlier)
+        earlier = tuple(pod for pod in pods if labels(pod).get(names.LABEL_RUN) not in (run, *of_others))
+        without_pods = {name: item for name, item in children.items() if name[0] != "Pod"}
+        return Observed(job, without_pods, own, earlier_pods=earlier)
 
     def pods(self, key: Key) -> list[Object]:
         """Return all pods of the jobs of a name, which may be deleted."""
         with self._lock:
-            kept = [child for (kind, _), child in self._children.get(key, {}).items() if kind == "Pod"]
+            kept = [child for (kind, _), child in self._children.get(key[:2], {}).items() if kind == "Pod"]
         return [_DECODER.decode(pod) for pod in kept]
 
     def _put(self, kind: Kind, key: Key | None, name: str, kept: bytes) -> set[Key]:
         if key is None:
             return set()
-        if kind.kind == "RLJob":
+        if kind in OWNERS:
             self._jobs[key] = kept
-        else:
-            self._children[key][kind.kind, name] = kept
-        return {key}
+            return {key}
+        self._children[key[:2]][kind.kind, name] = kept
+        return self._owners(key)
 
     def _drop(self, kind: Kind, key: Key | None, name: str) -> set[Key]:
         if key is None:
             return set()
-        if kind.kind == "RLJob":
+        touched = {key} if kind in OWNERS else self._owners(key)
+        if kind in OWNERS:
             self._jobs.pop(key, None)
         else:
-            self._children[key].pop((kind.kind, name), None)
-        if key not in self._jobs and not self._children.get(key):
-            self._children.pop(key, None)
-        return {key}
+            self._children[key[:2]].pop((kind.kind, name), None)
+        if not self._namesakes(key[:2]) and not self._children.get(key[:2]):
+            self._children.pop(key[:2], None)
+        return touched
+
+    def _owners(self, key: Key) -> set[Key]:
+        """Return the keys of the objects that a child may belong to; that of a deleted RLJob if there are none."""
+        return set(self._namesakes(key[:2])) or {key}
+
+    def _namesakes(self, name: tuple[str, str]) -> list[Key]:
+        """Return the keys of an RLJob and a RewardService of this namespace and name, as far as they exist."""
+        keys = (Key(*name, kind.kind) for kind in OWNERS)
+        return [key for key in keys if key in self._jobs]
 
     def _forget(self, kind: Kind, namespace: str) -> set[Key]:
         touched: set[Key] = set()
-        if kind.kind == "RLJob":
-            touched |= {key for key in self._jobs if namespace in ("", key[0])}
+        if kind in OWNERS:
+            touched |= {key for key in self._jobs if key.kind == kind.kind and namespace in ("", key.namespace)}
             for key in touched:
                 del self._jobs[key]
             return touched
-        for key, children in self._children.items():
-            if namespace not in ("", key[0]):
+        for name_, children in self._children.items():
+            if namespace not in ("", name_[0]):
                 continue
             gone = [name for name in children if name[0] == kind.kind]
             for name in gone:
                 del children[name]
             if gone:
-                touched.add(key)
+                touched |= self._owners(Key(*name_))
         return touched
 
 
@@ -165,8 +182,14 @@ def _kept(kind: Kind, item: Object) -> tuple[Key | None, str, bytes]:
 
 def _job_key(kind: Kind, item: Object) -> Key | None:
     metadata = item["metadata"]
-    name = metadata["name"] if kind.kind == "RLJob" else labels(item).get(names.LABEL_JOB)
-    return (metadata["namespace"], name) if name else None
+    if kind in OWNERS:
+        return Key(metadata["namespace"], metadata["name"], kind.kind)
+    name = labels(item).get(names.LABEL_JOB)
+    return Key(metadata["namespace"], name) if name else None
+
+
+def _uid(job: Object) -> str:
+    return str(job["metadata"]["uid"])
 
 
 def trimmed(kind: Kind, item: Object) -> Object:

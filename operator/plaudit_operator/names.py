@@ -20,6 +20,14 @@ LABEL_CLIENT_OF: Final = f"{GROUP}/client-of"
 """On namespaces whose clients may reach the scoring services of the namespace in its value."""
 LABEL_SCORER: Final = f"{GROUP}/scorer"
 LABEL_ATTEMPT: Final = f"{GROUP}/attempt"
+LABEL_ROLLOUT_GROUP: Final = f"{GROUP}/rollout-group"
+"""On what belongs to an entry of ``rollout.groups``."""
+LABEL_REPLICA: Final = f"{GROUP}/replica"
+"""On the Jobs and pods of a rollout of several pods: its number, from 0."""
+LABEL_REVISION: Final = f"{GROUP}/revision"
+"""On pods and ConfigMaps of a RewardService: the revision of its scoring, which is also the version in each result."""
+LABEL_MODEL: Final = f"{GROUP}/model"
+"""On the servers of a RewardService's model: separates them from those of the model before or after it."""
 SELECTOR: Final = f"{MANAGED_BY}={FIELD_MANAGER}"
 """Selects all objects that the operator created."""
 
@@ -27,6 +35,8 @@ INPUTS: Final = f"{GROUP}/inputs"
 """Annotation: digest of the part of the user's spec that a pod template is rendered from."""
 MANIFEST: Final = f"{GROUP}/manifest"
 """Annotation: digest of the manifest that an object was last written from; a manifest that lost a field differs too."""
+SHORT_ATTEMPTS: Final = f"{GROUP}/short-attempts"
+"""Annotation on the Job of a rollout of several pods: attempts before it that ended early, one after another."""
 KEDA_PAUSE: Final = "autoscaling.keda.sh/paused-replicas"
 COMPLETION_INDEX: Final = "batch.kubernetes.io/job-completion-index"
 
@@ -48,6 +58,7 @@ REDIS_PORT: Final = 6379
 MODEL_PORT: Final = 8000
 GATEWAY_PORT: Final = 8710
 RENDEZVOUS_PORT: Final = 29500
+REPLICA_PORT: Final = 29501
 
 EXIT_FAILED: Final = 3
 """Too many scores failed: another attempt would meet the same scorers."""
@@ -67,6 +78,11 @@ def job_config(name: str) -> str:
     return f"{name}-job"
 
 
+def revision_config(name: str, revision: str) -> str:
+    """Return the name of the ConfigMap that the pods of one revision of a RewardService read."""
+    return f"{name}-job-{revision}"
+
+
 def redis_secret(name: str, uid: str) -> str:
     """Return the name of the Secret with Redis's passwords, unique by uid: the operator cannot read an earlier one."""
     return f"{name}-redis-{uid[:8]}"
@@ -83,13 +99,31 @@ def role_object(name: str, role: str) -> str:
 
 
 def model_object(name: str, scorer: str) -> str:
-    """Return the name of the Deployment and Service of a scorer's reward model."""
+    """Return the name of the Deployment and Service of a scorer's reward model.
+
+    Args:
+        name: of the job.
+        scorer: its name; of a RewardService, whose models change, the digest of the model.
+    """
     return f"{name}-m-{scorer}"
 
 
 def trainer_job(name: str, attempt: int) -> str:
     """Return the name of the Job of one attempt of the trainer."""
     return f"{name}-trainer-{attempt}"
+
+
+def rollout_object(name: str, group: str) -> str:
+    """Return the name of the Deployment of a rollout group, which begins the names of its Jobs too."""
+    return f"{name}-r-{group}" if group else role_object(name, "rollout")
+
+
+def rollout_job(name: str, group: str, replica: int, attempt: int) -> str:
+    """Return the name of the Job of one attempt of a rollout of several pods.
+
+    The number wraps, so that the pods' host names stay within 63 characters; an attempt's predecessor is gone by then.
+    """
+    return f"{rollout_object(name, group)}-{replica}-{attempt % 100}"
 
 
 class ConditionType:
@@ -101,6 +135,7 @@ class ConditionType:
     ROLLOUT_READY: Final = "RolloutReady"
     REWARD_READY: Final = "RewardReady"
     TRAINER_RUNNING: Final = "TrainerRunning"
+    ROLLED_OUT: Final = "RolledOut"
     DEGRADED: Final = "Degraded"
     SUSPENDED: Final = "Suspended"
     COMPLETE: Final = "Complete"
@@ -152,5 +187,8 @@ class Reason:
     STALLED: Final = "Stalled"
     NOT_STALLED: Final = "NotStalled"
     BACK_OFF: Final = "BackOff"
+    ROLLED_OUT: Final = "RolledOut"
+    ROLLING_OUT: Final = "RollingOut"
+    ROLL_OUT_STUCK: Final = "RollOutStuck"
     DISRUPTED: Final = "Disrupted"
     ATTEMPT_FAILED: Final = "AttemptFailed"

@@ -11,7 +11,7 @@ from plaudit_operator.cache import Cache, Key, NamespaceStore
 from plaudit_operator.names import SELECTOR
 from plaudit_operator.planning.reconcile import Progress, Reconciler
 from plaudit_operator.runtime.errors import ConflictError, KubeError
-from plaudit_operator.runtime.kinds import RLJOB, WATCHED
+from plaudit_operator.runtime.kinds import OWNERS, WATCHED
 from plaudit_operator.runtime.kube import Kube
 from plaudit_operator.runtime.leader import Leader
 from plaudit_operator.runtime.queue import WorkQueue
@@ -49,7 +49,7 @@ class Operator:
                 kube,
                 kind,
                 namespace,
-                "" if kind == RLJOB else SELECTOR,
+                "" if kind in OWNERS else SELECTOR,
                 NamespaceStore(self._cache, namespace),
                 self._touched,
             )
@@ -139,10 +139,10 @@ class Operator:
         except KubeError as error:
             result = "error"
             pause_s = self._queue.failed(key, error.retry_after_s)
-            fields = {"namespace": key[0], "job": key[1], "error": str(error), "pause_s": round(pause_s, 2)}
-            logger.warning("reconcile failed, retrying", **fields)
+            fields = {"error": str(error), "pause_s": round(pause_s, 2)}
+            logger.warning("reconcile failed, retrying", namespace=key.namespace, job=key.name, kind=key.kind, **fields)
         except Exception:
             result = "crash"
             self._queue.failed(key, 5.0)
-            logger.exception("reconcile crashed", namespace=key[0], job=key[1])
+            logger.exception("reconcile crashed", namespace=key.namespace, job=key.name, kind=key.kind)
         self.series.reconcile_seconds.labels(result).observe(time.perf_counter() - began)

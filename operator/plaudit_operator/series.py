@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from plaudit_operator.cache import Cache
 from plaudit_operator.gpu_time import gpu_seconds
+from plaudit_operator.runtime.kinds import OWNERS, Kind
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -68,14 +69,17 @@ class _State(Collector):
         for kind, age_s in self._silences().items():
             ages.add_metric([kind], age_s)
         yield ages
-        yield from self._jobs()
+        for owner in OWNERS:
+            yield from self._states(owner)
+        yield from self._costs()
 
-    def _jobs(self) -> Iterator[Metric]:
-        info = GaugeMetricFamily("plaudit_rljob_info", "RLJobs", labels=["namespace", "name", "run", "phase"])
+    def _states(self, kind: Kind) -> Iterator[Metric]:
+        prefix = f"plaudit_{kind.kind.lower()}"
+        info = GaugeMetricFamily(f"{prefix}_info", f"{kind.kind}s", labels=["namespace", "name", "run", "phase"])
         conditions = GaugeMetricFamily(
-            "plaudit_rljob_condition", "Conditions of RLJobs", labels=["namespace", "name", "type", "status"]
+            f"{prefix}_condition", f"Conditions of {kind.kind}s", labels=["namespace", "name", "type", "status"]
         )
-        for job in self._cache.jobs():
+        for job in self._cache.jobs(kind):
             metadata, status = job["metadata"], job.get("status") or {}
             key = [metadata["namespace"], metadata["name"]]
             info.add_metric([*key, str(status.get("run", "")), str(status.get("phase", ""))], 1)
@@ -83,7 +87,6 @@ class _State(Collector):
                 conditions.add_metric([*key, condition["type"], condition["status"]], 1)
         yield info
         yield conditions
-        yield from self._costs()
 
     def _costs(self) -> Iterator[Metric]:
         """Yield GPUs and GPU time of each job and role, and what waiting for rewards cost."""
@@ -93,7 +96,7 @@ class _State(Collector):
         waited = CounterMetricFamily(
             "plaudit_rljob_exposed_reward_gpu_seconds", "GPU time that trainers waited for rewards", labels=labels
         )
-        for job in self._cache.jobs():
+        for job in (job for kind in OWNERS for job in self._cache.jobs(kind)):
             metadata, status = job["metadata"], job.get("status") or {}
             cost = status.get("cost")
             if not cost:

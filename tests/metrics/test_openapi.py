@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ import jsonschema
 import pytest
 from starlette.routing import Route
 
+from builders import make_group
 from plaudit_metrics.service.api import Api
 from plaudit_metrics.service.openapi import document
 from plaudit_metrics.service.series import Series
@@ -20,14 +22,15 @@ from plaudit_metrics.sources.queue_history import QueueHistory
 from plaudit_metrics.sources.run_snapshot import RunSnapshot, StreamDepth
 from plaudit_metrics.statistics.steps import step_record
 from plaudit_wire.records import WaitRecord, WorkerRecord
+from plaudit_workers.training.run.stored_samples import store_groups
 
 Build = Callable[..., Any]
 PATHS: dict[str, Any] = document("demo")["paths"]
 
 
 @pytest.fixture
-def client(sample: Build, group: Build) -> httpx.AsyncClient:
-    """The API over one closed step."""
+def client(sample: Build, group: Build, tmp_path: Path) -> httpx.AsyncClient:
+    """The API over one closed step, whose samples are stored."""
     view = RunView(Series(), KeptSteps())
     samples = [sample(index=index, generation=1.0, score=2.0 + index) for index in range(3)]
     record = group(samples)
@@ -44,8 +47,14 @@ def client(sample: Build, group: Build) -> httpx.AsyncClient:
                 worker_records=(WorkerRecord("reward-1", "reward", slots=4, busy=number),),
             )
         )
-    application = Api("demo", view, lambda: "").application()
+    (tmp_path / "samples").mkdir()
+    store_groups(tmp_path / "samples", 1, 1, [make_group(record, samples)], {record.group: record})
+    application = Api("demo", view, lambda: "", run_folder=tmp_path).application()
     return httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url="http://metrics")
+
+
+def filled(path: str, step: str = "1") -> str:
+    return path.replace("{step}", step).replace("{group}", "t-0-1.0").replace("{index}", "2")
 
 
 def schema_of(path: str, status: str) -> dict[str, Any]:
@@ -55,7 +64,7 @@ def schema_of(path: str, status: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_an_answer_is_as_promised(client: httpx.AsyncClient, path: str) -> None:
-    answer = await client.get(path.replace("{step}", "1"))
+    answer = await client.get(filled(path))
     assert answer.status_code == 200
     content = json.loads(answer.content) if "json" in answer.headers["content-type"] else answer.text
     jsonschema.validate(content, schema_of(path, "200"))
@@ -63,7 +72,7 @@ async def test_an_answer_is_as_promised(client: httpx.AsyncClient, path: str) ->
 
 @pytest.mark.parametrize("path", [path for path in PATHS if "404" in PATHS[path]["get"]["responses"] and "{" in path])
 async def test_an_unknown_step_gets_the_documented_error(client: httpx.AsyncClient, path: str) -> None:
-    answer = await client.get(path.replace("{step}", "99"))
+    answer = await client.get(filled(path, "99"))
     assert answer.status_code == 404
     jsonschema.validate(answer.json(), schema_of(path, "404"))
 
@@ -75,8 +84,12 @@ def _wrong_queries() -> list[tuple[str, str, str]]:
         for parameter in PATHS[path]["get"]["parameters"]:
             if parameter["in"] == "query":
                 schema = parameter["schema"]
-                values = ["many", "-1" if schema["minimum"] == 0 else "0", "9" * 5000, "\u00b2"]
-                values += [str(schema["maximum"] + 1)] if "maximum" in schema else ["inf"]
+                if schema["type"] == "string":
+                    values = ["other"] if "enum" in schema else ["x" * (schema["maxLength"] + 1)]
+                else:
+                    values = ["many", "9" * 5000, "\u00b2"]
+                    values += [str(schema["maximum"] + 1)] if "maximum" in schema else ["inf"]
+                    values += [str(schema["minimum"] - 1)] if "minimum" in schema else []
                 wrong += [(path, parameter["name"], value) for value in values]
     return wrong
 
@@ -85,7 +98,7 @@ def _wrong_queries() -> list[tuple[str, str, str]]:
 async def test_a_number_out_of_its_bounds_is_refused_as_promised(
     client: httpx.AsyncClient, path: str, name: str, value: str
 ) -> None:
-    answer = await client.get(path.replace("{step}", "1"), params={name: value})
+    answer = await client.get(filled(path), params={name: value})
     assert answer.status_code == 400
     jsonschema.validate(answer.json(), schema_of(path, "400"))
 

@@ -126,6 +126,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"rollout.agent": {"kind": "endpoint"}}, "path"),
     ({"rollout.agent": {"kind": "endpoint", "command": ["a"], "function": "f"}}, "path"),
     ({"rollout.agent": {"kind": "endpoint", "path": "a.py", "command": ["a"], "function": "f"}}, "at most one"),
+    ({"rollout.agent": {"kind": "environment"}}, "path"),
     ({"rollout.agent": {"kind": "tools", "tools": [{"path": "t.py"}]}}, "function"),
     ({"rollout.agent": {"kind": "tools", "tools": [{"path": "t.py", "function": "f", "config": "c"}]}}, "exactly one"),
     ({"rollout.agent": {"kind": "tools", "tools": [{"mcp": {}}]}}, "url"),

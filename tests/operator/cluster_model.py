@@ -145,7 +145,7 @@ class ClusterModel:
         item = copy.deepcopy(self.find(kind, name))
         assert item is not None
         change(item)
-        if kind == "RLJob":
+        if kind in ("RLJob", "RewardService"):
             item["metadata"]["generation"] += 1
         self._store("MODIFIED", item)
 
@@ -155,11 +155,29 @@ class ClusterModel:
         """Brings pods to what Deployments, StatefulSets and Jobs say; all of them become ready at once."""
         for owner in self.of_kind("Deployment") + self.of_kind("StatefulSet"):
             count = int(owner["spec"]["replicas"])
+            if owner["kind"] == "Deployment" and self._is_rolling(owner, count):
+                count += 1
             ready = self._run_pods(owner, count)
-            status = {"replicas": count, "readyReplicas": ready, "updatedReplicas": count}
-            self._set_status(owner, {k: v for k, v in status.items() if v})
+            updated = sum(self._is_updated(owner, pod) for pod in self._pods_of(owner))
+            status = {"replicas": count, "readyReplicas": ready, "updatedReplicas": updated}
+            status = {k: v for k, v in status.items() if v}
+            self._set_status(owner, status | {"observedGeneration": owner["metadata"]["generation"]})
         for job in self.of_kind("Job"):
             self._run_job(job)
+
+    def _is_rolling(self, owner: Object, count: int) -> bool:
+        """Removes a pod of an earlier template once there is a running one more; whether such pods are left."""
+        pods = self._pods_of(owner)
+        outdated = [pod for pod in pods if not self._is_updated(owner, pod)]
+        if outdated and len(pods) > count and all(pod["status"].get("phase") == "Running" for pod in pods):
+            self.remove("Pod", outdated.pop()["metadata"]["name"])
+        return bool(outdated)
+
+    def _is_updated(self, owner: Object, pod: Object) -> bool:
+        return labels(pod) == labels(owner["spec"]["template"])
+
+    def _pods_of(self, owner: Object) -> list[Object]:
+        return [pod for pod in self.of_kind("Pod") if owner_uid(pod) == owner["metadata"]["uid"]]
 
     def schedules(self, pod: Object) -> Object | None:
         """Why the scheduler leaves a pod waiting: its condition; None binds it. For models that say otherwise."""
@@ -189,8 +207,13 @@ class ClusterModel:
         conditions = (job.get("status") or {}).get("conditions") or []
         if any(c["type"] in ("Failed", "Complete") for c in conditions):
             return
-        if "Failed" in phases:
-            self._set_status(job, {"conditions": [{"type": "Failed", "status": "True"}], "failed": 1})
+        before = job.get("status") or {}
+        if "Failed" in phases or (len(pods) < int(before.get("active", 0)) and not job["spec"].get("suspend")):
+            for pod in pods:  # a pod that is gone counts as failed, and all others end with it
+                if pod["status"]["phase"] not in ("Failed", "Succeeded"):
+                    self.remove("Pod", pod["metadata"]["name"])
+            failed = {"conditions": [{"type": "Failed", "status": "True"}], "failed": 1}
+            self._set_status(job, failed | {key: before[key] for key in ("startTime",) if key in before})
         elif pods and phases == {"Succeeded"} and len(pods) == job["spec"]["completions"]:
             done = {"conditions": [{"type": "Complete", "status": "True"}], "completionTime": timestamp(self.now)}
             self._set_status(job, done)
@@ -198,12 +221,10 @@ class ClusterModel:
             for pod in pods:
                 self.remove("Pod", pod["metadata"]["name"])
             self._set_status(job, {})
-        elif not pods and (job.get("status") or {}).get("active"):
-            # All of them were deleted: a pod that is gone counts as failed.
-            self._set_status(job, {"conditions": [{"type": "Failed", "status": "True"}], "failed": 1})
         else:
             self._run_pods(job, job["spec"]["completions"])
-            self._set_status(job, {"active": job["spec"]["completions"]})
+            began = before.get("startTime") or timestamp(self.now)
+            self._set_status(job, {"active": job["spec"]["completions"], "startTime": began})
 
     def _run_pods(self, owner: Object, count: int) -> int:
         """As many pods as there should be; how many of them run."""

@@ -6,7 +6,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from plaudit_operator.crd.definition import chart_template, custom_resource_definition
+import pytest
+
+from plaudit_operator.crd.definition import DEFINITIONS, chart_template, custom_resource_definition
 
 
 def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -18,13 +20,14 @@ def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[st
             yield from nodes(schema[key], f"{path}[]")
 
 
-def root() -> dict[str, Any]:
-    schema: dict[str, Any] = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+@pytest.fixture(scope="module", params=list(DEFINITIONS))
+def root(request: pytest.FixtureRequest) -> dict[str, Any]:
+    schema: dict[str, Any] = DEFINITIONS[request.param]()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     return schema
 
 
-def test_every_text_list_and_mapping_is_bounded():
-    for path, node in nodes(root()["properties"]["spec"]):
+def test_every_text_list_and_mapping_is_bounded(root: dict[str, Any]):
+    for path, node in nodes(root["properties"]["spec"]):
         kind = node.get("type")
         if kind == "string" and "enum" not in node:
             assert "maxLength" in node, path
@@ -34,14 +37,14 @@ def test_every_text_list_and_mapping_is_bounded():
             assert "maxProperties" in node, path
 
 
-def test_the_schema_uses_only_keywords_of_structural_schemas():
-    text = json.dumps(root())
+def test_the_schema_uses_only_keywords_of_structural_schemas(root: dict[str, Any]):
+    text = json.dumps(root)
     for word in ("$ref", "$defs", '"const"', '"null"', "x-plaudit", '"title"'):
         assert word not in text, word
 
 
-def test_every_field_has_a_description():
-    for path, node in nodes(root()["properties"]["spec"]):
+def test_every_field_has_a_description(root: dict[str, Any]):
+    for path, node in nodes(root["properties"]["spec"]):
         assert node.get("description") or path.endswith("[]"), path
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from world import rljob
 
-from plaudit_operator.cache import Cache, NamespaceStore
+from plaudit_operator.cache import Cache, Key, NamespaceStore
 from plaudit_operator.runtime.kinds import POD, RLJOB
 from plaudit_operator.settings import Settings, SettingsError
 
@@ -29,9 +29,9 @@ def test_a_list_of_one_namespace_keeps_the_objects_of_the_others():
     for namespace, store in stores.items():
         store.replace(RLJOB, [job(namespace, "one"), job(namespace, "two")])
         store.replace(POD, [pod(namespace, "one")])
-    assert stores["a"].replace(RLJOB, [job("a", "one")]) == {("a", "one"), ("a", "two")}
-    assert stores["b"].replace(POD, []) == {("b", "one")}
-    assert set(cache.keys()) == {("a", "one"), ("b", "one"), ("b", "two")}
+    assert stores["a"].replace(RLJOB, [job("a", "one")]) == {Key("a", "one"), Key("a", "two")}
+    assert stores["b"].replace(POD, []) == {Key("b", "one")}
+    assert set(cache.keys()) == {Key("a", "one"), Key("b", "one"), Key("b", "two")}
     assert cache._children[("a", "one")]
 
 

@@ -50,7 +50,7 @@ def test_in_a_thousand_runs_with_faults_the_cache_never_goes_back_and_ends_as_th
         newest: dict[str, int] = {job["metadata"]["name"]: job["spec"]["number"] for job in cache.jobs()}
         assert newest == {name: item["spec"]["number"] for name, item in server.objects.items()}, seed
         assert all(versions == sorted(versions) for versions in cache.versions.values()), seed
-        assert {("default", name) for name in newest} <= changed
+        assert {Key("default", name) for name in newest} <= changed
 
 
 def test_a_watch_that_breaks_resumes_after_its_last_event_and_not_where_it_began():

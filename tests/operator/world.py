@@ -7,16 +7,16 @@ from typing import Any
 from cluster_model import ClusterModel, Inline
 
 from plaudit_operator import names
-from plaudit_operator.cache import Cache
+from plaudit_operator.cache import Cache, Key
 from plaudit_operator.observed import seconds
 from plaudit_operator.planning import rendering
 from plaudit_operator.planning.reconcile import Reconciler, ReconcileResult
 from plaudit_operator.runtime.errors import KubeError
-from plaudit_operator.runtime.kinds import RLJOB, WATCHED, kind_of
+from plaudit_operator.runtime.kinds import OWNERS, WATCHED, kind_of
 from plaudit_operator.settings import Images, Settings
 
 SETTINGS = Settings(Images("worker:1", "gpu:1", "redis:1"), "plaudit-system")
-KEY = ("default", "job")
+KEY = Key("default", "job")
 
 
 def rljob(**spec: Any) -> dict[str, Any]:
@@ -45,7 +45,8 @@ def rljob(**spec: Any) -> dict[str, Any]:
 class World:
     """One cluster and one operator, which a test may end and start again at any moment."""
 
-    def __init__(self, job: dict[str, Any] | None = None, cluster: ClusterModel | None = None) -> None:
+    def __init__(self, job: dict[str, Any] | None = None, cluster: ClusterModel | None = None, key: Key = KEY) -> None:
+        self.key = key
         self.cluster = cluster or ClusterModel()
         self.settings = SETTINGS
         if cluster is None:
@@ -71,7 +72,7 @@ class World:
         """Every watch begins anew: events that were not delivered are lost."""
         self.cluster.events.clear()
         for kind in WATCHED:
-            self.cache.replace(kind, self.cluster.list(kind, "", "" if kind == RLJOB else names.SELECTOR)[0])
+            self.cache.replace(kind, self.cluster.list(kind, "", "" if kind in OWNERS else names.SELECTOR)[0])
 
     def deliver(self, kind: str | None = None, *, count: int | None = None, twice: bool = False) -> None:
         """Events reach the cache: of one kind or all, all of them or the first few, perhaps twice."""
@@ -88,7 +89,7 @@ class World:
     def reconcile(self) -> ReconcileResult | None:
         """One turn of the operator; None when it has to try again."""
         try:
-            return self.reconciler.reconcile(KEY)
+            return self.reconciler.reconcile(self.key)
         except KubeError:
             return None
 
@@ -111,8 +112,8 @@ class World:
 
     @property
     def job(self) -> dict[str, Any]:
-        """The RLJob as it is in the cluster."""
-        found = self.cluster.find("RLJob", "job")
+        """The RLJob (or RewardService) as it is in the cluster."""
+        found = self.cluster.find(self.key.kind, self.key.name)
         assert found is not None
         return found
 
@@ -127,5 +128,5 @@ class World:
 
     def children(self) -> set[tuple[str, str]]:
         """Everything that the job owns, without pods and events."""
-        left_out = ("RLJob", "Pod", "Event", "Lease")
+        left_out = ("RLJob", "RewardService", "Pod", "Event", "Lease")
         return {(kind, name) for kind, _, name in self.cluster.objects if kind not in left_out}

@@ -17,6 +17,7 @@ from plaudit_workers.job.loading.load import load_job
 from plaudit_workers.launch.redis_server import RedisServer
 from plaudit_workers.scoring.build import build_pipeline
 from plaudit_workers.scoring.offer import offering
+from plaudit_workers.scoring.version import scoring_version
 from plaudit_workers.scoring.worker import ScoringOptions, ScoringWorker
 from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.worker.consumer import ConsumerOptions
@@ -56,7 +57,8 @@ class Running:
         """One more reward worker."""
         transport = await Transport.open(RedisAddress(self.server.url, self.server.password), self.run)
         pipeline = await build_pipeline(self.job.spec.reward, name)
-        worker = ScoringWorker(name, transport, pipeline, ScoringOptions(consumer=ConsumerOptions(block_s=0.05)))
+        options = ScoringOptions(consumer=ConsumerOptions(block_s=0.05), version=scoring_version(self.job))
+        worker = ScoringWorker(name, transport, pipeline, options)
         stop = asyncio.Event()
         running = asyncio.create_task(worker.run(stop))
         try:

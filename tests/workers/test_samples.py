@@ -1,6 +1,7 @@
 """``plaudit samples``: the texts, scores and reasons of stored samples, on a terminal."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from plaudit_workers.cli import main
 from plaudit_workers.training.run.stored_samples import store_groups
+from stored_conversations import write_conversations
 
 
 def row(
@@ -71,6 +73,37 @@ def test_failed_samples_come_with_reason_and_texts_that_cannot_control_the_termi
 def test_the_lowest_scores_come_first(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = printed(capsys, run, "--lowest", "-n", "2", "--json").splitlines()
     assert [json.loads(line)["score"] for line in shown] == [-1.0, 0.5]
+
+
+def test_conditions_narrow_the_samples(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def scores(*arguments: str) -> list[float | None]:
+        return [json.loads(line)["score"] for line in printed(capsys, run, "--json", *arguments).splitlines()]
+
+    assert scores("--lowest-score", "0.5") == [0.5, 1.0]
+    assert scores("--highest-score", "0.5", "--group", "g2") == [-1.0]
+    assert scores("--outcome", "data_error") == [None]
+    assert scores("--lowest", "--lowest-score", "0") == [0.5, 1.0]
+    assert "no stored sample fulfils these conditions" in printed(capsys, run, "--data-source", "other")
+
+
+def test_a_conversation_is_printed_turn_by_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_conversations(tmp_path / "runs" / "j-2")
+    lines = printed(capsys, run, "--step", "6", "--group", "t-25-1.0", "-n", "1").splitlines()
+    assert lines[0] == "step 6 · group t-25-1.0 sample 0 · products · score 0.9"
+    assert "  judge: 1: The steps are shown; the result was compared., completion_tokens 87, verdict A" in lines
+    shown = "\n".join(lines)
+    assert re.search(
+        r"  assistant \([\d.]+ s, reward 0\): I will compute this.\n    calls calculator \(ok, 0.3 s\)", shown
+    )
+    assert "  tool calculator: 912\n  assistant (0.6 s, reward 1): The answer is 912." in shown
+
+
+def test_hostile_texts_are_printed_as_escapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = printed(
+        capsys, write_conversations(tmp_path / "runs" / "j-3"), "--step", "6", "--group", "hostile", "--full"
+    )
+    assert all(each.isprintable() or each == "\n" for each in shown)
+    assert r"\x1b[2J\x1b]0;title\x07 abc\u202etxt.exe\u202c" in shown
 
 
 def test_a_step_can_be_chosen(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

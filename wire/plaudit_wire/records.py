@@ -130,6 +130,9 @@ class ScoringRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     retry_s: float = 0.0
     call_s: float = 0.0
     worker: str = ""
+    version: str = ""
+    """Version of the scoring: a digest of its scorers; ``a+b`` where a sample's own scorers were of version ``a`` and
+    those of its group of version ``b``. Empty if no worker has scored the sample."""
     alone: float | None = None
     """The value that remains if the group-scope scorers fail, by their ``onFailure``. Absent once they have scored."""
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from plaudit_metrics.terminal.commands import report_arguments, steps_arguments, top_arguments, trace_arguments
+from plaudit_wire.records import OUTCOMES
 
 EXIT_REFUSED = 2
 EXIT_INTERRUPTED = 130
@@ -129,7 +130,13 @@ def _samples_arguments(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--failed", action="store_true", help="only samples without a score, with the reasons")
     which.add_argument("--lowest", action="store_true", help="the samples with the lowest scores")
+    which.add_argument("--outcome", choices=OUTCOMES, default="", help="only samples whose scoring ended so")
     parser.add_argument("--step", type=_positive, metavar="N", help="only samples of this step")
+    parser.add_argument("--lowest-score", type=float, metavar="X", help="only samples with at least this score")
+    parser.add_argument("--highest-score", type=float, metavar="X", help="only samples with at most this score")
+    parser.add_argument("--data-source", default="", metavar="NAME", help="only samples of this data source")
+    parser.add_argument("--group", default="", metavar="ID", help="only the samples of this group")
+    parser.add_argument("--prompt", default="", metavar="ID", help="only samples of the prompt with this prompt_id")
     parser.add_argument("-n", "--most", type=_positive, default=10, metavar="N", help="samples to print (default: 10)")
     parser.add_argument("--full", action="store_true", help="print texts whole, not their first 1,000 characters")
     parser.add_argument("--json", action="store_true", help="print one JSON object a sample, with all columns")
@@ -152,6 +159,15 @@ def _runs_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=["list", "delete"])
     parser.add_argument("runs", nargs="*", type=_run_name, metavar="RUN", help="ids of finished runs, for delete")
     parser.add_argument("--redis", metavar="URL", required=True, help="its password in PLAUDIT_REDIS_PASSWORD")
+
+
+def _export_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, metavar="RUN", help="id of the run, or its folder")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help="a new folder")
+    parser.add_argument("--version", default="", help="policy version, as in weights/ (default: the newest)")
+    parser.add_argument(
+        "--runs-folder", type=Path, default=Path("runs"), metavar="FOLDER", help="folder of the runs (default: runs)"
+    )
 
 
 def _no_arguments(_: argparse.ArgumentParser) -> None:
@@ -197,6 +213,12 @@ COMMANDS: dict[str, Command] = {
         "runs",
         "list the runs in an external Redis, delete finished ones",
         _runs_arguments,
+    ),
+    "export": Command(
+        "plaudit_workers.training.export",
+        "export",
+        "write a run's newest weights as a whole model, adapters merged",
+        _export_arguments,
     ),
     "validate": Command(
         "plaudit_workers.job.commands",

@@ -56,6 +56,8 @@ class ProcessSettings:
     model_servers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """``PLAUDIT_MODEL_SERVERS``: JSON, by scorer of kind ``model`` where its servers are: a list of URLs, of names that
     stand for many addresses, or of ``file://`` folders that list them."""
+    scoring_version: str = ""
+    """``PLAUDIT_SCORING_VERSION``: version of the job's scoring; empty: a digest of the scorers and their files."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> ProcessSettings:
@@ -85,6 +87,7 @@ class ProcessSettings:
             health_port=int(port),
             log_file=Path(log_file) if log_file else None,
             model_servers=model_servers(environment),
+            scoring_version=environment.get("PLAUDIT_SCORING_VERSION", ""),
         )
 
 

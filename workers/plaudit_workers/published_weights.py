@@ -1,6 +1,7 @@
 """The contract of a folder of published weights: digest and probe. Written by the trainer, checked by rollouts.
 
-``weights/<incarnation>.<number>/`` holds ``*.safetensors``, configuration, tokenizer, and ``probe.json``.
+``weights/<incarnation>.<number>/`` holds ``*.safetensors``, configuration, tokenizer, and ``probe.json``. With
+``trainer.lora`` it holds the adapters only, in peft's format.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from pathlib import Path
 import msgspec
 
 PROBE_FILE = "probe.json"
+WEIGHTS_FILE = "model.safetensors"
+ADAPTER_FILE = "adapter_model.safetensors"
+ADAPTER_CONFIG_FILE = "adapter_config.json"
 _CHUNK_BYTES = 1 << 20
 
 

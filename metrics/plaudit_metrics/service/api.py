@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,23 +25,13 @@ from plaudit_metrics.service.answers import (
 )
 from plaudit_metrics.service.guard import BrowserGuard
 from plaudit_metrics.service.openapi import MOST_SAMPLES, MOST_STEPS, MOST_TRACED, document
+from plaudit_metrics.service.parameters import RefusedRequestError, count, point_in_time, shown, whole_number
+from plaudit_metrics.service.stored_samples import StoredSamples
 from plaudit_metrics.service.view import RunView
 from plaudit_metrics.sources.kept_steps import ClosedStep
 from plaudit_metrics.sources.queue_history import MOST_LOOKS
 from plaudit_metrics.sources.run_snapshot import RunSnapshot
 from plaudit_wire.trace_context import traceparent
-
-_MOST_DIGITS = 18
-_SHOWN = 80
-"""Characters of a wrong parameter that its error repeats."""
-
-
-class _RefusedRequestError(Exception):
-    """A request that is refused, with status and message."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class Api:
@@ -51,10 +42,19 @@ class Api:
         view: the state of the run.
         problem: why the service is not ready; empty when it is.
         hosts: names by which clients may address it, besides its own (``BrowserGuard``).
+        run_folder: holds the stored samples; None: the service has none.
     """
 
-    def __init__(self, run: str, view: RunView, problem: Callable[[], str], hosts: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        run: str,
+        view: RunView,
+        problem: Callable[[], str],
+        hosts: Collection[str] = (),
+        run_folder: Path | None = None,
+    ) -> None:
         self._run = run
+        self._stored = StoredSamples(run, run_folder)
         self._view = view
         self._problem = problem
         self._hosts = hosts
@@ -69,6 +69,7 @@ class Api:
                 Route("/api/v1/steps/{step}", self._step),
                 Route("/api/v1/steps/{step}/samples", self._samples),
                 Route("/api/v1/steps/{step}/trace", self._trace),
+                *self._stored.routes(),
                 Route("/api/v1/verdict", self._verdict),
                 Route("/api/v1/failures", self._failures),
                 Route("/api/v1/queues", self._queues),
@@ -76,7 +77,7 @@ class Api:
                 Route("/healthz", self._healthz),
                 Route("/readyz", self._readyz),
             ],
-            exception_handlers={_RefusedRequestError: _refuse},
+            exception_handlers={RefusedRequestError: _refuse},
             middleware=[Middleware(BrowserGuard, hosts=self._hosts)],
         )
 
@@ -84,7 +85,7 @@ class Api:
         return Response(generate_latest(self._view.series.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _steps(self, request: Request) -> Response:
-        steps = self._view.kept.newest(_count(request, "newest", MOST_STEPS, MOST_STEPS))
+        steps = self._view.kept.newest(count(request, "newest", MOST_STEPS, MOST_STEPS))
         return _json({"run": self._run, "steps": [step_summary(step) for step in steps]})
 
     async def _step(self, request: Request) -> Response:
@@ -92,17 +93,16 @@ class Api:
 
     async def _samples(self, request: Request) -> Response:
         step = self._find(request)
-        count = _count(request, "slowest", 20, MOST_SAMPLES)
         samples = [
             sample | {"traceparent": traceparent(self._run, sample["group"], sample["index"])}
-            for sample in sample_details(step, count)
+            for sample in sample_details(step, count(request, "slowest", 20, MOST_SAMPLES))
         ]
         return _json({"run": self._run, "step": step.record.step, "samples": samples})
 
     async def _trace(self, request: Request) -> Response:
         step = self._find(request)
-        count = _count(request, "slowest", MOST_TRACED, MOST_TRACED)
-        timeline = step_timeline(step, self._view.kept.samples(step.record.step), count)
+        most = count(request, "slowest", MOST_TRACED, MOST_TRACED)
+        timeline = step_timeline(step, self._view.kept.samples(step.record.step), most)
         name = f"{self._run}-step-{step.record.step}.json"
         return Response(
             msgspec.json.encode(timeline),
@@ -116,7 +116,7 @@ class Api:
     async def _verdict(self, _: Request) -> Response:
         recent = self._view.kept.newest(RECENT_STEPS)
         if not recent:
-            raise _RefusedRequestError(404, "no step has closed yet")
+            raise RefusedRequestError(404, "no step has closed yet")
         return _json({"run": self._run} | verdict_detail([step.record for step in recent]))
 
     async def _failures(self, _: Request) -> Response:
@@ -125,8 +125,8 @@ class Api:
         return _json({"run": self._run, "samples": counts.samples, "unscored": counts.unscored, "failures": failures})
 
     async def _queues(self, request: Request) -> Response:
-        looks = self._view.queues.after(_point_in_time(request, "after"))
-        looks = looks[-_count(request, "newest", MOST_LOOKS, MOST_LOOKS) :]
+        looks = self._view.queues.after(point_in_time(request, "after"))
+        looks = looks[-count(request, "newest", MOST_LOOKS, MOST_LOOKS) :]
         workers = self._view.snapshot.worker_records
         return _json({"run": self._run, "looks": [_look(seen) for seen in looks], "workers": workers})
 
@@ -140,19 +140,19 @@ class Api:
 
     def _find(self, request: Request) -> ClosedStep:
         text = request.path_params["step"]
-        number = _whole_number(text)
+        number = whole_number(text)
         step = None if number is None else self._view.kept.get(number)
         if step is None:
-            raise _RefusedRequestError(
-                404, f"step {text[:_SHOWN]} is not available: it has not closed yet, was rolled back, or is too old"
+            raise RefusedRequestError(
+                404, f"step {shown(text)} is not available: it has not closed yet, was rolled back, or is too old"
             )
         return step
 
 
 def _look(seen: RunSnapshot) -> dict[str, Any]:
     workers: dict[str, dict[str, int]] = {}
-    for (role, state), count in seen.workers.items():
-        workers.setdefault(role, {})[state] = count
+    for (role, state), number in seen.workers.items():
+        workers.setdefault(role, {})[state] = number
     return {
         "time": seen.time,
         "streams": seen.streams,
@@ -164,34 +164,10 @@ def _look(seen: RunSnapshot) -> dict[str, Any]:
     }
 
 
-def _count(request: Request, name: str, default: int, most: int) -> int:
-    text = request.query_params.get(name, str(default))
-    number = _whole_number(text)
-    if number is None or not 1 <= number <= most:
-        raise _RefusedRequestError(400, f"{name} is {text[:_SHOWN]!r}; give a whole number from 1 to {most}")
-    return number
-
-
-def _whole_number(text: str) -> int | None:
-    """Return the number; None for other text (``²`` is a digit too) and for numbers of more digits than any count."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else None
-
-
-def _point_in_time(request: Request, name: str) -> float:
-    text = request.query_params.get(name, "0")
-    try:
-        time = float(text)
-    except ValueError:
-        time = -1.0
-    if not 0 <= time < float("inf"):
-        raise _RefusedRequestError(400, f"{name} is {text[:_SHOWN]!r}; give seconds since the epoch, at least 0")
-    return time
-
-
 def _json(content: dict[str, Any]) -> Response:
     return Response(msgspec.json.encode(content), media_type="application/json")
 
 
 async def _refuse(_: Request, error: Exception) -> Response:
-    assert isinstance(error, _RefusedRequestError)
+    assert isinstance(error, RefusedRequestError)
     return JSONResponse({"error": str(error)}, status_code=error.status)

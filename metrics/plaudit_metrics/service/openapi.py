@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import Any, get_args
 
+import msgspec
+
+from plaudit_metrics.service.parameters import MOST_CHARACTERS as TEXT_CHARACTERS
 from plaudit_metrics.sources.queue_history import MOST_LOOKS
+from plaudit_metrics.sources.samples.detail import SampleDetail
+from plaudit_metrics.sources.samples.query import FAILED, Order
+from plaudit_metrics.sources.samples.texts import MOST_CHARACTERS
 from plaudit_metrics.statistics.stages import STAGES
 from plaudit_metrics.statistics.verdict import VERDICTS
+from plaudit_wire.records import OUTCOMES, Split
 
 MOST_STEPS = 500
 """Number of steps that are kept and served."""
@@ -15,6 +23,13 @@ MOST_SAMPLES = 100
 """Number of slowest samples that are kept with a step."""
 MOST_TRACED = 5000
 """Number of samples in a timeline, the slowest first: more would overwhelm a browser."""
+
+MOST_LISTED = 200
+"""Number of stored samples on one page of a search."""
+CHARACTERS = 20_000
+"""Number of characters of each text of a stored sample, unless the request asks for more."""
+ORDERS = get_args(Order)
+SAMPLE_OUTCOMES = (*OUTCOMES, FAILED)
 
 _NUMBER = {"type": "number"}
 _INTEGER = {"type": "integer"}
@@ -56,6 +71,21 @@ def _paths() -> dict[str, Any]:
             traced,
             fails=("400", "404"),
         ),
+        "/api/v1/samples": _get(
+            "Stored samples, the newest steps first, with the conditions that all of them fulfil",
+            _reference("SamplePage"),
+            *_conditions(),
+            fails=("400", "500"),
+        ),
+        "/api/v1/samples/{step}/{group}/{index}": _get(
+            "One stored sample with its conversation",
+            _reference("SampleDetail"),
+            _STEP,
+            _path("group", "id of the sample's group", _TEXT),
+            _path("index", "index of the sample in its group", _INTEGER),
+            _query("characters", "number of characters of each text", CHARACTERS, MOST_CHARACTERS),
+            fails=("400", "404", "500"),
+        ),
         "/api/v1/verdict": _get("What the newest step waited for", _reference("Verdict"), fails=("404",)),
         "/api/v1/failures": _get(
             "Samples without a score since the newest step closed, and the first reason of each kind",
@@ -78,7 +108,29 @@ def _paths() -> dict[str, Any]:
     }
 
 
-_STEP = {"name": "step", "in": "path", "required": True, "description": "number of the step", "schema": _INTEGER}
+def _conditions() -> list[dict[str, Any]]:
+    step, text = {"type": "integer", "minimum": 0}, {"type": "string", "maxLength": TEXT_CHARACTERS}
+    return [
+        _parameter("first_step", "the first step", step),
+        _parameter("last_step", "the last step", step),
+        _parameter("outcome", "how the scoring ended; failed: without a score", _one_of(SAMPLE_OUTCOMES)),
+        _parameter("lowest", "the least score", _NUMBER),
+        _parameter("highest", "the greatest score", _NUMBER),
+        _parameter("data_source", "the data source", text),
+        _parameter("split", "train or validation", _one_of(get_args(Split))),
+        _parameter("group", "id of a group: its samples", text),
+        _parameter("prompt_id", "prompt_id of a sample: the samples of the same prompt in all steps", text),
+        _parameter("order", "of the samples of one step", _one_of(ORDERS)),
+        _parameter("start", "the next of the page before; without it the first page", text),
+        _query("most", "number of samples on the page", 50, MOST_LISTED),
+    ]
+
+
+def _path(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "description": description, "schema": schema}
+
+
+_STEP = _path("step", "number of the step", _INTEGER)
 
 
 def _schemas() -> dict[str, Any]:
@@ -128,6 +180,17 @@ def _schemas() -> dict[str, Any]:
                 "recent": {"type": "object", "additionalProperties": _INTEGER},
             }
         ),
+        "SamplePage": _object(
+            {
+                "run": _TEXT,
+                "samples": _array("ListedSample"),
+                "next": {"type": ["string", "null"], "description": "start of the next page; a page may be empty"},
+                "first_step": {"type": ["integer", "null"], "description": "the first step with stored samples"},
+                "last_step": {"type": ["integer", "null"]},
+                "problem": {"type": "string", "description": "why there are no stored samples, and the remedy"},
+            }
+        ),
+        **msgspec.json.schema_components([SampleDetail], ref_template="#/components/schemas/{name}")[1],
         "Failure": _object({"scorer": _TEXT, "outcome": _TEXT, "reason": _TEXT, "count": _INTEGER}),
         "Look": _object(_look()),
         "Worker": _object({"worker": _TEXT, "role": _TEXT})
@@ -167,6 +230,10 @@ def _get(
 
 def _query(name: str, description: str, default: int, most: int) -> dict[str, Any]:
     return _parameter(name, description, {"type": "integer", "minimum": 1, "maximum": most, "default": default})
+
+
+def _one_of(choices: Sequence[str]) -> dict[str, Any]:
+    return {"type": "string", "enum": list(choices)}
 
 
 def _parameter(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:

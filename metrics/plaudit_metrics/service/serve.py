@@ -88,7 +88,13 @@ async def _serve_on(
     snapshots = _SnapshotTaker(client, keys, view)
     server = HttpServer(
         uvicorn.Config(
-            Api(settings.run, view, lambda: _problem(reader, snapshots), settings.allowed_hosts).application(),
+            Api(
+                settings.run,
+                view,
+                lambda: _problem(reader, snapshots),
+                settings.allowed_hosts,
+                settings.run_folder,
+            ).application(),
             lifespan="off",
             log_config=None,
             access_log=False,

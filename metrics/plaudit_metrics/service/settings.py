@@ -31,7 +31,8 @@ class ServiceSettings:
     """``PLAUDIT_METRICS_ALLOWED_HOSTS``: names by which browsers may address it besides ``localhost``, addresses and
     Kubernetes' own names, separated by commas: an ingress's, for example. ``*`` allows all."""
     run_folder: Path | None = None
-    """``PLAUDIT_RUN_FOLDER``: its ``steps.jsonl`` supplies steps that ``events`` no longer holds; None = none."""
+    """``PLAUDIT_RUN_FOLDER``: its ``steps.jsonl`` supplies steps that ``events`` no longer holds, and
+    its ``samples`` the stored samples; None = none."""
     log_file: Path | None = None
     """``PLAUDIT_LOG_FILE``: JSON lines go there; None = standard error."""
     latency_threshold_s: float = 30.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import msgspec
 import pyarrow.parquet
 
 from plaudit_metrics.sources.kept_steps import StepSamples
+from plaudit_metrics.sources.samples.files import samples_file
 from plaudit_wire.records import GenerationRecord, GroupRecord, SampleRecord, ScorerRecord, ScoringRecord, Stamps
 
 Row = Mapping[str, Any]
@@ -35,13 +36,13 @@ def read_step_samples(run_folder: Path, step: int, incarnation: int) -> StepSamp
     Raises:
         FileNotFoundError: the run did not store its samples, or the step was never closed.
     """
-    path = run_folder / "samples" / f"step-{step:06d}-i{incarnation}.parquet"
-    rows = [dict(row) for row in pyarrow.parquet.read_table(path).to_pylist()]
+    rows = pyarrow.parquet.read_table(samples_file(run_folder, step, incarnation)).to_pylist()
     terminal = [row for row in rows if row["outcome"] is not None]
-    return StepSamples([_sample(row) for row in terminal], list(_groups(rows)))
+    return StepSamples([sample_of_row(row) for row in terminal], list(_groups(rows)))
 
 
-def _sample(row: Row) -> SampleRecord:
+def sample_of_row(row: Row) -> SampleRecord:
+    """Return the record of a sample that ended."""
     generated = row["generate_s"] is not None
     return SampleRecord(
         group=row["group"],
@@ -50,7 +51,7 @@ def _sample(row: Row) -> SampleRecord:
         step=row["step"],
         data_source=row["data_source"],
         stamps=Stamps(**_named(row, _STAMPS)),
-        scoring=ScoringRecord(**_named(row, _SCORING), scorers=_scorers(row)),
+        scoring=ScoringRecord(**_named(row, _SCORING), scorers=scorers_of_row(row)),
         generation=GenerationRecord(**_named(row, _GENERATION)) if generated else None,
         deliveries=row["deliveries"],
     )
@@ -60,26 +61,33 @@ def _groups(rows: Iterable[Row]) -> Iterable[GroupRecord]:
     of_groups: dict[str, list[Row]] = {}
     for row in rows:
         of_groups.setdefault(row["group"], []).append(row)
-    for group, of_group in of_groups.items():
-        first = of_group[0]
-        yield GroupRecord(
-            group=group,
-            split=first["split"],
-            step=first["step"],
-            end=first["end"],
-            num_samples=len(of_group),
-            num_scored=sum(row["outcome"] == "scored" for row in of_group),
-            admitted=first["admitted_at"],
-            closed=first["group_closed_at"],
-            terminal=first["group_terminal_at"],
-            ready=first["group_ready_at"],
-            taken=first["group_taken_at"],
-            reason=first["end_reason"] or "",
-        )
+    return map(group_of_rows, of_groups.values())
 
 
-def _scorers(row: Row) -> dict[str, ScorerRecord]:
-    """Read ``scorer/<name>/<field>`` and ``scorer/<name>/extra/<extra>``; a scorer that was not asked has none."""
+def group_of_rows(rows: Sequence[Row]) -> GroupRecord:
+    """Return the record of the group to which the rows belong."""
+    first = rows[0]
+    return GroupRecord(
+        group=first["group"],
+        split=first["split"],
+        step=first["step"],
+        end=first["end"],
+        num_samples=len(rows),
+        num_scored=sum(row["outcome"] == "scored" for row in rows),
+        admitted=first["admitted_at"],
+        closed=first["group_closed_at"],
+        terminal=first["group_terminal_at"],
+        ready=first["group_ready_at"],
+        taken=first["group_taken_at"],
+        reason=first["end_reason"] or "",
+    )
+
+
+def scorers_of_row(row: Row) -> dict[str, ScorerRecord]:
+    """Return the result of each scorer from the columns ``scorer/<name>/<field>`` and ``scorer/<name>/extra/<extra>``.
+
+    A scorer that was not asked has none.
+    """
     fields: dict[str, dict[str, Any]] = {}
     for column, value in row.items():
         kind, _, rest = column.partition("/")

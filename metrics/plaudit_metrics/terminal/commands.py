@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from plaudit_metrics.sources.history import FILE_NAME, flat_step, read_steps
+from plaudit_metrics.sources.samples.files import UnreadableFileError
 from plaudit_wire.printable import printable
 from plaudit_wire.records import StepRecord
 
@@ -89,7 +90,7 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
 def _exit_code(work: Callable[[], None]) -> int:
     try:
         work()
-    except (_UnknownRunError, OSError) as error:
+    except (_UnknownRunError, UnreadableFileError, OSError) as error:
         sys.stderr.write(printable(f"{error}", keep="\n") + "\n")
         return _REFUSED
     return 0

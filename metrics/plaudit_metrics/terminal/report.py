@@ -25,11 +25,14 @@ from plaudit_metrics.service.answers import (
     step_timeline,
     verdict_detail,
 )
-from plaudit_metrics.service.page import FOLDER, library
+from plaudit_metrics.service.page import FOLDER as PAGE
+from plaudit_metrics.service.page import library
 from plaudit_metrics.sources.history import FILE_NAME, read_steps
 from plaudit_metrics.sources.kept_steps import ClosedStep, StepSamples
+from plaudit_metrics.sources.samples.files import FOLDER
 from plaudit_metrics.sources.stored import read_step_samples
 from plaudit_metrics.statistics.steps import slowest_samples
+from plaudit_metrics.terminal.carried_samples import carried_samples
 from plaudit_wire.records import StepRecord
 
 MOST_STEPS = 2000
@@ -65,6 +68,7 @@ def report(run_folder: Path, run: str) -> str:
         answers["verdict"] = {"run": run} | verdict_detail([step.record for step in steps[-RECENT_STEPS:]])
     for age, step in enumerate(reversed(steps)):
         answers |= _of_step(run_folder, step, age)
+    answers |= carried_samples(run_folder / FOLDER)
     return _html(answers)
 
 
@@ -98,9 +102,9 @@ def _ledger(run_folder: Path) -> Any:
 
 def _html(answers: dict[str, Any]) -> str:
     """Return the page, with the files that it would load in their place."""
-    page = (FOLDER / "index.html").read_text()
-    styles = library("uplot.css").read_text() + (FOLDER / "style.css").read_text()
-    icon = base64.b64encode((FOLDER / "icon.svg").read_bytes()).decode()
+    page = (PAGE / "index.html").read_text()
+    styles = library("uplot.css").read_text() + (PAGE / "style.css").read_text()
+    icon = base64.b64encode((PAGE / "icon.svg").read_bytes()).decode()
     scripts = [library("uplot.js").read_text(), _joined("main.js")]
     policy = _POLICY.format(scripts=" ".join(map(_hash, scripts)))
     head = (
@@ -123,16 +127,16 @@ def _joined(entry: str) -> str:
 
 
 def _source(name: str) -> str:
-    inside = _IMPORT.sub(r'const \g<names> = modules["\g<file>"];\n', (FOLDER / name).read_text())
+    inside = _IMPORT.sub(r'const \g<names> = modules["\g<file>"];\n', (PAGE / name).read_text())
     return inside.replace("\nexport ", "\n")
 
 
 def _exports(name: str) -> str:
-    return f"return {{ {', '.join(_EXPORT.findall((FOLDER / name).read_text()))} }};\n"
+    return f"return {{ {', '.join(_EXPORT.findall((PAGE / name).read_text()))} }};\n"
 
 
 def _in_order(name: str, done: list[str]) -> Iterable[str]:
-    for imported in _IMPORT.finditer((FOLDER / name).read_text()):
+    for imported in _IMPORT.finditer((PAGE / name).read_text()):
         if imported["file"] not in done:
             yield from _in_order(imported["file"], done)
     if name not in done:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from plaudit_operator.admission.frozen import parsed, spec_in_effect
+from plaudit_operator.admission.frozen import FrozenSpec, parsed, spec_in_effect
 from plaudit_operator.admission.support import unsupported
 from plaudit_operator.names import Reason
 from plaudit_operator.platform import Platform
@@ -60,6 +60,10 @@ class Admitted:
     """Defaults for its pods when the job was admitted; None before the first reconcile."""
     written: Mapping[str, str] = field(default_factory=dict)
     """Data of the job's ConfigMap; empty before the first reconcile."""
+    kind: str = "RLJob"
+    """Kind of the object."""
+    revision: str = ""
+    """Revision of a RewardService's scoring; empty for an RLJob, whose scoring never changes."""
     reason: str = Reason.VALID
     message: str = "valid and in effect"
     """A reason other than ``Valid`` means that the edit was rejected and the running job keeps its old spec."""
@@ -82,7 +86,14 @@ def admit(job_object: Object, config: Object | None, files: Object | None) -> Ad
         files: the ConfigMap that ``spec.files`` names; used only before admission. None if missing.
     """
     if config is not None and "spec.json" in config.get("data", {}):
-        return _frozen(job_object, config["data"])
+        data = config["data"]
+        admitted, accepted = (msgspec.json.decode(data[name]) for name in ("spec.json", "current.json"))
+        return as_admitted(data, spec_in_effect(job_object, admitted, accepted))
+    return admitted_anew(job_object, files)
+
+
+def admitted_anew(job_object: Object, files: Object | None) -> Admitted | Refused:
+    """Validate an object whose spec is not in effect yet, and read its files."""
     job, problems = parsed(job_object, job_object["spec"])
     problems = problems or [*kubernetes_problems(job), *unsupported(job)]
     if problems:
@@ -95,12 +106,16 @@ def admit(job_object: Object, config: Object | None, files: Object | None) -> Ad
     return Admitted(job, dict(job_object["spec"]), dict(job_object["spec"]), found, {})
 
 
-def _frozen(job_object: Object, data: Mapping[str, str]) -> Admitted:
-    admitted = msgspec.json.decode(data["spec.json"])
-    spec = spec_in_effect(job_object, admitted, msgspec.json.decode(data["current.json"]))
+def as_admitted(data: Mapping[str, str], spec: FrozenSpec) -> Admitted:
+    """Read what was admitted.
+
+    Args:
+        data: of its ConfigMap.
+        spec: the one in effect.
+    """
     return Admitted(
         job=spec.job,
-        spec=admitted,
+        spec=msgspec.json.decode(data["spec.json"]),
         current=spec.written,
         files=tuple(
             JobFile(f["key"], f["path"], data.get(f["key"], "")) for f in msgspec.json.decode(data["files.json"])

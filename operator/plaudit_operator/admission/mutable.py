@@ -24,8 +24,9 @@ def overlaid(admitted: Data, current: Data) -> dict[str, Any]:
         current: ``spec`` as it is now.
     """
     if _whole(admitted) and "rollout" in admitted:
-        fixed = {"replicas": admitted["rollout"]["replicas"]} if "replicas" in admitted["rollout"] else {}
-        rollout = {key: value for key, value in (current.get("rollout") or {}).items() if key != "replicas"}
+        sizes = ("replicas", "groups")
+        fixed = {key: value for key, value in admitted["rollout"].items() if key in sizes}
+        rollout = {key: value for key, value in (current.get("rollout") or {}).items() if key not in sizes}
         current = {**current, "rollout": rollout | fixed}
     return _overlaid(admitted, current, Spec)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from plaudit_operator import names
@@ -44,24 +44,37 @@ def _templates(context: JobContext) -> Iterator[tuple[str, str, Callable[[], Man
     spec = context.admitted.current  # as the user wrote it: a default of another version is no change
     workers = {k: v for k, v in (spec["reward"].get("workers") or {}).items() if k not in ("replicas", "autoscaling")}
     reward_inputs = {k: v for k, v in spec["reward"].items() if k != "gateway"} | {"workers": workers}
-    yield "reward", digest(reward_inputs), lambda: reward.template(context)
+    yield "reward", context.revision or digest(reward_inputs), lambda: reward.template(context)
     yield "metrics", digest(spec.get("metrics")), lambda: metrics.template(context)
     if transport.managed(context):
         yield "redis", digest(spec.get("transport")), lambda: transport.template(context)
     for scorer in reward_model.served(context):
-        inputs = digest(next(s for s in spec["reward"]["scorers"] if s["name"] == scorer.name)["model"])
+        inputs = reward_model.generation(context, scorer) or digest(
+            next(s for s in spec["reward"]["scorers"] if s["name"] == scorer.name)["model"]
+        )
         yield f"model/{scorer.name}", inputs, lambda scorer=scorer: reward_model.template(context, scorer)  # type: ignore[misc]
     if gateway.is_served(context):
         own = {k: v for k, v in (spec["reward"].get("gateway") or {}).items() if k != "replicas"}
-        yield "gateway", digest(own), lambda: gateway.template(context)
+        inputs = digest([own, context.revision] if context.revision else own)
+        yield "gateway", inputs, lambda: gateway.template(context)
     if context.spec.trains:
-        rollout_inputs = {k: v for k, v in (spec.get("rollout") or {}).items() if k != "replicas"}
-        yield "rollout", digest(rollout_inputs), lambda: rollout.template(context)
+        shared = {k: v for k, v in (spec.get("rollout") or {}).items() if k not in ("replicas", "groups")}
+        for group in rollout.groups(context):
+            inputs = digest(shared | _own_inputs(spec, group.name))
+            yield group.child, inputs, lambda group=group: rollout.template(context, group)  # type: ignore[misc]
         yield "trainer", digest(spec.get("trainer")), lambda: trainer.template(context)
 
 
+def _own_inputs(spec: Mapping[str, Any], group: str) -> dict[str, Any]:
+    """Return what the user wrote for a rollout group; empty for a job without groups."""
+    groups: Sequence[Mapping[str, Any]] = (spec.get("rollout") or {}).get("groups") or []
+    written: Mapping[str, Any] = next((each for each in groups if each["name"] == group), {})
+    own = {k: v for k, v in written.items() if k != "replicas"}
+    return {"group": own} if own else {}
+
+
 def manifests(context: JobContext, templates: Templates, *, suspended: bool, waits: bool) -> list[Manifest]:
-    """Return all children except the trainer's Jobs and the Secret, which are created once and never changed.
+    """Return all children except Jobs and the Secret, which are created once and never changed.
 
     Args:
         context: the job.
@@ -82,6 +95,8 @@ def manifests(context: JobContext, templates: Templates, *, suspended: bool, wai
         *autoscaling.manifests(context, suspended=suspended or waits),
         *network_policies.manifests(context),
     ]
+    if context.revision:
+        children.append(job_config.revision_config(context))
     if transport.managed(context):
         children += transport.manifests(context, *frozen("redis"), rests=suspended and context.spec.scheduling.whole)
     for scorer in reward_model.served(context):
@@ -89,7 +104,9 @@ def manifests(context: JobContext, templates: Templates, *, suspended: bool, wai
     if gateway.is_served(context):
         children += gateway.manifests(context, *frozen("gateway"))
     if context.spec.trains:
-        children += [*rollout.manifests(context, *frozen("rollout")), trainer.service(context)]
+        for group in rollout.groups(context):
+            children += rollout.manifests(context, group, *frozen(group.child))
+        children += [*rollout.service(context), trainer.service(context)]
     children += [disruption_budget(context, role) for role, count in _budgeted(context).items() if count >= 2]
     return children
 
@@ -99,13 +116,15 @@ def _budgeted(context: JobContext) -> dict[str, int]:
     counts = {"reward": workers.autoscaling.min_replicas if workers.autoscaling else workers.replicas}
     if gateway.is_served(context):
         counts["gateway"] = context.spec.reward.gateway.replicas
-    return counts | ({"rollout": context.spec.rollout.replicas} if context.spec.trains else {})
+    # A budget with maxUnavailable does not apply to Jobs.
+    single = [group for group in rollout.groups(context) if not group.spans_pods] if context.spec.trains else []
+    return counts | {"rollout": sum(group.spec.replicas for group in single)}
 
 
 def gang_deployments(context: JobContext, templates: Templates) -> frozenset[str]:
     """Return the names of the Deployments whose pods belong to the job's gang."""
-    objects = {"rollout": names.role_object(context.name, "rollout")}
-    objects |= {f"model/{s.name}": names.model_object(context.name, s.name) for s in reward_model.served(context)}
+    objects = {group.child: names.rollout_object(context.name, group.name) for group in rollout.groups(context)}
+    objects |= {f"model/{s.name}": reward_model.object_name(context, s) for s in reward_model.served(context)}
     members = (child for child in objects if child in templates and gang.is_member(templates[child]["template"]))
     return frozenset(objects[child] for child in members)
 
@@ -119,9 +138,10 @@ def fixed_replicas(context: JobContext) -> dict[str, int | None]:
     }
     for scorer in reward_model.served(context):
         assert scorer.model is not None
-        counts[names.model_object(context.name, scorer.name)] = scorer.model.replicas
+        counts[reward_model.object_name(context, scorer)] = scorer.model.replicas
     if gateway.is_served(context):
         counts[names.role_object(context.name, "gateway")] = context.spec.reward.gateway.replicas
     if context.spec.trains:
-        counts[names.role_object(context.name, "rollout")] = context.spec.rollout.replicas
+        single = (group for group in rollout.groups(context) if not group.spans_pods)
+        counts |= {names.rollout_object(context.name, group.name): group.spec.replicas for group in single}
     return counts

@@ -17,7 +17,7 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True)
 class JobContext:
-    """An admitted RLJob, with everything that its manifests depend on."""
+    """An admitted RLJob or RewardService, with everything that its manifests depend on."""
 
     name: str
     namespace: str
@@ -44,6 +44,11 @@ class JobContext:
     def files(self) -> tuple[JobFile, ...]:
         """Return the files of the job."""
         return self.admitted.files
+
+    @property
+    def revision(self) -> str:
+        """Return the revision of a RewardService's scoring; empty for an RLJob."""
+        return self.admitted.revision
 
     @property
     def run(self) -> str:
@@ -80,7 +85,7 @@ class JobContext:
             "ownerReferences": [
                 {
                     "apiVersion": self.job.api_version,
-                    "kind": self.job.kind,
+                    "kind": self.admitted.kind,
                     "name": self.name,
                     "uid": self.uid,
                     "controller": True,

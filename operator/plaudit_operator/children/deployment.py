@@ -14,7 +14,7 @@ def deployment(
     template: Manifest,
     inputs: str,
     strategy: Manifest,
-    **selector: str,
+    **labels: str,
 ) -> Manifest:
     """Return a Deployment without ``replicas``, which are set at creation and then through the scale subresource.
 
@@ -25,13 +25,12 @@ def deployment(
         template: frozen pod template.
         inputs: digest of the part of the spec that the template is rendered from.
         strategy: update strategy.
-        **selector: ``scorer``, if a label has to separate its pods from others of the role.
+        **labels: separate its pods from others of the role.
     """
-    extra = {names.LABEL_SCORER: selector["scorer"]} if "scorer" in selector else {}
-    metadata = context.metadata(name, role, **extra)
+    metadata = context.metadata(name, role, **labels)
     metadata["annotations"] = {names.INPUTS: inputs}
     spec = {
-        "selector": {"matchLabels": {**context.labels(role), **extra}},
+        "selector": {"matchLabels": {**context.labels(role), **labels}},
         "revisionHistoryLimit": 2,
         "strategy": strategy,
         "template": template,
@@ -40,17 +39,16 @@ def deployment(
 
 
 def service(
-    context: JobContext, name: str, role: str, ports: dict[str, int], *, headless: bool = False, **selector: str
+    context: JobContext, name: str, role: str, ports: dict[str, int], *, headless: bool = False, **labels: str
 ) -> Manifest:
-    """Return a Service that selects the pods of a role."""
-    extra = {names.LABEL_SCORER: selector["scorer"]} if "scorer" in selector else {}
+    """Return a Service that selects the pods of a role with these labels."""
     spec: Manifest = {
-        "selector": {**context.labels(role), **extra},
+        "selector": {**context.labels(role), **labels},
         "ports": [{"name": key, "port": port, "targetPort": port} for key, port in ports.items()],
     }
     if headless:
         spec["clusterIP"] = "None"
-    return context.manifest(SERVICE, context.metadata(name, role, **extra), spec)
+    return context.manifest(SERVICE, context.metadata(name, role, **labels), spec)
 
 
 def disruption_budget(context: JobContext, role: str) -> Manifest:

@@ -38,6 +38,38 @@ def config_map(context: JobContext, templates: Mapping[str, Any]) -> Manifest:
     return context.manifest(CONFIG_MAP, context.metadata(names.job_config(context.name), "job"), data=data)
 
 
+def revision_config(context: JobContext) -> Manifest:
+    """Return the ConfigMap that the reward workers and gateways of a RewardService's present revision read.
+
+    Each revision has one of its own, so that a pod of an earlier one that restarts finds its own scorers.
+    """
+    metadata = context.metadata(
+        names.revision_config(context.name, context.revision), "job", **{names.LABEL_REVISION: context.revision}
+    )
+    data = {"job.yaml": _job_file(context), **{f.key: f.content for f in context.files}}
+    return context.manifest(CONFIG_MAP, metadata, data=data)
+
+
+def revision_labels(context: JobContext, role: str) -> dict[str, str]:
+    """Return the label of the revision for pods that a RewardService replaces with each of its revisions."""
+    return {names.LABEL_REVISION: context.revision} if context.revision and role in REVISED_ROLES else {}
+
+
+def volume_source(context: JobContext, role: str) -> Manifest:
+    """Return the source of the volume with ``job.yaml`` and its files in the pods of a role."""
+    items = [{"key": "job.yaml", "path": "job.yaml"}, *({"key": f.key, "path": f.path} for f in context.files)]
+    if not context.revision:
+        return {"name": names.job_config(context.name), "items": items}
+    if role in REVISED_ROLES:
+        return {"name": names.revision_config(context.name, context.revision), "items": items}
+    # These pods outlive revisions, and later ones may have fewer files.
+    return {"name": names.job_config(context.name), "items": items, "optional": True}
+
+
+REVISED_ROLES = ("reward", "gateway")
+"""Roles of a RewardService whose pods are replaced by a new revision."""
+
+
 def excess(context: JobContext, config: Manifest) -> str:
     """Return why the files of a job do not fit into its ConfigMap, with their sizes; empty if they do."""
     total = sum(len(text.encode()) for text in config["data"].values())
@@ -68,6 +100,8 @@ def _job_file(context: JobContext) -> str:
         return dump_json(_for_processes(job_data(context.job)))
     if written["current.json"] == _json(current):
         return written["job.yaml"]
+    if context.revision:
+        return dump_json(_for_processes(job_data(context.job)))
     resolved = msgspec.json.decode(written["job.yaml"])
     return dump_json(_for_processes({**resolved, "spec": overlaid(resolved["spec"], current)}))
 

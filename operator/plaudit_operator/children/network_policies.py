@@ -9,7 +9,7 @@ import ipaddress
 from urllib.parse import urlsplit
 
 from plaudit_operator import names
-from plaudit_operator.children import gateway, reward_model, transport
+from plaudit_operator.children import gateway, reward_model, rollout, transport
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.runtime.kinds import NETWORK_POLICY
 from plaudit_workers.job.spec.reward import EgressRule
@@ -39,6 +39,8 @@ def manifests(context: JobContext) -> list[Manifest]:
     if context.spec.trains:
         # Ranks rendezvous on one port, and then exchange gradients on ports that NCCL and Gloo choose.
         policies.append(_from_role(context, "trainer", "trainer", []))
+    if context.spec.trains and rollout.service(context):
+        policies.append(_from_role(context, "rollout", "rollout", []))
     return policies
 
 

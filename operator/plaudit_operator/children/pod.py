@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plaudit_operator import names
-from plaudit_operator.children import redis_access
+from plaudit_operator.children import job_config, redis_access
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.gang import joined
 from plaudit_operator.children.merge import strategic_merge
@@ -24,24 +24,29 @@ _STARTS_WITHIN_S = 300
 _READ_ONLY = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 
 _PREPARE = """\
-import os, signal, socket, sys, time
+import json, os, signal, socket, sys, time
 from urllib.parse import urlsplit
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 for part in ("samples", "checkpoints", "weights", "logs"):
     os.makedirs(os.path.join(os.environ["PLAUDIT_RUN_FOLDER"], part), exist_ok=True)
-redis = urlsplit(os.environ["PLAUDIT_REDIS_URL"])
-said = None
-while True:
-    try:
-        socket.create_connection((redis.hostname, redis.port or 6379), timeout=5).close()
-        sys.exit(0)
-    except OSError as error:
-        if str(error) != said:
-            said = str(error)
-            print(f"waiting for Redis at {redis.hostname}:{redis.port or 6379}: {said}", flush=True)
-        time.sleep(0.5)
+def wait_for(what, url, port):
+    host, port, printed = url.hostname, url.port or port, None
+    while True:
+        try:
+            return socket.create_connection((host, port), timeout=5).close()
+        except OSError as error:
+            if str(error) != printed:
+                printed = str(error)
+                print(f"waiting for {what} at {host}:{port}: {printed}", flush=True)
+            time.sleep(0.5)
+wait_for("Redis", urlsplit(os.environ["PLAUDIT_REDIS_URL"]), 6379)
+if "PLAUDIT_SCORING_VERSION" in os.environ:
+    for scorer, urls in json.loads(os.environ.get("PLAUDIT_MODEL_SERVERS", "{}")).items():
+        wait_for(f"the model of {scorer}", urlsplit(urls[0]), 80)
 """
 """Create the run's folder and wait for Redis: a process without Redis exits, and a trainer's exit counts as a failure.
+
+Reward workers of a RewardService also wait for their models: until they are ready, those of the last revision go on.
 
 Process 1 of a container ignores a SIGTERM that it does not handle: without the handler, a pod that is deleted while it
 waits would hold its GPUs for the whole grace period."""
@@ -110,6 +115,7 @@ def pod_template(context: JobContext, process: RolePod) -> Manifest:
         names.MANAGED_BY: names.FIELD_MANAGER,
         **context.labels(process.role),
         names.LABEL_RUN: context.run,
+        **job_config.revision_labels(context, process.role),
         **process.labels,
     }
     metadata: Manifest = {"labels": labels}
@@ -263,8 +269,7 @@ def _volumes(context: JobContext, process: RolePod) -> list[Manifest]:
         *process.extra_volumes,
     ]
     if process.joins_run:
-        items = [{"key": "job.yaml", "path": "job.yaml"}, *({"key": f.key, "path": f.path} for f in context.files)]
-        volumes.append({"name": "job", "configMap": {"name": names.job_config(context.name), "items": items}})
+        volumes.append({"name": "job", "configMap": job_config.volume_source(context, process.role)})
         claim = context.spec.storage.claim_name
         volumes.append({"name": "run", **({"persistentVolumeClaim": {"claimName": claim}} if claim else _EMPTY)})
     for i, (_, secret, keys) in enumerate(_secret_files(process)):

@@ -33,12 +33,16 @@ def template(context: JobContext) -> Manifest:
 
 def _environment(context: JobContext) -> dict[str, str]:
     environment = {"PLAUDIT_HEALTH_PORT": str(names.HEALTH_PORT)}
+    if context.revision:
+        environment["PLAUDIT_SCORING_VERSION"] = context.revision
     servers = reward_model.addresses(context)
     return environment | ({"PLAUDIT_MODEL_SERVERS": json.dumps(servers)} if servers else {})
 
 
 def manifests(context: JobContext, template_: Manifest, inputs: str) -> list[Manifest]:
     """Return the Deployment of the reward workers."""
-    strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 1}}
+    # The workers of a service's last revision score until those of the new one are ready.
+    unavailable = 0 if context.revision else 1
+    strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": unavailable}}
     name = names.role_object(context.name, ROLE)
     return [deployment(context, name, ROLE, template_, inputs, strategy)]

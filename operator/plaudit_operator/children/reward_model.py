@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from plaudit_operator import names
+from plaudit_operator.admission.admission import digest
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.deployment import deployment, service
 from plaudit_operator.children.pod import RolePod, http_probe, pod_template
@@ -33,7 +34,7 @@ def template(context: JobContext, scorer: ScorerSpec) -> Manifest:
         grace_s=30,
         gpus=1 if with_gpu else 0,
         joins_run=False,
-        labels={names.LABEL_SCORER: scorer.name},
+        labels=labels(context, scorer),
         extra_volumes=_volume(context),
         extra_mounts=_mount(context),
     )
@@ -43,11 +44,31 @@ def template(context: JobContext, scorer: ScorerSpec) -> Manifest:
 def addresses(context: JobContext) -> dict[str, list[str]]:
     """Return the URLs of the servers by scorer; one headless name resolves to all of them."""
     return {
-        scorer.name: [
-            f"http://{names.model_object(context.name, scorer.name)}.{context.namespace}.svc:{names.MODEL_PORT}"
-        ]
+        scorer.name: [f"http://{object_name(context, scorer)}.{context.namespace}.svc:{names.MODEL_PORT}"]
         for scorer in served(context)
     }
+
+
+def object_name(context: JobContext, scorer: ScorerSpec) -> str:
+    """Return the name of the Deployment and Service of one scorer's servers."""
+    return names.model_object(context.name, generation(context, scorer) or scorer.name)
+
+
+def labels(context: JobContext, scorer: ScorerSpec) -> dict[str, str]:
+    """Return the labels that separate one scorer's servers from those of others, and from those of its last model."""
+    own = generation(context, scorer)
+    return {names.LABEL_SCORER: scorer.name} | ({names.LABEL_MODEL: own} if own else {})
+
+
+def generation(context: JobContext, scorer: ScorerSpec) -> str:
+    """Return the digest of a RewardService's model; empty for an RLJob, whose models never change.
+
+    Servers of another model get a Deployment of their own: workers of the last revision need theirs until they end.
+    """
+    if not context.revision:
+        return ""
+    written = next(each for each in context.admitted.current["reward"]["scorers"] if each["name"] == scorer.name)
+    return digest({"scorer": scorer.name, **{k: v for k, v in written["model"].items() if k != "replicas"}})[:10]
 
 
 def _volume(context: JobContext) -> tuple[Manifest, ...]:
@@ -62,9 +83,9 @@ def _mount(context: JobContext) -> tuple[Manifest, ...]:
 
 def manifests(context: JobContext, scorer: ScorerSpec, template_: Manifest, inputs: str) -> list[Manifest]:
     """Return the Deployment and Service of one scorer's servers."""
-    name = names.model_object(context.name, scorer.name)
+    name, separate = object_name(context, scorer), labels(context, scorer)
     strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
     return [
-        deployment(context, name, ROLE, template_, inputs, strategy, scorer=scorer.name),
-        service(context, name, ROLE, {"model": names.MODEL_PORT}, headless=True, scorer=scorer.name),
+        deployment(context, name, ROLE, template_, inputs, strategy, **separate),
+        service(context, name, ROLE, {"model": names.MODEL_PORT}, headless=True, **separate),
     ]

@@ -1,4 +1,4 @@
-"""Generate the CustomResourceDefinition of RLJob from the models.
+"""Generate the CustomResourceDefinitions of RLJob and RewardService from the models.
 
 Run as ``python -m plaudit_operator.crd.definition [--check|--print]``.
 
@@ -19,19 +19,19 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from plaudit_operator.crd.rules import RULES, immutability_rules, rules_at, scorer_immutability
-from plaudit_operator.crd.status import PRINTER_COLUMNS, STATUS
-from plaudit_workers.job.loading.schema import job_schema
+from plaudit_operator.crd.rules import LISTS, RULES, immutability_rules, item_immutability, rules_at, service_rules
+from plaudit_operator.crd.status import PRINTER_COLUMNS, SERVICE_COLUMNS, SERVICE_STATUS, STATUS
+from plaudit_operator.runtime.kinds import REWARD_SERVICE, RLJOB, Kind
+from plaudit_workers.job.loading.schema import job_schema, reward_service_schema
 
-TEMPLATE = Path(__file__).parents[3] / "charts" / "plaudit" / "templates" / "crd.yaml"
-GROUP, VERSION, PLURAL = "plaudit.dev", "v1alpha1", "rljobs"
-NAME = f"{PLURAL}.{GROUP}"
+TEMPLATES = Path(__file__).parents[3] / "charts" / "plaudit" / "templates"
 
 MAX_TEXT, MAX_ITEMS, MAX_ENTRIES = 4096, 64, 64
 """Bounds of texts, lists and mappings whose models have none."""
 
 _LIST_KEYS = {
     "reward.scorers": "name",
+    "rollout.groups": "name",
     "files.items": "path",
     "env": "name",
     "volumeMounts": "mountPath",
@@ -47,47 +47,74 @@ _INT_OR_STRING = "x-kubernetes-int-or-string"
 
 
 def custom_resource_definition() -> dict[str, Any]:
-    """Return the definition as plain data."""
+    """Return the definition of RLJob as plain data."""
+    return _definition(RLJOB, "rlj", _rljob(), PRINTER_COLUMNS)
+
+
+def reward_service_definition() -> dict[str, Any]:
+    """Return the definition of RewardService as plain data."""
+    return _definition(REWARD_SERVICE, "rws", _reward_service(), SERVICE_COLUMNS)
+
+
+DEFINITIONS = {"crd.yaml": custom_resource_definition, "crd-rewardservice.yaml": reward_service_definition}
+"""The definitions, by the chart's template that holds each."""
+
+
+def _definition(kind: Kind, short: str, schema: dict[str, Any], columns: list[dict[str, Any]]) -> dict[str, Any]:
+    group, version = kind.api_version.split("/")
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": NAME},
+        "metadata": {"name": f"{kind.plural}.{group}"},
         "spec": {
-            "group": GROUP,
+            "group": group,
             "names": {
-                "kind": "RLJob",
-                "listKind": "RLJobList",
-                "plural": PLURAL,
-                "singular": "rljob",
-                "shortNames": ["rlj"],
+                "kind": kind.kind,
+                "listKind": f"{kind.kind}List",
+                "plural": kind.plural,
+                "singular": kind.kind.lower(),
+                "shortNames": [short],
             },
             "scope": "Namespaced",
             "versions": [
                 {
-                    "name": VERSION,
+                    "name": version,
                     "served": True,
                     "storage": True,
                     "subresources": {"status": {}},
-                    "additionalPrinterColumns": PRINTER_COLUMNS,
-                    "schema": {"openAPIV3Schema": _root()},
+                    "additionalPrinterColumns": columns,
+                    "schema": {"openAPIV3Schema": schema},
                 }
             ],
         },
     }
 
 
-def _root() -> dict[str, Any]:
+def _rljob() -> dict[str, Any]:
     schema = job_schema()
     sections = schema["$defs"]
     spec = _structural(sections["Spec"], sections, "")
     spec["x-kubernetes-validations"] = RULES[""] + immutability_rules(sections)
-    spec["properties"]["reward"]["properties"]["scorers"]["items"]["x-kubernetes-validations"] += scorer_immutability(
-        sections
-    )
+    for path, section in LISTS.items():
+        parent, _, name = path.partition(".")
+        items = spec["properties"][parent]["properties"][name]["items"]
+        items.setdefault("x-kubernetes-validations", []).extend(item_immutability(section, sections))
+    return _root("A job: reinforcement learning of a language model, or a service that scores samples.", spec, STATUS)
+
+
+def _reward_service() -> dict[str, Any]:
+    sections = reward_service_schema()["$defs"]
+    spec = _structural(sections["RewardServiceSpec"], sections, "")
+    spec["x-kubernetes-validations"] = service_rules()
+    described = "A lasting reward service: a change of its scorers, models or images is rolled out."
+    return _root(described, spec, SERVICE_STATUS)
+
+
+def _root(description: str, spec: dict[str, Any], status: dict[str, Any]) -> dict[str, Any]:
     name_rule = "self.metadata.name.size() <= 40 && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')"
     name_message = "metadata.name must be at most 40 of a-z, 0-9 and '-', for example my-job"
     return {
-        "description": "A job: reinforcement learning of a language model, or a service that scores samples.",
+        "description": description,
         "type": "object",
         "required": ["spec"],
         "properties": {
@@ -95,7 +122,7 @@ def _root() -> dict[str, Any]:
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
             "spec": spec,
-            "status": STATUS,
+            "status": status,
         },
         "x-kubernetes-validations": [{"rule": name_rule, "message": name_message}],
     }
@@ -166,9 +193,13 @@ def _object(node: Mapping[str, Any], sections: Mapping[str, Any], path: str) -> 
     return {"properties": properties} | required
 
 
-def chart_template() -> str:
-    """Return the definition as the chart's template; values decide on installation, and on keeping it at uninstall."""
-    definition = custom_resource_definition()
+def chart_template(definition: dict[str, Any] | None = None) -> str:
+    """Return a definition as the chart's template; values decide on installation, and on keeping it at uninstall.
+
+    Args:
+        definition: default: that of RLJob.
+    """
+    definition = definition or custom_resource_definition()
     definition["metadata"]["annotations"] = {"helm.sh/resource-policy": "keep"}
     text = as_yaml(definition)
     if "{{" in text:
@@ -193,22 +224,22 @@ def as_yaml(definition: Mapping[str, Any]) -> str:
 
 
 def main() -> int:
-    """Write the chart's template, check that it is up to date, or print the definition for kubectl."""
+    """Write the chart's templates, check that they are up to date, or print the definitions for kubectl."""
     parser = argparse.ArgumentParser(prog="python -m plaudit_operator.crd.definition", description=main.__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when the template is out of date")
-    parser.add_argument("--print", action="store_true", help="print the definition: kubectl apply --server-side -f -")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when a template is out of date")
+    parser.add_argument("--print", action="store_true", help="print the definitions: kubectl apply --server-side -f -")
     arguments = parser.parse_args()
     if arguments.print:
-        sys.stdout.write(as_yaml(custom_resource_definition()))
+        sys.stdout.write("---\n".join(as_yaml(definition()) for definition in DEFINITIONS.values()))
         return 0
-    text = chart_template()
-    before = TEMPLATE.read_text(encoding="utf-8") if TEMPLATE.exists() else ""
-    if arguments.check and before != text:
-        sys.stderr.write(f"{TEMPLATE} is out of date: run make generate\n")
-        return 1
-    if before != text:
-        TEMPLATE.write_text(text, encoding="utf-8")
-    return 0
+    texts = {TEMPLATES / name: chart_template(definition()) for name, definition in DEFINITIONS.items()}
+    outdated = [path for path, text in texts.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    for path in outdated:
+        if arguments.check:
+            sys.stderr.write(f"{path} is out of date: run make generate\n")
+        else:
+            path.write_text(texts[path], encoding="utf-8")
+    return 1 if arguments.check and outdated else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The schema of an RLJob's ``status``, and the columns of ``kubectl get rlj``. Written by ``status/status.py``."""
+"""The schemas of ``status``, and the columns of ``kubectl get``. ``status/status.py`` writes the status."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ROLE: dict[str, Any] = {
     "type": "object",
     "required": ["name"],
     "properties": {
-        "name": _text("trainer, rollout, reward, transport, metrics, or a reward model's scorer.", 64),
+        "name": _text("trainer, rollout, reward, gateway, transport, metrics, or a reward model's scorer.", 64),
         "desired": _count("Desired pods."),
         "ready": _count("Pods that are ready."),
         "updated": _count("Pods of the newest template."),
@@ -147,5 +147,27 @@ PRINTER_COLUMNS: list[dict[str, Any]] = [
     _column("Restarts", "integer", ".status.restarts", 1),
     _column("Run", "string", ".status.run", 1),
     _column("URL", "string", ".status.url", 1),
+    _column("Age", "date", ".metadata.creationTimestamp"),
+]
+
+
+_OF_JOBS_ONLY = ("attempt", "restarts", "disruptions", "shortAttempts", "lastAttemptStep", "nextAttemptTime")
+"""Fields about attempts of a trainer."""
+
+SERVICE_STATUS: dict[str, Any] = {
+    **STATUS,
+    "properties": {name: field for name, field in STATUS["properties"].items() if name not in _OF_JOBS_ONLY}
+    | {"revision": _text("Revision of the scoring in effect; results of its workers have it as their version.", 64)},
+}
+"""The schema of a RewardService's ``status``."""
+
+SERVICE_COLUMNS: list[dict[str, Any]] = [
+    _column("Phase", "string", ".status.phase"),
+    _column("Revision", "string", ".status.revision"),
+    _column("RolledOut", "string", ".status.conditions[?(@.type=='RolledOut')].status"),
+    _column("Workers", "string", ".status.replicas.reward"),
+    _column("Backlog", "integer", ".status.progress.backlog"),
+    _column("URL", "string", ".status.url"),
+    _column("Run", "string", ".status.run", 1),
     _column("Age", "date", ".metadata.creationTimestamp"),
 ]

@@ -100,7 +100,7 @@ def _expect_own(kube: Kube, observed: Observed, manifest: dict[str, Any]) -> Non
     if owner_uid(present) == observed.uid:
         return
     owners = present["metadata"].get("ownerReferences") or []
-    if any(owner["kind"] == "RLJob" and owner["name"] == observed.name for owner in owners):
+    if any(owner["kind"] == observed.job["kind"] and owner["name"] == observed.name for owner in owners):
         raise AwaitedError(f"{kind.kind} {name} of an earlier job is not deleted yet")
     raise AlreadyExistsError(
         f"a {kind.kind} named {name} exists and is not this job's; rename the job or delete that object"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from plaudit_operator import names
 from plaudit_operator.actions import Action, Apply, Create, Delete, Plan
 from plaudit_operator.admission.admission import Refused
-from plaudit_operator.children import gateway, trainer, transport
+from plaudit_operator.children import gateway, rollout, trainer, transport
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.names import ConditionType, Reason
 from plaudit_operator.observed import Observed, attempt_of, owner_uid
@@ -20,9 +20,11 @@ from plaudit_operator.planning.rendering import Rendering, rendering
 from plaudit_operator.policies import backoff
 from plaudit_operator.policies.cleanup import cleanup_actions
 from plaudit_operator.policies.deadlines import next_deadline
+from plaudit_operator.policies.earlier_revisions import is_in_use
 from plaudit_operator.policies.failure import TrainerAttempt, exhausted, present_attempt
 from plaudit_operator.policies.lost_nodes import lost_pods
 from plaudit_operator.policies.managed_by import is_managed_elsewhere
+from plaudit_operator.policies.replicas import decide
 from plaudit_operator.policies.suspend import scale_actions, suspend_job
 from plaudit_operator.policies.ttl import time_left_s
 from plaudit_operator.runtime.kinds import CHILDREN
@@ -32,6 +34,7 @@ from plaudit_operator.status.status import JobEnd, ended_status, refused_status,
 
 PROGRESS_EVERY_S = 10.0
 _LOOK_FOR_FILES_EVERY_S = 15.0
+_FILES_LACKING = (Reason.FILES_MISSING, Reason.FILES_INVALID)
 _AFTER_A_COUNT_S = 1.0
 """The watch usually reports the written status sooner."""
 _GRACE_OF_A_BROKEN_RANK_S = 10
@@ -52,7 +55,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
         return _after_the_end(observed, now)
     rendered = rendering(observed, settings)
     if isinstance(rendered, Refused):
-        wait = _LOOK_FOR_FILES_EVERY_S if rendered.reason in (Reason.FILES_MISSING, Reason.FILES_INVALID) else None
+        wait = _LOOK_FOR_FILES_EVERY_S if rendered.reason in _FILES_LACKING else None
         return Plan(refused_status(observed, rendered, now), requeue_after_s=wait)
     return _alive(rendered, observed, now)
 
@@ -72,7 +75,8 @@ def _alive(rendered: Rendering, observed: Observed, now: float) -> Plan:
     context, suspended = rendered.context, rendered.suspended
     spec = context.spec
     attempt = present_attempt(observed, spec.lifecycle.failure_policy.rules) if spec.trains else None
-    deadline = next_deadline(observed, spec.lifecycle, now, suspended=suspended or rendered.waits == "queue")
+    rests = suspended or rendered.waits == "queue" or bool(context.revision)  # a service never ends
+    deadline = next_deadline(observed, spec.lifecycle, now, suspended=rests)
     if deadline and deadline.left_s <= 0:
         ending: JobEnd | None = JobEnd(ConditionType.FAILED, deadline.reason, deadline.message)
     else:
@@ -84,6 +88,8 @@ def _alive(rendered: Rendering, observed: Observed, now: float) -> Plan:
     roles = role_states(context, observed, attempt, now)
     lost, next_lost = lost_pods(observed, now)
     actions = [*_children(rendered, observed), *lost]
+    replicas, next_replica = _replicas(rendered, observed, now)
+    actions += replicas
     pause_s = 0.0
     if attempt:
         pause_s = backoff.left_s(observed, now) if attempt.verdict == "absent" else 0.0
@@ -91,8 +97,9 @@ def _alive(rendered: Rendering, observed: Observed, now: float) -> Plan:
         if pause_s > 0 and not suspended:
             roles["trainer"] = _backing_off(roles["trainer"], observed)
     report = status(context, observed, roles, now, suspended=suspended, waits=rendered.waits)
-    waits = [next_lost, deadline.left_s if deadline else None, pause_s or None]
+    waits = [next_lost, next_replica, deadline.left_s if deadline else None, pause_s or None]
     waits.append(observed.look_for_refusals_after_s)
+    waits.append(_LOOK_FOR_FILES_EVERY_S if context.admitted.reason in _FILES_LACKING else None)
     waits.append(PROGRESS_EVERY_S if report["phase"] in ("Running", "Degraded") else None)
     return Plan(report, actions, min((wait for wait in waits if wait is not None), default=None))
 
@@ -130,7 +137,7 @@ def _children(rendered: Rendering, observed: Observed) -> Iterator[Action]:
         yield Create(gateway.secret(context), first=True)
     for manifest in rendered.manifests:
         yield from _child(rendered, observed, manifest)
-    yield from _obsolete(observed, rendered.manifests)
+    yield from _obsolete(observed, rendered.manifests, context.revision)
     yield from scale_actions(observed, rendered.replicas, context.spec, rendered.rests)
 
 
@@ -157,7 +164,7 @@ def _first_replicas(rendered: Rendering, name: str) -> int:
     return count if count is not None else max(1, scaling.min_replicas) if scaling else 1
 
 
-def _obsolete(observed: Observed, wanted: Sequence[Manifest]) -> Iterator[Delete]:
+def _obsolete(observed: Observed, wanted: Sequence[Manifest], revision: str) -> Iterator[Delete]:
     """Delete children that the spec no longer requires: an autoscaler, a disruption budget."""
     names_ = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in wanted}
     for kind in CHILDREN:
@@ -165,8 +172,29 @@ def _obsolete(observed: Observed, wanted: Sequence[Manifest]) -> Iterator[Delete
             continue
         for child in observed.own(kind.kind):
             metadata = child["metadata"]
-            if (kind.kind, metadata["name"]) not in names_ and not metadata.get("deletionTimestamp"):
+            if (kind.kind, metadata["name"]) in names_ or metadata.get("deletionTimestamp"):
+                continue
+            if not is_in_use(observed, child, revision):
                 yield Delete(kind.kind, metadata["name"], metadata["uid"])
+
+
+def _replicas(rendered: Rendering, observed: Observed, now: float) -> tuple[list[Action], float | None]:
+    """Return the changes of rollout replicas of several pods, and the seconds until the next pause is over."""
+    context, actions, waits = rendered.context, list[Action](), list[float | None]()
+    policy = context.spec.lifecycle.failure_policy.backoff
+    for group in rollout.groups(context) if context.spec.trains else ():
+        if not group.spans_pods:
+            continue
+        count = 0 if rendered.suspended else group.spec.replicas
+        decision = decide(observed, group.name, count, policy, now)
+        template = rendered.templates[group.child]["template"]
+        for attempt in decision.starts:
+            # The number of an attempt is kept by its Job: the next one is made before the one before is deleted.
+            made = rollout.job(context, group, template, attempt, suspend=attempt.number > 0)
+            actions.append(Create(made, first=True))
+        actions += decision.changes
+        waits.append(decision.wait_s)
+    return actions, min((wait for wait in waits if wait is not None), default=None)
 
 
 def _backing_off(trainer_role: RoleState, observed: Observed) -> RoleState:
@@ -179,7 +207,7 @@ def _trainer_actions(
     rendered: Rendering, observed: Observed, attempt: TrainerAttempt, *, pauses: bool
 ) -> Iterator[Action]:
     """Delete earlier attempts with all their pods; once they are gone, and the back-off is over, start this one."""
-    earlier = [job for job in observed.own("Job") if attempt_of(job) < attempt.number]
+    earlier = [job for job in observed.jobs_of("trainer") if attempt_of(job) < attempt.number]
     for job in earlier:
         if not job["metadata"].get("deletionTimestamp"):
             yield Delete("Job", job["metadata"]["name"], job["metadata"]["uid"])

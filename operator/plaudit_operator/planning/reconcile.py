@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from plaudit_operator.actions import EmitEvent, Plan
+from plaudit_operator.admission.reward_service import needs_files
 from plaudit_operator.cache import Cache, Key, trimmed
-from plaudit_operator.names import LABEL_RUN, SELECTOR, job_config, run_id
+from plaudit_operator.names import LABEL_RUN, SELECTOR, run_id
 from plaudit_operator.observed import Object, Observed
 from plaudit_operator.planning.apply import AwaitedError, Outcome, carry_out
 from plaudit_operator.planning.events import event_manifest
@@ -21,7 +22,7 @@ from plaudit_operator.policies.failure import pods_missing
 from plaudit_operator.policies.managed_by import is_managed_elsewhere
 from plaudit_operator.policies.orphans import hurry
 from plaudit_operator.runtime.errors import ConflictError, KubeError, NotFoundError
-from plaudit_operator.runtime.kinds import CONFIG_MAP, POD, RLJOB
+from plaudit_operator.runtime.kinds import CONFIG_MAP, POD, kind_of
 from plaudit_operator.runtime.kube import Kube
 from plaudit_operator.settings import Settings
 from plaudit_operator.status.status import transitions
@@ -82,7 +83,7 @@ class Reconciler:
             KubeError: a retry is needed.
         """
         observed = self._observe(key)
-        hurried = self._hurry(key[0], observed.earlier_pods if observed else self._cache.pods(key))
+        hurried = self._hurry(key.namespace, observed.earlier_pods if observed else self._cache.pods(key))
         if observed is None:
             return ReconcileResult(None, hurried)
         now = self._clock()
@@ -93,7 +94,7 @@ class Reconciler:
             wanted = replace(plan(replace(observed, refusals=outcome.refusals), self._settings, now), actions=[])
         writes = outcome.calls + self._report(observed, wanted)
         if wanted.delete_job:
-            self._kube.delete(RLJOB, observed.namespace, observed.name, observed.uid)
+            self._kube.delete(kind_of(observed.job["kind"]), observed.namespace, observed.name, observed.uid)
             writes += 1
         return ReconcileResult(_again(wanted, outcome), writes)
 
@@ -114,7 +115,7 @@ class Reconciler:
         if is_managed_elsewhere(observed):
             return observed
         source = (observed.job["spec"].get("files") or {}).get("configMap")
-        if source and observed.child("ConfigMap", job_config(observed.name)) is None and not observed.ended:
+        if source and not observed.ended and needs_files(observed):
             observed = replace(observed, files=self._files(observed.namespace, source))
         if not observed.ended and pods_missing(observed):
             observed = replace(observed, pods=self._pods(observed))
@@ -142,7 +143,7 @@ class Reconciler:
         """Read the progress of a running job at most every 10 s, and again when the trainer is done."""
         if observed.ended or not observed.status.get("startTime"):
             return {}
-        done = any((job.get("status") or {}).get("completionTime") for job in observed.own("Job"))
+        done = any((job.get("status") or {}).get("completionTime") for job in observed.jobs_of("trainer"))
         now = self._clock()
         with self._lock:
             if not done and now - self._asked.get(observed.uid, 0.0) < PROGRESS_EVERY_S * 0.9:
@@ -158,7 +159,7 @@ class Reconciler:
         metadata = {key: observed.job["metadata"][key] for key in ("uid", "resourceVersion")}
         body = {"metadata": metadata, "status": changes}
         try:
-            self._kube.patch(RLJOB, observed.namespace, observed.name, body, "status")
+            self._kube.patch(kind_of(observed.job["kind"]), observed.namespace, observed.name, body, "status")
         except NotFoundError:
             return 1
         events = list(transitions(observed.status, wanted.status))

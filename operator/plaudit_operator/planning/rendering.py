@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from plaudit_operator import names
 from plaudit_operator.admission.admission import Refused, admit, digest
 from plaudit_operator.admission.node_size import beyond_a_node
+from plaudit_operator.admission.reward_service import admit_service, is_service
 from plaudit_operator.children import job_config
 from plaudit_operator.children.all import Templates, fixed_replicas, frozen_templates, gang_deployments, manifests
 from plaudit_operator.children.context import JobContext, Manifest
@@ -87,7 +88,7 @@ def _data(item: Object | None) -> str:
 
 @functools.lru_cache(maxsize=_KEPT)
 def _render(key: _Key) -> Rendering | Refused:
-    admitted = admit(*key.sources)
+    admitted = (admit_service if is_service(key.sources[0]) else admit)(*key.sources)
     if isinstance(admitted, Refused):
         return admitted
     settings = replace(key.settings, images=Images(**admitted.images)) if admitted.images else key.settings

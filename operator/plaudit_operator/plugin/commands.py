@@ -20,6 +20,7 @@ from plaudit_operator.plugin.kubectl import Kubectl, KubectlError
 from plaudit_wire.printable import printable
 
 RESOURCE = "rljobs.plaudit.dev"
+SERVICES = "rewardservices.plaudit.dev"
 ROLES = ("trainer", "rollout", "reward", "gateway", "model", "metrics", "redis")
 _ALL = "all"
 _MOST_STREAMS = "1000"
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _status(kubectl: Kubectl, options: argparse.Namespace) -> int:
     if not options.job:
-        return kubectl.become("get", RESOURCE)
+        return kubectl.become("get", f"{RESOURCE},{SERVICES}")
     job = _job(kubectl, options.job)
     selector = f"involvedObject.uid={job['metadata']['uid']}"
     events = kubectl.items("events", "--field-selector", selector)
@@ -100,7 +101,7 @@ def _suspension(*, suspend: bool) -> Callable[[Kubectl, argparse.Namespace], int
         if how := ended(job):
             raise PluginError(f"{options.job} is {how}: it cannot {verb}")
         patch = f'{{"spec":{{"suspend":{str(suspend).lower()}}}}}'
-        kubectl.read("patch", RESOURCE, options.job, "--type", "merge", "--patch", patch)
+        kubectl.read("patch", _resource(job), options.job, "--type", "merge", "--patch", patch)
         means = (
             "its GPUs and workers are released; Redis and volumes are kept"
             if suspend
@@ -113,12 +114,19 @@ def _suspension(*, suspend: bool) -> Callable[[Kubectl, argparse.Namespace], int
 
 
 def _job(kubectl: Kubectl, name: str) -> Object:
-    try:
-        return kubectl.json("get", RESOURCE, name)
-    except KubectlError as error:
-        if not error.not_found:
-            raise
-        raise PluginError(unknown_job(name, kubectl.namespace(), kubectl.items(RESOURCE))) from None
+    """Return the RLJob of a name, or the RewardService."""
+    for resource in (RESOURCE, SERVICES):
+        try:
+            return kubectl.json("get", resource, name)
+        except KubectlError as error:
+            if not error.not_found:
+                raise
+    there = [*kubectl.items(RESOURCE), *kubectl.items(SERVICES)]
+    raise PluginError(unknown_job(name, kubectl.namespace(), there))
+
+
+def _resource(job: Object) -> str:
+    return SERVICES if job["kind"] == "RewardService" else RESOURCE
 
 
 _COMMANDS: dict[str, Callable[[Kubectl, argparse.Namespace], int]] = {

@@ -38,7 +38,7 @@ def unknown_job(name: str, namespace: str, there: Sequence[Object]) -> str:
     """Return the error for an unknown job, with the jobs that exist."""
     known = ", ".join(f"{job['metadata']['name']} ({_phase(job)})" for job in there)
     found = f"Jobs in it: {known}" if known else "It has no jobs; choose another namespace with -n NAMESPACE"
-    return f"no RLJob {name!r} in namespace {namespace!r}. {found}"
+    return f"no RLJob or RewardService {name!r} in namespace {namespace!r}. {found}"
 
 
 def missing_pods(job: Object, role: str) -> str:
@@ -50,7 +50,7 @@ def missing_pods(job: Object, role: str) -> str:
         kept = "Results are in the run's folder on the volume"
         return f"{problem}: they were deleted at its end (lifecycle.cleanup). {kept}"
     problems = [f"{kind}: {message}" for kind, message, _ in _troubles(job)]
-    return f"{problem}. " + ("; ".join(problems) or f"See kubectl describe rlj {name}")
+    return f"{problem}. " + ("; ".join(problems) or f"See kubectl describe {job['kind'].lower()} {name}")
 
 
 def is_ready(pod: Object) -> bool:
@@ -72,6 +72,8 @@ def _head(job: Object, now: float) -> str:
         parts.append(f"waiting for {progress['verdict']}")
     if progress.get("backlog"):
         parts.append(f"{progress['backlog']} samples unscored")
+    if "revision" in status:
+        parts.append(f"revision {status['revision']}")
     parts.append(f"{_age(metadata.get('creationTimestamp'), now)} old")
     return "   ".join(parts) + (f"\nrun {status['run']}\n" if "run" in status else "\n")
 

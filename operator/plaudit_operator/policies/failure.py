@@ -47,7 +47,7 @@ def present_attempt(observed: Observed, rules: Sequence[FailureRuleSpec] = ()) -
         observed: the job.
         rules: of its failure policy.
     """
-    jobs = {attempt_of(job): job for job in observed.own("Job")}
+    jobs = {attempt_of(job): job for job in observed.jobs_of("trainer")}
     number = max([int(observed.status.get("attempt", 0)), *jobs])
     job = jobs.get(number)
     if job is None:

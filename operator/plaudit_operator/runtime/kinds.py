@@ -25,6 +25,8 @@ class Kind:
 
 
 RLJOB = Kind("plaudit.dev/v1alpha1", "RLJob", "rljobs")
+REWARD_SERVICE = Kind("plaudit.dev/v1alpha1", "RewardService", "rewardservices", optional=True)
+"""Optional: an operator that was upgraded before the definitions goes on with the RLJobs."""
 CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps")
 SECRET = Kind("v1", "Secret", "secrets")
 SERVICE = Kind("v1", "Service", "services")
@@ -64,7 +66,10 @@ CHILDREN = (
 )
 """Kinds of children that the operator watches and deletes. Secrets it may only create."""
 
-WATCHED = (RLJOB, POD, *CHILDREN)
+OWNERS = (RLJOB, REWARD_SERVICE)
+"""Kinds that users create; all others are made for them."""
+
+WATCHED = (*OWNERS, POD, *CHILDREN)
 
 _BY_KIND = {kind.kind: kind for kind in (*WATCHED, SECRET, EVENT, LEASE)}
 

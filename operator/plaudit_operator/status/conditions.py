@@ -69,6 +69,7 @@ _ORDER = (
     ConditionType.ROLLOUT_READY,
     ConditionType.REWARD_READY,
     ConditionType.TRAINER_RUNNING,
+    ConditionType.ROLLED_OUT,
     ConditionType.DEGRADED,
     ConditionType.SUSPENDED,
     ConditionType.COMPLETE,

@@ -13,11 +13,12 @@ from plaudit_operator.children.context import JobContext
 from plaudit_operator.names import ConditionType, Reason, run_id
 from plaudit_operator.observed import NO_SUCH_KIND, Observed, timestamp
 from plaudit_operator.policies.gang_admission import Wait
-from plaudit_operator.runtime.kinds import POD_GROUP
+from plaudit_operator.runtime.kinds import POD_GROUP, RLJOB
 from plaudit_operator.status.conditions import NEEDED, Condition, merged, phase
 from plaudit_operator.status.cost import held_gpus, with_cost
 from plaudit_operator.status.degraded import degraded, healthy
 from plaudit_operator.status.roles import RoleState, lack_of
+from plaudit_operator.status.rolled_out import rolled_out
 from plaudit_operator.status.summary import summary
 
 Status = dict[str, Any]
@@ -93,6 +94,9 @@ def status(
     started = "startTime" in {**observed.status, **fields}
     works = started and rest not in ("suspended", "queue")
     current.append(degraded(observed, roles, now) if works else healthy())
+    if context.revision:
+        fields["revision"] = context.revision
+        current.append(rolled_out(context, observed, roles))
     report = _finished(observed, fields, current, now)
     return with_cost(observed.status, report, held_gpus(context, observed), now)
 
@@ -119,7 +123,7 @@ def _finished(observed: Observed, fields: Status, current: list[Condition], now:
         "run": run_id(observed.name, observed.uid),
         "conditions": conditions,
     }
-    for counter in _COUNTERS:
+    for counter in _COUNTERS if observed.job["kind"] == RLJOB.kind else ():
         status_.setdefault(counter, 0)
     return status_ | {"phase": phase(conditions, started="startTime" in status_)}
 
@@ -158,7 +162,8 @@ def _ready(context: JobContext, roles: Mapping[str, RoleState], rest: _Rest) -> 
         )
     if context.spec.trains:
         yield _role(ConditionType.ROLLOUT_READY, [roles["rollout"]], together)
-    scoring = [role for name, role in roles.items() if name == "reward" or name.startswith("model/")]
+    needed = ("reward", "gateway") if context.revision else ("reward",)
+    scoring = [role for name, role in roles.items() if name in needed or name.startswith("model/")]
     yield _role(ConditionType.REWARD_READY, scoring, rest)
     if context.spec.trains:
         yield _role(ConditionType.TRAINER_RUNNING, [roles["trainer"]], together, ready=Reason.RUNNING)
@@ -232,6 +237,8 @@ _EVENT_TYPES = {
     (ConditionType.DEGRADED, "True"): "Warning",
     (ConditionType.DEGRADED, "False"): "Normal",
     (ConditionType.SUSPENDED, "True"): "Normal",
+    (ConditionType.ROLLED_OUT, "True"): "Normal",
+    (ConditionType.ROLLED_OUT, "False"): "Normal",
     (ConditionType.COMPLETE, "True"): "Normal",
     (ConditionType.FAILED, "True"): "Warning",
 }
@@ -244,4 +251,8 @@ _TROUBLES = {
     Reason.REFUSED_BY_CLUSTER,
 }
 """Reasons of a role that is not ready for which a Warning event is emitted."""
-_SILENT_AT_FIRST = {(ConditionType.SPEC_VALID, "True"), (ConditionType.DEGRADED, "False")}
+_SILENT_AT_FIRST = {
+    (ConditionType.SPEC_VALID, "True"),
+    (ConditionType.DEGRADED, "False"),
+    (ConditionType.ROLLED_OUT, "False"),
+}

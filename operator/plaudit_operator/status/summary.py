@@ -8,6 +8,8 @@ They follow from the other conditions:
 | suspended by its user                                           | False | False       | False   |
 | failed, was rejected, or waits after attempts that ended early  | False | False       | True    |
 | runs, but its last edit was rejected                            | as its roles | False | True    |
+| a service whose new revision is being rolled out                | as its roles | True  | False   |
+| a service whose roll-out does not proceed                       | as its roles | False | True    |
 """
 
 from __future__ import annotations
@@ -34,12 +36,14 @@ def summary(conditions: Sequence[_Reported]) -> list[Condition]:
     lack = next(_lacks(known), None)
     stall = next(_stalls(known), None)
     rests = _is(known, ConditionType.SUSPENDED, "True") and _reason(known) == Reason.SUSPENDED_BY_USER
-    works = bool(lack) and not stall and not rests
+    rolling = _is(known, ConditionType.ROLLED_OUT, "False") and not lack
+    works = (bool(lack) or rolling) and not stall and not rests
+    work = lack or (_why(known[ConditionType.ROLLED_OUT]) if rolling else None)
     ready = Condition(ConditionType.READY, "False", *lack) if lack else _ready(known)
     nothing = (Reason.STALLED if stall else Reason.SUSPENDED_BY_USER if rests else Reason.READY, "")
     return [
         ready,
-        Condition.of(ConditionType.RECONCILING, works, *(lack if works and lack else nothing)),
+        Condition.of(ConditionType.RECONCILING, works, *(work if works and work else nothing)),
         Condition.of(ConditionType.STALLED, bool(stall), *(stall or (Reason.NOT_STALLED, ""))),
     ]
 
@@ -71,12 +75,16 @@ def _stalls(known: Mapping[str, _Reported]) -> Iterator[tuple[str, str]]:
         yield _why(known[ConditionType.FAILED])
     if _is(known, ConditionType.SPEC_VALID, "False"):
         yield _why(known[ConditionType.SPEC_VALID])
-    for kind, reasons in ((ConditionType.ADMITTED, _NEEDS_A_PERSON), (ConditionType.TRAINER_RUNNING, _BACKS_OFF)):
+    for kind, reasons in _STALLING:
         if _is(known, kind, "False") and known[kind]["reason"] in reasons:
             yield _why(known[kind])
 
 
-_BACKS_OFF = (Reason.BACK_OFF,)
+_STALLING = (
+    (ConditionType.ADMITTED, _NEEDS_A_PERSON),
+    (ConditionType.TRAINER_RUNNING, (Reason.BACK_OFF,)),
+    (ConditionType.ROLLED_OUT, (Reason.ROLL_OUT_STUCK,)),
+)
 
 
 def _is(known: Mapping[str, _Reported], kind: str, status: str) -> bool:

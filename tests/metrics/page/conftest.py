@@ -36,6 +36,7 @@ from plaudit_wire.names import CONSUMER_GROUPS, Names
 from plaudit_wire.records import GroupRecord, SampleRecord, ScorerRecord, StepRecord, WaitRecord, WorkerRecord
 from plaudit_wire.redis_address import RedisAddress
 from plaudit_workers.launch.redis_server import RedisServer, free_port
+from stored_conversations import write_conversations
 
 Build = Callable[..., Any]
 
@@ -184,7 +185,7 @@ class Site:
         self.redis.xreadgroup(CONSUMER_GROUPS[stream], "worker", {self.keys.stream(stream): ">"}, count=1)
 
 
-def open_site(redis_server: RedisServer, run: str, builder: RunBuilder) -> Site:
+def open_site(redis_server: RedisServer, run: str, builder: RunBuilder, folder: Path | None = None) -> Site:
     """Starts a service in a thread of its own."""
     redis = Redis.from_url(redis_server.url, password=redis_server.password, protocol=2)
     keys = Names(run)
@@ -199,7 +200,7 @@ def open_site(redis_server: RedisServer, run: str, builder: RunBuilder) -> Site:
         redis.hset(keys.worker_records, worker.worker, msgspec.msgpack.encode(worker))
         redis.zadd(keys.workers, {worker.worker: heard})
     port = free_port()
-    settings = ServiceSettings(run, RedisAddress(redis_server.url, redis_server.password), port=port)
+    settings = ServiceSettings(run, RedisAddress(redis_server.url, redis_server.password), port=port, run_folder=folder)
     loop, stopping = asyncio.new_event_loop(), asyncio.Event()
 
     def run_service() -> None:
@@ -241,9 +242,15 @@ def make_site(
 
 
 @pytest.fixture(scope="session")
-def site(redis_server: RedisServer, built_run: RunBuilder) -> Iterator[Site]:
+def conversations(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run with stored conversations of six steps."""
+    return write_conversations(tmp_path_factory.mktemp("runs") / RUN)
+
+
+@pytest.fixture(scope="session")
+def site(redis_server: RedisServer, built_run: RunBuilder, conversations: Path) -> Iterator[Site]:
     """The service over the built run; tests only read from it."""
-    opened = open_site(redis_server, RUN, built_run)
+    opened = open_site(redis_server, RUN, built_run, conversations)
     opened.queue("samples", 9)
     opened.queue("prompts", 3)
     yield opened

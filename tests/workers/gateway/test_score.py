@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from plaudit_client import AuthenticationError, InvalidSampleError, RewardClient
+from plaudit_workers.scoring.version import scoring_version
 
 RIGHT = {"response": "4", "ground_truth": "4"}
 GROUP = {"name": "share", "kind": "python", "scope": "group", "python": {"path": "reward.py", "function": "share"}}
@@ -19,6 +20,7 @@ async def test_a_sample_gets_a_result_and_many_get_theirs_in_order(start_service
         assert (one["id"], one["score"], one["outcome"], one["reason"]) == ("a", 1.0, "scored", None)
         assert one["scorers"]["right"]["value"] == 1.0
         assert one["seconds"] > 0
+        assert one["version"] == scoring_version(service.job)
         samples = [{"response": str(i % 2), "ground_truth": "1"} for i in range(20)] + [{"response": "broken"}]
         many = (await http.post("/v1/score", json={"samples": samples})).json()["results"]
         assert [each["score"] for each in many] == [float(i % 2) for i in range(20)] + [None]

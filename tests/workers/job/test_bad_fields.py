@@ -94,6 +94,18 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "spec.algorithm.order: order ready trains groups across steps, but maxStaleness is 0. Set maxStaleness",
     ),
     (
+        {"algorithm.dynamicSampling": {}, "algorithm.advantage": "reinforcePlusPlus"},
+        "spec.algorithm.dynamicSampling: drops groups with equal scores, but under advantage reinforcePlusPlus they",
+    ),
+    (
+        {"algorithm.dynamicSampling": {"maxFactor": 1.5}, "algorithm.promptsPerStep": 1},
+        "spec.algorithm.dynamicSampling.maxFactor: 1.5 allows no further prompt beside 1. Give at least 2",
+    ),
+    (
+        {"trainer.lora": {}, "rollout.inFlight": "recompute"},
+        "spec.rollout.inFlight: is recompute, but with trainer.lora samples finish under the adapter that began them.",
+    ),
+    (
         {"algorithm.samplesPerPrompt": 1},
         "spec.algorithm.samplesPerPrompt: with 1, a group has nothing to compare and advantage grpo is always 0.",
     ),
@@ -132,6 +144,11 @@ RULES: list[tuple[dict[str, Any], str]] = [
     (
         {"rollout.agent": {"kind": "endpoint", "path": "a.py", "command": ["agent"], "function": "run"}},
         "spec.rollout.agent.command: and function are both given. Give command: […] or function: …",
+    ),
+    (
+        {"rollout.agent": {"kind": "environment", "path": "a.py", "class": "A", "url": "http://a:8000"}},
+        "spec.rollout.agent.path: with class, or url is required for kind environment; exactly one of them. "
+        "Give path: … and class: …, or url: …",
     ),
     (
         {"trainer.ranks": 2},

@@ -76,7 +76,7 @@ def found(make_groups: Any) -> Found:
         incarnation, attempt = (int(part) for part in name.split("."))
         prompt = msgspec.structs.replace(
             group.prompt, group=f"t-{position}-{name}", position=position, attempt=attempt,
-            min_version=PolicyVersion(*versions[0]), **about,
+            min_version=PolicyVersion(*versions[0]), **{"step": position // 4 + 1} | about,
         )  # fmt: skip
         spans = [(token, *version) for token, version in enumerate(versions)]
         samples = [
@@ -121,6 +121,15 @@ def test_groups_in_flight_at_the_checkpoint_and_admitted_after_it_are_gone_on_wi
 def test_groups_beyond_the_restored_schedule_are_rolled_back(found: Found) -> None:
     adoption = adopt(SCHEDULE, 1, ledger_at(8, 6, 7), [found(11), found(12)], any_version)
     assert ([flight.position for flight in adoption.kept], adoption.rolled_back) == ([11], ["t-12-1.0"])
+
+
+def test_extra_groups_of_the_lost_future_are_rolled_back_and_those_of_the_checkpoint_are_kept(found: Found) -> None:
+    ledger = ledger_at(8, 6, 7)
+    ledger.train.add_extras(2, 1)
+    groups = [found(8, step=2), found(9, step=2), found(10, step=3), found(12, step=3), found(13, step=4)]
+    adoption = adopt(SCHEDULE, 1, ledger, groups, any_version)
+    assert sorted(flight.position for flight in adoption.kept) == [8, 10, 12]
+    assert adoption.rolled_back == ["t-9-1.0", "t-13-1.0"]
 
 
 def test_groups_that_the_checkpoint_has_learnt_from_are_rolled_back_when_they_reappear(found: Found) -> None:

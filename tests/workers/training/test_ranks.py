@@ -59,17 +59,21 @@ def write_inputs(folder: Path, job: RLJob, batches: list[TrainingBatch]) -> None
     (folder / "batches.pickle").write_bytes(pickle.dumps(batches))
 
 
-def test_two_sharded_ranks_give_the_updates_of_one(make_job, make_groups, tmp_path):
+LORA = {"lora": {"rank": 4, "alpha": 8.0}}
+
+
+@pytest.mark.parametrize("trainer", [{}, LORA], ids=["all weights", "adapters"])
+def test_two_sharded_ranks_give_the_updates_of_one(make_job, make_groups, tmp_path, trainer):
     # The last batch leaves one of the ranks without a sequence.
     scores = [SCORES, SCORES, SCORES, [[0.7]]]
     batches = [make_batch(make_groups(own, seed=seed), "grpo", 0.9) for seed, own in enumerate(scores)]
-    write_inputs(tmp_path, make_job({**SETTINGS, "trainer": FSDP}), batches)
+    write_inputs(tmp_path, make_job({**SETTINGS, "trainer": FSDP | trainer}), batches)
     ranks = start_ranks(tmp_path, 2)
     outputs = [rank.communicate(timeout=240)[1].decode() for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], outputs
     results = pickle.loads((tmp_path / "results.pickle").read_bytes())
 
-    alone = build_model(make_job(SETTINGS))
+    alone = build_model(make_job({**SETTINGS, "trainer": trainer}))
     figures = [alone.update(batch) for batch in batches[:2]]
     alone.hold_proximal(PolicyVersion(1, 2))
     logprobs = alone.logprobs(batches[0]) + alone.logprobs(batches[3])
@@ -84,7 +88,7 @@ def test_two_sharded_ranks_give_the_updates_of_one(make_job, make_groups, tmp_pa
 
     assert results["extra"] == {"cursor": 8}
     torch.testing.assert_close(results["state_again"], results["state"], atol=0, rtol=0)
-    resumed = build_model(make_job(SETTINGS))
+    resumed = build_model(make_job({**SETTINGS, "trainer": trainer}))
     load_checkpoint(tmp_path / "checkpoints" / "step-000002", resumed)
     for batch in batches[2:]:
         resumed.update(batch)

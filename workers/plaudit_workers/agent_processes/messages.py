@@ -9,6 +9,8 @@
 | ``Ended`` | template | rollout | that process ended |
 | ``CallTool`` | rollout | sample | call a tool; several may run at a time |
 | ``ToolResult`` | sample | rollout | its result |
+| ``AskEnvironment`` | rollout | sample | reset the environment, step it, or ask for its reward |
+| ``EnvironmentReply`` | sample | rollout | its answer |
 | ``RunAgent`` | rollout | sample | run the agent's class on a prompt |
 | ``Generate`` | sample | rollout | the agent asks for tokens |
 | ``Generated`` | rollout | sample | the tokens, or the reason that there are none |
@@ -68,7 +70,30 @@ class Program(msgspec.Struct, frozen=True, tag=True):
     """Empty: run ``command``."""
 
 
-Source = FunctionTool | VerlTools | McpServer | AgentClass | Program
+class EnvironmentClass(msgspec.Struct, frozen=True, tag=True):
+    """A class in a file in the form of TRL, SkyRL or verl; ``sources.environments.load`` recognises the form."""
+
+    path: str
+    class_name: str
+    arguments: dict[str, Any] = {}
+    max_turns: int = 8
+    timeout_s: float = 60.0
+    model: dict[str, Any] = {}
+    """``spec.model``, for verl's agent loops, which tokenise themselves."""
+
+
+class EnvironmentServer(msgspec.Struct, frozen=True, tag=True):
+    """An environment behind a URL: an OpenEnv server or a resources server of NeMo Gym."""
+
+    url: str
+    arguments: dict[str, Any] = {}
+    timeout_s: float = 60.0
+
+
+Source = FunctionTool | VerlTools | McpServer | AgentClass | EnvironmentClass | EnvironmentServer | Program
+EnvironmentKind = Literal["", "calls", "text", "loop"]
+"""``calls``: the policy acts through tool calls. ``text``: each turn is an action. ``loop``: a class that runs whole
+samples. Empty: there is no environment."""
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
@@ -90,6 +115,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     """Everything is loaded."""
 
     tools: list[Tool]
+    environment: EnvironmentKind = ""
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
@@ -132,12 +158,41 @@ class ToolResult(msgspec.Struct, frozen=True, tag=True):
     """The end of a tool call."""
 
     id: int
-    outcome: Literal["ok", "error"]
+    outcome: Literal["ok", "error", "killed"]
+    """``killed``: the environment's server is gone."""
     text: str
     """The text that the model sees."""
     seconds: float
     reward: float | None = None
     """The reward that the tool returned."""
+    done: bool = False
+    """The environment ended the episode."""
+
+
+class AskEnvironment(msgspec.Struct, frozen=True, tag=True):
+    """One call of the sample's environment."""
+
+    id: int
+    method: Literal["reset", "step", "finish"]
+    prompt: Prompt | None = None
+    """For ``reset``."""
+    action: str = ""
+    """For ``step``: the text of the policy's turn."""
+    completion: list[dict[str, Any]] = []
+    """For ``finish``: the messages after the prompt."""
+
+
+class EnvironmentReply(msgspec.Struct, frozen=True, tag=True):
+    """The environment's answer."""
+
+    id: int
+    outcome: Literal["ok", "data_error", "infra_error", "timeout", "skipped"] = "ok"
+    """``skipped``: asked for its reward, the environment gave none."""
+    reason: str = ""
+    messages: list[dict[str, Any]] | None = None
+    """After ``reset`` the whole prompt, after ``step`` the new messages; None: unchanged."""
+    reward: float | None = None
+    done: bool = False
 
 
 class RunAgent(msgspec.Struct, frozen=True, tag=True):
@@ -198,8 +253,8 @@ class ProgramEnded(msgspec.Struct, frozen=True, tag=True):
 
 ToTemplate = Load | Fork | Kill
 FromTemplate = Loaded | Refused | Ended
-ToSample = CallTool | RunAgent | RunProgram | Generated
-FromSample = ToolResult | Generate | AgentDone | AgentFailed | ProgramEnded
+ToSample = CallTool | AskEnvironment | RunAgent | RunProgram | Generated
+FromSample = ToolResult | EnvironmentReply | Generate | AgentDone | AgentFailed | ProgramEnded
 
 to_template = msgspec.msgpack.Decoder(list[ToTemplate])
 from_template = msgspec.msgpack.Decoder(list[FromTemplate])

@@ -20,6 +20,7 @@ from plaudit_reward.isolation.signals import signal_name
 from plaudit_wire.logs import get_logger
 from plaudit_workers.agent_processes.messages import (
     Ended,
+    EnvironmentKind,
     Fork,
     FromSample,
     FromTemplate,
@@ -150,6 +151,8 @@ class AgentProcesses:
         self._numbers = itertools.count()
         self._running: dict[int, SampleProcess] = {}
         self._loaded: asyncio.Future[list[Tool]] | None = None
+        self.environment: EnvironmentKind = ""
+        """The kind of environment that was loaded."""
         self._process: subprocess.Popen[bytes] | None = None
         self._sender: socket.socket | None = None
         self._transport: asyncio.BaseTransport | None = None
@@ -249,6 +252,7 @@ class AgentProcesses:
                 sample.ended(_how(message.status))
         elif loaded is not None and not loaded.done():
             if isinstance(message, Loaded):
+                self.environment = message.environment
                 loaded.set_result(message.tools)
             elif isinstance(message, Refused):
                 loaded.set_exception(RefusedError(f"{self._field}: {message.message}"))

@@ -13,15 +13,18 @@ import signal
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from plaudit_reward.errors import InfrastructureError
 from plaudit_reward.isolation.messages import Frames, frame
 from plaudit_workers.agent_processes.messages import (
     AgentDone,
     AgentFailed,
+    AskEnvironment,
     CallTool,
+    EnvironmentReply,
     FromSample,
     Generate,
     Generated,
@@ -31,6 +34,7 @@ from plaudit_workers.agent_processes.messages import (
     to_sample,
 )
 from plaudit_workers.agent_processes.program_process import serve_program
+from plaudit_workers.agent_processes.sources.environments.environment import answer
 from plaudit_workers.agent_processes.trajectory import FinishedSample, Trajectory
 
 if TYPE_CHECKING:
@@ -85,6 +89,8 @@ class _Sample:
     def _obey(self, message: ToSample) -> None:
         if isinstance(message, CallTool):
             self._start(self._call(message))
+        elif isinstance(message, AskEnvironment):
+            self._start(self._ask(message))
         elif isinstance(message, RunAgent):
             self._start(self._run_agent(message))
         elif isinstance(message, Generated):
@@ -108,10 +114,24 @@ class _Sample:
             answer = await self._loaded.tools[call.tool].call(call.arguments, call.create_arguments)
         except BaseException as error:  # the user's code: sys.exit and the like included
             text = f"{type(error).__name__}: {error}"[:MOST_CHARACTERS]
-            self._send(ToolResult(call.id, "error", _valid(text), time.perf_counter() - began))
+            outcome: Literal["error", "killed"] = "killed" if isinstance(error, InfrastructureError) else "error"
+            self._send(ToolResult(call.id, outcome, _valid(text), time.perf_counter() - began))
             return
         seconds = time.perf_counter() - began
-        self._send(ToolResult(call.id, "ok", _valid(answer.text[:MOST_CHARACTERS]), seconds, answer.reward))
+        self._send(
+            ToolResult(call.id, "ok", _valid(answer.text[:MOST_CHARACTERS]), seconds, answer.reward, answer.done)
+        )
+
+    async def _ask(self, question: AskEnvironment) -> None:
+        assert self._loaded.environment is not None
+        try:
+            reply = await answer(self._loaded.environment, question)
+            data = frame([reply])
+        except BaseException as error:  # the user's code: sys.exit and the like included
+            outcome: Any = "infra_error" if isinstance(error, InfrastructureError | OSError) else "data_error"
+            reason = _valid(f"{type(error).__name__}: {error}"[:MOST_CHARACTERS])
+            data = frame([EnvironmentReply(question.id, outcome, reason)])
+        self._connection.sendall(data)
 
     async def _run_agent(self, message: RunAgent) -> None:
         assert self._loaded.agent is not None

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from plaudit_workers.agent_processes.messages import AgentClass, FunctionTool, McpServer, Program, Source, VerlTools
+from plaudit_workers.agent_processes.messages import (
+    AgentClass,
+    EnvironmentClass,
+    EnvironmentServer,
+    FunctionTool,
+    McpServer,
+    Program,
+    Source,
+    VerlTools,
+)
 from plaudit_workers.agent_processes.processes import AgentProcesses
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.job.spec.rollout import ToolSpec
@@ -17,7 +26,10 @@ def sources_of(job: RLJob) -> list[Source]:
         return [AgentClass(agent.path, agent.class_name)]
     if agent.kind == "endpoint":
         return [Program(list(agent.command), agent.path, agent.function)]
-    return [_tool_source(tool) for tool in agent.tools] if agent.kind == "tools" else []
+    tools = [_tool_source(tool) for tool in agent.tools]
+    if agent.kind == "environment":
+        return [_environment_source(job), *tools]
+    return tools if agent.kind == "tools" else []
 
 
 async def described_tools(job: RLJob) -> list[dict[str, Any]]:
@@ -26,13 +38,22 @@ async def described_tools(job: RLJob) -> list[dict[str, Any]]:
     Raises:
         RefusedError: a tool cannot be loaded.
     """
-    if job.spec.rollout.agent.kind != "tools":
+    if job.spec.rollout.agent.kind not in ("tools", "environment"):
         return []
-    processes = AgentProcesses(sources_of(job), "spec.rollout.agent.tools")
+    processes = AgentProcesses(sources_of(job))
     try:
         return [tool.schema for tool in await processes.open()]
     finally:
         await processes.close()
+
+
+def _environment_source(job: RLJob) -> Source:
+    agent = job.spec.rollout.agent
+    limit_s = agent.environment_timeout_seconds
+    if agent.url:
+        return EnvironmentServer(agent.url, agent.arguments, limit_s)
+    model = job.spec.model.model_dump(mode="json")
+    return EnvironmentClass(agent.path, agent.class_name, agent.arguments, agent.max_turns, limit_s, model)
 
 
 def _tool_source(tool: ToolSpec) -> Source:

@@ -73,7 +73,7 @@ class _Template:
             names = ", ".join(thread.name for thread in threading.enumerate() if thread is not threading.main_thread())
             print(f"importing the files started threads ({names}); they do not run in the processes of samples")
         gc.freeze()  # a collection in a fork would copy all pages that it shares
-        self._send(Loaded(loaded.descriptions))
+        self._send(Loaded(loaded.descriptions, loaded.environment_kind))
         wakeup, wake = socket.socketpair()
         wake.setblocking(False)
         signal.set_wakeup_fd(wake.fileno())

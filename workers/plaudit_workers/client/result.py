@@ -23,6 +23,7 @@ class Result:
         scorers: what each scorer output.
         seconds: from its submission to its score.
         drop_group: a scorer's ``onFailure: dropGroup`` excludes its group from training.
+        version: of the scoring; empty if no worker has scored the sample.
     """
 
     id: str
@@ -33,6 +34,7 @@ class Result:
     scorers: dict[str, ScorerOutput]
     seconds: float
     drop_group: bool = False
+    version: str = ""
 
 
 def results_of(own_id: str, group: GroupResult) -> Iterator[Result]:
@@ -48,4 +50,5 @@ def results_of(own_id: str, group: GroupResult) -> Iterator[Result]:
             output.scorers,
             sample.seconds,
             sample.scoring.drop_group,
+            output.version,
         )

@@ -67,6 +67,7 @@ def sample_answers(own_id: str, result: GroupResult) -> list[SampleAnswer]:
                 outcome=output.outcome,
                 reason=output.reason,
                 scorers=output.scorers,
+                version=output.version,
                 seconds=round(sample.seconds, 6),
                 index=index,
                 drop_group=sample.scoring.drop_group,

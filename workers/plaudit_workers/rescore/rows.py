@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,10 +11,11 @@ import msgspec
 import pyarrow
 import pyarrow.parquet
 
-from plaudit_wire.sample import AgentReward, Sample
+from plaudit_metrics.sources.samples.conversation import agent_of
+from plaudit_metrics.sources.samples.files import surviving_files
+from plaudit_wire.sample import Sample
 from plaudit_workers.process import RefusedError
 
-_NAME = re.compile(r"step-(\d+)-i(\d+)\.parquet")
 _ROWS_AT_A_TIME = 256
 _COLUMNS = [
     "step",
@@ -34,15 +34,6 @@ _COLUMNS = [
 ]
 _ADDED_COLUMNS = ["messages_json", "max_tokens", "completion_json", "agent_json"]
 """Columns that samples of older runs lack."""
-
-
-class _Agent(msgspec.Struct):
-    """The content of ``agent_json``."""
-
-    tool_rewards: list[float] = []
-    turn_rewards: list[float] = []
-    agent_reward: AgentReward | None = None
-    failure: AgentReward | None = None
 
 
 class StoredSample(NamedTuple):
@@ -76,7 +67,7 @@ def samples_path(given: Path, runs: Path) -> Path:
 
 
 def sample_files(path: Path) -> list[Path]:
-    """Return the files of a run's samples by step; of a step that was trained twice after a resume, the newest.
+    """Return the files of a run's samples by step, without those of steps that a resume rolled back.
 
     Args:
         path: a samples folder, or one file.
@@ -86,14 +77,10 @@ def sample_files(path: Path) -> list[Path]:
     """
     if path.is_file():
         return [path]
-    newest: dict[int, tuple[int, Path]] = {}
-    for file in path.glob("step-*.parquet"):
-        if found := _NAME.fullmatch(file.name):
-            step, incarnation = int(found[1]), int(found[2])
-            newest[step] = max(newest.get(step, (-1, file)), (incarnation, file))
-    if not newest:
+    files = surviving_files(path)
+    if not files:
         raise RefusedError(f"{path} has no stored samples yet: a run stores them when it closes its first step")
-    return [newest[step][1] for step in sorted(newest)]
+    return list(files.values())
 
 
 def stored_groups(files: Iterable[Path]) -> Iterator[list[StoredSample]]:
@@ -125,7 +112,7 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _stored(row: dict[str, Any]) -> StoredSample:
-    agent = msgspec.json.decode(row.get("agent_json") or "{}", type=_Agent)
+    agent = agent_of(row)
     sample = Sample(
         group=row["group"],
         index=row["index"],

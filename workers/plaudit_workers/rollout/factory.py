@@ -14,17 +14,18 @@ from plaudit_workers.rollout.agents.chat.suffix import REWRITES
 from plaudit_workers.rollout.agents.custom import CustomAgent
 from plaudit_workers.rollout.agents.single_turn import SingleTurn
 from plaudit_workers.rollout.engines.protocol import Engine
+from plaudit_workers.rollout.replica import WHOLE, ReplicaMember
 
 logger = get_logger(__name__)
 
 
-def _vllm(job: RLJob) -> Engine:
+def _vllm(job: RLJob, member: ReplicaMember) -> Engine:
     from plaudit_workers.rollout.engines.vllm_engine import VllmEngine
 
-    return VllmEngine.from_job(job)
+    return VllmEngine.from_job(job, member)
 
 
-def _scripted(job: RLJob) -> Engine:
+def _scripted(job: RLJob, _: ReplicaMember) -> Engine:
     from plaudit_workers.rollout.engines.script import Script
     from plaudit_workers.rollout.engines.scripted import ScriptedEngine
 
@@ -38,12 +39,12 @@ def _scripted(job: RLJob) -> Engine:
     return ScriptedEngine(script, max_concurrent_samples=rollout.engine.max_concurrent_samples, tokenizer=tokenizer)
 
 
-ENGINES: dict[str, Callable[[RLJob], Engine]] = {"vllm": _vllm, "scripted": _scripted}
+ENGINES: dict[str, Callable[[RLJob, ReplicaMember], Engine]] = {"vllm": _vllm, "scripted": _scripted}
 
 
-def build_engine(job: RLJob) -> Engine:
-    """Build the engine of ``spec.rollout.engine``; it is not started."""
-    return ENGINES[job.spec.rollout.engine.kind](job)
+def build_engine(job: RLJob, member: ReplicaMember = WHOLE) -> Engine:
+    """Build the engine of ``spec.rollout.engine`` for the leader of a replica; it is not started."""
+    return ENGINES[job.spec.rollout.engine.kind](job, member)
 
 
 @asynccontextmanager
@@ -64,16 +65,20 @@ async def open_agent(job: RLJob) -> AsyncIterator[Agent]:
             async with _endpoint(job, processes) as opened:
                 yield opened
             return
-        yield CustomAgent(processes, agent.timeout_seconds) if agent.kind == "custom" else await _tools(job, processes)
+        if agent.kind == "custom" or processes.environment == "loop":
+            yield CustomAgent(processes, agent.timeout_seconds)
+        else:
+            yield await _conversations(job, processes)
     finally:
         await processes.close()
 
 
-async def _tools(job: RLJob, processes: AgentProcesses) -> Agent:
+async def _conversations(job: RLJob, processes: AgentProcesses) -> Agent:
     from plaudit_workers.rollout.engines.vllm_arguments import prepare_environment
 
     prepare_environment(job.spec.model.source)  # before anything imports torch
     from plaudit_workers.rollout.agents.chat.tool_calls import ToolCallParser
+    from plaudit_workers.rollout.agents.environment import EnvironmentAgent
     from plaudit_workers.rollout.agents.tools import ToolAgent, ToolLimits
     from plaudit_workers.tokenizer import ChatTemplate
 
@@ -81,8 +86,15 @@ async def _tools(job: RLJob, processes: AgentProcesses) -> Agent:
     schemas = [tool.schema for tool in tools]
     template = ChatTemplate.of_model(job.spec.model, schemas)
     parser = ToolCallParser(spec.tool_parser, template.tokenizer, schemas)
-    agent = ToolAgent(template, parser, processes, tools, ToolLimits.from_spec(spec))
-    if remark := agent.suffix.check(tools[0].name):
+    chat = (template, parser, processes, tools, ToolLimits.from_spec(spec))
+    agent = (
+        ToolAgent(*chat)
+        if spec.kind == "tools"
+        else EnvironmentAgent(
+            *chat, reads_text=processes.environment == "text", step_limit_s=spec.environment_timeout_seconds
+        )
+    )
+    if remark := agent.suffix.check(tools[0].name if tools else ""):
         logger.warning(remark)
     return agent
 

@@ -11,9 +11,13 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from plaudit_metrics.sources.samples.conversation import completion_messages
+from plaudit_metrics.sources.samples.files import UnreadableFileError
+from plaudit_metrics.sources.samples.query import FAILED, SampleQuery
+from plaudit_metrics.sources.samples.texts import MOST_CHARACTERS, TextBudget
 from plaudit_workers.process import EXIT_DONE, RefusedError
 from plaudit_workers.rescore.rows import sample_files, samples_path
-from plaudit_workers.samples.selection import Row, Which, read_rows, scorer_values, select
+from plaudit_workers.samples.selection import Row, first_samples, lowest_samples, scorer_values
 
 _TEXT_CHARACTERS = 1000
 _STEP = re.compile(r"step-(\d+)-")
@@ -28,26 +32,38 @@ def samples(arguments: argparse.Namespace) -> int:
     files = sample_files(samples_path(arguments.run, arguments.runs_folder))
     if arguments.step is not None:
         files = _of_step(files, arguments.step)
-    which: Which = "failed" if arguments.failed else "lowest" if arguments.lowest else "all"
-    chosen = select(read_rows(files), which, arguments.most)
+    query = SampleQuery(
+        outcome=FAILED if arguments.failed else arguments.outcome,
+        lowest=arguments.lowest_score,
+        highest=arguments.highest_score,
+        data_source=arguments.data_source,
+        group=arguments.group,
+        prompt_id=arguments.prompt,
+    )
+    select = lowest_samples if arguments.lowest else first_samples
+    try:
+        chosen = select(files, query, arguments.most)
+    except UnreadableFileError as error:
+        raise RefusedError(f"{error}. Give a run's id, or its samples folder") from error
     if arguments.json:
         for row in chosen:
             print(msgspec.json.encode(row).decode())
         return EXIT_DONE
     console = Console()
     if not chosen:
-        console.out(_NONE[which], highlight=False)
+        console.out(_none(query, arguments.lowest), highlight=False)
     for row in chosen:
         for line in sample_lines(row, arguments.full):
             console.print(line, soft_wrap=True, highlight=False)
     return EXIT_DONE
 
 
-_NONE = {
-    "all": "no stored samples",
-    "failed": "every stored sample has a score",
-    "lowest": "no stored sample has a score: plaudit samples RUN --failed prints the reasons",
-}
+def _none(query: SampleQuery, lowest: bool) -> str:
+    if query == SampleQuery(outcome=FAILED):
+        return "every stored sample has a score"
+    if lowest:
+        return "no stored sample has a score: plaudit samples RUN --failed prints the reasons"
+    return "no stored sample fulfils these conditions"
 
 
 def _of_step(files: list[Path], step: int) -> list[Path]:
@@ -59,7 +75,7 @@ def _of_step(files: list[Path], step: int) -> list[Path]:
 
 
 def sample_lines(row: Row, full: bool) -> Iterator[Text]:
-    """Yield the lines that show a sample; control characters of its texts are shown and not obeyed.
+    """Yield the lines that show a sample; control characters of its texts are printed as escapes.
 
     Args:
         row: the stored sample.
@@ -67,20 +83,35 @@ def sample_lines(row: Row, full: bool) -> Iterator[Text]:
     """
     score = "no score" if row["score"] is None else f"score {row['score']:g}"
     head = f"step {row['step']} · group {row['group']} sample {row['index']} · {row['data_source']} · {score}"
-    yield Text(head, style="bold red" if row["score"] is None else "bold")
+    yield Text(_printable(head), style="bold red" if row["score"] is None else "bold")
     if row["score"] is None:
         yield _line("reason", f"{row['outcome'] or row['end']}: {row['reason'] or row['end_reason'] or ''}", full)
     for name, value in scorer_values(row).items():
         yield _line(name, value, full)
-    yield _line("prompt", row["prompt"], full)
-    yield _line("response", row["response"] if row["response"] is not None else "(not generated)", full)
+    yield _line("prompt", row["prompt"] or "", full)
+    if row.get("completion_json"):
+        yield from _conversation(row, full)
+    else:
+        yield _line("response", row["response"] if row["response"] is not None else "(not generated)", full)
     yield _line("ground truth", _decoded(row["ground_truth_json"]), full)
     yield Text()
 
 
+def _conversation(row: Row, full: bool) -> Iterator[Text]:
+    """Yield the messages after the prompt, with the tool calls of each turn."""
+    for message in completion_messages(row, TextBudget(MOST_CHARACTERS)):
+        notes = [] if message.generate_s is None else [f"{message.generate_s:.3g} s"]
+        notes += [] if message.reward is None else [f"reward {message.reward:g}"]
+        role = " ".join([message.role, message.name]).strip()
+        yield _line(f"{role} ({', '.join(notes)})" if notes else role, message.content.text, full)
+        for call in message.calls:
+            took = "" if call.call_s is None else f", {call.call_s:.3g} s"
+            yield _line(f"  calls {call.tool} ({call.outcome or 'no record'}{took})", call.arguments.text, full)
+
+
 def _line(name: str, text: str, full: bool) -> Text:
     shown = text if full or len(text) <= _TEXT_CHARACTERS else f"{text[:_TEXT_CHARACTERS]}… (--full)"
-    return Text.assemble((f"  {name}: ", "dim"), _printable(shown))
+    return Text.assemble((f"  {_printable(name)}: ", "dim"), _printable(shown))
 
 
 def _decoded(json: str | None) -> str:

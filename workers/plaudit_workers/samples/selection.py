@@ -1,53 +1,55 @@
-"""Select stored samples of a run: those without a score, those with the lowest scores, or all of a step."""
+"""Select stored samples of a run: the first that fulfil conditions, or those with the lowest scores."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import pyarrow
-import pyarrow.parquet
-
-from plaudit_workers.process import RefusedError
+from plaudit_metrics.sources.samples.query import SampleQuery
+from plaudit_metrics.sources.samples.sample_file import SampleFile
 
 Row = Mapping[str, Any]
 """A stored sample by the columns of docs/stored-samples.md."""
-Which = Literal["all", "failed", "lowest"]
-
-_ROWS_AT_A_TIME = 256
 
 
-def read_rows(files: Iterable[Path]) -> Iterator[Row]:
-    """Yield the stored samples of each file, oldest step first.
+def first_samples(files: Sequence[Path], query: SampleQuery, most: int) -> list[Row]:
+    """Return the first samples that fulfil the conditions, in the order of the files.
 
     Raises:
-        RefusedError: a file does not hold stored samples.
+        UnreadableFileError: a file does not hold stored samples.
     """
-    for file in files:
-        try:
-            with pyarrow.parquet.ParquetFile(file) as opened:
-                for batch in opened.iter_batches(_ROWS_AT_A_TIME):
-                    yield from batch.to_pylist()
-        except (pyarrow.ArrowException, OSError) as error:
-            raise RefusedError(f"{file} cannot be read: {error}. Give a run's id, or its samples folder") from error
+    chosen: list[Row] = []
+    for path in files:
+        with SampleFile(path) as file:
+            chosen += map(file.read, file.find(query)[: most - len(chosen)].tolist())
+        if len(chosen) == most:
+            break
+    return chosen
 
 
-def select(rows: Iterable[Row], which: Which, most: int) -> list[Row]:
-    """Return at most ``most`` samples.
+def lowest_samples(files: Sequence[Path], query: SampleQuery, most: int) -> list[Row]:
+    """Return the samples with the lowest scores of all that fulfil the conditions, the lowest first.
 
-    Args:
-        rows: stored samples.
-        which: ``failed``: the first of those without a score; ``lowest``: those with the lowest scores, lowest first;
-            ``all``: the first.
-        most: how many.
+    Raises:
+        UnreadableFileError: a file does not hold stored samples.
     """
-    if which == "lowest":
-        scored = (row for row in rows if row["score"] is not None)
-        return heapq.nsmallest(most, scored, key=lambda row: (row["score"], row["step"]))
-    return list(islice((row for row in rows if which == "all" or row["score"] is None), most))
+    least = -math.inf if query.lowest is None else query.lowest  # leaves out samples without a score
+    query = replace(query, lowest=least, order="lowest")
+    lowest: list[tuple[float, int, int]] = []
+    for number, path in enumerate(files):
+        with SampleFile(path, ["score"]) as file:
+            found = [(file.read(row)["score"], number, row) for row in file.find(query)[:most].tolist()]
+        lowest = heapq.nsmallest(most, [*lowest, *found])
+    return [_row(files[number], row) for _, number, row in lowest]
+
+
+def _row(path: Path, row: int) -> Row:
+    with SampleFile(path) as file:
+        return file.read(row)
 
 
 def scorer_values(row: Row) -> dict[str, str]:
@@ -58,7 +60,14 @@ def scorer_values(row: Row) -> dict[str, str]:
 
 def _value(row: Row, scorer: str) -> str:
     value, outcome = row[f"scorer/{scorer}/value"], row[f"scorer/{scorer}/outcome"]
-    if value is not None:
-        return f"{value:g}"
     reason = row.get(f"scorer/{scorer}/reason")
-    return f"{outcome}: {reason}" if reason else str(outcome)
+    prefix = f"scorer/{scorer}/extra/"
+    extras = [
+        f"{column.removeprefix(prefix)} {extra:g}"
+        if isinstance(extra, float)
+        else f"{column.removeprefix(prefix)} {extra}"
+        for column, extra in row.items()
+        if column.startswith(prefix) and extra is not None
+    ]
+    result = str(outcome) if value is None else f"{value:g}"
+    return ", ".join([f"{result}: {reason}" if reason else result, *extras])

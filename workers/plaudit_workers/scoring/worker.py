@@ -11,6 +11,8 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from plaudit_reward.code.sandbox.privileges import forbid_inspection
 from plaudit_reward.pipeline.pipeline import Pipeline
 from plaudit_wire.logs import get_logger
@@ -24,6 +26,7 @@ from plaudit_workers.process import EXIT_DONE, ProcessSettings, RefusedError
 from plaudit_workers.scoring.build import build_pipeline
 from plaudit_workers.scoring.kinds.context import BuildContext
 from plaudit_workers.scoring.offer import offering
+from plaudit_workers.scoring.version import scoring_version
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.group import Group
 from plaudit_workers.stream.worker.commits import commit, commit_group, read_group
@@ -42,12 +45,14 @@ _GIVEN_UP = ScoringRecord("given_up", reason="it was not scored when its group w
 
 @dataclass(frozen=True)
 class ScoringOptions:
-    """The sizes and times of a worker."""
+    """The sizes and times of a worker, and the version of its scoring."""
 
     max_concurrent_samples: int = 256
     drain_grace_s: float = 20.0
     """Seconds after a stop in which samples in work may finish; the rest is handed back."""
     consumer: ConsumerOptions = field(default_factory=ConsumerOptions)
+    version: str = ""
+    """In each of its results."""
 
 
 async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
@@ -62,7 +67,9 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     async with HealthServer(settings.health_port, ready=lambda: any(worker.ready for worker in workers)):
         transport = await Transport.open(settings.redis, settings.run, settings.run_folder / "spill", stop=stop)
         try:
-            workers.append(ScoringWorker(settings.worker, transport, await _pipeline(job, settings), _options(job)))
+            workers.append(
+                ScoringWorker(settings.worker, transport, await _pipeline(job, settings), _options(job, settings))
+            )
             async with offering(job, transport):
                 await workers[0].run(stop)
         finally:
@@ -82,8 +89,11 @@ async def _pipeline(job: RLJob, settings: ProcessSettings) -> Pipeline:
     return await build_pipeline(job.spec.reward, settings.worker, context)
 
 
-def _options(job: RLJob) -> ScoringOptions:
-    return ScoringOptions(max_concurrent_samples=job.spec.reward.workers.max_concurrent_samples)
+def _options(job: RLJob, settings: ProcessSettings) -> ScoringOptions:
+    return ScoringOptions(
+        max_concurrent_samples=job.spec.reward.workers.max_concurrent_samples,
+        version=settings.scoring_version or scoring_version(job),
+    )
 
 
 def _read_job(settings: ProcessSettings) -> RLJob:
@@ -175,7 +185,7 @@ class ScoringWorker:
 
     async def _score_sample(self, consumer: Consumer[Sample], delivery: Delivery[Sample]) -> None:
         scoring = await self._pipeline.score(delivery.payload)
-        await commit(self._transport, delivery, scoring)
+        await commit(self._transport, delivery, self._stamped(scoring))
         consumer.finished(delivery)
 
     async def _score_group(self, consumer: Consumer[GroupDelivery], delivery: Delivery[GroupDelivery]) -> None:
@@ -194,8 +204,13 @@ class ScoringWorker:
         present = [(i, sample.body.sample) for i, sample in enumerate(group.samples) if sample.body is not None]
         results = await self._pipeline.score_group([sample for _, sample in present], [scorings[i] for i, _ in present])
         for (i, _), scoring in zip(present, results, strict=True):
-            scorings[i] = scoring
+            scorings[i] = self._stamped(scoring, scorings[i].version)
         return scorings
+
+    def _stamped(self, scoring: ScoringRecord, earlier: str = "") -> ScoringRecord:
+        """Return a scoring with the version of this worker's scorers, and of those that scored the sample earlier."""
+        own = self._options.version
+        return msgspec.structs.replace(scoring, version=own if earlier in ("", own) else f"{earlier}+{own}")
 
     @property
     def _free(self) -> int:

@@ -3,6 +3,8 @@
 import { element } from "./dom.js";
 import { moment } from "./format.js";
 import { Overview } from "./overview.js";
+import { sampleView } from "./sample.js";
+import { samplesView } from "./samples.js";
 import { follow, load, report } from "./source.js";
 import { stepView } from "./step.js";
 import { startTheme } from "./theme.js";
@@ -36,12 +38,27 @@ function name(run) {
 
 function entitle() {
   const step = stepOf(location.hash);
-  document.title = [step === null ? null : `Step ${step}`, state.run, "Plaudit"].filter(Boolean).join(" · ");
+  const samples = location.hash.startsWith("#/sample");
+  for (const link of document.querySelectorAll("#views a")) {
+    if ((link.hash === "#/samples") === samples) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  document.title = [samples ? "Samples" : step === null ? null : `Step ${step}`, state.run, "Plaudit"].filter(Boolean).join(" · ");
 }
 
 /** The step that an address names; null where it names none. */
 function stepOf(hash) {
   return /^#\/step\/(\d+)$/.exec(hash)?.[1] ?? null;
+}
+
+/** The view that an address names. */
+async function viewOf(hash) {
+  const step = stepOf(hash);
+  if (step !== null) return stepView(Number(step));
+  const sample = /^#\/sample\/(\d+)\/([^/]+)\/(\d+)$/.exec(hash);
+  if (sample !== null) return sampleView(Number(sample[1]), decodeURIComponent(sample[2]), Number(sample[3]));
+  if (hash === "#/samples" || hash.startsWith("#/samples?")) return samplesView(new URLSearchParams(hash.slice("#/samples?".length)));
+  return overview.node;
 }
 
 /** Looks for news: looks at the queues since the last one, and the steps again when one was closed. */
@@ -73,11 +90,12 @@ function tell({ state: connection, text }) {
 
 /** Shows what the address names; focus goes there when somebody went there. */
 async function route(arrived) {
-  const step = stepOf(location.hash);
+  const { hash } = location;
   entitle();
   if (location.hash !== "" && !location.hash.startsWith("#/")) return;
   try {
-    const node = step === null ? overview.node : await stepView(Number(step));
+    const node = await viewOf(hash);
+    if (hash !== location.hash && arrived) return; // somebody went on meanwhile
     content.replaceChildren(node);
     if (arrived) {
       scrollTo(0, 0);

@@ -155,7 +155,8 @@ function longestStage(sample) {
   return stage === undefined ? "–" : element("span", {}, swatch(stage.color), stage.label);
 }
 
-function outcomeMark(outcome) {
+/** The end of a sample's scoring, with its colour. */
+export function outcomeMark(outcome) {
   const kind = OUTCOMES.find((each) => each.key === outcome);
   return element("span", { class: outcome === "scored" ? "quiet" : "loud" }, swatch(kind?.color ?? "--trainer"), kind?.label ?? outcome);
 }

@@ -4,6 +4,7 @@ import { details, element, table } from "./dom.js";
 import { figure, moment } from "./format.js";
 import { lacking, section } from "./overview.js";
 import { samplesTable, scorersTable, stagesTable, verdictPanel } from "./panels.js";
+import { samplesAddress } from "./samples.js";
 import { load } from "./source.js";
 import { timeline } from "./timeline.js";
 
@@ -31,6 +32,7 @@ export async function stepView(number) {
     section("Stages", "Time that samples spent in each stage.", stagesTable(step)),
     section("Scorers", "Last attempts, waits and failures.", scorersTable(step)),
     section("Slowest samples", "From admission to the trainer. Click a bar for details.", samples.length === 0 ? lacking() : samplesTable(samples)),
+    element("p", { class: "note" }, element("a", { href: samplesAddress({ first_step: number, last_step: number }) }, `All stored samples of step ${number}`)),
     section("Every figure", "The keys of docs/metrics.md.", details("Table", () => everyFigure(step)).node),
   );
 }

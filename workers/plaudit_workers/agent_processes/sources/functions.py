@@ -66,13 +66,27 @@ def _schema_of(found: Any, function: Callable[..., Any], source: FunctionTool) -
     if own is not None:
         schema: dict[str, Any] = own if isinstance(own, dict) else own.model_dump(exclude_unset=True, exclude_none=True)
         return schema
+    return describe(function, source.function, f"in {source.path}")
+
+
+def describe(function: Callable[..., Any], name: str, where: str) -> dict[str, Any]:
+    """Return a function's description in OpenAI's format, made of its type hints and docstring.
+
+    Args:
+        function: or a bound method.
+        name: of the function, for messages.
+        where: the file that holds it, for messages.
+
+    Raises:
+        ConfigurationError: type hints or docstring do not describe it.
+    """
     from transformers.utils.chat_template_utils import get_json_schema
 
     try:
         return dict(get_json_schema(function))
     except Exception as error:  # transformers raises several kinds, for the docstring and for the type hints
         raise ConfigurationError(
-            f"{source.function} in {source.path} cannot be described to the model: {error} Give every parameter a type "
+            f"{name} {where} cannot be described to the model: {error} Give every parameter a type "
             "hint and a line under 'Args:' in a Google-style docstring"
         ) from error
 

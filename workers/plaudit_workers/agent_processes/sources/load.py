@@ -7,8 +7,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plaudit_reward.errors import ConfigurationError
-from plaudit_workers.agent_processes.messages import AgentClass, FunctionTool, Program, Source, Tool, VerlTools
+from plaudit_workers.agent_processes.messages import (
+    AgentClass,
+    EnvironmentClass,
+    EnvironmentKind,
+    EnvironmentServer,
+    FunctionTool,
+    Program,
+    Source,
+    Tool,
+    VerlTools,
+)
 from plaudit_workers.agent_processes.sources.agent_class import load_agent_class
+from plaudit_workers.agent_processes.sources.environments.environment import Environment
+from plaudit_workers.agent_processes.sources.environments.load import load_class, load_server
+from plaudit_workers.agent_processes.sources.environments.verl_loop import VerlAgentLoop
 from plaudit_workers.agent_processes.sources.functions import load_function
 from plaudit_workers.agent_processes.sources.mcp_server import load_mcp_tools
 from plaudit_workers.agent_processes.sources.program import RunnableProgram, load_program
@@ -24,11 +37,19 @@ class LoadedSources:
     agent: Any = None
     """The instance of the agent's class."""
     program: RunnableProgram | None = None
+    environment: Environment | None = None
 
     @property
     def descriptions(self) -> list[Tool]:
         """Return the tools as the model sees them."""
         return [tool.description for tool in self.tools.values()]
+
+    @property
+    def environment_kind(self) -> EnvironmentKind:
+        """Return how the policy acts in the environment."""
+        if self.environment is not None:
+            return "text" if self.environment.reads_text else "calls"
+        return "loop" if self.agent is not None else ""
 
 
 def load(sources: Sequence[Source]) -> LoadedSources:
@@ -45,7 +66,7 @@ def load(sources: Sequence[Source]) -> LoadedSources:
         if isinstance(source, Program):
             loaded.program = load_program(source)
             continue
-        for tool in _tools(source):
+        for tool in _tools(source, loaded):
             name = tool.description.name
             if name in loaded.tools:
                 raise ConfigurationError(f"two tools have the name {name!r}: rename one of them")
@@ -53,7 +74,14 @@ def load(sources: Sequence[Source]) -> LoadedSources:
     return loaded
 
 
-def _tools(source: Source) -> Sequence[LoadedTool]:
+def _tools(source: Source, loaded: LoadedSources) -> Sequence[LoadedTool]:
+    if isinstance(source, EnvironmentClass | EnvironmentServer):
+        environment = load_class(source) if isinstance(source, EnvironmentClass) else load_server(source)
+        if isinstance(environment, VerlAgentLoop):
+            loaded.agent = environment
+            return []
+        loaded.environment = environment
+        return environment.tools
     if isinstance(source, FunctionTool):
         return [load_function(source)]
     if isinstance(source, VerlTools):

@@ -7,14 +7,11 @@ of tools is read once, in a process of its own: the template, which forks, must 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 from typing import Any
-
-import msgspec
 
 from plaudit_reward.errors import ConfigurationError
 from plaudit_workers.agent_processes.messages import McpServer, Tool
+from plaudit_workers.agent_processes.sources.in_fork import first_cause, in_fork
 from plaudit_workers.agent_processes.sources.tool import Answer
 
 _LIST_WITHIN_S = 60.0
@@ -47,7 +44,7 @@ class McpSession:
                 await asyncio.Event().wait()
         except Exception as error:
             if not opened.done():
-                opened.set_exception(RuntimeError(f"MCP server {_address(self._server)}: {_first(error)}"))
+                opened.set_exception(RuntimeError(f"MCP server {_address(self._server)}: {first_cause(error)}"))
 
 
 class McpTool:
@@ -83,45 +80,27 @@ def load_mcp_tools(source: McpServer) -> list[McpTool]:
 
 
 def _listed(source: McpServer) -> list[dict[str, Any]]:
-    """Return the schemas of the server's tools, read by a forked process."""
-    read_end, write_end = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(read_end)
-        with contextlib.suppress(BaseException), os.fdopen(write_end, "wb") as pipe:
-            pipe.write(msgspec.msgpack.encode(_list(source)))
-        os._exit(0)
-    os.close(write_end)
-    with os.fdopen(read_end, "rb") as pipe:
-        data = pipe.read()
-    os.waitpid(pid, 0)
-    answer = msgspec.msgpack.decode(data) if data else "the process that asked it ended"
-    if isinstance(answer, str):
-        raise ConfigurationError(f"MCP server {_address(source)} cannot be used: {answer}")
-    schemas: list[dict[str, Any]] = answer
-    return schemas
-
-
-def _list(source: McpServer) -> list[dict[str, Any]] | str:
-    async def ask() -> list[dict[str, Any]]:
-        async with asyncio.timeout(_LIST_WITHIN_S), _client(source) as client:
-            listed = await client.list_tools()
-        return [
-            {
-                "type": "function",
-                "function": {
-                    "name": tool.name,
-                    "description": tool.description or "",
-                    "parameters": getattr(tool, "input_schema", None) or getattr(tool, "inputSchema", None) or {},
-                },
-            }
-            for tool in listed.tools
-        ]
-
+    """Return the schemas of the server's tools."""
     try:
-        return asyncio.run(ask())
-    except BaseException as error:
-        return _first(error)
+        return in_fork(lambda: asyncio.run(_list(source)))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"MCP server {_address(source)} cannot be used: {error}") from error
+
+
+async def _list(source: McpServer) -> list[dict[str, Any]]:
+    async with asyncio.timeout(_LIST_WITHIN_S), _client(source) as client:
+        listed = await client.list_tools()
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.name,
+                "description": tool.description or "",
+                "parameters": getattr(tool, "input_schema", None) or getattr(tool, "inputSchema", None) or {},
+            },
+        }
+        for tool in listed.tools
+    ]
 
 
 def _client(server: McpServer) -> Any:
@@ -138,10 +117,3 @@ def _name(schema: dict[str, Any]) -> str:
 
 def _address(server: McpServer) -> str:
     return server.url or " ".join(server.command)
-
-
-def _first(error: BaseException) -> str:
-    """Return the first cause in a group of exceptions."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return f"{type(error).__name__}: {error}"

@@ -13,6 +13,8 @@ class Answer(NamedTuple):
     text: str
     """The text that the model sees."""
     reward: float | None = None
+    done: bool = False
+    """The environment ended the episode."""
 
 
 class LoadedTool(Protocol):

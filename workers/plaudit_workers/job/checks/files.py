@@ -186,7 +186,7 @@ def _loss(job: RLJob) -> Iterator[Problem]:
 
 def _rollout(job: RLJob) -> Iterator[Problem]:
     agent = job.spec.rollout.agent
-    if agent.kind == "custom":
+    if agent.kind == "custom" or (agent.kind == "environment" and agent.path):
         yield from _python("spec.rollout.agent", agent.path, agent.class_name, "class")
     if agent.kind == "endpoint" and agent.function:
         yield from _python("spec.rollout.agent", agent.path, agent.function)

@@ -12,13 +12,14 @@ from plaudit_workers.job.loading.dump import dump_job
 from plaudit_workers.job.loading.paths import resolve_paths
 from plaudit_workers.job.loading.validation import Examination, examine, validate
 from plaudit_workers.job.problem import JobError, Problem
+from plaudit_workers.job.spec.reward_service import document_model, job_of
 from plaudit_workers.job.spec.rljob import RLJob
 
 __all__ = ["JobError", "Problem", "dump_job", "examine_job", "load_job", "locate", "parse_job", "read_job"]
 
 
 def load_job(path: Path | str) -> RLJob:
-    """Read the job of a file and make every path absolute.
+    """Read the job of a file and make every path absolute; a RewardService is read as a job that only scores.
 
     Raises:
         JobError: with every problem of the file; the files that it names are not opened.
@@ -68,7 +69,7 @@ def locate(problems: Sequence[Problem], path: Path | str) -> list[Problem]:
 
 def _resolved(document: Document, path: Path) -> RLJob:
     resolved = resolve_paths(document.data, path.resolve().parent)
-    return RLJob.model_validate(resolved, by_alias=True, by_name=False)
+    return job_of(document_model(resolved).model_validate(resolved, by_alias=True, by_name=False))
 
 
 def _job(document: Document, path: Path | str) -> RLJob:

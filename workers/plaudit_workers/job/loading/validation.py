@@ -26,6 +26,7 @@ from plaudit_workers.job.loading.field_errors import (
 )
 from plaudit_workers.job.problem import Problem
 from plaudit_workers.job.rules.fields import rule_problems
+from plaudit_workers.job.spec.reward_service import document_model, job_of
 from plaudit_workers.job.spec.rljob import RLJob
 
 _ROUNDS = 20
@@ -58,27 +59,28 @@ def validate(written: Mapping[str, Any]) -> tuple[RLJob, list[Problem]] | tuple[
 def examine(written: Mapping[str, Any]) -> Examination:
     """Validate fields first, then the rules about several fields."""
     data = copy.deepcopy(dict(written))
-    problems = list(_take_out_nulls(data, RLJob, ()))
+    root = document_model(data)
+    problems = list(_take_out_nulls(data, root, ()))
     broken = [problem.field for problem in problems]
     for _ in range(_ROUNDS):
         try:
-            job = RLJob.model_validate(data, by_alias=True, by_name=False)
+            job = job_of(root.model_validate(data, by_alias=True, by_name=False))
         except ValidationError as error:
             located = [(detail, _location(detail, data)) for detail in error.errors(include_url=False)]
-            problems += [problem for problem in _described(located) if not _within(problem.field, broken)]
-            broken += [_take_out(data, detail, location) for detail, location in located]
+            problems += [problem for problem in _described(located, root) if not _within(problem.field, broken)]
+            broken += [_take_out(data, detail, location, root) for detail, location in located]
         else:
             examination = Examination(job, problems, tuple(broken))
             return replace(examination, problems=problems + examination.concerning(rule_problems(job.spec)))
     return Examination(None, problems, tuple(broken))
 
 
-def _described(located: Sequence[tuple[ErrorDetails, Location]]) -> list[Problem]:
+def _described(located: Sequence[tuple[ErrorDetails, Location]], root: type[BaseModel]) -> list[Problem]:
     """Return one problem for each field; pydantic reports one error for each type of a union."""
     by_location: dict[Location, list[ErrorDetails]] = {}
     for detail, location in located:
         by_location.setdefault(location, []).append(detail)
-    return [problem_of(details, RLJob, location) for location, details in by_location.items()]
+    return [problem_of(details, root, location) for location, details in by_location.items()]
 
 
 def _location(detail: ErrorDetails, data: object) -> Location:
@@ -101,7 +103,7 @@ def _holds(node: object, part: str | int) -> bool:
     return isinstance(node, dict) and part in node
 
 
-def _take_out(data: dict[str, Any], detail: ErrorDetails, location: Location) -> str:
+def _take_out(data: dict[str, Any], detail: ErrorDetails, location: Location, root: type[BaseModel]) -> str:
     """Remove the broken part from ``data``, or add a stand-in for a missing one; return its written name.
 
     A broken entry removes its whole list, because the indices of the other entries must stay.
@@ -113,7 +115,7 @@ def _take_out(data: dict[str, Any], detail: ErrorDetails, location: Location) ->
     for part in way[:-1]:
         parent = _inside(parent, part)
     if detail["type"] == "missing":
-        parent[way[-1]] = _stand_in(field_at(RLJob, tuple(way)))
+        parent[way[-1]] = _stand_in(field_at(root, tuple(way)))
     elif isinstance(parent, dict):
         parent.pop(way[-1], None)
     return field_name(way)

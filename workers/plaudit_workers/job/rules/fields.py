@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from plaudit_wire.limits import ADMISSION_MEMORY_SHARE, EVENTS_MEMORY_SHARE, INLINE_LIMIT_BYTES
 from plaudit_workers.job.problem import Problem
 from plaudit_workers.job.rules.failure_policy import failure_policy_problems
-from plaudit_workers.job.rules.pods import environment_problems, gpu_problems
+from plaudit_workers.job.rules.pods import environment_problems, gpu_problems, group_problems
 from plaudit_workers.job.rules.scorers import scorer_problems
 from plaudit_workers.job.spec.rljob import Spec
 from plaudit_workers.job.spec.rollout import AgentSpec, ToolSpec
@@ -93,6 +93,24 @@ def _loss(spec: Spec) -> Iterator[Problem]:
         )
 
 
+def _dynamic_sampling(spec: Spec) -> Iterator[Problem]:
+    algorithm = spec.algorithm
+    if algorithm.dynamic_sampling and algorithm.advantage == "reinforcePlusPlus":
+        yield Problem(
+            "spec.algorithm.dynamicSampling",
+            "drops groups with equal scores, but under advantage reinforcePlusPlus they have a signal",
+            "Remove dynamicSampling, or choose a group-relative advantage",
+            also=("spec.algorithm.advantage",),
+        )
+    if algorithm.dynamic_sampling and not algorithm.max_replaced:
+        yield Problem(
+            "spec.algorithm.dynamicSampling.maxFactor",
+            f"{algorithm.dynamic_sampling.max_factor} allows no further prompt beside {algorithm.prompts_per_step}",
+            f"Give at least {1 + 1 / algorithm.prompts_per_step:.3g}",
+            also=("spec.algorithm.promptsPerStep",),
+        )
+
+
 def _order(spec: Spec) -> Iterator[Problem]:
     if spec.algorithm.order == "ready" and spec.algorithm.max_staleness == 0:
         yield Problem(
@@ -165,6 +183,12 @@ def _agent(spec: Spec) -> Iterator[Problem]:
         )
     if agent.kind == "endpoint":
         yield from _program(agent)
+    if agent.kind == "environment" and bool(agent.url) == bool(agent.path and agent.class_name):
+        yield Problem(
+            "spec.rollout.agent.path",
+            "with class, or url is required for kind environment; exactly one of them",
+            "Give path: … and class: …, or url: …",
+        )
     for index, tool in enumerate(agent.tools):
         yield from _tool(f"spec.rollout.agent.tools[{index}]", tool)
 
@@ -208,6 +232,18 @@ def _ranks(spec: Spec) -> Iterator[Problem]:
             f"{trainer.ranks} is not a multiple of ranksPerPod {trainer.ranks_per_pod}",
             "Give a multiple, so that every pod has the same number",
             also=("spec.trainer.ranksPerPod",),
+        )
+
+
+def _lora(spec: Spec) -> Iterator[Problem]:
+    if spec.trainer.lora is None:
+        return
+    if spec.rollout.in_flight == "recompute":
+        yield Problem(
+            "spec.rollout.inFlight",
+            "is recompute, but with trainer.lora samples finish under the adapter that began them",
+            "Set inFlight to continue, or to drain if samples of two versions must not run at once",
+            also=("spec.trainer.lora",),
         )
 
 
@@ -354,11 +390,14 @@ _TRAINING: tuple[Rule, ...] = (
     _mini_batches,
     _loss,
     _order,
+    _dynamic_sampling,
     _group_size,
     _lengths,
     _temperature,
     _agent,
     _ranks,
+    _lora,
+    group_problems,
     gpu_problems,
     _redis_memory,
     _gang_or_queue,

@@ -23,6 +23,17 @@ class CheckpointSpec(Section):
     newest checkpoint."""
 
 
+class LoraSpec(Section):
+    """Train low-rank adapters beside frozen weights: W x + alpha / rank · B A x, with B = 0 at the start."""
+
+    rank: int = Field(default=32, ge=1, le=512)
+    """Rows of A, columns of B. Default 32: about 1 % of a 7B model's parameters, and enough for RL's small updates."""
+    alpha: float = Field(default=64.0, gt=0, le=100_000)
+    """Scale of the adapters, divided by rank. Default 64: twice the default rank, a usual choice."""
+    target_modules: list[str] = Field(default=[])
+    """Names of the linear layers that get an adapter, such as ``q_proj``. Default empty: all but the output head."""
+
+
 class TrainerSpec(Section):
     """Ranks, their strategy, memory and checkpoints."""
 
@@ -40,6 +51,9 @@ class TrainerSpec(Section):
     """Compute layers a second time in the backward pass instead of keeping their activations: ``layers`` keeps the
     input of each layer, ``selective`` the output of attention too. Default auto: ``layers`` on GPUs, ``none`` on
     CPUs."""
+    lora: LoraSpec | None = None
+    """Train, publish and store low-rank adapters only. Samples in progress then finish under the adapter that began
+    them. Default: all weights are trained."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     """Checkpoints to resume from."""
     sinks: list[Literal["tensorboard", "wandb", "mlflow"]] = Field(default=[])

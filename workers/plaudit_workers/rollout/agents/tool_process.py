@@ -1,4 +1,4 @@
-"""Call the tools of one sample in its process, which the first call forks; kill it at a call's limit."""
+"""Call the tools and the environment of one sample in its process, which the first call forks; kill it at a limit."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from plaudit_wire.records import CallOutcome
-from plaudit_workers.agent_processes.messages import CallTool, FromSample, Tool, ToolResult
+from plaudit_workers.agent_processes.messages import (
+    AskEnvironment,
+    CallTool,
+    EnvironmentReply,
+    FromSample,
+    Tool,
+    ToolResult,
+)
 from plaudit_workers.agent_processes.processes import AgentProcesses, ProcessDiedError, SampleProcess
 from plaudit_workers.rollout.agents.chat.tool_calls import ParsedCall
 
@@ -26,6 +33,8 @@ class CallEnd:
     wait_s: float = 0.0
     """The part of it in which the process was started."""
     reward: float | None = None
+    done: bool = False
+    """The environment ended the episode."""
 
     @property
     def failed(self) -> bool:
@@ -49,7 +58,7 @@ class ToolProcess:
         self._tools = tools
         self._create_arguments = create_arguments
         self._process: SampleProcess | None = None
-        self._awaited: dict[int, asyncio.Future[ToolResult]] = {}
+        self._awaited: dict[int, asyncio.Future[Any]] = {}
         self._num_calls = 0
 
     async def __aenter__(self) -> Self:
@@ -69,6 +78,34 @@ class ToolProcess:
         wait_s = time.monotonic() - began
         return await asyncio.gather(*(self._call(process, call, began, wait_s) for call in calls))
 
+    async def ask(self, method: Literal["reset", "step", "finish"], limit_s: float, **fields: Any) -> EnvironmentReply:
+        """Ask the environment; a failure is an outcome of the reply. Never raises.
+
+        Args:
+            method: of the environment.
+            limit_s: seconds after which the process is killed.
+            fields: of ``AskEnvironment``.
+        """
+        process = self._process
+        try:
+            if method == "reset":
+                process = await self._forked()
+            if process is None or process.died.done():
+                raise ProcessDiedError("ended before")
+            self._num_calls += 1
+            number = self._num_calls
+            answer = self._awaited[number] = asyncio.get_running_loop().create_future()
+            process.send(AskEnvironment(number, method, **fields))
+            reply: EnvironmentReply = await asyncio.wait_for(answer, limit_s)
+            return reply
+        except TimeoutError:
+            reason = f"{method} of the environment gave no answer within {limit_s:g} s"
+            if process is not None:
+                process.kill(f"was killed: {reason}")
+            return EnvironmentReply(0, "timeout", reason)
+        except ProcessDiedError as error:
+            return EnvironmentReply(0, "infra_error", f"the environment's process {error}")
+
     async def _forked(self) -> SampleProcess:
         if self._process is None or self._process.died.done():
             process = self._process = await self._processes.fork()
@@ -84,7 +121,7 @@ class ToolProcess:
         outcome: CallOutcome
         try:
             result = await asyncio.wait_for(answer, limit_s)
-            return CallEnd(result.outcome, result.text, time.monotonic() - began, wait_s, result.reward)
+            return CallEnd(result.outcome, result.text, time.monotonic() - began, wait_s, result.reward, result.done)
         except TimeoutError:
             outcome, text = "timeout", f"{call.name} gave no result within {limit_s:g} s"
             process.kill(f"was killed: {text}")
@@ -95,7 +132,7 @@ class ToolProcess:
         return CallEnd(outcome, text, time.monotonic() - began, wait_s)
 
     def _on_message(self, message: FromSample) -> None:
-        if isinstance(message, ToolResult):
+        if isinstance(message, ToolResult | EnvironmentReply):
             answer = self._awaited.pop(message.id, None)
             if answer is not None and not answer.done():
                 answer.set_result(message)

@@ -51,7 +51,8 @@ class ToolLimits:
             result_tokens=agent.max_tool_response_tokens,
             truncate=agent.truncate_tool_response,
             seconds=agent.timeout_seconds,
-            fail_on_tool_failure=agent.on_tool_failure == "fail",
+            # A new process would not have the state of the environment.
+            fail_on_tool_failure=agent.on_tool_failure == "fail" or agent.kind == "environment",
         )
 
 
@@ -86,7 +87,7 @@ class ToolAgent:
         written: Any = prompt.extra_info.get("tools_kwargs") or {}
         create = {name: (of_tool or {}).get("create_kwargs") or {} for name, of_tool in dict(written).items()}
         async with ToolProcess(self.processes, self.tools, create) as process:
-            conversation = _Conversation(self, prompt, generate, process)
+            conversation = self.conversation(prompt, generate, process)
             try:
                 async with asyncio.timeout(self.limits.seconds):
                     await conversation.hold()
@@ -97,8 +98,12 @@ class ToolAgent:
                 conversation.trajectory.failure = AgentReward("timeout", reason=reason)
             return conversation.trajectory
 
+    def conversation(self, prompt: Prompt, generate: Generate, process: ToolProcess) -> Conversation:
+        """Return a conversation that ``hold`` leads."""
+        return Conversation(self, prompt, generate, process)
 
-class _Conversation:
+
+class Conversation:
     """One sample in progress."""
 
     def __init__(self, agent: ToolAgent, prompt: Prompt, generate: Generate, process: ToolProcess) -> None:
@@ -112,6 +117,7 @@ class _Conversation:
         self._started = time.monotonic()
 
     async def hold(self) -> None:
+        """Take turns until the policy calls no tool, or a limit is reached."""
         limits, trajectory = self._agent.limits, self.trajectory
         while True:
             turn = await self._turn()
@@ -119,16 +125,22 @@ class _Conversation:
                 return
             ends = await self._run(turn.calls)
             self._note(turn.calls, ends)
-            if trajectory.failure is not None or not self._continue(turn.calls, ends):
+            results = self._results(turn.calls, ends)
+            done = trajectory.failure is not None or any(end.done for end in ends)
+            if done or not self._continue(turn.calls, results):
                 return
 
-    async def _turn(self) -> ParsedTurn:
-        """Let the policy write one turn, and parse it."""
+    async def _sample(self) -> list[int]:
+        """Let the policy write one turn; return its ids."""
         left = self._max_tokens - len(self.trajectory.response_ids)
         limit = min(left, self._agent.limits.turn_tokens or left)
         finished = await self._generate(self._prompt_ids + self.trajectory.response_ids, limit)
         self.trajectory.add_turn(finished)
-        turn = self._agent.parser.parse(self._text(finished.response_ids))
+        return finished.response_ids
+
+    async def _turn(self) -> ParsedTurn:
+        """Let the policy write one turn, and parse it."""
+        turn = self._agent.parser.parse(self._text(await self._sample()))
         message: dict[str, Any] = {"role": "assistant", "content": turn.content}
         if turn.calls:
             message["tool_calls"] = self._written_calls(turn.calls)
@@ -183,16 +195,23 @@ class _Conversation:
             outcome: Literal["timeout", "infra_error"] = "timeout" if failed.outcome == "timeout" else "infra_error"
             self.trajectory.failure = AgentReward(outcome, reason=failed.text)
 
-    def _continue(self, calls: Sequence[ParsedCall], ends: Sequence[CallEnd]) -> bool:
-        """Append the results; return False where no token is left for another turn."""
-        written = self._written_calls(calls)
+    def _results(self, calls: Sequence[ParsedCall], ends: Sequence[CallEnd]) -> list[dict[str, Any]]:
+        """Add the results to the messages; return them."""
         results = [
             tool_message(call.name, self._cut(end.text), self._num_calls + place)
             for place, (call, end) in enumerate(zip(calls, ends, strict=True))
         ]
-        self._num_calls += len(calls)
         self.trajectory.messages += results
-        suffix = self._agent.suffix.after_calls(written, results, self.trajectory.response_ids[-1])
+        return results
+
+    def _continue(self, calls: Sequence[ParsedCall], results: Sequence[dict[str, Any]]) -> bool:
+        """Append the results' tokens; return False where no token is left for another turn."""
+        written = self._written_calls(calls)
+        self._num_calls += len(calls)
+        return self._observe(self._agent.suffix.after_calls(written, results, self.trajectory.response_ids[-1]))
+
+    def _observe(self, suffix: Sequence[int]) -> bool:
+        """Append tokens that the policy did not choose; return False where no token is left for another turn."""
         if len(self.trajectory.response_ids) + len(suffix) >= self._max_tokens:
             self.trajectory.finish_reason = "length"
             return False

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.process import RefusedError
 from plaudit_workers.rollout.engines.vllm_platform import is_cpu_build
+from plaudit_workers.rollout.replica import WHOLE, ReplicaMember
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
@@ -21,9 +22,26 @@ if TYPE_CHECKING:
 GPU_SHARE = "PLAUDIT_GPU_SHARE"
 """Variable with this process's share of its GPU, where ``plaudit run`` lets processes share one."""
 
+REPLICA_PORT = 29501
+"""Port of the leader on which the pods of a replica meet."""
+
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The sizes for which vLLM holds adapters."""
+_MOST_ADAPTERS = 8
 _CPU_CACHE_BYTES = 1 << 30
 _CPU_BATCH_TOKENS = 4096
-_OWNED = {"model", "load_format", "logprobs_mode", "async_scheduling", "disable_log_stats", "max_num_seqs"}
+_OWNED = {
+    "model",
+    "load_format",
+    "logprobs_mode",
+    "async_scheduling",
+    "disable_log_stats",
+    "max_num_seqs",
+    "nnodes",
+    "node_rank",
+    "master_addr",
+    "data_parallel_size",
+}
 """Arguments on which the rollout's correctness depends; a job cannot set them."""
 
 
@@ -32,7 +50,7 @@ class VllmSettings:
     """Model and sizes of one engine."""
 
     source: str
-    """Hub id or folder with ``config.json`` and tokenizer; its weights are not read."""
+    """Hub id or folder with ``config.json`` and tokenizer; its weights are read only under adapters."""
     revision: str = "main"
     tokenizer: str = ""
     """Empty: the one in ``source``, of the same revision."""
@@ -44,17 +62,32 @@ class VllmSettings:
     """Tokens of prompt and response together; the model's own limit holds if it is lower."""
     max_concurrent_samples: int = 256
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    member: ReplicaMember = WHOLE
+    """This process's part of a replica of several pods."""
     gpu_memory_utilization: float = 0.85
     """Share of the GPU's memory, of which other processes may have another share."""
+    lora_rank: int = 0
+    """Largest rank of the adapters that are loaded as weights; 0: whole weights are loaded."""
+    num_adapters: int = 2
+    """Adapters of one step at most: the newest, and those of requests that are still running."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Further ``vllm.EngineArgs`` by name."""
 
+    @property
+    def num_gpus(self) -> int:
+        """Return the GPUs of one copy of the model."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
     @classmethod
-    def from_job(cls, job: RLJob, environment: Mapping[str, str] = os.environ) -> VllmSettings:
+    def from_job(
+        cls, job: RLJob, member: ReplicaMember = WHOLE, environment: Mapping[str, str] = os.environ
+    ) -> VllmSettings:
         """Read ``spec.model`` and ``spec.rollout``.
 
         Args:
             job: a resolved job.
+            member: this process's part of the replica.
             environment: ``PLAUDIT_GPU_SHARE`` scales ``engine.gpuMemoryUtilization``.
 
         Raises:
@@ -64,6 +97,7 @@ class VllmSettings:
         engine = rollout.engine
         if owned := sorted(_OWNED & engine.arguments.keys()):
             raise RefusedError(f"spec.rollout.engine.arguments: {', '.join(owned)} cannot be set; remove it")
+        lora = job.spec.trainer.lora
         return cls(
             source=model.source,
             revision=model.revision,
@@ -74,7 +108,11 @@ class VllmSettings:
             max_model_length=engine.max_model_length,
             max_concurrent_samples=engine.max_concurrent_samples,
             tensor_parallel_size=engine.tensor_parallel_size,
+            pipeline_parallel_size=engine.pipeline_parallel_size,
+            member=member,
             gpu_memory_utilization=engine.gpu_memory_utilization * float(environment.get(GPU_SHARE, "1")),
+            lora_rank=lora.rank if lora else 0,
+            num_adapters=min(job.spec.algorithm.max_staleness + 2, _MOST_ADAPTERS),
             arguments=engine.arguments,
         )
 
@@ -122,7 +160,9 @@ def engine_arguments(settings: VllmSettings) -> EngineArgs:
         "dtype": settings.dtype,
         "max_num_seqs": settings.max_concurrent_samples,
         "tensor_parallel_size": settings.tensor_parallel_size,
-        "distributed_executor_backend": "uni" if settings.tensor_parallel_size == 1 else "mp",
+        "pipeline_parallel_size": settings.pipeline_parallel_size,
+        "distributed_executor_backend": "uni" if settings.num_gpus == 1 else "mp",
+        **replica_arguments(settings.member),
         # The announced weights are loaded before anything is generated: reading the source's would be for nothing.
         "load_format": "dummy",
         "logprobs_mode": "processed_logprobs",
@@ -130,6 +170,7 @@ def engine_arguments(settings: VllmSettings) -> EngineArgs:
         "async_scheduling": False,
         "disable_log_stats": False,
         "enable_prefix_caching": True,
+        **(_lora_arguments(settings) if settings.lora_rank else {}),
         **_device_arguments(settings, on_cpu=on_cpu),
         **settings.arguments,
     }
@@ -138,7 +179,9 @@ def engine_arguments(settings: VllmSettings) -> EngineArgs:
         arguments.setdefault("max_model_len", min(settings.max_model_length, model.max_model_len))
         if on_cpu:
             _refuse_experts_on_cpu(settings.source, model.get_num_experts())
-            _suit_cpu(arguments, tied=model.hf_text_config.tie_word_embeddings)
+            # With adapters the model's own weights are read once, and its head with them.
+            tied = model.hf_text_config.tie_word_embeddings and not settings.lora_rank
+            _suit_cpu(arguments, tied=tied)
         return EngineArgs(**arguments)
     except (VLLMClientError, TypeError, ValueError, OSError) as error:
         raise RefusedError(f"spec.model.source {settings.source!r} or spec.rollout.engine: {error}") from error
@@ -157,10 +200,33 @@ def _tokenizer_revision(settings: VllmSettings) -> str | None:
     return settings.tokenizer_revision if settings.tokenizer else settings.revision
 
 
+def replica_arguments(member: ReplicaMember) -> dict[str, Any]:
+    """Return the arguments by which the pods of a replica find each other; empty for a replica of one pod."""
+    if member.pods == 1:
+        return {}
+    return {
+        "nnodes": member.pods,
+        "node_rank": member.rank,
+        "master_addr": member.leader,
+        "master_port": REPLICA_PORT,
+    }
+
+
 def _device_arguments(settings: VllmSettings, *, on_cpu: bool) -> dict[str, Any]:
     if on_cpu:
         return {"enforce_eager": True, "kv_cache_memory_bytes": _CPU_CACHE_BYTES}
     return {"gpu_memory_utilization": settings.gpu_memory_utilization}
+
+
+def _lora_arguments(settings: VllmSettings) -> dict[str, Any]:
+    return {
+        "load_format": "auto",
+        "enable_lora": True,
+        "max_lora_rank": next(rank for rank in _LORA_RANKS if rank >= settings.lora_rank),
+        "max_loras": settings.num_adapters,
+        # Preempted requests still need theirs.
+        "max_cpu_loras": settings.num_adapters + 2,
+    }
 
 
 def _refuse_experts_on_cpu(source: str, num_experts: int) -> None:

@@ -28,6 +28,7 @@ from plaudit_workers.rollout.engines.vllm_arguments import (
 )
 from plaudit_workers.rollout.engines.vllm_platform import is_cpu_build, refuse_hidden_gpus
 from plaudit_workers.rollout.engines.vllm_requests import Generation, WeightLoad, resolve
+from plaudit_workers.rollout.replica import WHOLE, ReplicaMember
 
 if TYPE_CHECKING:
     from plaudit_workers.rollout.engines.vllm_loop import VllmLoop
@@ -51,12 +52,12 @@ class VllmEngine:
         self._request_ids = map(str, itertools.count())
 
     @classmethod
-    def from_job(cls, job: RLJob) -> VllmEngine:
-        """Build the engine that ``spec.model`` and ``spec.rollout`` describe."""
-        return cls(VllmSettings.from_job(job))
+    def from_job(cls, job: RLJob, member: ReplicaMember = WHOLE) -> VllmEngine:
+        """Build the engine that ``spec.model`` and ``spec.rollout`` describe, in the leader of a replica."""
+        return cls(VllmSettings.from_job(job, member))
 
     async def start(self) -> None:
-        """Build the engine in its thread; its weights are random until the first ``load_weights``."""
+        """Build the engine in its thread; it samples nothing before the first ``load_weights``."""
         self._loop = asyncio.get_running_loop()
         started: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, args=(started,), name="vllm", daemon=True)
@@ -136,6 +137,7 @@ class VllmEngine:
         import torch
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        from plaudit_workers.rollout.engines.adapters import EngineAdapters
         from plaudit_workers.rollout.engines.vllm_loop import VllmLoop
 
         if is_cpu_build():
@@ -145,9 +147,13 @@ class VllmEngine:
         engine = LLMEngine.from_engine_args(arguments)
         # Each finished request keeps its times; vLLM's own Prometheus series would cost 5 % of a small model's speed.
         engine.logger_manager = None
-        return VllmLoop(
-            engine, lambda answers: self._post(partial(resolve, answers)), untied=is_untied(arguments)
-        ), engine.get_tokenizer()
+        loop = VllmLoop(
+            engine,
+            lambda answers: self._post(partial(resolve, answers)),
+            untied=is_untied(arguments),
+            adapters=EngineAdapters(engine) if arguments.enable_lora else None,
+        )
+        return loop, engine.get_tokenizer()
 
     def _post(self, callback: Callable[[], None]) -> None:
         assert self._loop is not None

@@ -6,7 +6,7 @@ from those of the new ones.
 
 New requests carry the policy version as ``cache_salt``; without it, vLLM's prefix cache would serve them key-value
 blocks of the old weights. Requests that have not sampled a token when the weights change are submitted again for the
-same reason.
+same reason. Adapters (``trainer.lora``) are not switched: a request finishes with the adapter that began it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from collections.abc import Callable, Sequence
 
 from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
+from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from plaudit_wire.messages import PolicyVersion
+from plaudit_workers.rollout.engines.adapters import EngineAdapters
 from plaudit_workers.rollout.engines.protocol import (
     FinishedSample,
     RequestRefusedError,
@@ -45,12 +48,21 @@ class VllmLoop:
         engine: vLLM's engine, its core in this process.
         report: called once a round with the answers of that round.
         untied: the model was built with an output head of its own; see ``tied_weights``.
+        adapters: weights are adapters; see there.
     """
 
-    def __init__(self, engine: LLMEngine, report: Callable[[list[Answer]], None], *, untied: bool = False) -> None:
+    def __init__(
+        self,
+        engine: LLMEngine,
+        report: Callable[[list[Answer]], None],
+        *,
+        untied: bool = False,
+        adapters: EngineAdapters | None = None,
+    ) -> None:
         self._engine = engine
         self._report = report
         self._untied = untied
+        self._adapters = adapters
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._line: deque[Generation] = deque()
         self._running: dict[str, Generation] = {}
@@ -103,7 +115,7 @@ class VllmLoop:
         probe_id = f"probe-{time.monotonic_ns()}"
         parameters = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
         try:
-            self._engine.add_request(probe_id, tokens_input(list(ids)), parameters)
+            self._engine.add_request(probe_id, tokens_input(list(ids)), parameters, lora_request=self._adapter)
         except _REFUSALS as error:
             self._answers.append((future, WeightsUnreadableError(f"the probe does not fit this model: {error}")))
         else:
@@ -132,16 +144,40 @@ class VllmLoop:
             else:
                 self._answers.append((load.future, None))
 
+    @property
+    def _adapter(self) -> LoRARequest | None:
+        return self._adapters.newest if self._adapters else None
+
+    def _settle(self) -> None:
+        """Finish the batches that pipeline parallelism keeps in flight: the old weights sample their tokens."""
+        core = self._engine.engine_core.engine_core
+        if not core.batch_queue:
+            return
+        core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+        try:
+            while core.batch_queue:
+                for output in self._engine.step():
+                    self._finish(output)
+        finally:
+            core.scheduler.set_pause_state(PauseState.UNPAUSED)
+
     def _load(self, load: WeightLoad) -> None:
-        weights = {"weights_iterator": untied_weights(load.path)} if self._untied else {"weights_path": str(load.path)}
-        self._engine.collective_rpc("reload_weights", kwargs=weights)
-        self._engine.set_weight_version(str(load.version))
+        self._settle()
+        if self._adapters:
+            self._adapters.load(load.path, load.version)
+        else:
+            self._replace_weights(load)
         self._version = load.version
         self._requeue_unbegun()
         if load.switch == "recompute" and self._running:
             self._engine.reset_prefix_cache(reset_running_requests=True)
             for generation in self._running.values():
                 generation.recomputed += 1
+
+    def _replace_weights(self, load: WeightLoad) -> None:
+        weights = {"weights_iterator": untied_weights(load.path)} if self._untied else {"weights_path": str(load.path)}
+        self._engine.collective_rpc("reload_weights", kwargs=weights)
+        self._engine.set_weight_version(str(load.version))
 
     def _requeue_unbegun(self) -> None:
         states = self._engine.output_processor.request_states
@@ -162,10 +198,12 @@ class VllmLoop:
                     generation.id,
                     tokens_input(list(generation.request.prompt_ids), cache_salt=str(self._version)),
                     _sampling_parameters(generation.request),
+                    lora_request=self._adapter,
                 )
             except _REFUSALS as error:
                 self._answers.append((generation.future, RequestRefusedError(str(error))))
             else:
+                generation.version = self._version if self._adapters else None
                 self._running[generation.id] = generation
 
     def _step(self) -> None:
@@ -208,7 +246,10 @@ def _finished(generation: Generation, output: RequestOutput) -> FinishedSample |
     completion, metrics = output.outputs[0], output.metrics
     if completion.finish_reason not in ("stop", "length"):
         return RequestRefusedError(f"the engine ended it with {completion.finish_reason!r}")
-    spans = [_version_span(span.version, span.start) for span in completion.weight_versions]
+    if generation.version is not None:
+        spans = [(0, generation.version.incarnation, generation.version.number)]
+    else:
+        spans = [_version_span(span.version, span.start) for span in completion.weight_versions]
     return FinishedSample(
         response_ids=list(completion.token_ids),
         # With logprobs=0 there is exactly the sampled token's at each position.

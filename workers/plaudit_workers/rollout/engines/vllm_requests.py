@@ -26,6 +26,8 @@ class Generation:
     future: asyncio.Future[FinishedSample]
     internal_id: str = ""
     """vLLM's own id, while the request is inside vLLM."""
+    version: PolicyVersion | None = None
+    """Of the adapter that samples it; None where the engine's weights are switched."""
     recomputed: int = 0
     """Preemptions caused by switches of weights, not by a lack of memory."""
 

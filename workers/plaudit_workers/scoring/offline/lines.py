@@ -105,6 +105,8 @@ class SampleOutput(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     outcome: Outcome
     reason: str | None
     scorers: dict[str, ScorerOutput]
+    version: str = ""
+    """Version of the scoring that a service scored it with."""
 
     @classmethod
     def from_record(cls, record: ScoringRecord, id: str = "") -> Self:  # noqa: A002 (the field's name)
@@ -115,7 +117,14 @@ class SampleOutput(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
             )
             for name, of in record.scorers.items()
         }
-        return cls(id=id, score=record.value, outcome=record.outcome, reason=record.reason, scorers=scorers)
+        return cls(
+            id=id,
+            score=record.value,
+            outcome=record.outcome,
+            reason=record.reason,
+            scorers=scorers,
+            version=record.version,
+        )
 
 
 def read_samples(path: Path) -> Iterator[SampleInput]:

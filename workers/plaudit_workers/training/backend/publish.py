@@ -39,7 +39,7 @@ def write_weights(model: PolicyModel, folder: Path, version: PolicyVersion) -> A
     """
     target = folder / str(version)
     with whole_folder(target) as temporary:
-        save_file(model.full_state(), temporary / "model.safetensors", metadata={"format": "pt"})
+        save_file(model.full_state(), temporary / model.weights_file, metadata={"format": "pt"})
         (temporary / PROBE_FILE).write_bytes(msgspec.json.encode(model.probe()))
         for name, content in model.files().items():
             (temporary / name).write_bytes(content)

@@ -167,7 +167,8 @@ def adopt(
         if (
             prompt.split == "train"
             and prompt.position not in kept
-            and prompt.position < schedule.admissible_end(step)
+            and prompt.position < schedule.admissible_end(step) + ledger.train.num_extras
+            and prompt.step == ledger.train.step_of(schedule, prompt.position)  # else an extra of a lost future
             and _is_awaited(ledger, group)
             and all(survives(version) for version in {prompt.min_version, *sampled_versions(group)})
         ):

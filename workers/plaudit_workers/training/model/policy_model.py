@@ -21,11 +21,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.job.spec.rljob import RLJob, Spec
-from plaudit_workers.published_weights import Probe
+from plaudit_workers.published_weights import ADAPTER_FILE, WEIGHTS_FILE, Probe
 from plaudit_workers.tokenizer import load_tokenizer
 from plaudit_workers.training.model.activations import checkpoint_layers
 from plaudit_workers.training.model.batch import TrainingBatch
 from plaudit_workers.training.model.commands import Commands, OptimizerProgress
+from plaudit_workers.training.model.lora import Adapters, published_name
 from plaudit_workers.training.model.loss import choose_loss, mean_figures, policy_loss
 from plaudit_workers.training.model.losses.aggregation import token_weights
 from plaudit_workers.training.model.losses.tokens import TokenInputs
@@ -54,7 +55,8 @@ class PolicyModel:
         ranks: this process's place among the trainer's processes.
         model: float32 on the CPU, the same on every rank.
         tokenizer: published with the weights; bounds the probe's token ids.
-        reference: the frozen starting model for the KL term; None when ``klCoefficient`` is 0.
+        reference: the frozen starting model for the KL term; None when ``klCoefficient`` is 0 and with adapters.
+        adapters: of the model, the only trained parameters; None: all parameters are trained.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class PolicyModel:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         reference: PreTrainedModel | None,
+        adapters: Adapters | None = None,
     ) -> None:
         self._spec = spec
         self._loss = spec.algorithm.loss
@@ -76,9 +79,10 @@ class PolicyModel:
         self._model = place(model, ranks, self._dtype)
         self._reference_head = None if reference is None else TokenHead(reference)
         self._reference = None if reference is None else place(reference, ranks, self._dtype)
+        self._adapters = adapters
         self._tokenizer = tokenizer
-        self._parameters = dict(self._model.named_parameters())
-        self._tensors = self._parameters | _saved_buffers(self._model)
+        self._parameters = {name: each for name, each in self._model.named_parameters() if each.requires_grad}
+        self._tensors = self._parameters | ({} if adapters else _saved_buffers(self._model))
         self._optimizer = PolicyOptimizer(self._parameters.items(), spec.algorithm)
         self._proximal: dict[str, Tensor] | None = None
         """The published weights, after one of several updates of a step has changed the model's."""
@@ -138,14 +142,24 @@ class PolicyModel:
         self._proximal, self._published = None, version
 
     def full_state(self) -> dict[str, Tensor]:
-        """Return the weights to publish: unsharded, on the CPU, in ``model.dtype``, tied ones once."""
+        """Return the weights to publish: unsharded, on the CPU, in ``model.dtype``, tied ones once.
+
+        With adapters, these alone under the names of peft's file format.
+        """
         self._commands.send("full_state")
         state = gather(self._tensors, keep=self._ranks.rank == 0)
         dtype = DTYPES[self._spec.model.dtype]
         return {
-            name: (tensor.to(dtype) if tensor.is_floating_point() else tensor).contiguous()
+            published_name(name) if self._adapters else name: (
+                tensor.to(dtype) if tensor.is_floating_point() else tensor
+            ).contiguous()
             for name, tensor in state.items()
         }
+
+    @property
+    def weights_file(self) -> str:
+        """Name of the file for ``full_state``."""
+        return ADAPTER_FILE if self._adapters else WEIGHTS_FILE
 
     @torch.no_grad()
     def probe(self) -> Probe:
@@ -158,13 +172,15 @@ class PolicyModel:
         return Probe(ids, logprobs.tolist(), PROBE_LIMITS[self._spec.model.dtype])
 
     def files(self) -> dict[str, bytes]:
-        """Return the files beside published weights: configuration and tokenizer, by file name."""
-        if not self._files:
+        """Return the files beside published weights (configuration and tokenizer, or of adapters) by file name."""
+        if not self._files and self._adapters:
+            self._files = self._adapters.files()
+        elif not self._files:
             self._files = companion_files(self._model, self._tokenizer, DTYPES[self._spec.model.dtype])
         return self._files
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: weights in float32, optimizer, schedule, random state."""
+        """Return the state for a checkpoint: trained weights in float32, optimizer, schedule, random state."""
         self._commands.send("state_dict")
         keep = self._ranks.rank == 0
         return {
@@ -254,10 +270,7 @@ class PolicyModel:
         return values[:, 0], values[:, 1]
 
     def _token_inputs(self, row: MicroBatch, temperature: float, proximal: Tensor | None) -> TokenInputs:
-        reference = None
-        if self._reference is not None:
-            with torch.no_grad():
-                reference = self._forward(row, temperature, of_reference=True)[0]
+        reference = self._reference_logprobs(row, temperature) if self._loss.kl_coefficient else None
         logprobs, entropies = self._forward(row, temperature)
         return TokenInputs(
             logprobs=logprobs,
@@ -269,6 +282,14 @@ class PolicyModel:
             entropies=entropies,
             reference=reference,
         )
+
+    @torch.no_grad()
+    def _reference_logprobs(self, row: MicroBatch, temperature: float) -> Tensor:
+        """Return log-probabilities under the starting weights."""
+        if self._adapters is None:
+            return self._forward(row, temperature, of_reference=True)[0]
+        with self._adapters.disabled():
+            return self._forward(row, temperature)[0]
 
     def _proximal_logprobs(self, rows: list[MicroBatch], temperature: float) -> list[Tensor] | None:
         """Return log-probabilities under the published policy; None while the model has its weights."""
@@ -335,5 +356,8 @@ def build_model(job: RLJob, rank: int = 0, world_size: int = 1) -> PolicyModel:
     torch.manual_seed(job.spec.seed)
     model, tokenizer = load_model(job.spec.model), load_tokenizer(job.spec.model)
     refuse_long_packed(model, job.spec.rollout.engine.max_model_length)
-    reference = load_model(job.spec.model) if job.spec.algorithm.loss.kl_coefficient else None
-    return PolicyModel(job.spec, join_ranks(rank, world_size), model, tokenizer, reference)
+    lora = job.spec.trainer.lora
+    reference = load_model(job.spec.model) if job.spec.algorithm.loss.kl_coefficient and lora is None else None
+    dtype = FORWARD_DTYPES[job.spec.model.dtype]
+    adapters = None if lora is None else Adapters(model, lora, job.spec.model.source, dtype)
+    return PolicyModel(job.spec, join_ranks(rank, world_size), model, tokenizer, reference, adapters)

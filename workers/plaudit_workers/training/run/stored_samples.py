@@ -1,14 +1,15 @@
 """Stored samples: every closed group of a step as Parquet, one row per sample. Called by the conductor.
 
-``samples/step-000012-i1.parquet`` (step 12 as incarnation 1 trained it; of several the highest incarnation is the
-surviving one). Columns: where the sample belongs, its texts, what each scorer said (``scorer/<name>/…``), when it
-passed from stage to stage, which policy versions wrote it. JSON columns hold what data rows may shape as they like.
-What a scorer returned besides its value (verl's ``acc``, a judge's answer and tokens) is in
+``samples/step-000012-i1.parquet`` is step 12 as incarnation 1 trained it (``sources.samples.files`` chooses among
+incarnations). Columns: group and index of the sample, its texts and messages, the result of each scorer
+(``scorer/<name>/…``), the times of its stages, the policy versions that generated it. Fields without a fixed shape are
+JSON. Further results of a scorer (verl's ``acc``, a judge's answer and tokens) are in
 ``scorer/<name>/extra/<extra>``: numbers as numbers, all else as text.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ _COLUMNS: dict[str, pyarrow.DataType] = {
     "admitted_for_step": _WHOLE,
     "data_source": _TEXT,
     "prompt": _TEXT,
+    "prompt_id": _TEXT,
     "messages_json": _TEXT,
     "max_tokens": _WHOLE,
     "response": _TEXT,
@@ -80,6 +82,10 @@ _SCORER_COLUMNS: dict[str, pyarrow.DataType] = {
     "attempts": _WHOLE,
 }
 
+_ROW_GROUP = 256
+_BOUNDED = ["step", "outcome", "score", "data_source", "split"]
+"""Columns whose bounds the footer holds. Those of texts would make it several times as large."""
+
 MOST_EXTRAS = 64
 """Extras of one scorer that get a column each (``scorer/<name>/extra/<extra>``); further ones are not stored."""
 
@@ -87,7 +93,7 @@ MOST_EXTRAS = 64
 def store_groups(
     folder: Path, step: int, incarnation: int, groups: Sequence[Group], records: Mapping[str, GroupRecord]
 ) -> Path:
-    """Writes the closed groups of a step.
+    """Write the closed groups of a step.
 
     Args:
         folder: ``samples`` of the run's folder.
@@ -115,10 +121,20 @@ def store_groups(
         ]
     )
     target = folder / f"step-{step:06d}-i{incarnation}.parquet"
-    with whole_file(target) as temporary:
-        table = pyarrow.Table.from_pylist(rows, schema=schema)
-        pyarrow.parquet.write_table(table, temporary, compression="zstd")
+    write_samples(pyarrow.Table.from_pylist(rows, schema=schema), target)
     return target
+
+
+def write_samples(table: pyarrow.Table, target: Path) -> None:
+    """Write stored samples so that single ones are read cheaply: in small row groups, with bounds to skip files by.
+
+    Raises:
+        RefusedError: the disk is full.
+    """
+    with whole_file(target) as temporary:
+        pyarrow.parquet.write_table(
+            table, temporary, compression="zstd", row_group_size=_ROW_GROUP, write_statistics=_BOUNDED
+        )
 
 
 def _rows(step: int, incarnation: int, group: Group, record: GroupRecord) -> Iterator[dict[str, Any]]:
@@ -133,6 +149,7 @@ def _rows(step: int, incarnation: int, group: Group, record: GroupRecord) -> Ite
         "admitted_for_step": prompt.step,
         "data_source": prompt.data_source,
         "prompt": prompt.prompt,
+        "prompt_id": hashlib.blake2b(prompt.prompt.encode(errors="replace"), digest_size=8).hexdigest(),
         "messages_json": _json(prompt.messages),
         "max_tokens": prompt.sampling.max_tokens,
         "ground_truth_json": _json(prompt.ground_truth),

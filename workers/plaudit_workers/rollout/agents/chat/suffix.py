@@ -113,22 +113,23 @@ class ChatSuffix:
         return closing  # it ended at a stop text: the suffix brings the end of the turn
 
     def check(self, tool_name: str) -> str:
-        """Check that the template can continue a conversation with tools; return a remark on it, or "".
+        """Check that the template can continue a conversation; return a remark on it, or "".
 
         Args:
-            tool_name: any tool of the job.
+            tool_name: any tool of the job; empty: the policy's turns are answered by a user.
 
         Raises:
-            RefusedError: the template has no place for tool results.
+            RefusedError: the template has no place for tool results, or for a user's answer.
         """
-        call = tool_call(tool_name, {}, 0)
-        result = tool_message(tool_name, "a1b", 0)
         try:
-            self.after_calls([call], [result], -1)
+            if tool_name:
+                self.after_calls([tool_call(tool_name, {}, 0)], [tool_message(tool_name, "a1b", 0)], -1)
+            else:
+                self.after_answer([{"role": "user", "content": "a1b"}], -1)
         except ValueError as error:
             raise RefusedError(
-                f"model.chatTemplate: {error} (role tool), so rollout.agent kind tools cannot work with it. Name a "
-                "template of the model that supports tools"
+                f"model.chatTemplate: {error}, so rollout.agent cannot hold conversations with it. Name a template of "
+                "the model that supports them"
             ) from error
         return REWRITES if self.rewrites_history() else ""
 

@@ -57,7 +57,9 @@ class ToolCallParser:
             raise RefusedError(
                 f"spec.rollout.agent.toolParser: {name!r} does not suit the model's tokenizer: {error}"
             ) from error
-        self._request = ChatCompletionRequest(model="", messages=[{"role": "user", "content": ""}], tools=params)
+        self._request = ChatCompletionRequest(
+            model="", messages=[{"role": "user", "content": ""}], tools=params or None
+        )
 
     def parse(self, text: str) -> ParsedTurn:
         """Split a turn into its text and its calls; text that is no valid call stays text."""

@@ -1,0 +1,45 @@
+"""Choose the stored samples that a report contains, since a file can hold only some of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from plaudit_metrics.sources.samples.detail import detail, listed
+from plaudit_metrics.sources.samples.files import surviving_files
+from plaudit_metrics.sources.samples.query import FAILED, SampleQuery
+from plaudit_metrics.sources.samples.sample_file import Row, SampleFile
+
+_STEPS = 10
+_OF_STEP = 16
+"""The first samples of a step, which are those of whole groups."""
+_FAILED = 4
+_CHARACTERS = 4000
+"""Of each text."""
+
+
+def carried_samples(folder: Path) -> dict[str, Any]:
+    """Return the API's responses about some samples of the newest ten steps; nothing where none are stored.
+
+    Of each step these are the first 16, and the first four that have no score.
+
+    Raises:
+        UnreadableFileError: a file is damaged.
+    """
+    files = surviving_files(folder)
+    rows = [row for step in sorted(files, reverse=True)[:_STEPS] for row in _chosen(files[step])]
+    if not rows:
+        return {}
+    page = {"samples": [listed(row) for row in rows], "first_step": min(files), "last_step": max(files)}
+    details = {
+        f"samples/{row['step']}/{quote(row['group'], safe='')}/{row['index']}": detail(row, _CHARACTERS) for row in rows
+    }
+    return {"samples": page, **details}
+
+
+def _chosen(path: Path) -> list[Row]:
+    with SampleFile(path) as file:
+        first = file.find(SampleQuery())[:_OF_STEP].tolist()
+        failed = file.find(SampleQuery(outcome=FAILED))[:_FAILED].tolist()
+        return [file.read(row) for row in dict.fromkeys(first + failed)]

@@ -1,0 +1,93 @@
+"""Admit a RewardService: each valid edit takes effect, and a change of its scoring begins a new revision.
+
+Its ConfigMap holds the spec in effect, with the files that were read for it. An edit that cannot take effect is
+reported, and the service keeps its revision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from plaudit_operator import names
+from plaudit_operator.admission.admission import Admitted, JobFile, Refused, admitted_anew, as_admitted, digest
+from plaudit_operator.admission.frozen import FrozenSpec, parsed
+from plaudit_operator.names import Reason
+from plaudit_operator.observed import Object, Observed
+from plaudit_operator.runtime.kinds import REWARD_SERVICE
+from plaudit_workers.job.spec.reward_service import FIXED_SECTIONS
+
+_DIGITS = 10
+_SCALES = ("replicas", "autoscaling")
+
+
+def is_service(job_object: Object) -> bool:
+    """Return True for a RewardService, False for an RLJob."""
+    return bool(job_object["kind"] == REWARD_SERVICE.kind)
+
+
+def needs_files(observed: Observed) -> bool:
+    """Return True if the ConfigMap of ``spec.files`` has to be read: at admission, and when a service has changed."""
+    config = observed.child("ConfigMap", names.job_config(observed.name))
+    if config is None or not is_service(observed.job):
+        return config is None
+    return bool(msgspec.json.decode(config["data"]["current.json"]) != observed.job["spec"])
+
+
+def admit_service(service: Object, config: Object | None, files: Object | None) -> Admitted | Refused:
+    """Validate a service, or read it as it is in effect.
+
+    Args:
+        service: the RewardService.
+        config: its own ConfigMap, if it was admitted before.
+        files: the ConfigMap that ``spec.files`` names; used only if the spec is not the one in effect. None if missing.
+    """
+    data = (config or {}).get("data", {})
+    if "spec.json" not in data:
+        admitted = admitted_anew(service, files)
+        return admitted if isinstance(admitted, Refused) else _revised(admitted)
+    accepted = msgspec.json.decode(data["current.json"])
+    if service["spec"] == accepted:
+        return _in_effect(service, data, accepted)
+    edited = _edited(service, accepted, files)
+    if isinstance(edited, Refused):
+        kept = _in_effect(service, data, accepted)
+        message = f"edit rejected, the service keeps revision {kept.revision}: {edited.message}"
+        return replace(kept, reason=edited.reason, message=message)
+    return _revised(replace(edited, templates=msgspec.json.decode(data["templates.json"]), written=data))
+
+
+def _in_effect(service: Object, data: Mapping[str, str], accepted: Mapping[str, Any]) -> Admitted:
+    """Return the service as it was admitted, even if this version of the operator validates more strictly."""
+    job, _ = parsed(service, accepted)
+    return _revised(as_admitted(data, FrozenSpec(job, accepted, Reason.VALID, "valid and in effect")))
+
+
+def _edited(service: Object, accepted: Mapping[str, Any], files: Object | None) -> Admitted | Refused:
+    changed = [name for name in FIXED_SECTIONS if (service["spec"].get(name) or {}) != (accepted.get(name) or {})]
+    if changed:
+        sections = ", ".join(f"spec.{name}" for name in changed)
+        return Refused(Reason.IMMUTABLE_CHANGED, f"{sections} cannot change while the service exists")
+    return admitted_anew(service, files)
+
+
+def _revised(admitted: Admitted) -> Admitted:
+    return replace(admitted, kind=REWARD_SERVICE.kind, revision=_revision(admitted.current, admitted.files))
+
+
+def _revision(spec: Mapping[str, Any], files: Sequence[JobFile]) -> str:
+    """Return the digest of everything but the numbers of pods and who may reach them."""
+    reward = {name: section for name, section in spec["reward"].items() if name not in ("gateway", "networkPolicy")}
+    reward["workers"] = {k: v for k, v in (reward.get("workers") or {}).items() if k not in _SCALES}
+    reward["scorers"] = [_without_scale(scorer) for scorer in reward["scorers"]]
+    return digest({"reward": reward, "files": {file.path: file.digest for file in files}})[:_DIGITS]
+
+
+def _without_scale(scorer: Mapping[str, Any]) -> dict[str, Any]:
+    model = scorer.get("model")
+    if model is None:
+        return dict(scorer)
+    return {**scorer, "model": {name: value for name, value in model.items() if name != "replicas"}}

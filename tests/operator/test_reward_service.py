@@ -1,0 +1,238 @@
+"""A RewardService on the model of a cluster: its children, and how its changes are rolled out."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from world import World, rljob
+
+from plaudit_operator.cache import Key
+from plaudit_operator.names import LABEL_MODEL, LABEL_REVISION
+from plaudit_operator.observed import labels
+
+KEY = Key("default", "job", "RewardService")
+RULE = {"name": "right", "kind": "rule", "rule": "gsm8k"}
+MODEL = {"name": "helpful", "kind": "model", "model": {"source": "/plaudit/model-1"}}
+FILES = {"configMap": "code"}
+PYTHON = {"name": "mine", "kind": "python", "python": {"path": "reward.py"}}
+
+Edit = Callable[[dict[str, Any]], Any]
+
+
+def service(*scorers: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    reward = {"scorers": list(scorers or [RULE]), "workers": {"replicas": 2}}
+    return {**rljob(), "kind": "RewardService", "spec": {"reward": reward, **spec}}
+
+
+def running(*scorers: dict[str, Any], **spec: Any) -> World:
+    world = World(service(*scorers, **spec), key=KEY)
+    world.settle()
+    return world
+
+
+def edit(world: World, change: Edit) -> None:
+    world.cluster.edit("RewardService", "job", lambda item: change(item["spec"]))
+
+
+def weigh(weight: float) -> Edit:
+    return lambda spec: spec["reward"]["scorers"][0].update(weight=weight)
+
+
+def deployment(world: World, role: str = "reward") -> dict[str, Any]:
+    found = world.cluster.find("Deployment", f"job-{role}")
+    assert found
+    return found
+
+
+def config_of(template: dict[str, Any]) -> str:
+    [volume] = [each for each in template["spec"]["volumes"] if each["name"] == "job"]
+    return str(volume["configMap"]["name"])
+
+
+def environment(template: dict[str, Any]) -> dict[str, Any]:
+    return {each["name"]: each.get("value") for each in template["spec"]["containers"][0]["env"]}
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return running()
+
+
+def test_a_service_has_the_children_of_a_job_that_only_scores_and_belongs_to_its_object(world: World):
+    children = world.children()
+    for child in [("Deployment", "job-gateway"), ("Deployment", "job-reward"), ("StatefulSet", "job-redis")]:
+        assert child in children
+    [owner] = deployment(world)["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"]) == ("RewardService", world.job["metadata"]["uid"])
+    assert world.status["phase"] == "Running"
+    assert world.status["url"] == "http://job-gateway.default.svc:8710"
+    assert "restarts" not in world.status
+
+
+def test_every_worker_has_the_revision_as_the_version_of_its_results(world: World):
+    revision = world.status["revision"]
+    template = deployment(world)["spec"]["template"]
+    assert environment(template)["PLAUDIT_SCORING_VERSION"] == labels(template)[LABEL_REVISION] == revision
+    assert config_of(template) == f"job-job-{revision}"
+    assert world.condition("RolledOut")["status"] == "True"
+    assert world.condition("Ready")["status"] == "True"
+
+
+def test_a_changed_scorer_is_rolled_out_while_the_old_pods_keep_their_configuration():
+    world = running()
+    before = world.status["revision"]
+    edit(world, weigh(0.5))
+    world.deliver()
+    world.reconcile()
+    world.deliver()
+    assert world.cluster.find("ConfigMap", f"job-job-{before}")  # its pods still run
+    world.cluster.run_controllers()
+    world.deliver()
+    world.reconcile()
+    rolling = {each: world.condition(each)["status"] for each in ("Ready", "RolledOut", "Reconciling", "Stalled")}
+    assert rolling == {"Ready": "True", "RolledOut": "False", "Reconciling": "True", "Stalled": "False"}
+    assert "of 2 pods are of revision" in world.condition("RolledOut")["message"]
+    world.settle()
+    after = world.status["revision"]
+    assert after != before
+    assert {labels(pod)[LABEL_REVISION] for pod in world.cluster.of_kind("Pod") if LABEL_REVISION in labels(pod)} == {
+        after
+    }
+    configs = {name for kind, name in world.children() if kind == "ConfigMap"}
+    assert configs == {"job-job", f"job-job-{after}"}
+    config = world.cluster.find("ConfigMap", f"job-job-{after}")
+    assert config
+    assert json.loads(config["data"]["job.yaml"])["spec"]["reward"]["scorers"][0]["weight"] == 0.5
+    assert world.condition("Reconciling")["status"] == "False"
+
+
+def test_going_back_gives_the_earlier_revision():
+    world = running()
+    before = world.status["revision"]
+    edit(world, weigh(0.5))
+    world.settle()
+    edit(world, lambda spec: spec["reward"]["scorers"][0].pop("weight"))
+    world.settle()
+    assert world.status["revision"] == before
+
+
+def test_more_workers_or_gateways_replace_no_pod():
+    world = running()
+    before = copy.deepcopy(deployment(world)["spec"]["template"]), world.status["revision"]
+    edit(world, lambda spec: spec["reward"].update(workers={"replicas": 3}, gateway={"replicas": 2}))
+    world.settle()
+    assert (deployment(world)["spec"]["template"], world.status["revision"]) == before
+    assert deployment(world)["spec"]["replicas"] == 3
+    assert deployment(world, "gateway")["spec"]["replicas"] == 2
+
+
+def test_another_model_gets_servers_of_its_own_before_the_old_ones_go():
+    world = running(MODEL)
+    [old] = [name for kind, name in world.children() if kind == "Deployment" and name.startswith("job-m-")]
+    edit(world, lambda spec: spec["reward"]["scorers"][0]["model"].update(source="/plaudit/model-2"))
+    world.deliver()
+    world.reconcile()
+    world.deliver()
+    servers = {name for kind, name in world.children() if kind == "Deployment" and name.startswith("job-m-")}
+    assert len(servers) == 2
+    [new] = servers - {old}
+    selectors = [deployment(world, name.removeprefix("job-"))["spec"]["selector"] for name in (old, new)]
+    assert selectors[0]["matchLabels"][LABEL_MODEL] != selectors[1]["matchLabels"][LABEL_MODEL]
+    environment = {
+        e["name"]: e.get("value") for e in deployment(world)["spec"]["template"]["spec"]["containers"][0]["env"]
+    }
+    assert json.loads(environment["PLAUDIT_MODEL_SERVERS"])["helpful"] == [f"http://{new}.default.svc:8000"]
+    world.settle()
+    assert {name for kind, name in world.children() if name.startswith("job-m-")} == {new}
+
+
+def test_an_invalid_edit_is_reported_and_the_service_keeps_its_revision():
+    world = running()
+    before = world.status["revision"]
+    edit(world, lambda spec: spec["reward"]["scorers"].append({"name": "right", "kind": "rule"}))
+    world.settle()
+    condition = world.condition("SpecValid")
+    assert (condition["status"], condition["reason"]) == ("False", "Invalid")
+    assert f"keeps revision {before}" in condition["message"]
+    assert world.status["revision"] == before
+    assert world.condition("Ready")["status"] == "True"
+    assert world.condition("Stalled")["status"] == "True"
+    edit(world, lambda spec: spec["reward"]["scorers"].pop())
+    world.settle()
+    assert world.condition("SpecValid")["status"] == "True"
+
+
+def test_redis_and_the_volume_cannot_change():
+    world = running()
+    edit(world, lambda spec: spec.update(storage={"claimName": "other"}))
+    world.settle()
+    assert world.condition("SpecValid")["reason"] == "ImmutableFieldChanged"
+    assert "spec.storage cannot change" in world.condition("SpecValid")["message"]
+
+
+def code(name: str, value: float) -> dict[str, Any]:
+    data = {"reward.py": f"def compute_score(sample): return {value}\n"}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": "default"}, "data": data}
+
+
+def test_new_code_comes_with_another_config_map():
+    world = World(service(PYTHON, files=FILES), key=KEY)
+    world.cluster.put(code("code", 0.0))
+    world.settle()
+    before = world.status["revision"]
+    edit(world, lambda spec: spec.update(files={"configMap": "code-2"}))
+    world.settle()
+    assert world.condition("SpecValid")["reason"] == "FilesMissing"
+    assert world.status["revision"] == before
+    world.cluster.put(code("code-2", 1.0))
+    result = world.reconcile()
+    assert result is not None
+    world.settle()
+    assert world.condition("SpecValid")["status"] == "True"
+    assert world.status["revision"] != before
+    config = world.cluster.find("ConfigMap", f"job-job-{world.status['revision']}")
+    assert config
+    assert "return 1.0" in config["data"]["file-0"]
+
+
+def test_a_service_that_does_not_start_never_fails():
+    world = World(service(), key=KEY)
+    world.settle()
+    world.cluster.now += 10**7
+    world.settle()
+    assert world.condition("Failed") == {}
+
+
+def test_suspension_releases_workers_and_gateways():
+    world = running()
+    edit(world, lambda spec: spec.update(suspend=True))
+    world.settle()
+    assert world.cluster.roles() == {"redis", "metrics"}
+    edit(world, lambda spec: spec.update(suspend=False))
+    world.settle()
+    assert world.status["phase"] == "Running"
+
+
+def test_a_job_of_the_same_name_is_refused_and_the_service_goes_on():
+    world = running()
+    world.cluster.put(rljob())
+    job = World(cluster=world.cluster)
+    for _ in range(3):
+        job.deliver()
+        job.reconcile()
+    assert job.condition("Admitted")["reason"] == "NameTaken"
+    world.relist()
+    world.settle()
+    assert world.condition("Ready")["status"] == "True"
+
+
+def test_a_service_at_rest_is_not_written(world: World):
+    writes = world.cluster.writes
+    for _ in range(3):
+        world.deliver()
+        world.reconcile()
+    assert world.cluster.writes == writes

@@ -1,0 +1,554 @@
+"""``kind: environment``: classes of TRL's, SkyRL's and verl's form in real processes, and servers over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from chat_tokenizer import chat_tokenizer
+from plaudit_wire.messages import PolicyVersion, Prompt, Sampling
+from plaudit_wire.sample import AgentReward
+from plaudit_workers.agent_processes.messages import EnvironmentClass, EnvironmentServer
+from plaudit_workers.agent_processes.processes import AgentProcesses
+from plaudit_workers.errors import RefusedError
+from plaudit_workers.rollout.agents.chat.tool_calls import ToolCallParser
+from plaudit_workers.rollout.agents.custom import AgentError, CustomAgent
+from plaudit_workers.rollout.agents.environment import EnvironmentAgent
+from plaudit_workers.rollout.agents.tools import ToolLimits
+from plaudit_workers.rollout.engines.script import Constant, Script
+from plaudit_workers.rollout.engines.scripted import ScriptedEngine
+from plaudit_workers.rollout.engines.vllm_arguments import prepare_environment
+from plaudit_workers.rollout.sample_run import SampleRun, sample_body
+from plaudit_workers.tokenizer import ChatTemplate
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # vLLM and torch warn when they are imported
+    pytest.mark.asyncio(loop_scope="module"),  # the tests share template processes, and so the event loop
+]
+
+CLASSES = '''
+import os, signal, time
+
+
+class Counter:
+    """TRL's form."""
+
+    def __init__(self, step=1):
+        self.step_size = step
+
+    def reset(self, answer, **kwargs):
+        self.value, self.goal = 0, int(answer)
+        return f" Reach {self.goal}."
+
+    def add(self, times: int) -> str:
+        """Add a number of steps.
+
+        Args:
+            times: number of steps
+        """
+        self.value += times * self.step_size
+        return f"now {self.value}"
+
+    def _hidden(self):
+        return None
+
+    def get_reward(self):
+        return 1.0 if self.value == self.goal else 0.5
+
+
+class Ends:
+    """Ends as the data row asks."""
+
+    def reset(self, how, **kwargs):
+        self.how = how
+        if how == "no reset":
+            raise RuntimeError("no board")
+
+    def look(self) -> str:
+        """Look."""
+        if self.how == "dies in a tool":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return "nothing"
+
+    async def get_reward(self):
+        if self.how == "raises":
+            raise ValueError("no goal")
+        if self.how == "hangs":
+            time.sleep(60)
+        if self.how == "dies":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return {"no reward": None, "no number": float("nan")}.get(self.how, 1.0)
+
+
+class WithoutReward:
+    def reset(self):
+        return None
+
+
+def make_counter():
+    return Counter(step=3)
+
+
+class Guess:
+    """SkyRL's form."""
+
+    def __init__(self, env_config, extras={}):
+        self.goal = int(extras["reward_spec"]["ground_truth"])
+        self.hint = env_config.hint
+        self.turns, self.max_turns = 0, extras["max_turns"]
+
+    def init(self, prompt):
+        return [{"role": "system", "content": self.hint}, *prompt], {}
+
+    def step(self, action):
+        self.turns += 1
+        if action == "raise":
+            raise ValueError("bad action")
+        if action == "hang":
+            time.sleep(60)
+        if action == "die":
+            os._exit(3)
+        if action == "more":
+            more = [{"role": "user", "content": "more"}]
+            return {"observations": more, "reward": None, "done": False, "metadata": {}}
+        done = action == str(self.goal) or self.turns == self.max_turns
+        shown = [] if done else [{"role": "user", "content": "higher"}]
+        reward = 1.0 if action == str(self.goal) else 0.25
+        return {"observations": shown, "reward": reward, "done": done, "metadata": {}}
+
+    def close(self):
+        pass
+
+
+class NoEnvironment:
+    pass
+
+
+class Loop:
+    """verl's form."""
+
+    def __init__(self, trainer_config, server_manager, tokenizer, processor, dataset_cls, data_config, **kwargs):
+        self.server, self.tokenizer, self.kwargs = server_manager, tokenizer, kwargs
+        self.length = trainer_config.config.actor_rollout_ref.rollout.response_length
+
+    async def run(self, sampling_params, how="", **row):
+        prompt = self.tokenizer.apply_chat_template(row["raw_prompt"], add_generation_prompt=True, tokenize=True)
+        prompt = list(prompt["input_ids"]) if hasattr(prompt, "keys") else list(prompt)
+        if how == "hot":
+            sampling_params = {**sampling_params, "temperature": 0.2}
+        generate = lambda ids: self.server.generate(request_id="r", prompt_ids=ids, sampling_params=sampling_params)
+        first = await generate(prompt)
+        await generate([*prompt, 5])  # discarded
+        between = self.tokenizer("again", add_special_tokens=False)["input_ids"]
+        second = await generate(prompt + first.token_ids + between)
+        response = first.token_ids + between + second.token_ids
+        mask = [1] * len(first.token_ids) + [0] * len(between) + [1] * len(second.token_ids)
+        if how == "cut":
+            response, mask = response[:-2], mask[:-2]
+        if how == "changed":
+            response = [7, *response[1:]]
+
+        class Output:
+            prompt_ids, response_ids, response_mask = prompt, response, mask
+            reward_score, extra_fields = 0.75, {"turn_scores": [0.5, 0.25], "tool_rewards": []}
+
+        return Output
+'''
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    prepare_environment("")  # as a rollout does before it imports vLLM
+    return chat_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def model_folder(tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_text('{"model_type": "qwen2"}')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def class_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("environments") / "my_environments.py"
+    path.write_text(CLASSES)
+    return str(path)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def open_agent(tokenizer, class_file, model_folder):
+    """Opens the agent of a class or a server, as a rollout does; the tests share the processes of a class."""
+    opened: dict[str, AgentProcesses] = {}
+
+    async def open_agent(class_name="", url="", arguments=(), limit_s=20.0, **limits):
+        source = (
+            EnvironmentServer(url, dict(arguments), limit_s)
+            if url
+            else EnvironmentClass(class_file, class_name, dict(arguments), 3, 20.0, {"source": str(model_folder)})
+        )
+        processes = opened.setdefault(url or class_name, AgentProcesses([source]))
+        tools = await processes.open()
+        if processes.environment == "loop":
+            return CustomAgent(processes, limit_s)
+        template = ChatTemplate(tokenizer, [tool.schema for tool in tools])
+        parser = ToolCallParser("hermes", tokenizer, template.tools)
+        limits = ToolLimits(fail_on_tool_failure=True, **limits)
+        reads_text = processes.environment == "text"
+        return EnvironmentAgent(template, parser, processes, tools, limits, reads_text=reads_text, step_limit_s=limit_s)
+
+    yield open_agent
+    for processes in opened.values():
+        await processes.close()
+
+
+@pytest.fixture
+def play(tokenizer):
+    """Runs one sample with a scripted policy; returns the prompt's ids and the published body."""
+
+    async def play(agent, *turns, max_tokens=2000, **changes):
+        messages = [{"role": "user", "content": "Play."}]
+        template = ChatTemplate(tokenizer, getattr(getattr(agent, "template", None), "tools", ()))
+        ids = template.encode(template.render(messages, generate=True))
+        prompt = Prompt(
+            **{
+                "group": "t-0-1.0",
+                "position": 0,
+                "split": "train",
+                "step": 1,
+                "n": 1,
+                "min_version": PolicyVersion(1, 0),
+                "seed": 5,
+                "sampling": Sampling(max_tokens=max_tokens),
+                "data_source": "game",
+                "prompt": template.render(messages, generate=True),
+                "prompt_ids": np.asarray(ids, "<i4").tobytes(),
+                "ground_truth": "6",
+                "messages": messages,
+                **changes,
+            }
+        )
+        engine = ScriptedEngine(Script(Constant(0.001), turns=list(turns)), tokenizer=tokenizer)
+        await engine.load_weights(Path("none"), PolicyVersion(1, 0))
+        run = SampleRun(prompt, 0, engine, lambda change: None)
+        trajectory = await run.run(agent)
+        return ids, sample_body(prompt, 0, trajectory, run.record("rollout-0", trajectory, None), engine.decode)
+
+    return play
+
+
+def call(name: str, **arguments: object) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
+
+
+def ids_of(data: bytes) -> list[int]:
+    return np.frombuffer(data, "<i4").tolist()
+
+
+@pytest.mark.parametrize(
+    ("class_name", "arguments", "times", "value", "reward"),
+    [("Counter", {"step": 2}, 3, 6, 1.0), ("make_counter", {}, 1, 3, 0.5)],
+)
+async def test_an_environment_of_trl_is_reset_played_and_rewards(
+    open_agent, play, class_name, arguments, times, value, reward
+) -> None:
+    agent = await open_agent(class_name, arguments=arguments)
+    assert list(agent.tools) == ["add"]
+    _, body = await play(agent, call("add", times=times), "Done.")
+    assert body.sample.messages == [{"role": "user", "content": "Play. Reach 6."}]
+    assert [m["content"] for m in body.sample.completion if m["role"] == "tool"] == [f"now {value}"]
+    assert body.sample.agent_reward == AgentReward("scored", reward)
+    # The ids that are trained are those of the whole conversation, with the prompt that the environment wrote.
+    conversation = [*body.sample.messages, *body.sample.completion]
+    whole = agent.template.encode(agent.template.render(conversation, generate=False).removesuffix("\n"))
+    assert ids_of(body.prompt_ids) + ids_of(body.response_ids) == whole
+
+
+@pytest.mark.parametrize(
+    ("how", "outcome", "reason"),
+    [
+        ("no reward", "skipped", "the environment gave no reward"),
+        ("raises", "data_error", "ValueError: no goal"),
+        ("no number", "data_error", "DataError: the reward nan is not a finite number"),
+        ("hangs", "timeout", "finish of the environment gave no answer within 0.5 s"),
+        ("dies", "infra_error", "the environment's process was killed by SIGSEGV"),
+    ],
+)
+async def test_a_missing_reward_is_typed_and_never_zero(open_agent, play, how, outcome, reason) -> None:
+    agent = await open_agent("Ends", limit_s=0.5 if how == "hangs" else 20.0)
+    _, body = await play(agent, "Done.", extra_info={"how": how})
+    assert body.sample.agent_reward == AgentReward(outcome, reason=reason)
+    assert body.sample.failure is None
+    assert body.prompt_ids == b""  # reset returned nothing: the prompt is the group's
+
+
+async def test_an_environment_without_rewards_leaves_them_to_the_scorers(open_agent, play) -> None:
+    _, body = await play(await open_agent("WithoutReward"), "Done.")
+    assert (body.sample.agent_reward, body.sample.answer) == (None, "Done.")
+
+
+async def test_an_environment_that_dies_in_a_tool_ends_its_sample(open_agent, play) -> None:
+    _, body = await play(await open_agent("Ends"), call("look"), "Done.", extra_info={"how": "dies in a tool"})
+    assert body.sample.failure == AgentReward("infra_error", reason="the process that ran look was killed by SIGSEGV")
+    assert body.sample.agent_reward is None
+
+
+async def test_an_environment_that_cannot_be_reset_fails_its_sample(open_agent, play) -> None:
+    agent = await open_agent("Ends")
+    with pytest.raises(AgentError, match="cannot be reset: RuntimeError: no board"):
+        await play(agent, "Done.", extra_info={"how": "no reset"})
+
+
+async def test_an_environment_of_skyrl_reads_each_turn(open_agent, play) -> None:
+    agent = await open_agent("Guess", arguments={"hint": "One digit."})
+    _, body = await play(agent, "2", "6", "never asked")
+    sample = body.sample
+    assert sample.messages == [{"role": "system", "content": "One digit."}, {"role": "user", "content": "Play."}]
+    assert [(m["role"], m["content"]) for m in sample.completion] == [
+        ("assistant", "2"),
+        ("user", "higher"),
+        ("assistant", "6"),
+    ]
+    assert (sample.turn_rewards, sample.agent_reward) == ([0.25, 1.0], AgentReward("scored", 1.25))
+    assert [[(c.tool, c.outcome) for c in turn.calls] for turn in body.generation.turns] == [[("step", "ok")]] * 2
+    conversation = [*sample.messages, *sample.completion]
+    whole = agent.template.encode(agent.template.render(conversation, generate=False).removesuffix("\n"))
+    assert ids_of(body.prompt_ids) + ids_of(body.response_ids) == whole
+
+
+@pytest.mark.parametrize(
+    ("action", "outcome", "reason"),
+    [
+        ("raise", "data_error", "ValueError: bad action"),
+        ("hang", "timeout", "step of the environment gave no answer within 0.5 s"),
+        ("die", "infra_error", "the environment's process ended with exit code 3"),
+    ],
+)
+async def test_a_failed_step_ends_the_sample_without_a_score(open_agent, play, action, outcome, reason) -> None:
+    agent = await open_agent("Guess", arguments={"hint": "One digit."}, limit_s=0.5 if action == "hang" else 20.0)
+    _, body = await play(agent, "2", action)
+    assert body.sample.failure == AgentReward(outcome, reason=reason)
+
+
+async def test_an_episode_ends_at_the_limits_of_turns_and_tokens(open_agent, play) -> None:
+    agent = await open_agent("Guess", arguments={"hint": "One digit."}, turns=2)
+    _, body = await play(agent, "more")
+    assert len(body.generation.turns) == 2
+    assert body.sample.agent_reward is None
+    _, body = await play(agent, "more", max_tokens=8)
+    assert (len(body.generation.turns) or 1, body.sample.finish_reason) == (1, "length")
+
+
+async def test_an_agent_loop_of_verl_generates_by_token_ids(open_agent, play, tokenizer) -> None:
+    prompt_ids, body = await play(await open_agent("Loop"), "one", "discarded", "two")
+    ids, mask = np.frombuffer(body.response_ids, "<i4"), np.frombuffer(body.loss_mask, "u1") != 0
+    assert tokenizer.decode(ids) == "one<|im_end|>againtwo<|im_end|>"
+    assert tokenizer.decode(ids[mask]) == "one<|im_end|>two<|im_end|>"
+    logprobs = np.frombuffer(body.logprobs, "<f4")
+    assert ((logprobs != 0) == mask).all()
+    assert body.prompt_ids == b""
+    assert prompt_ids
+    assert (body.sample.turn_rewards, body.sample.agent_reward) == ([0.5, 0.25], AgentReward("scored", 0.75))
+
+
+async def test_an_agent_loop_may_cut_its_response(open_agent, play, tokenizer) -> None:
+    _, body = await play(await open_agent("Loop"), "one", "discarded", "two", extra_info={"how": "cut"})
+    assert tokenizer.decode(ids_of(body.response_ids)) == "one<|im_end|>againtw"
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("changed", "response_mask is 1 at token 0 of the response, but the policy did not sample this token"),
+        ("hot", r"an agent loop cannot change the sampling of a run \({'temperature': 0.2}\)"),
+    ],
+)
+async def test_an_agent_loop_that_would_spoil_training_is_refused(open_agent, play, how, message) -> None:
+    agent = await open_agent("Loop")
+    with pytest.raises(AgentError, match=message):
+        await play(agent, "one", "discarded", "two", extra_info={"how": how})
+
+
+@asynccontextmanager
+async def served(*routes):
+    """Serves an application on loopback; yields its URL."""
+    application = web.Application()
+    application.add_routes(routes)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"  # type: ignore[union-attr]
+    finally:
+        await runner.cleanup()
+
+
+class OpenEnv:
+    """A server with OpenEnv's routes: its board holds a number that ``step`` adds to."""
+
+    def __init__(self) -> None:
+        self.sessions = 0
+        self.full_for = 0
+        self.resets: list[dict] = []
+
+    async def socket(self, request):
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        self.sessions += 1
+        value = 0
+        async for message in socket:
+            request = json.loads(message.data)
+            data = request.get("data", {})
+            if request["type"] == "reset" and self.sessions <= self.full_for:
+                await socket.send_json({"type": "error", "data": {"message": "full", "code": "CAPACITY_REACHED"}})
+                break
+            if request["type"] == "reset":
+                self.resets.append(data)
+                answer = {"observation": {"board": "empty", "metadata": {}}, "reward": None, "done": False}
+            elif "number" not in data:
+                await socket.send_json(
+                    {"type": "error", "data": {"message": "Invalid message", "code": "VALIDATION_ERROR"}}
+                )
+                continue
+            elif data["number"] < 0:
+                break
+            else:
+                value += data["number"]
+                answer = {"observation": {"board": str(value)}, "reward": 0.5, "done": value > 5}
+            await socket.send_json({"type": "observation", "data": answer})
+        await socket.close()
+        return socket
+
+    def routes(self):
+        action = {"properties": {"number": {"type": "integer"}, "metadata": {}}, "required": ["number"]}
+
+        async def openapi(request):
+            return web.json_response({"paths": {"/schema": {}, "/health": {}}})
+
+        async def schema(request):
+            return web.json_response({"action": action, "observation": {}, "state": {}})
+
+        return [web.get("/openapi.json", openapi), web.get("/schema", schema), web.get("/ws", self.socket)]
+
+
+async def test_an_openenv_server_is_reset_and_stepped_over_its_socket(open_agent, play) -> None:
+    server = OpenEnv()
+    server.full_for = 1
+    async with served(*server.routes()) as url:
+        agent = await open_agent(url=url, arguments={"size": 3})
+        parameters = agent.tools["step"].schema["function"]["parameters"]
+        assert parameters == {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
+        turns = (call("step", number=2), call("step", wrong=1), call("step", number=4), "never asked")
+        _, body = await play(agent, *turns)
+    assert server.resets == [{"seed": 5, "size": 3}]
+    assert body.sample.messages[-1]["content"] == "Play.\n\nempty"
+    results = [m["content"] for m in body.sample.completion if m["role"] == "tool"]
+    assert results == ["2", "ValueError: Invalid message", "6"]
+    assert (body.sample.agent_reward, body.sample.turn_rewards) == (AgentReward("scored", 1.0), [0.5, 0, 0.5])
+    assert len(body.generation.turns) == 3  # the environment was done
+
+
+async def test_an_openenv_server_that_goes_away_ends_the_sample(open_agent, play) -> None:
+    async with served(*OpenEnv().routes()) as url:
+        _, body = await play(await open_agent(url=url), call("step", number=-1), "Done.")
+    assert body.sample.failure == AgentReward(
+        "infra_error", reason="InfrastructureError: the environment closed the connection"
+    )
+
+
+class Gym:
+    """A resources server with NeMo Gym's routes: the reward is whether the tool was called in the session."""
+
+    def __init__(self, verify_status: int = 200) -> None:
+        self.verify_status = verify_status
+        self.called: set[str] = set()
+        self.verified: list[dict] = []
+        self.seeded: list[dict] = []
+
+    async def seed(self, request):
+        self.seeded.append(await request.json())
+        response = web.json_response({})
+        response.set_cookie("session", "abc")
+        return response
+
+    async def weather(self, request):
+        self.called.add(request.cookies.get("session"))
+        return web.json_response({"weather": "cold in " + (await request.json())["city"]})
+
+    async def verify(self, request):
+        body = await request.json()
+        self.verified.append(body)
+        if self.verify_status != 200:
+            return web.json_response({"detail": "broken"}, status=self.verify_status)
+        return web.json_response({**body, "reward": float(request.cookies.get("session") in self.called)})
+
+    def routes(self):
+        reference = {"$ref": "#/components/schemas/Weather"}
+        post = {"summary": "Weather", "requestBody": {"content": {"application/json": {"schema": reference}}}}
+        schemas = {"Weather": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}
+        document = {
+            "paths": {"/seed_session": {}, "/verify": {}, "/get_weather": {"post": post}},
+            "components": {"schemas": schemas},
+        }
+
+        async def openapi(request):
+            return web.json_response(document)
+
+        return [
+            web.get("/openapi.json", openapi),
+            web.post("/seed_session", self.seed),
+            web.post("/get_weather", self.weather),
+            web.post("/verify", self.verify),
+        ]
+
+
+async def test_a_resources_server_of_nemo_gym_seeds_answers_calls_and_verifies(open_agent, play) -> None:
+    server = Gym()
+    async with served(*server.routes()) as url:
+        agent = await open_agent(url=url)
+        parameters = agent.tools["get_weather"].schema["function"]["parameters"]
+        assert parameters["properties"] == {"city": {"type": "string"}}
+        _, body = await play(agent, call("get_weather", city="Rome"), "Cold.", extra_info={"expected": "cold"})
+    assert [m["content"] for m in body.sample.completion if m["role"] == "tool"] == ['{"weather": "cold in Rome"}']
+    assert body.sample.agent_reward == AgentReward("scored", 1.0)
+    (verified,) = server.verified
+    assert (server.seeded[0]["expected"], verified["expected"]) == ("cold", "cold")
+    assert [item["type"] for item in verified["response"]["output"]] == [
+        "function_call",
+        "function_call_output",
+        "message",
+    ]
+
+
+@pytest.mark.parametrize(("status", "outcome"), [(422, "data_error"), (500, "infra_error")])
+async def test_a_verification_that_fails_is_no_zero(open_agent, play, status, outcome) -> None:
+    async with served(*Gym(status).routes()) as url:
+        _, body = await play(await open_agent(url=url), "Done.")
+    reward = body.sample.agent_reward
+    assert (reward.outcome, reward.value) == (outcome, None)
+    assert f"status {status}" in reward.reason
+
+
+async def test_what_is_no_environment_is_refused(open_agent) -> None:
+    with pytest.raises(RefusedError, match=r"NoEnvironment in .* is no environment: it needs reset \(TRL\)"):
+        await open_agent("NoEnvironment")
+    with pytest.raises(RefusedError, match="has no class 'Absent'"):
+        await open_agent("Absent")
+    async with served() as url:
+        with pytest.raises(RefusedError, match=f"the environment's server {url} cannot be used: .*404"):
+            await open_agent(url=url)
+
+
+async def test_episodes_share_no_state(open_agent, play) -> None:
+    agent = await open_agent("Counter", arguments={"step": 2})
+    played = await asyncio.gather(*(play(agent, call("add", times=3), "Done.") for _ in range(3)))
+    assert [body.sample.agent_reward for _, body in played] == [AgentReward("scored", 1.0)] * 3

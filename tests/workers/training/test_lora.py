@@ -1,0 +1,114 @@
+"""Adapters: what is trained, published, stored and exported."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from plaudit_wire.messages import PolicyVersion
+from plaudit_workers.cli import main
+from plaudit_workers.errors import RefusedError
+from plaudit_workers.job.loading.dump import dump_job
+from plaudit_workers.training.backend.checkpoint import load_checkpoint, save_checkpoint
+from plaudit_workers.training.backend.publish import write_weights
+from plaudit_workers.training.model.batch import make_batch
+from plaudit_workers.training.model.policy_model import build_model
+
+SCORES = [[0.0, 1.0, 0.5, 0.25], [1.0, 1.0, 0.0, None]]
+LORA = {"trainer": {"lora": {"rank": 4, "alpha": 8.0}}}
+
+
+def logprobs(model, ids):
+    with torch.no_grad():
+        logits = torch.log_softmax(model(torch.tensor([ids])).logits[0].float(), -1)
+    return logits[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+
+
+@pytest.fixture
+def base(model_folder):
+    return AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+
+
+def test_the_first_adapter_is_the_starting_model(make_job, base):
+    probe = build_model(make_job(LORA)).probe()
+    assert probe.logprobs == pytest.approx(logprobs(base, probe.ids), abs=1e-5)
+
+
+def test_published_adapters_give_the_trainers_logprobs_in_peft(make_job, make_groups, base, tmp_path):
+    policy = build_model(make_job(LORA))
+    for seed in range(3):
+        policy.update(make_batch(make_groups(SCORES, seed=seed), "grpo", 1.0))
+    folder = tmp_path / "1.3"
+    write_weights(policy, tmp_path, PolicyVersion(1, 3))
+    assert {path.name for path in folder.iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "probe.json",
+    }
+    probe = policy.probe()
+    assert max(abs(a - b) for a, b in zip(probe.logprobs, logprobs(base, probe.ids), strict=True)) > 1e-3
+    assert probe.logprobs == pytest.approx(logprobs(PeftModel.from_pretrained(base, folder), probe.ids), abs=1e-5)
+
+
+def test_the_divergence_is_that_from_the_starting_model(make_job, make_groups):
+    algorithm = {"loss": {"klCoefficient": 0.1, "klEstimator": "k2"}}
+    policy = build_model(make_job(LORA | {"algorithm": algorithm}))
+    batch = make_batch(make_groups(SCORES), "grpo", 1.0)
+    for _ in range(3):
+        policy.update(batch)
+    start = build_model(make_job({})).logprobs(batch)
+    ratios = [mine - theirs for mine, theirs in zip(policy.logprobs(batch), start, strict=True)]
+    expected = sum((ratio**2).sum() for ratio in ratios) / 2 / sum(ratio.size for ratio in ratios)
+    assert policy.update(batch)["actor/kl_loss"] == pytest.approx(expected, rel=1e-4)
+    assert expected > 1e-6
+
+
+def test_a_resumed_adapter_repeats_the_updates_bit_by_bit(make_job, make_groups, tmp_path):
+    batches = [make_batch(make_groups(SCORES, seed=seed), "grpo", 1.0) for seed in range(4)]
+    policy = build_model(make_job(LORA))
+    for batch in batches[:2]:
+        policy.update(batch)
+    path = save_checkpoint(tmp_path, 2, policy, {})
+    for batch in batches[2:]:
+        policy.update(batch)
+    resumed = build_model(make_job(LORA))
+    load_checkpoint(path, resumed)
+    for batch in batches[2:]:
+        resumed.update(batch)
+    torch.testing.assert_close(resumed.full_state(), policy.full_state(), atol=0, rtol=0)
+
+
+def test_a_checkpoint_holds_no_frozen_weights(make_job):
+    state = build_model(make_job(LORA)).state_dict()
+    assert all("lora_" in name for name in state["model"])
+
+
+def test_a_checkpoint_of_all_weights_is_refused_by_name(make_job, tmp_path):
+    path = save_checkpoint(tmp_path, 1, build_model(make_job({})), {})
+    with pytest.raises(RefusedError, match="lora_A"):
+        load_checkpoint(path, build_model(make_job(LORA)))
+
+
+def test_unknown_modules_are_refused_with_the_remedy(make_job):
+    with pytest.raises(RefusedError, match=r"targetModules.*q_projection"):
+        build_model(make_job({"trainer": {"lora": {"targetModules": ["q_projection"]}}}))
+
+
+@pytest.mark.parametrize("spec", [LORA, {}])
+def test_an_exported_model_is_the_published_policy(make_job, make_groups, tmp_path, capsys, spec):
+    job = make_job(spec)
+    policy = build_model(job)
+    policy.update(make_batch(make_groups(SCORES), "grpo", 1.0))
+    run, output = tmp_path / "run", tmp_path / "exported"
+    write_weights(policy, run / "weights", PolicyVersion(1, 1))
+    (run / "job.yaml").write_text(dump_job(job))
+    assert main(["export", str(run), "--output", str(output)]) == 0
+    assert "1.1" in capsys.readouterr().out
+    probe = policy.probe()
+    merged = AutoModelForCausalLM.from_pretrained(output, dtype=torch.float32)
+    assert probe.logprobs == pytest.approx(logprobs(merged, probe.ids), abs=1e-5)
+    assert main(["export", str(run), "--output", str(output)]) == 2
+    assert main(["export", str(run), "--output", str(tmp_path / "b"), "--version", "1.7"]) == 2
+    assert "it has 1.1" in capsys.readouterr().err

@@ -1,0 +1,110 @@
+"""Environments in TRL's form (``environment_factory``): ``reset``, public methods as tools, perhaps ``get_reward``.
+
+An instance is created in the sample's process, so it may open connections. To describe its methods, a class is not
+instantiated; a factory function is called once in a fork.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from plaudit_reward.errors import ConfigurationError
+from plaudit_reward.functions.signature import named, parameters_of, takes_any
+from plaudit_wire.messages import Prompt
+from plaudit_workers.agent_processes.messages import EnvironmentClass, Tool
+from plaudit_workers.agent_processes.sources.environments.environment import (
+    Messages,
+    Observation,
+    columns_of,
+    prompt_messages,
+    run_user_code,
+    with_observation,
+)
+from plaudit_workers.agent_processes.sources.functions import describe, to_answer, to_text
+from plaudit_workers.agent_processes.sources.in_fork import in_fork
+from plaudit_workers.agent_processes.sources.tool import Answer
+
+_NO_TOOLS = ("reset", "get_reward")
+
+
+class Method:
+    """A public method of an environment as a tool.
+
+    Args:
+        environment: whose instance has it.
+        description: as the model sees it.
+    """
+
+    def __init__(self, environment: TRLEnvironment, description: Tool) -> None:
+        self.description = description
+        self._environment = environment
+
+    async def call(self, arguments: dict[str, Any], create_arguments: dict[str, Any]) -> Answer:
+        """Call the method of this sample's instance."""
+        return to_answer(await run_user_code(getattr(self._environment.instance, self.description.name), **arguments))
+
+
+class TRLEnvironment:
+    """An environment of TRL.
+
+    Args:
+        factory: the class, or a function that returns an instance.
+        source: its arguments and time limit.
+        schemas: of its methods, in OpenAI's format.
+        gives_reward: it has ``get_reward``.
+    """
+
+    reads_text = False
+
+    def __init__(
+        self, factory: Callable[..., Any], source: EnvironmentClass, schemas: list[dict[str, Any]], gives_reward: bool
+    ) -> None:
+        self.gives_reward = gives_reward
+        self.instance: Any = None
+        self._create = lambda: factory(**source.arguments)
+        self.tools = [Method(self, Tool(schema["function"]["name"], schema, source.timeout_s)) for schema in schemas]
+
+    @classmethod
+    def load(cls, factory: Callable[..., Any], source: EnvironmentClass) -> TRLEnvironment:
+        """Describe the environment's methods.
+
+        Raises:
+            ConfigurationError: it has no ``reset``, or a method lacks type hints or a docstring.
+        """
+        if inspect.isclass(factory):
+            schemas, gives_reward = _describe(object.__new__(factory), source)
+        else:
+            schemas, gives_reward = in_fork(lambda: _describe(factory(**source.arguments), source))
+        return cls(factory, source, schemas, gives_reward)
+
+    async def reset(self, prompt: Prompt) -> Messages | None:
+        """Create an instance and reset it with the data row's columns; append what it returns to the last message."""
+        self.instance = await run_user_code(self._create)
+        columns, accepted = columns_of(prompt), parameters_of(self.instance.reset)
+        if not takes_any(accepted):
+            columns = {name: value for name, value in columns.items() if name in named(accepted)}
+        observation = await run_user_code(self.instance.reset, **columns)
+        return None if observation is None else with_observation(prompt_messages(prompt), to_text(observation))
+
+    async def step(self, action: str) -> Observation:
+        """Not called: the policy acts through tools."""
+        raise NotImplementedError
+
+    async def finish(self, completion: Messages) -> float | None:
+        """Return the reward of ``get_reward``."""
+        if not self.gives_reward:
+            return None
+        reward: float | None = await run_user_code(self.instance.get_reward)
+        return reward
+
+
+def _describe(instance: Any, source: EnvironmentClass) -> tuple[list[dict[str, Any]], bool]:
+    names = [name for name, _ in inspect.getmembers(type(instance), predicate=inspect.isfunction)]
+    if "reset" not in names:
+        raise ConfigurationError(f"what {source.class_name} in {source.path} returns has no method reset")
+    methods = [name for name in names if not name.startswith("_") and name not in _NO_TOOLS]
+    where = f"in {source.path}"
+    schemas = [describe(getattr(instance, name), f"{source.class_name}.{name}", where) for name in methods]
+    return schemas, "get_reward" in names

@@ -1,0 +1,79 @@
+"""``plaudit export``: write the weights that a run published as one whole model, with adapters merged."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+from plaudit_workers.errors import RefusedError
+from plaudit_workers.job.spec.model import ModelSpec
+from plaudit_workers.process import EXIT_DONE
+from plaudit_workers.published_weights import ADAPTER_FILE, PROBE_FILE
+from plaudit_workers.training_job import load_training_job
+from plaudit_workers.whole_files import whole_folder
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """Run the command.
+
+    Raises:
+        RefusedError: the run has no such weights, the output exists, or the starting model cannot be loaded.
+    """
+    run: Path = arguments.run if arguments.run.is_dir() else arguments.runs_folder / arguments.run
+    job = load_training_job(run / "job.yaml")
+    weights = _weights(run, arguments.version)
+    output: Path = arguments.output
+    if output.exists():
+        raise RefusedError(f"{output} exists; give --output a new folder")
+    with whole_folder(output) as folder:
+        if (weights / ADAPTER_FILE).is_file():
+            merge(job.spec.model, weights, folder)
+        else:
+            shutil.copytree(weights, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(PROBE_FILE))
+    print(f"{output}: policy version {weights.name}")
+    return EXIT_DONE
+
+
+def merge(model: ModelSpec, adapter: Path, output: Path) -> None:
+    """Write the model with an adapter added to its weights: W + alpha / rank · B A, computed in float32.
+
+    Args:
+        model: whose adapter it is; the merged weights have its ``dtype``.
+        adapter: a folder of published adapters.
+        output: gets safetensors, configuration and tokenizer.
+
+    Raises:
+        RefusedError: the model cannot be loaded.
+    """
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    from plaudit_workers.tokenizer import load_tokenizer, loading_message
+    from plaudit_workers.training.model.model import DTYPES
+
+    try:
+        base = AutoModelForCausalLM.from_pretrained(
+            model.source,
+            revision=model.revision,
+            trust_remote_code=model.trust_remote_code,
+            dtype=torch.float32,
+        )
+    # Loading meets the network, the disk, other people's code and the memory's limit.
+    except Exception as error:
+        raise RefusedError(loading_message("model", "model.source", model.source, error)) from error
+    merged = PeftModel.from_pretrained(base, str(adapter)).merge_and_unload()
+    merged.to(DTYPES[model.dtype]).save_pretrained(output)
+    load_tokenizer(model).save_pretrained(output)
+
+
+def _weights(run: Path, version: str) -> Path:
+    from plaudit_workers.training.backend.publish import published_versions
+
+    present = [str(each) for each in published_versions(run / "weights")]
+    if not present:
+        raise RefusedError(f"{run / 'weights'} holds no published weights. Is this the folder of a training run?")
+    if version and version not in present:
+        raise RefusedError(f"{run / 'weights'} has no version {version}; it has {', '.join(present)}")
+    return run / "weights" / (version or present[-1])

@@ -1,0 +1,85 @@
+"""LoRA: train low-rank adapters beside frozen weights (Hu et al., 2021, arXiv 2106.09685). Called by ``policy_model``.
+
+A linear layer computes W x + alpha / rank · B A x. A starts at random from the job's seed, B at 0, so the first
+published adapter is the starting model. W is frozen and held in the precision of the forward passes; A and B are
+float32. There is no dropout: the trainer's log-probabilities would be of another policy than the one that sampled.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.tuners_utils import BaseTunerLayer
+from transformers import PreTrainedModel
+
+from plaudit_workers.errors import RefusedError
+from plaudit_workers.job.spec.trainer import LoraSpec
+from plaudit_workers.published_weights import ADAPTER_CONFIG_FILE
+
+_ADAPTER = "default"
+_PUBLISHED_PREFIX = "base_model.model."
+
+
+class Adapters:
+    """The adapters of a model, added in place.
+
+    Args:
+        model: float32, before its parameters are sharded; its own parameters are frozen.
+        settings: ``trainer.lora``.
+        source: ``model.source``, which the published configuration names.
+        dtype: precision in which the frozen parameters are held.
+
+    Raises:
+        RefusedError: the model has no such layers, or they cannot get adapters.
+    """
+
+    def __init__(self, model: PreTrainedModel, settings: LoraSpec, source: str, dtype: torch.dtype) -> None:
+        self._config = LoraConfig(
+            r=settings.rank,
+            lora_alpha=settings.alpha,  # type: ignore[arg-type]  # peft accepts fractions
+            target_modules=settings.target_modules or "all-linear",
+            bias="none",
+            base_model_name_or_path=source,
+        )
+        try:
+            inject_adapter_in_model(self._config, model, adapter_name=_ADAPTER)
+        except (ValueError, NotImplementedError) as error:
+            raise RefusedError(
+                f"spec.trainer.lora.targetModules {settings.target_modules}: {error}. Name linear layers of the model, "
+                "such as q_proj, or remove targetModules"
+            ) from error
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if not parameter.requires_grad:
+                    parameter.data = parameter.data.to(dtype)
+        self._layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Compute with the frozen weights alone within the context: the starting model."""
+        self._enable(False)
+        try:
+            yield
+        finally:
+            self._enable(True)
+
+    def _enable(self, enabled: bool) -> None:
+        # Not peft's enable_adapters: it changes requires_grad as well.
+        for layer in self._layers:
+            layer._disable_adapters = not enabled
+
+    def files(self) -> dict[str, bytes]:
+        """Return the files beside published adapters, by file name."""
+        with tempfile.TemporaryDirectory() as folder:
+            self._config.save_pretrained(folder)
+            return {ADAPTER_CONFIG_FILE: (Path(folder) / ADAPTER_CONFIG_FILE).read_bytes()}
+
+
+def published_name(parameter: str) -> str:
+    """Return the name of an adapter's parameter in peft's file format, which vLLM reads."""
+    return _PUBLISHED_PREFIX + parameter.replace(f".{_ADAPTER}.", ".")
