@@ -64,6 +64,8 @@ class Admitted:
     """Kind of the object."""
     revision: str = ""
     """Revision of a RewardService's scoring; empty for an RLJob, whose scoring never changes."""
+    services: Mapping[str, str] = field(default_factory=dict)
+    """Secrets with the tokens of the RewardServices that its scorers refer to, by the service's name."""
     reason: str = Reason.VALID
     message: str = "valid and in effect"
     """A reason other than ``Valid`` means that the edit was rejected and the running job keeps its old spec."""
@@ -124,6 +126,7 @@ def as_admitted(data: Mapping[str, str], spec: FrozenSpec) -> Admitted:
         images=msgspec.json.decode(data.get("images.json", "{}")),
         platform=msgspec.json.decode(data["platform.json"], type=Platform) if "platform.json" in data else None,
         written=data,
+        services=msgspec.json.decode(data.get("services.json", "{}")),
         reason=spec.reason,
         message=spec.message,
     )

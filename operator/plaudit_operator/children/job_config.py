@@ -33,6 +33,7 @@ def config_map(context: JobContext, templates: Mapping[str, Any]) -> Manifest:
         "platform.json": _json(context.platform),
         "images.json": _json(asdict(context.settings.images)),
         "files.json": _json([{"key": f.key, "path": f.path, "sha256": f.digest} for f in context.files]),
+        **({"services.json": _json(context.admitted.services)} if context.admitted.services else {}),
         **{f.key: f.content for f in context.files},
     }
     return context.manifest(CONFIG_MAP, context.metadata(names.job_config(context.name), "job"), data=data)

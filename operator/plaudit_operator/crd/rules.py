@@ -139,6 +139,10 @@ RULES: dict[str, list[Rule]] = {
         *_field_rules(),
         _rule("!has(self.when) || self.when.scorer != self.name", "when must name a scorer earlier in the list"),
     ],
+    "reward.scorers[].service": [
+        _rule("(self.?name.orValue('') != '') != (self.?url.orValue('') != '')", "give exactly one of name and url"),
+        _rule("self.?url.orValue('') == '' || has(self.tokenSecret)", "with url tokenSecret is required"),
+    ],
     "reward.scorers[].judge.parse": [
         _rule(
             "[has(self.regex), has(self.jsonPath), has(self.python)].filter(given, given).size() == 1",

@@ -51,8 +51,8 @@ SINGLE_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"reward.scorers.0.name": "d" * 21}, "has 21 characters. Give at most 20"),
     (
         {"reward.scorers.0.kind": "pyton"},
-        "spec.reward.scorers[0].kind: 'pyton' is not supported. Give 'rule', 'python', 'judge', 'http', 'model' or "
-        "'environment'",
+        "spec.reward.scorers[0].kind: 'pyton' is not supported. Give 'rule', 'python', 'judge', 'http', 'service', "
+        "'model' or 'environment'",
     ),
     (
         {"reward.scorers.0.python.function": "a b"},
