@@ -102,8 +102,8 @@ def test_reward_models_and_gateways_are_scraped_where_policies_let_prometheus_in
     found = rendered(helm, "monitoring.monitors=true,networkPolicies.monitoringNamespace=monitoring")[name]
     assert found["spec"]["selector"]["matchLabels"]["plaudit.dev/role"] == role
     assert [each["port"] for each in found["spec"]["podMetricsEndpoints"]] == [port]
-    watched = rendered(helm, "monitoring.monitors=true,networkPolicies.enabled=false,watchNamespaces={a,b}")[name]
-    assert watched["spec"]["namespaceSelector"] == {"matchNames": ["a", "b"]}
+    watched = rendered(helm, "monitoring.monitors=true,networkPolicies.enabled=false,watchNamespaces[0]=a")[name]
+    assert watched["spec"]["namespaceSelector"] == {"matchNames": ["a"]}
     assert name in rendered(helm, "monitoring.monitors=true,networkPolicies.enabled=false")
 
 

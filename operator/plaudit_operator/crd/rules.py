@@ -119,6 +119,12 @@ RULES: dict[str, list[Rule]] = {
             "kind custom needs path and class",
         ),
         _rule(
+            "self.?kind.orValue('singleTurn') != 'endpoint' || has(self.path) || has(self.command)",
+            "kind endpoint needs path, path with function, or command",
+        ),
+        _rule("!has(self.function) || has(self.path)", "function names a function in path: give path as well"),
+        _rule("!has(self.function) || !has(self.command)", "give at most one of function and command"),
+        _rule(
             "self.?kind.orValue('singleTurn') != 'environment' || has(self.url) != (has(self.path) && has(self.class))",
             "kind environment needs either path and class, or url",
         ),
