@@ -18,6 +18,8 @@ LABEL_CLIENT: Final = f"{GROUP}/client"
 """On pods of users that submit samples to the scoring service of this name: Redis's policy lets them in."""
 LABEL_CLIENT_OF: Final = f"{GROUP}/client-of"
 """On namespaces whose clients may reach the scoring services of the namespace in its value."""
+LABEL_USES: Final = f"uses.{GROUP}"
+"""Prefix of labels on the reward workers of jobs: ``uses.plaudit.dev/<service>`` lets them reach that RewardService."""
 LABEL_SCORER: Final = f"{GROUP}/scorer"
 LABEL_ATTEMPT: Final = f"{GROUP}/attempt"
 LABEL_ROLLOUT_GROUP: Final = f"{GROUP}/rollout-group"
@@ -93,6 +95,11 @@ def gateway_secret(name: str, uid: str) -> str:
     return f"{name}-gateway-{uid[:8]}"
 
 
+def gateway_url(name: str, namespace: str) -> str:
+    """Return the URL of a service's gateways inside the cluster."""
+    return f"http://{role_object(name, 'gateway')}.{namespace}.svc:{GATEWAY_PORT}"
+
+
 def role_object(name: str, role: str) -> str:
     """Return the name of the objects of a role: Deployment, StatefulSet, Service, service account, policies."""
     return f"{name}-{role}"
@@ -153,6 +160,7 @@ class Reason:
     IMMUTABLE_CHANGED: Final = "ImmutableFieldChanged"
     FILES_MISSING: Final = "FilesMissing"
     FILES_INVALID: Final = "FilesInvalid"
+    SERVICE_MISSING: Final = "ServiceMissing"
     ADMITTED: Final = "Admitted"
     NAME_TAKEN: Final = "NameTaken"
     REFUSED_BY_CLUSTER: Final = "RefusedByCluster"

@@ -27,6 +27,8 @@ class Observed:
     """Pods with the job's labels, trimmed to the fields that the planner reads."""
     files: Object | None = None
     """The ConfigMap that ``spec.files`` names; looked up only before admission."""
+    services: Mapping[str, Object] = field(default_factory=dict)
+    """The RewardServices that its scorers refer to, as far as they exist, by name."""
     progress: Mapping[str, Any] = field(default_factory=lambda: _NO_PROGRESS)
     """``status.progress`` from the metrics service; empty if it was not read or did not respond."""
     refused_pods: Mapping[tuple[str, str], str] = field(default_factory=dict)

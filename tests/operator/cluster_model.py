@@ -193,6 +193,7 @@ class ClusterModel:
             if labels(pod).get(names.LABEL_ROLE) != "trainer" or pod["status"]["phase"] != "Running":
                 continue
             ended = {"exitCode": code, "message": message, "reason": "Error" if code else "Completed"}
+            ended["finishedAt"] = timestamp(self.now)
             conditions = [{"type": "DisruptionTarget", "status": "True"}] if disrupted else []
             status = {
                 "phase": "Failed" if code else "Succeeded",

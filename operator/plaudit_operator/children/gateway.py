@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 
 from plaudit_operator import names
+from plaudit_operator.admission.service_references import FIRST_CALLER
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.deployment import deployment, service
 from plaudit_operator.children.pod import SECRETS_FOLDER, RolePod, http_probe, pod_template
@@ -12,7 +13,6 @@ from plaudit_operator.runtime.kinds import SECRET
 
 ROLE = "gateway"
 TOKENS_FOLDER = f"{SECRETS_FOLDER}/{ROLE}"
-FIRST_CALLER = "client"
 
 
 def is_served(context: JobContext) -> bool:
@@ -26,7 +26,8 @@ def is_served(context: JobContext) -> bool:
 
 def template(context: JobContext) -> Manifest:
     """Return the pod template of the gateways."""
-    secret_name = names.gateway_secret(context.name, context.uid)
+    own = context.spec.reward.gateway.token_secret
+    secret_name = own or names.gateway_secret(context.name, context.uid)
     process = RolePod(
         role=ROLE,
         image=context.settings.images.worker,
@@ -59,6 +60,11 @@ def manifests(context: JobContext, template_: Manifest, inputs: str) -> list[Man
     ]
 
 
+def makes_secret(context: JobContext) -> bool:
+    """Return True if the operator makes the Secret with the callers' tokens."""
+    return is_served(context) and not context.spec.reward.gateway.token_secret
+
+
 def secret(context: JobContext) -> Manifest:
     """Return the Secret with the token of one caller, created once; a person may add keys for further callers."""
     metadata = context.metadata(names.gateway_secret(context.name, context.uid), ROLE)
@@ -68,4 +74,4 @@ def secret(context: JobContext) -> Manifest:
 
 def address(context: JobContext) -> str:
     """Return the URL of the service inside the cluster."""
-    return f"http://{names.role_object(context.name, ROLE)}.{context.namespace}.svc:{names.GATEWAY_PORT}"
+    return names.gateway_url(context.name, context.namespace)

@@ -77,6 +77,7 @@ def _endpoints(context: JobContext) -> list[str]:
     scorers = context.spec.reward.scorers
     urls = [scorer.judge.base_url for scorer in scorers if scorer.judge]
     urls += [scorer.http.url for scorer in scorers if scorer.http]
+    urls += [scorer.service.url for scorer in scorers if scorer.service]
     urls += [scorer.limits.shared.url for scorer in scorers if scorer.limits and scorer.limits.shared]
     return list(dict.fromkeys(urls))
 
@@ -164,8 +165,11 @@ def _redis(context: JobContext) -> Manifest:
 
 
 def _gateway(context: JobContext) -> Manifest:
-    """Open ingress to clients of the service, and to Prometheus; egress to Redis only."""
+    """Open ingress to clients of the service, to jobs that refer to it, and to Prometheus; egress to Redis only."""
     peers = _clients(context)
+    if context.revision:
+        jobs = {names.LABEL_ROLE: "reward", f"{names.LABEL_USES}/{context.name}": "true"}
+        peers.append({"podSelector": {"matchLabels": jobs}})
     if namespace := context.settings.monitoring_namespace:
         peers.append(_namespace(namespace))
     ingress = [{"from": peers, "ports": [_tcp(names.GATEWAY_PORT)]}]

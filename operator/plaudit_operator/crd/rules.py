@@ -114,6 +114,12 @@ RULES: dict[str, list[Rule]] = {
             "kind custom needs path and class",
         ),
         _rule(
+            "self.?kind.orValue('singleTurn') != 'endpoint' || has(self.path) || has(self.command)",
+            "kind endpoint needs path, path with function, or command",
+        ),
+        _rule("!has(self.function) || has(self.path)", "function names a function in path: give path as well"),
+        _rule("!has(self.function) || !has(self.command)", "give at most one of function and command"),
+        _rule(
             "self.?kind.orValue('singleTurn') != 'environment' || has(self.url) != (has(self.path) && has(self.class))",
             "kind environment needs either path and class, or url",
         ),
@@ -132,6 +138,10 @@ RULES: dict[str, list[Rule]] = {
         *(rule for kind, traits in KINDS.items() for rule in _section_rules(kind, traits)),
         *_field_rules(),
         _rule("!has(self.when) || self.when.scorer != self.name", "when must name a scorer earlier in the list"),
+    ],
+    "reward.scorers[].service": [
+        _rule("(self.?name.orValue('') != '') != (self.?url.orValue('') != '')", "give exactly one of name and url"),
+        _rule("self.?url.orValue('') == '' || has(self.tokenSecret)", "with url tokenSecret is required"),
     ],
     "reward.scorers[].judge.parse": [
         _rule(

@@ -33,8 +33,9 @@ from plaudit_operator.status.roles import RoleState, role_states
 from plaudit_operator.status.status import JobEnd, ended_status, refused_status, status
 
 PROGRESS_EVERY_S = 10.0
-_LOOK_FOR_FILES_EVERY_S = 15.0
-_FILES_LACKING = (Reason.FILES_MISSING, Reason.FILES_INVALID)
+_LOOK_FOR_OTHERS_EVERY_S = 15.0
+_LACKS_OTHERS = (Reason.FILES_MISSING, Reason.FILES_INVALID, Reason.SERVICE_MISSING)
+"""Reasons that pass when another object is created or changed, which the operator does not watch for this job."""
 _AFTER_A_COUNT_S = 1.0
 """The watch usually reports the written status sooner."""
 _GRACE_OF_A_BROKEN_RANK_S = 10
@@ -55,7 +56,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
         return _after_the_end(observed, now)
     rendered = rendering(observed, settings)
     if isinstance(rendered, Refused):
-        wait = _LOOK_FOR_FILES_EVERY_S if rendered.reason in _FILES_LACKING else None
+        wait = _LOOK_FOR_OTHERS_EVERY_S if rendered.reason in _LACKS_OTHERS else None
         return Plan(refused_status(observed, rendered, now), requeue_after_s=wait)
     return _alive(rendered, observed, now)
 
@@ -99,7 +100,7 @@ def _alive(rendered: Rendering, observed: Observed, now: float) -> Plan:
     report = status(context, observed, roles, now, suspended=suspended, waits=rendered.waits)
     waits = [next_lost, next_replica, deadline.left_s if deadline else None, pause_s or None]
     waits.append(observed.look_for_refusals_after_s)
-    waits.append(_LOOK_FOR_FILES_EVERY_S if context.admitted.reason in _FILES_LACKING else None)
+    waits.append(_LOOK_FOR_OTHERS_EVERY_S if context.admitted.reason in _LACKS_OTHERS else None)
     waits.append(PROGRESS_EVERY_S if report["phase"] in ("Running", "Degraded") else None)
     return Plan(report, actions, min((wait for wait in waits if wait is not None), default=None))
 
@@ -133,7 +134,9 @@ def _children(rendered: Rendering, observed: Observed) -> Iterator[Action]:
     context = rendered.context
     if transport.managed(context) and not observed.child("StatefulSet", names.role_object(context.name, "redis")):
         yield Create(transport.secret(context), first=True)
-    if gateway.is_served(context) and not observed.child("Deployment", names.role_object(context.name, gateway.ROLE)):
+    if gateway.makes_secret(context) and not observed.child(
+        "Deployment", names.role_object(context.name, gateway.ROLE)
+    ):
         yield Create(gateway.secret(context), first=True)
     for manifest in rendered.manifests:
         yield from _child(rendered, observed, manifest)

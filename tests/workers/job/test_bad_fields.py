@@ -51,8 +51,8 @@ SINGLE_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"reward.scorers.0.name": "d" * 21}, "has 21 characters. Give at most 20"),
     (
         {"reward.scorers.0.kind": "pyton"},
-        "spec.reward.scorers[0].kind: 'pyton' is not supported. Give 'rule', 'python', 'judge', 'http', 'model' or "
-        "'environment'",
+        "spec.reward.scorers[0].kind: 'pyton' is not supported. Give 'rule', 'python', 'judge', 'http', 'service', "
+        "'model' or 'environment'",
     ),
     (
         {"reward.scorers.0.python.function": "a b"},
@@ -132,6 +132,18 @@ RULES: list[tuple[dict[str, Any], str]] = [
     (
         {"rollout.agent": {"kind": "custom", "path": "a.py"}},
         "spec.rollout.agent.path: or class is missing; kind custom requires both. Give path: … and class: …",
+    ),
+    (
+        {"rollout.agent": {"kind": "endpoint"}},
+        "spec.rollout.agent.path: and command are missing. Give path: …, path: … with function: …, or command: […]",
+    ),
+    (
+        {"rollout.agent": {"kind": "endpoint", "command": ["agent"], "function": "run"}},
+        "spec.rollout.agent.path: is missing; function names a function in it. Give path: …",
+    ),
+    (
+        {"rollout.agent": {"kind": "endpoint", "path": "a.py", "command": ["agent"], "function": "run"}},
+        "spec.rollout.agent.command: and function are both given. Give command: […] or function: …",
     ),
     (
         {"rollout.agent": {"kind": "environment", "path": "a.py", "class": "A", "url": "http://a:8000"}},

@@ -26,9 +26,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from plaudit_reward.remote.shapes.plaudit import CALLER_HEADER
 from plaudit_wire.outage import OUTAGE
 from plaudit_workers.gateway import bodies, openapi
 from plaudit_workers.gateway.bodies import Body, SubmittedSamples
+from plaudit_workers.gateway.caller_name import caller_name, token_of
 from plaudit_workers.gateway.callers import Callers
 from plaudit_workers.gateway.description import ServiceDescription
 from plaudit_workers.gateway.exchange import Exchange
@@ -93,7 +95,7 @@ class Application:
         )
 
     def _endpoint(self, handler: Handler) -> _Endpoint:
-        return _Endpoint(handler, self._tokens, self._series)
+        return _Endpoint(handler, self._tokens, self._callers, self._series)
 
     async def _score(self, request: Request, caller: str) -> Exchange:
         return self._exchange(request, caller, bodies.read_samples(await _body(request)))
@@ -112,7 +114,7 @@ class Application:
             field=field,
             streams=_NDJSON in request.headers.get("accept", ""),
             timeout_s=_seconds(request, "timeout", LONGEST_WAIT_S),
-            count=lambda answers: self._series.count(caller, answers),
+            count=lambda answers: self._series.count(token_of(caller), answers),
         )
 
     def _shaped(self, shape: Shape) -> Handler:
@@ -161,9 +163,10 @@ class Application:
 class _Endpoint:
     """One route: authenticate, handle, answer; every error is an answer."""
 
-    def __init__(self, handler: Handler, tokens: Tokens, series: GatewaySeries) -> None:
+    def __init__(self, handler: Handler, tokens: Tokens, callers: Callers, series: GatewaySeries) -> None:
         self._handler = handler
         self._tokens = tokens
+        self._callers = callers
         self._series = series
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -174,6 +177,7 @@ class _Endpoint:
         try:
             if caller is None:
                 raise RefusedRequestError(401, "unauthorized", "give the service's token: Authorization: Bearer TOKEN")
+            caller = self._named(caller, request)
             answer = await self._handler(request, caller)
             await answer(scope, receive, send)
             status = answer.status_code
@@ -186,7 +190,15 @@ class _Endpoint:
             status = 503
             refused = RefusedRequestError(503, "unavailable", f"Redis is unavailable: {error}", retry_after_s=1)
             await JSONResponse(refused.body(), status, refused.headers())(scope, receive, send)
-        self._series.requests.labels(caller or "", scope["route"].path if "route" in scope else "", status).inc()
+        self._series.requests.labels(
+            token_of(caller or ""), scope["route"].path if "route" in scope else "", status
+        ).inc()
+
+    def _named(self, caller: str, request: Request) -> str:
+        try:
+            return caller_name(caller, request.headers.get(CALLER_HEADER, ""), self._callers.names)
+        except ValueError as error:
+            raise RefusedRequestError(422, "invalid_caller", str(error)) from error
 
 
 async def _openapi(request: Request) -> Response:

@@ -27,6 +27,21 @@ def http_problems(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
         yield Problem(f"{field}.http.jsonPath", str(error), "Fix it")
 
 
+def service_problems(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
+    """Yield every contradiction within the section ``service``."""
+    service = scorer.service
+    if service is None:
+        return
+    if bool(service.name) == bool(service.url):
+        yield Problem(
+            f"{field}.service", "needs exactly one of name and url", "Give the name of a RewardService, or a url"
+        )
+    if service.url and service.token_secret is None:
+        yield Problem(f"{field}.service.tokenSecret", "is missing; with url it is required", "Name the token's Secret")
+    if service.url:
+        yield from address_problems(f"{field}.service.url", service.url, has_key=service.token_secret is not None)
+
+
 def address_problems(field: str, url: str, *, has_key: bool) -> Iterator[Problem]:
     """Yield the problems of an endpoint's URL: credentials in it, or a key that it would carry unencrypted."""
     parts = urlsplit(url)

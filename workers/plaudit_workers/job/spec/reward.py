@@ -67,6 +67,9 @@ class GatewaySpec(Section):
     replicas: Annotated[int, MUTABLE] = Field(default=1, ge=0, le=100)
     """Number of gateways; any of them answers for any sample. 0: clients reach Redis only. ``plaudit run`` starts at
     most one. Default 1."""
+    token_secret: str = Field(default="", max_length=253)
+    """Name of a Secret with a token for each caller, its keys the callers' names; jobs that refer to the service by
+    name use the key ``client``. Kubernetes only. Default empty: the operator makes one with the caller ``client``."""
     port: int = Field(default=0, ge=0, le=65_535)
     """TCP port under ``plaudit run``; on Kubernetes it is 8710. Default 0: a free one, kept by ``--resume``."""
     pod: PodSpec = PodSpec()
