@@ -240,7 +240,7 @@ COMMANDS: dict[str, Command] = {
     "plan": Command(
         "plaudit_workers.job.sizing.command",
         "plan",
-        "compute the memory and time that a job needs of its GPUs, and refuse what cannot fit",
+        "compute the memory and time that a job needs",
         _plan_arguments,
     ),
     "schema": Command(
