@@ -158,6 +158,20 @@ def test_a_lost_pod_restarts_its_replica_of_two_pods_and_the_other_goes_on(jobs:
     jobs.delete("replicas")
 
 
+def test_rollouts_of_a_job_without_gang_follow_kubectl_scale(jobs: Jobs):
+    jobs.make(gang_job("scaled", scheduling={}))
+    jobs.until_running("scaled")
+    scale = ("--namespace", NAMESPACE, "scale", "rlj", "scaled")
+    jobs.cluster.kubectl(*scale, "--current-replicas=2", "--replicas=3")
+    jobs.cluster.until("three", lambda: jobs.status("scaled")["replicas"]["rollout"] == "3/3", 60)
+    assert (jobs.status("scaled")["rollouts"], jobs.status("scaled")["phase"]) == (3, "Running")
+    jobs.cluster.kubectl(*scale, "--replicas=1")
+    jobs.cluster.until("one", lambda: jobs.status("scaled").get("rollouts") == 1, 60)
+    refused = jobs.cluster.kubectl(*scale, "--replicas=0", check=False)
+    assert "should be greater than or equal to 1" in refused.stderr
+    jobs.delete("scaled")
+
+
 def replicas(jobs: Jobs) -> dict[str, dict[str, str]]:
     """Return the uids of the rollouts' pods by name, by the number of their replica."""
     found: dict[str, dict[str, str]] = {}

@@ -2,7 +2,8 @@
 
 The job's ConfigMap holds what is frozen: ``job.yaml`` (for its processes), ``spec.json`` (the spec as admitted),
 ``current.json`` (the same with accepted edits), the job's files, and of the operator that admitted it
-``templates.json`` (pod templates), ``images.json`` and ``platform.json`` (defaults for pods).
+``templates.json`` (pod templates), ``mutable-fields.json`` (fields that may change), ``images.json`` and
+``platform.json`` (defaults for pods).
 """
 
 from __future__ import annotations

@@ -48,7 +48,13 @@ _INT_OR_STRING = "x-kubernetes-int-or-string"
 
 def custom_resource_definition() -> dict[str, Any]:
     """Return the definition of RLJob as plain data."""
-    return _definition(RLJOB, "rlj", _rljob(), PRINTER_COLUMNS)
+    definition = _definition(RLJOB, "rlj", _rljob(), PRINTER_COLUMNS)
+    definition["spec"]["versions"][0]["subresources"]["scale"] = {
+        "specReplicasPath": ".spec.rollout.replicas",
+        "statusReplicasPath": ".status.rollouts",
+        "labelSelectorPath": ".status.rolloutSelector",
+    }
+    return definition
 
 
 def reward_service_definition() -> dict[str, Any]:

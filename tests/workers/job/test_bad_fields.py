@@ -134,6 +134,18 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "spec.rollout.agent.path: or class is missing; kind custom requires both. Give path: … and class: …",
     ),
     (
+        {"rollout.agent": {"kind": "endpoint"}},
+        "spec.rollout.agent.path: and command are missing. Give path: …, path: … with function: …, or command: […]",
+    ),
+    (
+        {"rollout.agent": {"kind": "endpoint", "command": ["agent"], "function": "run"}},
+        "spec.rollout.agent.path: is missing; function names a function in it. Give path: …",
+    ),
+    (
+        {"rollout.agent": {"kind": "endpoint", "path": "a.py", "command": ["agent"], "function": "run"}},
+        "spec.rollout.agent.command: and function are both given. Give command: […] or function: …",
+    ),
+    (
         {"rollout.agent": {"kind": "environment", "path": "a.py", "class": "A", "url": "http://a:8000"}},
         "spec.rollout.agent.path: with class, or url is required for kind environment; exactly one of them. "
         "Give path: … and class: …, or url: …",

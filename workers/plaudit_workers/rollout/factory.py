@@ -10,6 +10,7 @@ from plaudit_workers.agent_processes.processes import AgentProcesses
 from plaudit_workers.agent_processes.sources_of import sources_of
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.rollout.agents.agent import Agent
+from plaudit_workers.rollout.agents.chat.suffix import REWRITES
 from plaudit_workers.rollout.agents.custom import CustomAgent
 from plaudit_workers.rollout.agents.single_turn import SingleTurn
 from plaudit_workers.rollout.engines.protocol import Engine
@@ -60,6 +61,10 @@ async def open_agent(job: RLJob) -> AsyncIterator[Agent]:
     processes = AgentProcesses(sources_of(job))
     try:
         await processes.open()
+        if agent.kind == "endpoint":
+            async with _endpoint(job, processes) as opened:
+                yield opened
+            return
         if agent.kind == "custom" or processes.environment == "loop":
             yield CustomAgent(processes, agent.timeout_seconds)
         else:
@@ -92,3 +97,21 @@ async def _conversations(job: RLJob, processes: AgentProcesses) -> Agent:
     if remark := agent.suffix.check(tools[0].name if tools else ""):
         logger.warning(remark)
     return agent
+
+
+@asynccontextmanager
+async def _endpoint(job: RLJob, processes: AgentProcesses) -> AsyncIterator[Agent]:
+    from plaudit_workers.rollout.engines.vllm_arguments import prepare_environment
+
+    prepare_environment(job.spec.model.source)  # before anything imports torch
+    from plaudit_workers.rollout.agents.endpoint.agent import EndpointAgent
+    from plaudit_workers.rollout.agents.endpoint.dialect import Dialects
+    from plaudit_workers.rollout.agents.endpoint.server import EndpointServer
+    from plaudit_workers.tokenizer import load_tokenizer
+
+    model, spec = job.spec.model, job.spec.rollout.agent
+    dialects = Dialects(load_tokenizer(model), model.chat_template_arguments, spec.tool_parser)
+    if dialects.of([]).suffix.rewrites_history():
+        logger.warning(REWRITES)
+    async with EndpointServer() as server:
+        yield EndpointAgent(processes, server, dialects, spec.max_turns, spec.timeout_seconds)

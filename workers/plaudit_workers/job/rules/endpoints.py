@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from plaudit_reward.endpoint.json_path import json_path
 from plaudit_workers.job.problem import Problem
-from plaudit_workers.job.spec.scorers import ScorerSpec
+from plaudit_workers.job.spec.scorers import ScorerSpec, ServiceSpec
 
 _PRIVATE_DOMAINS = (".svc", ".local", ".localhost", ".internal", ".lan", ".home.arpa")
 
@@ -27,19 +27,16 @@ def http_problems(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
         yield Problem(f"{field}.http.jsonPath", str(error), "Fix it")
 
 
-def service_problems(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
-    """Yield every contradiction within the section ``service``."""
-    service = scorer.service
+def service_problems(field: str, service: ServiceSpec | None) -> Iterator[Problem]:
+    """Yield every contradiction within a section ``service``."""
     if service is None:
         return
     if bool(service.name) == bool(service.url):
-        yield Problem(
-            f"{field}.service", "needs exactly one of name and url", "Give the name of a RewardService, or a url"
-        )
+        yield Problem(f"{field}", "needs exactly one of name and url", "Give the name of a RewardService, or a url")
     if service.url and service.token_secret is None:
-        yield Problem(f"{field}.service.tokenSecret", "is missing; with url it is required", "Name the token's Secret")
+        yield Problem(f"{field}.tokenSecret", "is missing; with url it is required", "Name the token's Secret")
     if service.url:
-        yield from address_problems(f"{field}.service.url", service.url, has_key=service.token_secret is not None)
+        yield from address_problems(f"{field}.url", service.url, has_key=service.token_secret is not None)
 
 
 def address_problems(field: str, url: str, *, has_key: bool) -> Iterator[Problem]:

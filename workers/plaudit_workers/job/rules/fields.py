@@ -17,7 +17,7 @@ from plaudit_workers.job.rules.failure_policy import failure_policy_problems
 from plaudit_workers.job.rules.pods import environment_problems, gpu_problems, group_problems
 from plaudit_workers.job.rules.scorers import scorer_problems
 from plaudit_workers.job.spec.rljob import Spec
-from plaudit_workers.job.spec.rollout import ToolSpec
+from plaudit_workers.job.spec.rollout import AgentSpec, ToolSpec
 from plaudit_workers.job.spec.transport import USABLE_SHARE, TlsSpec
 
 _BYTES_PER_TOKEN = 9
@@ -183,6 +183,8 @@ def _agent(spec: Spec) -> Iterator[Problem]:
         yield Problem(
             "spec.rollout.agent.path", "or class is missing; kind custom requires both", "Give path: … and class: …"
         )
+    if agent.kind == "endpoint":
+        yield from _program(agent)
     if agent.kind == "environment" and bool(agent.url) == bool(agent.path and agent.class_name):
         yield Problem(
             "spec.rollout.agent.path",
@@ -191,6 +193,17 @@ def _agent(spec: Spec) -> Iterator[Problem]:
         )
     for index, tool in enumerate(agent.tools):
         yield from _tool(f"spec.rollout.agent.tools[{index}]", tool)
+
+
+def _program(agent: AgentSpec) -> Iterator[Problem]:
+    if not agent.path and (agent.function or not agent.command):
+        yield Problem(
+            "spec.rollout.agent.path",
+            "and command are missing" if not agent.function else "is missing; function names a function in it",
+            "Give path: …, path: … with function: …, or command: […]",
+        )
+    elif agent.function and agent.command:
+        yield Problem("spec.rollout.agent.command", "and function are both given", "Give command: […] or function: …")
 
 
 def _tool(field: str, tool: ToolSpec) -> Iterator[Problem]:

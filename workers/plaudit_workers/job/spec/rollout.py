@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from plaudit_workers.job.spec.pod import PodSpec
-from plaudit_workers.job.spec.section import DNS_LABEL, MUTABLE, PYTHON_NAME, FilePath, Opaque, Section
+from plaudit_workers.job.spec.section import DNS_LABEL, MUTABLE, PYTHON_NAME, Command, FilePath, Opaque, Section
 
 
 class EngineSpec(Section):
@@ -83,17 +83,18 @@ class ToolSpec(Section):
 class AgentSpec(Section):
     """The steps between the prompt and the finished sample."""
 
-    kind: Literal["singleTurn", "tools", "environment", "custom"] = "singleTurn"
+    kind: Literal["singleTurn", "tools", "environment", "endpoint", "custom"] = "singleTurn"
     """``singleTurn``: one generation. ``tools``: runs tool calls and appends their results until the model stops.
-    ``environment``: a class of TRL, SkyRL or verl, or a server of OpenEnv or NeMo Gym. ``custom``: your class. Tools
-    and classes run in processes of their own, one for each sample. Default singleTurn."""
+    ``environment``: a class of TRL, SkyRL or verl, or a server of OpenEnv or NeMo Gym. ``endpoint``: any program that
+    speaks OpenAI's Chat Completions API. ``custom``: your class. Tools, classes and programs run in processes of their
+    own, one for each sample. Default singleTurn."""
     max_concurrent_samples: int = Field(default=256, ge=0, le=100_000)
     """Samples of one worker that may wait for tools while others take their places in the engine
     (``engine.maxConcurrentSamples``). Default 256."""
     timeout_seconds: float = Field(default=1800.0, gt=0, le=86_400)
     """Seconds of one sample, generation included, after which it ends without a score. Default 1,800."""
     max_turns: int = Field(default=8, ge=1, le=1000)
-    """The most generations of one sample, for ``tools`` and ``environment``. Default 8."""
+    """The most generations of one sample, for ``tools``, ``environment`` and ``endpoint``. Default 8."""
     max_turn_tokens: int | None = Field(default=None, ge=1, le=1_000_000)
     """The most tokens of one turn, for ``tools`` and ``environment``. Default: what ``sampling.maxTokens``, which
     counts all turns and tool results, leaves."""
@@ -116,12 +117,19 @@ class AgentSpec(Section):
     tools: list[ToolSpec] = Field(default=[])
     """The tools that the model may call, for ``tools``; for ``environment`` beside its own."""
     path: FilePath = ""
-    """Python file of the agent, for ``custom`` and ``environment``: relative to the job file; on Kubernetes a file of
-    ``spec.files``, or an absolute path on the volume or in the image."""
+    """Python file of the agent, for ``custom``, ``environment`` and ``endpoint``: relative to the job file; on
+    Kubernetes a file of ``spec.files``, or an absolute path on the volume or in the image."""
     class_name: str = Field(default="", alias="class")
     """The class in it: for ``custom`` with ``async def run(self, prompt, generate) -> Trajectory``; for ``environment``
     in the form of TRL (``reset``, methods as tools, ``get_reward``), of SkyRL's ``BaseTextEnv`` or of verl's
     ``AgentLoopBase``."""
+    function: str = Field(default="", pattern=f"^$|{PYTHON_NAME}")
+    """The function in it that takes the prompt and may return a reward, for ``endpoint``. Default empty: the file is
+    run as a program, by ``command``."""
+    command: Command = Field(default=[])
+    """The program, by its name or path, and its arguments, for ``endpoint``; ``path`` is appended. It reads its prompt
+    as JSON from its standard input, and ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` from its environment. Default empty:
+    Python, for ``path``."""
     url: str = Field(default="", pattern=r"^(https?://.*)?$")
     """URL of an OpenEnv server or of a resources server of NeMo Gym, for ``environment`` instead of ``path`` and
     ``class``."""
