@@ -1,7 +1,8 @@
 """``plaudit runs list|delete``: list the runs whose keys an external Redis holds, or delete the keys of finished ones.
 
 A job's own Redis ends with its run. An external one keeps the counters and streams of every run until they are deleted
-here, each by its id or all that have been silent for some days (from a CronJob, say). Prints JSON: one object a run and line. Exit code 2 where a run could not be deleted.
+here, each by its id or all that have been silent for some days (from a CronJob, say). Prints JSON: one object a run and
+line. Exit code 2 where a run could not be deleted.
 """
 
 from __future__ import annotations
