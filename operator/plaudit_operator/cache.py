@@ -83,6 +83,12 @@ class Cache:
             kept = [job for key, job in self._jobs.items() if key.kind == kind.kind]
         return [_DECODER.decode(job) for job in kept]
 
+    def find(self, key: Key) -> Object | None:
+        """Return an object that a user created, without its children; None if it does not exist."""
+        with self._lock:
+            kept = self._jobs.get(key)
+        return None if kept is None else _DECODER.decode(kept)
+
     def observed(self, key: Key) -> Observed | None:
         """Return the objects of a job; None if the job is unknown."""
         with self._lock:

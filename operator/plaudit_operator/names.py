@@ -18,8 +18,14 @@ LABEL_CLIENT: Final = f"{GROUP}/client"
 """On pods of users that submit samples to the scoring service of this name: Redis's policy lets them in."""
 LABEL_CLIENT_OF: Final = f"{GROUP}/client-of"
 """On namespaces whose clients may reach the scoring services of the namespace in its value."""
+LABEL_USES: Final = f"uses.{GROUP}"
+"""Prefix of labels on the reward workers of jobs: ``uses.plaudit.dev/<service>`` lets them reach that RewardService."""
 LABEL_SCORER: Final = f"{GROUP}/scorer"
 LABEL_ATTEMPT: Final = f"{GROUP}/attempt"
+LABEL_ROLLOUT_GROUP: Final = f"{GROUP}/rollout-group"
+"""On what belongs to an entry of ``rollout.groups``."""
+LABEL_REPLICA: Final = f"{GROUP}/replica"
+"""On the Jobs and pods of a rollout of several pods: its number, from 0."""
 LABEL_REVISION: Final = f"{GROUP}/revision"
 """On pods and ConfigMaps of a RewardService: the revision of its scoring, which is also the version in each result."""
 LABEL_MODEL: Final = f"{GROUP}/model"
@@ -31,6 +37,8 @@ INPUTS: Final = f"{GROUP}/inputs"
 """Annotation: digest of the part of the user's spec that a pod template is rendered from."""
 MANIFEST: Final = f"{GROUP}/manifest"
 """Annotation: digest of the manifest that an object was last written from; a manifest that lost a field differs too."""
+SHORT_ATTEMPTS: Final = f"{GROUP}/short-attempts"
+"""Annotation on the Job of a rollout of several pods: attempts before it that ended early, one after another."""
 KEDA_PAUSE: Final = "autoscaling.keda.sh/paused-replicas"
 COMPLETION_INDEX: Final = "batch.kubernetes.io/job-completion-index"
 
@@ -52,6 +60,7 @@ REDIS_PORT: Final = 6379
 MODEL_PORT: Final = 8000
 GATEWAY_PORT: Final = 8710
 RENDEZVOUS_PORT: Final = 29500
+REPLICA_PORT: Final = 29501
 
 EXIT_FAILED: Final = 3
 """Too many scores failed: another attempt would meet the same scorers."""
@@ -86,6 +95,11 @@ def gateway_secret(name: str, uid: str) -> str:
     return f"{name}-gateway-{uid[:8]}"
 
 
+def gateway_url(name: str, namespace: str) -> str:
+    """Return the URL of a service's gateways inside the cluster."""
+    return f"http://{role_object(name, 'gateway')}.{namespace}.svc:{GATEWAY_PORT}"
+
+
 def role_object(name: str, role: str) -> str:
     """Return the name of the objects of a role: Deployment, StatefulSet, Service, service account, policies."""
     return f"{name}-{role}"
@@ -104,6 +118,19 @@ def model_object(name: str, scorer: str) -> str:
 def trainer_job(name: str, attempt: int) -> str:
     """Return the name of the Job of one attempt of the trainer."""
     return f"{name}-trainer-{attempt}"
+
+
+def rollout_object(name: str, group: str) -> str:
+    """Return the name of the Deployment of a rollout group, which begins the names of its Jobs too."""
+    return f"{name}-r-{group}" if group else role_object(name, "rollout")
+
+
+def rollout_job(name: str, group: str, replica: int, attempt: int) -> str:
+    """Return the name of the Job of one attempt of a rollout of several pods.
+
+    The number wraps, so that the pods' host names stay within 63 characters; an attempt's predecessor is gone by then.
+    """
+    return f"{rollout_object(name, group)}-{replica}-{attempt % 100}"
 
 
 class ConditionType:
@@ -133,6 +160,7 @@ class Reason:
     IMMUTABLE_CHANGED: Final = "ImmutableFieldChanged"
     FILES_MISSING: Final = "FilesMissing"
     FILES_INVALID: Final = "FilesInvalid"
+    SERVICE_MISSING: Final = "ServiceMissing"
     ADMITTED: Final = "Admitted"
     NAME_TAKEN: Final = "NameTaken"
     REFUSED_BY_CLUSTER: Final = "RefusedByCluster"

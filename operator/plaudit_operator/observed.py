@@ -27,6 +27,8 @@ class Observed:
     """Pods with the job's labels, trimmed to the fields that the planner reads."""
     files: Object | None = None
     """The ConfigMap that ``spec.files`` names; looked up only before admission."""
+    services: Mapping[str, Object] = field(default_factory=dict)
+    """The RewardServices that its scorers refer to, as far as they exist, by name."""
     progress: Mapping[str, Any] = field(default_factory=lambda: _NO_PROGRESS)
     """``status.progress`` from the metrics service; empty if it was not read or did not respond."""
     refused_pods: Mapping[tuple[str, str], str] = field(default_factory=dict)
@@ -81,6 +83,10 @@ class Observed:
         """Yield the children of a kind that this job owns."""
         return (found for (k, _), found in self.children.items() if k == kind and owner_uid(found) == self.uid)
 
+    def jobs_of(self, role: str) -> list[Object]:
+        """Return the Jobs of a role that this job owns."""
+        return [job for job in self.own("Job") if labels(job).get(names.LABEL_ROLE) == role]
+
     def pods_of(self, role: str) -> list[Object]:
         """Return the pods of a role."""
         return [pod for pod in self.pods if labels(pod).get(names.LABEL_ROLE) == role]
@@ -103,7 +109,7 @@ def owner_uid(item: Object) -> str:
 
 
 def attempt_of(item: Object) -> int:
-    """Return the number of the trainer's attempt that a Job or a pod belongs to."""
+    """Return the number of the attempt, of the trainer or of a rollout, that a Job or a pod belongs to."""
     return int(labels(item).get(names.LABEL_ATTEMPT, "0"))
 
 

@@ -75,6 +75,33 @@ def exit_of(pod: Object, container: str) -> Iterator[tuple[int, str]]:
             yield int(ended.get("exitCode", 0)), message
 
 
+def ended_at(pod: Object, container: str) -> float | None:
+    """Return when a container ended for good (seconds since the epoch); None if it runs or did not say."""
+    for status in pod.get("status", {}).get("containerStatuses") or []:
+        ended = status.get("state", {}).get("terminated")
+        if status["name"] == container and ended:
+            return seconds(ended.get("finishedAt"))
+    return None
+
+
+def is_ended_by_deletion(pod: Object, container: str) -> bool:
+    """Return True if a container ended because its pod was being deleted, and not before.
+
+    Times have whole seconds: of an end within the second of the deletion only the signals of a deletion (SIGTERM,
+    SIGKILL) count.
+    """
+    removal, ended = seconds(pod["metadata"].get("deletionTimestamp")), ended_at(pod, container)
+    if removal is None or ended is None:
+        return False
+    requested = removal - float(pod["metadata"].get("deletionGracePeriodSeconds") or 0)
+    return ended > requested or (
+        ended == requested and any(code in _SIGNALS_OF_A_DELETION for code, _ in exit_of(pod, container))
+    )
+
+
+_SIGNALS_OF_A_DELETION = (128 + 15, 128 + 9)
+
+
 def failure_reasons(pod: Object) -> Iterator[str]:
     """Yield the reasons of a pod's end: the pod's own, that of its disruption, those of its containers."""
     status = pod.get("status", {})

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from idle_jobs import IMAGE, NAMESPACE, Jobs, gang_job
+from idle_jobs import IMAGE, NAMESPACE, Jobs, gang_job, idle
 from operator_process import OperatorProcess, kubeconfig_of_the_chart
 from real_cluster import Cluster, harness
 
@@ -133,3 +133,49 @@ def test_a_gang_that_never_fits_gives_up_at_its_deadline_and_leaves_nothing(jobs
     everything = ("deployment,statefulset,job,podgroup", "pods")
     for kinds in everything:
         jobs.cluster.until(f"no {kinds}", lambda kinds=kinds: not jobs.cluster.get(kinds, "", NAMESPACE)["items"], 60)
+
+
+def test_a_lost_pod_restarts_its_replica_of_two_pods_and_the_other_goes_on(jobs: Jobs):
+    rollout = {"replicas": 2, "podsPerReplica": 2, "engine": {"tensorParallelSize": 2}, "pod": idle("rollout")}
+    jobs.make(gang_job("replicas", rollout=rollout))
+    print(f"2 × 2 pods running after {jobs.until_running('replicas'):.1f} s")
+    before = replicas(jobs)
+    assert {len(pods) for pods in before.values()} == {2}
+    assert jobs.status("replicas")["replicas"]["rollout"] == "4/4"
+    hosts = {f"{pod['spec']['hostname']}.{pod['spec']['subdomain']}" for pod in jobs.pods("replicas", "rollout")}
+    assert hosts == {f"replicas-rollout-{replica}-0-{rank}.replicas-rollout" for replica in "01" for rank in "01"}
+    began = time.monotonic()
+    jobs.cluster.kubectl("--namespace", NAMESPACE, "delete", "pod", min(before["0"]))
+    jobs.cluster.until("replaced", lambda: replicas(jobs).get("0", {}).keys().isdisjoint(before["0"]), 60)
+    jobs.cluster.until("whole again", lambda: jobs.status("replicas")["replicas"]["rollout"] == "4/4", 60)
+    jobs.until_running("replicas")
+    print(f"whole again {time.monotonic() - began:.1f} s after a pod was deleted")
+    after = replicas(jobs)
+    assert len(after["0"]) == 2
+    assert after["0"].keys().isdisjoint(before["0"])
+    assert after["1"] == before["1"]
+    assert jobs.status("replicas")["restarts"] == 0
+    jobs.delete("replicas")
+
+
+def test_rollouts_of_a_job_without_gang_follow_kubectl_scale(jobs: Jobs):
+    jobs.make(gang_job("scaled", scheduling={}))
+    jobs.until_running("scaled")
+    scale = ("--namespace", NAMESPACE, "scale", "rlj", "scaled")
+    jobs.cluster.kubectl(*scale, "--current-replicas=2", "--replicas=3")
+    jobs.cluster.until("three", lambda: jobs.status("scaled")["replicas"]["rollout"] == "3/3", 60)
+    assert (jobs.status("scaled")["rollouts"], jobs.status("scaled")["phase"]) == (3, "Running")
+    jobs.cluster.kubectl(*scale, "--replicas=1")
+    jobs.cluster.until("one", lambda: jobs.status("scaled").get("rollouts") == 1, 60)
+    refused = jobs.cluster.kubectl(*scale, "--replicas=0", check=False)
+    assert "should be greater than or equal to 1" in refused.stderr
+    jobs.delete("scaled")
+
+
+def replicas(jobs: Jobs) -> dict[str, dict[str, str]]:
+    """Return the uids of the rollouts' pods by name, by the number of their replica."""
+    found: dict[str, dict[str, str]] = {}
+    for pod in jobs.pods("replicas", "rollout"):
+        metadata = pod["metadata"]
+        found.setdefault(metadata["labels"]["plaudit.dev/replica"], {})[metadata["name"]] = metadata["uid"]
+    return found

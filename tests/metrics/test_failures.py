@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -10,15 +10,22 @@ import pytest
 from plaudit_metrics.service.series import Series
 from plaudit_metrics.service.view import RunView
 from plaudit_metrics.sources.kept_steps import KeptSteps
-from plaudit_metrics.statistics.failures import NO_SCORER, Failure, failures_of, shortened
+from plaudit_metrics.statistics.failures import NO_SCORER, Failure, FailureCounts, shortened
 from plaudit_metrics.statistics.steps import step_record
-from plaudit_wire.records import ScorerRecord, StepRecord
+from plaudit_wire.records import SampleRecord, ScorerRecord, StepRecord
 
 Build = Callable[..., Any]
 
 
 def failed(reason: str, outcome: Any = "data_error") -> ScorerRecord:
     return ScorerRecord(outcome, reason=reason)
+
+
+def failures_of(samples: Sequence[SampleRecord]) -> list[Failure]:
+    counts = FailureCounts()
+    for each in samples:
+        counts.add(each.scoring)
+    return counts.failures()
 
 
 def test_samples_that_fail_for_the_same_reason_are_one_line_with_their_count(sample: Build) -> None:

@@ -129,19 +129,20 @@ def test_each_scorer_has_figures_of_its_own(sample: Build) -> None:
     assert statistics["reward_pipeline/scorer/rule/value/mean"] == 1.0
 
 
-def test_numeric_extras_of_a_scorer_have_a_mean_and_texts_none(sample: Build) -> None:
+def test_numeric_extras_of_a_scorer_are_figures_and_texts_are_not(sample: Build) -> None:
     extras: list[dict[str, float | str]] = [{"acc": 1.0, "pred": "12"}, {"acc": 0.0}, {"pred": "7"}, {"acc": math.inf}]
     samples = [sample(index=i, scorers={"mine": ScorerRecord("scored", 1.0, extra=e)}) for i, e in enumerate(extras)]
     statistics = step_statistics(samples, opened=0.0, closed=5.0)
-    assert statistics["reward_pipeline/scorer/mine/extra/acc/mean"] == 0.5
+    key = "reward_pipeline/scorer/mine/extra/acc"
+    assert [statistics[f"{key}/{figure}"] for figure in ("mean", "min", "max")] == [0.5, 0.0, 1.0]
     assert not [key for key in statistics if "pred" in key]
 
 
-def test_the_number_of_extras_with_a_mean_is_bounded(sample: Build) -> None:
+def test_the_number_of_extras_with_figures_is_bounded(sample: Build) -> None:
     extra: dict[str, float | str] = {f"figure-{number}": 1.0 for number in range(100)}
     samples = [sample(scorers={"mine": ScorerRecord("scored", 1.0, extra=extra)})]
     statistics = step_statistics(samples, opened=0.0, closed=5.0)
-    assert len([key for key in statistics if "/extra/" in key]) == 16
+    assert len([key for key in statistics if "/extra/" in key]) == 3 * 16
 
 
 def test_columns_hold_every_sample_however_many_come(sample: Build) -> None:

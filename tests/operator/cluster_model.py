@@ -193,6 +193,7 @@ class ClusterModel:
             if labels(pod).get(names.LABEL_ROLE) != "trainer" or pod["status"]["phase"] != "Running":
                 continue
             ended = {"exitCode": code, "message": message, "reason": "Error" if code else "Completed"}
+            ended["finishedAt"] = timestamp(self.now)
             conditions = [{"type": "DisruptionTarget", "status": "True"}] if disrupted else []
             status = {
                 "phase": "Failed" if code else "Succeeded",
@@ -207,8 +208,13 @@ class ClusterModel:
         conditions = (job.get("status") or {}).get("conditions") or []
         if any(c["type"] in ("Failed", "Complete") for c in conditions):
             return
-        if "Failed" in phases:
-            self._set_status(job, {"conditions": [{"type": "Failed", "status": "True"}], "failed": 1})
+        before = job.get("status") or {}
+        if "Failed" in phases or (len(pods) < int(before.get("active", 0)) and not job["spec"].get("suspend")):
+            for pod in pods:  # a pod that is gone counts as failed, and all others end with it
+                if pod["status"]["phase"] not in ("Failed", "Succeeded"):
+                    self.remove("Pod", pod["metadata"]["name"])
+            failed = {"conditions": [{"type": "Failed", "status": "True"}], "failed": 1}
+            self._set_status(job, failed | {key: before[key] for key in ("startTime",) if key in before})
         elif pods and phases == {"Succeeded"} and len(pods) == job["spec"]["completions"]:
             done = {"conditions": [{"type": "Complete", "status": "True"}], "completionTime": timestamp(self.now)}
             self._set_status(job, done)
@@ -216,12 +222,10 @@ class ClusterModel:
             for pod in pods:
                 self.remove("Pod", pod["metadata"]["name"])
             self._set_status(job, {})
-        elif not pods and (job.get("status") or {}).get("active"):
-            # All of them were deleted: a pod that is gone counts as failed.
-            self._set_status(job, {"conditions": [{"type": "Failed", "status": "True"}], "failed": 1})
         else:
             self._run_pods(job, job["spec"]["completions"])
-            self._set_status(job, {"active": job["spec"]["completions"]})
+            began = before.get("startTime") or timestamp(self.now)
+            self._set_status(job, {"active": job["spec"]["completions"], "startTime": began})
 
     def _run_pods(self, owner: Object, count: int) -> int:
         """As many pods as there should be; how many of them run."""

@@ -58,10 +58,16 @@ def suspend(world: World, value: bool) -> None:
     world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(suspend=value))
 
 
+def lose_a_rollout(world: World) -> None:
+    pod = [pod for pod in world.cluster.of_kind("Pod") if "rollout" in pod["metadata"]["name"]][-1]
+    world.cluster.remove("Pod", pod["metadata"]["name"])
+
+
 SCRIPT: list[Callable[[World], None]] = [
     lambda world: None,
     lambda world: world.cluster.end_trainer(1, "boom"),
     lambda world: world.cluster.edit("RLJob", "job", lambda job: job["spec"]["rollout"].update(replicas=3)),
+    lose_a_rollout,
     lambda world: suspend(world, True),
     lambda world: suspend(world, False),
     lambda world: world.cluster.end_trainer(137, disrupted=True),
@@ -76,14 +82,21 @@ def live(world: World, each: Callable[[World], None]) -> None:
         each(world)
 
 
-PLACES: list[dict[str, Any]] = [{}, {"gang": "native"}, {"queueName": "team"}]
-"""How a job gets its place in the cluster."""
+SPANS_PODS = {"replicas": 2, "podsPerReplica": 2, "engine": {"tensorParallelSize": 2}}
+JOBS: list[dict[str, Any]] = [
+    {},
+    {"scheduling": {"gang": "native"}},
+    {"scheduling": {"queueName": "team"}},
+    {"rollout": SPANS_PODS},
+    {"rollout": SPANS_PODS, "scheduling": {"gang": "native"}},
+]
+"""How a job gets its place in the cluster, and rollouts of one pod or of two."""
 
 
 @cache
-def undisturbed(place: int) -> dict[str, Any]:
+def undisturbed(kind: int) -> dict[str, Any]:
     """Return the end of the same life without faults."""
-    world = World(rljob(scheduling=PLACES[place]))
+    world = World(rljob(**JOBS[kind]))
     live(world, World.settle)
     return the_end(world)
 
@@ -102,10 +115,10 @@ FAULTS = [
     deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
 )
-@given(seed=st.integers(0, 2**32), rate=st.sampled_from([0.05, 0.3, 0.6]), place=st.sampled_from(range(len(PLACES))))
-def test_any_faults_and_any_order_of_events_end_in_the_same_state(seed: int, rate: float, place: int):
+@given(seed=st.integers(0, 2**32), rate=st.sampled_from([0.05, 0.3, 0.6]), kind=st.sampled_from(range(len(JOBS))))
+def test_any_faults_and_any_order_of_events_end_in_the_same_state(seed: int, rate: float, kind: int):
     draw = random.Random(seed)
-    world = World(rljob(scheduling=PLACES[place]))
+    world = World(rljob(**JOBS[kind]))
     disturbed = True
 
     def fault(_: str) -> None:
@@ -132,13 +145,14 @@ def test_any_faults_and_any_order_of_events_end_in_the_same_state(seed: int, rat
         world.settle()
 
     live(world, work)
-    assert the_end(world) == undisturbed(place)
+    assert the_end(world) == undisturbed(kind)
 
 
+@pytest.mark.parametrize("kind", [0, 3], ids=["one pod", "two pods"])
 @pytest.mark.parametrize("step", range(len(SCRIPT)))
-def test_the_operator_killed_at_every_call_of_a_jobs_life(step: int):
+def test_the_operator_killed_at_every_call_of_a_jobs_life(step: int, kind: int):
     """After a call is as good as before the next one: nothing in memory survives."""
-    world = World()
+    world = World(rljob(**JOBS[kind]))
     for happens in SCRIPT[:step]:
         happens(world)
         world.settle()

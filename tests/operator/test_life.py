@@ -6,6 +6,7 @@ import pytest
 from world import World, rljob
 
 from plaudit_operator.names import KEDA_PAUSE, ConditionType
+from plaudit_operator.observed import timestamp
 
 
 def test_a_job_gets_all_its_children_and_runs():
@@ -150,6 +151,61 @@ def test_a_trainer_pod_deleted_by_hand_is_a_disruption():
     world.cluster.remove("Pod", pod["metadata"]["name"])
     world.settle()
     assert (world.status["disruptions"], world.status["phase"]) == (1, "Running")
+
+
+@pytest.mark.parametrize(
+    ("seconds_after_the_deletion", "code", "counters"),
+    [
+        (5, 143, (0, 1)),  # it had not come to its own handler yet
+        (0, 143, (0, 1)),
+        (600, 137, (0, 1)),  # its grace period is over
+        (7, 1, (0, 1)),  # stopping failed
+        (-1, 1, (1, 0)),  # it had failed before
+        (0, 1, (1, 0)),
+    ],
+)
+def test_a_trainer_that_ends_because_its_pod_is_deleted_is_disrupted(
+    seconds_after_the_deletion: int, code: int, counters: tuple[int, int]
+):
+    world = World()
+    world.settle()
+    (pod,) = (p for p in world.cluster.of_kind("Pod") if "trainer" in p["metadata"]["name"])
+    deleted = {"deletionTimestamp": timestamp(world.cluster.now + 600), "deletionGracePeriodSeconds": 600}
+    world.cluster.put({**pod, "metadata": {**pod["metadata"], **deleted}})
+    world.cluster.now += seconds_after_the_deletion
+    world.cluster.end_trainer(code)
+    world.cluster.run_controllers()
+    world.deliver()
+    world.reconcile()
+    world.cluster.remove("Pod", pod["metadata"]["name"])
+    world.settle()
+    assert (world.status["restarts"], world.status["disruptions"]) == counters
+
+
+@pytest.mark.parametrize(
+    ("deleted_s", "crash_s", "counters"),
+    [
+        (0, 3, (0, 1)),  # one pod was deleted, the other lost its peer
+        (2, 1, (1, 0)),  # one crashed, and its Job deleted the other
+    ],
+)
+def test_of_several_ranks_the_first_that_ends_decides(deleted_s: int, crash_s: int, counters: tuple[int, int]):
+    world = World(rljob(trainer={"ranks": 2, "ranksPerPod": 1, "strategy": "fsdp2"}))
+    world.settle()
+    deleted, crashed = (p for p in world.cluster.of_kind("Pod") if "trainer" in p["metadata"]["name"])
+    removal = timestamp(world.cluster.now + deleted_s + 600)
+    deleted["metadata"] |= {"deletionTimestamp": removal, "deletionGracePeriodSeconds": 600}
+    for pod, code, after_s in ((deleted, 143, deleted_s + 1), (crashed, 1, crash_s)):
+        ended = {"exitCode": code, "reason": "Error", "finishedAt": timestamp(world.cluster.now + after_s)}
+        container = {"name": "trainer", "restartCount": 0, "state": {"terminated": ended}}
+        world.cluster.put({**pod, "status": {"phase": "Failed", "containerStatuses": [container]}})
+    world.cluster.run_controllers()
+    world.deliver()
+    world.reconcile()
+    for pod in (deleted, crashed):
+        world.cluster.remove("Pod", pod["metadata"]["name"])
+    world.settle()
+    assert (world.status["restarts"], world.status["disruptions"]) == counters
 
 
 @pytest.mark.parametrize(("code", "reason"), [(42, "DoNotRetry"), (3, "TooManyFailedScores")])

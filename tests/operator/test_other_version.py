@@ -14,7 +14,7 @@ from plaudit_operator.names import ConditionType
 Data = dict[str, Any]
 
 
-def rewrite(world: World, key: str, change: Callable[[Data], None]) -> None:
+def rewrite(world: World, key: str, change: Callable[[Any], None]) -> None:
     """Changes a file in the job's ConfigMap, as another version would have written it."""
     config = world.cluster.find("ConfigMap", "job-job")
     assert config
@@ -71,6 +71,30 @@ def test_an_edit_after_an_upgrade_keeps_the_images_of_the_jobs_admission():
     [container] = metrics["spec"]["template"]["spec"]["containers"]
     assert {"name": "PLAUDIT_REWARD_LATENCY_TARGET", "value": "0.5"} in container["env"]
     assert container["image"] == "worker:1"
+
+
+def test_a_mutable_field_that_the_admitting_version_did_not_know_stays_out_of_its_processes_file():
+    world = World()
+    world.settle()
+    newer = ("metrics.rewardLatency", "metrics.rewardLatency.target", "rollout.replicas")
+
+    def of_older_version(fields: Any) -> None:
+        fields[:] = [field for field in fields if field not in newer]
+
+    rewrite(world, "mutable-fields.json", of_older_version)
+    rewrite(world, "job.yaml", lambda job: job["spec"]["metrics"].pop("rewardLatency"))
+    rewrite(world, "job.yaml", lambda job: job["spec"]["rollout"].pop("replicas"))
+    world.start_operator()
+    world.settle()
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(metrics={"rewardLatency": {"target": 0.5}}))
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"]["rollout"].update(replicas=3))
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(lifecycle={"activeDeadlineSeconds": 3600}))
+    world.settle()
+    edited = job_file(world)["spec"]
+    assert "rewardLatency" not in edited["metrics"]
+    assert "replicas" not in edited["rollout"]
+    assert edited["lifecycle"]["activeDeadlineSeconds"] == 3600
+    assert world.status["replicas"]["rollout"] == "3/3"  # the operator itself follows the edit
 
 
 def admitted_with_zero_steps() -> World:

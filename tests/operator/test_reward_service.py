@@ -25,7 +25,7 @@ Edit = Callable[[dict[str, Any]], Any]
 
 def service(*scorers: dict[str, Any], **spec: Any) -> dict[str, Any]:
     reward = {"scorers": list(scorers or [RULE]), "workers": {"replicas": 2}}
-    return {**rljob(), "kind": "RewardService", "spec": {"reward": reward, **spec}}
+    return {**rljob(), "kind": "RewardService", "spec": {"reward": reward} | spec}
 
 
 def running(*scorers: dict[str, Any], **spec: Any) -> World:
@@ -43,7 +43,11 @@ def weigh(weight: float) -> Edit:
 
 
 def deployment(world: World, role: str = "reward") -> dict[str, Any]:
-    found = world.cluster.find("Deployment", f"job-{role}")
+    return deployment_of(world, f"job-{role}")
+
+
+def deployment_of(world: World, name: str) -> dict[str, Any]:
+    found = world.cluster.find("Deployment", name)
     assert found
     return found
 
@@ -236,3 +240,78 @@ def test_a_service_at_rest_is_not_written(world: World):
         world.deliver()
         world.reconcile()
     assert world.cluster.writes == writes
+
+
+def job_that_uses(**reference: Any) -> dict[str, Any]:
+    job = rljob()
+    scorer = {"name": "shared", "kind": "service", "service": reference}
+    job["metadata"]["name"] = "user"
+    job["spec"] = {"reward": {"scorers": [scorer]}}
+    return job
+
+
+def test_a_job_reaches_the_service_that_it_names_with_its_token():
+    world = running()
+    world.cluster.put(job_that_uses(name="job"))
+    user = World(cluster=world.cluster, key=Key("default", "user"))
+    user.settle()
+    config = user.cluster.find("ConfigMap", "user-job")
+    assert config
+    [scorer] = json.loads(config["data"]["job.yaml"])["spec"]["reward"]["scorers"]
+    secret = f"job-gateway-{world.job['metadata']['uid'][:8]}"
+    token = {"name": secret, "key": "client"}
+    assert scorer["service"] == {"url": "http://job-gateway.default.svc:8710", "tokenSecret": token}
+    template = deployment_of(user, "user-reward")["spec"]["template"]
+    assert [
+        v["secret"]["items"] for v in template["spec"]["volumes"] if v.get("secret", {}).get("secretName") == secret
+    ]
+    policy = world.cluster.find("NetworkPolicy", "job-gateway")
+    assert policy
+    admitted = [peer["podSelector"]["matchLabels"] for peer in policy["spec"]["ingress"][0]["from"]]
+    assert any(selector.items() <= labels(template).items() for selector in admitted)
+
+
+def test_a_job_waits_for_the_service_that_it_names():
+    user = World(job_that_uses(name="job"), key=Key("default", "user"))
+    user.settle()
+    condition = user.condition("SpecValid")
+    assert condition["reason"] == "ServiceMissing"
+    assert "no RewardService 'job'" in condition["message"]
+    user.cluster.put(service())
+    user.settle()
+    assert user.condition("SpecValid")["status"] == "True"
+
+
+def test_a_running_job_keeps_its_service_when_that_is_deleted():
+    user = World(job_that_uses(name="job"), key=Key("default", "user"))
+    user.cluster.put(service())
+    user.settle()
+    before = deployment_of(user, "user-reward")["spec"]["template"]
+    user.cluster.remove("RewardService", "job")
+    user.settle()
+    assert user.condition("SpecValid")["status"] == "True"
+    assert deployment_of(user, "user-reward")["spec"]["template"] == before
+
+
+def test_tokens_of_ones_own_take_the_place_of_the_operators():
+    world = running(reward={"scorers": [RULE], "gateway": {"tokenSecret": "ours"}})
+    volumes = deployment(world, "gateway")["spec"]["template"]["spec"]["volumes"]
+    assert [volume["secret"]["secretName"] for volume in volumes if volume["name"] == "tokens"] == ["ours"]
+    assert not [name for kind, name in world.children() if kind == "Secret" and "-gateway-" in name]
+
+
+def test_a_canary_is_reached_by_the_gateways_with_its_token():
+    spec = service()["spec"]
+    spec["reward"]["gateway"] = {"canary": {"service": {"name": "next"}, "share": 0.2}}
+    world = World({**service(), "spec": spec}, key=KEY)
+    world.cluster.put({**service(), "metadata": {"name": "next", "namespace": "default"}})
+    world.relist()
+    world.settle()
+    uid = world.cluster.find("RewardService", "next")["metadata"]["uid"]  # type: ignore[index]
+    template = deployment(world, "gateway")["spec"]["template"]
+    assert labels(template)["uses.plaudit.dev/next"] == "true"
+    assert f"next-gateway-{uid[:8]}" in {v.get("secret", {}).get("secretName") for v in template["spec"]["volumes"]}
+    config = world.cluster.find("ConfigMap", f"job-job-{world.status['revision']}")
+    assert config
+    canary = json.loads(config["data"]["job.yaml"])["spec"]["reward"]["gateway"]["canary"]
+    assert (canary["service"]["url"], canary["share"]) == ("http://next-gateway.default.svc:8710", 0.2)

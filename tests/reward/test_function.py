@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 
 import pytest
 
-from plaudit_reward.errors import ConfigurationError
+from builders import make_sample
+from plaudit_reward.errors import ConfigurationError, DataError
 from plaudit_reward.functions.function import UserFunction, declares_post_process
 from plaudit_reward.functions.target import Target
 
@@ -61,3 +63,34 @@ def test_group_processing_is_seen_without_running_the_file(
 
 def test_a_file_that_is_not_there_declares_nothing() -> None:
     assert declares_post_process("nowhere.py", "A") is False
+
+
+LOGGING = """
+{prefix}def f(prompts, completions, log_extra, log_metric=None, **columns):
+    log_extra("length", [len(completion) for completion in completions][:1])
+    log_extra("length", [len(completion) for completion in completions][1:])
+    log_extra("verdict", ["A", None])
+    log_metric("accuracy", 0.5)
+    return [1.0, None]
+"""
+
+
+@pytest.mark.parametrize("prefix", ["", "async "])
+async def test_values_that_a_trl_function_logs_are_extras_of_its_scores(
+    reward_file: Callable[[str], str], prefix: str
+) -> None:
+    function = UserFunction(Target(reward_file(LOGGING.format(prefix=prefix)), "f", scope="group"))
+    function.prepare()
+    returned = function.call([make_sample("12"), make_sample("123", 1)], None)
+    first, second = function.scores(await returned if inspect.isawaitable(returned) else returned, 2)
+    assert (first.value, first.extra) == (1.0, {"length": 2.0, "verdict": "A", "accuracy": 0.5})
+    assert (second.outcome, second.extra) == ("skipped", {"length": 3.0, "accuracy": 0.5})
+
+
+def test_a_logged_column_of_another_length_is_a_data_error(reward_file: Callable[[str], str]) -> None:
+    source = "def f(completions, log_extra):\n    log_extra('x', [1])\n    return [1.0, 1.0]"
+    function = UserFunction(Target(reward_file(source), "f", scope="group"))
+    function.prepare()
+    returned = function.call([make_sample(), make_sample(index=1)], None)
+    with pytest.raises(DataError, match=r"log_extra\('x', …\) got 1 values for 2 samples"):
+        function.scores(returned, 2)

@@ -77,16 +77,25 @@ def start_service(redis_server: RedisServer, run_name: str, tmp_path: Path) -> S
     """A service with these scorers (functions of ``REWARD``; default: ``compute_score``) and so many workers."""
 
     @asynccontextmanager
-    async def start(*scorers: dict[str, Any], workers: int = 1, **reward: Any) -> AsyncIterator[Running]:
+    async def start(
+        *scorers: dict[str, Any], workers: int = 1, slots: int = 256, **reward: Any
+    ) -> AsyncIterator[Running]:
         (tmp_path / "reward.py").write_text(REWARD)
         chosen = scorers or (
             {"name": "right", "kind": "python", "python": {"path": "reward.py"}, "isolation": "thread"},
         )
+        sizes = {"processes": 1, "maxConcurrentSamples": slots}
         job = {
             "apiVersion": "plaudit.dev/v1alpha1",
             "kind": "RLJob",
             "metadata": {"name": "scores"},
-            "spec": {"reward": {"scorers": list(chosen), "workers": {"processes": 1}, **reward}},
+            "spec": {
+                "reward": {
+                    "scorers": list(chosen),
+                    "workers": sizes,
+                    **reward,
+                }
+            },
         }
         (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
         running = Running(run_name, redis_server, load_job(tmp_path / "job.yaml"))

@@ -52,6 +52,8 @@ async def compute_score(data_source, solution_str, ground_truth, extra_info=None
     await asyncio.sleep(random.uniform(0, slow_s))
     if broken_file and pathlib.Path(broken_file).exists():
         raise ConnectionError("connection to the judge refused")
+    if ground_truth == "varied":
+        return random.random()
     return None if ground_truth == "skip" else float(ground_truth)
 
 def spread(rewards):
@@ -108,12 +110,13 @@ def make_plan(
     mini_batches: int = 1,
     staleness: int = 0,
     order: Any = "step",
+    max_replaced: int = 0,
     validate_every: int | None = None,
     **changes: Any,
 ) -> RunPlan:
     sampling = Sampling(max_tokens=8)
     validation = None if validate_every is None else ValidationPlan(validate_every, 1, Sampling(8, 0.0))
-    schedule = Schedule(steps, prompts_per_step, mini_batches, staleness, order)
+    schedule = Schedule(steps, prompts_per_step, mini_batches, staleness, order, max_replaced=max_replaced)
     given: dict[str, Any] = {"checkpoint_every_steps": 2, **changes}
     return RunPlan(schedule, SAMPLES, sampling, validation=validation, **given)
 
@@ -134,6 +137,8 @@ class Simulation:
         """Positions whose samples cannot be scored."""
         self.skipped: set[int] = set()
         """Positions whose samples the scorer skips: it returns None."""
+        self.varied: set[int] = set()
+        """Positions whose samples get different scores; those of another position are all equal."""
         self.on_failure = "mask"
         self.broken_validation: set[int] = set()
         self.policy_class = ScriptedBackend
@@ -175,7 +180,13 @@ class Simulation:
             folder=self.folder,
             transport=transport,
             streams=TrainerStreams(transport, StreamLimits(**limits)),
-            data=Rows(1000, "train", dict.fromkeys(self.broken, "no number") | dict.fromkeys(self.skipped, "skip")),
+            data=Rows(
+                1000,
+                "train",
+                dict.fromkeys(self.broken, "no number")
+                | dict.fromkeys(self.skipped, "skip")
+                | dict.fromkeys(self.varied, "varied"),
+            ),
             sinks=sinks,
             clock=ServerClock(transport.now),
             validation_data=Rows(6, "held-out", dict.fromkeys(self.broken_validation, "no number"))

@@ -77,6 +77,21 @@ class Prompt(msgspec.Struct, frozen=True, omit_defaults=True):
     """The number of earlier admissions of this position (it is admitted again after a drop)."""
 
 
+class Branch(msgspec.Struct, frozen=True, array_like=True):
+    """A further token sequence of a sample, such as a sub-agent's conversation; trained with the sample's advantage."""
+
+    prompt_ids: bytes
+    """int32[P]: everything before the first token that the policy sampled in this branch."""
+    response_ids: bytes
+    """int32[T]."""
+    logprobs: bytes
+    """float32[T]."""
+    loss_mask: bytes
+    """uint8[T]."""
+    version_spans: list[tuple[int, int, int]]
+    """As in ``Body``."""
+
+
 class Body(msgspec.Struct, frozen=True, omit_defaults=True):
     """The tensors of one sample; ``T`` = number of response tokens."""
 
@@ -94,6 +109,8 @@ class Body(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_ids: bytes = b""
     """int32[P] where the agent changed the prompt of this sample, such as by an environment's first observation;
     empty: those of the ``Prompt``."""
+    branches: list[Branch] = []
+    """Token sequences beside the sample's own, where an agent's conversation forked. No token is in the loss twice."""
 
 
 class Announcement(msgspec.Struct, frozen=True):
@@ -137,6 +154,7 @@ class Tensors(msgspec.Struct, frozen=True, array_like=True):
     loss_mask: bytes
     version_spans: list[tuple[int, int, int]]
     prompt_ids: bytes = b""
+    branches: list[Branch] = []
 
 
 class EncodedBody(NamedTuple):
@@ -155,7 +173,9 @@ _encoder = msgspec.msgpack.Encoder()
 
 def encode_body(body: Body) -> EncodedBody:
     """Split and encode a body."""
-    tensors = encode(Tensors(body.response_ids, body.logprobs, body.loss_mask, body.version_spans, body.prompt_ids))
+    tensors = encode(
+        Tensors(body.response_ids, body.logprobs, body.loss_mask, body.version_spans, body.prompt_ids, body.branches)
+    )
     sample = encode(body.sample)
     digest = hashlib.blake2b(tensors, digest_size=16)
     digest.update(sample)
@@ -177,4 +197,5 @@ def decode_body(tensors: bytes, sample: bytes, generation: bytes) -> Body:
         generation=decoder(GenerationRecord).decode(generation),
         sample=decode(sample, Sample),
         prompt_ids=read.prompt_ids,
+        branches=read.branches,
     )

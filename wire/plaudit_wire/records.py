@@ -91,6 +91,9 @@ class GenerationRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     logprob_mismatch: float | None = None
     turns: list[TurnRecord] = []
     """The turns of a sample that called tools or generated several times; empty for a single response."""
+    replaced_parameters: list[str] = []
+    """Parameters that the agent's program asked for, such as ``temperature``, and did not get: the job's own were used.
+    """
 
 
 class ScorerRecord(msgspec.Struct, frozen=True, omit_defaults=True):

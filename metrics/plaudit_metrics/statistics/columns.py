@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 MOST_EXTRAS = 16
-"""Numeric extras of one scorer whose means are figures of a step; of further ones there is none."""
+"""Numeric extras of one scorer that are figures of a step; further ones are not."""
 _EXTRA_CHARACTERS = 64
 
 _OUTCOME_CODES = {outcome: float(code) for code, outcome in enumerate(OUTCOMES)}
@@ -38,6 +39,14 @@ _NEVER_GENERATED = GenerationRecord(
     tool_s=_NAN,
     engine_queue_s=_NAN,
 )
+
+
+class ExtraFigures(NamedTuple):
+    """The figures of a numeric extra of a scorer."""
+
+    mean: float
+    min: float
+    max: float
 
 
 @dataclass(frozen=True)
@@ -55,8 +64,8 @@ class ScorerColumns:
     """Seconds waiting for a free scorer process."""
     outcome: Integers
     """Index into ``OUTCOMES``."""
-    extra_means: dict[str, float]
-    """Name of a numeric extra → its mean over the samples that have it."""
+    extras: dict[str, ExtraFigures]
+    """Name of a numeric extra → its figures over the samples that have it."""
 
 
 @dataclass(frozen=True)
@@ -231,8 +240,8 @@ class _ScorerCollector:
 
     def __init__(self) -> None:
         self._rows = PackedRows(7)
-        self._extras: dict[str, tuple[float, int]] = {}
-        """Name → sum and count."""
+        self._extras: dict[str, tuple[float, int, float, float]] = {}
+        """Name → sum, count, minimum and maximum."""
 
     def add(self, record: ScorerRecord) -> None:
         self._rows.append(
@@ -254,10 +263,13 @@ class _ScorerCollector:
             known = self._extras.get(name)
             if known is None and len(self._extras) >= MOST_EXTRAS:
                 continue
-            total, count = known or (0.0, 0)
-            self._extras[name] = (total + value, count + 1)
+            total, count, least, greatest = known or (0.0, 0, value, value)
+            self._extras[name] = (total + value, count + 1, min(least, value), max(greatest, value))
 
     def columns(self) -> ScorerColumns:
         value, limiter_s, held_s, retry_s, call_s, wait_s, outcome = self._rows.columns()
-        means = {name: total / count for name, (total, count) in sorted(self._extras.items())}
-        return ScorerColumns(value, limiter_s, held_s, retry_s, call_s, wait_s, outcome.astype(np.int64), means)
+        extras = {
+            name: ExtraFigures(total / count, least, greatest)
+            for name, (total, count, least, greatest) in sorted(self._extras.items())
+        }
+        return ScorerColumns(value, limiter_s, held_s, retry_s, call_s, wait_s, outcome.astype(np.int64), extras)

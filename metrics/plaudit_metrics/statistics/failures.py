@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import msgspec
 
 from plaudit_wire.printable import printable
-from plaudit_wire.records import Outcome, SampleRecord, ScoringRecord
+from plaudit_wire.records import Outcome, ScoringRecord
 
 NO_SCORER = "(no scorer)"
 """Stands for the scorer of samples that ended without one: poison, or given up at their group's deadline."""
@@ -55,7 +55,7 @@ class FailureCounts:
         self._counts: dict[tuple[str, Outcome, str], int] = {}
 
     def add(self, scoring: ScoringRecord) -> None:
-        """Adds one terminal sample. A scorer's failure counts even where the sample has a score without it."""
+        """Add one terminal sample. A scorer's failure counts even where the sample has a score without it."""
         self.samples += 1
         self.unscored += scoring.value is None
         failed = [
@@ -64,9 +64,9 @@ class FailureCounts:
             if record.value is None and record.outcome != "skipped"
         ]
         for name, record in failed:
-            self._add(name, record.outcome, record.reason or "")
+            self.add_failure(name, record.outcome, record.reason or "")
         if scoring.value is None and not failed:
-            self._add(NO_SCORER, scoring.outcome, scoring.reason or "")
+            self.add_failure(NO_SCORER, scoring.outcome, scoring.reason or "")
 
     def failures(self) -> list[Failure]:
         """Return every kind of failure, the most frequent first."""
@@ -76,7 +76,8 @@ class FailureCounts:
         ]
         return sorted(found, key=lambda failure: -failure.count)
 
-    def _add(self, scorer: str, outcome: Outcome, reason: str) -> None:
+    def add_failure(self, scorer: str, outcome: Outcome, reason: str) -> None:
+        """Add one failure of a scorer."""
         key = (scorer, outcome, _kind(reason))
         if key not in self._counts:
             of_scorer = [known for known in self._counts if known[0] == scorer]
@@ -85,14 +86,6 @@ class FailureCounts:
             else:
                 self._reasons[key] = shortened(reason)
         self._counts[key] = self._counts.get(key, 0) + 1
-
-
-def failures_of(samples: Iterable[SampleRecord]) -> list[Failure]:
-    """Return the failures of a step's samples, the most frequent first."""
-    counts = FailureCounts()
-    for sample in samples:
-        counts.add(sample.scoring)
-    return counts.failures()
 
 
 def failure_labels(failures: Iterable[Failure]) -> dict[str, str]:
@@ -111,13 +104,6 @@ def shortened(reason: str) -> str:
         return text
     end = f" {place[0]}" if place else ""
     return text[: _REASON_CHARACTERS - len(end) - 1].rstrip() + "…" + end
-
-
-def without_figures(reason: str) -> str:
-    """Return a reason with ``#`` for each number, except in the place of an exception at its end."""
-    place = _PLACE.search(reason)
-    text = reason[: place.start()] if place else reason
-    return _NUMBER.sub("#", text) + (place[0] if place else "")
 
 
 def _kind(reason: str) -> str:

@@ -266,7 +266,11 @@ def _scorer(key: str, scorer: ScorerColumns) -> dict[str, float]:
     statistics |= _distribution(f"{key}/limiter_s", scorer.limiter_s)
     statistics |= _distribution(f"{key}/retry_s", scorer.retry_s)
     statistics |= _distribution(f"{key}/wait_s", scorer.wait_s)
-    statistics |= {f"{key}/extra/{name}/mean": mean for name, mean in scorer.extra_means.items()}
+    statistics |= {
+        f"{key}/extra/{name}/{figure}": value
+        for name, extra in scorer.extras.items()
+        for figure, value in extra._asdict().items()
+    }
     if len(values) > 0:
         statistics |= {f"{key}/value/mean": float(values.mean()), f"{key}/value/std": float(values.std())}
     counts = _count_outcomes(scorer.outcome)

@@ -2,7 +2,8 @@
 
 The job's ConfigMap holds what is frozen: ``job.yaml`` (for its processes), ``spec.json`` (the spec as admitted),
 ``current.json`` (the same with accepted edits), the job's files, and of the operator that admitted it
-``templates.json`` (pod templates), ``images.json`` and ``platform.json`` (defaults for pods).
+``templates.json`` (pod templates), ``mutable-fields.json`` (fields that may change), ``images.json`` and
+``platform.json`` (defaults for pods).
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ class Admitted:
     """Kind of the object."""
     revision: str = ""
     """Revision of a RewardService's scoring; empty for an RLJob, whose scoring never changes."""
+    services: Mapping[str, str] = field(default_factory=dict)
+    """Secrets with the tokens of the RewardServices that its scorers refer to, by the service's name."""
     reason: str = Reason.VALID
     message: str = "valid and in effect"
     """A reason other than ``Valid`` means that the edit was rejected and the running job keeps its old spec."""
@@ -124,6 +127,7 @@ def as_admitted(data: Mapping[str, str], spec: FrozenSpec) -> Admitted:
         images=msgspec.json.decode(data.get("images.json", "{}")),
         platform=msgspec.json.decode(data["platform.json"], type=Platform) if "platform.json" in data else None,
         written=data,
+        services=msgspec.json.decode(data.get("services.json", "{}")),
         reason=spec.reason,
         message=spec.message,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -24,8 +24,9 @@ def overlaid(admitted: Data, current: Data) -> dict[str, Any]:
         current: ``spec`` as it is now.
     """
     if _whole(admitted) and "rollout" in admitted:
-        fixed = {"replicas": admitted["rollout"]["replicas"]} if "replicas" in admitted["rollout"] else {}
-        rollout = {key: value for key, value in (current.get("rollout") or {}).items() if key != "replicas"}
+        sizes = ("replicas", "groups")
+        fixed = {key: value for key, value in admitted["rollout"].items() if key in sizes}
+        rollout = {key: value for key, value in (current.get("rollout") or {}).items() if key not in sizes}
         current = {**current, "rollout": rollout | fixed}
     return _overlaid(admitted, current, Spec)
 
@@ -34,6 +35,47 @@ def _whole(admitted: Data) -> bool:
     """Return True if rollouts belong to a gang, whose size is fixed."""
     scheduling = admitted.get("scheduling") or {}
     return bool(scheduling.get("queueName")) or scheduling.get("gang", "none") != "none"
+
+
+@functools.cache
+def mutable_fields() -> tuple[str, ...]:
+    """Return the paths under ``spec`` of the fields that may change, and of all fields below them."""
+    return tuple(_paths(Spec, "", below=False))
+
+
+def _paths(section: type[BaseModel], path: str, *, below: bool) -> Iterator[str]:
+    for name, field in _fields(section).items():
+        here, mutable = f"{path}.{name}".lstrip("."), below or _mutable(field)
+        if mutable:
+            yield here
+        if inner := _inner_section(section, name):
+            yield from _paths(inner, here, below=mutable)
+
+
+def known_to(fields: Collection[str], spec: Data) -> dict[str, Any]:
+    """Return a spec without the mutable fields that another version did not know.
+
+    Args:
+        fields: the ``mutable_fields`` of that version.
+        spec: as that version resolved it, with the mutable fields of an edit.
+    """
+    known: dict[str, Any] = _known_to(fields, spec, Spec, "")
+    return known
+
+
+def _known_to(fields: Collection[str], data: Any, section: type[BaseModel], path: str) -> Any:
+    if isinstance(data, list):
+        return [_known_to(fields, item, section, path) for item in data]
+    if not isinstance(data, Mapping):
+        return data
+    result = {}
+    for name, value in data.items():
+        here = f"{path}.{name}".lstrip(".")
+        if here in mutable_fields() and here not in fields:
+            continue
+        inner = _inner_section(section, name) if name in _fields(section) else None
+        result[name] = _known_to(fields, value, inner, here) if inner else value
+    return result
 
 
 def frozen_changes(admitted: Data, current: Data) -> list[str]:

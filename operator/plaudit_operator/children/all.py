@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from plaudit_operator import names
@@ -58,13 +58,23 @@ def _templates(context: JobContext) -> Iterator[tuple[str, str, Callable[[], Man
         inputs = digest([own, context.revision] if context.revision else own)
         yield "gateway", inputs, lambda: gateway.template(context)
     if context.spec.trains:
-        rollout_inputs = {k: v for k, v in (spec.get("rollout") or {}).items() if k != "replicas"}
-        yield "rollout", digest(rollout_inputs), lambda: rollout.template(context)
+        shared = {k: v for k, v in (spec.get("rollout") or {}).items() if k not in ("replicas", "groups")}
+        for group in rollout.groups(context):
+            inputs = digest(shared | _own_inputs(spec, group.name))
+            yield group.child, inputs, lambda group=group: rollout.template(context, group)  # type: ignore[misc]
         yield "trainer", digest(spec.get("trainer")), lambda: trainer.template(context)
 
 
+def _own_inputs(spec: Mapping[str, Any], group: str) -> dict[str, Any]:
+    """Return what the user wrote for a rollout group; empty for a job without groups."""
+    groups: Sequence[Mapping[str, Any]] = (spec.get("rollout") or {}).get("groups") or []
+    written: Mapping[str, Any] = next((each for each in groups if each["name"] == group), {})
+    own = {k: v for k, v in written.items() if k != "replicas"}
+    return {"group": own} if own else {}
+
+
 def manifests(context: JobContext, templates: Templates, *, suspended: bool, waits: bool) -> list[Manifest]:
-    """Return all children except the trainer's Jobs and the Secret, which are created once and never changed.
+    """Return all children except Jobs and the Secret, which are created once and never changed.
 
     Args:
         context: the job.
@@ -94,7 +104,9 @@ def manifests(context: JobContext, templates: Templates, *, suspended: bool, wai
     if gateway.is_served(context):
         children += gateway.manifests(context, *frozen("gateway"))
     if context.spec.trains:
-        children += [*rollout.manifests(context, *frozen("rollout")), trainer.service(context)]
+        for group in rollout.groups(context):
+            children += rollout.manifests(context, group, *frozen(group.child))
+        children += [*rollout.service(context), trainer.service(context)]
     children += [disruption_budget(context, role) for role, count in _budgeted(context).items() if count >= 2]
     return children
 
@@ -104,12 +116,14 @@ def _budgeted(context: JobContext) -> dict[str, int]:
     counts = {"reward": workers.autoscaling.min_replicas if workers.autoscaling else workers.replicas}
     if gateway.is_served(context):
         counts["gateway"] = context.spec.reward.gateway.replicas
-    return counts | ({"rollout": context.spec.rollout.replicas} if context.spec.trains else {})
+    # A budget with maxUnavailable does not apply to Jobs.
+    single = [group for group in rollout.groups(context) if not group.spans_pods] if context.spec.trains else []
+    return counts | {"rollout": sum(group.spec.replicas for group in single)}
 
 
 def gang_deployments(context: JobContext, templates: Templates) -> frozenset[str]:
     """Return the names of the Deployments whose pods belong to the job's gang."""
-    objects = {"rollout": names.role_object(context.name, "rollout")}
+    objects = {group.child: names.rollout_object(context.name, group.name) for group in rollout.groups(context)}
     objects |= {f"model/{s.name}": reward_model.object_name(context, s) for s in reward_model.served(context)}
     members = (child for child in objects if child in templates and gang.is_member(templates[child]["template"]))
     return frozenset(objects[child] for child in members)
@@ -128,5 +142,6 @@ def fixed_replicas(context: JobContext) -> dict[str, int | None]:
     if gateway.is_served(context):
         counts[names.role_object(context.name, "gateway")] = context.spec.reward.gateway.replicas
     if context.spec.trains:
-        counts[names.role_object(context.name, "rollout")] = context.spec.rollout.replicas
+        single = (group for group in rollout.groups(context) if not group.spans_pods)
+        counts |= {names.rollout_object(context.name, group.name): group.spec.replicas for group in single}
     return counts

@@ -22,7 +22,11 @@ def _pods(context: JobContext) -> dict[str, int]:
     spec = context.spec
     models = {f"model/{scorer.name}": scorer.model.replicas for scorer in spec.reward.scorers if scorer.model}
     redis = {} if spec.transport.url else {"redis": 1}
-    return {"trainer": spec.trainer.pods, "rollout": spec.rollout.replicas, **models, **redis}
+    groups = spec.rollout.by_group.items()
+    rollouts = {
+        f"rollout/{name}" if name else "rollout": each.replicas * each.pods_per_replica for name, each in groups
+    }
+    return {"trainer": spec.trainer.pods, **rollouts, **models, **redis}
 
 
 def is_member(template: Manifest) -> bool:
@@ -31,7 +35,7 @@ def is_member(template: Manifest) -> bool:
 
 
 def pod_groups(context: JobContext, templates: Mapping[str, Any]) -> list[Manifest]:
-    """Return the PodGroup of a gang (KEP-4671). Its count is immutable, and so is ``rollout.replicas``.
+    """Return the PodGroup of a gang (KEP-4671). Its count is immutable, and so are replicas of rollouts.
 
     The trainer's next attempt and the replacement of a rollout join it again: running pods count.
     """

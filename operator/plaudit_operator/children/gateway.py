@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 
 from plaudit_operator import names
+from plaudit_operator.admission.service_references import FIRST_CALLER
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.deployment import deployment, service
 from plaudit_operator.children.pod import SECRETS_FOLDER, RolePod, http_probe, pod_template
 from plaudit_operator.runtime.kinds import SECRET
+from plaudit_workers.job.spec.section import SecretKey
 
 ROLE = "gateway"
 TOKENS_FOLDER = f"{SECRETS_FOLDER}/{ROLE}"
-FIRST_CALLER = "client"
 
 
 def is_served(context: JobContext) -> bool:
@@ -26,7 +28,8 @@ def is_served(context: JobContext) -> bool:
 
 def template(context: JobContext) -> Manifest:
     """Return the pod template of the gateways."""
-    secret_name = names.gateway_secret(context.name, context.uid)
+    own = context.spec.reward.gateway.token_secret
+    secret_name = own or names.gateway_secret(context.name, context.uid)
     process = RolePod(
         role=ROLE,
         image=context.settings.images.worker,
@@ -42,11 +45,19 @@ def template(context: JobContext) -> Manifest:
         probe=http_probe("/readyz", "health"),
         liveness=http_probe("/healthz", "health"),
         grace_s=30,
+        labels=context.uses_labels,
+        secrets=tuple(_canary_secrets(context)),
         # The whole Secret: each key that a person adds is a further caller.
         extra_volumes=({"name": "tokens", "secret": {"secretName": secret_name, "defaultMode": 0o440}},),
         extra_mounts=({"name": "tokens", "mountPath": TOKENS_FOLDER, "readOnly": True},),
     )
     return pod_template(context, process)
+
+
+def _canary_secrets(context: JobContext) -> Iterator[SecretKey]:
+    canary = context.spec.reward.gateway.canary
+    if canary is not None and canary.service.token_secret is not None:
+        yield canary.service.token_secret
 
 
 def manifests(context: JobContext, template_: Manifest, inputs: str) -> list[Manifest]:
@@ -59,6 +70,11 @@ def manifests(context: JobContext, template_: Manifest, inputs: str) -> list[Man
     ]
 
 
+def makes_secret(context: JobContext) -> bool:
+    """Return True if the operator makes the Secret with the callers' tokens."""
+    return is_served(context) and not context.spec.reward.gateway.token_secret
+
+
 def secret(context: JobContext) -> Manifest:
     """Return the Secret with the token of one caller, created once; a person may add keys for further callers."""
     metadata = context.metadata(names.gateway_secret(context.name, context.uid), ROLE)
@@ -68,4 +84,4 @@ def secret(context: JobContext) -> Manifest:
 
 def address(context: JobContext) -> str:
     """Return the URL of the service inside the cluster."""
-    return f"http://{names.role_object(context.name, ROLE)}.{context.namespace}.svc:{names.GATEWAY_PORT}"
+    return names.gateway_url(context.name, context.namespace)

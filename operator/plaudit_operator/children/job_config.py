@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from plaudit_operator import names
-from plaudit_operator.admission.mutable import overlaid
+from plaudit_operator.admission.mutable import known_to, mutable_fields, overlaid
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.runtime.kinds import CONFIG_MAP, SERVICE_ACCOUNT
 from plaudit_workers.job.loading.dump import dump_json, job_data
@@ -33,6 +33,8 @@ def config_map(context: JobContext, templates: Mapping[str, Any]) -> Manifest:
         "platform.json": _json(context.platform),
         "images.json": _json(asdict(context.settings.images)),
         "files.json": _json([{"key": f.key, "path": f.path, "sha256": f.digest} for f in context.files]),
+        **_mutable_fields(context),
+        **({"services.json": _json(context.admitted.services)} if context.admitted.services else {}),
         **{f.key: f.content for f in context.files},
     }
     return context.manifest(CONFIG_MAP, context.metadata(names.job_config(context.name), "job"), data=data)
@@ -103,7 +105,21 @@ def _job_file(context: JobContext) -> str:
     if context.revision:
         return dump_json(_for_processes(job_data(context.job)))
     resolved = msgspec.json.decode(written["job.yaml"])
-    return dump_json(_for_processes({**resolved, "spec": overlaid(resolved["spec"], current)}))
+    spec = overlaid(resolved["spec"], current)
+    if MUTABLE_FIELDS in written:
+        spec = known_to(msgspec.json.decode(written[MUTABLE_FIELDS]), spec)
+    return dump_json(_for_processes({**resolved, "spec": spec}))
+
+
+MUTABLE_FIELDS = "mutable-fields.json"
+"""Key with the fields that may change, as the operator that admitted the job knew them: its images read no others."""
+
+
+def _mutable_fields(context: JobContext) -> dict[str, str]:
+    written = context.admitted.written
+    if not written:
+        return {MUTABLE_FIELDS: _json(mutable_fields())}
+    return {MUTABLE_FIELDS: written[MUTABLE_FIELDS]} if MUTABLE_FIELDS in written else {}
 
 
 def _for_processes(job: Manifest) -> Manifest:

@@ -9,7 +9,7 @@ import ipaddress
 from urllib.parse import urlsplit
 
 from plaudit_operator import names
-from plaudit_operator.children import gateway, reward_model, transport
+from plaudit_operator.children import gateway, reward_model, rollout, transport
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.runtime.kinds import NETWORK_POLICY
 from plaudit_workers.job.spec.reward import EgressRule
@@ -39,6 +39,8 @@ def manifests(context: JobContext) -> list[Manifest]:
     if context.spec.trains:
         # Ranks rendezvous on one port, and then exchange gradients on ports that NCCL and Gloo choose.
         policies.append(_from_role(context, "trainer", "trainer", []))
+    if context.spec.trains and rollout.service(context):
+        policies.append(_from_role(context, "rollout", "rollout", []))
     return policies
 
 
@@ -75,6 +77,7 @@ def _endpoints(context: JobContext) -> list[str]:
     scorers = context.spec.reward.scorers
     urls = [scorer.judge.base_url for scorer in scorers if scorer.judge]
     urls += [scorer.http.url for scorer in scorers if scorer.http]
+    urls += [scorer.service.url for scorer in scorers if scorer.service]
     urls += [scorer.limits.shared.url for scorer in scorers if scorer.limits and scorer.limits.shared]
     return list(dict.fromkeys(urls))
 
@@ -162,12 +165,16 @@ def _redis(context: JobContext) -> Manifest:
 
 
 def _gateway(context: JobContext) -> Manifest:
-    """Open ingress to clients of the service, and to Prometheus; egress to Redis only."""
+    """Open ingress to clients, to jobs that refer to the service, and to Prometheus; egress to Redis and a canary."""
     peers = _clients(context)
+    if context.revision:
+        peers.append({"podSelector": {"matchLabels": {f"{names.LABEL_USES}/{context.name}": "true"}}})
+    ingress: list[Manifest] = [{"from": peers, "ports": [_tcp(names.GATEWAY_PORT)]}]
     if namespace := context.settings.monitoring_namespace:
-        peers.append(_namespace(namespace))
-    ingress = [{"from": peers, "ports": [_tcp(names.GATEWAY_PORT)]}]
+        ingress.append({"from": [_namespace(namespace)], "ports": [_tcp(names.HEALTH_PORT)]})
     egress = [_DNS, _to_redis(context)]
+    if canary := context.spec.reward.gateway.canary:
+        egress.append(_to_endpoint(context, canary.service.url))
     return _policy(context, gateway.ROLE, {"policyTypes": ["Ingress", "Egress"], "ingress": ingress, "egress": egress})
 
 

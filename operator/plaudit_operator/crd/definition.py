@@ -19,7 +19,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from plaudit_operator.crd.rules import RULES, immutability_rules, rules_at, scorer_immutability, service_rules
+from plaudit_operator.crd.rules import LISTS, RULES, immutability_rules, item_immutability, rules_at, service_rules
 from plaudit_operator.crd.status import PRINTER_COLUMNS, SERVICE_COLUMNS, SERVICE_STATUS, STATUS
 from plaudit_operator.runtime.kinds import REWARD_SERVICE, RLJOB, Kind
 from plaudit_workers.job.loading.schema import job_schema, reward_service_schema
@@ -31,6 +31,7 @@ MAX_TEXT, MAX_ITEMS, MAX_ENTRIES = 4096, 64, 64
 
 _LIST_KEYS = {
     "reward.scorers": "name",
+    "rollout.groups": "name",
     "files.items": "path",
     "env": "name",
     "volumeMounts": "mountPath",
@@ -47,7 +48,13 @@ _INT_OR_STRING = "x-kubernetes-int-or-string"
 
 def custom_resource_definition() -> dict[str, Any]:
     """Return the definition of RLJob as plain data."""
-    return _definition(RLJOB, "rlj", _rljob(), PRINTER_COLUMNS)
+    definition = _definition(RLJOB, "rlj", _rljob(), PRINTER_COLUMNS)
+    definition["spec"]["versions"][0]["subresources"]["scale"] = {
+        "specReplicasPath": ".spec.rollout.replicas",
+        "statusReplicasPath": ".status.rollouts",
+        "labelSelectorPath": ".status.rolloutSelector",
+    }
+    return definition
 
 
 def reward_service_definition() -> dict[str, Any]:
@@ -94,9 +101,10 @@ def _rljob() -> dict[str, Any]:
     sections = schema["$defs"]
     spec = _structural(sections["Spec"], sections, "")
     spec["x-kubernetes-validations"] = RULES[""] + immutability_rules(sections)
-    spec["properties"]["reward"]["properties"]["scorers"]["items"]["x-kubernetes-validations"] += scorer_immutability(
-        sections
-    )
+    for path, section in LISTS.items():
+        parent, _, name = path.partition(".")
+        items = spec["properties"][parent]["properties"][name]["items"]
+        items.setdefault("x-kubernetes-validations", []).extend(item_immutability(section, sections))
     return _root("A job: reinforcement learning of a language model, or a service that scores samples.", spec, STATUS)
 
 

@@ -44,6 +44,11 @@ def _field_rules() -> Iterator[Rule]:
 
 _TRAINS = "(has(self.rollout) || has(self.trainer))"
 
+_ONE_SERVICE = [
+    _rule("(self.?name.orValue('') != '') != (self.?url.orValue('') != '')", "give exactly one of name and url"),
+    _rule("self.?url.orValue('') == '' || has(self.tokenSecret)", "with url tokenSecret is required"),
+]
+
 RULES: dict[str, list[Rule]] = {
     "": [
         *(
@@ -83,6 +88,22 @@ RULES: dict[str, list[Rule]] = {
             "correctionFloor must not be more than correctionCap",
         ),
     ],
+    "rollout": [
+        _rule(
+            "!has(self.groups) || self.groups.size() == 0 || self.?replicas.orValue(1) == 1",
+            "replicas counts workers without groups: give each group replicas",
+        ),
+        _rule(
+            "!has(self.groups) || self.groups.size() == 0 || self.groups.exists(group, group.?replicas.orValue(1) > 0)",
+            "groups have no replicas at all: give one of them at least 1, or set spec.suspend",
+        ),
+        _rule(
+            "self.?engine.?kind.orValue('vllm') != 'vllm' || (self.?engine.?tensorParallelSize.orValue(1) * "
+            "self.?engine.?pipelineParallelSize.orValue(1)) % self.?podsPerReplica.orValue(1) == 0 || "
+            "(has(self.groups) && self.groups.size() > 0)",
+            "podsPerReplica must divide tensorParallelSize × pipelineParallelSize, so that every pod has as many GPUs",
+        ),
+    ],
     "rollout.sampling": [
         _rule(
             "!has(self.temperature) || self.temperature > 0.0", "with temperature 0 all samples of a group are the same"
@@ -97,6 +118,12 @@ RULES: dict[str, list[Rule]] = {
             "self.?kind.orValue('singleTurn') != 'custom' || (has(self.path) && has(self.class))",
             "kind custom needs path and class",
         ),
+        _rule(
+            "self.?kind.orValue('singleTurn') != 'endpoint' || has(self.path) || has(self.command)",
+            "kind endpoint needs path, path with function, or command",
+        ),
+        _rule("!has(self.function) || has(self.path)", "function names a function in path: give path as well"),
+        _rule("!has(self.function) || !has(self.command)", "give at most one of function and command"),
         _rule(
             "self.?kind.orValue('singleTurn') != 'environment' || has(self.url) != (has(self.path) && has(self.class))",
             "kind environment needs either path and class, or url",
@@ -117,6 +144,7 @@ RULES: dict[str, list[Rule]] = {
         *_field_rules(),
         _rule("!has(self.when) || self.when.scorer != self.name", "when must name a scorer earlier in the list"),
     ],
+    **dict.fromkeys(("reward.scorers[].service", "reward.gateway.canary.service"), _ONE_SERVICE),
     "reward.scorers[].judge.parse": [
         _rule(
             "[has(self.regex), has(self.jsonPath), has(self.python)].filter(given, given).size() == 1",
@@ -207,25 +235,37 @@ def immutability_rules(sections: Mapping[str, Any]) -> list[Rule]:
         _rule(_unchanged(path), f"spec.{path} cannot change while the job exists")
         for path in _immutable(sections["Spec"], sections)
     ]
+    message = "spec.rollout.groups cannot be added, removed or moved while the job exists"
+    rules.append(_rule(_unchanged("rollout.groups", ".map(group, group.name)"), message))
     names = "self.reward.scorers.map(scorer, scorer.name) == oldSelf.reward.scorers.map(scorer, scorer.name)"
     rules.append(_rule(names, "spec.reward.scorers cannot be added, removed or moved while the job exists"))
-    rules.append(_rule(_GANGS_SIZE, "spec.rollout.replicas cannot change while the job exists: it is part of a gang"))
+    rules.append(_rule(f"{_NO_GANG} || {_SAME_REPLICAS}", _GANG_MESSAGE))
+    rules.append(_rule(f"{_NO_GANG} || {_SAME_GROUPS}", _GANG_MESSAGE))
     return rules
 
 
-_GANGS_SIZE = (
+_GANG_MESSAGE = "spec.rollout.replicas cannot change while the job exists: it is part of a gang"
+_NO_GANG = (
     "!has(self.scheduling) || "
-    "(self.scheduling.?gang.orValue('none') == 'none' && self.scheduling.?queueName.orValue('') == '') || "
-    "self.?rollout.?replicas.orValue(1) == oldSelf.?rollout.?replicas.orValue(1)"
+    "(self.scheduling.?gang.orValue('none') == 'none' && self.scheduling.?queueName.orValue('') == '')"
+)
+_SAME_REPLICAS = "self.?rollout.?replicas.orValue(1) == oldSelf.?rollout.?replicas.orValue(1)"
+_SAME_GROUPS = (
+    "!has(self.rollout) || !has(self.rollout.groups) || !has(oldSelf.rollout) || !has(oldSelf.rollout.groups) || "
+    "self.rollout.groups.all(group, oldSelf.rollout.groups.exists(old, old.name == group.name && "
+    "old.?replicas.orValue(1) == group.?replicas.orValue(1)))"
 )
 
 
-def _unchanged(path: str) -> str:
-    """Return CEL for: absent in both, or equal. With optionals the API server cannot estimate the cost of the rule."""
+def _unchanged(path: str, part: str = "") -> str:
+    """Return CEL for: absent in both, or equal (or equal in a part, such as ``.map(item, item.name)``).
+
+    With optionals the API server cannot estimate the cost of the rule.
+    """
     parts = path.split(".")
     ways = [".".join(parts[: i + 1]) for i in range(len(parts))]
     now, before = (" && ".join(f"has({root}.{way})" for way in ways) for root in ("self", "oldSelf"))
-    return f"({now}) == ({before}) && (!({now}) || self.{path} == oldSelf.{path})"
+    return f"({now}) == ({before}) && (!({now}) || self.{path}{part} == oldSelf.{path}{part})"
 
 
 def service_rules() -> list[Rule]:
@@ -233,11 +273,16 @@ def service_rules() -> list[Rule]:
     return [_rule(_unchanged(name), f"spec.{name} cannot change while the service exists") for name in FIXED_SECTIONS]
 
 
-def scorer_immutability(sections: Mapping[str, Any]) -> list[Rule]:
-    """Return transition rules on each scorer; the API server matches scorers by name."""
-    fields = sections["ScorerSpec"]["properties"]
+LISTS = {"reward.scorers": "ScorerSpec", "rollout.groups": "RolloutGroupSpec"}
+"""Lists with mutable fields in their items, which have names, and the section of an item."""
+
+
+def item_immutability(section: str, sections: Mapping[str, Any]) -> list[Rule]:
+    """Return transition rules on each item of a list; the API server matches items by name."""
+    fields = sections[section]["properties"]
+    kind = {"ScorerSpec": "a scorer", "RolloutGroupSpec": "a rollout group"}[section]
     return [
-        _rule(_unchanged(name), f"{name} of a scorer cannot change while the job exists")
+        _rule(_unchanged(name), f"{name} of {kind} cannot change while the job exists")
         for name, field in fields.items()
         if name != "name" and not field.get("x-plaudit-mutable")
     ]
@@ -247,7 +292,7 @@ def _immutable(section: Mapping[str, Any], sections: Mapping[str, Any], path: st
     """Yield the topmost fields below which nothing may change."""
     for name, field in section["properties"].items():
         here = f"{path}.{name}".lstrip(".")
-        if field.get("x-plaudit-mutable") or here == "reward.scorers":
+        if field.get("x-plaudit-mutable") or here in LISTS:
             continue
         inner = sections.get(field.get("$ref", "").removeprefix("#/$defs/"))
         if inner and _has_mutable(inner, sections):

@@ -81,6 +81,8 @@ STATUS: dict[str, Any] = {
             "properties": {"rollout": _text("ready/desired.", 32), "reward": _text("ready/desired.", 32)},
             "description": "Text for the columns of kubectl get; the numbers are in roles.",
         },
+        "rollouts": _count("Rollout workers whose pods exist, for the scale subresource."),
+        "rolloutSelector": _text("Labels of one pod of each rollout worker, for the scale subresource.", 512),
         "url": _text("Address of the gateway of a job that only scores, inside the cluster.", 256),
         "progress": {
             "type": "object",

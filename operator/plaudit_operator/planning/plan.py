@@ -11,7 +11,7 @@ from dataclasses import replace
 from plaudit_operator import names
 from plaudit_operator.actions import Action, Apply, Create, Delete, Plan
 from plaudit_operator.admission.admission import Refused
-from plaudit_operator.children import gateway, trainer, transport
+from plaudit_operator.children import gateway, rollout, trainer, transport
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.names import ConditionType, Reason
 from plaudit_operator.observed import Observed, attempt_of, owner_uid
@@ -24,6 +24,7 @@ from plaudit_operator.policies.earlier_revisions import is_in_use
 from plaudit_operator.policies.failure import TrainerAttempt, exhausted, present_attempt
 from plaudit_operator.policies.lost_nodes import lost_pods
 from plaudit_operator.policies.managed_by import is_managed_elsewhere
+from plaudit_operator.policies.replicas import decide
 from plaudit_operator.policies.suspend import scale_actions, suspend_job
 from plaudit_operator.policies.ttl import time_left_s
 from plaudit_operator.runtime.kinds import CHILDREN
@@ -32,8 +33,9 @@ from plaudit_operator.status.roles import RoleState, role_states
 from plaudit_operator.status.status import JobEnd, ended_status, refused_status, status
 
 PROGRESS_EVERY_S = 10.0
-_LOOK_FOR_FILES_EVERY_S = 15.0
-_FILES_LACKING = (Reason.FILES_MISSING, Reason.FILES_INVALID)
+_LOOK_FOR_OTHERS_EVERY_S = 15.0
+_LACKS_OTHERS = (Reason.FILES_MISSING, Reason.FILES_INVALID, Reason.SERVICE_MISSING)
+"""Reasons that pass when another object is created or changed, which the operator does not watch for this job."""
 _AFTER_A_COUNT_S = 1.0
 """The watch usually reports the written status sooner."""
 _GRACE_OF_A_BROKEN_RANK_S = 10
@@ -54,7 +56,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
         return _after_the_end(observed, now)
     rendered = rendering(observed, settings)
     if isinstance(rendered, Refused):
-        wait = _LOOK_FOR_FILES_EVERY_S if rendered.reason in _FILES_LACKING else None
+        wait = _LOOK_FOR_OTHERS_EVERY_S if rendered.reason in _LACKS_OTHERS else None
         return Plan(refused_status(observed, rendered, now), requeue_after_s=wait)
     return _alive(rendered, observed, now)
 
@@ -87,6 +89,8 @@ def _alive(rendered: Rendering, observed: Observed, now: float) -> Plan:
     roles = role_states(context, observed, attempt, now)
     lost, next_lost = lost_pods(observed, now)
     actions = [*_children(rendered, observed), *lost]
+    replicas, next_replica = _replicas(rendered, observed, now)
+    actions += replicas
     pause_s = 0.0
     if attempt:
         pause_s = backoff.left_s(observed, now) if attempt.verdict == "absent" else 0.0
@@ -94,9 +98,9 @@ def _alive(rendered: Rendering, observed: Observed, now: float) -> Plan:
         if pause_s > 0 and not suspended:
             roles["trainer"] = _backing_off(roles["trainer"], observed)
     report = status(context, observed, roles, now, suspended=suspended, waits=rendered.waits)
-    waits = [next_lost, deadline.left_s if deadline else None, pause_s or None]
+    waits = [next_lost, next_replica, deadline.left_s if deadline else None, pause_s or None]
     waits.append(observed.look_for_refusals_after_s)
-    waits.append(_LOOK_FOR_FILES_EVERY_S if context.admitted.reason in _FILES_LACKING else None)
+    waits.append(_LOOK_FOR_OTHERS_EVERY_S if context.admitted.reason in _LACKS_OTHERS else None)
     waits.append(PROGRESS_EVERY_S if report["phase"] in ("Running", "Degraded") else None)
     return Plan(report, actions, min((wait for wait in waits if wait is not None), default=None))
 
@@ -130,7 +134,9 @@ def _children(rendered: Rendering, observed: Observed) -> Iterator[Action]:
     context = rendered.context
     if transport.managed(context) and not observed.child("StatefulSet", names.role_object(context.name, "redis")):
         yield Create(transport.secret(context), first=True)
-    if gateway.is_served(context) and not observed.child("Deployment", names.role_object(context.name, gateway.ROLE)):
+    if gateway.makes_secret(context) and not observed.child(
+        "Deployment", names.role_object(context.name, gateway.ROLE)
+    ):
         yield Create(gateway.secret(context), first=True)
     for manifest in rendered.manifests:
         yield from _child(rendered, observed, manifest)
@@ -175,6 +181,25 @@ def _obsolete(observed: Observed, wanted: Sequence[Manifest], revision: str) -> 
                 yield Delete(kind.kind, metadata["name"], metadata["uid"])
 
 
+def _replicas(rendered: Rendering, observed: Observed, now: float) -> tuple[list[Action], float | None]:
+    """Return the changes of rollout replicas of several pods, and the seconds until the next pause is over."""
+    context, actions, waits = rendered.context, list[Action](), list[float | None]()
+    policy = context.spec.lifecycle.failure_policy.backoff
+    for group in rollout.groups(context) if context.spec.trains else ():
+        if not group.spans_pods:
+            continue
+        count = 0 if rendered.suspended else group.spec.replicas
+        decision = decide(observed, group.name, count, policy, now)
+        template = rendered.templates[group.child]["template"]
+        for attempt in decision.starts:
+            # The number of an attempt is kept by its Job: the next one is made before the one before is deleted.
+            made = rollout.job(context, group, template, attempt, suspend=attempt.number > 0)
+            actions.append(Create(made, first=True))
+        actions += decision.changes
+        waits.append(decision.wait_s)
+    return actions, min((wait for wait in waits if wait is not None), default=None)
+
+
 def _backing_off(trainer_role: RoleState, observed: Observed) -> RoleState:
     next_time, count = observed.status["nextAttemptTime"], observed.status["shortAttempts"]
     pause = f"The next attempt starts at {next_time}: {count} in a row ended early"
@@ -185,7 +210,7 @@ def _trainer_actions(
     rendered: Rendering, observed: Observed, attempt: TrainerAttempt, *, pauses: bool
 ) -> Iterator[Action]:
     """Delete earlier attempts with all their pods; once they are gone, and the back-off is over, start this one."""
-    earlier = [job for job in observed.own("Job") if attempt_of(job) < attempt.number]
+    earlier = [job for job in observed.jobs_of("trainer") if attempt_of(job) < attempt.number]
     for job in earlier:
         if not job["metadata"].get("deletionTimestamp"):
             yield Delete("Job", job["metadata"]["name"], job["metadata"]["uid"])

@@ -11,6 +11,7 @@ from typing import Any
 
 from plaudit_operator.actions import EmitEvent, Plan
 from plaudit_operator.admission.reward_service import needs_files
+from plaudit_operator.admission.service_references import referenced
 from plaudit_operator.cache import Cache, Key, trimmed
 from plaudit_operator.names import LABEL_RUN, SELECTOR, run_id
 from plaudit_operator.observed import Object, Observed
@@ -22,7 +23,7 @@ from plaudit_operator.policies.failure import pods_missing
 from plaudit_operator.policies.managed_by import is_managed_elsewhere
 from plaudit_operator.policies.orphans import hurry
 from plaudit_operator.runtime.errors import ConflictError, KubeError, NotFoundError
-from plaudit_operator.runtime.kinds import CONFIG_MAP, POD, kind_of
+from plaudit_operator.runtime.kinds import CONFIG_MAP, POD, REWARD_SERVICE, kind_of
 from plaudit_operator.runtime.kube import Kube
 from plaudit_operator.settings import Settings
 from plaudit_operator.status.status import transitions
@@ -117,6 +118,10 @@ class Reconciler:
         source = (observed.job["spec"].get("files") or {}).get("configMap")
         if source and not observed.ended and needs_files(observed):
             observed = replace(observed, files=self._files(observed.namespace, source))
+        if services := referenced(observed.job):
+            keys = (Key(observed.namespace, name, REWARD_SERVICE.kind) for name in services)
+            found = {key.name: service for key in keys if (service := self._cache.find(key)) is not None}
+            observed = replace(observed, services=found)
         if not observed.ended and pods_missing(observed):
             observed = replace(observed, pods=self._pods(observed))
         look = Look() if observed.ended else self._refusals.look(observed, self._clock())
@@ -143,7 +148,7 @@ class Reconciler:
         """Read the progress of a running job at most every 10 s, and again when the trainer is done."""
         if observed.ended or not observed.status.get("startTime"):
             return {}
-        done = any((job.get("status") or {}).get("completionTime") for job in observed.own("Job"))
+        done = any((job.get("status") or {}).get("completionTime") for job in observed.jobs_of("trainer"))
         now = self._clock()
         with self._lock:
             if not done and now - self._asked.get(observed.uid, 0.0) < PROGRESS_EVERY_S * 0.9:

@@ -14,6 +14,7 @@ from plaudit_operator import names
 from plaudit_operator.admission.admission import Refused, admit, digest
 from plaudit_operator.admission.node_size import beyond_a_node
 from plaudit_operator.admission.reward_service import admit_service, is_service
+from plaudit_operator.admission.service_references import resolved, token_secrets
 from plaudit_operator.children import job_config
 from plaudit_operator.children.all import Templates, fixed_replicas, frozen_templates, gang_deployments, manifests
 from plaudit_operator.children.context import JobContext, Manifest
@@ -64,6 +65,7 @@ class _Key:
     files: str
     settings: Settings
     waits: Wait
+    services: tuple[tuple[str, str], ...]
     sources: tuple[Object, Object | None, Object | None] = field(compare=False)
 
 
@@ -73,9 +75,8 @@ def rendering(observed: Observed, settings: Settings) -> Rendering | Refused:
     sources = (observed.job, config, observed.files)
     digests = (_version(config) or _data(config), _data(observed.files))
     spec = digest(observed.job["spec"])
-    return _render(
-        _Key(observed.name, observed.namespace, observed.uid, spec, *digests, settings, awaited(observed), sources)
-    )
+    state = (spec, *digests, settings, awaited(observed), token_secrets(observed))
+    return _render(_Key(observed.name, observed.namespace, observed.uid, *state, sources))
 
 
 def _version(item: Object | None) -> str:
@@ -89,6 +90,8 @@ def _data(item: Object | None) -> str:
 @functools.lru_cache(maxsize=_KEPT)
 def _render(key: _Key) -> Rendering | Refused:
     admitted = (admit_service if is_service(key.sources[0]) else admit)(*key.sources)
+    if not isinstance(admitted, Refused):
+        admitted = resolved(admitted, key.namespace, dict(key.services))
     if isinstance(admitted, Refused):
         return admitted
     settings = replace(key.settings, images=Images(**admitted.images)) if admitted.images else key.settings

@@ -24,7 +24,7 @@ def cleanup_actions(observed: Observed) -> list[Action]:
 
 def _stop_trainer(observed: Observed) -> list[Action]:
     """Keep the objects for inspection, but stop the trainer of a failed job."""
-    running = [job for job in observed.own("Job") if (job.get("status") or {}).get("active")]
+    running = [job for job in observed.jobs_of("trainer") if (job.get("status") or {}).get("active")]
     return [
         Patch("Job", job["metadata"]["name"], {"metadata": {"uid": job["metadata"]["uid"]}, "spec": {"suspend": True}})
         for job in running

@@ -14,7 +14,7 @@ from typing import Literal
 from plaudit_operator import names
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed, attempt_of
-from plaudit_operator.pod_state import exit_of, failure_reasons, is_disrupted
+from plaudit_operator.pod_state import ended_at, exit_of, failure_reasons, is_disrupted, is_ended_by_deletion
 from plaudit_operator.policies.failure_rules import deciding_rule
 from plaudit_workers.job.spec.lifecycle import FailurePolicySpec, FailureRuleSpec
 
@@ -47,7 +47,7 @@ def present_attempt(observed: Observed, rules: Sequence[FailureRuleSpec] = ()) -
         observed: the job.
         rules: of its failure policy.
     """
-    jobs = {attempt_of(job): job for job in observed.own("Job")}
+    jobs = {attempt_of(job): job for job in observed.jobs_of("trainer")}
     number = max([int(observed.status.get("attempt", 0)), *jobs])
     job = jobs.get(number)
     if job is None:
@@ -90,12 +90,23 @@ def _by_default(number: int, job: Object, pods: list[Object], exits: list[tuple[
         message = next((message for found, message in exits if found == code), None)
         if message is not None:
             return TrainerAttempt(number, "final", reason, f"the trainer exited with code {code}: {message}", job)
-    if not exits or any(map(is_disrupted, pods)) or any(code == names.EXIT_STOPPED for code, _ in exits):
+    stopped = any(code == names.EXIT_STOPPED for code, _ in exits)
+    if not exits or stopped or any(map(is_disrupted, pods)) or _began_with_a_deletion(pods):
         message = f"the cluster ended attempt {number} of the trainer{_rejection(pods)}"
         return TrainerAttempt(number, "disrupted", Reason.DISRUPTED, message, job)
     code, message = max(exits, key=lambda found: (bool(found[1]), found[0]))
     text = f"attempt {number} of the trainer exited with code {code}: {message or 'no message'}"
     return TrainerAttempt(number, "failed", Reason.ATTEMPT_FAILED, text, job)
+
+
+def _began_with_a_deletion(pods: list[Object]) -> bool:
+    """Return True if the first pod that ended did so because it was deleted.
+
+    The others fail without it, and a Job deletes those that are left after one failed: only the first end is a cause.
+    """
+    ends = {pod["metadata"]["name"]: at for pod in pods if (at := ended_at(pod, "trainer")) is not None}
+    first = [pod for pod in pods if ends.get(pod["metadata"]["name"]) == min(ends.values(), default=None)]
+    return bool(ends) and all(is_ended_by_deletion(pod, "trainer") for pod in first)
 
 
 def _rejection(pods: list[Object]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from plaudit_operator import names
-from plaudit_operator.children import reward_model
+from plaudit_operator.children import reward_model, rollout
 from plaudit_operator.children.context import JobContext
 from plaudit_operator.gpu_time import gpu_seconds
 from plaudit_operator.observed import Object, Observed, labels, timestamp
@@ -24,7 +24,8 @@ def held_gpus(context: JobContext, observed: Observed) -> dict[str, int]:
     spec, templates = context.spec, context.admitted.templates
     pods: dict[str, PodSpec] = {"reward": spec.reward.workers.pod}
     if spec.trains:
-        pods |= {"trainer": spec.trainer.pod, "rollout": spec.rollout.pod}
+        pods |= {"trainer": spec.trainer.pod}
+        pods |= {group.child: group.spec.pod for group in rollout.groups(context)}
     for scorer in reward_model.served(context):
         assert scorer.model is not None
         pods[f"model/{scorer.name}"] = scorer.model.pod
@@ -43,8 +44,9 @@ def _gpus(frozen: Mapping[str, Any], resource: str) -> int:
 
 
 def _pods(observed: Observed, role: str) -> list[Object]:
-    kind, _, scorer = role.partition("/")
-    return [pod for pod in observed.pods_of(kind) if not scorer or labels(pod).get(names.LABEL_SCORER) == scorer]
+    kind, _, name = role.partition("/")
+    label = names.LABEL_SCORER if kind == "model" else names.LABEL_ROLLOUT_GROUP
+    return [pod for pod in observed.pods_of(kind) if not name or labels(pod).get(label) == name]
 
 
 def _holds(pod: Object) -> bool:

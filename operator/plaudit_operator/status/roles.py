@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from plaudit_operator import names
-from plaudit_operator.children import gateway, reward_model, transport
+from plaudit_operator.children import gateway, reward_model, rollout, transport
 from plaudit_operator.children.context import JobContext
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed, attempt_of, labels
-from plaudit_operator.pod_state import is_over, is_running, problem_of, restarts_of
+from plaudit_operator.pod_state import is_over, is_ready, is_running, problem_of, restarts_of
 from plaudit_operator.policies.failure import TrainerAttempt
 from plaudit_operator.policies.refused_pods import without_pod_name
+from plaudit_operator.replica import group_of, replica_of
 from plaudit_operator.status.remedies import remedy
 
 
@@ -72,7 +74,7 @@ def role_states(
         owner = observed.child("StatefulSet", names.role_object(context.name, "redis"))
         states["transport"] = _of_workload("transport", owner, pods, now, _refused_pods(observed, owner))
     if context.spec.trains:
-        states["rollout"] = _of_deployment(context, observed, "rollout", now)
+        states["rollout"] = _rollouts(context, observed, now)
         states["trainer"] = _trainer(context, observed, attempt, now)
     states["reward"] = _of_deployment(context, observed, "reward", now)
     if gateway.is_served(context):
@@ -100,6 +102,45 @@ def _of_workload(role: str, owner: Object | None, pods: list[Object], now: float
     reason, problem = (Reason.REFUSED_BY_CLUSTER, refused) if refused else _problem(pods, now)
     restarts, held = sum(map(restarts_of, pods)), sum(not is_over(pod) for pod in pods)
     return RoleState(role, desired, ready, int(status.get("updatedReplicas", 0)), restarts, held, reason, problem)
+
+
+def _rollouts(context: JobContext, observed: Observed, now: float) -> RoleState:
+    """Return the state of the rollouts of all groups together."""
+    states = []
+    for group in rollout.groups(context):
+        pods = [pod for pod in observed.pods_of("rollout") if group_of(pod) == group.name]
+        if group.spans_pods:
+            states.append(_of_replicas(context, observed, group, pods, now))
+        else:
+            owner = observed.child("Deployment", names.rollout_object(context.name, group.name))
+            states.append(_of_workload("rollout", owner, pods, now))
+    return functools.reduce(_together, states)
+
+
+def _together(one: RoleState, other: RoleState) -> RoleState:
+    """Return the state of two groups of a role; the first that has a problem explains it."""
+    with_problem = one if one.problem else other
+    counts = ("desired", "ready", "updated", "restarts", "held")
+    sums = {name: getattr(one, name) + getattr(other, name) for name in counts}
+    return replace(with_problem, **sums)
+
+
+def _of_replicas(
+    context: JobContext, observed: Observed, group: rollout.RolloutGroup, pods: list[Object], now: float
+) -> RoleState:
+    """Return the state of replicas of several pods, each a Job."""
+    jobs = [job for job in observed.jobs_of("rollout") if group_of(job) == group.name]
+    desired = 0 if context.spec.suspend else group.spec.replicas * group.spec.pods_per_replica
+    ready, held = sum(map(is_ready, pods)), sum(not is_over(pod) for pod in pods)
+    attempts: dict[int, int] = {}
+    for job in jobs:
+        attempts[replica_of(job)] = max(attempt_of(job), attempts.get(replica_of(job), 0))
+    refused = next((why for job in jobs if (why := _refused_pods(observed, job))), "")
+    reason, problem = (Reason.REFUSED_BY_CLUSTER, refused) if refused else _problem(pods, now)
+    if ready < desired and not problem:
+        problem = _last_failure(observed, "rollout")  # of an attempt before: its pods are gone
+    restarts = sum(attempts.values())
+    return RoleState("rollout", desired, ready, len(pods), restarts, held, reason, problem)
 
 
 def _trainer(context: JobContext, observed: Observed, attempt: TrainerAttempt | None, now: float) -> RoleState:

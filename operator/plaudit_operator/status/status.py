@@ -19,6 +19,7 @@ from plaudit_operator.status.cost import held_gpus, with_cost
 from plaudit_operator.status.degraded import degraded, healthy
 from plaudit_operator.status.roles import RoleState, lack_of
 from plaudit_operator.status.rolled_out import rolled_out
+from plaudit_operator.status.rollout_scale import count_rollouts, rollout_selector
 from plaudit_operator.status.summary import summary
 
 Status = dict[str, Any]
@@ -87,6 +88,8 @@ def status(
             name: f"{roles[name].ready}/{roles[name].desired}" for name in ("rollout", "reward") if name in roles
         },
     }
+    if context.spec.trains:
+        fields |= {"rollouts": count_rollouts(observed), "rolloutSelector": rollout_selector(context)}
     if gateway.is_served(context):
         fields["url"] = gateway.address(context)
     if ready and not rest:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from plaudit_reward.errors import DataError
+from plaudit_reward.functions.logged import LOGGERS, call_with_loggers
 from plaudit_reward.functions.signature import VERL_PARAMETERS, named, parameters_of, takes_any, wants_sample
 from plaudit_reward.functions.target import Form
 from plaudit_wire.sample import Sample
@@ -54,7 +55,8 @@ def _added_by_verl(sample: Sample) -> dict[str, Any]:
 def _trl(function: Function, arguments: dict[str, Any]) -> Caller:
     parameters = parameters_of(function)
     names, any_column = named(parameters), takes_any(parameters)
-    needed = _without_default(function)
+    needed = _without_default(function) - {*LOGGERS}
+    loggers = [name for name in LOGGERS if name in names and name not in arguments]
 
     def call(samples: Sequence[Sample], values: Any) -> Any:
         columns = {**trl_columns(samples), **arguments}
@@ -65,14 +67,14 @@ def _trl(function: Function, arguments: dict[str, Any]) -> Caller:
                 f"the data has no column {', '.join(sorted(missing))}; it has {', '.join(sorted(columns))}. Add it to "
                 "extra_info of the data rows, or give the parameter a default"
             )
-        return function(**passed)
+        return call_with_loggers(function, passed, loggers) if loggers else function(**passed)
 
     return call
 
 
 def required_columns(function: Function, arguments: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the columns of ``extra_info`` without which a function of TRL's form cannot be called."""
-    always = {*trl_columns([]), *arguments}
+    always = {*trl_columns([]), *LOGGERS, *arguments}
     return tuple(sorted(_without_default(function) - always))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.functions.failure import failed_score
 from plaudit_reward.functions.forms import ONE_SCORE, Caller, caller, required_columns
+from plaudit_reward.functions.logged import LoggedResult
 from plaudit_reward.functions.result import to_score, to_scores
 from plaudit_reward.functions.signature import named, parameters_of, recognise, takes_any
 from plaudit_reward.functions.target import Description, Target
@@ -110,7 +111,13 @@ class UserFunction:
         return self._post_process(list(values))
 
     def scores(self, returned: Any, count: int, *, post_process: bool = False) -> list[Score]:
-        """Convert the (awaited) result of ``call``: one score for each sample."""
+        """Convert the (awaited) result of ``call``: one score for each sample.
+
+        Raises:
+            DataError: the function logged a column that has not one value for each sample.
+        """
+        if isinstance(returned, LoggedResult):
+            return returned.add_to(to_scores(returned.result, count))
         return [to_score(returned)] if self._one_score and not post_process else to_scores(returned, count)
 
     def failed(self, error: BaseException, count: int) -> list[Score]:

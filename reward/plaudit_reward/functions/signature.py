@@ -25,9 +25,7 @@ from plaudit_reward.functions.target import Form, Scope
 
 VERL_PARAMETERS = frozenset({"data_source", "solution_str", "ground_truth", "extra_info"})
 _VALUES_PARAMETERS = frozenset({"rewards", "scores", "values"})
-_TRL_UNAVAILABLE = frozenset(
-    {"completion_ids", "completions_ids", "trainer_state", "log_extra", "log_metric", "environments"}
-)
+_TRL_UNAVAILABLE = frozenset({"completion_ids", "completions_ids", "trainer_state", "environments"})
 """Arguments that only TRL's trainer can pass: accepted with a default, refused without."""
 
 _ONE_FORM: dict[Scope, Form] = {"combine": "combine", "answer": "answer", "answers": "answers"}

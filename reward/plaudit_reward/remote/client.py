@@ -35,6 +35,7 @@ class RemoteClient:
         shape: of requests and answers.
         usage: counts requests.
         api_key: sent as a bearer token; empty: none.
+        headers: further headers of every request.
         arguments: further members of each request; an object is merged into the shape's own.
         path: of the score in the answer (``json_path``), in place of the shape's own; empty: the shape's own.
         max_connections: requests at a time; the rest wait, which counts as part of their call.
@@ -51,6 +52,7 @@ class RemoteClient:
         usage: EndpointUsage,
         *,
         api_key: str = "",
+        headers: Mapping[str, str] | None = None,
         arguments: Mapping[str, Any] | None = None,
         path: str = "",
         max_connections: int = 256,
@@ -59,6 +61,7 @@ class RemoteClient:
         self._shape = shape
         self._usage = usage
         self._api_key = api_key
+        self._headers = dict(headers or {})
         self._arguments = dict(arguments or {})
         self._path = path
         try:
@@ -95,7 +98,9 @@ class RemoteClient:
         """
         body = msgspec.json.encode(_merged(self._shape.body(sample), self._arguments))
         try:
-            response = await self._http.post(self.url, body, limit_s, headers=headers, on_sent=on_sent)
+            response = await self._http.post(
+                self.url, body, limit_s, headers={**self._headers, **(headers or {})}, on_sent=on_sent
+            )
         except CallTimeoutError:
             self._usage.count_request("timeout")
             raise

@@ -77,7 +77,7 @@ def ask(server: Any, make_scorer: Callable[..., Any]) -> Ask:
 
 REQUESTS: dict[ShapeName, dict[str, Any]] = {
     "plaudit": {
-        "id": "t-0-1.0/3",
+        "id": "t-0-1.0/3/a8345a164e24",
         "response": "It is 4.",
         "prompt": SAMPLE.messages,
         "data_source": "math",

@@ -214,3 +214,27 @@ async def test_the_shapes_of_other_trainers(start_service: Any, start_gateway: A
         failed = await http.post("/verify", json=body)
         assert (failed.status_code, failed.json()["error"]["type"]) == (502, "no_score")
         assert (await http.post("/openrlhf", json={"query": "x"})).status_code == 422
+
+
+async def test_runs_that_share_a_token_have_ids_of_their_own(start_service: Any, start_gateway: Any) -> None:
+    async with start_service() as service, start_gateway(service) as gateway, gateway.http() as http:
+        for run, response in (("run-a", "4"), ("run-b", "5")):
+            body = {"id": "same", "response": response, "ground_truth": "4"}
+            answer = await http.post("/v1/score", json=body, headers={"plaudit-caller": run})
+            assert answer.json()["score"] == float(response == "4")
+        assert (await http.get("/v1/scores/same")).status_code == 404
+        refused = await http.post("/v1/score", json=RIGHT, headers={"plaudit-caller": "a b"})
+        assert refused.status_code == 422
+        assert "plaudit-caller: 'a b' is not a name" in refused.json()["error"]["message"]
+
+
+async def test_a_caller_with_a_long_queue_does_not_delay_another(start_service: Any, start_gateway: Any) -> None:
+    async with start_service(SLOW, slots=4) as service, start_gateway(service) as gateway, gateway.http() as http:
+        flood = {"samples": [{"response": "a", "ground_truth": str(i)} for i in range(200)]}
+        flooding = asyncio.create_task(http.post("/v1/score", json=flood, headers={"plaudit-caller": "flood"}))
+        while not (await http.get("/v1/service")).json()["health"]["awaited"]:
+            await asyncio.sleep(0.01)
+        one = await http.post("/v1/score", json={"response": "b", "ground_truth": "1"})
+        assert one.json()["score"] == 1.0
+        assert not flooding.done()
+        flooding.cancel()

@@ -51,8 +51,8 @@ SINGLE_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"reward.scorers.0.name": "d" * 21}, "has 21 characters. Give at most 20"),
     (
         {"reward.scorers.0.kind": "pyton"},
-        "spec.reward.scorers[0].kind: 'pyton' is not supported. Give 'rule', 'python', 'judge', 'http', 'model' or "
-        "'environment'",
+        "spec.reward.scorers[0].kind: 'pyton' is not supported. Give 'rule', 'python', 'judge', 'http', 'service', "
+        "'model' or 'environment'",
     ),
     (
         {"reward.scorers.0.python.function": "a b"},
@@ -94,6 +94,18 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "spec.algorithm.order: order ready trains groups across steps, but maxStaleness is 0. Set maxStaleness",
     ),
     (
+        {"algorithm.dynamicSampling": {}, "algorithm.advantage": "reinforcePlusPlus"},
+        "spec.algorithm.dynamicSampling: drops groups with equal scores, but under advantage reinforcePlusPlus they",
+    ),
+    (
+        {"algorithm.dynamicSampling": {"maxFactor": 1.5}, "algorithm.promptsPerStep": 1},
+        "spec.algorithm.dynamicSampling.maxFactor: 1.5 allows no further prompt beside 1. Give at least 2",
+    ),
+    (
+        {"trainer.lora": {}, "rollout.inFlight": "recompute"},
+        "spec.rollout.inFlight: is recompute, but with trainer.lora samples finish under the adapter that began them.",
+    ),
+    (
         {"algorithm.samplesPerPrompt": 1},
         "spec.algorithm.samplesPerPrompt: with 1, a group has nothing to compare and advantage grpo is always 0.",
     ),
@@ -122,6 +134,18 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "spec.rollout.agent.path: or class is missing; kind custom requires both. Give path: … and class: …",
     ),
     (
+        {"rollout.agent": {"kind": "endpoint"}},
+        "spec.rollout.agent.path: and command are missing. Give path: …, path: … with function: …, or command: […]",
+    ),
+    (
+        {"rollout.agent": {"kind": "endpoint", "command": ["agent"], "function": "run"}},
+        "spec.rollout.agent.path: is missing; function names a function in it. Give path: …",
+    ),
+    (
+        {"rollout.agent": {"kind": "endpoint", "path": "a.py", "command": ["agent"], "function": "run"}},
+        "spec.rollout.agent.command: and function are both given. Give command: […] or function: …",
+    ),
+    (
         {"rollout.agent": {"kind": "environment", "path": "a.py", "class": "A", "url": "http://a:8000"}},
         "spec.rollout.agent.path: with class, or url is required for kind environment; exactly one of them. "
         "Give path: … and class: …, or url: …",
@@ -147,8 +171,17 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "spec.transport.managed.memory: 16Mi is too little for 512 samples in flight",
     ),
     (
+        {"transport": {"managed": {"memory": "400Mi"}}, "rollout": {"sampling": {"maxTokens": 28_000}}},
+        "spec.transport.managed.memory: 400Mi is too little for 512 samples in flight (0.23 GiB)",
+    ),
+    (
         {"transport": {"url": "redis://:secret@host:6379/0"}},
         "spec.transport.url: contains a user or a password, which would end up in the run's folder and in logs.",
+    ),
+    (
+        {"transport": {"url": "redis://redis.example.com:6379/0", "passwordSecret": {"name": "redis", "key": "p"}}},
+        "spec.transport.url: 'redis://redis.example.com:6379/0' would carry the password of passwordSecret unencrypted "
+        "over a network. Write rediss://",
     ),
     (
         {"transport": {"passwordSecret": {"name": "redis", "key": "password"}}},

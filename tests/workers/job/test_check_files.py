@@ -259,6 +259,10 @@ def test_agents_tools_and_combinations_are_looked_into(folder: Path, told: Calla
         "spec.rollout.agent.class: lib.py does not define 'Agent'. It defines: present",
         "spec.reward.combine.function: lib.py does not define 'absent'. It defines: present",
     ]
+    assert told(rollout={"agent": {"kind": "endpoint", **absent}}) == [
+        "spec.rollout.agent.function: lib.py does not define 'absent'. It defines: present"
+    ]
+    assert told(rollout={"agent": {"kind": "endpoint", "path": "lib.py"}}) == []
     assert told(rollout={"agent": {"kind": "tools", "tools": [absent]}}) == [
         "spec.rollout.agent.tools[0].function: lib.py does not define 'absent'. It defines: present"
     ]

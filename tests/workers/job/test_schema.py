@@ -17,6 +17,7 @@ from plaudit_workers.job.spec.rljob import RLJob
 MUTABLE = {
     "spec.suspend",
     "spec.lifecycle",
+    "spec.rollout.groups.replicas",
     "spec.rollout.replicas",
     "spec.reward.gateway.replicas",
     "spec.reward.workers.replicas",

@@ -79,6 +79,17 @@ def test_with_gpus_the_plan_states_those_of_engine_and_ranks() -> None:
     assert [plan.gpus for plan in plans["reward"]] == [0]
 
 
+def test_rollout_groups_are_processes_with_their_own_gpus_and_a_replica_of_two_pods_is_one() -> None:
+    groups = [{"name": "large", "replicas": 2, "engine": {"tensorParallelSize": 1}}, {"name": "small"}]
+    plans = planned(with_gpus=True, rollout={"engine": {"tensorParallelSize": 4}, "groups": groups})
+    assert [plan.gpus for plan in plans["rollout"]] == [1, 1, 4]
+    assert [plan.name for plan in plans["rollout"]] == ["rollout-0", "rollout-1", "rollout-2"]
+    assert [plan.environment["PLAUDIT_ROLLOUT_GROUP"] for plan in plans["rollout"]] == ["large", "large", "small"]
+    engine = {"tensorParallelSize": 2, "pipelineParallelSize": 2}
+    plans = planned(with_gpus=True, rollout={"engine": engine, "podsPerReplica": 2})
+    assert [plan.gpus for plan in plans["rollout"]] == [4]
+
+
 def test_pod_resources_size_the_processes() -> None:
     plans = planned(
         rollout={"pod": {"resources": {"requests": {"cpu": "500m"}}}},

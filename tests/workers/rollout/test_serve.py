@@ -9,6 +9,7 @@ from plaudit_wire.redis_address import RedisAddress
 from plaudit_workers.errors import StoppedError
 from plaudit_workers.launch.redis_server import free_port
 from plaudit_workers.process import ProcessSettings, RefusedError
+from plaudit_workers.rollout.follower import until_closed
 from plaudit_workers.rollout.worker import serve
 from plaudit_workers.training import worker as training
 
@@ -83,6 +84,28 @@ async def test_it_gets_ready_with_the_announcement_works_and_drains(settings, ru
     stop.set()
     assert await asyncio.wait_for(serving, 20) == 0
     assert await readiness(port) == "closed"
+
+
+async def test_a_follower_needs_no_redis_and_runs_until_it_is_stopped(settings, monkeypatch) -> None:
+    monkeypatch.setenv("PLAUDIT_REPLICA_RANK", "1")
+    monkeypatch.setenv("PLAUDIT_REPLICA_LEADER", "127.0.0.1")
+    stop = asyncio.Event()
+    job = settings(f"{SCRIPTED}\n    podsPerReplica: 2", redis=RedisAddress("redis://127.0.0.1:1/0"))
+    serving = asyncio.create_task(serve(job, stop))
+    await asyncio.sleep(0.1)
+    assert not serving.done()
+    stop.set()
+    assert await asyncio.wait_for(serving, 20) == 0
+
+
+async def test_a_stopped_follower_stays_until_its_leader_has_drained() -> None:
+    port = free_port()
+    leader = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", port)
+    staying = asyncio.create_task(until_closed("127.0.0.1", port))
+    await asyncio.sleep(0.1)
+    assert not staying.done()
+    leader.close()
+    await asyncio.wait_for(staying, 20)
 
 
 @pytest.mark.parametrize(

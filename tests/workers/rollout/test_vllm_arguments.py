@@ -1,5 +1,6 @@
 """How vLLM is configured for the device that it is built for."""
 
+import dataclasses
 import os
 
 import pytest
@@ -12,8 +13,10 @@ from plaudit_workers.rollout.engines.vllm_arguments import (
     engine_arguments,
     is_untied,
     prepare_environment,
+    replica_arguments,
 )
 from plaudit_workers.rollout.engines.vllm_platform import is_cpu_build, refuse_hidden_gpus
+from plaudit_workers.rollout.replica import ReplicaMember
 
 pytestmark = [
     pytest.mark.timeout(300),  # importing vLLM takes 10 s, and much more beside other work
@@ -58,7 +61,7 @@ def test_memory_and_tokenizer_follow_the_share_of_a_gpu_and_their_own_revision(m
     job = make_training_job(
         model={"source": "org/model", "revision": "abc", "tokenizer": "org/tokenizer", "tokenizerRevision": "v2"}
     )
-    settings = VllmSettings.from_job(job, {GPU_SHARE: "0.5"})
+    settings = VllmSettings.from_job(job, environment={GPU_SHARE: "0.5"})
     assert settings.gpu_memory_utilization == pytest.approx(0.425)
     assert (settings.revision, settings.tokenizer_revision) == ("abc", "v2")
 
@@ -68,3 +71,45 @@ def test_a_gpu_build_without_a_visible_gpu_is_refused(monkeypatch) -> None:
     with pytest.raises(RefusedError, match="cannot compute on a CPU"):
         refuse_hidden_gpus({"CUDA_VISIBLE_DEVICES": ""})
     refuse_hidden_gpus({"CUDA_VISIBLE_DEVICES": "0"})
+
+
+def pods_of_a_replica(make_training_job, **environment: str) -> dict[str, object]:
+    """Return the arguments by which vLLM finds the other pods, for one pod of a replica of two."""
+    rollout = {"podsPerReplica": 2, "engine": {"tensorParallelSize": 8, "pipelineParallelSize": 2}}
+    job = make_training_job(rollout=rollout)
+    settings = VllmSettings.from_job(job, ReplicaMember.from_environment(job, environment))
+    assert (settings.tensor_parallel_size, settings.pipeline_parallel_size, settings.num_gpus) == (8, 2, 16)
+    return replica_arguments(settings.member)
+
+
+def test_pods_of_a_replica_meet_at_their_leader(make_training_job) -> None:
+    found = pods_of_a_replica(
+        make_training_job, PLAUDIT_REPLICA_RANK="1", PLAUDIT_REPLICA_LEADER="job-rollout-0-0-0.job-rollout.team.svc"
+    )
+    assert found == {
+        "nnodes": 2,
+        "node_rank": 1,
+        "master_addr": "job-rollout-0-0-0.job-rollout.team.svc",
+        "master_port": 29501,
+    }
+    assert found.keys() <= {field.name for field in dataclasses.fields(engine_args())}
+    assert pods_of_a_replica(make_training_job) == {}  # without a rank one process has all GPUs of a replica
+
+
+def engine_args() -> type:
+    from vllm.engine.arg_utils import EngineArgs
+
+    return EngineArgs
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"PLAUDIT_REPLICA_RANK": "2"}, "has the ranks 0 to 1"),
+        ({"PLAUDIT_REPLICA_RANK": "x"}, "is 'x'"),
+        ({"PLAUDIT_REPLICA_RANK": "1"}, "PLAUDIT_REPLICA_LEADER is missing"),
+    ],
+)
+def test_a_pod_that_is_none_of_its_replica_is_refused(make_training_job, environment, message) -> None:
+    with pytest.raises(RefusedError, match=message):
+        pods_of_a_replica(make_training_job, **environment)

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from plaudit_wire.messages import PolicyVersion, decode_body, encode_body
+from plaudit_wire.messages import Branch, PolicyVersion, decode_body, encode_body
 from plaudit_workers.training.model.batch import make_batch
 
 
@@ -82,3 +82,21 @@ def test_a_sample_whose_agent_changed_the_prompt_is_trained_on_that_prompt(make_
     first, second = make_batch([msgspec.structs.replace(group, samples=samples)], "grpo", 1.0).sequences
     assert first.prompt_ids.tobytes() == group.prompt.prompt_ids
     assert second.prompt_ids.tolist() == [7, 8, 9]
+
+
+def test_branches_are_sequences_of_their_own_with_the_advantage_of_their_sample(make_groups):
+    group = make_groups([[0.0, 1.0]])[0]
+    prompt, response = np.array([7, 8], "<i4"), np.array([3, 4, 5], "<i4")
+    mask, logprobs = np.array([1, 0, 1], "u1"), np.array([-1, 0, -2], "<f4")
+    branch = Branch(prompt.tobytes(), response.tobytes(), logprobs.tobytes(), mask.tobytes(), [(0, 1, 4)])
+    untrained = msgspec.structs.replace(branch, loss_mask=bytes(3))
+    encoded = encode_body(msgspec.structs.replace(group.samples[1].body, branches=[branch, untrained]))
+    body = decode_body(encoded.tensors, encoded.sample, encoded.generation)
+    sample = msgspec.structs.replace(group.samples[1], body=body)
+    batch = make_batch([msgspec.structs.replace(group, samples=[group.samples[0], sample])], "drGrpo", 1.0)
+    assert [(sequence.index, sequence.advantage) for sequence in batch.sequences] == [(0, -0.5), (1, 0.5), (1, 0.5)]
+    last = batch.sequences[2]
+    assert (last.prompt_ids.tolist(), last.response_ids.tolist()) == ([7, 8], [3, 4, 5])
+    assert (last.loss_mask.tolist(), last.num_trained_tokens) == ([True, False, True], 2)
+    assert last.version_spans == ((0, PolicyVersion(1, 4)),)
+    assert batch.statistics["training/samples"] == 2

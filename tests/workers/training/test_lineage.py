@@ -76,7 +76,7 @@ def found(make_groups: Any) -> Found:
         incarnation, attempt = (int(part) for part in name.split("."))
         prompt = msgspec.structs.replace(
             group.prompt, group=f"t-{position}-{name}", position=position, attempt=attempt,
-            min_version=PolicyVersion(*versions[0]), **about,
+            min_version=PolicyVersion(*versions[0]), **{"step": position // 4 + 1} | about,
         )  # fmt: skip
         spans = [(token, *version) for token, version in enumerate(versions)]
         samples = [
@@ -123,6 +123,15 @@ def test_groups_beyond_the_restored_schedule_are_rolled_back(found: Found) -> No
     assert ([flight.position for flight in adoption.kept], adoption.rolled_back) == ([11], ["t-12-1.0"])
 
 
+def test_extra_groups_of_the_lost_future_are_rolled_back_and_those_of_the_checkpoint_are_kept(found: Found) -> None:
+    ledger = ledger_at(8, 6, 7)
+    ledger.train.add_extras(2, 1)
+    groups = [found(8, step=2), found(9, step=2), found(10, step=3), found(12, step=3), found(13, step=4)]
+    adoption = adopt(SCHEDULE, 1, ledger, groups, any_version)
+    assert sorted(flight.position for flight in adoption.kept) == [8, 10, 12]
+    assert adoption.rolled_back == ["t-9-1.0", "t-13-1.0"]
+
+
 def test_groups_that_the_checkpoint_has_learnt_from_are_rolled_back_when_they_reappear(found: Found) -> None:
     adoption = adopt(SCHEDULE, 1, ledger_at(8, 6, 7), [found(5)], any_version)
     assert (adoption.kept, adoption.rolled_back) == ([], ["t-5-1.0"])
@@ -157,6 +166,27 @@ def test_groups_that_ended_after_the_checkpoint_count_as_rolled_back(found: Foun
     # 7 ended since and was known; 12 was admitted since and cannot be used; three more came and went.
     assert ledger.counters()["dropped:rolled_back"] == 5
     assert ledger.counters()["admitted"] == 12
+    assert ledger.problems() == []
+
+
+@pytest.mark.parametrize(
+    ("position", "name", "num_lost"),
+    [
+        (5, "1.0", 0),  # trained before the checkpoint, open again because Redis lost its last seconds
+        (6, "1.0", 0),  # in flight at the checkpoint
+        (3, "1.1", 0),  # an attempt that was dropped before the checkpoint
+        (3, "2.2", 1),  # the attempt that followed it
+        (9, "1.0", 1),
+    ],
+)
+def test_a_group_that_is_rolled_back_counts_once(found: Found, position: int, name: str, num_lost: int) -> None:
+    ledger = ledger_at(8, 6, 7)
+    ledger.train.returned[3] = 2
+    adoption = adopt(SCHEDULE, 1, ledger, [found(position, name)], lambda _: False)
+    assert (len(adoption.rolled_back), adoption.num_lost) == (1, num_lost)
+    before = ledger.counters()["admitted"]
+    bring_up_to_date(ledger, adoption, ended_since=0)
+    assert ledger.counters()["admitted"] == before + num_lost
     assert ledger.problems() == []
 
 

@@ -25,6 +25,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
         mini_batches_per_step=mini_batches,
         max_staleness=staleness,
         order=draw(st.sampled_from(["step", "ready"] if staleness else ["step"])),
+        max_replaced=draw(st.sampled_from([0, 0, 1, 5])),
     )
 
 
@@ -41,13 +42,18 @@ class Run:
     mini_batches: dict[int, int] = field(default_factory=dict)
     done: list[int] = field(default_factory=list)
     """Positions accounted for, in order."""
+    replaced: list[int] = field(default_factory=list)
+    """Positions dropped for others, in order."""
+    steps: dict[int, int] = field(default_factory=dict)
+    """Position → the step for which it was admitted."""
 
     def admit(self, version: int) -> None:
         positions = self.ledger.train
         for position in admissible(self.schedule, version, positions):
             attempt = positions.attempt(position)
             group = f"t-{position}-1.{attempt}"
-            step = self.schedule.step_of(position)
+            step = positions.step_of(self.schedule, position)
+            assert self.steps.setdefault(position, step) == step
             self.ledger.admit("train", InFlight(group, position, attempt, step, version))
         assert len(positions.in_flight) <= self.schedule.max_in_flight
 
@@ -61,7 +67,8 @@ class Run:
         flight = replace(flight, version=sampled_by)
         self.ledger.train.in_flight[flight.group] = flight
         num_failed = self.data.draw(st.sampled_from([0, 0, 0, 1, SAMPLES]))
-        self.ready.append(ReadyGroup(flight, SAMPLES, num_failed, trainable=num_failed < SAMPLES))
+        trainable, uniform = num_failed < SAMPLES, self.data.draw(st.booleans())
+        self.ready.append(ReadyGroup(flight, SAMPLES, num_failed, trainable=trainable, uniform=uniform and trainable))
 
     @property
     def held(self) -> set[str]:
@@ -104,9 +111,19 @@ class Run:
             chosen = choose(self.schedule, open_step.step, open_step.slots, others, self.ready)[: open_step.batch_slots]
             if not chosen:
                 return
-            open_step.take(chosen)
+            replaced = open_step.replaceable(chosen)
+            for group in replaced:
+                self.ledger.end(group.flight.group, "dropped", "zero_variance")
+            self.replaced += [group.flight.position for group in replaced]
+            open_step.replace(replaced)
+            if replaced:
+                self.ledger.train.add_extras(open_step.step, len(replaced))
+            assert open_step.replaced <= self.schedule.max_replaced
+            open_step.take([group for group in chosen if group not in replaced])
             self._held |= {group.flight.group for group in chosen}
             self.ready = [group for group in self.ready if group not in chosen]
+            self.admit(open_step.step - 1)
+            self.ledger = TrainerLedger.restored(self.ledger.snapshot())
 
 
 @given(schedule=schedules(), data=st.data())
@@ -116,7 +133,9 @@ def test_every_prompt_is_accounted_for_exactly_once_and_no_sample_is_too_stale(
     run = Run(schedule, data)
     for step in range(1, schedule.steps + 1):
         run.step(step)
-    assert sorted(run.done) == list(range(schedule.steps * schedule.prompts_per_step))
+    assert len(run.done) == schedule.steps * schedule.prompts_per_step
+    assert sorted(run.done + run.replaced) == list(range(len(run.done) + len(run.replaced)))
+    assert len(run.replaced) <= schedule.steps * schedule.max_replaced
     assert not run.ledger.train.in_flight
     assert all(0 <= staleness <= schedule.max_staleness for of_step in run.trained.values() for staleness in of_step)
 
@@ -127,8 +146,11 @@ def test_order_step_trains_each_step_on_its_own_prompts(schedule: Schedule, data
     for step in range(1, schedule.steps + 1):
         done_before = len(run.done)
         run.step(step)
-        positions = range((step - 1) * schedule.prompts_per_step, step * schedule.prompts_per_step)
-        assert sorted(run.done[done_before:]) == list(positions)
+        done = run.done[done_before:]
+        assert len(done) == schedule.prompts_per_step
+        assert {run.steps[position] for position in done} == {step}
+        if not schedule.max_replaced:
+            assert sorted(done) == list(range((step - 1) * len(done), step * len(done)))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@
 | ``Generate`` | sample | rollout | the agent asks for tokens |
 | ``Generated`` | rollout | sample | the tokens, or the reason that there are none |
 | ``AgentDone`` / ``AgentFailed`` | sample | rollout | the agent's trajectory, or what it raised |
+| ``RunProgram`` | rollout | sample | run the program |
+| ``ProgramEnded`` | sample | rollout | its reward, or the reason that it failed |
 
 Frames are those of ``plaudit_reward.isolation.messages``.
 """
@@ -26,6 +28,7 @@ from typing import Any, Literal
 import msgspec
 
 from plaudit_wire.messages import Prompt
+from plaudit_wire.sample import AgentReward
 
 
 class FunctionTool(msgspec.Struct, frozen=True, tag=True):
@@ -58,6 +61,15 @@ class AgentClass(msgspec.Struct, frozen=True, tag=True):
     class_name: str
 
 
+class Program(msgspec.Struct, frozen=True, tag=True):
+    """A program that asks the rollout's HTTP endpoint for the policy's turns: a command, or a function in a file."""
+
+    command: list[str] = []
+    path: str = ""
+    function: str = ""
+    """Empty: run ``command``."""
+
+
 class EnvironmentClass(msgspec.Struct, frozen=True, tag=True):
     """A class in a file in the form of TRL, SkyRL or verl; ``sources.environments.load`` recognises the form."""
 
@@ -78,7 +90,7 @@ class EnvironmentServer(msgspec.Struct, frozen=True, tag=True):
     timeout_s: float = 60.0
 
 
-Source = FunctionTool | VerlTools | McpServer | AgentClass | EnvironmentClass | EnvironmentServer
+Source = FunctionTool | VerlTools | McpServer | AgentClass | EnvironmentClass | EnvironmentServer | Program
 EnvironmentKind = Literal["", "calls", "text", "loop"]
 """``calls``: the policy acts through tool calls. ``text``: each turn is an action. ``loop``: a class that runs whole
 samples. Empty: there is no environment."""
@@ -219,10 +231,30 @@ class AgentFailed(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class RunProgram(msgspec.Struct, frozen=True, tag=True):
+    """Run the program on one prompt."""
+
+    document: dict[str, Any]
+    """What the program reads about its prompt."""
+    environment: dict[str, str]
+    """Variables beside those of the process."""
+    folder: str
+    """Its working directory, of this sample alone."""
+
+
+class ProgramEnded(msgspec.Struct, frozen=True, tag=True):
+    """The program ended."""
+
+    reward: AgentReward | None = None
+    """The reward that it gave; None: it gave none."""
+    failure: AgentReward | None = None
+    """The reason that it failed; None: it ended by itself."""
+
+
 ToTemplate = Load | Fork | Kill
 FromTemplate = Loaded | Refused | Ended
-ToSample = CallTool | AskEnvironment | RunAgent | Generated
-FromSample = ToolResult | EnvironmentReply | Generate | AgentDone | AgentFailed
+ToSample = CallTool | AskEnvironment | RunAgent | RunProgram | Generated
+FromSample = ToolResult | EnvironmentReply | Generate | AgentDone | AgentFailed | ProgramEnded
 
 to_template = msgspec.msgpack.Decoder(list[ToTemplate])
 from_template = msgspec.msgpack.Decoder(list[FromTemplate])

@@ -33,6 +33,7 @@ from plaudit_workers.agent_processes.messages import (
     ToSample,
     to_sample,
 )
+from plaudit_workers.agent_processes.program_process import serve_program
 from plaudit_workers.agent_processes.sources.environments.environment import answer
 from plaudit_workers.agent_processes.trajectory import FinishedSample, Trajectory
 
@@ -47,6 +48,9 @@ MOST_CHARACTERS = 1 << 20
 def run_sample(connection: socket.socket, loaded: LoadedSources) -> None:
     """Serve one sample."""
     threading.Thread(target=_end_when_closed, args=(connection,), daemon=True).start()
+    if loaded.program is not None:
+        serve_program(connection, loaded.program)
+        return
     asyncio.run(_Sample(connection, loaded).run())
 
 

@@ -10,6 +10,7 @@ from plaudit_workers.agent_processes.messages import (
     EnvironmentServer,
     FunctionTool,
     McpServer,
+    Program,
     Source,
     VerlTools,
 )
@@ -23,6 +24,8 @@ def sources_of(job: RLJob) -> list[Source]:
     agent = job.spec.rollout.agent
     if agent.kind == "custom":
         return [AgentClass(agent.path, agent.class_name)]
+    if agent.kind == "endpoint":
+        return [Program(list(agent.command), agent.path, agent.function)]
     tools = [_tool_source(tool) for tool in agent.tools]
     if agent.kind == "environment":
         return [_environment_source(job), *tools]

@@ -68,6 +68,10 @@ class Trajectory:
     """The reward of the tools or the environment; None: they give no rewards."""
     failure: AgentReward | None = None
     """The reason that the conversation broke off; the sample then gets no score."""
+    branches: list[Trajectory] = field(default_factory=list)
+    """Further token sequences of the sample, each with ``prompt_ids`` of its own; they train with its advantage."""
+    replaced_parameters: list[str] = field(default_factory=list)
+    """Names of request parameters in whose place the job's own values were used."""
 
     def add_turn(self, sample: FinishedSample) -> None:
         """Append a response of the policy."""

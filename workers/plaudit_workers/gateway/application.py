@@ -26,14 +26,17 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from plaudit_reward.remote.shapes.plaudit import CALLER_HEADER
 from plaudit_wire.outage import OUTAGE
 from plaudit_workers.gateway import bodies, openapi
 from plaudit_workers.gateway.bodies import Body, SubmittedSamples
+from plaudit_workers.gateway.caller_name import caller_name, token_of
 from plaudit_workers.gateway.callers import Callers
+from plaudit_workers.gateway.canary import Canary
 from plaudit_workers.gateway.description import ServiceDescription
 from plaudit_workers.gateway.exchange import Exchange
 from plaudit_workers.gateway.refusal import RefusedRequestError
-from plaudit_workers.gateway.results import SampleAnswer, encode, stored_answer
+from plaudit_workers.gateway.results import Answer, SampleAnswer, encode, stored_answer
 from plaudit_workers.gateway.series import GatewaySeries
 from plaudit_workers.gateway.shapes import nemo_gym, openrlhf, slime
 from plaudit_workers.gateway.tokens import Tokens
@@ -69,13 +72,28 @@ class Application:
         callers: the sessions of the callers.
         tokens: the callers' tokens.
         description: of the service.
+        series: of the process.
+        canary: gets copies of a share of the samples; None: there is none.
     """
 
-    def __init__(self, callers: Callers, tokens: Tokens, description: ServiceDescription) -> None:
+    def __init__(
+        self,
+        callers: Callers,
+        tokens: Tokens,
+        description: ServiceDescription,
+        series: GatewaySeries,
+        canary: Canary | None = None,
+    ) -> None:
         self._callers = callers
         self._tokens = tokens
         self._description = description
-        self._series = GatewaySeries()
+        self._canary = canary
+        self._series = series
+
+    async def close(self) -> None:
+        """Close the connections to the canary."""
+        if self._canary is not None:
+            await self._canary.close()
 
     def asgi(self) -> Starlette:
         """Return the application."""
@@ -93,7 +111,7 @@ class Application:
         )
 
     def _endpoint(self, handler: Handler) -> _Endpoint:
-        return _Endpoint(handler, self._tokens, self._series)
+        return _Endpoint(handler, self._tokens, self._callers, self._series)
 
     async def _score(self, request: Request, caller: str) -> Exchange:
         return self._exchange(request, caller, bodies.read_samples(await _body(request)))
@@ -112,8 +130,14 @@ class Application:
             field=field,
             streams=_NDJSON in request.headers.get("accept", ""),
             timeout_s=_seconds(request, "timeout", LONGEST_WAIT_S),
-            count=lambda answers: self._series.count(caller, answers),
+            answered=lambda groups, answers: self._answered(caller, groups, answers),
         )
+
+    def _answered(self, caller: str, groups: Sequence[SubmittedSamples], answers: Sequence[Answer]) -> None:
+        self._series.count(token_of(caller), answers)
+        if self._canary is not None:
+            for group, answer in zip(groups, answers, strict=True):
+                self._canary.offer(group, answer)
 
     def _shaped(self, shape: Shape) -> Handler:
         """Return the handler of a shape; its samples have no ids, so a repeat is scored again."""
@@ -153,17 +177,22 @@ class Application:
     async def _service(self, request: Request, caller: str) -> Response:
         return JSONResponse(await self._description.read(self._callers.transport, self._callers.num_awaited))
 
-    async def _metrics(self, request: Request) -> Response:
+    def metrics(self) -> bytes:
+        """Return all series in Prometheus's text format."""
         self._series.awaited.set(self._callers.num_awaited)
-        return Response(self._series.text(), media_type="text/plain; version=0.0.4")
+        return self._series.text()
+
+    async def _metrics(self, request: Request) -> Response:
+        return Response(self.metrics(), media_type="text/plain; version=0.0.4")
 
 
 class _Endpoint:
     """One route: authenticate, handle, answer; every error is an answer."""
 
-    def __init__(self, handler: Handler, tokens: Tokens, series: GatewaySeries) -> None:
+    def __init__(self, handler: Handler, tokens: Tokens, callers: Callers, series: GatewaySeries) -> None:
         self._handler = handler
         self._tokens = tokens
+        self._callers = callers
         self._series = series
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -174,6 +203,7 @@ class _Endpoint:
         try:
             if caller is None:
                 raise RefusedRequestError(401, "unauthorized", "give the service's token: Authorization: Bearer TOKEN")
+            caller = self._named(caller, request)
             answer = await self._handler(request, caller)
             await answer(scope, receive, send)
             status = answer.status_code
@@ -186,7 +216,15 @@ class _Endpoint:
             status = 503
             refused = RefusedRequestError(503, "unavailable", f"Redis is unavailable: {error}", retry_after_s=1)
             await JSONResponse(refused.body(), status, refused.headers())(scope, receive, send)
-        self._series.requests.labels(caller or "", scope["route"].path if "route" in scope else "", status).inc()
+        self._series.requests.labels(
+            token_of(caller or ""), scope["route"].path if "route" in scope else "", status
+        ).inc()
+
+    def _named(self, caller: str, request: Request) -> str:
+        try:
+            return caller_name(caller, request.headers.get(CALLER_HEADER, ""), self._callers.names)
+        except ValueError as error:
+            raise RefusedRequestError(422, "invalid_caller", str(error)) from error
 
 
 async def _openapi(request: Request) -> Response:

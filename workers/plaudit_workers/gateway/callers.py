@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Set
 
 from plaudit_wire.messages import Service
 from plaudit_wire.outage import OUTAGE
@@ -12,6 +14,8 @@ from plaudit_workers.stream.sessions import Session
 from plaudit_workers.supervision import Supervised
 
 _CLEAN_UP_EVERY_S = 2.0
+_IDLE_KEPT_S = 3600.0
+"""Seconds after its last request in which a caller keeps its place here; its results stay in Redis for longer."""
 
 
 class Callers:
@@ -28,8 +32,15 @@ class Callers:
         self.service = service
         self._limits = limits or Limits()
         self._sessions: dict[str, CallerSession] = {}
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._used_at: dict[str, float] = {}
         self._tasks = Supervised()
         self.is_running = asyncio.Event()
+
+    @property
+    def names(self) -> Set[str]:
+        """Return the callers that have sessions now."""
+        return self._sessions.keys()
 
     @property
     def num_awaited(self) -> int:
@@ -41,7 +52,8 @@ class Callers:
         session = self._sessions.get(caller)
         if session is None:
             session = self._sessions[caller] = CallerSession(self.transport, caller, self.service, self._limits)
-            self._tasks.start(session.run())
+            self._running[caller] = self._tasks.start(session.run())
+        self._used_at[caller] = time.monotonic()
         return session
 
     async def run(self) -> None:
@@ -50,11 +62,20 @@ class Callers:
             self.is_running.set()
             await self._clean_up_forever()
 
+    def _end_idle(self) -> None:
+        """End the sessions of callers that have gone."""
+        now = time.monotonic()
+        for caller in [each for each, at in self._used_at.items() if now - at > _IDLE_KEPT_S]:
+            if self._sessions[caller].num_awaited == 0:
+                self._running.pop(caller).cancel()
+                del self._sessions[caller], self._used_at[caller]
+
     async def _clean_up_forever(self) -> None:
         """Release overdue groups and end expired sessions, as every client of the service does."""
         session = Session(self.transport, "http", self.service, keep_s=0.0)
         while True:
             await asyncio.sleep(_CLEAN_UP_EVERY_S)
+            self._end_idle()
             try:
                 await session.clean_up()
             except OUTAGE as error:

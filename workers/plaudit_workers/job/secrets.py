@@ -49,5 +49,7 @@ def reward_secrets(reward: RewardSpec) -> Iterator[tuple[str, SecretKey]]:
             yield f"{field}.judge.apiKeySecret", scorer.judge.api_key_secret
         if scorer.http and scorer.http.api_key_secret:
             yield f"{field}.http.apiKeySecret", scorer.http.api_key_secret
+        if scorer.service and scorer.service.token_secret:
+            yield f"{field}.service.tokenSecret", scorer.service.token_secret
         if scorer.limits and scorer.limits.shared and scorer.limits.shared.password_secret:
             yield f"{field}.limits.shared.passwordSecret", scorer.limits.shared.password_secret

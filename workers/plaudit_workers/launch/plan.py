@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from plaudit_workers.job.spec.pod import PodSpec
 from plaudit_workers.job.spec.quantity import quantity
 from plaudit_workers.job.spec.rljob import RLJob
+from plaudit_workers.job.spec.rollout import RolloutSpec
 from plaudit_workers.job.spec.scorers import ScorerSpec
 from plaudit_workers.launch.metrics_environment import metrics_environment
 from plaudit_workers.launch.model_server import FOLDER
 from plaudit_workers.launch.redis_access import RedisAccess
 from plaudit_workers.process import RefusedError
 from plaudit_workers.rollout.engines.vllm_arguments import GPU_SHARE
+from plaudit_workers.rollout.replica import ROLLOUT_GROUP
 
 Role = str
 """``trainer``, ``rollout``, ``reward``, ``gateway``, ``metrics``, and ``model-<scorer>`` for reward models."""
@@ -99,13 +101,11 @@ def plan_processes(job: RLJob, context: LaunchSettings, *, with_gpus: bool) -> d
         with_gpus: whether the cluster has GPUs; without, everything runs on CPUs.
     """
     spec = job.spec
-    rollout_gpus = spec.rollout.engine.tensor_parallel_size if spec.rollout.engine.kind == "vllm" else 0
     ranks_per_pod = min(spec.trainer.ranks, spec.trainer.ranks_per_pod)
     counts: dict[Role, tuple[int, float, float]] = {  # processes, CPUs and GPUs of each
         "metrics": (1, _cpus(spec.metrics.pod, 0.1), 0),
         "gateway": (min(spec.reward.gateway.replicas, 1), _cpus(spec.reward.gateway.pod), 0),
         "reward": (spec.reward.workers.replicas, _cpus(spec.reward.workers.pod), 0),
-        "rollout": (spec.rollout.replicas, _cpus(spec.rollout.pod), _gpus(spec.rollout.pod, rollout_gpus)),
         "trainer": (
             spec.trainer.ranks,
             _cpus(spec.trainer.pod, ranks_per_pod) / ranks_per_pod,
@@ -125,6 +125,8 @@ def plan_processes(job: RLJob, context: LaunchSettings, *, with_gpus: bool) -> d
         ]
         for role, (count, cpus, gpus) in counts.items()
     }
+    trainers = plans.pop("trainer")
+    plans |= {"rollout": list(_rollouts(spec.rollout, context, own, with_gpus=with_gpus)), "trainer": trainers}
     plans["reward"] = [replace(plan, secrets=context.reward_secrets) for plan in plans["reward"]]
     if spec.trains:
         del plans["gateway"]
@@ -138,6 +140,18 @@ def plan_processes(job: RLJob, context: LaunchSettings, *, with_gpus: bool) -> d
     servers = {f"model-{each.name}": _servers(each, context, with_gpus=with_gpus) for each in _model_scorers(job)}
     ordered = {"metrics": plans.pop("metrics"), **servers, **plans}
     return {role: [_without_gpus(plan) for plan in each] for role, each in ordered.items()} if with_gpus else ordered
+
+
+def _rollouts(
+    rollout: RolloutSpec, context: LaunchSettings, own: Mapping[str, str], *, with_gpus: bool
+) -> Iterator[ProcessPlan]:
+    """Plan the rollout workers of each group; a replica is one process, however many pods it has on Kubernetes."""
+    groups = [(group, each) for group, each in rollout.by_group.items() for _ in range(each.replicas)]
+    for number, (group, each) in enumerate(groups):
+        name, cpus = f"rollout-{number}", _cpus(each.pod)
+        gpus = _gpus(each.pod, each.engine.gpus) if with_gpus else 0
+        environment = {**context.environment(name, "rollout"), **own} | ({ROLLOUT_GROUP: group} if group else {})
+        yield ProcessPlan(name, "rollout", cpus, gpus, SERVE["rollout"], environment)
 
 
 def _without_gpus(plan: ProcessPlan) -> ProcessPlan:

@@ -10,20 +10,22 @@ from plaudit_workers.agent_processes.processes import AgentProcesses
 from plaudit_workers.agent_processes.sources_of import sources_of
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.rollout.agents.agent import Agent
+from plaudit_workers.rollout.agents.chat.suffix import REWRITES
 from plaudit_workers.rollout.agents.custom import CustomAgent
 from plaudit_workers.rollout.agents.single_turn import SingleTurn
 from plaudit_workers.rollout.engines.protocol import Engine
+from plaudit_workers.rollout.replica import WHOLE, ReplicaMember
 
 logger = get_logger(__name__)
 
 
-def _vllm(job: RLJob) -> Engine:
+def _vllm(job: RLJob, member: ReplicaMember) -> Engine:
     from plaudit_workers.rollout.engines.vllm_engine import VllmEngine
 
-    return VllmEngine.from_job(job)
+    return VllmEngine.from_job(job, member)
 
 
-def _scripted(job: RLJob) -> Engine:
+def _scripted(job: RLJob, _: ReplicaMember) -> Engine:
     from plaudit_workers.rollout.engines.script import Script
     from plaudit_workers.rollout.engines.scripted import ScriptedEngine
 
@@ -37,12 +39,12 @@ def _scripted(job: RLJob) -> Engine:
     return ScriptedEngine(script, max_concurrent_samples=rollout.engine.max_concurrent_samples, tokenizer=tokenizer)
 
 
-ENGINES: dict[str, Callable[[RLJob], Engine]] = {"vllm": _vllm, "scripted": _scripted}
+ENGINES: dict[str, Callable[[RLJob, ReplicaMember], Engine]] = {"vllm": _vllm, "scripted": _scripted}
 
 
-def build_engine(job: RLJob) -> Engine:
-    """Build the engine of ``spec.rollout.engine``; it is not started."""
-    return ENGINES[job.spec.rollout.engine.kind](job)
+def build_engine(job: RLJob, member: ReplicaMember = WHOLE) -> Engine:
+    """Build the engine of ``spec.rollout.engine`` for the leader of a replica; it is not started."""
+    return ENGINES[job.spec.rollout.engine.kind](job, member)
 
 
 @asynccontextmanager
@@ -59,6 +61,10 @@ async def open_agent(job: RLJob) -> AsyncIterator[Agent]:
     processes = AgentProcesses(sources_of(job))
     try:
         await processes.open()
+        if agent.kind == "endpoint":
+            async with _endpoint(job, processes) as opened:
+                yield opened
+            return
         if agent.kind == "custom" or processes.environment == "loop":
             yield CustomAgent(processes, agent.timeout_seconds)
         else:
@@ -91,3 +97,21 @@ async def _conversations(job: RLJob, processes: AgentProcesses) -> Agent:
     if remark := agent.suffix.check(tools[0].name if tools else ""):
         logger.warning(remark)
     return agent
+
+
+@asynccontextmanager
+async def _endpoint(job: RLJob, processes: AgentProcesses) -> AsyncIterator[Agent]:
+    from plaudit_workers.rollout.engines.vllm_arguments import prepare_environment
+
+    prepare_environment(job.spec.model.source)  # before anything imports torch
+    from plaudit_workers.rollout.agents.endpoint.agent import EndpointAgent
+    from plaudit_workers.rollout.agents.endpoint.dialect import Dialects
+    from plaudit_workers.rollout.agents.endpoint.server import EndpointServer
+    from plaudit_workers.tokenizer import load_tokenizer
+
+    model, spec = job.spec.model, job.spec.rollout.agent
+    dialects = Dialects(load_tokenizer(model), model.chat_template_arguments, spec.tool_parser)
+    if dialects.of([]).suffix.rewrites_history():
+        logger.warning(REWRITES)
+    async with EndpointServer() as server:
+        yield EndpointAgent(processes, server, dialects, spec.max_turns, spec.timeout_seconds)

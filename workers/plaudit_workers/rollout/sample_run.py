@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from plaudit_wire.messages import Body, PolicyVersion, Prompt
+from plaudit_wire.messages import Body, Branch, PolicyVersion, Prompt
 from plaudit_wire.records import GenerationRecord, TurnRecord
 from plaudit_wire.sample import Sample
 from plaudit_workers.rollout.agents.agent import Agent, Trajectory
@@ -37,7 +37,8 @@ class SampleRun:
         self._index = index
         self._engine = engine
         self._change_in_agents = change_in_agents
-        self._turns: list[FinishedSample] = []
+        self._finished: dict[int, FinishedSample] = {}
+        """Number of a turn → its response; turns may finish in another order than they were requested in."""
         self._requested_s: list[float] = []
         """When each turn was requested, seconds after the start."""
         self._started = time.monotonic()
@@ -58,14 +59,18 @@ class SampleRun:
         finally:
             self._move(in_agent=False)
         self._tool_s = max(0.0, time.monotonic() - self._started - self._seconds_in_generate)
-        if problem := trajectory.problem():
+        if problem := next(filter(None, (part.problem() for part in (trajectory, *trajectory.branches))), ""):
             raise TrajectoryError(f"{type(agent).__name__}: {problem}")
         return trajectory
 
-    async def _generate(self, ids: Sequence[int], max_tokens: int | None = None) -> FinishedSample:
+    async def _generate(
+        self, ids: Sequence[int], max_tokens: int | None = None, stop: Sequence[str] = ()
+    ) -> FinishedSample:
         turn, sampling = len(self._requested_s), self._prompt.sampling
         if max_tokens is not None and max_tokens < sampling.max_tokens:
             sampling = msgspec.structs.replace(sampling, max_tokens=max_tokens)
+        if stop:
+            sampling = msgspec.structs.replace(sampling, stop=[*sampling.stop, *stop])
         started = time.monotonic()
         self._requested_s.append(started - self._started)
         request = SampleRequest(
@@ -75,7 +80,7 @@ class SampleRun:
         self._num_in_engine += 1
         try:
             sample = await self._engine.generate(request)
-            self._turns.append(sample)
+            self._finished[turn] = sample
             return sample
         finally:
             self._num_in_engine -= 1
@@ -89,33 +94,37 @@ class SampleRun:
 
     def record(self, worker: str, trajectory: Trajectory, logprob_mismatch: float | None) -> GenerationRecord:
         """Return how the sample was generated; call this after ``run``."""
-        versions = [PolicyVersion(incarnation, number) for _, incarnation, number in trajectory.version_spans]
-        preemptions = [turn.num_preempted for turn in self._turns if turn.num_preempted >= 0]
+        spans = [span for part in (trajectory, *trajectory.branches) for span in part.version_spans]
+        versions = [PolicyVersion(incarnation, number) for _, incarnation, number in spans]
+        turns = self._finished.values()
+        preemptions = [turn.num_preempted for turn in turns if turn.num_preempted >= 0]
         return GenerationRecord(
             worker=worker,
-            generate_s=sum(turn.generate_s for turn in self._turns),
+            generate_s=sum(turn.generate_s for turn in turns),
             prompt_tokens=len(trajectory.prompt_ids) or len(self._prompt.prompt_ids) // 4,
             response_tokens=len(trajectory.response_ids),
             version_min=min(versions).number,
             version_max=max(versions).number,
             tool_s=self._tool_s,
-            engine_queue_s=sum(turn.engine_queue_s for turn in self._turns),
+            engine_queue_s=sum(turn.engine_queue_s for turn in turns),
             num_preempted=sum(preemptions) if preemptions else -1,
             finish_reason=trajectory.finish_reason,
             logprob_mismatch=logprob_mismatch,
             turns=self._turn_records(trajectory),
+            replaced_parameters=trajectory.replaced_parameters,
         )
 
     def _turn_records(self, trajectory: Trajectory) -> list[TurnRecord]:
         """Return the turns of a trajectory that has several, or calls; a single response needs no such record."""
-        if len(self._turns) == 1 and not trajectory.calls:
+        if len(self._finished) == 1 and not trajectory.calls:
             return []
         return [
-            TurnRecord(first, len(turn.response_ids), requested_s, turn.generate_s, turn.engine_queue_s, calls)
-            for first, turn, requested_s, calls in zip(
+            TurnRecord(
+                first, len(turn.response_ids), self._requested_s[number], turn.generate_s, turn.engine_queue_s, calls
+            )
+            for first, (number, turn), calls in zip(
                 trajectory.turns,
-                self._turns,
-                self._requested_s,
+                sorted(self._finished.items()),
                 [trajectory.calls.get(number, []) for number in range(len(trajectory.turns))],
                 strict=False,  # an agent may discard a response that it asked for
             )
@@ -154,4 +163,15 @@ def sample_body(
         generation=generation,
         sample=sample,
         prompt_ids=np.asarray(trajectory.prompt_ids, "<i4").tobytes(),
+        branches=[_branch(branch) for branch in trajectory.branches],
+    )
+
+
+def _branch(branch: Trajectory) -> Branch:
+    return Branch(
+        prompt_ids=np.asarray(branch.prompt_ids, "<i4").tobytes(),
+        response_ids=np.asarray(branch.response_ids, "<i4").tobytes(),
+        logprobs=np.asarray(branch.logprobs, "<f4").tobytes(),
+        loss_mask=np.asarray(branch.loss_mask, "u1").tobytes(),
+        version_spans=branch.version_spans,
     )

@@ -15,11 +15,13 @@ from plaudit_wire.messages import Prompt
 from plaudit_wire.records import WorkerRecord
 from plaudit_workers.health import HealthServer
 from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.process import EXIT_DONE, ProcessSettings
+from plaudit_workers.process import ProcessSettings, exit_when_stopped
 from plaudit_workers.rollout.agents.agent import Agent
 from plaudit_workers.rollout.engines.protocol import Engine, WeightSwitch
 from plaudit_workers.rollout.factory import build_engine, open_agent
+from plaudit_workers.rollout.follower import follow
 from plaudit_workers.rollout.prompt_work import PromptWork
+from plaudit_workers.rollout.replica import ReplicaMember, job_of_group
 from plaudit_workers.rollout.slots import Claim, Slots
 from plaudit_workers.rollout.weights import PolicyWeights
 from plaudit_workers.stream.connection import Transport
@@ -60,11 +62,14 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
         RefusedError: the job, the transport, the model or the agent cannot work.
         EngineFailedError: the engine broke.
     """
-    job = load_training_job(settings.job_path)
+    job = job_of_group(load_training_job(settings.job_path))
+    member = ReplicaMember.from_environment(job)
+    if not member.leads:
+        return await follow(settings, job, member, stop)
     if job.spec.rollout.agent.kind != "singleTurn":
         forbid_inspection()  # by users' agents and tools, which run in processes of the same user
     async with open_agent(job) as agent:
-        engine = build_engine(job)
+        engine = build_engine(job, member)
         transport = await Transport.open(settings.redis, settings.run, spill=settings.run_folder / "spill", stop=stop)
         try:
             worker = RolloutWorker(settings.worker, transport, engine, agent, _options(job))
@@ -72,7 +77,7 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
                 await worker.run(stop)
         finally:
             await transport.close()
-    return EXIT_DONE
+    return exit_when_stopped()
 
 
 def _options(job: RLJob) -> RolloutOptions:

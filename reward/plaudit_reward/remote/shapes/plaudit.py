@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, get_args
 
 from plaudit_reward.remote.shapes.shape import MalformedAnswerError, Shape, member, scored
@@ -9,20 +10,30 @@ from plaudit_reward.score import Score
 from plaudit_wire.records import Outcome
 from plaudit_wire.sample import Sample
 
+CALLER_HEADER = "plaudit-caller"
+"""Header with the name of a run among those that share a token."""
 _ENDED_ELSEWHERE = {"poison": "infra_error", "given_up": "infra_error"}
 """Outcomes that describe the other service's own processing."""
 
 
 def _body(sample: Sample) -> dict[str, Any]:
     return {
-        # The same sample gets the same id in every attempt, so that the service scores it once.
-        "id": f"{sample.group}/{sample.index}",
+        "id": _id(sample),
         "response": sample.response,
         "prompt": sample.messages or sample.prompt,
         "data_source": sample.data_source,
         "ground_truth": sample.ground_truth,
         "extra_info": sample.extra_info,
     }
+
+
+def _id(sample: Sample) -> str:
+    """Return the same id for a sample in every attempt, so that the service scores it once.
+
+    A sample that was generated again after its rollout died has another response, and must not meet the earlier id.
+    """
+    content = hashlib.sha256(f"{sample.prompt}\0{sample.response}".encode(errors="surrogatepass")).hexdigest()
+    return f"{sample.group}/{sample.index}/{content[:12]}"
 
 
 def _score(answer: Any) -> Score:

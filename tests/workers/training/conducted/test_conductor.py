@@ -40,6 +40,37 @@ async def test_a_run_trains_every_prompt_once_within_its_staleness(
     assert simulation.ledger()["problems"] == []
 
 
+@pytest.mark.parametrize(("staleness", "order"), [(0, "step"), (1, "step"), (2, "ready")])
+async def test_groups_with_equal_scores_are_dropped_by_name_and_others_take_their_place(
+    simulation: Any, make_plan: MakePlan, positions: Any, staleness: int, order: str
+) -> None:
+    simulation.varied = {position for position in range(100) if position % 3}
+    plan = make_plan(steps=5, staleness=staleness, mini_batches=2, order=order, max_replaced=8)
+    async with simulation.workers():
+        done, policy = await simulation.train(plan)
+    assert done
+    trained = [position for update in positions(policy) for position in update]
+    assert len(trained) == len(set(trained)) == 20
+    assert set(trained) <= simulation.varied
+    ledger = simulation.ledger()
+    assert (ledger["trained"], ledger["open"], ledger["problems"]) == (20, 0, [])
+    assert ledger["admitted"] == 20 + ledger["dropped:zero_variance"]
+    steps = simulation.steps()
+    assert sum(step.statistics.get("training/groups_replaced", 0) for step in steps) == ledger["dropped:zero_variance"]
+    assert all(step.statistics["training/groups"] == 4 for step in steps)
+
+
+async def test_a_step_replaces_no_more_groups_than_the_bound(
+    simulation: Any, make_plan: MakePlan, positions: Any
+) -> None:
+    async with simulation.workers():
+        done, policy = await simulation.train(make_plan(steps=3, staleness=1, max_replaced=2))
+    assert done
+    assert sum(len(update) for update in positions(policy)) == 12
+    ledger = simulation.ledger()
+    assert (ledger["admitted"], ledger["dropped:zero_variance"]) == (18, 6)
+
+
 async def test_one_step_off_policy_scores_the_next_step_while_this_one_trains(
     simulation: Any, make_plan: MakePlan
 ) -> None:
@@ -134,7 +165,7 @@ async def test_a_step_in_which_every_score_is_a_data_error_fails_the_job_at_once
     simulation: Any, make_plan: MakePlan, caplog: pytest.LogCaptureFixture
 ) -> None:
     simulation.broken = set(range(8))
-    reason = r"mine: 16 × ValueError: could not convert string to float: 'no number' \(rewards.py:9 in compute_score\)"
+    reason = r"mine: 16 × ValueError: could not convert string to float: 'no number' \(rewards.py:11 in compute_score\)"
     async with simulation.workers():
         with pytest.raises(JobFailedError, match=f"step 1 not trained: 100% .* after 1 try .*{reason}.*--resume"):
             await simulation.train(make_plan(steps=2, retry_pauses_s=(600.0,)))

@@ -73,6 +73,33 @@ async def test_a_trainer_that_is_killed_repeatedly_trains_the_same_samples_as_an
     }
 
 
+@pytest.mark.parametrize(("staleness", "order"), [(0, "step"), (1, "step"), (2, "ready")])
+async def test_a_killed_trainer_that_replaces_groups_trains_every_position_once_or_drops_it_by_name(
+    simulation: Any, make_plan: MakePlan, positions: Any, staleness: int, order: str
+) -> None:
+    simulation.varied = {position for position in range(200) if position % 3}
+    plan = make_plan(
+        steps=8, staleness=staleness, order=order, mini_batches=2, max_replaced=8, checkpoint_every_steps=3
+    )
+    simulation.update_s = lambda groups: 0.03
+    chance = random.Random(staleness)
+    async with simulation.workers():
+        for _ in range(4):
+            if await simulation.killed(plan, chance.uniform(0.1, 1.0)):
+                break
+        done, policy = await simulation.train(plan)
+    assert done
+    trained = [position for update in positions(policy) for position in update]
+    assert len(trained) == len(set(trained)) == 32
+    # Every position below the newest one was trained, or dropped because its scores are equal.
+    assert {position for position in range(max(trained)) if position % 3} <= set(trained)
+    assert set(trained) <= simulation.varied
+    ledger = simulation.ledger()
+    assert (ledger["problems"], ledger["trained"], ledger["open"]) == ([], 32, 0)
+    assert ledger["admitted"] == ledger["trained"] + ledger["dropped"]
+    assert [step.step for step in simulation.steps()] == list(range(1, 9))
+
+
 async def test_a_trainer_process_that_gets_sigkill_loses_nothing(simulation: Any) -> None:
     plan = {"steps": 12, "staleness": 1, "mini_batches": 2, "checkpoint_every_steps": 3}
     settings = {"plan": plan, "update_s": 0.08}

@@ -13,6 +13,7 @@ from plaudit_workers.agent_processes.messages import (
     EnvironmentKind,
     EnvironmentServer,
     FunctionTool,
+    Program,
     Source,
     Tool,
     VerlTools,
@@ -23,6 +24,7 @@ from plaudit_workers.agent_processes.sources.environments.load import load_class
 from plaudit_workers.agent_processes.sources.environments.verl_loop import VerlAgentLoop
 from plaudit_workers.agent_processes.sources.functions import load_function
 from plaudit_workers.agent_processes.sources.mcp_server import load_mcp_tools
+from plaudit_workers.agent_processes.sources.program import RunnableProgram, load_program
 from plaudit_workers.agent_processes.sources.tool import LoadedTool
 from plaudit_workers.agent_processes.sources.verl_tools import load_verl_tools
 
@@ -34,6 +36,7 @@ class LoadedSources:
     tools: dict[str, LoadedTool] = field(default_factory=dict)
     agent: Any = None
     """The instance of the agent's class."""
+    program: RunnableProgram | None = None
     environment: Environment | None = None
 
     @property
@@ -60,6 +63,9 @@ def load(sources: Sequence[Source]) -> LoadedSources:
         if isinstance(source, AgentClass):
             loaded.agent = load_agent_class(source)
             continue
+        if isinstance(source, Program):
+            loaded.program = load_program(source)
+            continue
         for tool in _tools(source, loaded):
             name = tool.description.name
             if name in loaded.tools:
@@ -80,5 +86,5 @@ def _tools(source: Source, loaded: LoadedSources) -> Sequence[LoadedTool]:
         return [load_function(source)]
     if isinstance(source, VerlTools):
         return load_verl_tools(source)
-    assert not isinstance(source, AgentClass)
+    assert not isinstance(source, AgentClass | Program)
     return load_mcp_tools(source)

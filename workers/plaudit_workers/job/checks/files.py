@@ -188,6 +188,10 @@ def _rollout(job: RLJob) -> Iterator[Problem]:
     agent = job.spec.rollout.agent
     if agent.kind == "custom" or (agent.kind == "environment" and agent.path):
         yield from _python("spec.rollout.agent", agent.path, agent.class_name, "class")
+    if agent.kind == "endpoint" and agent.function:
+        yield from _python("spec.rollout.agent", agent.path, agent.function)
+    elif agent.kind == "endpoint" and agent.path:
+        yield from _exists("spec.rollout.agent.path", agent.path)
     for index, tool in enumerate(agent.tools):
         field = f"spec.rollout.agent.tools[{index}]"
         if tool.path:

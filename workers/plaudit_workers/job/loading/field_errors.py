@@ -19,6 +19,7 @@ _PATTERNS = {
     SCORER_NAME: ("is not a valid name", "Use a-z, 0-9, '-' and '_', for example accuracy_reward"),
     BYTE_QUANTITY: ("is not a number of bytes", "Write it like 512Mi or 4Gi"),
     PYTHON_NAME: ("is not the name of a Python function", "Give the name as the file defines it"),
+    r"^(https?://.+)?$": ("is not a URL", "Start it with http:// or https://"),
     r"^https?://": ("is not a URL", "Start it with http:// or https://"),
     r"^rediss?://": ("is not the URL of a Redis", "Write redis://host:port/0, or rediss:// for TLS"),
     r"^(rediss?://.+)?$": ("is not the URL of a Redis", "Write redis://host:port/0, or rediss:// for TLS"),

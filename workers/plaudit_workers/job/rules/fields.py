@@ -12,17 +12,19 @@ from urllib.parse import urlsplit
 
 from plaudit_wire.limits import ADMISSION_MEMORY_SHARE, EVENTS_MEMORY_SHARE, INLINE_LIMIT_BYTES
 from plaudit_workers.job.problem import Problem
+from plaudit_workers.job.rules.endpoints import password_problems
 from plaudit_workers.job.rules.failure_policy import failure_policy_problems
-from plaudit_workers.job.rules.pods import environment_problems, gpu_problems
+from plaudit_workers.job.rules.pods import environment_problems, gpu_problems, group_problems
 from plaudit_workers.job.rules.scorers import scorer_problems
 from plaudit_workers.job.spec.rljob import Spec
-from plaudit_workers.job.spec.rollout import ToolSpec
+from plaudit_workers.job.spec.rollout import AgentSpec, ToolSpec
 from plaudit_workers.job.spec.transport import USABLE_SHARE, TlsSpec
 
 _BYTES_PER_TOKEN = 9
 """int32 id, float32 log-probability, uint8 loss mask."""
-_TEXT_BYTES_PER_TOKEN = 8
-"""About four bytes of text a token, once in the body and once in the entry that scorers read."""
+_TEXT_BYTES_PER_TOKEN = 4
+_TEXT_COPIES = 2
+"""One in the group's hash, one in the entry that scorers read."""
 _OVERHEAD_BYTES = 4096
 """Prompt's share, stamps, records, Redis's own."""
 
@@ -90,6 +92,24 @@ def _loss(spec: Spec) -> Iterator[Problem]:
             "spec.algorithm.loss.clipRatioC",
             f"{bound:g} would bound tokens whose probability did not change",
             "Give more than 1, such as 3, or 0 for no bound",
+        )
+
+
+def _dynamic_sampling(spec: Spec) -> Iterator[Problem]:
+    algorithm = spec.algorithm
+    if algorithm.dynamic_sampling and algorithm.advantage == "reinforcePlusPlus":
+        yield Problem(
+            "spec.algorithm.dynamicSampling",
+            "drops groups with equal scores, but under advantage reinforcePlusPlus they have a signal",
+            "Remove dynamicSampling, or choose a group-relative advantage",
+            also=("spec.algorithm.advantage",),
+        )
+    if algorithm.dynamic_sampling and not algorithm.max_replaced:
+        yield Problem(
+            "spec.algorithm.dynamicSampling.maxFactor",
+            f"{algorithm.dynamic_sampling.max_factor} allows no further prompt beside {algorithm.prompts_per_step}",
+            f"Give at least {1 + 1 / algorithm.prompts_per_step:.3g}",
+            also=("spec.algorithm.promptsPerStep",),
         )
 
 
@@ -163,6 +183,8 @@ def _agent(spec: Spec) -> Iterator[Problem]:
         yield Problem(
             "spec.rollout.agent.path", "or class is missing; kind custom requires both", "Give path: … and class: …"
         )
+    if agent.kind == "endpoint":
+        yield from _program(agent)
     if agent.kind == "environment" and bool(agent.url) == bool(agent.path and agent.class_name):
         yield Problem(
             "spec.rollout.agent.path",
@@ -171,6 +193,17 @@ def _agent(spec: Spec) -> Iterator[Problem]:
         )
     for index, tool in enumerate(agent.tools):
         yield from _tool(f"spec.rollout.agent.tools[{index}]", tool)
+
+
+def _program(agent: AgentSpec) -> Iterator[Problem]:
+    if not agent.path and (agent.function or not agent.command):
+        yield Problem(
+            "spec.rollout.agent.path",
+            "and command are missing" if not agent.function else "is missing; function names a function in it",
+            "Give path: …, path: … with function: …, or command: […]",
+        )
+    elif agent.function and agent.command:
+        yield Problem("spec.rollout.agent.command", "and function are both given", "Give command: […] or function: …")
 
 
 def _tool(field: str, tool: ToolSpec) -> Iterator[Problem]:
@@ -220,7 +253,8 @@ def _redis_memory(spec: Spec) -> Iterator[Problem]:
     if spec.transport.url:
         return
     algorithm, tokens = spec.algorithm, spec.rollout.sampling.max_tokens
-    sample = min(tokens * (_BYTES_PER_TOKEN + _TEXT_BYTES_PER_TOKEN) + _OVERHEAD_BYTES, INLINE_LIMIT_BYTES)
+    tensors, text = (min(tokens * each, INLINE_LIMIT_BYTES) for each in (_BYTES_PER_TOKEN, _TEXT_BYTES_PER_TOKEN))
+    sample = tensors + _TEXT_COPIES * text + _OVERHEAD_BYTES
     samples = algorithm.prompts_per_step * (1 + algorithm.max_staleness) * algorithm.samples_per_prompt
     share = ADMISSION_MEMORY_SHARE - EVENTS_MEMORY_SHARE
     room = spec.transport.managed.max_memory_bytes * share
@@ -249,6 +283,8 @@ def _transport(spec: Spec) -> Iterator[Problem]:
             "contains a user or a password, which would end up in the run's folder and in logs",
             "Name the password's Secret in passwordSecret instead",
         )
+    elif transport.url and transport.password_secret:
+        yield from password_problems("spec.transport.url", transport.url)
     for name, given, own in (
         ("username", transport.username, "has users and passwords already"),
         ("passwordSecret", transport.password_secret, "has users and passwords already"),
@@ -359,12 +395,14 @@ _TRAINING: tuple[Rule, ...] = (
     _mini_batches,
     _loss,
     _order,
+    _dynamic_sampling,
     _group_size,
     _lengths,
     _temperature,
     _agent,
     _ranks,
     _lora,
+    group_problems,
     gpu_problems,
     _redis_memory,
     _gang_or_queue,

@@ -13,6 +13,8 @@ from plaudit_workers.job.spec.rljob import Spec
 def pods_of(spec: Spec) -> Iterator[tuple[str, PodSpec]]:
     """Yield every ``pod`` section, with the path under ``spec`` of the section that it belongs to."""
     yield "rollout", spec.rollout.pod
+    for index, group in enumerate(spec.rollout.groups):
+        yield f"rollout.groups[{index}]", group.pod
     yield "reward.workers", spec.reward.workers.pod
     yield "trainer", spec.trainer.pod
     yield "transport.managed", spec.transport.managed.pod
@@ -48,16 +50,46 @@ def _variable(field: str, variable: EnvironmentVariable) -> Iterator[Problem]:
 
 def gpu_problems(spec: Spec) -> Iterator[Problem]:
     """Yield numbers of GPUs that contradict the engine or the ranks."""
-    trainer, engine = spec.trainer, spec.rollout.engine
+    trainer = spec.trainer
     ranks = min(trainer.ranks, trainer.ranks_per_pod)
     yield from _gpu_mismatch("spec.trainer", trainer.pod, ranks, "ranks of a pod", "spec.trainer.ranksPerPod")
-    yield from _gpu_mismatch(
-        "spec.rollout",
-        spec.rollout.pod,
-        engine.tensor_parallel_size,
-        "tensorParallelSize",
-        "spec.rollout.engine.tensorParallelSize",
-    )
+    for index, rollout in enumerate(spec.rollout.by_group.values()):
+        section = f"spec.rollout.groups[{index}]" if spec.rollout.groups else "spec.rollout"
+        source = "tensorParallelSize" if rollout.gpus_per_pod == rollout.engine.tensor_parallel_size else _PER_POD
+        yield from _gpu_mismatch(
+            section, rollout.pod, rollout.gpus_per_pod, source, "spec.rollout.engine.tensorParallelSize"
+        )
+
+
+_PER_POD = "tensorParallelSize × pipelineParallelSize ÷ podsPerReplica"
+
+
+def group_problems(spec: Spec) -> Iterator[Problem]:
+    """Yield contradictions between rollout groups, and GPUs that the pods of a replica cannot share evenly."""
+    rollout, names = spec.rollout, [group.name for group in spec.rollout.groups]
+    for index, (name, each) in enumerate(rollout.by_group.items()):
+        section = f"spec.rollout.groups[{index}]" if name else "spec.rollout"
+        if each.engine.gpus % each.pods_per_replica:
+            yield Problem(
+                f"{section}.podsPerReplica",
+                f"{each.pods_per_replica} pods cannot share {each.engine.gpus} GPUs (tensorParallelSize × "
+                "pipelineParallelSize) evenly",
+                "Give a number of pods that divides the GPUs",
+                also=("spec.rollout.engine.tensorParallelSize",),
+            )
+    if not names:
+        return
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            yield Problem(f"spec.rollout.groups[{index}].name", f"{name!r} is used twice", "Give each its own name")
+    if rollout.replicas != 1:
+        yield Problem(
+            "spec.rollout.replicas", "counts workers without groups, but groups are given", "Give each group replicas"
+        )
+    if not rollout.pods:
+        yield Problem(
+            "spec.rollout.groups", "have no replicas at all", "Give one of them at least 1, or set spec.suspend"
+        )
 
 
 def _gpu_mismatch(section: str, pod: PodSpec, derived: int, source: str, source_field: str) -> Iterator[Problem]:

@@ -80,6 +80,14 @@ class OptimizerSpec(Section):
     """Decay of the mean of squared gradients. Default 0.999: PyTorch's and verl's."""
 
 
+class DynamicSamplingSpec(Section):
+    """DAPO's dynamic sampling: groups whose scores are all equal are dropped, and further prompts take their place."""
+
+    max_factor: float = Field(default=3.0, gt=1, le=100)
+    """Prompts of a step at most, as a multiple of promptsPerStep; beyond them, groups with equal scores count. Default
+    3: a step of which two thirds have no signal is still full."""
+
+
 class AlgorithmSpec(Section):
     """Number and size of steps, staleness of samples, advantage, loss and optimizer."""
 
@@ -105,6 +113,9 @@ class AlgorithmSpec(Section):
     """The advantage of a sample: ``grpo`` (reward - mean) / standard deviation of its group, ``drGrpo`` without the
     division, ``rloo`` against the mean of the others, ``reinforcePlusPlus`` normalised over the batch,
     ``reinforcePlusPlusBaseline`` the same of reward - mean of its group. Default grpo: the most widely used."""
+    dynamic_sampling: DynamicSamplingSpec | None = None
+    """Replace groups whose scores are all equal, which teach nothing under a group-relative advantage. Default: they
+    count, and are not computed."""
     loss: LossSpec = LossSpec()
     """The policy loss."""
     optimizer: OptimizerSpec = OptimizerSpec()
@@ -114,3 +125,10 @@ class AlgorithmSpec(Section):
     def updates_per_step(self) -> int:
         """Return the number of updates of the weights in each step."""
         return self.mini_batches_per_step * self.epochs
+
+    @property
+    def max_replaced(self) -> int:
+        """Return the number of groups that a step replaces at most."""
+        return (
+            0 if self.dynamic_sampling is None else int((self.dynamic_sampling.max_factor - 1) * self.prompts_per_step)
+        )

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from plaudit_workers.job.spec.pod import PodSpec
-from plaudit_workers.job.spec.section import MUTABLE, PYTHON_NAME, FilePath, Opaque, Section
+from plaudit_workers.job.spec.section import DNS_LABEL, MUTABLE, PYTHON_NAME, Command, FilePath, Opaque, Section
 
 
 class EngineSpec(Section):
@@ -17,7 +17,10 @@ class EngineSpec(Section):
     """``vllm``, or ``scripted``, which generates scripted answers at a given speed, for tests and load generation.
     Default vllm."""
     tensor_parallel_size: int = Field(default=1, ge=1, le=1024)
-    """GPUs that share one copy of the model. Default 1: as many as the model needs to fit, no more."""
+    """GPUs that share each layer of one copy of the model. Default 1: as many as the model needs to fit, no more."""
+    pipeline_parallel_size: int = Field(default=1, ge=1, le=1024)
+    """Parts of the model's layers, each with ``tensorParallelSize`` GPUs of its own; for models that need several
+    nodes, one part for each. Default 1."""
     max_model_length: int = Field(default=4096, ge=2, le=10_000_000)
     """Tokens of prompt and response together; bounds the KV cache of one request. Default 4,096."""
     max_concurrent_samples: int = Field(default=256, ge=1, le=100_000)
@@ -28,6 +31,11 @@ class EngineSpec(Section):
     arguments: Opaque = Field(default={})
     """Further arguments of the engine under their own names: vLLM's engine arguments, or the scripted engine's
     settings. The engine rejects unknown ones when it starts."""
+
+    @property
+    def gpus(self) -> int:
+        """Return the GPUs of one copy of the model; 0 if the engine has no model."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size if self.kind == "vllm" else 0
 
 
 class SamplingSpec(Section):
@@ -75,17 +83,18 @@ class ToolSpec(Section):
 class AgentSpec(Section):
     """The steps between the prompt and the finished sample."""
 
-    kind: Literal["singleTurn", "tools", "environment", "custom"] = "singleTurn"
+    kind: Literal["singleTurn", "tools", "environment", "endpoint", "custom"] = "singleTurn"
     """``singleTurn``: one generation. ``tools``: runs tool calls and appends their results until the model stops.
-    ``environment``: a class of TRL, SkyRL or verl, or a server of OpenEnv or NeMo Gym. ``custom``: your class. Tools
-    and classes run in processes of their own, one for each sample. Default singleTurn."""
+    ``environment``: a class of TRL, SkyRL or verl, or a server of OpenEnv or NeMo Gym. ``endpoint``: any program that
+    speaks OpenAI's Chat Completions API. ``custom``: your class. Tools, classes and programs run in processes of their
+    own, one for each sample. Default singleTurn."""
     max_concurrent_samples: int = Field(default=256, ge=0, le=100_000)
     """Samples of one worker that may wait for tools while others take their places in the engine
     (``engine.maxConcurrentSamples``). Default 256."""
     timeout_seconds: float = Field(default=1800.0, gt=0, le=86_400)
     """Seconds of one sample, generation included, after which it ends without a score. Default 1,800."""
     max_turns: int = Field(default=8, ge=1, le=1000)
-    """The most generations of one sample, for ``tools`` and ``environment``. Default 8."""
+    """The most generations of one sample, for ``tools``, ``environment`` and ``endpoint``. Default 8."""
     max_turn_tokens: int | None = Field(default=None, ge=1, le=1_000_000)
     """The most tokens of one turn, for ``tools`` and ``environment``. Default: what ``sampling.maxTokens``, which
     counts all turns and tool results, leaves."""
@@ -108,12 +117,19 @@ class AgentSpec(Section):
     tools: list[ToolSpec] = Field(default=[])
     """The tools that the model may call, for ``tools``; for ``environment`` beside its own."""
     path: FilePath = ""
-    """Python file of the agent, for ``custom`` and ``environment``: relative to the job file; on Kubernetes a file of
-    ``spec.files``, or an absolute path on the volume or in the image."""
+    """Python file of the agent, for ``custom``, ``environment`` and ``endpoint``: relative to the job file; on
+    Kubernetes a file of ``spec.files``, or an absolute path on the volume or in the image."""
     class_name: str = Field(default="", alias="class")
     """The class in it: for ``custom`` with ``async def run(self, prompt, generate) -> Trajectory``; for ``environment``
     in the form of TRL (``reset``, methods as tools, ``get_reward``), of SkyRL's ``BaseTextEnv`` or of verl's
     ``AgentLoopBase``."""
+    function: str = Field(default="", pattern=f"^$|{PYTHON_NAME}")
+    """The function in it that takes the prompt and may return a reward, for ``endpoint``. Default empty: the file is
+    run as a program, by ``command``."""
+    command: Command = Field(default=[])
+    """The program, by its name or path, and its arguments, for ``endpoint``; ``path`` is appended. It reads its prompt
+    as JSON from its standard input, and ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` from its environment. Default empty:
+    Python, for ``path``."""
     url: str = Field(default="", pattern=r"^(https?://.*)?$")
     """URL of an OpenEnv server or of a resources server of NeMo Gym, for ``environment`` instead of ``path`` and
     ``class``."""
@@ -125,12 +141,49 @@ class AgentSpec(Section):
     killed; the sample then ends without a score. Default 60."""
 
 
+class EngineOverrides(Section):
+    """Fields of ``rollout.engine`` that a group has of its own."""
+
+    tensor_parallel_size: int | None = Field(default=None, ge=1, le=1024)
+    """As in ``rollout.engine``, which is the default."""
+    pipeline_parallel_size: int | None = Field(default=None, ge=1, le=1024)
+    """As in ``rollout.engine``, which is the default."""
+    max_concurrent_samples: int | None = Field(default=None, ge=1, le=100_000)
+    """As in ``rollout.engine``, which is the default."""
+    gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
+    """As in ``rollout.engine``, which is the default."""
+    arguments: Opaque = Field(default={})
+    """Arguments that replace or extend those of ``rollout.engine``. Default: none."""
+
+
+class RolloutGroupSpec(Section):
+    """Rollout workers that differ from others of the job in their machines: spot nodes, another type of GPU."""
+
+    name: str = Field(max_length=10, pattern=DNS_LABEL)
+    """Name of the group, such as ``spot``; part of the names of its pods."""
+    replicas: Annotated[int, MUTABLE] = Field(default=1, ge=0, le=10_000)
+    """Rollout workers of this group; 0 for none at present. Cannot change under ``scheduling.gang`` or ``queueName``.
+    Default 1."""
+    pods_per_replica: int | None = Field(default=None, ge=1, le=64)
+    """As in ``rollout``, which is the default."""
+    engine: EngineOverrides = EngineOverrides()
+    """What this group's engines have of their own, such as fewer GPUs of a larger type."""
+    pod: PodSpec = PodSpec()
+    """Pods of this group: each field that is not empty replaces that field of ``rollout.pod``, such as
+    ``priorityClassName``, ``gpuResource``, ``nodeSelector``, ``tolerations``."""
+
+
 class RolloutSpec(Section):
     """Rollout workers: they take prompts and publish each sample as soon as it is finished."""
 
     replicas: Annotated[int, MUTABLE] = Field(default=1, ge=1, le=10_000)
-    """Rollout workers, each with ``engine.tensorParallelSize`` GPUs. Cannot change under ``scheduling.gang`` or
-    ``queueName``. Default 1."""
+    """Rollout workers, each with ``engine.tensorParallelSize`` × ``engine.pipelineParallelSize`` GPUs. Cannot change
+    under ``scheduling.gang`` or ``queueName``. Default 1."""
+    pods_per_replica: int = Field(default=1, ge=1, le=64)
+    """Pods that share one copy of the model and its GPUs evenly, for models beyond one node: they have a leader and are
+    restarted together. On Kubernetes only. Default 1."""
+    groups: list[RolloutGroupSpec] = Field(default=[], max_length=8)
+    """Groups of rollout workers on different machines, instead of ``replicas``. Default none: all workers are alike."""
     in_flight: Literal["continue", "recompute", "drain"] = "continue"
     """How running samples get new weights: ``continue`` keeps the KV cache of the old weights (the version of each
     token is recorded), ``recompute`` computes it again with the new weights, ``drain`` finishes the samples first.
@@ -143,3 +196,34 @@ class RolloutSpec(Section):
     """A single generation, tools, or your own loop."""
     pod: PodSpec = PodSpec()
     """Pods of the rollout workers."""
+
+    @property
+    def by_group(self) -> dict[str, RolloutSpec]:
+        """Return what applies to each group, by its name; without groups one entry with an empty name."""
+        return {group.name: _of_group(self, group) for group in self.groups} or {"": self}
+
+    @property
+    def pods(self) -> int:
+        """Return the number of pods of all groups."""
+        return sum(each.replicas * each.pods_per_replica for each in self.by_group.values())
+
+    @property
+    def gpus_per_pod(self) -> int:
+        """Return the GPUs of one pod."""
+        return self.engine.gpus // self.pods_per_replica
+
+
+def _of_group(rollout: RolloutSpec, group: RolloutGroupSpec) -> RolloutSpec:
+    engine = {name: value for name, value in group.engine if value is not None}
+    engine["arguments"] = {**rollout.engine.arguments, **group.engine.arguments}
+    # A field at its (empty) default is not given: whether it was written is lost in a resolved job file.
+    pod = {name: value for name, value in group.pod if value != PodSpec.model_fields[name].default}
+    return rollout.model_copy(
+        update={
+            "groups": [],
+            "replicas": group.replicas,
+            "pods_per_replica": group.pods_per_replica or rollout.pods_per_replica,
+            "engine": rollout.engine.model_copy(update=engine),
+            "pod": rollout.pod.model_copy(update=pod),
+        }
+    )

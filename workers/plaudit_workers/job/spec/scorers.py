@@ -19,7 +19,7 @@ from plaudit_workers.job.spec.section import (
     SourcePath,
 )
 
-Kind = Literal["rule", "python", "judge", "http", "model", "environment"]
+Kind = Literal["rule", "python", "judge", "http", "service", "model", "environment"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ KINDS: dict[Kind, KindTraits] = {
         scores_groups=True,
     ),
     "http": KindTraits(("http", "limits"), "{url: …, shape: plaudit}"),
+    "service": KindTraits(("service",), "{name: …}"),
     "model": KindTraits(("model",), "{source: …}"),
     "environment": KindTraits(()),
 }
@@ -125,6 +126,17 @@ class HttpSpec(Section):
     """Path of the score in the answer, such as ``$.result.score``. Default: the shape's own."""
 
 
+class ServiceSpec(Section):
+    """A reward service that several jobs share: give exactly one of ``name`` and ``url``."""
+
+    name: str = Field(default="", max_length=40)
+    """Name of a RewardService in the job's namespace. On Kubernetes only."""
+    url: str = Field(default="", pattern=r"^(https?://.+)?$")
+    """URL of a service elsewhere, without a route."""
+    token_secret: SecretKey | None = None
+    """The caller's token. Required with ``url``; default with ``name``: that of the service's caller ``client``."""
+
+
 class SharedLimitsSpec(Section):
     """One budget for several jobs, kept in a Redis that all of them can reach."""
 
@@ -198,8 +210,8 @@ class ScorerSpec(Section):
     and ``_``, unique in the job. Kind ``model`` allows no ``_``: its pods have the name."""
     kind: Kind
     """``rule``: built in, chosen by data source; ``python``: your function; ``judge``: an OpenAI-compatible endpoint;
-    ``http``: an endpoint that answers with a score; ``model``: a reward model served for the job;
-    ``environment``: the reward that the sample's tools or environment gave."""
+    ``http``: an endpoint that answers with a score; ``service``: a reward service that jobs share; ``model``: a reward
+    model served for the job; ``environment``: the reward that the sample's tools or environment gave."""
     weight: float = 1.0
     """Its share in the weighted sum; 0 computes and records it without effect on the reward. Default 1."""
     scope: Literal["sample", "group"] = "sample"
@@ -215,6 +227,8 @@ class ScorerSpec(Section):
     """The endpoint, for ``judge``."""
     http: HttpSpec | None = None
     """The endpoint, for ``http``."""
+    service: ServiceSpec | None = None
+    """The service, for ``service``."""
     model: RewardModelSpec | None = None
     """The reward model, for ``model``."""
     isolation: Literal["process", "thread", "inline"] | None = None

@@ -1,7 +1,7 @@
 """Agents turn a prompt into a trajectory by calling ``generate`` any number of times.
 
-Called by ``sample_run``; implemented by ``single_turn``, ``tools`` and (``kind: custom``) by users' own classes, which
-run in processes of their own (``custom``).
+Called by ``sample_run``; implemented by ``single_turn``, ``tools``, ``endpoint`` and (``kind: custom``) by users' own
+classes, which run in processes of their own (``custom``).
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ class Generate(Protocol):
     counts as generation; the rest of ``run`` counts as tools.
     """
 
-    async def __call__(self, ids: Sequence[int], max_tokens: int | None = None) -> FinishedSample:
+    async def __call__(
+        self, ids: Sequence[int], max_tokens: int | None = None, stop: Sequence[str] = ()
+    ) -> FinishedSample:
         """Continue ``ids`` with the prompt's sampling parameters.
 
         Args:
             ids: [L] token ids, prompt included.
             max_tokens: most tokens of this turn; at most, and by default, the prompt's own limit.
+            stop: texts that end this turn, beside the prompt's own; they stay part of it.
         """
         ...
 

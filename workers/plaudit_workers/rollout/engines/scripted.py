@@ -16,6 +16,7 @@ Policy versions are treated as in a real engine: a switch in the middle of a res
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,24 @@ class _Running:
     logprobs: list[float]
     response_ids: list[int]
     spans: list[VersionSpan] = field(default_factory=list)
+
+
+class ScriptedPart:
+    """What a follower computes for the scripted engine: nothing; it only stays."""
+
+    def __init__(self) -> None:
+        self._closed = threading.Event()
+
+    def start(self) -> None:
+        """Return at once."""
+
+    def wait(self) -> None:
+        """Return after ``close``."""
+        self._closed.wait()
+
+    def close(self) -> None:
+        """End ``wait``."""
+        self._closed.set()
 
 
 class ScriptedEngine:

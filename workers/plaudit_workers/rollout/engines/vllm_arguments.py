@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.process import RefusedError
 from plaudit_workers.rollout.engines.vllm_platform import is_cpu_build
+from plaudit_workers.rollout.replica import WHOLE, ReplicaMember
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
@@ -21,12 +22,26 @@ if TYPE_CHECKING:
 GPU_SHARE = "PLAUDIT_GPU_SHARE"
 """Variable with this process's share of its GPU, where ``plaudit run`` lets processes share one."""
 
+REPLICA_PORT = 29501
+"""Port of the leader on which the pods of a replica meet."""
+
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The sizes for which vLLM holds adapters."""
 _MOST_ADAPTERS = 8
 _CPU_CACHE_BYTES = 1 << 30
 _CPU_BATCH_TOKENS = 4096
-_OWNED = {"model", "load_format", "logprobs_mode", "async_scheduling", "disable_log_stats", "max_num_seqs"}
+_OWNED = {
+    "model",
+    "load_format",
+    "logprobs_mode",
+    "async_scheduling",
+    "disable_log_stats",
+    "max_num_seqs",
+    "nnodes",
+    "node_rank",
+    "master_addr",
+    "data_parallel_size",
+}
 """Arguments on which the rollout's correctness depends; a job cannot set them."""
 
 
@@ -47,6 +62,9 @@ class VllmSettings:
     """Tokens of prompt and response together; the model's own limit holds if it is lower."""
     max_concurrent_samples: int = 256
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    member: ReplicaMember = WHOLE
+    """This process's part of a replica of several pods."""
     gpu_memory_utilization: float = 0.85
     """Share of the GPU's memory, of which other processes may have another share."""
     lora_rank: int = 0
@@ -56,12 +74,20 @@ class VllmSettings:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Further ``vllm.EngineArgs`` by name."""
 
+    @property
+    def num_gpus(self) -> int:
+        """Return the GPUs of one copy of the model."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
     @classmethod
-    def from_job(cls, job: RLJob, environment: Mapping[str, str] = os.environ) -> VllmSettings:
+    def from_job(
+        cls, job: RLJob, member: ReplicaMember = WHOLE, environment: Mapping[str, str] = os.environ
+    ) -> VllmSettings:
         """Read ``spec.model`` and ``spec.rollout``.
 
         Args:
             job: a resolved job.
+            member: this process's part of the replica.
             environment: ``PLAUDIT_GPU_SHARE`` scales ``engine.gpuMemoryUtilization``.
 
         Raises:
@@ -82,6 +108,8 @@ class VllmSettings:
             max_model_length=engine.max_model_length,
             max_concurrent_samples=engine.max_concurrent_samples,
             tensor_parallel_size=engine.tensor_parallel_size,
+            pipeline_parallel_size=engine.pipeline_parallel_size,
+            member=member,
             gpu_memory_utilization=engine.gpu_memory_utilization * float(environment.get(GPU_SHARE, "1")),
             lora_rank=lora.rank if lora else 0,
             num_adapters=min(job.spec.algorithm.max_staleness + 2, _MOST_ADAPTERS),
@@ -132,7 +160,9 @@ def engine_arguments(settings: VllmSettings) -> EngineArgs:
         "dtype": settings.dtype,
         "max_num_seqs": settings.max_concurrent_samples,
         "tensor_parallel_size": settings.tensor_parallel_size,
-        "distributed_executor_backend": "uni" if settings.tensor_parallel_size == 1 else "mp",
+        "pipeline_parallel_size": settings.pipeline_parallel_size,
+        "distributed_executor_backend": "uni" if settings.num_gpus == 1 else "mp",
+        **replica_arguments(settings.member),
         # The announced weights are loaded before anything is generated: reading the source's would be for nothing.
         "load_format": "dummy",
         "logprobs_mode": "processed_logprobs",
@@ -168,6 +198,18 @@ def _tokenizer_revision(settings: VllmSettings) -> str | None:
     if Path(source).is_dir():
         return None
     return settings.tokenizer_revision if settings.tokenizer else settings.revision
+
+
+def replica_arguments(member: ReplicaMember) -> dict[str, Any]:
+    """Return the arguments by which the pods of a replica find each other; empty for a replica of one pod."""
+    if member.pods == 1:
+        return {}
+    return {
+        "nnodes": member.pods,
+        "node_rank": member.rank,
+        "master_addr": member.leader,
+        "master_port": REPLICA_PORT,
+    }
 
 
 def _device_arguments(settings: VllmSettings, *, on_cpu: bool) -> dict[str, Any]:

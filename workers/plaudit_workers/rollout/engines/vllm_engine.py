@@ -28,6 +28,7 @@ from plaudit_workers.rollout.engines.vllm_arguments import (
 )
 from plaudit_workers.rollout.engines.vllm_platform import is_cpu_build, refuse_hidden_gpus
 from plaudit_workers.rollout.engines.vllm_requests import Generation, WeightLoad, resolve
+from plaudit_workers.rollout.replica import WHOLE, ReplicaMember
 
 if TYPE_CHECKING:
     from plaudit_workers.rollout.engines.vllm_loop import VllmLoop
@@ -51,9 +52,9 @@ class VllmEngine:
         self._request_ids = map(str, itertools.count())
 
     @classmethod
-    def from_job(cls, job: RLJob) -> VllmEngine:
-        """Build the engine that ``spec.model`` and ``spec.rollout`` describe."""
-        return cls(VllmSettings.from_job(job))
+    def from_job(cls, job: RLJob, member: ReplicaMember = WHOLE) -> VllmEngine:
+        """Build the engine that ``spec.model`` and ``spec.rollout`` describe, in the leader of a replica."""
+        return cls(VllmSettings.from_job(job, member))
 
     async def start(self) -> None:
         """Build the engine in its thread; it samples nothing before the first ``load_weights``."""

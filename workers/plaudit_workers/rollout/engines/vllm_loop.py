@@ -22,6 +22,7 @@ from vllm.inputs.engine import tokens_input
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from plaudit_wire.messages import PolicyVersion
@@ -147,7 +148,21 @@ class VllmLoop:
     def _adapter(self) -> LoRARequest | None:
         return self._adapters.newest if self._adapters else None
 
+    def _settle(self) -> None:
+        """Finish the batches that pipeline parallelism keeps in flight: the old weights sample their tokens."""
+        core = self._engine.engine_core.engine_core
+        if not core.batch_queue:
+            return
+        core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+        try:
+            while core.batch_queue:
+                for output in self._engine.step():
+                    self._finish(output)
+        finally:
+            core.scheduler.set_pause_state(PauseState.UNPAUSED)
+
     def _load(self, load: WeightLoad) -> None:
+        self._settle()
         if self._adapters:
             self._adapters.load(load.path, load.version)
         else:

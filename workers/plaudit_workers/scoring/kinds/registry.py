@@ -10,6 +10,7 @@ from plaudit_workers.scoring.kinds.judge import judge_scorer
 from plaudit_workers.scoring.kinds.model import model_scorer
 from plaudit_workers.scoring.kinds.python import python_scorer
 from plaudit_workers.scoring.kinds.rule import rule_scorer
+from plaudit_workers.scoring.kinds.service import service_scorer
 
 MAKERS: dict[Kind, Maker] = {
     "rule": rule_scorer,
@@ -17,5 +18,6 @@ MAKERS: dict[Kind, Maker] = {
     "model": model_scorer,
     "judge": judge_scorer,
     "http": http_scorer,
+    "service": service_scorer,
     "environment": environment_scorer,
 }

@@ -80,7 +80,7 @@ class Admitter:
             group=f"{split[0]}-{position}-{state.incarnation}.{attempt}",
             position=position,
             split=split,
-            step=state.version.number if validation else plan.schedule.step_of(position),
+            step=state.version.number if validation else state.ledger.train.step_of(plan.schedule, position),
             n=validation.samples_per_prompt if validation else plan.samples_per_prompt,
             min_version=state.version,
             seed=sample_seed(plan.seed, split, position),

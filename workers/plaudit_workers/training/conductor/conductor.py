@@ -99,7 +99,7 @@ class Conductor:
         self._schedule = run.plan.schedule
         self._admitter = Admitter(run, state)
         self._intake = GroupIntake(run, state)
-        self._training = StepTraining(run, state, thread, self._intake, background, stop)
+        self._training = StepTraining(run, state, thread, self._intake, self._admitter, background, stop)
         self._records = RunRecords(run, state, thread)
         self._validation = Validation(run, state, self._admitter, self._intake)
         self._writing: asyncio.Task[None] | None = None
@@ -146,7 +146,7 @@ class Conductor:
         number = self._state.version.number + 1
         if broken_off is None:
             return OpenStep(self._schedule, number), StepReport(number, self._run.clock.now())
-        step = OpenStep(self._schedule, number, broken_off["accounted"])
+        step = OpenStep(self._schedule, number, broken_off["accounted"], broken_off.get("replaced", 0))
         return step, StepReport.restored(broken_off["report"])
 
     async def _train(self, step: OpenStep, report: StepReport) -> bool:

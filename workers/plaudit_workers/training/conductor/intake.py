@@ -118,4 +118,6 @@ def sampled_versions(group: Group) -> set[PolicyVersion]:
 def summary(group: Group, flight: InFlight) -> ReadyGroup:
     """Reduce a group to what the schedule needs."""
     num_failed = sum(map(has_failed, group.samples))
-    return ReadyGroup(flight, len(group.samples), num_failed, trainable=group.phase == "ready")
+    scores = [sample.scoring.value for sample in group.samples if sample.scoring and sample.scoring.value is not None]
+    uniform = len(scores) > 1 and min(scores) == max(scores)
+    return ReadyGroup(flight, len(group.samples), num_failed, trainable=group.phase == "ready", uniform=uniform)

@@ -5,6 +5,8 @@ for. If scoring failed for more than ``max_failed_share`` of the samples, nothin
 of the step are returned, to be admitted again. While groups are missing, that share is computed over those that are
 ready: a mini-batch above it is held until the step is complete, because a few broken prompts that arrive first must not
 stop a step, and a broken scorer must not train it.
+
+Groups whose scores are all equal free their slots again, ``max_replaced`` of them in a step (``dynamicSampling``).
 """
 
 from __future__ import annotations
@@ -51,12 +53,14 @@ class OpenStep:
 
     Attributes:
         accounted: groups of the step that ended (trained, dropped).
+        replaced: groups without a signal whose slots were freed.
         retries: how often the step had too many failed scores.
     """
 
     schedule: Schedule
     step: int
     accounted: int = 0
+    replaced: int = 0
     retries: int = 0
     _batch: list[ReadyGroup] = field(default_factory=list)
     _held: list[ReadyGroup] = field(default_factory=list)
@@ -69,7 +73,7 @@ class OpenStep:
 
         Groups that have not ended will be taken again; ``retries`` start anew, with repaired scorers.
         """
-        return {"accounted": self.accounted}
+        return {"accounted": self.accounted, "replaced": self.replaced}
 
     @property
     def taken(self) -> set[str]:
@@ -86,11 +90,19 @@ class OpenStep:
         """Groups that the current mini-batch still has room for."""
         return min(self.slots, self.schedule.mini_batch_size - len(self._batch))
 
+    def replaceable(self, groups: Sequence[ReadyGroup]) -> list[ReadyGroup]:
+        """Return those of the groups that are to be dropped for others, because their scores are all equal."""
+        return [group for group in groups if group.uniform][: max(0, self.schedule.max_replaced - self.replaced)]
+
+    def replace(self, groups: Sequence[ReadyGroup]) -> None:
+        """Record that groups that were ready for the step were dropped for others."""
+        self.replaced += len(groups)
+        self._count_samples(groups)
+
     def take(self, groups: Sequence[ReadyGroup]) -> None:
         """Take ready groups, at most ``batch_slots`` at a time; a mini-batch that is held frees its slots."""
+        self._count_samples(groups)
         for group in groups:
-            self._num_samples += group.num_samples
-            self._num_failed += group.num_failed
             (self._batch if group.trainable else self._untrainable).append(group)
         if self._batch and self.batch_slots == 0 and self._too_many_failed():
             self._held += self._batch
@@ -119,6 +131,10 @@ class OpenStep:
         self._forget(groups)
         self.retries += 1
         self._num_samples = self._num_failed = 0
+
+    def _count_samples(self, groups: Sequence[ReadyGroup]) -> None:
+        self._num_samples += sum(group.num_samples for group in groups)
+        self._num_failed += sum(group.num_failed for group in groups)
 
     def _forget(self, groups: Sequence[ReadyGroup]) -> None:
         gone = {group.flight.group for group in groups}

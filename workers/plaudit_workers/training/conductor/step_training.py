@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plaudit_wire.logs import get_logger
-from plaudit_wire.records import PAUSE, GroupEnd, WaitRecord
+from plaudit_wire.records import PAUSE, GroupEnd, GroupRecord, WaitRecord
 from plaudit_workers.process import JobFailedError
 from plaudit_workers.stream.group import Group
+from plaudit_workers.training.conductor.admission import Admitter
 from plaudit_workers.training.conductor.backend_thread import BackendThread
 from plaudit_workers.training.conductor.background_tasks import BackgroundTasks
 from plaudit_workers.training.conductor.closing import GroupEnding, close_groups, end_in_ledger
@@ -34,6 +35,7 @@ class StepTraining:
     state: RunState
     thread: BackendThread
     intake: GroupIntake
+    admitter: Admitter
     background: BackgroundTasks
     stop: asyncio.Event
 
@@ -62,7 +64,7 @@ class StepTraining:
         """Take ready groups until a decision is possible; return ``Wait`` if ``stop`` is set."""
         began, in_hand = 0.0, set[str]()
         while True:
-            self._take_ready(step)
+            self._take_ready(step, report)
             decision = step.decide()
             if not isinstance(decision, Wait):
                 break
@@ -76,7 +78,7 @@ class StepTraining:
             report.waits += wait_records(began, max(began, self.run.clock.now()), awaited, self.state.paused_until)
         return decision
 
-    def _take_ready(self, step: OpenStep) -> None:
+    def _take_ready(self, step: OpenStep, report: StepReport) -> None:
         while step.batch_slots:
             taken = step.taken
             ready = [group for group in self.intake.training() if group.flight.group not in taken]
@@ -84,7 +86,22 @@ class StepTraining:
             chosen = choose(step.schedule, step.step, step.slots, in_flight, ready)[: step.batch_slots]
             if not chosen:
                 return
-            step.take(chosen)
+            replaced = step.replaceable(chosen)
+            if replaced:
+                self._replace(step, replaced, report)
+            step.take([group for group in chosen if group not in replaced])
+
+    def _replace(self, step: OpenStep, groups: Sequence[ReadyGroup], report: StepReport) -> None:
+        """Drop groups without a signal and admit further prompts for the step."""
+        records = self._end_in_ledger(groups, report, "dropped", reason="zero_variance")
+        step.replace(groups)
+        self.state.ledger.train.add_extras(step.step, len(groups))
+        report.figures["training/groups_replaced"] = float(step.replaced)
+        self.background.start(self._close_and_admit(records))
+
+    async def _close_and_admit(self, records: Sequence[GroupRecord]) -> None:
+        await close_groups(self.run, self.state, records)  # makes room in Redis
+        await self.admitter.admit_training()
 
     async def _update(self, step: OpenStep, chosen: Sequence[ReadyGroup], report: StepReport) -> None:
         taken, started = self.run.clock.now(), time.monotonic()
@@ -133,11 +150,24 @@ class StepTraining:
         reason: str = "",
         again: bool = False,
     ) -> None:
+        records = self._end_in_ledger(ended, report, end, taken=taken, reason=reason, again=again)
+        self.background.start(close_groups(self.run, self.state, records))
+
+    def _end_in_ledger(
+        self,
+        ended: Sequence[ReadyGroup],
+        report: StepReport,
+        end: GroupEnd,
+        *,
+        taken: float | None = None,
+        reason: str = "",
+        again: bool = False,
+    ) -> list[GroupRecord]:
         groups: list[Group] = self.intake.get(group.flight.group for group in ended)
         ending = GroupEnding(end, report.step, self.run.clock.now() if taken is None else taken, reason, again)
         records = end_in_ledger(self.run, self.state, groups, ending)
         report.add(groups, records)
-        self.background.start(close_groups(self.run, self.state, records))
+        return records
 
 
 def _plural(count: int, one: str, many: str) -> str:

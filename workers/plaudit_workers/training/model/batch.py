@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from plaudit_wire.messages import Body, PolicyVersion
+from plaudit_wire.messages import Body, Branch, PolicyVersion
 from plaudit_workers.stream.group import Group
 from plaudit_workers.training.model.advantage import ESTIMATORS, degenerate_groups
 
@@ -23,7 +23,7 @@ Float32s = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class TrainingSequence:
-    """One sample to learn from; ``P`` prompt tokens, ``T`` response tokens."""
+    """One token sequence to learn from: a sample, or a branch of one. ``P`` prompt tokens, ``T`` response tokens."""
 
     group: str
     index: int
@@ -75,7 +75,20 @@ class _Scored:
     index: int
     body: Body
     score: float
-    loss_mask: NDArray[np.bool_]
+
+    @property
+    def parts(self) -> list[Body | Branch]:
+        """The sample's own sequence and its branches."""
+        return [self.body, *self.body.branches]
+
+    @property
+    def num_trained_tokens(self) -> int:
+        """Tokens that the policy chose, in all parts."""
+        return sum(int(_mask(part).sum()) for part in self.parts)
+
+
+def _mask(part: Body | Branch) -> NDArray[np.bool_]:
+    return np.frombuffer(part.loss_mask, np.uint8).astype(np.bool_)
 
 
 def make_batch(groups: Sequence[Group], estimator: str, temperature: float) -> TrainingBatch:
@@ -91,14 +104,14 @@ def make_batch(groups: Sequence[Group], estimator: str, temperature: float) -> T
     """
     scored = [sample for number, group in enumerate(groups) for sample in _scored_samples(group, number)]
     scores = np.array([sample.score for sample in scored], dtype=np.float64)
-    num_tokens = np.array([sample.loss_mask.sum() for sample in scored], dtype=np.int64)
+    num_tokens = np.array([sample.num_trained_tokens for sample in scored], dtype=np.int64)
     # Groups are numbered without holes: one that lost all its samples must not count as a group.
     group = np.unique([sample.group_number for sample in scored], return_inverse=True)[1].astype(np.int64)
     advantages = ESTIMATORS[estimator](scores, group, num_tokens)
     sequences = tuple(
-        _sequence(sample, float(advantage))
+        sequence
         for sample, advantage in zip(scored, advantages, strict=True)
-        if sample.loss_mask.any()
+        for sequence in _sequences(sample, float(advantage))
     )
     num_samples = sum(len(group.samples) for group in groups)
     return TrainingBatch(sequences, temperature, _statistics(scores, group, advantages, sequences, num_samples))
@@ -106,9 +119,7 @@ def make_batch(groups: Sequence[Group], estimator: str, temperature: float) -> T
 
 def _scored_samples(group: Group, number: int) -> list[_Scored]:
     return [
-        _Scored(
-            group, number, sample.index, sample.body, scoring.value, np.frombuffer(sample.body.loss_mask, np.uint8) != 0
-        )
+        _Scored(group, number, sample.index, sample.body, scoring.value)
         for sample in group.samples
         if sample.body is not None
         and (scoring := sample.scoring) is not None
@@ -117,18 +128,22 @@ def _scored_samples(group: Group, number: int) -> list[_Scored]:
     ]
 
 
-def _sequence(sample: _Scored, advantage: float) -> TrainingSequence:
-    body = sample.body
-    return TrainingSequence(
-        group=sample.group.id,
-        index=sample.index,
-        prompt_ids=np.frombuffer(body.prompt_ids or sample.group.prompt.prompt_ids, dtype="<i4"),
-        response_ids=np.frombuffer(body.response_ids, dtype="<i4"),
-        behaviour_logprobs=np.frombuffer(body.logprobs, dtype="<f4"),
-        loss_mask=sample.loss_mask,
-        advantage=advantage,
-        version_spans=tuple((first, PolicyVersion(inc, number)) for first, inc, number in body.version_spans),
-    )
+def _sequences(sample: _Scored, advantage: float) -> list[TrainingSequence]:
+    """Return the sample's own sequence and its branches, without those in which the policy chose no token."""
+    return [
+        TrainingSequence(
+            group=sample.group.id,
+            index=sample.index,
+            prompt_ids=np.frombuffer(part.prompt_ids or sample.group.prompt.prompt_ids, dtype="<i4"),
+            response_ids=np.frombuffer(part.response_ids, dtype="<i4"),
+            behaviour_logprobs=np.frombuffer(part.logprobs, dtype="<f4"),
+            loss_mask=_mask(part),
+            advantage=advantage,
+            version_spans=tuple((first, PolicyVersion(inc, number)) for first, inc, number in part.version_spans),
+        )
+        for part in sample.parts
+        if _mask(part).any()
+    ]
 
 
 def _statistics(

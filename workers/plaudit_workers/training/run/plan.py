@@ -57,6 +57,7 @@ class RunPlan:
                 max_staleness=algorithm.max_staleness,
                 order=algorithm.order,
                 max_failed_share=spec.reward.max_failed_share,
+                max_replaced=algorithm.max_replaced,
             ),
             samples_per_prompt=algorithm.samples_per_prompt,
             sampling=_sampling(spec.rollout.sampling),

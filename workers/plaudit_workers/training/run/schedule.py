@@ -5,6 +5,8 @@ k = maxStaleness and version v = number of the newest published policy (step s p
 
 - prompts of step s are admitted once version s - 1 - k is published, at most P (1 + k) groups at a time;
 - ``order: step``: step s trains the groups of positions [(s - 1) P, s P), a mini-batch takes whichever is ready first;
+- ``dynamicSampling``: a group whose scores are all equal is dropped, and the open step gets an extra position, the next
+  one that was not admitted; all later positions belong to their steps as if it did not exist;
 - ``order: ready``: step s trains any P ready groups, oldest first, but never so that another group could no longer be
   trained within k versions of the oldest policy that sampled it (earliest deadline first is feasible exactly when for
   every deadline d the groups due by d fit into the slots left until d).
@@ -32,6 +34,8 @@ class Schedule:
     order: Order = "step"
     max_failed_share: float = 0.5
     """A step is not trained if scoring failed for a larger share of its samples."""
+    max_replaced: int = 0
+    """Groups without a signal that a step replaces at most (``dynamicSampling``); 0: it trains them."""
 
     @property
     def mini_batch_size(self) -> int:
@@ -78,6 +82,8 @@ class ReadyGroup:
     """Samples whose scoring failed; those that their scorers skipped on purpose do not count."""
     trainable: bool
     """False: too few scores, or a failure that drops the group; it is accounted for but not trained."""
+    uniform: bool = False
+    """All its scores are equal, so its advantages are 0."""
 
 
 class Queue(Protocol):
@@ -92,6 +98,11 @@ class Queue(Protocol):
     in_flight: dict[str, InFlight]
     """Groups admitted and not ended."""
 
+    @property
+    def num_extras(self) -> int:
+        """Positions beyond ``promptsPerStep`` for each step, of the whole run."""
+        ...
+
 
 def admissible(schedule: Schedule, version: int, queue: Queue) -> list[int]:
     """Return the positions to admit now, in order; those to admit again come first.
@@ -101,7 +112,7 @@ def admissible(schedule: Schedule, version: int, queue: Queue) -> list[int]:
         version: number of the newest published policy.
         queue: the prompts.
     """
-    end = schedule.admissible_end(version)
+    end = schedule.admissible_end(version) + queue.num_extras
     room = schedule.max_in_flight - len(queue.in_flight)
     again = [position for position in sorted(queue.returned) if position < end]
     fresh = [position for position in range(queue.cursor, end) if position not in queue.ahead]

@@ -196,6 +196,8 @@ def _conversation_columns(body: Body) -> dict[str, Any]:
         "turn_rewards": sample.turn_rewards,
         "agent_reward": sample.agent_reward,
         "failure": sample.failure,
+        "num_branches": len(body.branches),
+        "replaced_parameters": body.generation.replaced_parameters,
     }
     given = {name: value for name, value in rewards.items() if value}
     return {

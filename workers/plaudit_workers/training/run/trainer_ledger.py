@@ -7,13 +7,14 @@ be repeated return to the front of the queue with a higher attempt.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from plaudit_wire.records import GroupEnd, Split
 from plaudit_workers.stream.trainer.ledger import Ledger
-from plaudit_workers.training.run.schedule import InFlight
+from plaudit_workers.training.run.schedule import InFlight, Schedule
 
 Snapshot = dict[str, Any]
 """Plain data: JSON and msgpack can hold it."""
@@ -30,6 +31,31 @@ class Positions:
         self.returned: dict[int, int] = {}
         """Position to admit again → its next attempt."""
         self.in_flight: dict[str, InFlight] = {}
+        self.extras: list[tuple[int, int]] = []
+        """Extra positions in order, each with its step; only those that ``step_of`` still needs."""
+        self._num_older_extras = 0
+
+    @property
+    def num_extras(self) -> int:
+        """Extra positions of the whole run."""
+        return self._num_older_extras + len(self.extras)
+
+    def step_of(self, schedule: Schedule, position: int) -> int:
+        """Return the step for which a position is admitted that is not admitted yet, or is to be admitted again."""
+        index = bisect_left(self.extras, (position, 0))
+        if index < len(self.extras) and self.extras[index][0] == position:
+            return self.extras[index][1]
+        return schedule.step_of(position - self._num_older_extras - index)
+
+    def add_extras(self, step: int, count: int) -> None:
+        """Give a step further positions: the next ones above all that were admitted."""
+        newest = max([self.cursor - 1, *self.ahead, *(position for position, _ in self.extras)])
+        self.extras += [(newest + 1 + number, step) for number in range(count)]
+        awaited = [flight.position for flight in self.in_flight.values()]
+        oldest = min([self.cursor, *self.returned, *awaited])
+        while self.extras[0][0] < oldest:
+            del self.extras[0]
+            self._num_older_extras += 1
 
     def attempt(self, position: int) -> int:
         """Return the attempt with which a position would be admitted now."""
@@ -49,6 +75,14 @@ class Positions:
         """Return True if a position was admitted before."""
         return position < self.cursor or position in self.ahead
 
+    def has_ended(self, position: int, attempt: int) -> bool:
+        """Return True if this attempt of a position was admitted and has ended."""
+        if not self.was_admitted(position):
+            return False
+        present = [flight.attempt for flight in self.in_flight.values() if flight.position == position]
+        following = self.returned.get(position, present[0] if present else None)
+        return following is None or attempt < following
+
     def end(self, group: str) -> InFlight:
         """Remove a group from those in flight."""
         return self.in_flight.pop(group)
@@ -67,6 +101,7 @@ class Positions:
                 [flight.group, flight.position, flight.attempt, flight.step, flight.version]
                 for flight in self.in_flight.values()
             ],
+            "extras": {"older": self._num_older_extras, "positions": [list(extra) for extra in self.extras]},
         }
 
     @classmethod
@@ -77,6 +112,17 @@ class Positions:
         positions.ahead = set(snapshot["ahead"])
         positions.returned = dict(snapshot["returned"])
         positions.in_flight = {fields[0]: InFlight(*fields) for fields in snapshot["in_flight"]}
+        extras = snapshot.get("extras", {"older": 0, "positions": []})
+        positions._num_older_extras = extras["older"]
+        positions.extras = [(position, step) for position, step in extras["positions"]]
+        return positions
+
+    def begun_anew(self) -> Positions:
+        """Return these positions for another run: those in flight are to be admitted again, as first attempts."""
+        positions = Positions.restored(self.snapshot())
+        busy = {flight.position for flight in positions.in_flight.values()}
+        positions.in_flight = {}
+        positions.returned = dict.fromkeys(sorted(busy | positions.returned.keys()), 0)
         return positions
 
 
@@ -184,11 +230,7 @@ class TrainerLedger:
     def begun_anew(self) -> TrainerLedger:
         """Return the ledger of a run that starts from another run's checkpoint: its positions, with all counts zero."""
         ledger = TrainerLedger()
-        for split, positions in self.splits.items():
-            ledger.splits[split].cursor = positions.cursor
-            ledger.splits[split].ahead = set(positions.ahead)
-            busy = {flight.position for flight in positions.in_flight.values()}
-            ledger.splits[split].returned = dict.fromkeys(sorted(busy | positions.returned.keys()), 0)
+        ledger.splits = {split: positions.begun_anew() for split, positions in self.splits.items()}
         return ledger
 
     def _positions_of(self, group: str) -> Positions:

@@ -1,0 +1,190 @@
+"""Rollout replicas of several pods: they start whole, and restart whole when one of their pods ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from world import World, rljob
+
+from plaudit_operator import names
+from plaudit_operator.observed import labels
+
+ENGINE = {"tensorParallelSize": 8, "pipelineParallelSize": 2}
+ROLLOUT = {"replicas": 2, "podsPerReplica": 2, "engine": ENGINE}
+
+
+def running(**spec: Any) -> World:
+    """Return a world with a running job of two replicas of two pods."""
+    world = World(rljob(**{"rollout": ROLLOUT, **spec}))
+    world.settle()
+    return world
+
+
+def rollout_jobs(world: World) -> list[dict[str, Any]]:
+    return [job for job in world.cluster.of_kind("Job") if labels(job)[names.LABEL_ROLE] == "rollout"]
+
+
+def pods(world: World, replica: int) -> dict[str, str]:
+    """Return the uids of the pods of a replica, by name."""
+    found = [pod for pod in world.cluster.of_kind("Pod") if labels(pod).get(names.LABEL_REPLICA) == str(replica)]
+    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in found}
+
+
+def lose(world: World, replica: int) -> None:
+    world.cluster.remove("Pod", next(iter(pods(world, replica))))
+
+
+def environment(job: dict[str, Any]) -> dict[str, Any]:
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    return {variable["name"]: variable.get("value") or variable["valueFrom"] for variable in container["env"]}
+
+
+def test_each_replica_is_an_indexed_job_whose_pods_know_their_rank_and_their_leader():
+    world = running()
+    first, second = rollout_jobs(world)
+    assert [job["metadata"]["name"] for job in (first, second)] == ["job-rollout-0-0", "job-rollout-1-0"]
+    spec = first["spec"]
+    assert (spec["completionMode"], spec["completions"], spec["backoffLimit"]) == ("Indexed", 2, 0)
+    pod = spec["template"]["spec"]
+    assert (pod["subdomain"], pod["restartPolicy"]) == ("job-rollout", "Never")
+    assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": 8}
+    values = environment(second)
+    assert values["PLAUDIT_REPLICA_LEADER"] == "job-rollout-1-0-0.job-rollout.default.svc"
+    assert "job-completion-index" in values["PLAUDIT_REPLICA_RANK"]["fieldRef"]["fieldPath"]
+    assert values["PLAUDIT_EXIT_WHEN_STOPPED"] == str(names.EXIT_STOPPED)
+    service = world.cluster.find("Service", "job-rollout")
+    assert service
+    assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
+    assert not world.cluster.find("Deployment", "job-rollout")
+    assert world.status["replicas"]["rollout"] == "4/4"
+
+
+def test_a_lost_pod_restarts_its_replica_as_a_whole_and_the_others_go_on():
+    world = running()
+    lost, kept = pods(world, 0), pods(world, 1)
+    lose(world, 0)
+    world.settle()
+    assert pods(world, 1) == kept
+    assert len(pods(world, 0)) == 2
+    assert not pods(world, 0).items() & lost.items()
+    assert [job["metadata"]["name"] for job in rollout_jobs(world)] == ["job-rollout-0-1", "job-rollout-1-0"]
+    assert world.status["phase"] == "Running"
+    assert world.status["restarts"] == 0  # of the trainer
+    rollout = next(role for role in world.status["roles"] if role["name"] == "rollout")
+    assert rollout["restarts"] == 1
+
+
+def test_the_next_attempt_waits_until_no_pod_of_the_last_one_is_left():
+    world = running()
+    world.cluster.edit("Job", "job-rollout-0-0", lambda job: job["status"].update(failed=1))
+    world.deliver()
+    world.reconcile()
+    world.deliver()
+    world.reconcile()  # the ended attempt is deleted; its pods are known to exist for a while
+    world.deliver("Job")
+    world.reconcile()
+    first, _ = rollout_jobs(world)
+    assert (first["metadata"]["name"], first["spec"]["suspend"]) == ("job-rollout-0-1", True)
+    world.deliver()
+    world.reconcile()
+    assert rollout_jobs(world)[0]["spec"]["suspend"] is False
+
+
+def test_a_replica_that_ends_early_again_and_again_pauses_longer_and_longer():
+    world = running()
+    pauses = []
+    for _ in range(6):
+        lose(world, 0)
+        world.settle()
+        began = world.cluster.now
+        while len(pods(world, 0)) < 2:
+            result = world.reconcile()
+            assert result
+            assert result.again_after_s
+            world.cluster.now += result.again_after_s
+            world.settle()
+        pauses.append(round(world.cluster.now - began))
+    assert pauses == [0, 10, 20, 40, 80, 160]
+    world.cluster.now += 3600
+    lose(world, 0)
+    world.settle()
+    assert len(pods(world, 0)) == 2  # after an hour of work there is no pause
+
+
+def test_a_pod_that_ends_well_restarts_its_replica_too():
+    world = running()
+    before = pods(world, 0)
+
+    def ends(pod: dict[str, Any]) -> None:
+        pod["status"]["phase"] = "Succeeded"
+
+    world.cluster.edit("Pod", next(iter(before)), ends)
+    world.cluster.edit("Job", "job-rollout-0-0", lambda job: job["status"].update(succeeded=1))
+    world.settle()
+    assert len(pods(world, 0)) == 2
+    assert not pods(world, 0).items() & before.items()
+
+
+def test_fewer_and_more_replicas_are_whole_ones():
+    world = running()
+    kept = pods(world, 0)
+    scale(world, 1)
+    assert (pods(world, 0), pods(world, 1)) == (kept, {})
+    scale(world, 3)
+    assert [len(pods(world, replica)) for replica in range(3)] == [2, 2, 2]
+    assert pods(world, 0) == kept
+    assert world.status["replicas"]["rollout"] == "6/6"
+
+
+def scale(world: World, replicas: int) -> None:
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"]["rollout"].update(replicas=replicas))
+    world.settle()
+
+
+def test_a_suspended_job_has_no_replicas_and_a_resumed_one_all_of_them():
+    world = running()
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(suspend=True))
+    world.settle()
+    assert rollout_jobs(world) == []
+    assert world.status["phase"] == "Suspended"
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(suspend=False))
+    world.settle()
+    assert world.status["phase"] == "Running"
+    assert world.status["replicas"]["rollout"] == "4/4"
+
+
+@pytest.mark.parametrize("scheduling", [{"gang": "native"}, {"queueName": "team"}], ids=["native", "kueue"])
+def test_all_pods_of_all_replicas_are_of_the_jobs_one_group(scheduling: dict[str, str]):
+    world = running(scheduling=scheduling)
+    template = rollout_jobs(world)[0]["spec"]["template"]
+    if "gang" in scheduling:
+        (group,) = world.cluster.of_kind("PodGroup")
+        assert group["spec"]["schedulingPolicy"]["gang"]["minCount"] == 6  # 2 × 2 rollouts, trainer, Redis
+        assert template["spec"]["schedulingGroup"] == {"podGroupName": world.status["run"]}
+    else:
+        assert template["metadata"]["annotations"][names.KUEUE_COUNT] == "6"
+        assert template["metadata"]["labels"][names.KUEUE_GROUP] == world.status["run"]
+    lose(world, 1)
+    world.settle()
+    assert [len(pods(world, replica)) for replica in range(2)] == [2, 2]
+
+
+def test_a_running_job_at_rest_is_not_written():
+    world = running()
+    world.cluster.calls.clear()
+    world.reconcile()
+    assert world.cluster.calls == []
+
+
+def test_a_deleted_job_of_a_replica_begins_again():
+    world = running()
+    world.cluster.remove("Job", "job-rollout-1-0")
+    world.settle()
+    assert len(pods(world, 1)) == 2
+
+
+def test_gpus_of_all_pods_are_counted():
+    world = running()
+    roles = {role["name"]: role["gpus"] for role in world.status["cost"]["roles"]}
+    assert roles["rollout"] == 32

@@ -1,0 +1,62 @@
+"""``kind: service``: jobs that score by one shared service, over its real gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from plaudit_wire.sample import Sample
+from plaudit_workers.job.loading.load import parse_job
+from plaudit_workers.job.problem import JobError
+from plaudit_workers.job.spec.rljob import RLJob
+from plaudit_workers.process import RefusedError
+from plaudit_workers.scoring.build import build_pipeline
+from plaudit_workers.scoring.kinds.context import BuildContext
+
+TOKEN = "token-of-one-caller"
+SECRET = {"name": "shared", "key": "client"}
+
+
+def job_with(**service: Any) -> RLJob:
+    scorer = {"name": "shared", "kind": "service", "service": service}
+    head = {"apiVersion": "plaudit.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "user"}}
+    return parse_job({**head, "spec": {"reward": {"scorers": [scorer]}}})
+
+
+async def test_two_runs_score_the_same_ids_by_one_service(
+    start_service: Any, start_gateway: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLAUDIT_SECRET_SHARED_CLIENT", TOKEN)
+    async with start_service() as service, start_gateway(service) as gateway:
+        reward = job_with(url=gateway.url, tokenSecret=SECRET).spec.reward
+        pipelines = [await build_pipeline(reward, run, BuildContext(reward, run, run=run)) for run in ("a", "b")]
+        responses = ["4", "5", "broken"]
+        samples = [Sample("g", i, "d", "2 + 2", text, ground_truth="4") for i, text in enumerate(responses)]
+        scored = await asyncio.gather(*(pipeline.score(sample) for pipeline in pipelines for sample in samples))
+        assert [scoring.value for scoring in scored] == [1.0, 0.0, None] * 2
+        assert {scoring.outcome for scoring in scored[2::3]} == {"data_error"}
+        again = Sample("g", 0, "d", "2 + 2", "5", ground_truth="4")  # generated a second time
+        assert (await pipelines[0].score(again)).value == 0.0
+        for pipeline in pipelines:
+            await pipeline.close()
+
+
+@pytest.mark.parametrize(
+    ("service", "message"),
+    [
+        ({}, "needs exactly one of name and url"),
+        ({"name": "a", "url": "http://a"}, "needs exactly one of name and url"),
+        ({"url": "http://a"}, "tokenSecret: is missing"),
+        ({"url": "http://rewards.example", "tokenSecret": SECRET}, "unencrypted"),
+    ],
+)
+def test_an_unclear_reference_is_refused(service: dict[str, Any], message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        job_with(**service)
+
+
+async def test_a_name_is_refused_where_no_operator_resolves_it() -> None:
+    with pytest.raises(RefusedError, match="'math' is a name on Kubernetes only"):
+        await build_pipeline(job_with(name="math").spec.reward, "reward-0")

@@ -1,0 +1,469 @@
+"""``kind: endpoint``: real programs with OpenAI's client over a scripted engine, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from chat_tokenizer import chat_tokenizer
+from plaudit_wire.messages import PolicyVersion, Prompt, Sampling
+from plaudit_wire.sample import AgentReward
+from plaudit_workers.agent_processes.messages import Program
+from plaudit_workers.agent_processes.processes import AgentProcesses
+from plaudit_workers.errors import RefusedError
+from plaudit_workers.rollout.agents.custom import AgentError
+from plaudit_workers.rollout.agents.endpoint.agent import EndpointAgent
+from plaudit_workers.rollout.agents.endpoint.dialect import Dialects
+from plaudit_workers.rollout.agents.endpoint.request import RequestError, parse_request
+from plaudit_workers.rollout.agents.endpoint.server import EndpointServer
+from plaudit_workers.rollout.agents.endpoint.session import Session
+from plaudit_workers.rollout.engines.protocol import EngineFailedError, FinishedSample
+from plaudit_workers.rollout.engines.script import Constant, Script
+from plaudit_workers.rollout.engines.scripted import ScriptedEngine
+from plaudit_workers.rollout.engines.vllm_arguments import prepare_environment
+from plaudit_workers.rollout.sample_run import SampleRun, sample_body
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # vLLM and torch warn when they are imported
+    pytest.mark.asyncio(loop_scope="module"),  # the tests share the template process, and so the event loop
+]
+
+PROGRAM = '''
+import json, os, signal, sys, time
+
+from openai import AsyncOpenAI, BadRequestError, OpenAI
+
+TOOLS = [{
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Look a key up.",
+        "parameters": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
+    },
+}]
+
+
+def answers(message):
+    """The assistant's message as a client sends it back, and its tools' results."""
+    calls = message.tool_calls or []
+    yield message.model_dump()
+    for call in calls:
+        arguments = json.loads(call.function.arguments)
+        yield {"role": "tool", "tool_call_id": call.id, "content": f"value of {arguments['key']}"}
+
+
+def plain(prompt):
+    client, messages = OpenAI(), list(prompt["messages"])
+    while True:
+        choice = client.chat.completions.create(model="gpt-4o", messages=messages, tools=TOOLS).choices[0]
+        messages += answers(choice.message)
+        if choice.finish_reason != "tool_calls":
+            return float(choice.message.content == prompt["ground_truth"])
+
+
+async def concurrent(prompt):
+    client, messages = AsyncOpenAI(), list(prompt["messages"])
+    while True:
+        completion = await client.chat.completions.create(model="gpt-4o", messages=messages, tools=TOOLS)
+        messages += answers(completion.choices[0].message)
+        if not completion.choices[0].message.tool_calls:
+            return {"reward": 1}
+
+
+def streamed(prompt):
+    client, messages = OpenAI(), list(prompt["messages"])
+    while True:
+        with client.chat.completions.stream(model="gpt-4o", messages=messages, tools=TOOLS) as stream:
+            message = stream.get_final_completion().choices[0].message
+        messages += answers(message)
+        if not message.tool_calls:
+            return 1.0
+
+
+def ask(client, *messages, **parameters):
+    return client.chat.completions.create(model="m", messages=list(messages), **parameters).choices[0].message.content
+
+
+def forks(prompt):
+    """A main conversation, a sub-agent with a prompt of its own, a retry, and a compacted history."""
+    client, user = OpenAI(), prompt["messages"][0]
+    first = ask(client, user)
+    said = {"role": "assistant", "content": first}
+    sub = ask(client, {"role": "system", "content": "You are a sub-agent."}, {"role": "user", "content": first})
+    ask(client, user, said, {"role": "user", "content": sub})
+    ask(client, user, said, {"role": "user", "content": "Once more, please."})
+    compacted = {"role": "user", "content": "Summary: much was done."}
+    last = ask(client, compacted)
+    return ask(client, compacted, {"role": "assistant", "content": last}, {"role": "user", "content": "Go on."})
+
+
+def endless(prompt):
+    client, messages = OpenAI(max_retries=0), list(prompt["messages"])
+    while True:
+        try:
+            messages += [{"role": "assistant", "content": ask(client, *messages)}, {"role": "user", "content": "More."}]
+        except BadRequestError:
+            pass
+
+
+def careful(prompt):
+    client, messages = OpenAI(), list(prompt["messages"])
+    try:
+        while True:
+            messages += [{"role": "assistant", "content": ask(client, *messages)}, {"role": "user", "content": "More."}]
+    except BadRequestError as error:
+        return {"outcome": "skipped", "reason": error.code}
+
+
+def warm(prompt):
+    ask(OpenAI(), *prompt["messages"], temperature=0.2, seed=3, tool_choice="required", user="me", stop=["END"])
+
+
+def several(prompt):
+    ask(OpenAI(), *prompt["messages"], n=2)
+
+
+def raises(prompt):
+    ask(OpenAI(), *prompt["messages"])
+    raise KeyError("lost")
+
+
+def exits(prompt):
+    ask(OpenAI(), *prompt["messages"])
+    sys.exit(3)
+
+
+def hangs(prompt):
+    ask(OpenAI(), *prompt["messages"])
+    time.sleep(60)
+
+
+def crashes(prompt):
+    ask(OpenAI(), *prompt["messages"])
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def silent(prompt):
+    return 1.0
+
+
+def infinite(prompt):
+    ask(OpenAI(), *prompt["messages"])
+    return float("inf")
+
+
+def looks_around(prompt):
+    ask(OpenAI(), *prompt["messages"])
+    models = [model.id for model in OpenAI().models.list()]
+    secret = os.environ.get("PLAUDIT_REDIS_PASSWORD")
+    return {"outcome": "skipped", "reason": json.dumps([models, secret, os.listdir(".")])}
+
+
+def main(prompt):
+    return globals()[prompt["extra_info"]["function"]](prompt)
+
+
+if __name__ == "__main__":
+    given = json.load(sys.stdin)
+    print("begins", file=sys.stderr)
+    reward = plain(given)
+    print(json.dumps({"reward": reward}))
+'''
+CALL = '<tool_call>\n{"name": "look_up", "arguments": {"key": "a"}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    prepare_environment("")  # as a rollout does before it imports vLLM
+    return chat_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def dialects(tokenizer):
+    return Dialects(tokenizer, {}, "hermes")
+
+
+@pytest.fixture(scope="module")
+def program_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("program") / "my_program.py"
+    path.write_text(PROGRAM)
+    return str(path)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server():
+    async with EndpointServer() as server:
+        yield server
+
+
+@asynccontextmanager
+async def started(program):
+    processes = AgentProcesses([program])
+    try:
+        await processes.open()
+        yield processes
+    finally:
+        await processes.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(program_file):
+    """The processes of the file's functions. The rollout has a secret in its environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PLAUDIT_REDIS_PASSWORD", "hidden")
+        async with started(Program(path=program_file, function="main")) as processes:
+            yield processes
+
+
+@pytest.fixture
+def hold(shared, server, dialects, tokenizer):
+    """Runs one sample of a function of the program, or of another program; returns it as the trainer reads it."""
+
+    async def held(function, *turns: str, max_tokens: int = 4000, processes=shared, max_turns=8, limit_s=30.0):
+        engine = ScriptedEngine(Script(Constant(0.0), turns=list(turns)), tokenizer=tokenizer)
+        await engine.load_weights(None, PolicyVersion(1, 0))
+        prompt = prompt_of(max_tokens, function)
+        run = SampleRun(prompt, 0, engine, lambda change: None)
+        trajectory = await run.run(EndpointAgent(processes, server, dialects, max_turns, limit_s))
+        return sample_body(prompt, 0, trajectory, run.record("rollout-0", trajectory, None), engine.decode)
+
+    return held
+
+
+def prompt_of(max_tokens: int = 4000, function: str = "") -> Prompt:
+    return Prompt(
+        group="t-0-1.0",
+        position=0,
+        split="train",
+        step=1,
+        n=1,
+        min_version=PolicyVersion(1, 0),
+        seed=7,
+        sampling=Sampling(max_tokens=max_tokens),
+        data_source="copy",
+        prompt="",
+        prompt_ids=b"",
+        ground_truth="It is a.",
+        extra_info={"function": function},
+        messages=[{"role": "user", "content": "Look it up."}],
+    )
+
+
+def trained_text(tokenizer, part) -> str:
+    ids = np.frombuffer(part.response_ids, "<i4")
+    return tokenizer.decode(ids[np.frombuffer(part.loss_mask, "u1") != 0])
+
+
+@pytest.mark.parametrize("function", ["plain", "concurrent", "streamed"])
+async def test_a_program_with_tools_is_captured_token_by_token(hold, dialects, tokenizer, function) -> None:
+    body = await hold(function, CALL, CALL, "It is a.")
+    sample = body.sample
+    assert [message["role"] for message in sample.completion] == ["assistant", "tool", "assistant", "tool", "assistant"]
+    assert sample.completion[1]["content"] == "value of a"
+    assert (sample.answer, sample.agent_reward, sample.failure) == ("It is a.", AgentReward("scored", 1.0), None)
+    assert body.branches == []
+    assert trained_text(tokenizer, body) == f"{CALL}<|im_end|>{CALL}<|im_end|>It is a.<|im_end|>"
+    # The ids that are trained are those of the rendered conversation with the program's tools, read as a whole.
+    tool = {
+        "name": "look_up",
+        "description": "Look a key up.",
+        "parameters": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
+    }
+    template = dialects.of([{"type": "function", "function": tool}]).template
+    whole = template.render([*sample.messages, *sample.completion], generate=False)
+    ids = np.frombuffer(body.prompt_ids + body.response_ids, "<i4").tolist()
+    assert ids == template.encode(whole.removesuffix("\n"))
+    assert len(body.generation.turns) == 3
+
+
+async def test_a_command_reads_its_prompt_and_prints_its_reward(hold, program_file) -> None:
+    async with started(Program(command=[sys.executable], path=program_file)) as processes:
+        body = await hold("", CALL, "It is b.", processes=processes)
+    assert (body.sample.agent_reward, body.sample.failure) == (AgentReward("scored", 0.0), None)
+
+
+async def test_a_command_that_fails_names_its_exit_code_and_its_last_lines(hold) -> None:
+    asks = (
+        "import json, os, urllib.request as r; r.urlopen(r.Request(os.environ['OPENAI_BASE_URL'] + '/chat/completions'"
+    )
+    asks += ", json.dumps({'messages': json.load(open('prompt.json'))['messages']}).encode()"
+    asks += ", {'Authorization': 'Bearer ' + os.environ['OPENAI_API_KEY']}))"
+    async with started(Program(command=[sys.executable, "-c", f"{asks}; raise ValueError('no luck')"])) as processes:
+        body = await hold("", "Yes.", processes=processes)
+    assert body.sample.failure is not None
+    assert body.sample.failure.outcome == "data_error"
+    assert "exited with 1" in body.sample.failure.reason
+    assert "no luck" in body.sample.failure.reason
+
+
+async def test_histories_that_fork_become_branches_and_no_token_is_trained_twice(hold, tokenizer) -> None:
+    turns = ["One.", "Two.", "Three.", "Four.", "Five.", "Six."]
+    body = await hold("forks", *turns)
+    parts = [body, *body.branches]
+    assert [trained_text(tokenizer, part) for part in parts] == [
+        "Five.<|im_end|>Six.<|im_end|>",
+        "One.<|im_end|>Three.<|im_end|>",
+        "Two.<|im_end|>",
+        "Four.<|im_end|>",
+    ]
+    prompts = [tokenizer.decode(np.frombuffer(part.prompt_ids, "<i4")) for part in parts]
+    assert "One.<|im_end|>\n<|im_start|>user\nOnce more, please.<|im_end|>" in prompts[3]
+    assert body.sample.answer == "Six."
+    assert body.generation.turns[0].first == len(body.response_ids) // 4
+    assert [turn.tokens for turn in body.generation.turns] == [len(tokenizer(turn)["input_ids"]) + 1 for turn in turns]
+
+
+FAILURES = [
+    ("raises", "data_error", "KeyError: 'lost'"),
+    ("exits", "data_error", "SystemExit: 3"),
+    ("hangs", "timeout", "the program took longer than 1.5 s"),
+    ("crashes", "infra_error", "was killed by SIGSEGV"),
+]
+
+
+@pytest.mark.parametrize(("function", "outcome", "reason"), FAILURES)
+async def test_a_program_that_fails_gives_its_sample_no_score(hold, function, outcome, reason) -> None:
+    body = await hold(function, "Yes.", limit_s=1.5 if function == "hangs" else 30.0)
+    assert body.sample.failure is not None
+    assert (body.sample.failure.outcome, body.sample.failure.value) == (outcome, None)
+    assert reason in body.sample.failure.reason
+    assert body.sample.agent_reward is None
+
+
+@pytest.mark.parametrize(("function", "message"), [("silent", "it made no request"), ("several", "n is 2")])
+async def test_a_program_without_a_turn_fails_its_sample(hold, function, message) -> None:
+    with pytest.raises(AgentError, match=message):
+        await hold(function, "Yes.")
+
+
+async def test_an_infinite_reward_is_a_data_error(hold) -> None:
+    body = await hold("infinite", "Yes.")
+    assert body.sample.agent_reward == AgentReward("data_error", reason="the program's reward is inf")
+
+
+@pytest.mark.parametrize(
+    ("function", "limits", "num_turns", "reward"),
+    [
+        ("careful", {"max_turns": 2}, 2, AgentReward("skipped", reason="max_turns")),
+        ("careful", {"max_tokens": 40}, 2, AgentReward("skipped", reason="context_length_exceeded")),
+        ("endless", {"max_turns": 2}, 2, None),
+    ],
+)
+async def test_a_sample_at_its_limit_is_trained_as_cut(hold, function, limits, num_turns, reward) -> None:
+    body = await hold(function, "Yes.", **limits)
+    assert len(body.generation.turns) == num_turns
+    assert (body.sample.finish_reason, body.sample.failure, body.sample.agent_reward) == ("length", None, reward)
+
+
+async def test_parameters_that_would_change_the_distribution_are_replaced_by_name(hold) -> None:
+    body = await hold("warm", "Yes, END of it.")
+    assert body.generation.replaced_parameters == ["seed", "temperature", "tool_choice"]
+    assert body.sample.answer == "Yes, "
+
+
+async def test_a_program_sees_its_prompt_and_no_secret(hold) -> None:
+    body = await hold("looks_around", "Yes.")
+    assert body.sample.agent_reward is not None
+    assert json.loads(body.sample.agent_reward.reason) == [["policy"], None, ["prompt.json"]]
+
+
+@pytest.mark.parametrize("key", ["", "Bearer sk-plaudit-of-an-ended-sample"])
+async def test_a_key_of_no_running_sample_is_refused(server, key) -> None:
+    import httpx
+
+    async with httpx.AsyncClient(base_url=server.url, headers={"authorization": key} if key else {}) as client:
+        answers = [await client.get("/models"), await client.post("/chat/completions", json={}), await client.get("/x")]
+    assert [answer.status_code for answer in answers] == [401, 401, 404]
+    assert answers[2].json()["error"]["message"].startswith("GET /v1/x is not served: a policy in training speaks Chat")
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"n": 2}, "n"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"max_tokens": 0}, "max_tokens"),
+    ],
+)
+async def test_requests_that_cannot_be_answered_are_refused_by_name(changes, param) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "a"}], **changes}
+    with pytest.raises(RequestError) as refused:
+        parse_request(json.dumps(body).encode(), Sampling(max_tokens=8))
+    assert refused.value.param == param
+
+
+async def test_defaults_and_the_jobs_own_values_replace_nothing() -> None:
+    body = {
+        "messages": [{"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
+    }
+    neutral = {"n": 1, "temperature": 0.7, "parallel_tool_calls": True, "logit_bias": {}, "presence_penalty": 0.0}
+    used = {"tool_choice": "none", "stop": "x", "max_tokens": 9, "max_completion_tokens": 7, "metadata": {"a": "b"}}
+    request = parse_request(json.dumps(body | neutral | used).encode(), Sampling(max_tokens=8, temperature=0.7))
+    assert request.messages == [{"role": "system", "content": "ab"}]
+    assert (request.replaced, request.stop, request.max_tokens, request.calls_allowed) == ((), ("x",), 7, False)
+
+
+async def test_a_missing_program_is_refused_before_anything_runs() -> None:
+    with pytest.raises(RefusedError, match="there is no program 'no-such-program'"):
+        async with started(Program(command=["no-such-program"])):
+            pass
+
+
+async def test_a_broken_engine_ends_the_sample_with_its_error(shared, server, dialects) -> None:
+    async def broken(ids, max_tokens=None, stop=()):
+        raise EngineFailedError("out of memory")
+
+    with pytest.raises(EngineFailedError, match="out of memory"):
+        await EndpointAgent(shared, server, dialects, 8, 30.0).run(prompt_of(function="plain"), broken)
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_random_trees_of_conversations_train_each_sampled_token_once_as_the_policy_saw_it(dialects, seed) -> None:
+    choose = random.Random(seed)
+    seen: dict[int, list[int]] = {}
+    sampled = 0
+
+    async def generate(ids, max_tokens=None, stop=()):
+        nonlocal sampled
+        text = choose.choice(["Yes.", "  spaced  ", "a\n\nb", "the other thing", CALL])
+        response = [*dialects.tokenizer(text)["input_ids"], dialects.tokenizer.eos_token_id]
+        sampled += len(response)
+        for place in range(len(response)):
+            seen[len(seen)] = [*ids, *response[: place + 1]]
+        return FinishedSample(response, [-1.0] * len(response), [(0, 1, 0)], "stop", 0.0)
+
+    tools = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}]
+    session = Session(prompt_of(100_000), generate, dialects, 100)
+    histories: list[list[dict]] = [[{"role": "user", "content": "Begin."}]]
+    for _ in range(12):
+        history = choose.choice(histories)
+        document = {"messages": history, "tools": tools, "model": "m"}
+        completion = await session.complete(parse_request(json.dumps(document).encode(), session.sampling))
+        message = {**completion.message, "refusal": None}
+        calls = [
+            {"role": "tool", "tool_call_id": call["id"], "content": choose.choice(["4", "two words"])}
+            for call in message.get("tool_calls", [])
+        ]
+        new = calls or [{"role": "user", "content": choose.choice(["Go on.", "Why?"])}]
+        histories.append([*history, message, *new])
+    trajectory = session.trajectory()
+    assert trajectory is not None
+    trained = []
+    for part in [trajectory, *trajectory.branches]:
+        ids = part.prompt_ids + part.response_ids
+        trained += [ids[: len(part.prompt_ids) + i + 1] for i, kept in enumerate(part.loss_mask) if kept]
+    assert len(trained) == sampled
+    assert sorted(trained) == sorted(seen.values())
+    session.close()
