@@ -2,7 +2,10 @@
 
 
 class Lamp:
+    """A lamp with buttons."""
+
     def reset(self, answer: str, **kwargs) -> str:
+        """Show the number; it is appended to the prompt."""
         self.number = int(answer)
         self.pressed = None
         return str(self.number)
@@ -17,6 +20,7 @@ class Lamp:
         return "1" if button == self.number else "0"
 
     def get_reward(self):
+        """Return 1 for the right button, 0.1 for another one."""
         if self.pressed is None:
             return 0.0
         return 1.0 if self.pressed == self.number else 0.1
