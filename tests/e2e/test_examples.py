@@ -109,7 +109,7 @@ def test_an_environment_of_trl_runs_unchanged(
     call = '<tool_call>{"name": "press", "arguments": {"button": 3}}</tool_call>'
     arguments = {"latencySeconds": {"kind": "constant", "value": 0.01}, "turns": [call, "1"]}
     engine = {"kind": "scripted", "arguments": arguments}
-    job = change_job(example("09-environment") / "job.yaml", rollout__engine=engine, algorithm__promptsPerStep=4)
+    job = change_job(example("09-environment") / "job.yaml", rollout__engine=engine, rollout__agent__maxTurnTokens=None)
     run = plaudit_run(job, "--steps", "2")
     assert run.exit_code == 0, run.output
     assert run.trained_steps == [1, 2]
@@ -127,5 +127,5 @@ def test_a_model_calls_a_tool_and_is_trained_on_its_own_turns_only(
     assert run.trained_steps == [1, 2, 3, 4, 5, 6]
     first, last = run.steps[0].statistics, run.steps[-1].statistics
     assert first["reward/mean"] < 0.1
-    assert last["tool_call_counts/mean"] > first["tool_call_counts/mean"]
+    assert last["num_turns/mean"] > first["num_turns/mean"]
     assert last["reward/mean"] > first["reward/mean"]

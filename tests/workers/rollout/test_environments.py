@@ -300,7 +300,7 @@ async def test_an_episode_ends_at_the_limits_of_turns_and_tokens(open_agent, pla
     assert len(body.generation.turns) == 2
     assert body.sample.agent_reward is None
     _, body = await play(agent, "more", max_tokens=8)
-    assert (len(body.generation.turns) or 1, body.sample.finish_reason) == (1, "length")
+    assert (len(body.generation.turns), body.sample.finish_reason) == (1, "length")
 
 
 async def test_an_agent_loop_of_verl_generates_by_token_ids(open_agent, play, tokenizer) -> None:

@@ -430,3 +430,10 @@ async def test_samples_in_tools_leave_their_places_in_the_engine(open_agent, run
 
 def replace_timeout(tool):
     return type(tool)(tool.name, tool.schema, 60.0)
+
+
+async def test_a_conversation_without_a_call_counts_as_one_of_two_turns(open_agent, hold) -> None:
+    async with open_agent() as agent:
+        _, (body,) = await hold(agent, "I know it.")
+    assert [(turn.first, turn.calls) for turn in body.generation.turns] == [(0, [])]
+    assert body.sample.num_turns == 2

@@ -115,8 +115,8 @@ class SampleRun:
         )
 
     def _turn_records(self, trajectory: Trajectory) -> list[TurnRecord]:
-        """Return the turns of a trajectory that has several, or calls; a single response needs no such record."""
-        if len(self._finished) == 1 and not trajectory.calls:
+        """Return the turns of a conversation; a single response, which no agent held, needs no such record."""
+        if len(self._finished) == 1 and not trajectory.calls and not trajectory.messages:
             return []
         return [
             TurnRecord(
