@@ -32,7 +32,7 @@ def manifests(context: JobContext) -> list[Manifest]:
     policies = [_reward(context), _metrics(context)]
     if transport.managed(context):
         policies.append(_redis(context))
-    if reward_model.served(context):
+    if context.spec.reward.model_scorers:
         policies.append(_model(context))
     if gateway.is_served(context):
         policies.append(_gateway(context))
@@ -52,7 +52,7 @@ def _policy(context: JobContext, role: str, spec: Manifest) -> Manifest:
 def _reward(context: JobContext) -> Manifest:
     """Close ingress (policies do not apply to kubelets' probes); open egress to what the job declares."""
     egress = [_DNS, _to_redis(context)]
-    if reward_model.served(context):
+    if context.spec.reward.model_scorers:
         egress.append(_to_role(context, reward_model.ROLE, names.MODEL_PORT))
     egress += [_to_endpoint(context, url) for url in _endpoints(context)]
     egress += [_declared(rule) for rule in context.spec.reward.network_policy.egress]

@@ -79,7 +79,7 @@ def role_states(
     states["reward"] = _of_deployment(context, observed, "reward", now)
     if gateway.is_served(context):
         states["gateway"] = _of_deployment(context, observed, "gateway", now)
-    for scorer in reward_model.served(context):
+    for scorer in context.spec.reward.model_scorers:
         owner = observed.child("Deployment", reward_model.object_name(context, scorer))
         own = reward_model.labels(context, scorer).items()
         pods = [pod for pod in observed.pods_of("model") if own <= labels(pod).items()]

@@ -116,7 +116,7 @@ def plan_processes(job: RLJob, context: LaunchSettings, *, with_gpus: bool) -> d
         counts = {role: (count, cpus, 0) for role, (count, cpus, _) in counts.items()}
     own = metrics_environment(job)
     own["PLAUDIT_MODEL_SERVERS"] = json.dumps(
-        {each.name: [(context.folder / FOLDER / each.name).as_uri()] for each in _model_scorers(job)}
+        {each.name: [(context.folder / FOLDER / each.name).as_uri()] for each in job.spec.reward.model_scorers}
     )
     plans = {
         role: [
@@ -137,7 +137,9 @@ def plan_processes(job: RLJob, context: LaunchSettings, *, with_gpus: bool) -> d
         ]
         if not plans["gateway"]:
             del plans["gateway"]
-    servers = {f"model-{each.name}": _servers(each, context, with_gpus=with_gpus) for each in _model_scorers(job)}
+    servers = {
+        f"model-{each.name}": _servers(each, context, with_gpus=with_gpus) for each in job.spec.reward.model_scorers
+    }
     ordered = {"metrics": plans.pop("metrics"), **servers, **plans}
     return {role: [_without_gpus(plan) for plan in each] for role, each in ordered.items()} if with_gpus else ordered
 
@@ -163,10 +165,6 @@ def _gateway(context: LaunchSettings) -> dict[str, str]:
         "PLAUDIT_GATEWAY_PORT": str(context.gateway_port),
         "PLAUDIT_GATEWAY_TOKENS": str(context.folder / TOKENS_FOLDER),
     }
-
-
-def _model_scorers(job: RLJob) -> list[ScorerSpec]:
-    return [scorer for scorer in job.spec.reward.scorers if scorer.model is not None]
 
 
 def _servers(scorer: ScorerSpec, context: LaunchSettings, *, with_gpus: bool) -> list[ProcessPlan]:

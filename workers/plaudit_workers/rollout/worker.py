@@ -27,7 +27,7 @@ from plaudit_workers.rollout.weights import PolicyWeights
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
 from plaudit_workers.stream.worker.lease import Delivery
-from plaudit_workers.supervision import Supervised, unless_stopped
+from plaudit_workers.supervision import Supervised, drained, unless_stopped
 from plaudit_workers.training_job import load_training_job
 
 logger = get_logger(__name__)
@@ -166,14 +166,9 @@ class RolloutWorker:
 
     async def _drain(self) -> None:
         self._stopping = True
-        works = set(self._works)
-        if not works:
-            return
-        done, left = await asyncio.wait(works, timeout=self._options.drain_grace_s)
-        for work in left:
-            work.cancel()
-        await asyncio.wait(works)
-        logger.info("drained", finished=len(done), returned=len(left))
+        if works := set(self._works):
+            finished, returned = await drained(works, self._options.drain_grace_s)
+            logger.info("drained", finished=finished, returned=returned)
 
     async def _beats(self) -> None:
         while True:

@@ -127,3 +127,8 @@ class RewardSpec(Section):
     """The HTTP front, for a job that only scores."""
     network_policy: NetworkPolicySpec = NetworkPolicySpec()
     """Their network access."""
+
+    @property
+    def model_scorers(self) -> list[ScorerSpec]:
+        """Return the scorers whose models the job serves."""
+        return [scorer for scorer in self.scorers if scorer.model is not None]
