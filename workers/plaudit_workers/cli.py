@@ -166,10 +166,20 @@ def _dead_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _days(text: str) -> float:
+    days = float(text)
+    if not 0 < days < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of days")
+    return days
+
+
 def _runs_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=["list", "delete"])
     parser.add_argument("runs", nargs="*", type=_run_name, metavar="RUN", help="ids of finished runs, for delete")
     parser.add_argument("--redis", metavar="URL", required=True, help="its password in PLAUDIT_REDIS_PASSWORD")
+    parser.add_argument(
+        "--silent-for", type=_days, metavar="DAYS", help="delete all runs of which no process reported for so long"
+    )
 
 
 def _export_arguments(parser: argparse.ArgumentParser) -> None:

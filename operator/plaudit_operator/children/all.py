@@ -9,6 +9,7 @@ from plaudit_operator import names
 from plaudit_operator.admission.admission import digest
 from plaudit_operator.children import (
     autoscaling,
+    environments,
     gang,
     gateway,
     job_config,
@@ -53,6 +54,10 @@ def _templates(context: JobContext) -> Iterator[tuple[str, str, Callable[[], Man
             next(s for s in spec["reward"]["scorers"] if s["name"] == scorer.name)["model"]
         )
         yield f"model/{scorer.name}", inputs, lambda scorer=scorer: reward_model.template(context, scorer)  # type: ignore[misc]
+    for server in context.spec.environments:
+        written = next(each for each in spec["environments"] if each["name"] == server.name)
+        inputs = digest({k: v for k, v in written.items() if k != "replicas"})
+        yield f"environment/{server.name}", inputs, lambda server=server: environments.template(context, server)  # type: ignore[misc]
     if gateway.is_served(context):
         own = {k: v for k, v in (spec["reward"].get("gateway") or {}).items() if k != "replicas"}
         inputs = digest([own, context.revision] if context.revision else own)
@@ -101,6 +106,8 @@ def manifests(context: JobContext, templates: Templates, *, suspended: bool, wai
         children += transport.manifests(context, *frozen("redis"), rests=suspended and context.spec.scheduling.whole)
     for scorer in context.spec.reward.model_scorers:
         children += reward_model.manifests(context, scorer, *frozen(f"model/{scorer.name}"))
+    for server in context.spec.environments:
+        children += environments.manifests(context, server, *frozen(f"environment/{server.name}"))
     if gateway.is_served(context):
         children += gateway.manifests(context, *frozen("gateway"))
     if context.spec.trains:
@@ -139,6 +146,8 @@ def fixed_replicas(context: JobContext) -> dict[str, int | None]:
     for scorer in context.spec.reward.model_scorers:
         assert scorer.model is not None
         counts[reward_model.object_name(context, scorer)] = scorer.model.replicas
+    for server in context.spec.environments:
+        counts[environments.object_name(context, server)] = server.replicas
     if gateway.is_served(context):
         counts[names.role_object(context.name, "gateway")] = context.spec.reward.gateway.replicas
     if context.spec.trains:

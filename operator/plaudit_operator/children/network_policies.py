@@ -9,9 +9,10 @@ import ipaddress
 from urllib.parse import urlsplit
 
 from plaudit_operator import names
-from plaudit_operator.children import gateway, reward_model, rollout, transport
+from plaudit_operator.children import environments, gateway, reward_model, rollout, transport
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.runtime.kinds import NETWORK_POLICY
+from plaudit_workers.job.spec.environments import EnvironmentServerSpec
 from plaudit_workers.job.spec.reward import EgressRule
 from plaudit_workers.stream.access import users
 
@@ -34,6 +35,8 @@ def manifests(context: JobContext) -> list[Manifest]:
         policies.append(_redis(context))
     if context.spec.reward.model_scorers:
         policies.append(_model(context))
+    if context.spec.environments:
+        policies.append(_environments(context))
     if gateway.is_served(context):
         policies.append(_gateway(context))
     if context.spec.trains:
@@ -54,9 +57,26 @@ def _reward(context: JobContext) -> Manifest:
     egress = [_DNS, _to_redis(context)]
     if context.spec.reward.model_scorers:
         egress.append(_to_role(context, reward_model.ROLE, names.MODEL_PORT))
+    egress += [_to_environment(context, server) for server in context.spec.environments]
     egress += [_to_endpoint(context, url) for url in _endpoints(context)]
     egress += [_declared(rule) for rule in context.spec.reward.network_policy.egress]
     return _policy(context, "reward", {"policyTypes": ["Ingress", "Egress"], "egress": egress})
+
+
+def _to_environment(context: JobContext, server: EnvironmentServerSpec) -> Manifest:
+    pods = {**context.labels(environments.ROLE), **environments.labels(server)}
+    return {"to": [{"podSelector": {"matchLabels": pods}}], "ports": [_tcp(server.port)]}
+
+
+def _environments(context: JobContext) -> Manifest:
+    """Return the policy of environments: rollouts, reward workers and the trainer, which lists their tools."""
+    of_job = {
+        "matchLabels": {names.LABEL_JOB: context.name},
+        "matchExpressions": [{"key": names.LABEL_ROLE, "operator": "In", "values": ["rollout", "reward", "trainer"]}],
+    }
+    ports = sorted({server.port for server in context.spec.environments})
+    allowed: Manifest = {"from": [{"podSelector": of_job}], "ports": [_tcp(port) for port in ports]}
+    return _policy(context, environments.ROLE, {"policyTypes": ["Ingress"], "ingress": [allowed]})
 
 
 def _to_redis(context: JobContext) -> Manifest:
@@ -165,15 +185,16 @@ def _redis(context: JobContext) -> Manifest:
 
 
 def _gateway(context: JobContext) -> Manifest:
-    """Open ingress to clients of the service, to jobs that refer to it, and to Prometheus; egress to Redis only."""
+    """Open ingress to clients, to jobs that refer to the service, and to Prometheus; egress to Redis and a canary."""
     peers = _clients(context)
     if context.revision:
-        jobs = {names.LABEL_ROLE: "reward", f"{names.LABEL_USES}/{context.name}": "true"}
-        peers.append({"podSelector": {"matchLabels": jobs}})
+        peers.append({"podSelector": {"matchLabels": {f"{names.LABEL_USES}/{context.name}": "true"}}})
+    ingress: list[Manifest] = [{"from": peers, "ports": [_tcp(names.GATEWAY_PORT)]}]
     if namespace := context.settings.monitoring_namespace:
-        peers.append(_namespace(namespace))
-    ingress = [{"from": peers, "ports": [_tcp(names.GATEWAY_PORT)]}]
+        ingress.append({"from": [_namespace(namespace)], "ports": [_tcp(names.HEALTH_PORT)]})
     egress = [_DNS, _to_redis(context)]
+    if canary := context.spec.reward.gateway.canary:
+        egress.append(_to_endpoint(context, canary.service.url))
     return _policy(context, gateway.ROLE, {"policyTypes": ["Ingress", "Egress"], "ingress": ingress, "egress": egress})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from plaudit_operator import names
-from plaudit_operator.children import reward_model
+from plaudit_operator.children import environments, reward_model
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.deployment import deployment
 from plaudit_operator.children.pod import RolePod, http_probe, pod_template
@@ -27,13 +27,13 @@ def template(context: JobContext) -> Manifest:
         liveness=http_probe("/healthz", "health"),
         grace_s=60,
         secrets=tuple(secret for _, secret in reward_secrets(context.spec.reward)),
-        labels={f"{names.LABEL_USES}/{service}": "true" for service in context.admitted.services},
+        labels=context.uses_labels,
     )
     return pod_template(context, process)
 
 
 def _environment(context: JobContext) -> dict[str, str]:
-    environment = {"PLAUDIT_HEALTH_PORT": str(names.HEALTH_PORT)}
+    environment = {"PLAUDIT_HEALTH_PORT": str(names.HEALTH_PORT), **environments.variables(context)}
     if context.revision:
         environment["PLAUDIT_SCORING_VERSION"] = context.revision
     servers = reward_model.addresses(context)

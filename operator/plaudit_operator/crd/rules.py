@@ -44,6 +44,11 @@ def _field_rules() -> Iterator[Rule]:
 
 _TRAINS = "(has(self.rollout) || has(self.trainer))"
 
+_ONE_SERVICE = [
+    _rule("(self.?name.orValue('') != '') != (self.?url.orValue('') != '')", "give exactly one of name and url"),
+    _rule("self.?url.orValue('') == '' || has(self.tokenSecret)", "with url tokenSecret is required"),
+]
+
 RULES: dict[str, list[Rule]] = {
     "": [
         *(
@@ -120,8 +125,16 @@ RULES: dict[str, list[Rule]] = {
         _rule("!has(self.function) || has(self.path)", "function names a function in path: give path as well"),
         _rule("!has(self.function) || !has(self.command)", "give at most one of function and command"),
         _rule(
-            "self.?kind.orValue('singleTurn') != 'environment' || has(self.url) != (has(self.path) && has(self.class))",
-            "kind environment needs either path and class, or url",
+            "self.?kind.orValue('singleTurn') != 'environment' || "
+            "[has(self.path) && has(self.class), has(self.url), has(self.environment)]"
+            ".filter(given, given).size() == 1",
+            "kind environment needs exactly one of path and class, url, and environment",
+        ),
+    ],
+    "environments[]": [
+        _rule(
+            "has(self.image) || has(self.command) || (has(self.pod) && has(self.pod.image))",
+            "an environment needs image or command",
         ),
     ],
     "rollout.agent.tools[]": [
@@ -139,10 +152,7 @@ RULES: dict[str, list[Rule]] = {
         *_field_rules(),
         _rule("!has(self.when) || self.when.scorer != self.name", "when must name a scorer earlier in the list"),
     ],
-    "reward.scorers[].service": [
-        _rule("(self.?name.orValue('') != '') != (self.?url.orValue('') != '')", "give exactly one of name and url"),
-        _rule("self.?url.orValue('') == '' || has(self.tokenSecret)", "with url tokenSecret is required"),
-    ],
+    **dict.fromkeys(("reward.scorers[].service", "reward.gateway.canary.service"), _ONE_SERVICE),
     "reward.scorers[].judge.parse": [
         _rule(
             "[has(self.regex), has(self.jsonPath), has(self.python)].filter(given, given).size() == 1",

@@ -147,8 +147,20 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"rollout.agent": {"kind": "environment", "path": "a.py", "class": "A", "url": "http://a:8000"}},
-        "spec.rollout.agent.path: with class, or url is required for kind environment; exactly one of them. "
-        "Give path: … and class: …, or url: …",
+        "spec.rollout.agent.path: with class, url or environment is required for kind environment; exactly one of "
+        "them. Give path: … and class: …, or url: …, or environment: …",
+    ),
+    (
+        {"rollout.agent": {"kind": "environment", "environment": "box"}, "environments": [{"name": "a", "image": "b"}]},
+        "spec.rollout.agent.environment: names 'box'; spec.environments has a. Name one of spec.environments",
+    ),
+    (
+        {"environments": [{"name": "a", "image": "b"}, {"name": "a", "command": ["c"]}]},
+        "spec.environments[1].name: 'a' is used twice. Give each environment its own name",
+    ),
+    (
+        {"environments": [{"name": "a"}]},
+        "spec.environments[0].image: and command are missing. Give image: …, command: […] or both",
     ),
     (
         {"trainer.ranks": 2},
@@ -171,8 +183,17 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "spec.transport.managed.memory: 16Mi is too little for 512 samples in flight",
     ),
     (
+        {"transport": {"managed": {"memory": "400Mi"}}, "rollout": {"sampling": {"maxTokens": 28_000}}},
+        "spec.transport.managed.memory: 400Mi is too little for 512 samples in flight (0.23 GiB)",
+    ),
+    (
         {"transport": {"url": "redis://:secret@host:6379/0"}},
         "spec.transport.url: contains a user or a password, which would end up in the run's folder and in logs.",
+    ),
+    (
+        {"transport": {"url": "redis://redis.example.com:6379/0", "passwordSecret": {"name": "redis", "key": "p"}}},
+        "spec.transport.url: 'redis://redis.example.com:6379/0' would carry the password of passwordSecret unencrypted "
+        "over a network. Write rediss://",
     ),
     (
         {"transport": {"passwordSecret": {"name": "redis", "key": "password"}}},

@@ -123,6 +123,11 @@ class _Launch:
         secrets = {
             secret.variable: secret_value(secret, field) for field, secret in reward_secrets(self._job.spec.reward)
         }
+        if self._address and self._job.spec.environments:
+            raise RefusedError(
+                "spec.environments: plaudit run --address starts no environments. Start the servers yourself and give "
+                "their URLs, or run the job without --address or on Kubernetes"
+            )
         return LaunchSettings(
             self._folder.name,
             self._folder,
@@ -131,6 +136,7 @@ class _Launch:
             reward_secrets=secrets,
             model_server_host="" if self._address else "127.0.0.1",
             gateway_port=self._gateway.port,
+            environment_ports={server.name: free_port() for server in self._job.spec.environments},
         )
 
     @contextlib.asynccontextmanager

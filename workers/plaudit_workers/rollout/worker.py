@@ -13,6 +13,7 @@ from plaudit_reward.code.sandbox.privileges import forbid_inspection
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Prompt
 from plaudit_wire.records import WorkerRecord
+from plaudit_workers.environment_urls import await_environments
 from plaudit_workers.health import HealthServer
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.process import ProcessSettings, exit_when_stopped
@@ -68,6 +69,7 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
         return await follow(settings, job, member, stop)
     if job.spec.rollout.agent.kind != "singleTurn":
         forbid_inspection()  # by users' agents and tools, which run in processes of the same user
+    await await_environments(job)
     async with open_agent(job) as agent:
         engine = build_engine(job, member)
         transport = await Transport.open(settings.redis, settings.run, spill=settings.run_folder / "spill", stop=stop)

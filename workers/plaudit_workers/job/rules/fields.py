@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from plaudit_wire.limits import ADMISSION_MEMORY_SHARE, EVENTS_MEMORY_SHARE, INLINE_LIMIT_BYTES
 from plaudit_workers.job.problem import Problem
+from plaudit_workers.job.rules.endpoints import password_problems
 from plaudit_workers.job.rules.failure_policy import failure_policy_problems
 from plaudit_workers.job.rules.pods import environment_problems, gpu_problems, group_problems
 from plaudit_workers.job.rules.scorers import scorer_problems
@@ -21,8 +22,9 @@ from plaudit_workers.job.spec.transport import USABLE_SHARE, TlsSpec
 
 _BYTES_PER_TOKEN = 9
 """int32 id, float32 log-probability, uint8 loss mask."""
-_TEXT_BYTES_PER_TOKEN = 8
-"""About four bytes of text a token, once in the body and once in the entry that scorers read."""
+_TEXT_BYTES_PER_TOKEN = 4
+_TEXT_COPIES = 2
+"""One in the group's hash, one in the entry that scorers read."""
 _OVERHEAD_BYTES = 4096
 """Prompt's share, stamps, records, Redis's own."""
 
@@ -183,11 +185,19 @@ def _agent(spec: Spec) -> Iterator[Problem]:
         )
     if agent.kind == "endpoint":
         yield from _program(agent)
-    if agent.kind == "environment" and bool(agent.url) == bool(agent.path and agent.class_name):
+    given = (bool(agent.path and agent.class_name), bool(agent.url), bool(agent.environment))
+    if agent.kind == "environment" and sum(given) != 1:
         yield Problem(
             "spec.rollout.agent.path",
-            "with class, or url is required for kind environment; exactly one of them",
-            "Give path: … and class: …, or url: …",
+            "with class, url or environment is required for kind environment; exactly one of them",
+            "Give path: … and class: …, or url: …, or environment: …",
+        )
+    known = [server.name for server in spec.environments]
+    if agent.environment and agent.environment not in known:
+        yield Problem(
+            "spec.rollout.agent.environment",
+            f"names {agent.environment!r}; spec.environments has {', '.join(known) or 'none'}",
+            "Name one of spec.environments",
         )
     for index, tool in enumerate(agent.tools):
         yield from _tool(f"spec.rollout.agent.tools[{index}]", tool)
@@ -215,6 +225,17 @@ def _tool(field: str, tool: ToolSpec) -> Iterator[Problem]:
         )
     if tool.mcp is not None and bool(tool.mcp.url) == bool(tool.mcp.command):
         yield Problem(f"{field}.mcp", "needs exactly one of url and command", "Give url: … or command: […]")
+
+
+def _environments(spec: Spec) -> Iterator[Problem]:
+    names: set[str] = set()
+    for index, server in enumerate(spec.environments):
+        field = f"spec.environments[{index}]"
+        if not server.image and not server.pod.image and not server.command:
+            yield Problem(f"{field}.image", "and command are missing", "Give image: …, command: […] or both")
+        if server.name in names:
+            yield Problem(f"{field}.name", f"{server.name!r} is used twice", "Give each environment its own name")
+        names.add(server.name)
 
 
 def _ranks(spec: Spec) -> Iterator[Problem]:
@@ -251,7 +272,8 @@ def _redis_memory(spec: Spec) -> Iterator[Problem]:
     if spec.transport.url:
         return
     algorithm, tokens = spec.algorithm, spec.rollout.sampling.max_tokens
-    sample = min(tokens * (_BYTES_PER_TOKEN + _TEXT_BYTES_PER_TOKEN) + _OVERHEAD_BYTES, INLINE_LIMIT_BYTES)
+    tensors, text = (min(tokens * each, INLINE_LIMIT_BYTES) for each in (_BYTES_PER_TOKEN, _TEXT_BYTES_PER_TOKEN))
+    sample = tensors + _TEXT_COPIES * text + _OVERHEAD_BYTES
     samples = algorithm.prompts_per_step * (1 + algorithm.max_staleness) * algorithm.samples_per_prompt
     share = ADMISSION_MEMORY_SHARE - EVENTS_MEMORY_SHARE
     room = spec.transport.managed.max_memory_bytes * share
@@ -280,6 +302,8 @@ def _transport(spec: Spec) -> Iterator[Problem]:
             "contains a user or a password, which would end up in the run's folder and in logs",
             "Name the password's Secret in passwordSecret instead",
         )
+    elif transport.url and transport.password_secret:
+        yield from password_problems("spec.transport.url", transport.url)
     for name, given, own in (
         ("username", transport.username, "has users and passwords already"),
         ("passwordSecret", transport.password_secret, "has users and passwords already"),
@@ -383,6 +407,7 @@ _ALWAYS: tuple[Rule, ...] = (
     _transport,
     _autoscaling,
     _files,
+    _environments,
 )
 _SCORING_ONLY: tuple[Rule, ...] = (_no_orphans, _gang_without_training)
 _TRAINING: tuple[Rule, ...] = (
