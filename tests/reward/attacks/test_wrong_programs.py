@@ -62,7 +62,8 @@ ENDS = {
     "closing all files": "import os\nos.closerange(0, 99)",
     "another program in its place": "import os\nos.execv('/bin/true', ['true'])",
     "a child in its place": "import os\nif os.fork(): os._exit(0)",
-    "a child that ends after it": "import os, time\nif os.fork() == 0:\n    time.sleep(0.2)\n    os._exit(0)\nos._exit(7)",
+    "a child that ends after it": "import os, time\nif os.fork() == 0:\n    time.sleep(0.2)\n    os._exit(0)\n"
+    "os._exit(7)",
     "a session of its own": "import os\nif os.fork(): os._exit(0)\nos.setsid()",
     "other modules": "import sys\nsys.modules.clear()",
     "no builtins": "import builtins\nfor name in list(vars(builtins)): delattr(builtins, name)",
@@ -181,9 +182,11 @@ VALUES = {
     "a type": "def f(*_): return int",
     "an exception": "def f(*_): return AssertionError()",
     "a number with another text": "class A(int):\n    __repr__ = __str__ = lambda self: '9'\ndef f(*_): return A(0)",
-    "a float with another text": "class A(float):\n    __repr__ = __str__ = lambda self: '25.0'\ndef f(*_): return A(0)",
+    "a float with another text": "class A(float):\n    __repr__ = __str__ = lambda self: '25.0'\n"
+    "def f(*_): return A(0)",
     "a class made by another": "class A:\n    def __new__(cls, *_): return True\nf = A",
-    "a dictionary of whatever is asked": "from collections import defaultdict\ndef f(*_): return defaultdict(lambda: True)",
+    "a dictionary of whatever is asked": "from collections import defaultdict\n"
+    "def f(*_): return defaultdict(lambda: True)",
     "a text that reads as code": "def f(*_): return '__import__(\"os\")._exit(0)'",
     "another encoder": "import json\njson.JSONEncoder.encode = json.JSONEncoder.default = lambda *_: '9'\n"
     "json.encoder.c_make_encoder = None\njson.encoder.INFINITY = 9\ndef f(*_): return 0",
