@@ -15,12 +15,14 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
 from plaudit_workers.errors import RefusedError
-from plaudit_workers.tokenizer import ChatTemplate
+
+if TYPE_CHECKING:  # the image without vLLM has no transformers
+    from plaudit_workers.tokenizer import ChatTemplate
 
 _MARKER = "zq7mark"
 _THOUGHT = "zq7thought"
