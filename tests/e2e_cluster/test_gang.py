@@ -169,7 +169,23 @@ def test_rollouts_of_a_job_without_gang_follow_kubectl_scale(jobs: Jobs):
     jobs.cluster.until("one", lambda: jobs.status("scaled").get("rollouts") == 1, 60)
     refused = jobs.cluster.kubectl(*scale, "--replicas=0", check=False)
     assert "should be greater than or equal to 1" in refused.stderr
+
+
+def test_a_killed_api_server_disturbs_no_pod_and_edits_after_it_are_followed(jobs: Jobs):
+    before = {pod["metadata"]["uid"] for pod in jobs.pods("scaled", *ROLES)}
+    began = time.monotonic()
+    subprocess.run(harness("restart-api-server"), check=True)
+    print(f"API server back after {time.monotonic() - began:.1f} s")
+    jobs.cluster.kubectl("--namespace", NAMESPACE, "scale", "rlj", "scaled", "--replicas=2")
+    jobs.cluster.until("two", lambda: jobs.status("scaled")["replicas"]["rollout"] == "2/2", 90)
+    print(f"an edit is followed {time.monotonic() - began:.1f} s after the kill")
+    assert before <= {pod["metadata"]["uid"] for pod in jobs.pods("scaled", *ROLES)}
+    jobs.until_running("scaled")
+    assert (jobs.status("scaled")["restarts"], jobs.status("scaled")["disruptions"]) == (0, 0)
     jobs.delete("scaled")
+
+
+ROLES = ("trainer", "rollout", "redis", "reward", "metrics")
 
 
 def replicas(jobs: Jobs) -> dict[str, dict[str, str]]:
