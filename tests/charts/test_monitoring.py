@@ -95,12 +95,15 @@ def test_values_change_thresholds_severities_and_the_runbook_and_leave_alerts_ou
     assert "<" not in "".join(re.findall(r"<[a-zA-Z]+>", str(rules) + str(titles)))
 
 
-def test_reward_models_are_scraped_where_policies_let_prometheus_in(helm: str):
-    name = ("PodMonitor", "plaudit-models")
+@pytest.mark.parametrize(("role", "port"), [("model", "model"), ("gateway", "health")])
+def test_reward_models_and_gateways_are_scraped_where_policies_let_prometheus_in(helm: str, role: str, port: str):
+    name = ("PodMonitor", f"plaudit-{role}s")
     assert name not in rendered(helm, "monitoring.monitors=true")
     found = rendered(helm, "monitoring.monitors=true,networkPolicies.monitoringNamespace=monitoring")[name]
-    assert found["spec"]["selector"]["matchLabels"]["plaudit.dev/role"] == "model"
-    assert [each["port"] for each in found["spec"]["podMetricsEndpoints"]] == ["model"]
+    assert found["spec"]["selector"]["matchLabels"]["plaudit.dev/role"] == role
+    assert [each["port"] for each in found["spec"]["podMetricsEndpoints"]] == [port]
+    watched = rendered(helm, "monitoring.monitors=true,networkPolicies.enabled=false,watchNamespaces[0]=a")[name]
+    assert watched["spec"]["namespaceSelector"] == {"matchNames": ["a"]}
     assert name in rendered(helm, "monitoring.monitors=true,networkPolicies.enabled=false")
 
 

@@ -71,12 +71,13 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def definition(cluster: Cluster) -> Cluster:
-    """Yield a cluster with the CRD of RLJob."""
+    """Yield a cluster with the CRDs."""
     apply = ["apply", "--server-side", "--force-conflicts", "--field-manager=helm"]  # which installs it later
-    cluster.kubectl(*apply, "-f", "-", text=chart.template(cluster, "crd"))
-    established = ("wait", "--for=condition=Established", "crd/rljobs.plaudit.dev")  # fails while there is no status
+    cluster.kubectl(*apply, "-f", "-", text=chart.template(cluster, "crd", "crd-rewardservice"))
+    names = ("crd/rljobs.plaudit.dev", "crd/rewardservices.plaudit.dev")
+    established = ("wait", "--for=condition=Established", *names)  # fails while there is no status
     cluster.until("definition", lambda: cluster.kubectl(*established, check=False).returncode == 0, 30)
-    cluster.until("discovery", lambda: cluster.kubectl("get", "rlj", check=False).returncode == 0, 30)
+    cluster.until("discovery", lambda: cluster.kubectl("get", "rlj,rws", check=False).returncode == 0, 30)
     return cluster
 
 

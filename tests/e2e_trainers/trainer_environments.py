@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Environments of other trainers, one each, made by uv from ``requirements/trainers-<name>.txt`` in a cache folder.
+"""Environments of other trainers and of agent frameworks, each made by uv in a cache folder.
+
+Their requirements are in ``requirements/trainers-<name>.txt``.
 
 ``build`` makes what is missing; ``built`` exits with 0 if there is any. Tests of the others are skipped.
 """
@@ -20,6 +22,7 @@ ENVIRONMENTS = {
     "verifiers": ("3.11", "verifiers"),
     "skyrl": ("3.11", "skyrl"),
     "nemo-gym": ("3.12", "nemo-gym"),
+    "agents": ("3.11", "agents"),
 }
 """Python version and requirement files of each environment."""
 

@@ -28,6 +28,13 @@ def test_the_cost_of_events_is_printed_for_every_variant(tmp_path: Path) -> None
     assert all(told["samples_per_s"] > 0 for told in figures.values())
 
 
+@pytest.mark.bench
+def test_reading_stored_samples_is_measured_for_every_request(tmp_path: Path) -> None:
+    figures = run_quickly("stored_samples.py", tmp_path / "results.json")
+    assert figures["samples"] == 20_000
+    assert all(row["found"] > 0 and row["slowest_page_s"] > 0 for row in figures["results"])
+
+
 def run_quickly(name: str, results: Path) -> Any:
     command = [sys.executable, str(BENCHMARKS / name), "--quick", "--json", str(results)]
     subprocess.run(command, check=True, capture_output=True)

@@ -298,3 +298,20 @@ def test_tokens_of_ones_own_take_the_place_of_the_operators():
     volumes = deployment(world, "gateway")["spec"]["template"]["spec"]["volumes"]
     assert [volume["secret"]["secretName"] for volume in volumes if volume["name"] == "tokens"] == ["ours"]
     assert not [name for kind, name in world.children() if kind == "Secret" and "-gateway-" in name]
+
+
+def test_a_canary_is_reached_by_the_gateways_with_its_token():
+    spec = service()["spec"]
+    spec["reward"]["gateway"] = {"canary": {"service": {"name": "next"}, "share": 0.2}}
+    world = World({**service(), "spec": spec}, key=KEY)
+    world.cluster.put({**service(), "metadata": {"name": "next", "namespace": "default"}})
+    world.relist()
+    world.settle()
+    uid = world.cluster.find("RewardService", "next")["metadata"]["uid"]  # type: ignore[index]
+    template = deployment(world, "gateway")["spec"]["template"]
+    assert labels(template)["uses.plaudit.dev/next"] == "true"
+    assert f"next-gateway-{uid[:8]}" in {v.get("secret", {}).get("secretName") for v in template["spec"]["volumes"]}
+    config = world.cluster.find("ConfigMap", f"job-job-{world.status['revision']}")
+    assert config
+    canary = json.loads(config["data"]["job.yaml"])["spec"]["reward"]["gateway"]["canary"]
+    assert (canary["service"]["url"], canary["share"]) == ("http://next-gateway.default.svc:8710", 0.2)

@@ -42,6 +42,25 @@ def test_finished_runs_are_listed_and_deleted_and_running_ones_stay(
             client.delete(Names(running).counters, Names(running).workers, Names(foreign).workers)
 
 
+def test_runs_that_have_been_silent_for_days_are_deleted_together(
+    redis_server: RedisServer, run_name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLAUDIT_REDIS_PASSWORD", redis_server.password)
+    old, recent, foreign = f"{run_name}-a", f"{run_name}-b", f"{run_name}-c"
+    with redis.Redis(port=redis_server.port, password=redis_server.password) as client:
+        now = client.time()[0]
+        for run, silent_s in ((old, 40 * 86_400), (recent, 20 * 86_400)):
+            client.zadd(Names(run).workers, {"reward-0": now - silent_s})
+        client.set(Names(foreign).counters, "never reported")
+        try:
+            assert main(["runs", "delete", "--silent-for", "30", "--redis", redis_server.url]) == 0
+            assert [json.loads(line)["run"] for line in capsys.readouterr().out.splitlines()] == [old]
+            left = [client.exists(Names(old).workers), client.exists(Names(recent).workers)]
+            assert [*left, client.exists(Names(foreign).counters)] == [0, 1, 1]
+        finally:
+            client.delete(Names(recent).workers, Names(foreign).counters)
+
+
 def test_a_redis_that_refuses_is_reported(redis_server: RedisServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "delete", "--redis", redis_server.url]) == EXIT_REFUSED
     assert "needs the ids of runs" in capsys.readouterr().err

@@ -45,6 +45,17 @@ def _validate_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _plan_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", type=Path, help="the job file")
+    parser.add_argument(
+        "--gpu", default="", metavar="NAME", help="h100-80, h200-141, … (default: that of the pods' nodeSelector)"
+    )
+    parser.add_argument(
+        "--response-tokens", type=_positive, metavar="N", help="mean length of a response (default: maxTokens)"
+    )
+    parser.add_argument("--json", action="store_true", help="print bytes and seconds as JSON")
+
+
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", type=Path, help="the job file")
     parser.add_argument(
@@ -155,10 +166,20 @@ def _dead_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _days(text: str) -> float:
+    days = float(text)
+    if not 0 < days < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of days")
+    return days
+
+
 def _runs_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=["list", "delete"])
     parser.add_argument("runs", nargs="*", type=_run_name, metavar="RUN", help="ids of finished runs, for delete")
     parser.add_argument("--redis", metavar="URL", required=True, help="its password in PLAUDIT_REDIS_PASSWORD")
+    parser.add_argument(
+        "--silent-for", type=_days, metavar="DAYS", help="delete all runs of which no process reported for so long"
+    )
 
 
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -225,6 +246,12 @@ COMMANDS: dict[str, Command] = {
         "validate",
         "report every problem of a job file, with lines",
         _validate_arguments,
+    ),
+    "plan": Command(
+        "plaudit_workers.job.sizing.command",
+        "plan",
+        "compute the memory and time that a job needs",
+        _plan_arguments,
     ),
     "schema": Command(
         "plaudit_workers.job.commands", "schema", "print the JSON Schema of a job, for editors", _no_arguments

@@ -1,15 +1,16 @@
-"""Resolve the scorers that refer to a RewardService by name: to its address, and to the Secret with its token."""
+"""Resolve scorers and canaries that name a RewardService: to its address, and to the Secret with its token."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from plaudit_operator import names
 from plaudit_operator.admission.admission import Admitted, Refused
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed
-from plaudit_workers.job.spec.rljob import RLJob
+from plaudit_workers.job.spec.reward import CanarySpec
 from plaudit_workers.job.spec.scorers import ScorerSpec, ServiceSpec
 from plaudit_workers.job.spec.section import SecretKey
 
@@ -18,9 +19,10 @@ FIRST_CALLER = "client"
 
 
 def referenced(job_object: Object) -> list[str]:
-    """Return the names of the RewardServices that the scorers of an object refer to."""
-    scorers = (job_object["spec"].get("reward") or {}).get("scorers") or []
-    found = ((scorer.get("service") or {}).get("name") for scorer in scorers if isinstance(scorer, Mapping))
+    """Return the names of the RewardServices that an object refers to: by its scorers, and as its canary."""
+    reward = job_object["spec"].get("reward") or {}
+    holders = [*(reward.get("scorers") or []), (reward.get("gateway") or {}).get("canary") or {}]
+    found = ((holder.get("service") or {}).get("name") for holder in holders if isinstance(holder, Mapping))
     return list(dict.fromkeys(name for name in found if name))
 
 
@@ -43,34 +45,35 @@ def resolved(admitted: Admitted, namespace: str, present: Mapping[str, str]) -> 
         namespace: of the job and its services.
         present: Secrets of the services that exist now, by the service's name; those that were found at admission stay.
     """
-    job, wanted = admitted.job, {}
-    for scorer in job.spec.reward.scorers:
-        if scorer.service is None or not scorer.service.name:
-            continue
-        name = scorer.service.name
+    secrets: dict[str, str] = {}
+    for name in referenced({"spec": admitted.current}):
         secret = admitted.services.get(name) or present.get(name)
         if secret is None:
             return Refused(
                 Reason.SERVICE_MISSING,
-                f"scorer {scorer.name}: service.name: there is no RewardService {name!r} in namespace {namespace!r}. "
-                "Create it, or give url and tokenSecret of one elsewhere",
+                f"service.name: there is no RewardService {name!r} in namespace {namespace!r}. Create it, or give url "
+                "and tokenSecret of one elsewhere",
             )
-        wanted[name] = secret
-    if not wanted:
+        secrets[name] = secret
+    if not secrets:
         return admitted
-    scorers = [_resolved(scorer, namespace, wanted) for scorer in job.spec.reward.scorers]
-    return replace(admitted, job=_with_scorers(job, scorers), services=wanted)
+    job, reward = admitted.job, admitted.job.spec.reward
+    scorers = [_with_address(scorer, namespace, secrets) for scorer in reward.scorers]
+    canary = reward.gateway.canary
+    gateway = reward.gateway.model_copy(update={"canary": canary and _with_address(canary, namespace, secrets)})
+    reward = reward.model_copy(update={"scorers": scorers, "gateway": gateway})
+    job = job.model_copy(update={"spec": job.spec.model_copy(update={"reward": reward})})
+    return replace(admitted, job=job, services=secrets)
 
 
-def _resolved(scorer: ScorerSpec, namespace: str, secrets: Mapping[str, str]) -> ScorerSpec:
-    if scorer.service is None or not scorer.service.name:
-        return scorer
-    name = scorer.service.name
-    token = scorer.service.token_secret or SecretKey(name=secrets[name], key=FIRST_CALLER)
+H = TypeVar("H", ScorerSpec, CanarySpec)
+
+
+def _with_address(holder: H, namespace: str, secrets: Mapping[str, str]) -> H:
+    """Return a section whose ``service`` has an address and a token in place of a name."""
+    if holder.service is None or not holder.service.name:
+        return holder
+    name = holder.service.name
+    token = holder.service.token_secret or SecretKey(name=secrets[name], key=FIRST_CALLER)
     service = ServiceSpec(url=names.gateway_url(name, namespace), token_secret=token)
-    return scorer.model_copy(update={"service": service})
-
-
-def _with_scorers(job: RLJob, scorers: list[ScorerSpec]) -> RLJob:
-    reward = job.spec.reward.model_copy(update={"scorers": scorers})
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"reward": reward})})
+    return holder.model_copy(update={"service": service})

@@ -66,6 +66,11 @@ class JobContext:
         service = f"{names.role_object(self.name, 'redis')}.{self.namespace}.svc"
         return self.spec.transport.url or f"redis://{service}:{names.REDIS_PORT}/0"
 
+    @property
+    def uses_labels(self) -> dict[str, str]:
+        """Return the labels of pods that may reach the RewardServices that the job names."""
+        return {f"{names.LABEL_USES}/{service}": "true" for service in self.admitted.services}
+
     def labels(self, role: str) -> dict[str, str]:
         """Return the labels that select the pods of a role."""
         return {names.LABEL_JOB: self.name, names.LABEL_ROLE: role}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 
 from plaudit_operator import names
 from plaudit_operator.admission.service_references import FIRST_CALLER
@@ -10,6 +11,7 @@ from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.deployment import deployment, service
 from plaudit_operator.children.pod import SECRETS_FOLDER, RolePod, http_probe, pod_template
 from plaudit_operator.runtime.kinds import SECRET
+from plaudit_workers.job.spec.section import SecretKey
 
 ROLE = "gateway"
 TOKENS_FOLDER = f"{SECRETS_FOLDER}/{ROLE}"
@@ -43,11 +45,19 @@ def template(context: JobContext) -> Manifest:
         probe=http_probe("/readyz", "health"),
         liveness=http_probe("/healthz", "health"),
         grace_s=30,
+        labels=context.uses_labels,
+        secrets=tuple(_canary_secrets(context)),
         # The whole Secret: each key that a person adds is a further caller.
         extra_volumes=({"name": "tokens", "secret": {"secretName": secret_name, "defaultMode": 0o440}},),
         extra_mounts=({"name": "tokens", "mountPath": TOKENS_FOLDER, "readOnly": True},),
     )
     return pod_template(context, process)
+
+
+def _canary_secrets(context: JobContext) -> Iterator[SecretKey]:
+    canary = context.spec.reward.gateway.canary
+    if canary is not None and canary.service.token_secret is not None:
+        yield canary.service.token_secret
 
 
 def manifests(context: JobContext, template_: Manifest, inputs: str) -> list[Manifest]:

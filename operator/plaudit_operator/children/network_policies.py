@@ -165,15 +165,16 @@ def _redis(context: JobContext) -> Manifest:
 
 
 def _gateway(context: JobContext) -> Manifest:
-    """Open ingress to clients of the service, to jobs that refer to it, and to Prometheus; egress to Redis only."""
+    """Open ingress to clients, to jobs that refer to the service, and to Prometheus; egress to Redis and a canary."""
     peers = _clients(context)
     if context.revision:
-        jobs = {names.LABEL_ROLE: "reward", f"{names.LABEL_USES}/{context.name}": "true"}
-        peers.append({"podSelector": {"matchLabels": jobs}})
+        peers.append({"podSelector": {"matchLabels": {f"{names.LABEL_USES}/{context.name}": "true"}}})
+    ingress: list[Manifest] = [{"from": peers, "ports": [_tcp(names.GATEWAY_PORT)]}]
     if namespace := context.settings.monitoring_namespace:
-        peers.append(_namespace(namespace))
-    ingress = [{"from": peers, "ports": [_tcp(names.GATEWAY_PORT)]}]
+        ingress.append({"from": [_namespace(namespace)], "ports": [_tcp(names.HEALTH_PORT)]})
     egress = [_DNS, _to_redis(context)]
+    if canary := context.spec.reward.gateway.canary:
+        egress.append(_to_endpoint(context, canary.service.url))
     return _policy(context, gateway.ROLE, {"policyTypes": ["Ingress", "Egress"], "ingress": ingress, "egress": egress})
 
 

@@ -27,7 +27,7 @@ def template(context: JobContext) -> Manifest:
         liveness=http_probe("/healthz", "health"),
         grace_s=60,
         secrets=tuple(secret for _, secret in reward_secrets(context.spec.reward)),
-        labels={f"{names.LABEL_USES}/{service}": "true" for service in context.admitted.services},
+        labels=context.uses_labels,
     )
     return pod_template(context, process)
 

@@ -44,6 +44,11 @@ def _field_rules() -> Iterator[Rule]:
 
 _TRAINS = "(has(self.rollout) || has(self.trainer))"
 
+_ONE_SERVICE = [
+    _rule("(self.?name.orValue('') != '') != (self.?url.orValue('') != '')", "give exactly one of name and url"),
+    _rule("self.?url.orValue('') == '' || has(self.tokenSecret)", "with url tokenSecret is required"),
+]
+
 RULES: dict[str, list[Rule]] = {
     "": [
         *(
@@ -139,10 +144,7 @@ RULES: dict[str, list[Rule]] = {
         *_field_rules(),
         _rule("!has(self.when) || self.when.scorer != self.name", "when must name a scorer earlier in the list"),
     ],
-    "reward.scorers[].service": [
-        _rule("(self.?name.orValue('') != '') != (self.?url.orValue('') != '')", "give exactly one of name and url"),
-        _rule("self.?url.orValue('') == '' || has(self.tokenSecret)", "with url tokenSecret is required"),
-    ],
+    **dict.fromkeys(("reward.scorers[].service", "reward.gateway.canary.service"), _ONE_SERVICE),
     "reward.scorers[].judge.parse": [
         _rule(
             "[has(self.regex), has(self.jsonPath), has(self.python)].filter(given, given).size() == 1",

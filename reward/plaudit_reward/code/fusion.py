@@ -39,6 +39,9 @@ _ANSWER_WITHIN_S = 10.0
 _TRANSIENT = frozenset({408, 425, 429})
 _BYTES_PER_CHARACTER = 6
 """The longest that JSON needs for one character."""
+_BESIDE_THE_EXPECTED_BYTES = 1 << 20
+"""Printed beside what is expected, mostly to stderr. More is not read: a response is decoded on the event loop, where
+16 MiB of control characters take 0.2 s."""
 
 
 class _Result(msgspec.Struct):
@@ -100,6 +103,9 @@ class FusionBackend:
         if not case.behind:
             return await call()
 
+        most = min(limits.output_bytes, len(case.behind.encode()) + _BESIDE_THE_EXPECTED_BYTES)
+        limits = msgspec.structs.replace(limits, output_bytes=most)
+
         async def execute(part: Part, text: str, payload: str, stdin: str) -> Executed:
             return await self._execute(script_of(part, text, payload), stdin, limits, timer)
 
@@ -109,10 +115,11 @@ class FusionBackend:
         self, program: str, function: str | None, case: Case, limits: ProgramLimits, timer: Timer
     ) -> CaseResult:
         code = program if function is None else _calling(program, function)
-        executed = await self._execute(code, case.stdin, limits, timer)
+        assert case.expected is not None
+        most = min(limits.output_bytes, len(case.expected.encode()) + _BESIDE_THE_EXPECTED_BYTES)
+        executed = await self._execute(code, case.stdin, msgspec.structs.replace(limits, output_bytes=most), timer)
         if executed.ending != "finished":
             return CaseResult(False, executed.ending, executed.reason)
-        assert case.expected is not None
         return CaseResult(await self._comparison.compare("same text", executed.stdout, case.expected), "finished")
 
     async def _execute(self, code: str, stdin: str, limits: ProgramLimits, timer: Timer) -> Executed:
@@ -185,7 +192,7 @@ class FusionBackend:
             )
         try:
             return msgspec.json.decode(content, type=_Answer)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise _TransientError(f"the server at {self._url} is not a Sandbox Fusion: {error}") from error
 
     async def close(self) -> None:

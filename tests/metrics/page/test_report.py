@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +133,22 @@ def test_modules_are_joined_whole(html: Path, built_run: RunBuilder) -> None:
     assert len(scripts) == 3
     assert not re.search(r"^(import|export) ", scripts[2], flags=re.M)
     assert len(json.loads(scripts[0])["steps"]["steps"]) == len(built_run.steps)
+
+
+def test_a_report_holds_samples_that_can_be_searched_and_read(
+    tab: Tab, conversations: Path, built_run: RunBuilder, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(conversations, tmp_path / conversations.name))
+    append_step(folder / "steps.jsonl", built_run.steps[0][0])
+    html = write(folder, tmp_path / "conversations.html")
+    tab.open(f"{html.as_uri()}#/samples?outcome=timeout&first_step=6")
+    rows = "document.querySelectorAll('.stored tbody tr').length"
+    tab.until(f"0 < {rows} && {rows} < 8")
+    tab.ask("document.querySelector('.stored a').click()")
+    tab.until("document.querySelectorAll('.message').length === 5")
+    assert tab.ask(rows) == 4
+    assert "A report holds some samples" not in tab.text("main")
+    tab.ask("location.hash = '#/sample/6/hostile/1'")
+    tab.until("/more characters are stored/.test(document.querySelector('.message.assistant')?.innerText)")
+    assert tab.complaints == []
+    assert html.stat().st_size < 2_000_000

@@ -93,3 +93,13 @@ def test_samples_of_one_prompt_share_its_id_and_others_do_not(tmp_path: Path) ->
     assert listed(row).prompt_id == listed(stored_row(tmp_path, response="41")).prompt_id
     assert listed(row).prompt == "6 * 7?"
     assert len(listed(row).prompt_id) == 16
+
+
+def test_a_sample_of_an_older_version_is_read_without_the_columns_that_came_later(tmp_path: Path) -> None:
+    row = stored_row(tmp_path)
+    for column in ("messages_json", "completion_json", "turns_json", "agent_json", "prompt_id", "max_tokens"):
+        del row[column]
+    found = detail(row, 1000)
+    assert [(message.role, message.content.text) for message in found.prompt] == [("prompt", "copy 12")]
+    assert [message.content.text for message in found.completion] == ["42"]
+    assert found.sample.prompt_id == ""

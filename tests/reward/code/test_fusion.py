@@ -206,6 +206,26 @@ async def test_more_output_than_allowed_is_not_read(server: Server, score: Calla
     assert (await score(ADD, output="1Ki")).extra["failure"] == "case 0: output limit"
 
 
+@pytest.mark.parametrize(
+    ("program", "truth"),
+    [("print(chr(1) * (8 << 20))", SUMS), ("def f(x): return chr(1) * (8 << 20)", ASSERTS)],
+    ids=["printed", "assert"],
+)
+async def test_a_response_that_would_stall_the_event_loop_is_not_read(
+    server: Server, score: Callable[..., Awaitable[Score]], program: str, truth: Any
+) -> None:
+    flood = f"```python\n{program}\n```"
+    assert (await score(flood, truth)).extra["failure"] == "case 0: output limit"
+
+
+async def test_a_response_of_endless_depth_is_the_servers_fault(
+    server: Server, score: Callable[..., Awaitable[Score]]
+) -> None:
+    deep = b'{"status": "Success", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    server.first = [(200, {}, deep)]
+    assert (await score(ADD)).value == 1.0
+
+
 async def test_waiting_for_a_place_is_no_work(server: Server, score: Callable[..., Awaitable[Score]]) -> None:
     cases = {"inputs": ["1 2"] * 10, "outputs": ["3"] * 10}
     assert (await score(ADD, cases, concurrency=2)).value == 1.0

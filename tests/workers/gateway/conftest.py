@@ -77,6 +77,7 @@ def start_gateway(tokens: Path) -> StartGateway:
         finally:
             stop.set()
             await serving
+            await app.close()
             await transport.close()
 
     return start
@@ -93,6 +94,7 @@ class GatewayProcess:
     job: Path
     tokens: Path
     port: int
+    health_port: int
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -105,6 +107,7 @@ class GatewayProcess:
             "PLAUDIT_REDIS_PASSWORD": self.service.server.password,
             "PLAUDIT_GATEWAY_PORT": str(self.port),
             "PLAUDIT_GATEWAY_TOKENS": str(self.tokens),
+            "PLAUDIT_HEALTH_PORT": str(self.health_port),
         }
         self.process = subprocess.Popen([sys.executable, "-m", "plaudit_workers.gateway"], env=environment)
 
@@ -120,7 +123,7 @@ def gateway_process(tmp_path: Path, tokens: Path) -> Callable[[Running], Abstrac
 
     @asynccontextmanager
     async def start(service: Running) -> AsyncIterator[GatewayProcess]:
-        gateway = GatewayProcess(service, tmp_path / "job.yaml", tokens, free_port())
+        gateway = GatewayProcess(service, tmp_path / "job.yaml", tokens, free_port(), free_port())
         gateway.start()
         try:
             yield gateway

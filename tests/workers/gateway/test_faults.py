@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from plaudit_client import Result, RewardClient, UnavailableError
@@ -35,6 +36,9 @@ async def test_a_gateway_that_is_killed_and_restarted_loses_nothing(start_servic
         async with service.worker():
             gateway.start()
             assert [each.score for each in await scoring] == [float(i % 2) for i in range(COUNT)]
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{gateway.health_port}") as http:
+            assert "plaudit_gateway_samples_total{" in (await http.get("/metrics")).text  # without a token
+            assert (await http.get("/v1/service")).status_code == 404
 
 
 async def test_a_sample_accepted_by_one_gateway_is_answered_by_another(start_service: Any, start_gateway: Any) -> None:

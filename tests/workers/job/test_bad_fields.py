@@ -171,8 +171,17 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "spec.transport.managed.memory: 16Mi is too little for 512 samples in flight",
     ),
     (
+        {"transport": {"managed": {"memory": "400Mi"}}, "rollout": {"sampling": {"maxTokens": 28_000}}},
+        "spec.transport.managed.memory: 400Mi is too little for 512 samples in flight (0.23 GiB)",
+    ),
+    (
         {"transport": {"url": "redis://:secret@host:6379/0"}},
         "spec.transport.url: contains a user or a password, which would end up in the run's folder and in logs.",
+    ),
+    (
+        {"transport": {"url": "redis://redis.example.com:6379/0", "passwordSecret": {"name": "redis", "key": "p"}}},
+        "spec.transport.url: 'redis://redis.example.com:6379/0' would carry the password of passwordSecret unencrypted "
+        "over a network. Write rediss://",
     ),
     (
         {"transport": {"passwordSecret": {"name": "redis", "key": "password"}}},

@@ -107,6 +107,7 @@ def test_paths_become_absolute_beside_the_job_file(
         "data.validation": {"path": "/volume/test.jsonl"},
         "reward.combine": {"kind": "python", "path": "lib/c.py", "function": "f"},
         "trainer.checkpoint": {"resumeFrom": "old/step-1"},
+        "rollout.agent": {"kind": "endpoint", "command": ["venv/bin/python", "-u"], "path": "agent.py"},
     }
     spec = load_job(write_job(changed(fields))).spec
     assert spec.model.source == str(tmp_path / "model")
@@ -116,6 +117,8 @@ def test_paths_become_absolute_beside_the_job_file(
     assert spec.reward.scorers[0].python.path == str(tmp_path / "reward.py")
     assert spec.reward.combine.path == str(tmp_path / "lib/c.py")
     assert spec.trainer.checkpoint.resume_from == str(tmp_path / "old/step-1")
+    assert spec.rollout.agent.command == [str(tmp_path / "venv/bin/python"), "-u"]
+    assert spec.rollout.agent.path == str(tmp_path / "agent.py")
 
 
 def test_a_source_is_a_hub_id_unless_it_looks_like_a_path_or_is_one(

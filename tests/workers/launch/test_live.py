@@ -1,8 +1,10 @@
 """The lines that ``plaudit run`` prints between two closed steps."""
 
+import msgspec
+
 from plaudit_metrics.statistics.failures import Failure
 from plaudit_wire.records import WorkerRecord
-from plaudit_workers.launch.terminal.live import LiveMessages
+from plaudit_workers.launch.terminal.live import LiveMessages, Snapshot
 
 EXPECTED = [("trainer", "trainer-0"), ("rollout", "rollout-0"), ("model-helpful", "model-helpful-0")]
 
@@ -46,3 +48,19 @@ def test_a_problem_is_printed_when_it_is_new() -> None:
     assert messages.problems([paused]) == []
     assert messages.problems([WorkerRecord("trainer-0-cd34", "trainer")]) == []
     assert messages.problems([paused]) == [f"trainer-0: {paused.problem}"]
+
+
+def test_an_old_snapshot_is_not_taken_for_the_present() -> None:
+    messages = LiveMessages([("trainer", "trainer-0")])
+    problem = "step 10 not trained"
+
+    def snapshot(time: float, *workers: WorkerRecord) -> Snapshot:
+        looks = [{"time": time}] if time else []
+        return msgspec.convert({"looks": looks, "workers": msgspec.to_builtins(workers)}, Snapshot)
+
+    paused = WorkerRecord("trainer-0-cd34", "trainer", problem=problem)
+    assert messages.news(snapshot(0.0, paused), 1.0) == []
+    assert messages.news(snapshot(5.0, paused), 2.0) == [f"trainer-0: {problem}"]
+    assert messages.news(None, 3.0) == []
+    assert messages.news(snapshot(5.0), 4.0) == []
+    assert messages.news(snapshot(6.0, paused), 5.0) == []  # it lasts, and was printed

@@ -169,6 +169,27 @@ def test_groups_that_ended_after_the_checkpoint_count_as_rolled_back(found: Foun
     assert ledger.problems() == []
 
 
+@pytest.mark.parametrize(
+    ("position", "name", "num_lost"),
+    [
+        (5, "1.0", 0),  # trained before the checkpoint, open again because Redis lost its last seconds
+        (6, "1.0", 0),  # in flight at the checkpoint
+        (3, "1.1", 0),  # an attempt that was dropped before the checkpoint
+        (3, "2.2", 1),  # the attempt that followed it
+        (9, "1.0", 1),
+    ],
+)
+def test_a_group_that_is_rolled_back_counts_once(found: Found, position: int, name: str, num_lost: int) -> None:
+    ledger = ledger_at(8, 6, 7)
+    ledger.train.returned[3] = 2
+    adoption = adopt(SCHEDULE, 1, ledger, [found(position, name)], lambda _: False)
+    assert (len(adoption.rolled_back), adoption.num_lost) == (1, num_lost)
+    before = ledger.counters()["admitted"]
+    bring_up_to_date(ledger, adoption, ended_since=0)
+    assert ledger.counters()["admitted"] == before + num_lost
+    assert ledger.problems() == []
+
+
 def test_a_run_that_begins_with_another_runs_checkpoint_takes_its_positions_and_counts_nothing() -> None:
     ledger = ledger_at(8, 6, 7)
     ledger.train.returned[2] = 3

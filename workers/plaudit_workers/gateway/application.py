@@ -32,10 +32,11 @@ from plaudit_workers.gateway import bodies, openapi
 from plaudit_workers.gateway.bodies import Body, SubmittedSamples
 from plaudit_workers.gateway.caller_name import caller_name, token_of
 from plaudit_workers.gateway.callers import Callers
+from plaudit_workers.gateway.canary import Canary
 from plaudit_workers.gateway.description import ServiceDescription
 from plaudit_workers.gateway.exchange import Exchange
 from plaudit_workers.gateway.refusal import RefusedRequestError
-from plaudit_workers.gateway.results import SampleAnswer, encode, stored_answer
+from plaudit_workers.gateway.results import Answer, SampleAnswer, encode, stored_answer
 from plaudit_workers.gateway.series import GatewaySeries
 from plaudit_workers.gateway.shapes import nemo_gym, openrlhf, slime
 from plaudit_workers.gateway.tokens import Tokens
@@ -71,13 +72,28 @@ class Application:
         callers: the sessions of the callers.
         tokens: the callers' tokens.
         description: of the service.
+        series: of the process.
+        canary: gets copies of a share of the samples; None: there is none.
     """
 
-    def __init__(self, callers: Callers, tokens: Tokens, description: ServiceDescription) -> None:
+    def __init__(
+        self,
+        callers: Callers,
+        tokens: Tokens,
+        description: ServiceDescription,
+        series: GatewaySeries,
+        canary: Canary | None = None,
+    ) -> None:
         self._callers = callers
         self._tokens = tokens
         self._description = description
-        self._series = GatewaySeries()
+        self._canary = canary
+        self._series = series
+
+    async def close(self) -> None:
+        """Close the connections to the canary."""
+        if self._canary is not None:
+            await self._canary.close()
 
     def asgi(self) -> Starlette:
         """Return the application."""
@@ -114,8 +130,14 @@ class Application:
             field=field,
             streams=_NDJSON in request.headers.get("accept", ""),
             timeout_s=_seconds(request, "timeout", LONGEST_WAIT_S),
-            count=lambda answers: self._series.count(token_of(caller), answers),
+            answered=lambda groups, answers: self._answered(caller, groups, answers),
         )
+
+    def _answered(self, caller: str, groups: Sequence[SubmittedSamples], answers: Sequence[Answer]) -> None:
+        self._series.count(token_of(caller), answers)
+        if self._canary is not None:
+            for group, answer in zip(groups, answers, strict=True):
+                self._canary.offer(group, answer)
 
     def _shaped(self, shape: Shape) -> Handler:
         """Return the handler of a shape; its samples have no ids, so a repeat is scored again."""
@@ -155,9 +177,13 @@ class Application:
     async def _service(self, request: Request, caller: str) -> Response:
         return JSONResponse(await self._description.read(self._callers.transport, self._callers.num_awaited))
 
-    async def _metrics(self, request: Request) -> Response:
+    def metrics(self) -> bytes:
+        """Return all series in Prometheus's text format."""
         self._series.awaited.set(self._callers.num_awaited)
-        return Response(self._series.text(), media_type="text/plain; version=0.0.4")
+        return self._series.text()
+
+    async def _metrics(self, request: Request) -> Response:
+        return Response(self.metrics(), media_type="text/plain; version=0.0.4")
 
 
 class _Endpoint:

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from typing import Any
 
 from plaudit_wire.messages import Service
+from plaudit_workers.gateway.canary_series import CanarySeries
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.stream.connection import Transport
 
@@ -20,12 +21,14 @@ class ServiceDescription:
         run: id of its run.
         service: its offer.
         limits: by name.
+        canary: the comparison with it; None: there is none.
     """
 
     job: RLJob
     run: str
     service: Service
     limits: dict[str, float]
+    canary: CanarySeries | None = None
 
     async def read(self, transport: Transport, num_awaited: int) -> dict[str, Any]:
         """Return the description with the service's present health.
@@ -49,4 +52,4 @@ class ServiceDescription:
                 "circuits_open": sorted({judge for worker in workers for judge in worker.circuits_open}),
                 "awaited": num_awaited,
             },
-        }
+        } | ({"canary": self.canary.description()} if self.canary else {})

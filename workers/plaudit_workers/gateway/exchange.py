@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from starlette.types import Receive, Scope, Send
 
-from plaudit_workers.gateway.bodies import Body
+from plaudit_workers.gateway.bodies import Body, SubmittedSamples
 from plaudit_workers.gateway.caller_session import CallerSession
 from plaudit_workers.gateway.refusal import RefusedRequestError
 from plaudit_workers.gateway.results import Answer, MissingAnswer, answer_of, encode, lines
@@ -31,7 +31,7 @@ class Exchange:
         field: of the list in the answer, for a batch.
         streams: answer line by line.
         timeout_s: seconds to wait for results.
-        count: called with the answers that are sent.
+        answered: called with groups and their answers when these are sent.
     """
 
     status_code = 200
@@ -44,14 +44,14 @@ class Exchange:
         field: str,
         streams: bool,
         timeout_s: float,
-        count: Callable[[Sequence[Answer]], None],
+        answered: Callable[[Sequence[SubmittedSamples], Sequence[Answer]], None],
     ) -> None:
         self._session = session
         self._body = body
         self._field = field
         self._streams = streams
         self._timeout_s = timeout_s
-        self._count = count
+        self._answered = answered
         self._awaited = [session.await_result(group) for group in body.groups]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,7 +89,7 @@ class Exchange:
         except BaseException:
             self.leave(delivered=False)
             raise
-        self._count(answers)
+        self._answered(self._body.groups, answers)
         return answers
 
     async def _send_all(self, receive: Receive, send: Send) -> None:
@@ -105,7 +105,7 @@ class Exchange:
         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
         async for positions in as_they_come(self._awaited, receive, self._timeout_s, _QUIET_S):
             answers = [self._answer(position) for position in positions]
-            self._count(answers)
+            self._answered([self._body.groups[position] for position in positions], answers)
             await send({"type": "http.response.body", "body": lines(answers) or b"\n", "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 

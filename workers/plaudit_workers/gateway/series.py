@@ -17,7 +17,7 @@ class GatewaySeries:
     """The series of one process."""
 
     def __init__(self) -> None:
-        self._registry = registry = CollectorRegistry()
+        self.registry = registry = CollectorRegistry()
         self.requests = prometheus_client.Counter(
             "plaudit_gateway_requests", "Requests answered", ["caller", "path", "status"], registry=registry
         )
@@ -47,4 +47,4 @@ class GatewaySeries:
 
     def text(self) -> bytes:
         """Return all series in Prometheus's text format."""
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)

@@ -18,10 +18,15 @@ from plaudit_workers.errors import RefusedError
 from plaudit_workers.gateway.application import LONGEST_WAIT_S, MOST_BYTES, Application
 from plaudit_workers.gateway.bodies import MOST_SAMPLES
 from plaudit_workers.gateway.callers import Callers
+from plaudit_workers.gateway.canary import Canary
+from plaudit_workers.gateway.canary_series import CanarySeries
 from plaudit_workers.gateway.description import ServiceDescription
+from plaudit_workers.gateway.series import GatewaySeries
 from plaudit_workers.gateway.tokens import Tokens
 from plaudit_workers.health import HealthServer
 from plaudit_workers.job.loading.load import JobError, load_job
+from plaudit_workers.job.secrets import secret_value
+from plaudit_workers.job.spec.reward import CanarySpec
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.process import EXIT_DONE, ProcessSettings
 from plaudit_workers.scoring.offer import service_of
@@ -87,9 +92,13 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     listener = listen(own)
     transport = Transport(settings.redis, settings.run, None, Scripts())
     callers = Callers(transport, service_of(job))
+    gateway = application(job, settings.run, callers, tokens)
+    # Prometheus reads the series here: on the gateway's own port they need a caller's token.
+    pages = {"/metrics": gateway.metrics}
     try:
-        async with HealthServer(settings.health_port, ready=callers.is_running.is_set):
-            await serve_on(application(job, settings.run, callers, tokens), callers, listener, own, stop)
+        async with HealthServer(settings.health_port, ready=callers.is_running.is_set, pages=pages):
+            await serve_on(gateway, callers, listener, own, stop)
+            await gateway.close()
     finally:
         listener.close()
         await transport.close()
@@ -99,7 +108,22 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
 def application(job: RLJob, run: str, callers: Callers, tokens: Tokens) -> Application:
     """Return the application of a job's service."""
     limits = {"samples": MOST_SAMPLES, "body_bytes": MOST_BYTES, "wait_s": LONGEST_WAIT_S}
-    return Application(callers, tokens, ServiceDescription(job, run, callers.service, limits))
+    series = GatewaySeries()
+    spec = job.spec.reward.gateway.canary
+    if spec is None:
+        return Application(callers, tokens, ServiceDescription(job, run, callers.service, limits), series)
+    compared = CanarySeries(series.registry)
+    description = ServiceDescription(job, run, callers.service, limits, compared)
+    return Application(callers, tokens, description, series, _canary(spec, compared))
+
+
+def _canary(spec: CanarySpec, compared: CanarySeries) -> Canary:
+    field = "reward.gateway.canary.service"
+    if not spec.service.url or spec.service.token_secret is None:
+        raise RefusedError(f"{field}: give url and tokenSecret; a name is known on Kubernetes only")
+    return Canary(
+        spec.service.url, secret_value(spec.service.token_secret, f"{field}.tokenSecret"), spec.share, compared
+    )
 
 
 async def serve_on(

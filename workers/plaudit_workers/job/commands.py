@@ -12,6 +12,7 @@ from plaudit_workers.job.checks.support import ignored, without_effect
 from plaudit_workers.job.loading.load import examine_job, locate, read_job
 from plaudit_workers.job.loading.schema import job_schema
 from plaudit_workers.job.problem import JobError, Problem
+from plaudit_workers.job.sizing.command import known_problems
 from plaudit_workers.process import EXIT_DONE
 
 
@@ -25,13 +26,14 @@ def validate(arguments: argparse.Namespace) -> int:
     notes: list[Problem] = []
     if arguments.kubernetes:
         job = read_job(path)
-        problems = kubernetes_problems(job)
+        problems = [*kubernetes_problems(job), *known_problems(job)]
     else:
         examination = examine_job(path)
         problems = all_problems(examination)
         if examination.job is None:
             raise JobError(locate(problems, path), path)
         job = examination.job
+        problems = [*problems, *known_problems(job)]
         notes = [*ignored(job), *without_effect(job)]
     if problems:
         raise JobError(locate(problems, path), path)

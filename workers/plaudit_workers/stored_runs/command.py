@@ -1,7 +1,8 @@
 """``plaudit runs list|delete``: list the runs whose keys an external Redis holds, or delete the keys of finished ones.
 
 A job's own Redis ends with its run. An external one keeps the counters and streams of every run until they are deleted
-here. Prints JSON: one object a run and line. Exit code 2 where a run could not be deleted.
+here, each by its id or all that have been silent for some days (from a CronJob, say). Prints JSON: one object a run and
+line. Exit code 2 where a run could not be deleted.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from plaudit_workers.process import EXIT_DONE, EXIT_REFUSED, RefusedError, redis
 
 _SCANNED_AT_ONCE = 1000
 _TIMEOUT_S = 30.0
+_DAY_S = 86_400.0
 
 
 def runs(arguments: argparse.Namespace) -> int:
@@ -32,8 +34,8 @@ def runs(arguments: argparse.Namespace) -> int:
     Raises:
         RefusedError: Redis cannot be used, or no run is named where one is needed.
     """
-    if arguments.action == "delete" and not arguments.runs:
-        raise RefusedError("plaudit runs delete needs the ids of runs (plaudit runs list)")
+    if arguments.action == "delete" and bool(arguments.runs) == bool(arguments.silent_for):
+        raise RefusedError("plaudit runs delete needs the ids of runs (plaudit runs list), or --silent-for DAYS")
     return asyncio.run(_runs(arguments))
 
 
@@ -46,7 +48,8 @@ async def _runs(arguments: argparse.Namespace) -> int:
             for run in sorted(found):
                 _print({"run": run, "keys": found[run], "last_heartbeat_s": await _silent_s(client, run)})
             return EXIT_DONE
-        fine = [await _delete(client, run) for run in arguments.runs]
+        chosen = arguments.runs or await _silent_runs(client, arguments.silent_for * _DAY_S)
+        fine = [await _delete(client, run) for run in chosen]
         return EXIT_DONE if all(fine) else EXIT_REFUSED
     except (AuthenticationError, NoPermissionError) as error:
         raise RefusedError(
@@ -69,6 +72,12 @@ async def _keys_of_runs(client: Redis) -> Counter[str]:
     async for key in client.scan_iter("plaudit:{*}:*", count=_SCANNED_AT_ONCE):
         found[key.decode().partition("{")[2].partition("}")[0]] += 1
     return found
+
+
+async def _silent_runs(client: Redis, silent_s: float) -> list[str]:
+    """Return the runs of which no process reported for so long; what never reported may not be a run of Plaudit."""
+    silences = {run: await _silent_s(client, run) for run in sorted(await _keys_of_runs(client))}
+    return [run for run, silence in silences.items() if silence is not None and silence >= silent_s]
 
 
 async def _silent_s(client: Redis, run: str) -> float | None:

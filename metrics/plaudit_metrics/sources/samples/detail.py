@@ -98,7 +98,7 @@ def listed(row: Row) -> ListedSample:
     """
     scored = row["score"] is not None
     reason = "" if scored else row["reason"] or row["end_reason"] or ""
-    turns = msgspec.json.decode(row["turns_json"] or "[]")
+    turns = msgspec.json.decode(row.get("turns_json") or "[]")
     return ListedSample(
         step=row["step"],
         group=row["group"],
@@ -126,7 +126,7 @@ def detail(row: Row, characters: int) -> SampleDetail:
         characters: of each text that are returned.
     """
     budget = TextBudget(characters)
-    ended = row["outcome"] is not None
+    ended = row["outcome"] is not None and row["admitted_at"] is not None
     return SampleDetail(
         sample=listed(row),
         prompt=prompt_messages(row, budget),
@@ -156,7 +156,7 @@ def _cut_reasons(scorers: dict[str, ScorerRecord], budget: TextBudget) -> dict[s
 
 def _question(row: Row) -> str:
     """Return the prompt's last message, which tells prompts apart better than the text with its template."""
-    messages = msgspec.json.decode(row["messages_json"] or "[]")
+    messages = msgspec.json.decode(row.get("messages_json") or "[]")
     content = messages[-1].get("content") if messages else None
     return content if isinstance(content, str) else row["prompt"] or ""
 

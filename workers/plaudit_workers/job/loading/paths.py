@@ -26,11 +26,11 @@ def resolve_paths(written: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def path_fields(section: type[BaseModel], name: str = "") -> Iterator[tuple[str, JobPath]]:
-    """Yield every field below a section that holds a path: its written name (``[]`` for lists) and its mark."""
+    """Yield every field below a section that is a path: its written name (``[]`` for lists) and its mark."""
     for python_name, field in section.model_fields.items():
         written = f"{name}.{field.alias or python_name}".lstrip(".")
         mark = _mark(field)
-        if mark:
+        if mark and mark.kind != "command":
             yield written, mark
         inner = section_of(field.annotation)
         if inner:
@@ -58,6 +58,8 @@ def _resolved_value(value: Any, field: FieldInfo, folder: Path) -> Any:
     mark, inner = _mark(field), section_of(field.annotation)
     if mark and isinstance(value, str):
         return _absolute(value, mark, folder)
+    if mark and mark.kind == "command" and isinstance(value, list):
+        return [_absolute(value[0], mark, folder), *value[1:]] if value and "/" in str(value[0]) else value
     if inner and isinstance(value, Mapping):
         return _resolved(value, inner, folder)
     if inner and isinstance(value, list):

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from plaudit_reward.endpoint.json_path import json_path
 from plaudit_workers.job.problem import Problem
-from plaudit_workers.job.spec.scorers import ScorerSpec
+from plaudit_workers.job.spec.scorers import ScorerSpec, ServiceSpec
 
 _PRIVATE_DOMAINS = (".svc", ".local", ".localhost", ".internal", ".lan", ".home.arpa")
 
@@ -27,19 +27,16 @@ def http_problems(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
         yield Problem(f"{field}.http.jsonPath", str(error), "Fix it")
 
 
-def service_problems(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
-    """Yield every contradiction within the section ``service``."""
-    service = scorer.service
+def service_problems(field: str, service: ServiceSpec | None) -> Iterator[Problem]:
+    """Yield every contradiction within a section ``service``."""
     if service is None:
         return
     if bool(service.name) == bool(service.url):
-        yield Problem(
-            f"{field}.service", "needs exactly one of name and url", "Give the name of a RewardService, or a url"
-        )
+        yield Problem(f"{field}", "needs exactly one of name and url", "Give the name of a RewardService, or a url")
     if service.url and service.token_secret is None:
-        yield Problem(f"{field}.service.tokenSecret", "is missing; with url it is required", "Name the token's Secret")
+        yield Problem(f"{field}.tokenSecret", "is missing; with url it is required", "Name the token's Secret")
     if service.url:
-        yield from address_problems(f"{field}.service.url", service.url, has_key=service.token_secret is not None)
+        yield from address_problems(f"{field}.url", service.url, has_key=service.token_secret is not None)
 
 
 def address_problems(field: str, url: str, *, has_key: bool) -> Iterator[Problem]:
@@ -53,6 +50,18 @@ def address_problems(field: str, url: str, *, has_key: bool) -> Iterator[Problem
             f"{url!r} would carry the key of apiKeySecret unencrypted over a network",
             "Write https://; http is for loopback, private addresses, and names of the cluster or a private domain "
             "(judge, judge.models.svc, judge.internal)",
+        )
+
+
+def password_problems(field: str, url: str) -> Iterator[Problem]:
+    """Yield a problem if the URL of a Redis would carry its password unencrypted."""
+    parts = urlsplit(url)
+    if parts.scheme == "redis" and not is_private(parts.hostname or ""):
+        yield Problem(
+            field,
+            f"{url!r} would carry the password of passwordSecret unencrypted over a network",
+            "Write rediss://; redis is for loopback, private addresses, and names of the cluster or a private "
+            "domain (redis, redis.limits.svc, redis.internal)",
         )
 
 
@@ -90,10 +99,5 @@ def limits_problems(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
                 "contains a user or a password",
                 "Name the password's Secret in passwordSecret",
             )
-        if limits.shared.password_secret and parts.scheme == "redis" and not is_private(parts.hostname or ""):
-            yield Problem(
-                f"{field}.limits.shared.url",
-                f"{limits.shared.url!r} would carry the password of passwordSecret unencrypted over a network",
-                "Write rediss://; redis is for loopback, private addresses, and names of the cluster or a private "
-                "domain (redis, redis.limits.svc, redis.internal)",
-            )
+        if limits.shared.password_secret:
+            yield from password_problems(f"{field}.limits.shared.url", limits.shared.url)

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from plaudit_wire.limits import ADMISSION_MEMORY_SHARE, EVENTS_MEMORY_SHARE, INLINE_LIMIT_BYTES
 from plaudit_workers.job.problem import Problem
+from plaudit_workers.job.rules.endpoints import password_problems
 from plaudit_workers.job.rules.failure_policy import failure_policy_problems
 from plaudit_workers.job.rules.pods import environment_problems, gpu_problems, group_problems
 from plaudit_workers.job.rules.scorers import scorer_problems
@@ -21,8 +22,9 @@ from plaudit_workers.job.spec.transport import USABLE_SHARE, TlsSpec
 
 _BYTES_PER_TOKEN = 9
 """int32 id, float32 log-probability, uint8 loss mask."""
-_TEXT_BYTES_PER_TOKEN = 8
-"""About four bytes of text a token, once in the body and once in the entry that scorers read."""
+_TEXT_BYTES_PER_TOKEN = 4
+_TEXT_COPIES = 2
+"""One in the group's hash, one in the entry that scorers read."""
 _OVERHEAD_BYTES = 4096
 """Prompt's share, stamps, records, Redis's own."""
 
@@ -251,7 +253,8 @@ def _redis_memory(spec: Spec) -> Iterator[Problem]:
     if spec.transport.url:
         return
     algorithm, tokens = spec.algorithm, spec.rollout.sampling.max_tokens
-    sample = min(tokens * (_BYTES_PER_TOKEN + _TEXT_BYTES_PER_TOKEN) + _OVERHEAD_BYTES, INLINE_LIMIT_BYTES)
+    tensors, text = (min(tokens * each, INLINE_LIMIT_BYTES) for each in (_BYTES_PER_TOKEN, _TEXT_BYTES_PER_TOKEN))
+    sample = tensors + _TEXT_COPIES * text + _OVERHEAD_BYTES
     samples = algorithm.prompts_per_step * (1 + algorithm.max_staleness) * algorithm.samples_per_prompt
     share = ADMISSION_MEMORY_SHARE - EVENTS_MEMORY_SHARE
     room = spec.transport.managed.max_memory_bytes * share
@@ -280,6 +283,8 @@ def _transport(spec: Spec) -> Iterator[Problem]:
             "contains a user or a password, which would end up in the run's folder and in logs",
             "Name the password's Secret in passwordSecret instead",
         )
+    elif transport.url and transport.password_secret:
+        yield from password_problems("spec.transport.url", transport.url)
     for name, given, own in (
         ("username", transport.username, "has users and passwords already"),
         ("passwordSecret", transport.password_secret, "has users and passwords already"),

@@ -24,8 +24,10 @@ def scorer_problems(spec: Spec) -> Iterator[Problem]:
         yield from _scope(field, scorer, spec)
         yield from judge_problems(field, scorer)
         yield from http_problems(field, scorer)
-        yield from service_problems(field, scorer)
+        yield from service_problems(f"{field}.service", scorer.service)
         yield from limits_problems(field, scorer)
+    if spec.reward.gateway.canary:
+        yield from service_problems("spec.reward.gateway.canary.service", spec.reward.gateway.canary.service)
     yield from _weights(spec)
     yield from _combine(spec)
 

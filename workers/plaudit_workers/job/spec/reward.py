@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from plaudit_workers.job.spec.pod import PodSpec
-from plaudit_workers.job.spec.scorers import ScorerSpec
+from plaudit_workers.job.spec.scorers import ScorerSpec, ServiceSpec
 from plaudit_workers.job.spec.section import MUTABLE, FilePath, Opaque, Section
 
 
@@ -61,6 +61,15 @@ class WorkersSpec(Section):
     """Pods of the reward workers."""
 
 
+class CanarySpec(Section):
+    """Another reward service, such as one with the next version of the scorers, that is compared with this one."""
+
+    service: ServiceSpec
+    """The service. It gets copies of samples; its results are compared and counted, never answered."""
+    share: float = Field(default=0.1, gt=0, le=1)
+    """Share of the samples that are copied; groups are not. Default 0.1."""
+
+
 class GatewaySpec(Section):
     """The HTTP front of a job that only scores; a job with a trainer has none."""
 
@@ -70,6 +79,8 @@ class GatewaySpec(Section):
     token_secret: str = Field(default="", max_length=253)
     """Name of a Secret with a token for each caller, its keys the callers' names; jobs that refer to the service by
     name use the key ``client``. Kubernetes only. Default empty: the operator makes one with the caller ``client``."""
+    canary: CanarySpec | None = None
+    """Compare this service with another one. Default: none."""
     port: int = Field(default=0, ge=0, le=65_535)
     """TCP port under ``plaudit run``; on Kubernetes it is 8710. Default 0: a free one, kept by ``--resume``."""
     pod: PodSpec = PodSpec()

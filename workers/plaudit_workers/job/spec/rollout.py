@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from plaudit_workers.job.spec.pod import PodSpec
-from plaudit_workers.job.spec.section import DNS_LABEL, MUTABLE, PYTHON_NAME, FilePath, Opaque, Section
+from plaudit_workers.job.spec.section import DNS_LABEL, MUTABLE, PYTHON_NAME, Command, FilePath, Opaque, Section
 
 
 class EngineSpec(Section):
@@ -126,10 +126,10 @@ class AgentSpec(Section):
     function: str = Field(default="", pattern=f"^$|{PYTHON_NAME}")
     """The function in it that takes the prompt and may return a reward, for ``endpoint``. Default empty: the file is
     run as a program, by ``command``."""
-    command: list[str] = Field(default=[])
-    """The program and its arguments, for ``endpoint``; ``path`` is appended. It reads its prompt as JSON from its
-    standard input, and ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` from its environment. Default empty: Python, for
-    ``path``."""
+    command: Command = Field(default=[])
+    """The program, by its name or path, and its arguments, for ``endpoint``; ``path`` is appended. It reads its prompt
+    as JSON from its standard input, and ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` from its environment. Default empty:
+    Python, for ``path``."""
     url: str = Field(default="", pattern=r"^(https?://.*)?$")
     """URL of an OpenEnv server or of a resources server of NeMo Gym, for ``environment`` instead of ``path`` and
     ``class``."""

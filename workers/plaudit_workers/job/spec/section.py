@@ -44,16 +44,20 @@ class JobPath:
     """Marks a path that is relative to the job file.
 
     ``source``: the value may also be the id of a model on the hub; it is a path when it begins with ``.`` or ``/``, or
-    when a file or folder of that name lies beside the job file.
+    when a file or folder of that name lies beside the job file. ``command``: a list whose first item is the name of a
+    program, or a path if it has a slash.
     """
 
-    kind: Literal["file", "source"]
+    kind: Literal["file", "source", "command"]
 
 
 MUTABLE = Mutable()
 
 FilePath = Annotated[str, JobPath("file")]
 """A path; relative ones are resolved against the job file's folder."""
+
+Command = Annotated[list[str], JobPath("command")]
+"""A program and its arguments."""
 
 SourcePath = Annotated[str, JobPath("source")]
 """A path or a hub id."""

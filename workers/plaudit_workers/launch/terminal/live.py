@@ -18,6 +18,7 @@ from plaudit_metrics.statistics.failures import Failure
 from plaudit_reward.errors import CallTimeoutError
 from plaudit_reward.http.client import HttpClient
 from plaudit_reward.http.errors import NoResponseError
+from plaudit_wire.printable import printable
 from plaudit_wire.records import WorkerRecord
 from plaudit_workers.launch.plan import Role
 from plaudit_workers.launch.terminal.waiting import REPORTED_AFTER_S
@@ -30,12 +31,20 @@ _WITH_HEARTBEAT = ("trainer", "rollout", "reward")
 _NUMBER = re.compile(r"\d+")
 
 
-class _Workers(msgspec.Struct):
+class _Look(msgspec.Struct):
+    time: float
+
+
+class Snapshot(msgspec.Struct):
+    """The service's newest snapshot of the run."""
+
+    looks: list[_Look]
+    """The newest look at Redis; empty before the first."""
     workers: list[WorkerRecord]
+    """The processes with a fresh heartbeat at that time."""
 
 
 class _Failures(msgspec.Struct):
-    samples: int
     failures: list[Failure]
 
 
@@ -54,6 +63,20 @@ class LiveMessages:
         self._reported: tuple[frozenset[str], float] = (frozenset(), 0.0)
         self._reasons: set[tuple[str, str, str]] = set()
         self._problems: dict[str, str] = {}
+        self._seen = 0.0
+
+    def news(self, snapshot: Snapshot | None, waited_s: float) -> list[str]:
+        """Return the lines about processes.
+
+        Args:
+            snapshot: None without a response. One that was seen before says nothing about now: while Redis does not
+                respond, the service goes on returning its last one.
+            waited_s: seconds since the processes were started.
+        """
+        if snapshot is None or not snapshot.looks or snapshot.looks[-1].time <= self._seen:
+            return self.waiting([], waited_s)
+        self._seen = snapshot.looks[-1].time
+        return self.waiting(snapshot.workers, waited_s) + self.problems(snapshot.workers)
 
     def waiting(self, workers: Sequence[WorkerRecord], waited_s: float) -> list[str]:
         """Return a line that names the processes which are not ready, when there is news of them.
@@ -89,11 +112,6 @@ class LiveMessages:
         return lines
 
 
-def printable(text: str) -> str:
-    """Return a text without control characters, which a terminal would obey."""
-    return "".join(sign if sign.isprintable() else "�" for sign in text)
-
-
 async def print_live(url: str, messages: LiveMessages, console: Console) -> None:
     """Print messages until cancelled.
 
@@ -106,10 +124,9 @@ async def print_live(url: str, messages: LiveMessages, console: Console) -> None
     client = HttpClient(max_connections=1)
     try:
         while True:
-            workers = await _read(client, f"{url}/api/v1/queues?after={time.time():.0f}", _Workers)
+            snapshot = await _read(client, f"{url}/api/v1/queues?newest=1", Snapshot)
             counts = await _read(client, f"{url}/api/v1/failures", _Failures)
-            records = workers.workers if workers else []
-            lines = messages.waiting(records, time.monotonic() - started) + messages.problems(records)
+            lines = messages.news(snapshot, time.monotonic() - started)
             for line in lines + messages.failures(counts.failures if counts else []):
                 console.out(line, highlight=False)
             await asyncio.sleep(_READ_EVERY_S)

@@ -58,7 +58,15 @@ async def take_over(run: RunContext, thread: BackendThread) -> tuple[RunState, d
     own = await thread.run(thread.backend.checkpoints)
     known = [extra["incarnation"] for extra in own.values()]
     incarnation = await run.streams.take_over(max([lineage.newest, *known]))
-    restored = await _restore(run, thread, own, lineage)
+    # A replaced trainer may have saved one after its successor chose an older one: such a checkpoint does not count.
+    surviving = [path for path, extra in own.items() if not lineage.rules_out(_version_of(extra))]
+    newest = max(surviving, key=lambda path: _version_of(own[path]), default=None)
+    refuse_lost_checkpoint(lineage, None if newest is None else _version_of(own[newest]), folder)
+    if newest is not None:
+        # Before it is loaded, which takes minutes: from now on a replaced trainer saves nothing that would delete it.
+        lineage.parents[incarnation] = _version_of(own[newest])
+        lineage.write(folder)
+    restored = await _restore(run, thread, newest)
     lineage.parents[incarnation] = restored.parent
     lineage.write(folder)
     await _adopt_open_groups(run, restored, lineage, PolicyVersion(incarnation, restored.step))
@@ -71,13 +79,7 @@ async def take_over(run: RunContext, thread: BackendThread) -> tuple[RunState, d
     return state, restored.open_step
 
 
-async def _restore(
-    run: RunContext, thread: BackendThread, own: dict[Path, dict[str, Any]], lineage: Lineage
-) -> Restored:
-    # A replaced trainer may have saved one after its successor chose an older one: such a checkpoint does not count.
-    surviving = [path for path, extra in own.items() if not lineage.rules_out(_version_of(extra))]
-    newest = max(surviving, key=lambda path: _version_of(own[path]), default=None)
-    refuse_lost_checkpoint(lineage, None if newest is None else _version_of(own[newest]), run.folder / "checkpoints")
+async def _restore(run: RunContext, thread: BackendThread, newest: Path | None) -> Restored:
     if newest is not None:
         extra = await thread.run(thread.backend.load, newest)
         ledger = TrainerLedger.restored(extra["ledger"])
@@ -143,6 +145,8 @@ class Adoption:
 
     kept: list[InFlight]
     rolled_back: list[str]
+    num_lost: int = 0
+    """Of those rolled back, the ones that were admitted after the checkpoint: its ledger has not counted them."""
 
 
 def adopt(
@@ -174,7 +178,18 @@ def adopt(
         ):
             kept[prompt.position] = _flight(group)
     names = {flight.group for flight in kept.values()}
-    return Adoption(list(kept.values()), [group.id for group in found if group.id not in names])
+    rolled_back = [group for group in found if group.id not in names]
+    return Adoption(
+        list(kept.values()),
+        [group.id for group in rolled_back],
+        sum(not _is_known(ledger, group) for group in rolled_back),
+    )
+
+
+def _is_known(ledger: TrainerLedger, group: Group) -> bool:
+    """Return True if the checkpoint's ledger has admitted the group: it is in flight there, or its end is counted."""
+    positions, prompt = ledger.splits[group.prompt.split], group.prompt
+    return group.id in positions.in_flight or positions.has_ended(prompt.position, prompt.attempt)
 
 
 def _is_awaited(ledger: TrainerLedger, group: Group) -> bool:
@@ -205,5 +220,4 @@ def bring_up_to_date(ledger: TrainerLedger, adoption: Adoption, ended_since: int
     for flight in sorted(adoption.kept, key=lambda flight: flight.position):
         if flight.group not in known:
             ledger.admit("train", flight)
-    lost = len(set(adoption.rolled_back) - known) + ended_since
-    ledger.count_lost(lost)
+    ledger.count_lost(adoption.num_lost + ended_since)

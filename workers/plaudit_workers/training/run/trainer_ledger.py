@@ -75,6 +75,14 @@ class Positions:
         """Return True if a position was admitted before."""
         return position < self.cursor or position in self.ahead
 
+    def has_ended(self, position: int, attempt: int) -> bool:
+        """Return True if this attempt of a position was admitted and has ended."""
+        if not self.was_admitted(position):
+            return False
+        present = [flight.attempt for flight in self.in_flight.values() if flight.position == position]
+        following = self.returned.get(position, present[0] if present else None)
+        return following is None or attempt < following
+
     def end(self, group: str) -> InFlight:
         """Remove a group from those in flight."""
         return self.in_flight.pop(group)

@@ -1,0 +1,148 @@
+"""A RewardService under load while its scorer changes: from outside, and through two jobs that share it."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import training
+from real_cluster import Cluster, harness
+
+pytestmark = pytest.mark.timeout(900)
+
+SERVICE, JOBS = "shared", ("user-a", "user-b")
+LOAD = Path(__file__).with_name("service_load.py")
+TRANSPORT = {"managed": {"memory": "256Mi", "storage": "1Gi"}}
+SCORER = {"name": "mine", "kind": "python", "python": {"path": "reward.py"}}
+
+
+def code(value: float) -> dict[str, Any]:
+    source = f"import time\n\ndef compute_score(sample):\n    time.sleep(0.05)\n    return {value}\n"
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": f"reward-{value:.0f}", "namespace": training.NAMESPACE},
+        "data": {"reward.py": source},
+    }
+
+
+def document(kind: str, name: str, *scorers: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    reward = {"scorers": list(scorers), **spec.pop("reward", {})}
+    return {
+        "apiVersion": "plaudit.dev/v1alpha1",
+        "kind": kind,
+        "metadata": {"name": name, "namespace": training.NAMESPACE},
+        "spec": {"reward": reward, "transport": TRANSPORT, **spec},
+    }
+
+
+@dataclass(frozen=True)
+class Load:
+    """A program that submits samples."""
+
+    results: Path
+    stop: Path
+    process: subprocess.Popen[bytes]
+
+    def scored(self) -> list[dict[str, Any]]:
+        lines = self.results.read_text().splitlines() if self.results.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def end(self) -> list[dict[str, Any]]:
+        """Let every submitted sample get its result."""
+        self.stop.touch()
+        assert self.process.wait(120) == 0
+        return self.scored()
+
+
+@contextlib.contextmanager
+def load(cluster: Cluster, kind: str, name: str, folder: Path) -> Iterator[Load]:
+    status = cluster.get(kind, name, training.NAMESPACE)["status"]
+    secrets = cluster.get("secret", namespace=training.NAMESPACE)["items"]
+    [token] = [each["data"]["client"] for each in secrets if each["metadata"]["name"].startswith(f"{name}-gateway-")]
+    results, stop = folder / f"{name}.jsonl", folder / f"{name}.stop"
+    command = harness("exec-net", sys.executable, str(LOAD), status["url"], str(results), str(stop))
+    environment = {**os.environ, "TOKEN": base64.b64decode(token).decode()}
+    with subprocess.Popen(command, env=environment) as process:
+        try:
+            yield Load(results, stop, process)
+        finally:
+            stop.touch()
+            process.terminate()
+
+
+@pytest.fixture
+def service(installed: Cluster) -> Iterator[Cluster]:
+    if not installed.own:
+        pytest.skip("submits from inside the network of the harness's cluster")
+    shared = document(
+        "RewardService", SERVICE, SCORER, files={"configMap": "reward-1"}, reward={"workers": {"replicas": 2}}
+    )
+    shared["spec"]["reward"]["gateway"] = {"replicas": 2}
+    reference = {"name": "shared", "kind": "service", "service": {"name": SERVICE}}
+    users = [document("RLJob", name, reference) for name in JOBS]
+    done = installed.apply(code(1.0), code(2.0), *users, shared)  # the jobs wait for their service
+    assert done.returncode == 0, done.stderr
+    for kind, name in (("rws", SERVICE), *(("rlj", job) for job in JOBS)):
+        installed.until(f"{name} ready", lambda kind=kind, name=name: is_ready(installed, kind, name), 300)  # type: ignore[misc]
+    yield installed
+    for kind in ("rlj", "rws"):
+        installed.kubectl("--namespace", training.NAMESPACE, "delete", kind, "--all", check=False)
+
+
+def is_ready(cluster: Cluster, kind: str, name: str) -> bool:
+    return cluster.condition(kind, name, training.NAMESPACE, "Ready").get("status") == "True"
+
+
+def revision(cluster: Cluster) -> str:
+    return str(cluster.get("rws", SERVICE, training.NAMESPACE)["status"]["revision"])
+
+
+def test_a_changed_scorer_loses_and_repeats_nothing_and_every_result_has_its_version(service: Cluster, tmp_path: Path):
+    before = revision(service)
+    with contextlib.ExitStack() as stack:
+        direct = stack.enter_context(load(service, "rws", SERVICE, tmp_path))
+        users = [stack.enter_context(load(service, "rlj", job, tmp_path)) for job in JOBS]
+        loads = [direct, *users]
+        service.until("results", lambda: all(len(each.scored()) > 50 for each in loads), 120)
+        change = {"spec": {"files": {"configMap": "reward-2"}}}
+        service.kubectl(
+            "--namespace", training.NAMESPACE, "patch", "rws", SERVICE, "--type", "merge", "-p", json.dumps(change)
+        )
+        service.until("another revision", lambda: revision(service) != before, 60)
+        after = revision(service)
+        rolled_out = ("rws", SERVICE, training.NAMESPACE, "RolledOut")
+        service.until("rolled out", lambda: service.condition(*rolled_out).get("status") == "True", 240)
+        old = {id(each): len(each.scored()) for each in loads}
+        service.until("results after", lambda: all(len(each.scored()) > old[id(each)] + 50 for each in loads), 120)
+        results = [each.end() for each in loads]
+    for found in results:
+        ids = Counter(result["id"] for result in found)
+        assert set(ids) == {f"sample-{number}" for number in range(len(ids))}
+        assert set(ids.values()) == {1}
+        assert {result["outcome"] for result in found} == {"scored"}
+        assert {result["score"] for result in found} == {1.0, 2.0}
+    assert {(result["version"], result["score"]) for result in results[0]} == {(before, 1.0), (after, 2.0)}
+    submitted = sum(map(len, results))
+    service.until("metrics", lambda: scored(service) >= submitted, 60)
+    assert scored(service) == submitted
+    assert is_ready(service, "rws", SERVICE)
+
+
+def scored(cluster: Cluster) -> int:
+    """The samples that the service has scored, by its metrics."""
+    url = f"http://{SERVICE}-metrics.{training.NAMESPACE}.svc:9090/metrics"
+    page = subprocess.run(harness("exec-net", "curl", "-s", url), capture_output=True, text=True, check=True).stdout
+    outcomes: Mapping[str, str] = dict(re.findall(r'^plaudit_samples_total\{outcome="(\w+)"\} ([\d.e+]+)', page, re.M))
+    return round(sum(float(count) for count in outcomes.values()))

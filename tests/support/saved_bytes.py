@@ -1,0 +1,50 @@
+"""Count what a forward pass of Qwen2.5-7B's sizes saves for the backward pass: exact, without any device."""
+
+from __future__ import annotations
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from plaudit_reward.packed_attention import PACKED_ATTENTION, make_blocks
+from plaudit_workers.training.model.activations import checkpoint_layers
+from plaudit_workers.training.model.model import forward_logits
+from plaudit_workers.training.model.token_head import TokenHead
+
+QWEN_7B = Qwen2Config(
+    vocab_size=152_064,
+    hidden_size=3584,
+    intermediate_size=18_944,
+    num_hidden_layers=28,
+    num_attention_heads=28,
+    num_key_value_heads=4,
+    max_position_embeddings=32_768,
+    tie_word_embeddings=False,
+)
+
+
+def saved_bytes(checkpointing: str, num_tokens: int) -> tuple[float, int]:
+    """Bytes a token that a pass over one sequence saves, and the largest saved tensor."""
+    with torch.device("meta"):
+        model = Qwen2ForCausalLM._from_config(
+            QWEN_7B, attn_implementation=PACKED_ATTENTION, dtype=torch.bfloat16
+        ).eval()
+        ids = torch.zeros(1, num_tokens, dtype=torch.long)
+        places = torch.arange(num_tokens)
+    head = TokenHead(model, chunked=True)
+    checkpoint_layers(model, checkpointing, torch.device("cuda"))
+    weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def save(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights:
+            storages[storage._cdata] = storage
+        return tensor
+
+    with (
+        torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor),
+        head.reducing(ids[0], 1.0, entropy=False),
+    ):
+        forward_logits(model, ids, places[None], make_blocks([num_tokens]), places)
+    sizes = [storage.nbytes() for storage in storages.values()]
+    return sum(sizes) / num_tokens, max(sizes)

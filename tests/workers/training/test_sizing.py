@@ -1,0 +1,204 @@
+"""What ``plaudit plan`` computes, held against models on the meta device and what a forward pass really saves."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from plaudit_workers.cli import main
+from plaudit_workers.job.sizing.command import known_problems, read_shape
+from plaudit_workers.job.sizing.devices import DEVICES, find_device
+from plaudit_workers.job.sizing.fit import fit_problems, fits_rollout, fits_trainer, nearest_rollout, nearest_trainer
+from plaudit_workers.job.sizing.memory import cache_tokens, rollout_parts, trainer_parts
+from plaudit_workers.job.sizing.shape import ModelShape
+from plaudit_workers.job.sizing.times import step_times
+from saved_bytes import QWEN_7B, saved_bytes
+
+SIZES = {
+    "vocab_size": 1000,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+}
+EXPERTS = {
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+}
+SHAPE_7B = ModelShape.from_config(QWEN_7B.to_dict())
+LLAMA_70B = ModelShape(80, 8192, 28_672, 64, 8, 128, 128_256, tied=False)
+H100 = DEVICES["h100-80"]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama", "mistral", "qwen3_moe", "mixtral"])
+def test_parameters_are_those_of_the_model(kind, tied):
+    config = AutoConfig.for_model(kind, **SIZES, **EXPERTS.get(kind, {}), head_dim=16, tie_word_embeddings=tied)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    shape = ModelShape.from_config(config.to_dict())
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_adapter_parameters_are_those_of_peft():
+    config = AutoConfig.for_model("qwen2", **SIZES)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+        inject_adapter_in_model(LoraConfig(r=4, target_modules="all-linear"), model)
+    trained = sum(each.numel() for name, each in model.named_parameters() if "lora_" in name)
+    assert ModelShape.from_config(config.to_dict()).adapter_parameters(4) == trained
+
+
+def test_saved_bytes_are_those_that_hooks_count():
+    tokens = 64
+    unfused = 4 * QWEN_7B.num_attention_heads * tokens
+    head = 4 * QWEN_7B.vocab_size + 9 * QWEN_7B.hidden_size
+    kept, _ = saved_bytes("none", tokens)
+    assert kept == pytest.approx(SHAPE_7B.layers * (SHAPE_7B.layer_bytes() + unfused) + head, rel=0.1)
+    kept, _ = saved_bytes("layers", 2048)
+    assert kept == pytest.approx(SHAPE_7B.layers * 2 * SHAPE_7B.hidden, rel=0.2)
+
+
+@pytest.fixture
+def spec_of(make_job):
+    def make(ranks=8, length=8192, trainer=None, **others):
+        rollout = {"sampling": {"maxTokens": length - 1024}, "engine": {"maxModelLength": length}}
+        strategy = {"ranks": ranks, "strategy": "fsdp2", "microBatchTokens": 16384}
+        document = {"model": {"dtype": "bfloat16"}, "rollout": rollout, "trainer": strategy | (trainer or {})}
+        return make_job(document | others).spec
+
+    return make
+
+
+def needed(spec, shape=SHAPE_7B):
+    return sum(part.num_bytes for part in trainer_parts(spec, shape))
+
+
+def test_states_are_sixteen_bytes_a_parameter_shared_by_the_ranks(spec_of):
+    states = trainer_parts(spec_of(ranks=8), SHAPE_7B)[0]
+    assert states.num_bytes == 16 * SHAPE_7B.parameters / 8
+    kept = {"algorithm": {"miniBatchesPerStep": 4, "loss": {"klCoefficient": 0.1}}}
+    assert trainer_parts(spec_of(**kept), SHAPE_7B)[1].num_bytes == 2 * 4 * SHAPE_7B.parameters / 8
+
+
+def test_adapters_need_a_tenth_of_the_states(spec_of):
+    adapters = trainer_parts(spec_of(trainer={"lora": {}}), SHAPE_7B)[0].num_bytes
+    assert adapters < 0.2 * trainer_parts(spec_of(), SHAPE_7B)[0].num_bytes
+
+
+def test_checkpointing_ranks_and_short_rows_save_memory(spec_of):
+    assert needed(spec_of()) < needed(spec_of(trainer={"activationCheckpointing": "selective"}))
+    assert needed(spec_of()) < needed(spec_of(trainer={"activationCheckpointing": "none"})) / 2
+    assert needed(spec_of(ranks=16)) < needed(spec_of())
+    assert needed(spec_of()) < needed(spec_of(length=32_768))
+
+
+@pytest.mark.parametrize(("shape", "length"), [(SHAPE_7B, 8192), (SHAPE_7B, 131_072), (LLAMA_70B, 8192)])
+@pytest.mark.parametrize("device", ["a10g-24", "h100-80", "h200-141"])
+def test_the_nearest_job_fits(spec_of, shape, length, device):
+    gpu, spec = DEVICES[device], spec_of(ranks=1, length=length)
+    changes = nearest_trainer(spec, shape, gpu)
+    if changes is not None:
+        changed = spec.model_copy(update={"trainer": spec.trainer.model_copy(update=changes)})
+        assert fits_trainer(changed, shape, gpu)
+        ranks = changed.trainer.ranks
+        fewer = spec.trainer.model_copy(update={**changes, "ranks": ranks // 2})
+        assert ranks == 1 or not fits_trainer(spec.model_copy(update={"trainer": fewer}), shape, gpu)
+    parallel = nearest_rollout(spec, shape, gpu)
+    if parallel is not None:
+        engine = spec.rollout.engine.model_copy(update=parallel)
+        assert fits_rollout(
+            spec.model_copy(update={"rollout": spec.rollout.model_copy(update={"engine": engine})}), shape, gpu
+        )
+
+
+def test_what_cannot_fit_is_refused_in_numbers_with_the_nearest_job(spec_of):
+    trainer, rollout = fit_problems(spec_of(ranks=8), LLAMA_70B, H100)
+    assert "each of 8 ranks needs 1" in trainer.message
+    assert "weights, gradients, optimizer 141.1" in trainer.message
+    assert trainer.remedy == "The nearest job that fits has trainer: {ranks: 32, microBatchTokens: 8192}"
+    assert "the longest sample has" in rollout.message
+    assert rollout.remedy == "The nearest job that fits has rollout.engine: {tensorParallelSize: 4}"
+    assert fit_problems(spec_of(ranks=8), SHAPE_7B, H100) == []
+
+
+def test_the_cache_takes_what_weights_leave(spec_of):
+    spec = spec_of()
+    weights = rollout_parts(spec, SHAPE_7B)[0].num_bytes
+    assert weights == 2 * SHAPE_7B.parameters
+    used = sum(part.num_bytes for part in rollout_parts(spec, SHAPE_7B))
+    bytes_per_token = 2 * 28 * 4 * 128 * 2
+    assert cache_tokens(spec, SHAPE_7B, 80e9) == pytest.approx((0.85 * 80e9 - used) / bytes_per_token)
+
+
+def test_steps_overlap_with_staleness_and_shrink_with_gpus(spec_of):
+    synchronous = step_times(spec_of(), SHAPE_7B, H100, 4096)
+    phases = (synchronous.generation, synchronous.update, synchronous.publication)
+    assert synchronous.step == pytest.approx(sum(phases))
+    overlapped = step_times(spec_of(algorithm={"maxStaleness": 1}), SHAPE_7B, H100, 4096)
+    assert overlapped.step < synchronous.step
+    assert step_times(spec_of(ranks=16), SHAPE_7B, H100, 4096).update == pytest.approx(synchronous.update / 2)
+
+
+@pytest.mark.parametrize(
+    ("product", "name"),
+    [
+        ("NVIDIA-H100-80GB-HBM3", "h100-80"),
+        ("NVIDIA-A100-SXM4-40GB", "a100-40"),
+        ("NVIDIA-A100-SXM4-80GB", "a100-80"),
+        ("NVIDIA-H200", "h200-141"),
+        ("h200-141", "h200-141"),
+        ("Tesla-T4", None),
+    ],
+)
+def test_gpus_are_found_by_their_node_labels(product, name):
+    device = find_device(product)
+    assert (device.name if device else None) == name
+
+
+@pytest.fixture
+def job_file(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(QWEN_7B.to_dict(), default=str))
+
+    def write(trainer):
+        path = tmp_path / "job.yaml"
+        path.write_text(
+            "apiVersion: plaudit.dev/v1alpha1\nkind: RLJob\nmetadata: {name: big}\nspec:\n"
+            "  model: {source: ./model}\n  data: {train: {path: train.parquet}}\n  algorithm: {steps: 1}\n"
+            f"  rollout: {{}}\n  reward: {{scorers: [{{name: rule, kind: rule, rule: gsm8k}}]}}\n  trainer: {trainer}\n"
+        )
+        return str(path)
+
+    return write
+
+
+def test_the_command_prints_the_plan_or_refuses(job_file, capsys):
+    assert main(["plan", job_file("{ranks: 8, strategy: fsdp2}"), "--gpu", "h100-80"]) == 0
+    assert "7.62 billion parameters" in capsys.readouterr().out
+    assert main(["plan", job_file("{ranks: 8, strategy: fsdp2}"), "--gpu", "h100-80", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"] == SHAPE_7B.parameters
+    assert main(["plan", job_file("{ranks: 1}"), "--gpu", "h100-80"]) == 2
+    assert (
+        "The nearest job that fits has trainer: {ranks: 2, strategy: fsdp2, microBatchTokens: 2048}"
+        in capsys.readouterr().err
+    )
+    assert main(["plan", job_file("{}"), "--gpu", "t4"]) == 2
+    assert main(["plan", job_file("{}")]) == 2
+    assert "nvidia.com/gpu.product" in capsys.readouterr().err
+
+
+def test_validate_knows_the_gpu_by_the_node_selector(job_file, capsys):
+    labelled = "{pod: {nodeSelector: {nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}}}"
+    assert main(["validate", job_file(labelled)]) == 2
+    assert "each of 1 ranks needs" in capsys.readouterr().err
+
+
+def test_a_job_without_a_named_gpu_or_model_has_no_known_problems(make_job, model_folder):
+    assert known_problems(make_job({})) == []
+    assert read_shape(make_job({}).spec.model).layers == 2

@@ -1,0 +1,111 @@
+"""Decide whether a job fits its GPUs, and find the nearest one that does. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic.alias_generators import to_camel
+
+from plaudit_workers.job.problem import Problem
+from plaudit_workers.job.sizing.devices import Device
+from plaudit_workers.job.sizing.memory import cache_tokens, longest_sample, rollout_parts, trainer_parts
+from plaudit_workers.job.sizing.shape import ModelShape
+from plaudit_workers.job.spec.rljob import Spec
+
+_MOST_GPUS = 1024
+
+Changes = dict[str, Any]
+"""Field of a section → new value."""
+
+
+def fit_problems(spec: Spec, shape: ModelShape, device: Device) -> list[Problem]:
+    """Return why a job cannot fit, each with the nearest job that can."""
+    return [*_trainer(spec, shape, device), *_rollout(spec, shape, device)]
+
+
+def fits_trainer(spec: Spec, shape: ModelShape, device: Device) -> bool:
+    """Return True if one rank's memory fits its GPU."""
+    return sum(part.num_bytes for part in trainer_parts(spec, shape)) <= device.memory_bytes
+
+
+def fits_rollout(spec: Spec, shape: ModelShape, device: Device) -> bool:
+    """Return True if a rollout's cache holds the longest sample."""
+    return cache_tokens(spec, shape, device.memory_bytes) >= longest_sample(spec)
+
+
+def nearest_trainer(spec: Spec, shape: ModelShape, device: Device) -> Changes | None:
+    """Return the changes of ``trainer`` after which it fits, cheapest first: recomputation, micro-batch, ranks."""
+    for changes in _trainer_changes(spec):
+        changed = spec.model_copy(update={"trainer": spec.trainer.model_copy(update=changes)})
+        if fits_trainer(changed, shape, device):
+            return {name: value for name, value in changes.items() if value != getattr(spec.trainer, name)}
+    return None
+
+
+def nearest_rollout(spec: Spec, shape: ModelShape, device: Device) -> Changes | None:
+    """Return the tensor parallelism with which a rollout fits."""
+    size = spec.rollout.engine.tensor_parallel_size
+    while size <= min(_MOST_GPUS, shape.heads):
+        engine = spec.rollout.engine.model_copy(update={"tensor_parallel_size": size})
+        changed = spec.model_copy(update={"rollout": spec.rollout.model_copy(update={"engine": engine})})
+        if shape.heads % size == 0 and fits_rollout(changed, shape, device):
+            return {"tensor_parallel_size": size}
+        size *= 2
+    return None
+
+
+def _trainer_changes(spec: Spec) -> Iterator[Changes]:
+    ranks, longest = spec.trainer.ranks, longest_sample(spec)
+    checkpointing = spec.trainer.activation_checkpointing
+    while ranks <= _MOST_GPUS:
+        for recompute in (checkpointing, "layers"):
+            for tokens in (spec.trainer.micro_batch_tokens, min(longest, spec.trainer.micro_batch_tokens)):
+                yield {
+                    "ranks": ranks,
+                    "strategy": "fsdp2" if ranks > 1 else spec.trainer.strategy,
+                    "activation_checkpointing": recompute,
+                    "micro_batch_tokens": tokens,
+                }
+        ranks *= 2
+
+
+def _trainer(spec: Spec, shape: ModelShape, device: Device) -> Iterator[Problem]:
+    if not fits_trainer(spec, shape, device):
+        parts = trainer_parts(spec, shape)
+        needed = sum(part.num_bytes for part in parts)
+        listed = ", ".join(f"{part.name} {_gb(part.num_bytes)}" for part in parts if part.num_bytes >= 1e8)
+        yield Problem(
+            "spec.trainer.ranks",
+            f"each of {spec.trainer.ranks} ranks needs {_gb(needed)} of {device.name}'s {_gb(device.memory_bytes)} GB "
+            f"({listed})",
+            _remedy(
+                "trainer", nearest_trainer(spec, shape, device), "Train adapters (trainer.lora), or shorter samples"
+            ),
+            also=("spec.trainer.microBatchTokens", "spec.trainer.activationCheckpointing"),
+        )
+
+
+def _rollout(spec: Spec, shape: ModelShape, device: Device) -> Iterator[Problem]:
+    if spec.rollout.engine.gpus and not fits_rollout(spec, shape, device):
+        tokens = cache_tokens(spec, shape, device.memory_bytes)
+        longest = longest_sample(spec)
+        used = sum(part.num_bytes for part in rollout_parts(spec, shape))
+        yield Problem(
+            "spec.rollout.engine.tensorParallelSize",
+            f"with {spec.rollout.engine.tensor_parallel_size}, each GPU needs {_gb(used)} GB before the KV cache, "
+            f"which holds {max(0, int(tokens)):,} tokens of {device.name}; the longest sample has {longest:,}",
+            _remedy("rollout.engine", nearest_rollout(spec, shape, device), "Shorten samples, or use a larger GPU"),
+            also=("spec.rollout.engine.maxModelLength",),
+        )
+
+
+def _remedy(section: str, changes: Changes | None, otherwise: str) -> str:
+    if changes is None:
+        return otherwise
+    listed = ", ".join(f"{to_camel(name)}: {value}" for name, value in changes.items())
+    return f"The nearest job that fits has {section}: {{{listed}}}"
+
+
+def _gb(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.1f}"

@@ -1,0 +1,114 @@
+"""Memory of a trainer's rank, of a rollout's GPU and of the trainer's hosts, part by part. Pure.
+
+The formulas follow the code: float32 weights, gradients and AdamW's two averages divided by the ranks (FSDP2), layers
+gathered in ``model.dtype``, one micro-batch of activations, one chunk of logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plaudit_workers.job.sizing.shape import ModelShape
+from plaudit_workers.job.spec.rljob import Spec
+
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+"""``model.dtype`` → bytes of a value."""
+RESERVED_BYTES = 3e9
+"""CUDA's context, the libraries' workspaces, fragments."""
+
+_FLOAT = 4
+_ADAMW = 16
+"""Bytes a trained parameter: weight, gradient, two averages, all float32."""
+_CHUNK_BYTES = 1 << 29
+"""``token_head.CHUNK_BYTES``: float32 logits of a chunk; they exist scaled, as softmax and as gradient as well."""
+_CHUNK_COPIES = 4
+_BACKWARD_SHARE = 1.5
+"""A layer's saved tensors and the gradients beside them, while its backward pass runs."""
+_PREFILL_TOKENS = 8192
+"""Tokens of one engine step on a GPU: vLLM's default."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a memory."""
+
+    name: str
+    num_bytes: float
+
+
+def longest_sample(spec: Spec) -> int:
+    """Return the tokens of the longest sample, prompt included."""
+    return min(
+        spec.rollout.engine.max_model_length, spec.data.train.max_prompt_length + spec.rollout.sampling.max_tokens
+    )
+
+
+def trainer_parts(spec: Spec, shape: ModelShape) -> list[Part]:
+    """Return the parts of one rank's GPU memory."""
+    trainer, algorithm = spec.trainer, spec.algorithm
+    ranks, width = trainer.ranks, DTYPE_BYTES[spec.model.dtype]
+    trained = shape.adapter_parameters(trainer.lora.rank) if trainer.lora else shape.parameters
+    frozen = shape.parameters * width if trainer.lora else 0
+    copies = int(algorithm.loss.correction != "none" and algorithm.updates_per_step > 1)
+    copies += int(bool(algorithm.loss.kl_coefficient) and trainer.lora is None)
+    return [
+        Part("weights, gradients, optimizer", (_ADAMW * trained + frozen) / ranks),
+        Part("proximal and reference weights", copies * _FLOAT * trained / ranks),
+        Part("gathered layers", _gathered_bytes(spec, shape)),
+        Part("activations", activation_bytes(spec, shape)),
+        Part("logits", _CHUNK_COPIES * _CHUNK_BYTES),
+        Part("reserved", RESERVED_BYTES),
+    ]
+
+
+def activation_bytes(spec: Spec, shape: ModelShape) -> float:
+    """Return the bytes of one micro-batch's activations: what all layers keep, and the layer that is computed."""
+    tokens = max(spec.trainer.micro_batch_tokens, longest_sample(spec))
+    scale = DTYPE_BYTES[spec.model.dtype] / 2
+    # In one process autocast keeps the sum of the layers in float32.
+    row = shape.hidden * (_FLOAT if spec.trainer.ranks == 1 and spec.trainer.lora is None else 2 * scale)
+    kept = {"none": shape.layer_bytes() * scale, "selective": row + 4 * shape.hidden * scale}
+    layers = shape.layers * kept.get(spec.trainer.activation_checkpointing, row)
+    return tokens * (layers + _BACKWARD_SHARE * shape.layer_bytes() * scale)
+
+
+def _gathered_bytes(spec: Spec, shape: ModelShape) -> float:
+    width = DTYPE_BYTES[spec.model.dtype]
+    if spec.trainer.ranks == 1:
+        return shape.parameters * width if spec.model.dtype != "float32" and spec.trainer.lora is None else 0
+    largest = max(shape.layer_parameters, shape.edge_parameters)
+    gradients = 0 if spec.trainer.lora else largest * (width + _FLOAT)
+    return (shape.edge_parameters + 2 * shape.layer_parameters) * width + gradients
+
+
+def rollout_parts(spec: Spec, shape: ModelShape) -> list[Part]:
+    """Return the parts of one GPU of a rollout, but for the key-value cache, which takes what is left."""
+    engine, width = spec.rollout.engine, DTYPE_BYTES[spec.model.dtype]
+    gpus = max(1, engine.gpus)
+    lora = spec.trainer.lora
+    adapters = shape.adapter_parameters(lora.rank) * width * (spec.algorithm.max_staleness + 2) if lora else 0
+    step = _PREFILL_TOKENS * (4 * shape.hidden + 3 * shape.intermediate / engine.tensor_parallel_size) * width
+    logits = 2 * _FLOAT * engine.max_concurrent_samples * shape.vocabulary
+    return [
+        Part("weights", (shape.parameters * width + adapters) / gpus),
+        Part("activations and logits", step + logits),
+        Part("reserved", RESERVED_BYTES),
+    ]
+
+
+def cache_tokens(spec: Spec, shape: ModelShape, memory_bytes: float) -> float:
+    """Return the tokens that the key-value cache of one rollout holds; negative where the weights do not fit."""
+    engine = spec.rollout.engine
+    free = engine.gpu_memory_utilization * memory_bytes - sum(part.num_bytes for part in rollout_parts(spec, shape))
+    split = min(engine.tensor_parallel_size, shape.key_value_heads) * engine.pipeline_parallel_size
+    return free * split / shape.cache_bytes(DTYPE_BYTES[spec.model.dtype])
+
+
+def host_parts(spec: Spec, shape: ModelShape) -> list[Part]:
+    """Return the host memory of the trainer's first pod: at the start, and while a checkpoint is written."""
+    trainer = spec.trainer
+    trained = shape.adapter_parameters(trainer.lora.rank) if trainer.lora else shape.parameters
+    return [
+        Part("loading", _FLOAT * shape.parameters * min(trainer.ranks, trainer.ranks_per_pod)),
+        Part("checkpoint", 3 * _FLOAT * trained),
+    ]

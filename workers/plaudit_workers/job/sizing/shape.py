@@ -1,0 +1,109 @@
+"""Sizes of a model from its ``config.json``: parameters, and what it keeps for each token. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+_QUERY_KEY_BIAS = {"qwen2", "qwen2_moe"}
+_QUERY_KEY_NORM = {"qwen3", "qwen3_moe"}
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder of equal layers: attention with grouped heads, gated MLP or experts of such."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    """Width of the MLP, or of one expert."""
+    heads: int
+    key_value_heads: int
+    head_size: int
+    vocabulary: int
+    tied: bool
+    """The output head is the embedding."""
+    experts: int = 0
+    """0: a dense model."""
+    active_experts: int = 0
+    """Experts that compute a token."""
+    attention_bias: bool = False
+    query_key_norm: bool = False
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Read a model's ``config.json``.
+
+        Raises:
+            KeyError: it does not describe a decoder of this form; the missing key.
+        """
+        text = config.get("text_config") or config
+        kind = str(text.get("model_type", ""))
+        heads = int(text["num_attention_heads"])
+        experts = int(text.get("num_experts") or text.get("num_local_experts") or 0)
+        return cls(
+            layers=int(text["num_hidden_layers"]),
+            hidden=int(text["hidden_size"]),
+            intermediate=int((experts and text.get("moe_intermediate_size")) or text["intermediate_size"]),
+            heads=heads,
+            key_value_heads=int(text.get("num_key_value_heads") or heads),
+            head_size=int(text.get("head_dim") or int(text["hidden_size"]) // heads),
+            vocabulary=int(text["vocab_size"]),
+            tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
+            experts=experts,
+            active_experts=int(text.get("num_experts_per_tok") or 0),
+            attention_bias=bool(text.get("attention_bias", kind in _QUERY_KEY_BIAS)),
+            query_key_norm=kind in _QUERY_KEY_NORM,
+        )
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of one layer."""
+        return self._attention + self._expert * max(1, self.experts) + self.hidden * self.experts + 2 * self.hidden
+
+    @property
+    def edge_parameters(self) -> int:
+        """Parameters of embedding, last norm and output head."""
+        return self.vocabulary * self.hidden * (1 if self.tied else 2) + self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        return self.layers * self.layer_parameters + self.edge_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters of the matrices that compute a token: layers and output head."""
+        idle = self._expert * (self.experts - self.active_experts) if self.experts else 0
+        return self.layers * (self.layer_parameters - idle) + self.vocabulary * self.hidden
+
+    def adapter_parameters(self, rank: int) -> int:
+        """Return the parameters of LoRA adapters on every linear layer but the output head."""
+        query, key_value = self.heads * self.head_size, self.key_value_heads * self.head_size
+        attention = 2 * (self.hidden + query) + 2 * (self.hidden + key_value)
+        mlp = 3 * (self.hidden + self.intermediate) * max(1, self.experts)
+        return self.layers * rank * (attention + mlp)
+
+    def cache_bytes(self, bytes_per_value: int) -> int:
+        """Return the bytes of the key-value cache for each token."""
+        return 2 * self.layers * self.key_value_heads * self.head_size * bytes_per_value
+
+    def layer_bytes(self) -> int:
+        """Return the bytes that one layer saves for each token in bfloat16, without checkpointing.
+
+        Counted with saved-tensor hooks on models of several widths: 30 a hidden unit, 8 an intermediate one. A fused
+        attention kernel is assumed; without one, 4 bytes × heads × length come on top.
+        """
+        return 30 * self.hidden + 8 * self.intermediate * max(1, self.active_experts)
+
+    @property
+    def _attention(self) -> int:
+        query, key_value = self.heads * self.head_size, self.key_value_heads * self.head_size
+        bias = query + 2 * key_value if self.attention_bias else 0
+        norm = 2 * self.head_size if self.query_key_norm else 0
+        return 2 * self.hidden * query + 2 * self.hidden * key_value + bias + norm
+
+    @property
+    def _expert(self) -> int:
+        return 3 * self.hidden * self.intermediate

@@ -1,0 +1,89 @@
+"""Time of a step, by phase, from operations and bytes. Pure; estimates, with the shares of the peak named here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plaudit_workers.job.sizing.devices import Device
+from plaudit_workers.job.sizing.memory import DTYPE_BYTES, cache_tokens
+from plaudit_workers.job.sizing.shape import ModelShape
+from plaudit_workers.job.spec.rljob import Spec
+
+TRAINING_SHARE = 0.40
+"""Share of the peak FLOP/s that training reaches."""
+PREFILL_SHARE = 0.50
+"""Share of the peak FLOP/s that an engine step reaches."""
+BANDWIDTH_SHARE = 0.70
+"""Share of the memory bandwidth that decoding reaches."""
+VOLUME_BYTES_PER_S = 1e9
+"""Speed at which weights are written to and read from the shared volume."""
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds of each phase of a step."""
+
+    generation: float
+    update: float
+    publication: float
+    overlapped: bool
+    """Generation runs beside update and publication (``maxStaleness`` of at least 1)."""
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step, without rewards."""
+        others = self.update + self.publication
+        return max(self.generation, others) if self.overlapped else self.generation + others
+
+    @property
+    def bottleneck(self) -> str:
+        """Name of the longest phase."""
+        phases = {"generation": self.generation, "update": self.update, "publication": self.publication}
+        return max(phases, key=lambda name: phases[name])
+
+
+def step_times(spec: Spec, shape: ModelShape, device: Device, response_tokens: int) -> StepTimes:
+    """Estimate a step.
+
+    Args:
+        spec: of a job that fits.
+        shape: of its model.
+        device: of trainer and rollouts.
+        response_tokens: mean length of a response.
+    """
+    lora = spec.trainer.lora
+    published = (shape.adapter_parameters(lora.rank) if lora else shape.parameters) * DTYPE_BYTES[spec.model.dtype]
+    return StepTimes(
+        generation=_generation_s(spec, shape, device, response_tokens),
+        update=update_flops(spec, shape, response_tokens) / (spec.trainer.ranks * device.flops * TRAINING_SHARE),
+        publication=2 * published / VOLUME_BYTES_PER_S,
+        overlapped=spec.algorithm.max_staleness > 0,
+    )
+
+
+def update_flops(spec: Spec, shape: ModelShape, response_tokens: int) -> float:
+    """Return the operations of a step's updates: 2 a parameter and token forward, 4 backward, causal attention."""
+    algorithm, trainer = spec.algorithm, spec.trainer
+    length = spec.data.train.max_prompt_length + response_tokens
+    tokens = algorithm.prompts_per_step * algorithm.samples_per_prompt * length
+    forward = tokens * (2 * shape.active_parameters + 2 * shape.layers * shape.heads * shape.head_size * length)
+    passes = 3.0 + (trainer.activation_checkpointing != "none") - (trainer.lora is not None)
+    proximal = algorithm.loss.correction != "none" and algorithm.updates_per_step > 1
+    return forward * (algorithm.epochs * (passes + bool(algorithm.loss.kl_coefficient)) + proximal)
+
+
+def _generation_s(spec: Spec, shape: ModelShape, device: Device, response_tokens: int) -> float:
+    algorithm, rollout = spec.algorithm, spec.rollout
+    gpus, width = max(1, rollout.engine.gpus), DTYPE_BYTES[spec.model.dtype]
+    length = spec.data.train.max_prompt_length + response_tokens
+    samples = -(-algorithm.prompts_per_step * algorithm.samples_per_prompt // rollout.replicas)
+    room = int(cache_tokens(spec, shape, device.memory_bytes) // length)
+    at_once = max(1, min(samples, rollout.engine.max_concurrent_samples, room))
+    read = shape.parameters * width + at_once * length / 2 * shape.cache_bytes(width)
+    decode_s = max(
+        read / (gpus * device.bandwidth * BANDWIDTH_SHARE),
+        2 * shape.active_parameters * at_once / (gpus * device.flops * PREFILL_SHARE),
+    )
+    prompts = samples * spec.data.train.max_prompt_length / algorithm.samples_per_prompt
+    prefill_s = 2 * shape.active_parameters * prompts / (gpus * device.flops * PREFILL_SHARE)
+    return -(-samples // at_once) * response_tokens * decode_s + prefill_s
