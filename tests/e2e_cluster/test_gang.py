@@ -160,7 +160,8 @@ def test_a_lost_pod_restarts_its_replica_of_two_pods_and_the_other_goes_on(jobs:
 
 
 def test_rollouts_of_a_job_without_gang_follow_kubectl_scale(jobs: Jobs, tmp_path: Path):
-    jobs.make(gang_job("scaled", scheduling={}))
+    rollout = {"replicas": 2, "engine": {"tensorParallelSize": 1}, "pod": idle("rollout")}
+    jobs.make(gang_job("scaled", scheduling={}, rollout=rollout))
     jobs.until_running("scaled")
     # Without what kubectl knows of an earlier definition, on a cluster that is kept between runs.
     scale = ("--cache-dir", str(tmp_path), "--namespace", NAMESPACE, "scale", "rlj", "scaled")

@@ -118,6 +118,10 @@ class Cluster:
 
     def restart_api_server(self) -> None:
         """Kill the API server and start it again, on the same etcd."""
+        port = (self.folder / "port").read_text().strip()
+        # While nobody listens on it, another component's connection could get this port as its own.
+        reserve = f"echo {port} > /proc/sys/net/ipv4/ip_local_reserved_ports"
+        run(*self.inside("hub"), "sh", "-c", reserve)
         pid = self.host.pid("hub/kube-apiserver")
         if pid is not None:
             os.kill(pid, signal.SIGKILL)
