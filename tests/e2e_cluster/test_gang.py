@@ -175,6 +175,7 @@ def test_rollouts_of_a_job_without_gang_follow_kubectl_scale(jobs: Jobs, tmp_pat
 
 
 def test_a_killed_api_server_disturbs_no_pod_and_edits_after_it_are_followed(jobs: Jobs):
+    jobs.cluster.until("two rollouts gone", lambda: len(jobs.pods("scaled", *ROLES)) == 6, 90)
     before = {pod["metadata"]["uid"] for pod in jobs.pods("scaled", *ROLES)}
     began = time.monotonic()
     subprocess.run(harness("restart-api-server"), check=True)

@@ -118,13 +118,12 @@ class Cluster:
 
     def restart_api_server(self) -> None:
         """Kill the API server and start it again, on the same etcd."""
-        port = (self.folder / "port").read_text().strip()
-        # While nobody listens on it, another component's connection could get this port as its own.
-        reserve = f"echo {port} > /proc/sys/net/ipv4/ip_local_reserved_ports"
-        run(*self.inside("hub"), "sh", "-c", reserve)
         pid = self.host.pid("hub/kube-apiserver")
         if pid is not None:
             os.kill(pid, signal.SIGKILL)
+            # Its port is free when its last thread has ended, which may be after the process counts as dead.
+            threads = Path(f"/proc/{pid}/task")
+            self._wait("the end of the API server", lambda: len(list(threads.glob("*"))) <= 1)
         self._wait("the end of the API server", lambda: self.host.pid("hub/kube-apiserver") is None)
         self._start("hub", "kube-apiserver", *self.inside("hub"))
         self._wait("the API server", lambda: self._try_kubectl("get", "--raw=/readyz") == "ok", "hub/kube-apiserver")
