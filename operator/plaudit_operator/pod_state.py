@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, seconds
+from plaudit_operator.runtime.conditions import conditions_of, holds
 
 _IMAGE_REASONS = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
 _GANG_DOES_NOT_FIT = "pod group is unschedulable"
@@ -20,7 +21,7 @@ _MESSAGE_END = 500
 def problem_of(pod: Object, now: float) -> tuple[str, str] | None:
     """Return reason and message of why a pod does not run, or how it last failed; None if unknown."""
     name = pod["metadata"]["name"]
-    for condition in _conditions(pod):
+    for condition in conditions_of(pod):
         if condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable":
             message = condition.get("message", "")
             if _GANG_DOES_NOT_FIT in message:
@@ -47,8 +48,9 @@ def _waiting(status: Object, pod: Object, now: float) -> tuple[str, str] | None:
     if reason == "CreateContainerConfigError":
         return Reason.CONFIG_MISSING, message
     created = seconds(pod["metadata"].get("creationTimestamp"))
-    scheduled = any(c["type"] == "PodScheduled" and c["status"] == "True" for c in _conditions(pod))
-    slow = reason == "ContainerCreating" and scheduled and created is not None and now - created > _STARTS_WITHIN_S
+    slow = (
+        reason == "ContainerCreating" and is_scheduled(pod) and created is not None and now - created > _STARTS_WITHIN_S
+    )
     if slow:
         message = (
             "containers not created after 90 s; a volume, Secret or ConfigMap may be missing. See kubectl describe pod"
@@ -105,7 +107,7 @@ _SIGNALS_OF_A_DELETION = (128 + 15, 128 + 9)
 def failure_reasons(pod: Object) -> Iterator[str]:
     """Yield the reasons of a pod's end: the pod's own, that of its disruption, those of its containers."""
     status = pod.get("status", {})
-    taken = (c.get("reason") for c in _conditions(pod) if c["type"] == "DisruptionTarget" and c["status"] == "True")
+    taken = (c.get("reason") for c in conditions_of(pod) if c["type"] == "DisruptionTarget" and c["status"] == "True")
     ended = (each.get("state", {}).get("terminated") or {} for each in _containers(pod))
     found = (status.get("reason"), *taken, *(end.get("reason") for end in ended if end.get("exitCode")))
     yield from (str(reason) for reason in found if reason)
@@ -116,7 +118,7 @@ def is_disrupted(pod: Object) -> bool:
     status = pod.get("status", {})
     if status.get("reason") in ("NodeLost", "Evicted", "NodeShutdown", "Shutdown", "Terminated"):
         return True
-    return any(c["type"] in _ENDED_BY_CLUSTER and c["status"] == "True" for c in _conditions(pod))
+    return holds(pod, *_ENDED_BY_CLUSTER)
 
 
 _ENDED_BY_CLUSTER = ("DisruptionTarget", "TerminationTarget")
@@ -125,26 +127,25 @@ _ENDED_BY_CLUSTER = ("DisruptionTarget", "TerminationTarget")
 
 def is_scheduled(pod: Object) -> bool:
     """Return True if the pod is bound to a node."""
-    return any(c["type"] == "PodScheduled" and c["status"] == "True" for c in _conditions(pod))
+    return holds(pod, "PodScheduled")
 
 
 def is_gated(pod: Object) -> bool:
     """Return True while a queue holds the pod back."""
-    return any(c["type"] == "PodScheduled" and c.get("reason") == "SchedulingGated" for c in _conditions(pod))
+    return any(c["type"] == "PodScheduled" and c.get("reason") == "SchedulingGated" for c in conditions_of(pod))
 
 
 def evicted_since(pod: Object) -> float | None:
     """Return when the pod was evicted because its node is unreachable or not ready; None if it was not."""
     if not is_leaving(pod):
         return None
-    taken = (c for c in _conditions(pod) if c["type"] == "DisruptionTarget" and c["status"] == "True")
+    taken = (c for c in conditions_of(pod) if c["type"] == "DisruptionTarget" and c["status"] == "True")
     return next((seconds(c.get("lastTransitionTime")) for c in taken if c.get("reason") == _TAKEN_AWAY), None)
 
 
 def is_node_lost(pod: Object) -> bool:
     """Return True if the control plane set the pod to not ready, and its kubelet did not."""
-    holds = {c["type"]: c["status"] == "True" for c in _conditions(pod)}
-    return holds.get("ContainersReady", False) and not holds.get("Ready", False)
+    return holds(pod, "ContainersReady") and not holds(pod, "Ready")
 
 
 def is_leaving(pod: Object) -> bool:
@@ -159,14 +160,12 @@ def is_over(pod: Object) -> bool:
 
 def is_ready(pod: Object) -> bool:
     """Return True if the pod is ready and not being deleted."""
-    leaving = bool(pod["metadata"].get("deletionTimestamp"))
-    return not leaving and any(c["type"] == "Ready" and c["status"] == "True" for c in _conditions(pod))
+    return not is_leaving(pod) and holds(pod, "Ready")
 
 
 def is_running(pod: Object) -> bool:
     """Return True if the pod's containers run or ended with success, and it is not being deleted."""
-    leaving = bool(pod["metadata"].get("deletionTimestamp"))
-    return not leaving and pod.get("status", {}).get("phase") in ("Running", "Succeeded")
+    return not is_leaving(pod) and pod.get("status", {}).get("phase") in ("Running", "Succeeded")
 
 
 def restarts_of(pod: Object) -> int:

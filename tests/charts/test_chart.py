@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
-from plaudit_operator.crd.definition import custom_resource_definition
+from plaudit_operator.crd.definition import custom_resource_definition, reward_service_definition
 from plaudit_workers.job.loading.load import parse_job
 
 CHART = Path(__file__).parents[2] / "charts" / "plaudit"
@@ -101,3 +102,25 @@ def test_the_examples_for_artifact_hub_are_valid_jobs():
     generated = custom_resource_definition()
     assert definition["name"] == generated["metadata"]["name"]
     assert definition["version"] in [version["name"] for version in generated["spec"]["versions"]]
+
+
+def pod_sections(schema: dict[str, Any], path: str = "") -> set[str]:
+    """The paths of all sections ``pod`` below a part of a definition."""
+    found = set()
+    for name, part in schema.get("properties", {}).items():
+        here = f"{path}.{name}".lstrip(".")
+        found |= {here} if name == "pod" and "template" in part.get("properties", {}) else pod_sections(part, here)
+    return found | (pod_sections(schema["items"], f"{path}[]") if "items" in schema else set())
+
+
+@pytest.mark.parametrize("definition", [custom_resource_definition, reward_service_definition])
+def test_the_policy_for_jobs_checks_every_pod_that_an_author_describes(definition: Callable[[], dict[str, Any]]):
+    crd = definition()["spec"]
+    spec = crd["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    policy = (CHART / "templates" / "job-policy.yaml").read_text()
+    variable = policy.split("- name: templates")[0]
+    checked = set(re.findall(r"\[?,? ?\?object\.spec\.([\w.?]+)", variable))
+    lists = re.findall(r"\+ object\.spec\.([\w.?]+)\.orValue\(\[\]\)\.filter.*?\.map\(\w, \w\.([\w.]+)\)", variable)
+    checked |= {f"{path}[].{pod}" for path, pod in lists}
+    assert pod_sections(spec) <= {path.replace("?", "") for path in checked}
+    assert crd["names"]["plural"] in policy.split("resources: [")[1].split("]")[0].split(", ")

@@ -22,8 +22,9 @@ from plaudit_metrics.alerting.recording import recording_rules
 from plaudit_metrics.alerting.windows import Windows
 from plaudit_metrics.generate import yaml_of
 from plaudit_metrics.service.serve import ServiceSettings, serve
-from plaudit_wire.messages import Announcement, PolicyVersion
+from plaudit_wire.messages import Announcement, PolicyVersion, Prompt
 from plaudit_wire.records import (
+    CallRecord,
     GenerationRecord,
     GroupRecord,
     Outcome,
@@ -32,9 +33,12 @@ from plaudit_wire.records import (
     ScoringRecord,
     Split,
     Stamps,
+    TurnRecord,
 )
 from plaudit_workers.job.spec.reward import RewardSpec
 from plaudit_workers.launch.redis_server import RedisServer, free_port
+from plaudit_workers.rollout.agents.agent import Generate, Trajectory
+from plaudit_workers.rollout.agents.single_turn import SingleTurn
 from plaudit_workers.rollout.engines.scripted import ScriptedEngine
 from plaudit_workers.scoring.build import build_pipeline
 from plaudit_workers.scoring.kinds.context import BuildContext
@@ -72,6 +76,7 @@ def build_sample(
     deliveries: int = 1,
     prompt_tokens: int = 10,
     response_tokens: int = 20,
+    turns: Sequence[TurnRecord] = (),
 ) -> SampleRecord:
     """A sample that spent the given seconds in the given stages, one after the other."""
     taken = admitted + rollout_queue
@@ -112,6 +117,7 @@ def build_sample(
             tool_s=tools,
             engine_queue_s=engine_queue,
             num_preempted=num_preempted,
+            turns=list(turns),
         ),
         deliveries=deliveries,
     )
@@ -260,6 +266,15 @@ class _ComputingEngine(ScriptedEngine):
         return [-1.0, -2.001]
 
 
+class _SearchingAgent(SingleTurn):
+    """Calls a tool once after its turn; the tool itself is not run."""
+
+    async def run(self, prompt: Prompt, generate: Generate) -> Trajectory:
+        trajectory = await super().run(prompt, generate)
+        trajectory.add_calls([CallRecord("search", "ok", started_s=0.001, call_s=0.002)])
+        return trajectory
+
+
 class _RunInThread:
     """Its own event loop in a thread: fixtures of the session outlive the loop of a test."""
 
@@ -326,6 +341,7 @@ class _RunInThread:
     async def _train(self) -> None:
         simulation = Simulation(self._server, self._settings.run, self._folder)
         simulation.engine_class, simulation.policy_class = _ComputingEngine, _ProbingPolicy
+        simulation.agent_class = _SearchingAgent
         simulation.broken = {2, 9}
         async with simulation.workers(reward_workers=0), self._judging():
             done, _ = await simulation.train(make_plan(steps=self.num_steps, staleness=1))

@@ -18,7 +18,8 @@ from plaudit_metrics.service.series import RunInfo, Series
 from plaudit_metrics.sources.run_snapshot import RunSnapshot, StreamDepth
 from plaudit_metrics.statistics.batch_histogram import BUCKETS, BatchHistogram
 from plaudit_metrics.statistics.steps import step_record
-from plaudit_wire.records import ScorerRecord, ScorerWork, StepRecord, WorkerRecord
+from plaudit_metrics.statistics.turns import MOST_TOOLS
+from plaudit_wire.records import CallRecord, ScorerRecord, ScorerWork, StepRecord, TurnRecord, WorkerRecord
 
 Build = Callable[..., Any]
 
@@ -217,3 +218,29 @@ def test_nothing_that_never_happened_is_observed() -> None:
     histogram = BatchHistogram("seconds", "Seconds", ["stage"], registry)
     histogram.observe(np.array([np.nan, 1.0, np.nan]), "score")
     assert registry.get_sample_value("seconds_count", {"stage": "score"}) == 1
+
+
+def test_calls_of_tools_are_counted_and_refused_ones_are_no_failures(sample: Build) -> None:
+    calls = [CallRecord("search", outcome, 0.0, 2.0) for outcome in ("ok", "error", "refused", "refused")]
+    made = [sample(index=index, turns=[TurnRecord(0, 4, 0.0, 1.0, calls=calls)]) for index in range(10)]
+    series = Series()
+    series.count_samples(made)
+    value = series.registry.get_sample_value
+    assert value("plaudit_tool_calls_total", {"tool": "search", "outcome": "refused"}) == 20
+    assert value("plaudit_tool_call_seconds_count", {"tool": "search"}) == 20
+    assert value("plaudit_tool_recent_failed_ratio", {"tool": "search"}) == 0.5
+
+
+def test_any_number_of_tools_becomes_few_series(sample: Build) -> None:
+    calls = [CallRecord(f"tool-{number}", "ok", 0.0, 0.0) for number in range(200)]
+    series = Series()
+    for index, call in enumerate(calls):
+        series.count_samples([sample(index=index, turns=[TurnRecord(0, 4, 0.0, 1.0, calls=[call])])])
+    counted = {
+        each.labels["tool"]
+        for family in series.registry.collect()
+        if family.name == "plaudit_tool_calls"
+        for each in family.samples
+    }
+    assert "unknown" in counted
+    assert len(counted) == MOST_TOOLS + 1

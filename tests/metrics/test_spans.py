@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from plaudit_metrics.service.settings import ServiceSettings
 from plaudit_metrics.service.spans import SpanSender, chosen
 from plaudit_metrics.sources.kept_steps import StepSamples
-from plaudit_wire.records import ScorerRecord, StepRecord
+from plaudit_wire.records import CallRecord, ScorerRecord, StepRecord, TurnRecord
 from plaudit_wire.redis_address import RedisAddress
 from plaudit_wire.trace_context import sample_ids, traceparent
 
@@ -132,6 +132,27 @@ def test_spans_follow_the_conventions_for_generative_ai(receiver: Receiver, samp
     for span in named["group_scorer"]:
         (link,) = span.links
         assert (int.from_bytes(link.trace_id), int.from_bytes(link.span_id)) == (trace_id, span_id)
+
+
+def test_a_conversation_arrives_with_its_turns_and_tool_calls(receiver: Receiver, sample: Build, group: Build) -> None:
+    calls = [CallRecord("search", "ok", 1.0, 2.0), CallRecord("run", "timeout", 1.0, 4.0)]
+    turns = [TurnRecord(0, 8, 0.0, 1.0, calls=calls), TurnRecord(8, 4, 5.0, 2.0)]
+    made = [sample("t-0-1.0", 0, generation=3.0, tools=4.0, score=1.0, turns=turns)]
+    sent(receiver, StepSamples(made, [group(made)]), 1.0)
+    named = {span.name: span for span in receiver.spans}
+    first, second, run = named["turn 1"], named["turn 2"], named["execute_tool run"]
+    assert first.parent_span_id == second.parent_span_id == named["sample"].span_id
+    assert run.parent_span_id == named["execute_tool search"].parent_span_id == first.span_id
+    assert (run.end_time_unix_nano - run.start_time_unix_nano) / 1e9 == pytest.approx(4.0, abs=1e-3)
+    assert second.end_time_unix_nano / 1e9 == pytest.approx(made[0].stamps.published, abs=1e-3)
+    about = attributes(run)
+    assert (about["gen_ai.operation.name"], about["gen_ai.tool.name"], about["error.type"]) == (
+        "execute_tool",
+        "run",
+        "timeout",
+    )
+    assert (run.status.code, named["execute_tool search"].status.code) == (2, 0)
+    assert attributes(second)["gen_ai.usage.output_tokens"] == 4
 
 
 def test_steps_that_too_many_wait_before_are_dropped_and_counted(receiver: Receiver, samples: StepSamples) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plaudit_metrics.service.trace import chrome_trace
-from plaudit_wire.records import StepRecord, WaitRecord
+from plaudit_wire.records import CallRecord, StepRecord, TurnRecord, WaitRecord
 
 Build = Callable[..., Any]
 OPENED = 1_000_000.0
@@ -86,6 +86,27 @@ def test_waits_lie_inside_their_step_on_one_track(trace: dict[str, Any]) -> None
     wait, step = (next(e for e in slices(trace) if e["name"] == name) for name in ("wait", "step 3"))
     assert (wait["pid"], wait["tid"]) == (step["pid"], step["tid"])
     assert step["ts"] <= wait["ts"] < wait["ts"] + wait["dur"] <= step["ts"] + step["dur"]
+
+
+def conversation(sample: Build) -> Any:
+    """Two turns, the first followed by two calls at the same time, of which one failed."""
+    calls = [CallRecord("search", "ok", 1.0, 2.0), CallRecord("run", "timeout", 1.0, 4.0, wait_s=0.5)]
+    turns = [TurnRecord(0, 8, 0.0, 1.0, calls=calls), TurnRecord(8, 4, 5.0, 2.0)]
+    return sample("t-0-1.0", 0, rollout_queue=1.0, generation=3.0, tools=4.0, score=1.0, turns=turns)
+
+
+def test_turns_lie_inside_their_conversation_and_calls_beside_each_other(sample: Build) -> None:
+    made = chrome_trace(StepRecord(1, 1, OPENED, OPENED + 20, 1, 1, {}), [conversation(sample)], [])
+    assert problems_of(made) == []
+    named = {each["name"]: each for each in slices(made)}
+    lengths = {name: named[name]["dur"] / 1e6 for name in ("conversation", "turn 1", "turn 2", "search", "run")}
+    assert lengths == pytest.approx({"conversation": 7.0, "turn 1": 1.0, "turn 2": 2.0, "search": 2.0, "run": 4.0})
+    whole = named["conversation"]
+    assert (whole["args"]["generation_s"], whole["args"]["tools_s"]) == pytest.approx((3.0, 4.0))
+    assert named["turn 2"]["ts"] + named["turn 2"]["dur"] == pytest.approx(whole["ts"] + whole["dur"])
+    assert (named["run"]["args"]["outcome"], named["run"]["args"]["turn"]) == ("timeout", 1)
+    assert named["search"]["pid"] == named["run"]["pid"] != whole["pid"]
+    assert named["search"]["tid"] != named["run"]["tid"]
 
 
 def problems_of(trace: dict[str, Any]) -> list[str]:

@@ -23,6 +23,7 @@ from plaudit_wire.messages import Sampling
 from plaudit_wire.records import StepRecord
 from plaudit_workers.job.spec.reward import RewardSpec
 from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.rollout.agents.agent import Agent
 from plaudit_workers.rollout.agents.single_turn import SingleTurn
 from plaudit_workers.rollout.engines.script import Script
 from plaudit_workers.rollout.engines.scripted import ScriptedEngine
@@ -143,6 +144,7 @@ class Simulation:
         self.broken_validation: set[int] = set()
         self.policy_class = ScriptedBackend
         self.engine_class = ScriptedEngine
+        self.agent_class: Callable[[], Agent] = SingleTurn
         self.spill_above_bytes: int | None = None
         """Larger records lie on the volume; None keeps all in Redis."""
         self.consumer: dict[str, Any] = {"block_s": 0.1}
@@ -253,7 +255,7 @@ class Simulation:
             }
         )
         options = RolloutOptions(256, SAMPLES, drain_grace_s=0.5, consumer=ConsumerOptions(**self.consumer))
-        worker = RolloutWorker(name, transport, self.engine_class(script), SingleTurn(), options)
+        worker = RolloutWorker(name, transport, self.engine_class(script), self.agent_class(), options)
         try:
             await worker.run(stop)
         finally:

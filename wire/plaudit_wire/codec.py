@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -36,6 +37,11 @@ def decoder(kind: type[Record]) -> msgspec.msgpack.Decoder[Record]:
 def encode(record: msgspec.Struct) -> bytes:
     """Encode a record for a stream or a hash."""
     return _VERSION_BYTE + _encoder.encode(record)
+
+
+def digest_of(data: bytes) -> str:
+    """Return the BLAKE2b-128 digest of data, as hexadecimal digits."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def decode(data: bytes, kind: type[Record]) -> Record:

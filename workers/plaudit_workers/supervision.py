@@ -46,6 +46,21 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
+async def drained(works: Set[asyncio.Task[Any]], grace_s: float) -> tuple[int, int]:
+    """Let works end by themselves for ``grace_s`` seconds, then cancel the rest and wait for it.
+
+    Returns:
+        The number of works that ended by themselves, and of those that were cancelled.
+    """
+    if not works:
+        return 0, 0
+    done, left = await asyncio.wait(works, timeout=grace_s)
+    for work in left:
+        work.cancel()
+    await asyncio.wait(works)
+    return len(done), len(left)
+
+
 async def set_within(event: asyncio.Event, timeout_s: float) -> None:
     """Return when ``event`` is set after this call, or after ``timeout_s``."""
     event.clear()

@@ -44,6 +44,9 @@ def _steps() -> dict[str, str]:
         "run:plaudit_exposed_reward:ratio": (
             f"avg_over_time(plaudit_last_step_exposed_reward_seconds[30m]) / ({seconds} > 0)"
         ),
+        "run:plaudit_tools_wait:ratio": (
+            f'avg_over_time(plaudit_last_step_wait_seconds{{cause="tools"}}[30m]) / ignoring (cause) ({seconds} > 0)'
+        ),
         "run:plaudit_step_wait:ratio": (
             f"avg_over_time(plaudit_last_step_wait_seconds[30m]) / ignoring (cause) group_left () ({seconds} > 0)"
         ),

@@ -305,4 +305,35 @@ _TRANSPORT = (
     ),
 )
 
-RUN_ALERTS: tuple[Alert, ...] = (*_LATENCY, *_PROGRESS, *_FAILURES, *_LEARNING, *_TRANSPORT)
+_TOOLS = (
+    Alert(
+        "ToolFailing",
+        "warning",
+        "{{ $labels.run }}: {{ $value | humanizePercentage }} of the calls of tool {{ $labels.tool }} fail.",
+        "The tool raised, timed out or lost its process. Depending on onToolFailure the policy reads the error, or the "
+        "sample has no score.",
+        "avg_over_time(plaudit_tool_recent_failed_ratio[10m]) > <toolFailedShare>",
+        held="5m",
+        panel="Tool calls by outcome",
+    ),
+    Alert(
+        "ToolSlow",
+        "warning",
+        "{{ $labels.run }}: p99 of tool {{ $labels.tool }} is {{ $value | humanizeDuration }} in the newest step.",
+        "Conversations wait for it. Nothing else does while others generate.",
+        'plaudit_last_step_tool_seconds{statistic="p99"} > <toolSlowSeconds>',
+        held="5m",
+        panel="Duration of a tool call, p50 and p99 in the newest step",
+    ),
+    Alert(
+        "ToolsStarveTrainer",
+        "warning",
+        "{{ $labels.run }}: the trainer waits for tools {{ $value | humanizePercentage }} of its time.",
+        "Its GPUs are idle because of the tools that agents call.",
+        "run:plaudit_tools_wait:ratio > <exposedShare>",
+        held="5m",
+        panel="Bottleneck: where the newest step's time went",
+    ),
+)
+
+RUN_ALERTS: tuple[Alert, ...] = (*_LATENCY, *_PROGRESS, *_FAILURES, *_TOOLS, *_LEARNING, *_TRANSPORT)

@@ -31,6 +31,8 @@ THRESHOLDS: Final[Mapping[str, float]] = MappingProxyType(
         "scorerFailedShare": 0.2,  # of one scorer's calls
         "judgeFailedShare": 0.2,  # of the requests to one judge
         "limiterWaitSeconds": 10,  # mean over a judge's newest requests
+        "toolFailedShare": 0.2,  # of the calls of one tool
+        "toolSlowSeconds": 60,  # p99 of one tool's calls in the newest step
         "rewardDrop": 1,  # below the best mean of the last day, in standard deviations of the samples of a step
         "uniformShare": 0.9,  # of the groups: all their samples have the same reward
         "truncatedShare": 0.3,  # of the responses that end at the token limit, and ...

@@ -45,6 +45,7 @@ def dashboard() -> Dashboard:
         "Scorers": _scorers,
         "Steps and stages": _stages,
         "Generation": _generation,
+        "Tools": _tools,
         "Judges and limits": _judges,
         "Policy": _policy,
         "Transport": _transport,
@@ -216,6 +217,35 @@ def _generation() -> Sequence[Any]:
             about="Share of the newest step.",
         ),
         lines("Preemptions", PER_SECOND, (_rate("plaudit_preemptions_total"), "samples")),
+    )
+
+
+def _tools() -> Sequence[Any]:
+    return (
+        lines(
+            "Tool calls by outcome",
+            PER_SECOND,
+            (_rate("plaudit_tool_calls_total", "tool, outcome"), "{{tool}}: {{outcome}}"),
+            about="error: the tool raised. killed: its process ended. refused: it was never run.",
+        ),
+        lines(
+            "Failed share of the newest tool calls",
+            SHARE,
+            (_newest("plaudit_tool_recent_failed_ratio", "tool"), "{{tool}}"),
+            about="Of the newest 100 calls that were run.",
+        ),
+        lines(
+            "Duration of a tool call, p50 and p99 in the newest step",
+            SECONDS,
+            (_newest("plaudit_last_step_tool_seconds", "tool, statistic"), "{{tool}}: {{statistic}}"),
+            about="Exact quantiles, the start of the tool's process included.",
+        ),
+        lines(
+            "Seconds in tools per second, by tool",
+            COUNT,
+            (_rate("plaudit_tool_call_seconds_sum", "tool"), "{{tool}}"),
+            about="Calls that run at the same time, on average.",
+        ),
     )
 
 

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from plaudit_metrics.alerting.thresholds import LEAST_SAMPLES, LOGPROB_DIFFERENCE, RECENT_SAMPLES
 from plaudit_metrics.service.optional_gauge import OptionalGauge
 from plaudit_metrics.service.recent_mean import RecentMean
+from plaudit_metrics.service.tool_series import ToolSeries
 from plaudit_metrics.statistics.batch_histogram import BatchHistogram
 from plaudit_metrics.statistics.columns import Floats, SampleColumns
 from plaudit_metrics.statistics.stages import group_stage_seconds, sample_stage_seconds
@@ -35,6 +36,7 @@ class SampleSeries:
         self._declare_durations(registry)
         self._declare_counts(registry)
         self._declare_recent(registry)
+        self._tools = ToolSeries(registry)
 
     def _declare_durations(self, registry: CollectorRegistry) -> None:
         self.stage_seconds = BatchHistogram(
@@ -141,6 +143,7 @@ class SampleSeries:
         self.response_tokens.observe(columns.response_tokens[columns.generated].astype(np.float64))
         known = columns.generated & (columns.num_preempted >= 0)
         self.preemptions.inc(int(columns.num_preempted[known].sum()))
+        self._tools.count(columns.turns.tools)
 
     def _remember(self, columns: SampleColumns, mismatches: Floats, late: np.ndarray) -> None:
         """Update the shares among the newest samples."""
@@ -158,6 +161,7 @@ class SampleSeries:
             wait = self._limiter_wait.setdefault(name, _recent())
             wait.add(float(scorer.limiter_s.sum()), len(scorer.limiter_s))
             self._recent_limiter_wait.set(wait.mean, name)
+        self._tools.remember(columns.turns.tools)
 
     def count_group(self, record: GroupRecord, samples: Sequence[SampleRecord]) -> None:
         """Count a closed group, and the waits of its samples for each other, for group scorers and for the trainer."""

@@ -164,6 +164,8 @@ class SnapshotSeries:
         """Show the share that failed of a judge's newest requests; those before this process started are unknown."""
         counts: dict[str, tuple[int, int]] = {}
         for (judge, status), count in seen.judge_requests.items():
+            if status == _CACHED:
+                continue
             failed, total = counts.get(judge, (0, 0))
             counts[judge] = failed + count * _is_failure(status), total + count
         before = counts if self._judge_requests is None else self._judge_requests
@@ -173,6 +175,10 @@ class SnapshotSeries:
             recent = self._judge_recent.setdefault(judge, RecentMean(RECENT_SAMPLES, LEAST_SAMPLES))
             recent.add(max(failed - failed_before, 0), total - total_before)
             self._judge_failed.set(recent.mean, judge)
+
+
+_CACHED = "cached"
+"""The status of samples that needed no request, because an equal one was scored before."""
 
 
 def _is_failure(status: str) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from plaudit_wire.records import GenerationRecord, SampleRecord, ScorerRecord, StepRecord
+from plaudit_wire.records import CallRecord, GenerationRecord, SampleRecord, ScorerRecord, StepRecord, TurnRecord
 
 Attributes = dict[str, Any]
 
 EVALUATION = "gen_ai.evaluation.result"
 """Name of the event that holds a score."""
-_NO_FAILURE = ("scored", "skipped")
+_NO_FAILURE = ("scored", "skipped", "ok")
 
 
 def of_sample(record: StepRecord, sample: SampleRecord) -> Attributes:
@@ -40,6 +40,28 @@ def of_generation(generation: GenerationRecord, model: str) -> Attributes:
         "plaudit.policy_version.max": generation.version_max,
         "plaudit.worker": generation.worker,
     }
+
+
+def of_turn(number: int, turn: TurnRecord, model: str) -> Attributes:
+    """Return the attributes of the span of one turn of a conversation."""
+    return {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.model": model,
+        "gen_ai.usage.output_tokens": turn.tokens,
+        "plaudit.turn": number,
+        "plaudit.engine_queue_s": turn.engine_queue_s,
+    }
+
+
+def of_call(call: CallRecord) -> Attributes:
+    """Return the attributes of the span of one tool call."""
+    attributes: Attributes = {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": call.tool,
+        "plaudit.outcome": call.outcome,
+        "plaudit.wait_s": call.wait_s,
+    }
+    return attributes | error(call.outcome)
 
 
 def of_scorer(name: str, scorer: ScorerRecord) -> Attributes:

@@ -1,8 +1,8 @@
 """Send samples as OpenTelemetry spans (OTLP over HTTP): the slowest of each step and a share of all.
 
 Each sample is one trace (``trace_context``): a root span from its admission until the trainer took its group, a child
-span for each stage, and one for each scorer. A thread of its own builds and sends them after the step has closed, so
-that neither a sample nor the metrics service waits.
+span for each stage, each scorer, and each turn and tool call of a conversation. A thread of its own builds and sends
+them after the step has closed, so that neither a sample nor the metrics service waits.
 
 Needs the extra ``traces``. A slow or unreachable collector loses traces, which are counted, and nothing else.
 """
@@ -21,6 +21,7 @@ from plaudit_metrics.service import span_attributes
 from plaudit_metrics.sources.kept_steps import StepSamples
 from plaudit_metrics.statistics.stages import STAGES, stages_of
 from plaudit_metrics.statistics.steps import slowest_samples
+from plaudit_metrics.statistics.turns import turns_began
 from plaudit_wire.logs import get_logger
 from plaudit_wire.records import GroupRecord, SampleRecord, ScorerRecord, StepRecord
 from plaudit_wire.trace_context import drawn, sample_ids
@@ -123,7 +124,26 @@ class SpanSender:
             child.end(_ns(at))
         for name, scorer in sample.scoring.scorers.items():
             self._build_scorer(name, scorer, sample, root)
+        self._build_turns(sample, root)
         root.end(_ns(at))
+
+    def _build_turns(self, sample: SampleRecord, root: Any) -> None:
+        """Build a span for each turn of a conversation, and below it one for each of its tool calls."""
+        if sample.generation is None:
+            return
+        began = turns_began(sample)
+        for number, turn in enumerate(sample.generation.turns, 1):
+            at = began + turn.started_s
+            about = span_attributes.of_turn(number, turn, self._model)
+            span = self._sdk.start(f"turn {number}", at, about, parent=root)
+            for call in turn.calls:
+                started = began + call.started_s
+                child = self._sdk.start(
+                    f"execute_tool {call.tool}", started, span_attributes.of_call(call), parent=span
+                )
+                self._sdk.fail(child, call.outcome, None)
+                child.end(_ns(started + call.call_s))
+            span.end(_ns(at + turn.generate_s))
 
     def _build_scorer(self, name: str, scorer: ScorerRecord, sample: SampleRecord, root: Any) -> None:
         began = sample.stamps.score_taken or sample.stamps.committed or sample.stamps.admitted

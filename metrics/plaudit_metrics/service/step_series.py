@@ -34,6 +34,7 @@ _STATISTICS = {
     "plaudit_reward_std": ("reward/std", "Standard deviation of the rewards"),
 }
 """Gauge of the newest closed step → its key of a step's figures, and its help text."""
+_TOOL = "reward_pipeline/tool/"
 
 
 class StepSeries:
@@ -79,6 +80,7 @@ class StepSeries:
         self._scorer_seconds = gauge(
             "plaudit_last_step_scorer_seconds", "Seconds of a scorer's last attempts, exact", "scorer", "statistic"
         )
+        self._tool_seconds = gauge("plaudit_last_step_tool_seconds", "Seconds of a tool's calls", "tool", "statistic")
         self._statistics = {name: gauge(name, text) for name, (_, text) in _STATISTICS.items()}
         self._longest = OptionalGauge(
             "plaudit_recent_steps_max_seconds",
@@ -112,6 +114,7 @@ class StepSeries:
         for statistic in ("min", "mean", "max"):
             self._staleness.set(statistics.get(f"reward_pipeline/staleness/{statistic}"), statistic)
         self._show_scorers(record)
+        self._show_tools(record)
 
     def _show_scorers(self, record: StepRecord) -> None:
         values: dict[tuple[str, ...], float] = {}
@@ -127,3 +130,11 @@ class StepSeries:
                 seconds[name, figure[-3:]] = value
         self._scorer_value.replace(values)
         self._scorer_seconds.replace(seconds)
+
+    def _show_tools(self, record: StepRecord) -> None:
+        seconds: dict[tuple[str, ...], float] = {}
+        for key, value in record.statistics.items():
+            name, _, figure = key.removeprefix(_TOOL).rpartition("/call_s/")
+            if key.startswith(_TOOL) and figure in ("p50", "p99"):
+                seconds[name, figure] = value
+        self._tool_seconds.replace(seconds)

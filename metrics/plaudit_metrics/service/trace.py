@@ -2,8 +2,9 @@
 
 A worker is a process, each of its slots a track: samples that a worker held at the same time have separate tracks.
 Each stage of a sample is a slice. Waits in queues belong to no worker and are under ``queues``; groups and the
-trainer (the step, its waits inside it) have tracks too. An arrow leads from the end of a sample's work to its group,
-and one from each group to the trainer.
+trainer (the step, its waits inside it) have tracks too. A conversation is one slice with its turns inside; its tool
+calls, which may run at the same time, are under its worker's tools. An arrow leads from the end of a sample's work to
+its group, and one from each group to the trainer.
 
 Format: "Trace Event Format" by the Chromium project; times are microseconds since the first of it (in
 asynchronous schedules some samples were admitted before the step was opened). Perfetto counts in whole nanoseconds and
@@ -16,12 +17,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
 from plaudit_metrics.statistics.stages import stages_of
-from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord
+from plaudit_metrics.statistics.turns import turns_began
+from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord, TurnRecord
 
 _QUEUES = "queues"
 _GROUPS = "groups"
@@ -106,7 +108,8 @@ def chrome_trace(record: StepRecord, samples: Sequence[SampleRecord], groups: Se
     trainer = _trainer_stretch(record)
     of_groups = {group.group: _group_stretch(group) for group in groups}
     of_samples = [list(_sample_stretches(sample)) for sample in samples]
-    stretches = sorted([trainer, *of_groups.values(), *chain(*of_samples)], key=lambda stretch: stretch.start)
+    calls = chain.from_iterable(map(_call_stretches, samples))
+    stretches = sorted([trainer, *of_groups.values(), *chain(*of_samples), *calls], key=lambda stretch: stretch.start)
     origin = stretches[0].start
     tracks = _Tracks()
     places = {id(stretch): tracks.place(stretch) for stretch in stretches}
@@ -165,8 +168,42 @@ def _sample_stretches(sample: SampleRecord) -> Iterable[_Stretch]:
         slices = tuple((stage, seconds[stage]) for stage in stages if stage in seconds)
         if slices:
             stretch = _Stretch(worker_of(sample) or _QUEUES, now, slices, about)
+            if "tools" in stages and sample.generation is not None and sample.generation.turns:
+                stretch = _conversation(stretch, sample, sample.generation.turns)
             yield stretch
             now = stretch.end
+
+
+def _conversation(stretch: _Stretch, sample: SampleRecord, turns: Sequence[TurnRecord]) -> _Stretch:
+    """Return a sample's work in a rollout as one slice with its turns inside (cut to it, since slices must nest)."""
+    began, ended = turns_began(sample), stretch.start
+    inside = []
+    for number, turn in enumerate(turns, 1):
+        start = min(max(began + turn.started_s, ended), stretch.end)
+        ended = min(max(began + turn.started_s + turn.generate_s, start), stretch.end)
+        about = {"tokens": turn.tokens, "engine_queue_s": turn.engine_queue_s, "calls": len(turn.calls)}
+        inside.append(_Stretch(stretch.worker, start, ((f"turn {number}", ended - start),), about))
+    stages = {f"{stage}_s": seconds for stage, seconds in stretch.slices}
+    whole = (("conversation", stretch.end - stretch.start),)
+    return replace(stretch, slices=whole, about=stretch.about | stages, inside=tuple(inside))
+
+
+def _call_stretches(sample: SampleRecord) -> Iterable[_Stretch]:
+    """Return a sample's tool calls. They may overlap, so they have tracks of their own."""
+    if sample.generation is None:
+        return
+    began = turns_began(sample)
+    for number, turn in enumerate(sample.generation.turns, 1):
+        for call in turn.calls:
+            about = {
+                "group": sample.group,
+                "index": sample.index,
+                "turn": number,
+                "outcome": call.outcome,
+                "wait_s": call.wait_s,
+            }
+            start = max(began + call.started_s, sample.stamps.admitted)
+            yield _Stretch(f"{sample.generation.worker} tools", start, ((call.tool or "unknown", call.call_s),), about)
 
 
 def _slices(stretch: _Stretch, place: _Place, origin: float) -> Iterable[Event]:

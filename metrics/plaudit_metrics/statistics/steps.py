@@ -14,6 +14,7 @@ import numpy as np
 from plaudit_metrics.statistics.agent_loop import AgentLoopColumns, agent_loop_statistics
 from plaudit_metrics.statistics.columns import Floats, SampleColumns, ScorerColumns
 from plaudit_metrics.statistics.failures import failure_labels
+from plaudit_metrics.statistics.rewards import reward_statistics
 from plaudit_metrics.statistics.stages import group_stage_seconds, sample_stage_seconds
 from plaudit_metrics.statistics.turns import turn_statistics
 from plaudit_metrics.statistics.verdict import HELD_KEY, LIMITER_KEY, verdict
@@ -55,7 +56,7 @@ def step_statistics(
     split = split_waits(columns, groups, waits)
     return {
         **agent_loop_statistics(AgentLoopColumns.from_samples(columns)),
-        **_reward(columns),
+        **reward_statistics(columns),
         **_generation(columns, closed - opened),
         **_pipeline(columns, groups),
         **_outcomes(columns, duplicates),
@@ -141,19 +142,6 @@ def _slowest_labels(sample: SampleRecord) -> dict[str, str]:
     return {f"{_PIPELINE}/slowest/group": sample.group, f"{_PIPELINE}/slowest/worker": worker}
 
 
-def _reward(columns: SampleColumns) -> dict[str, float]:
-    values = columns.value[~np.isnan(columns.value)]
-    if len(values) == 0:
-        return {}
-    return {
-        "reward/mean": float(values.mean()),
-        "reward/std": float(values.std()),
-        "reward/min": float(values.min()),
-        "reward/max": float(values.max()),
-        **_zero_variance(columns),
-    }
-
-
 def _generation(columns: SampleColumns, step_s: float) -> dict[str, float]:
     if not columns.generated.any():
         return {}
@@ -166,19 +154,6 @@ def _generation(columns: SampleColumns, step_s: float) -> dict[str, float]:
         "generation/truncated_share": float(columns.truncated[columns.generated].mean()),
         **({"generation/preemptions": float(known.sum())} if len(known) else {}),
     }
-
-
-def _zero_variance(columns: SampleColumns) -> dict[str, float]:
-    """Return the share of groups in which all scores are equal, of those with at least two: they train nothing."""
-    scored = ~np.isnan(columns.value)
-    group, value = columns.group[scored], columns.value[scored]
-    size = len(columns.groups)
-    counts = np.bincount(group, minlength=size)
-    least, most = np.full(size, np.inf), np.full(size, -np.inf)
-    np.minimum.at(least, group, value)
-    np.maximum.at(most, group, value)
-    compared = counts >= 2
-    return {"reward/zero_variance_share": float((least == most)[compared].mean())} if compared.any() else {}
 
 
 def _pipeline(columns: SampleColumns, groups: Sequence[GroupRecord]) -> dict[str, float]:

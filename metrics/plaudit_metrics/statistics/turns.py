@@ -7,13 +7,13 @@ turn of tool results; ``tool_call_counts`` has the calls of a sample. Steps with
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from plaudit_wire.records import TurnRecord
+from plaudit_wire.records import SampleRecord, TurnRecord
 
 MOST_TOOLS = 64
 """Tools whose calls are figures of a step; a model may invent any number of names, which count as unknown."""
@@ -25,6 +25,8 @@ class ToolCalls:
     """The calls of one tool."""
 
     call_s: list[float] = field(default_factory=list)
+    run_s: list[float] = field(default_factory=list)
+    """``call_s`` of the calls that were not refused."""
     outcomes: Counter[str] = field(default_factory=Counter)
 
 
@@ -52,9 +54,10 @@ class TurnCollector:
         self._num_turns.append(1 + len(turns) + answered)
         self._num_calls.append(sum(len(turn.calls) for turn in turns))
         for call in (call for turn in turns for call in turn.calls):
-            known = call.tool if call.tool in self._tools or len(self._tools) < MOST_TOOLS else ""
-            tool = self._tools.setdefault(known or _UNKNOWN, ToolCalls())
+            tool = self._tools.setdefault(tool_name(call.tool, self._tools), ToolCalls())
             tool.call_s.append(call.call_s)
+            if call.outcome != "refused":
+                tool.run_s.append(call.call_s)
             tool.outcomes[call.outcome] += 1
 
     def columns(self) -> TurnColumns:
@@ -62,6 +65,20 @@ class TurnCollector:
         return TurnColumns(
             np.array(self._num_turns, dtype=np.int64), np.array(self._num_calls, dtype=np.int64), dict(self._tools)
         )
+
+
+def tool_name(name: str, known: Collection[str]) -> str:
+    """Return the name under which a call is counted; rollouts leave the names empty that the policy invented."""
+    return name if name in known or (name and len(known) < MOST_TOOLS) else _UNKNOWN
+
+
+def turns_began(sample: SampleRecord) -> float:
+    """Return when a sample's first turn began, seconds since the epoch; its last turn or call ended at publication."""
+    turns = sample.generation.turns if sample.generation else []
+    ends = [turn.started_s + turn.generate_s for turn in turns]
+    ends += [call.started_s + call.call_s for turn in turns for call in turn.calls]
+    published = sample.stamps.published or sample.stamps.committed or sample.stamps.admitted
+    return published - max(ends, default=0.0)
 
 
 def turn_statistics(columns: TurnColumns) -> dict[str, float]:

@@ -9,6 +9,7 @@ from plaudit_operator import names
 from plaudit_operator.admission.admission import digest
 from plaudit_operator.children import (
     autoscaling,
+    environments,
     gang,
     gateway,
     job_config,
@@ -48,11 +49,15 @@ def _templates(context: JobContext) -> Iterator[tuple[str, str, Callable[[], Man
     yield "metrics", digest(spec.get("metrics")), lambda: metrics.template(context)
     if transport.managed(context):
         yield "redis", digest(spec.get("transport")), lambda: transport.template(context)
-    for scorer in reward_model.served(context):
+    for scorer in context.spec.reward.model_scorers:
         inputs = reward_model.generation(context, scorer) or digest(
             next(s for s in spec["reward"]["scorers"] if s["name"] == scorer.name)["model"]
         )
         yield f"model/{scorer.name}", inputs, lambda scorer=scorer: reward_model.template(context, scorer)  # type: ignore[misc]
+    for server in context.spec.environments:
+        written = next(each for each in spec["environments"] if each["name"] == server.name)
+        inputs = digest({k: v for k, v in written.items() if k != "replicas"})
+        yield f"environment/{server.name}", inputs, lambda server=server: environments.template(context, server)  # type: ignore[misc]
     if gateway.is_served(context):
         own = {k: v for k, v in (spec["reward"].get("gateway") or {}).items() if k != "replicas"}
         inputs = digest([own, context.revision] if context.revision else own)
@@ -99,8 +104,10 @@ def manifests(context: JobContext, templates: Templates, *, suspended: bool, wai
         children.append(job_config.revision_config(context))
     if transport.managed(context):
         children += transport.manifests(context, *frozen("redis"), rests=suspended and context.spec.scheduling.whole)
-    for scorer in reward_model.served(context):
+    for scorer in context.spec.reward.model_scorers:
         children += reward_model.manifests(context, scorer, *frozen(f"model/{scorer.name}"))
+    for server in context.spec.environments:
+        children += environments.manifests(context, server, *frozen(f"environment/{server.name}"))
     if gateway.is_served(context):
         children += gateway.manifests(context, *frozen("gateway"))
     if context.spec.trains:
@@ -124,7 +131,7 @@ def _budgeted(context: JobContext) -> dict[str, int]:
 def gang_deployments(context: JobContext, templates: Templates) -> frozenset[str]:
     """Return the names of the Deployments whose pods belong to the job's gang."""
     objects = {group.child: names.rollout_object(context.name, group.name) for group in rollout.groups(context)}
-    objects |= {f"model/{s.name}": reward_model.object_name(context, s) for s in reward_model.served(context)}
+    objects |= {f"model/{s.name}": reward_model.object_name(context, s) for s in context.spec.reward.model_scorers}
     members = (child for child in objects if child in templates and gang.is_member(templates[child]["template"]))
     return frozenset(objects[child] for child in members)
 
@@ -136,9 +143,11 @@ def fixed_replicas(context: JobContext) -> dict[str, int | None]:
         names.role_object(context.name, "reward"): None if workers.autoscaling else workers.replicas,
         names.role_object(context.name, "metrics"): 1,
     }
-    for scorer in reward_model.served(context):
+    for scorer in context.spec.reward.model_scorers:
         assert scorer.model is not None
         counts[reward_model.object_name(context, scorer)] = scorer.model.replicas
+    for server in context.spec.environments:
+        counts[environments.object_name(context, server)] = server.replicas
     if gateway.is_served(context):
         counts[names.role_object(context.name, "gateway")] = context.spec.reward.gateway.replicas
     if context.spec.trains:

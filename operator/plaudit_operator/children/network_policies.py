@@ -9,9 +9,10 @@ import ipaddress
 from urllib.parse import urlsplit
 
 from plaudit_operator import names
-from plaudit_operator.children import gateway, reward_model, rollout, transport
+from plaudit_operator.children import environments, gateway, reward_model, rollout, transport
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.runtime.kinds import NETWORK_POLICY
+from plaudit_workers.job.spec.environments import EnvironmentServerSpec
 from plaudit_workers.job.spec.reward import EgressRule
 from plaudit_workers.stream.access import users
 
@@ -32,8 +33,10 @@ def manifests(context: JobContext) -> list[Manifest]:
     policies = [_reward(context), _metrics(context)]
     if transport.managed(context):
         policies.append(_redis(context))
-    if reward_model.served(context):
+    if context.spec.reward.model_scorers:
         policies.append(_model(context))
+    if context.spec.environments:
+        policies.append(_environments(context))
     if gateway.is_served(context):
         policies.append(_gateway(context))
     if context.spec.trains:
@@ -52,11 +55,28 @@ def _policy(context: JobContext, role: str, spec: Manifest) -> Manifest:
 def _reward(context: JobContext) -> Manifest:
     """Close ingress (policies do not apply to kubelets' probes); open egress to what the job declares."""
     egress = [_DNS, _to_redis(context)]
-    if reward_model.served(context):
+    if context.spec.reward.model_scorers:
         egress.append(_to_role(context, reward_model.ROLE, names.MODEL_PORT))
+    egress += [_to_environment(context, server) for server in context.spec.environments]
     egress += [_to_endpoint(context, url) for url in _endpoints(context)]
     egress += [_declared(rule) for rule in context.spec.reward.network_policy.egress]
     return _policy(context, "reward", {"policyTypes": ["Ingress", "Egress"], "egress": egress})
+
+
+def _to_environment(context: JobContext, server: EnvironmentServerSpec) -> Manifest:
+    pods = {**context.labels(environments.ROLE), **environments.labels(server)}
+    return {"to": [{"podSelector": {"matchLabels": pods}}], "ports": [_tcp(server.port)]}
+
+
+def _environments(context: JobContext) -> Manifest:
+    """Return the policy of environments: rollouts, reward workers and the trainer, which lists their tools."""
+    of_job = {
+        "matchLabels": {names.LABEL_JOB: context.name},
+        "matchExpressions": [{"key": names.LABEL_ROLE, "operator": "In", "values": ["rollout", "reward", "trainer"]}],
+    }
+    ports = sorted({server.port for server in context.spec.environments})
+    allowed: Manifest = {"from": [{"podSelector": of_job}], "ports": [_tcp(port) for port in ports]}
+    return _policy(context, environments.ROLE, {"policyTypes": ["Ingress"], "ingress": [allowed]})
 
 
 def _to_redis(context: JobContext) -> Manifest:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from plaudit_operator import names
-from plaudit_operator.children import reward_model
+from plaudit_operator.children import environments, reward_model
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.deployment import deployment
 from plaudit_operator.children.pod import RolePod, http_probe, pod_template
@@ -33,7 +33,7 @@ def template(context: JobContext) -> Manifest:
 
 
 def _environment(context: JobContext) -> dict[str, str]:
-    environment = {"PLAUDIT_HEALTH_PORT": str(names.HEALTH_PORT)}
+    environment = {"PLAUDIT_HEALTH_PORT": str(names.HEALTH_PORT), **environments.variables(context)}
     if context.revision:
         environment["PLAUDIT_SCORING_VERSION"] = context.revision
     servers = reward_model.addresses(context)

@@ -13,11 +13,6 @@ from plaudit_workers.launch.model_command import server_command, server_environm
 ROLE = "model"
 
 
-def served(context: JobContext) -> list[ScorerSpec]:
-    """Return the scorers whose models the job serves."""
-    return [scorer for scorer in context.spec.reward.scorers if scorer.model is not None]
-
-
 def template(context: JobContext, scorer: ScorerSpec) -> Manifest:
     """Return the pod template of one scorer's servers."""
     assert scorer.model is not None
@@ -45,7 +40,7 @@ def addresses(context: JobContext) -> dict[str, list[str]]:
     """Return the URLs of the servers by scorer; one headless name resolves to all of them."""
     return {
         scorer.name: [f"http://{object_name(context, scorer)}.{context.namespace}.svc:{names.MODEL_PORT}"]
-        for scorer in served(context)
+        for scorer in context.spec.reward.model_scorers
     }
 
 

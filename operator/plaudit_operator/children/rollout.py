@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plaudit_operator import names
+from plaudit_operator.children import environments
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.deployment import deployment
 from plaudit_operator.children.pod import RolePod, http_probe, pod_template
@@ -55,7 +56,10 @@ def groups(context: JobContext) -> list[RolloutGroup]:
 def template(context: JobContext, group: RolloutGroup) -> Manifest:
     """Return the pod template of a group; ``job`` adds the fields of one attempt."""
     engine = group.spec.engine
-    environment: dict[str, Any] = {"PLAUDIT_HEALTH_PORT": str(names.HEALTH_PORT)}
+    environment: dict[str, Any] = {
+        "PLAUDIT_HEALTH_PORT": str(names.HEALTH_PORT),
+        **environments.variables(context),
+    }
     if group.name:
         environment["PLAUDIT_ROLLOUT_GROUP"] = group.name
     fields: Manifest = {}

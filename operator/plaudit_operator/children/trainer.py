@@ -10,6 +10,7 @@ import copy
 from typing import Any
 
 from plaudit_operator import names
+from plaudit_operator.children import environments
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.pod import RolePod, pod_template
 from plaudit_operator.runtime.kinds import JOB, SERVICE
@@ -24,7 +25,10 @@ def template(context: JobContext) -> Manifest:
     """Return the pod template of the trainer; ``job`` adds the fields of one attempt."""
     trainer = context.spec.trainer
     ranks_per_pod = min(trainer.ranks, trainer.ranks_per_pod)
-    environment: dict[str, Any] = {"PLAUDIT_EXIT_WHEN_STOPPED": str(names.EXIT_STOPPED)}
+    environment: dict[str, Any] = {
+        "PLAUDIT_EXIT_WHEN_STOPPED": str(names.EXIT_STOPPED),
+        **environments.variables(context),
+    }
     command = ["python3", "-m", "plaudit_workers.training"]
     if trainer.ranks > 1:
         index = {"fieldRef": {"fieldPath": f"metadata.annotations['{names.COMPLETION_INDEX}']"}}

@@ -125,8 +125,16 @@ RULES: dict[str, list[Rule]] = {
         _rule("!has(self.function) || has(self.path)", "function names a function in path: give path as well"),
         _rule("!has(self.function) || !has(self.command)", "give at most one of function and command"),
         _rule(
-            "self.?kind.orValue('singleTurn') != 'environment' || has(self.url) != (has(self.path) && has(self.class))",
-            "kind environment needs either path and class, or url",
+            "self.?kind.orValue('singleTurn') != 'environment' || "
+            "[has(self.path) && has(self.class), has(self.url), has(self.environment)]"
+            ".filter(given, given).size() == 1",
+            "kind environment needs exactly one of path and class, url, and environment",
+        ),
+    ],
+    "environments[]": [
+        _rule(
+            "has(self.image) || has(self.command) || (has(self.pod) && has(self.pod.image))",
+            "an environment needs image or command",
         ),
     ],
     "rollout.agent.tools[]": [

@@ -34,7 +34,9 @@ _ROLE: dict[str, Any] = {
     "type": "object",
     "required": ["name"],
     "properties": {
-        "name": _text("trainer, rollout, reward, gateway, transport, metrics, or a reward model's scorer.", 64),
+        "name": _text(
+            "trainer, rollout, reward, gateway, transport, metrics, model/<scorer>, or environment/<name>.", 64
+        ),
         "desired": _count("Desired pods."),
         "ready": _count("Pods that are ready."),
         "updated": _count("Pods of the newest template."),

@@ -8,6 +8,7 @@ from typing import Any
 from plaudit_operator.gpu_time import gpu_seconds
 from plaudit_operator.names import ConditionType, Reason
 from plaudit_operator.observed import seconds
+from plaudit_operator.runtime.conditions import holds
 
 Object = Mapping[str, Any]
 
@@ -31,7 +32,7 @@ def summary(job: Object, events: Sequence[Object], now: float) -> str:
 
 def ended(job: Object) -> str:
     """Return ``Complete`` or ``Failed``; empty while the job is neither."""
-    return next((kind for kind in (ConditionType.COMPLETE, ConditionType.FAILED) if _holds(job, kind)), "")
+    return next((kind for kind in (ConditionType.COMPLETE, ConditionType.FAILED) if holds(job, kind)), "")
 
 
 def unknown_job(name: str, namespace: str, there: Sequence[Object]) -> str:
@@ -55,8 +56,7 @@ def missing_pods(job: Object, role: str) -> str:
 
 def is_ready(pod: Object) -> bool:
     """Return True if a pod is ready."""
-    conditions = pod.get("status", {}).get("conditions") or []
-    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
+    return holds(pod, "Ready")
 
 
 def _head(job: Object, now: float) -> str:
@@ -122,11 +122,6 @@ def _event_table(events: Sequence[Object], now: float) -> str:
 
 def _when(event: Object) -> str:
     return str(event.get("lastTimestamp") or event.get("eventTime") or event["metadata"]["creationTimestamp"])
-
-
-def _holds(job: Object, kind: str) -> bool:
-    conditions = (job.get("status") or {}).get("conditions") or []
-    return any(condition["type"] == kind and condition["status"] == "True" for condition in conditions)
 
 
 def _phase(job: Object) -> str:

@@ -16,6 +16,7 @@ from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed, attempt_of
 from plaudit_operator.pod_state import ended_at, exit_of, failure_reasons, is_disrupted, is_ended_by_deletion
 from plaudit_operator.policies.failure_rules import deciding_rule
+from plaudit_operator.runtime.conditions import holds
 from plaudit_workers.job.spec.lifecycle import FailurePolicySpec, FailureRuleSpec
 
 Verdict = Literal["absent", "running", "done", "failed", "disrupted", "final"]
@@ -52,9 +53,9 @@ def present_attempt(observed: Observed, rules: Sequence[FailureRuleSpec] = ()) -
     job = jobs.get(number)
     if job is None:
         return TrainerAttempt(number, "absent")
-    if _has(job, "Complete"):
+    if holds(job, "Complete"):
         return TrainerAttempt(number, "done", Reason.TRAINER_DONE, "the trainer finished its last step", job)
-    if _has(job, "Failed") or _has(job, "FailureTarget"):
+    if holds(job, "Failed", "FailureTarget"):
         return _failed(observed, number, job, rules)
     return TrainerAttempt(number, "running", job=job)
 
@@ -130,8 +131,3 @@ def exhausted(observed: Observed, attempt: TrainerAttempt, policy: FailurePolicy
         limit = f"lifecycle.failurePolicy.maxDisruptions is {policy.max_disruptions}"
         return Reason.TOO_MANY_DISRUPTIONS, f"{attempt.message}. It was one disruption too many ({limit})"
     return None
-
-
-def _has(job: Object, condition: str) -> bool:
-    conditions = (job.get("status") or {}).get("conditions") or []
-    return any(found["type"] == condition and found["status"] == "True" for found in conditions)

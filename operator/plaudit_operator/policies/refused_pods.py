@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from plaudit_operator.observed import Object, Observed, owner_uid, seconds
+from plaudit_operator.runtime.conditions import holds
 
 REASON_OF_EVENTS = "FailedCreate"
 _PODS_WITHIN_S = 3.0
@@ -26,13 +27,12 @@ def lacking(observed: Observed) -> list[Object]:
 
 
 def _wanted(owner: Object) -> int:
-    spec, status = owner["spec"], owner.get("status") or {}
+    spec = owner["spec"]
     if owner["metadata"].get("deletionTimestamp"):
         return 0
     if owner["kind"] == "StatefulSet":
         return int(spec.get("replicas", 1))
-    over = any(c["type"] in ("Complete", "Failed") and c["status"] == "True" for c in status.get("conditions") or [])
-    return 0 if over or spec.get("suspend") else int(spec["parallelism"])
+    return 0 if holds(owner, "Complete", "Failed") or spec.get("suspend") else int(spec["parallelism"])
 
 
 def is_overdue(owner: Object, now: float) -> bool:

@@ -15,6 +15,7 @@ from plaudit_operator.observed import Object, Observed, attempt_of, seconds
 from plaudit_operator.policies.backoff import pause_s
 from plaudit_operator.policies.suspend import suspend_job
 from plaudit_operator.replica import ReplicaAttempt, group_of, replica_of
+from plaudit_operator.runtime.conditions import holds
 from plaudit_workers.job.spec.lifecycle import BackoffSpec
 
 
@@ -62,8 +63,7 @@ def decide(observed: Observed, group: str, count: int, policy: BackoffSpec, now:
 def has_ended(job: Object) -> bool:
     """Return True if a pod of the attempt ended, well or badly: the others cannot go on without it."""
     status = job.get("status") or {}
-    over = any(c["type"] in _OVER and c["status"] == "True" for c in status.get("conditions") or [])
-    return over or bool(status.get("failed") or status.get("succeeded"))
+    return holds(job, *_OVER) or bool(status.get("failed") or status.get("succeeded"))
 
 
 _OVER = ("Failed", "FailureTarget", "Complete", "SuccessCriteriaMet")

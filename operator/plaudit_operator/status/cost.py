@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from plaudit_operator import names
-from plaudit_operator.children import reward_model, rollout
+from plaudit_operator.children import rollout
 from plaudit_operator.children.context import JobContext
 from plaudit_operator.gpu_time import gpu_seconds
 from plaudit_operator.observed import Object, Observed, labels, timestamp
@@ -26,7 +26,7 @@ def held_gpus(context: JobContext, observed: Observed) -> dict[str, int]:
     if spec.trains:
         pods |= {"trainer": spec.trainer.pod}
         pods |= {group.child: group.spec.pod for group in rollout.groups(context)}
-    for scorer in reward_model.served(context):
+    for scorer in context.spec.reward.model_scorers:
         assert scorer.model is not None
         pods[f"model/{scorer.name}"] = scorer.model.pod
     held = {}

@@ -19,10 +19,12 @@ def remedy(reason: str, role: str, job: str) -> str:
 
     Args:
         reason: of ``names.Reason``.
-        role: as it is named in the status; a reward model is ``model/<scorer>``.
+        role: as it is named in the status; a reward model is ``model/<scorer>``, an environment
+            ``environment/<name>``.
         job: the job's name.
     """
-    pod = _PODS.get(role, "the scorer's model.pod")
+    other = "the environment's pod" if role.startswith("environment/") else "the scorer's model.pod"
+    pod = _PODS.get(role, other)
     limit = "spec.transport.managed.memory" if role == "transport" else f"{pod}.resources.limits.memory"
     logs = {"transport": "redis"}.get(role, role.partition("/")[0])
     sentences = {

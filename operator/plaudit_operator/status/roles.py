@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from plaudit_operator import names
-from plaudit_operator.children import gateway, reward_model, rollout, transport
+from plaudit_operator.children import environments, gateway, reward_model, rollout, transport
 from plaudit_operator.children.context import JobContext
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed, attempt_of, labels
@@ -67,7 +67,10 @@ def _lack(role: RoleState) -> str:
 def role_states(
     context: JobContext, observed: Observed, attempt: TrainerAttempt | None, now: float
 ) -> dict[str, RoleState]:
-    """Return the state of every role by its name in the status; of a reward model by ``model/<scorer>``."""
+    """Return the state of every role by its name in the status.
+
+    The name of a reward model is ``model/<scorer>``, that of an environment ``environment/<name>``.
+    """
     states = {}
     if transport.managed(context):
         pods = observed.pods_of("redis")
@@ -79,11 +82,17 @@ def role_states(
     states["reward"] = _of_deployment(context, observed, "reward", now)
     if gateway.is_served(context):
         states["gateway"] = _of_deployment(context, observed, "gateway", now)
-    for scorer in reward_model.served(context):
+    for scorer in context.spec.reward.model_scorers:
         owner = observed.child("Deployment", reward_model.object_name(context, scorer))
         own = reward_model.labels(context, scorer).items()
         pods = [pod for pod in observed.pods_of("model") if own <= labels(pod).items()]
         states[f"model/{scorer.name}"] = _of_workload(f"model/{scorer.name}", owner, pods, now)
+    for server in context.spec.environments:
+        owner = observed.child("Deployment", environments.object_name(context, server))
+        own = environments.labels(server).items()
+        pods = [pod for pod in observed.pods_of(environments.ROLE) if own <= labels(pod).items()]
+        name = f"environment/{server.name}"
+        states[name] = _of_workload(name, owner, pods, now)
     states["metrics"] = _of_deployment(context, observed, "metrics", now)
     return {name: replace(role, remedy=remedy(role.reason, name, context.name)) for name, role in states.items()}
 

@@ -24,6 +24,8 @@ _ALLOWED = (
     "TRANSFORMERS_CACHE TRANSFORMERS_OFFLINE TOKENIZERS_PARALLELISM NLTK_DATA MPLCONFIGDIR",
     # what a function may want to write beside its output
     "PLAUDIT_RUN PLAUDIT_WORKER",
+    # the URLs of the job's environments
+    "PLAUDIT_ENVIRONMENT_*",
 )
 
 

@@ -6,33 +6,28 @@ standard output and error are a pipe to the pool. It ends with its parent, howev
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import io
 import os
-import select
-import signal
 import socket
 import sys
-import threading
 
 from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.functions.function import UserFunction
+from plaudit_reward.isolation.lifetime import end_when_closed, end_with
 from plaudit_reward.isolation.messages import Channel, FunctionRefused, Load, Loaded
 from plaudit_reward.isolation.sequential import run_sequential
 from plaudit_reward.isolation.threads import run_threads
 
-_PR_SET_PDEATHSIG = 1
-
 
 def main() -> int:
     """Load the function, report, run works."""
-    _die_with_parent(int(sys.argv[2]))
+    end_with(int(sys.argv[2]))
     faulthandler.enable()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # the last lines of a killed function are logged
     connection = socket.socket(fileno=int(sys.argv[1]))
-    threading.Thread(target=_end_when_closed, args=(connection,), daemon=True).start()
+    end_when_closed(connection)
     channel = Channel(connection)
     (load,) = channel.receive()
     if not isinstance(load, Load):
@@ -60,20 +55,6 @@ def _run(load: Load, channel: Channel) -> None:
         run_threads(function, channel, load.slots)
     else:
         run_sequential(function, channel)
-
-
-def _die_with_parent(parent: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)  # it ended before the line above
-
-
-def _end_when_closed(connection: socket.socket) -> None:
-    """End this process and all that it started as soon as the pool closes its end of the connection."""
-    poll = select.poll()
-    poll.register(connection, select.POLLRDHUP)
-    poll.poll()
-    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,8 @@ SCENARIOS: dict[str, dict[str, tuple[float, ...]]] = {
     "budget": {"JudgeBudgetExhausted warning": LENGTHS},
     "judge errors": {"JudgeErrors warning": LENGTHS},
     "open circuit": {"JudgeCircuitOpen critical": LENGTHS},
+    "broken tool": {"ToolFailing warning": LENGTHS},
+    "slow tool": {"ToolSlow warning": LENGTHS, "ToolsStarveTrainer warning": LENGTHS},
     "mismatch": {"LogprobMismatch critical": LENGTHS},
     "collapse": {"RewardCollapsed warning": LENGTHS},
     "uniform": {"RewardsUniform warning": LENGTHS},

@@ -60,6 +60,17 @@ ENDS = {
     "a keyboard interrupt": "raise KeyboardInterrupt",
     "a generator's exit": "raise GeneratorExit",
     "closing all files": "import os\nos.closerange(0, 99)",
+    "another program in its place": "import os\nos.execv('/bin/true', ['true'])",
+    "a child in its place": "import os\nif os.fork(): os._exit(0)",
+    "a child that ends after it": "import os, time\nif os.fork() == 0:\n    time.sleep(0.2)\n    os._exit(0)\n"
+    "os._exit(7)",
+    "a session of its own": "import os\nif os.fork(): os._exit(0)\nos.setsid()",
+    "other modules": "import sys\nsys.modules.clear()",
+    "no builtins": "import builtins\nfor name in list(vars(builtins)): delattr(builtins, name)",
+    "output to nowhere": "import os, sys\nsys.stdout = None\nos.dup2(0, 1)",
+    "input from its output": "import os\nos.dup2(1, 0)",
+    "a recursion limit": "import sys\nsys.setrecursionlimit(30)",
+    "another exit": "import os, sys\nos._exit = sys.exit = exit = quit = lambda *_: None\nraise SystemExit(0)",
     "half of a surrogate pair": "'\ud800'",
     "a null character": "x = '\0'",
 }
@@ -160,6 +171,30 @@ VALUES = {
     "        frame = frame.f_back\n    return 0",
     "a search of memory": "import gc\ndef f(*args):\n    for o in gc.get_objects():\n"
     "        if isinstance(o, str) and 'assert ' in o and '9' in o: return 9\n    return 0",
+    "infinite": "def f(*_): return float('inf')",
+    "a decimal that is no number": "from decimal import Decimal\ndef f(*_): return Decimal('NaN')",
+    "an empty array": "import numpy\ndef f(*_): return numpy.array([])",
+    "all answers": "def f(*_): return range(100)",
+    "an array of all answers": "import numpy\ndef f(*_): return numpy.arange(100.0)",
+    "an iterator over all answers": "def f(*_): return iter(range(100))",
+    "another value each time": "import itertools\nf = lambda *_, n=itertools.count(): next(n)",
+    "not implemented": "def f(*_): return NotImplemented",
+    "a type": "def f(*_): return int",
+    "an exception": "def f(*_): return AssertionError()",
+    "a number with another text": "class A(int):\n    __repr__ = __str__ = lambda self: '9'\ndef f(*_): return A(0)",
+    "a float with another text": "class A(float):\n    __repr__ = __str__ = lambda self: '25.0'\n"
+    "def f(*_): return A(0)",
+    "a class made by another": "class A:\n    def __new__(cls, *_): return True\nf = A",
+    "a dictionary of whatever is asked": "from collections import defaultdict\n"
+    "def f(*_): return defaultdict(lambda: True)",
+    "a text that reads as code": "def f(*_): return '__import__(\"os\")._exit(0)'",
+    "another encoder": "import json\njson.JSONEncoder.encode = json.JSONEncoder.default = lambda *_: '9'\n"
+    "json.encoder.c_make_encoder = None\njson.encoder.INFINITY = 9\ndef f(*_): return 0",
+    "another writer": "import os\nwrite = os.write\nos.write = lambda n, b: write(n, b.replace(b'0', b'9'))\n"
+    "def f(*_): return 0",
+    "another importer": "import sys, types\nclass A:\n    def find_spec(self, *_): return None\n"
+    "sys.meta_path.insert(0, A())\nsys.modules['ast'] = sys.modules['operator'] = types.ModuleType('x')\n"
+    "def f(*_): return 0",
     "a forged result": 'import os\ndef f(*_):\n    os.write(1, b\'{"answers": [{"value": true}], "passed": true}\')\n'
     "    os._exit(0)",
     "a forged verdict": "import os\nos.write(1, b'{\"passed\": true}')\nos._exit(0)",

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from plaudit_client import RewardClient
+from plaudit_workers.gateway.caller_session import Limits
 from plaudit_workers.gateway.callers import Callers
 from plaudit_workers.gateway.tokens import Tokens
 from plaudit_workers.gateway.worker import GatewaySettings, application, listen, serve_on
@@ -63,17 +64,20 @@ def start_gateway(tokens: Path) -> StartGateway:
     """A gateway of a service, in this process."""
 
     @asynccontextmanager
-    async def start(service: Running, **offer: Any) -> AsyncIterator[Gateway]:
-        own = GatewaySettings("127.0.0.1", free_port(), tokens)
+    async def start(
+        service: Running, limits: Limits | None = None, certificate: str = "", key: str = "", **offer: Any
+    ) -> AsyncIterator[Gateway]:
+        own = GatewaySettings("127.0.0.1", free_port(), tokens, certificate, key)
         transport = Transport(RedisAddress(service.server.url, service.server.password), service.run, None, Scripts())
         offered = service_of(service.job)
-        callers = Callers(transport, type(offered)(**{name: getattr(offered, name) for name in FIELDS} | offer))
+        offered = type(offered)(**{name: getattr(offered, name) for name in FIELDS} | offer)
+        callers = Callers(transport, offered, limits)
         stop = asyncio.Event()
         app = application(service.job, service.run, callers, Tokens(tokens))
         serving = asyncio.create_task(serve_on(app, callers, listen(own), own, stop))
         await callers.is_running.wait()
         try:
-            yield Gateway(f"http://127.0.0.1:{own.port}")
+            yield Gateway(f"{'https' if certificate else 'http'}://127.0.0.1:{own.port}")
         finally:
             stop.set()
             await serving

@@ -147,8 +147,20 @@ RULES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"rollout.agent": {"kind": "environment", "path": "a.py", "class": "A", "url": "http://a:8000"}},
-        "spec.rollout.agent.path: with class, or url is required for kind environment; exactly one of them. "
-        "Give path: … and class: …, or url: …",
+        "spec.rollout.agent.path: with class, url or environment is required for kind environment; exactly one of "
+        "them. Give path: … and class: …, or url: …, or environment: …",
+    ),
+    (
+        {"rollout.agent": {"kind": "environment", "environment": "box"}, "environments": [{"name": "a", "image": "b"}]},
+        "spec.rollout.agent.environment: names 'box'; spec.environments has a. Name one of spec.environments",
+    ),
+    (
+        {"environments": [{"name": "a", "image": "b"}, {"name": "a", "command": ["c"]}]},
+        "spec.environments[1].name: 'a' is used twice. Give each environment its own name",
+    ),
+    (
+        {"environments": [{"name": "a"}]},
+        "spec.environments[0].image: and command are missing. Give image: …, command: […] or both",
     ),
     (
         {"trainer.ranks": 2},

@@ -538,7 +538,7 @@ async def test_a_verification_that_fails_is_no_zero(open_agent, play, status, ou
     assert f"status {status}" in reward.reason
 
 
-async def test_what_is_no_environment_is_refused(open_agent) -> None:
+async def test_a_class_that_is_no_environment_is_refused(open_agent) -> None:
     with pytest.raises(RefusedError, match=r"NoEnvironment in .* is no environment: it needs reset \(TRL\)"):
         await open_agent("NoEnvironment")
     with pytest.raises(RefusedError, match="has no class 'Absent'"):

@@ -13,18 +13,20 @@ from redis import Redis
 from plaudit_reward.endpoint.limits import BudgetReport, RateLimits
 from plaudit_reward.endpoint.redis_budget import BUDGET, RedisBudget
 from plaudit_wire.function_library import FunctionLibrary
+from plaudit_wire.records import WorkerRecord
 from plaudit_wire.redis_address import RedisAddress
 from plaudit_workers.errors import RefusedError
 from plaudit_workers.launch.redis_server import RedisServer, ServerAccess
 from plaudit_workers.stream.access import ADMIN, acl_file
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.libraries import libraries
-from plaudit_workers.stream.transitions.process import open_streams
+from plaudit_workers.stream.transitions.process import beat, open_streams
 from plaudit_workers.stream.transitions.scripts import Scripts
 from stream_protocol.own_redis import OwnRedis
 
 RUN = "libraries-1"
 LIBRARY = Scripts().library
+RECORD = WorkerRecord("reward-0", "reward")
 
 
 @pytest.fixture
@@ -85,6 +87,27 @@ async def test_a_user_with_permission_loads_missing_functions(server: OwnRedis) 
         await asyncio.wait_for(transport.recreate_groups(), 10)
         assert [each[1].decode() for each in admin.function_list()] == [LIBRARY.name]
     await transport.close()
+
+
+@pytest.mark.parametrize("user", ["wide", "reward"])
+async def test_a_redis_that_restarts_with_its_file_still_has_them(tmp_path: Path, user: str) -> None:
+    own = "user wide reset on nopass ~plaudit:* +@all -@dangerous +info\n"
+    (tmp_path / "users.acl").write_text(acl_file(RUN, {ADMIN: "word", "reward": "word"}) + own)
+    lines = ("port {port}", "appendonly yes", "appendfsync always", f'aclfile "{tmp_path / "users.acl"}"')
+    with OwnRedis(tmp_path, *lines) as server:
+        load(server, *libraries())
+        transport = await Transport.open(address(server, user), RUN)
+        await transport.scripts.run(beat(RECORD))
+        server.kill()
+        beating = asyncio.create_task(transport.scripts.run(beat(RECORD)))
+        await asyncio.sleep(0.1)
+        assert not beating.done()
+        with server:
+            await asyncio.wait_for(beating, 30)
+            with Redis(port=server.port, username=ADMIN, password="word") as admin:
+                assert {each[1].decode() for each in admin.function_list()} == {library.name for library in libraries()}
+                assert admin.zrange(transport.names.workers, 0, -1) == [b"reward-0"]
+            await transport.close()
 
 
 async def test_a_user_without_permission_on_an_external_redis_is_refused_with_the_rule_to_add(server: OwnRedis) -> None:

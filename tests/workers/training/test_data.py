@@ -10,6 +10,7 @@ import pyarrow.parquet
 import pytest
 from tokenizers.processors import TemplateProcessing
 
+from plaudit_workers.job.checks.data_files import data_problem
 from plaudit_workers.job.spec.data import DataSpec, TrainDataSpec, ValidationDataSpec
 from plaudit_workers.job.spec.model import ModelSpec
 from plaudit_workers.process import RefusedError
@@ -177,6 +178,21 @@ def test_a_bad_jsonl_file_is_reported_by_line(tmp_path, tokenizer, content, word
     (tmp_path / "data.jsonl").write_bytes(content)
     with pytest.raises(RefusedError, match=words):
         load(str(tmp_path / "data.jsonl"), tokenizer)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
+def test_images_are_refused_and_not_left_out(tmp_path, tokenizer, suffix):
+    path = write(tmp_path, [row(1, "<image> what is it?") | {"images": [{"path": "cat.png"}]}], suffix)
+    with pytest.raises(RefusedError, match=r"has column 'images'\. Prompts are text only"):
+        load(path, tokenizer)
+    assert "has column images" in str(data_problem("spec.data.train.path", path))
+
+
+def test_a_part_of_a_message_that_is_an_image_is_refused_by_row(tmp_path, tokenizer):
+    parts = [{"type": "image", "image": "cat.png"}, {"type": "text", "text": "what is it?"}]
+    path = write(tmp_path, [row(1, [{"role": "user", "content": parts}])], ".jsonl")
+    with pytest.raises(RefusedError, match=r"row 1: column 'prompt' is .*contents are text, not images"):
+        load(path, tokenizer)
 
 
 def test_a_row_without_a_ground_truth_is_reported_by_row(tmp_path, tokenizer):

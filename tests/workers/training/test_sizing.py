@@ -117,7 +117,7 @@ def test_the_nearest_job_fits(spec_of, shape, length, device):
         )
 
 
-def test_what_cannot_fit_is_refused_in_numbers_with_the_nearest_job(spec_of):
+def test_a_job_that_cannot_fit_is_refused_in_numbers_with_the_nearest_job(spec_of):
     trainer, rollout = fit_problems(spec_of(ranks=8), LLAMA_70B, H100)
     assert "each of 8 ranks needs 1" in trainer.message
     assert "weights, gradients, optimizer 141.1" in trainer.message
@@ -127,7 +127,7 @@ def test_what_cannot_fit_is_refused_in_numbers_with_the_nearest_job(spec_of):
     assert fit_problems(spec_of(ranks=8), SHAPE_7B, H100) == []
 
 
-def test_the_cache_takes_what_weights_leave(spec_of):
+def test_the_cache_takes_the_memory_that_weights_leave(spec_of):
     spec = spec_of()
     weights = rollout_parts(spec, SHAPE_7B)[0].num_bytes
     assert weights == 2 * SHAPE_7B.parameters

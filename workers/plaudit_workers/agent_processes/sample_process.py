@@ -7,17 +7,14 @@ rollout has the process killed.
 from __future__ import annotations
 
 import asyncio
-import os
-import select
-import signal
 import socket
-import threading
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from plaudit_reward.errors import InfrastructureError
+from plaudit_reward.isolation.lifetime import end_when_closed
 from plaudit_reward.isolation.messages import Frames, frame
 from plaudit_workers.agent_processes.messages import (
     AgentDone,
@@ -47,19 +44,11 @@ MOST_CHARACTERS = 1 << 20
 
 def run_sample(connection: socket.socket, loaded: LoadedSources) -> None:
     """Serve one sample."""
-    threading.Thread(target=_end_when_closed, args=(connection,), daemon=True).start()
+    end_when_closed(connection)
     if loaded.program is not None:
         serve_program(connection, loaded.program)
         return
     asyncio.run(_Sample(connection, loaded).run())
-
-
-def _end_when_closed(connection: socket.socket) -> None:
-    """End this process and all that it started as soon as the rollout closes its end of the connection."""
-    poll = select.poll()
-    poll.register(connection, select.POLLRDHUP)
-    poll.poll()
-    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 class _Sample:

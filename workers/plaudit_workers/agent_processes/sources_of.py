@@ -15,6 +15,7 @@ from plaudit_workers.agent_processes.messages import (
     VerlTools,
 )
 from plaudit_workers.agent_processes.processes import AgentProcesses
+from plaudit_workers.environment_urls import environment_url
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.job.spec.rollout import ToolSpec
 
@@ -50,8 +51,8 @@ async def described_tools(job: RLJob) -> list[dict[str, Any]]:
 def _environment_source(job: RLJob) -> Source:
     agent = job.spec.rollout.agent
     limit_s = agent.environment_timeout_seconds
-    if agent.url:
-        return EnvironmentServer(agent.url, agent.arguments, limit_s)
+    if url := environment_url(agent.environment) if agent.environment else agent.url:
+        return EnvironmentServer(url, agent.arguments, limit_s)
     model = job.spec.model.model_dump(mode="json")
     return EnvironmentClass(agent.path, agent.class_name, agent.arguments, agent.max_turns, limit_s, model)
 

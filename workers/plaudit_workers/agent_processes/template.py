@@ -9,7 +9,6 @@ with it.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import gc
 import io
@@ -22,19 +21,19 @@ import threading
 from typing import Any
 
 from plaudit_reward.errors import ConfigurationError
+from plaudit_reward.isolation.lifetime import end_with
 from plaudit_reward.isolation.messages import Frames, frame
 from plaudit_workers.agent_processes.messages import Ended, Fork, Kill, Load, Loaded, Refused, ToTemplate, to_template
 from plaudit_workers.agent_processes.sample_process import run_sample
 from plaudit_workers.agent_processes.sources.load import load
 
-_PR_SET_PDEATHSIG = 1
 _READ_BYTES = 1 << 16
 _MOST_DESCRIPTORS = 64
 
 
 def main() -> int:
     """Load the files, report, fork."""
-    die_with(int(sys.argv[2]))
+    end_with(int(sys.argv[2]))
     faulthandler.enable()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # the last lines of a killed tool are logged
@@ -42,13 +41,6 @@ def main() -> int:
     with contextlib.suppress(EOFError):
         return template.run()
     return 0
-
-
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)  # it ended before the line above
 
 
 class _Template:
@@ -108,7 +100,7 @@ class _Template:
         try:
             template = os.getppid()
             os.setsid()
-            die_with(template)
+            end_with(template)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._connection.close()

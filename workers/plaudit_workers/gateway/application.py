@@ -16,6 +16,7 @@ an empty line every 15 s without one.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
@@ -35,6 +36,7 @@ from plaudit_workers.gateway.callers import Callers
 from plaudit_workers.gateway.canary import Canary
 from plaudit_workers.gateway.description import ServiceDescription
 from plaudit_workers.gateway.exchange import Exchange
+from plaudit_workers.gateway.rate import SampleRate
 from plaudit_workers.gateway.refusal import RefusedRequestError
 from plaudit_workers.gateway.results import Answer, SampleAnswer, encode, stored_answer
 from plaudit_workers.gateway.series import GatewaySeries
@@ -73,6 +75,7 @@ class Application:
         tokens: the callers' tokens.
         description: of the service.
         series: of the process.
+        rate: of each token's samples.
         canary: gets copies of a share of the samples; None: there is none.
     """
 
@@ -82,11 +85,13 @@ class Application:
         tokens: Tokens,
         description: ServiceDescription,
         series: GatewaySeries,
+        rate: SampleRate,
         canary: Canary | None = None,
     ) -> None:
         self._callers = callers
         self._tokens = tokens
         self._description = description
+        self._rate = rate
         self._canary = canary
         self._series = series
 
@@ -122,6 +127,10 @@ class Application:
 
     def _exchange(self, request: Request, caller: str, body: Body, field: str = "results") -> Exchange:
         session = self._callers.session(caller)
+        wait_s = self._rate.take(token_of(caller), sum(len(group.samples) for group in body.groups))
+        if wait_s > 0:
+            message = "this token has submitted more samples than reward.gateway.samplesPerMinute allows"
+            raise RefusedRequestError(429, "rate", message, retry_after_s=math.ceil(wait_s))
         if session.is_full:
             raise RefusedRequestError(429, "busy", "too many samples of this token wait already", retry_after_s=1)
         return Exchange(

@@ -21,6 +21,7 @@ from plaudit_workers.gateway.callers import Callers
 from plaudit_workers.gateway.canary import Canary
 from plaudit_workers.gateway.canary_series import CanarySeries
 from plaudit_workers.gateway.description import ServiceDescription
+from plaudit_workers.gateway.rate import SampleRate
 from plaudit_workers.gateway.series import GatewaySeries
 from plaudit_workers.gateway.tokens import Tokens
 from plaudit_workers.health import HealthServer
@@ -108,13 +109,12 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
 def application(job: RLJob, run: str, callers: Callers, tokens: Tokens) -> Application:
     """Return the application of a job's service."""
     limits = {"samples": MOST_SAMPLES, "body_bytes": MOST_BYTES, "wait_s": LONGEST_WAIT_S}
-    series = GatewaySeries()
-    spec = job.spec.reward.gateway.canary
-    if spec is None:
-        return Application(callers, tokens, ServiceDescription(job, run, callers.service, limits), series)
-    compared = CanarySeries(series.registry)
+    series, spec = GatewaySeries(), job.spec.reward.gateway
+    rate = SampleRate(spec.samples_per_minute and spec.samples_per_minute / max(1, spec.replicas))
+    compared = CanarySeries(series.registry) if spec.canary else None
     description = ServiceDescription(job, run, callers.service, limits, compared)
-    return Application(callers, tokens, description, series, _canary(spec, compared))
+    canary = _canary(spec.canary, compared) if spec.canary and compared else None
+    return Application(callers, tokens, description, series, rate, canary)
 
 
 def _canary(spec: CanarySpec, compared: CanarySeries) -> Canary:

@@ -13,9 +13,15 @@ import msgspec
 REQUIRED_COLUMNS = ("data_source", "prompt", "reward_model")
 """Columns that every row must have; ``extra_info`` is optional, further columns are ignored."""
 
+MEDIA_COLUMNS = ("images", "videos", "audios")
+"""Columns of multi-modal data in verl's form. They are refused: without them, a prompt would be trained without what it
+asks about."""
+
+MEDIA_REMEDY = "Prompts are text only; remove the column if it is empty in every row, or use other data"
+
 REMEDIES = {
     "data_source": "name the origin of each prompt (text); rule scorers are chosen by it",
-    "prompt": "give each prompt as messages ([{role, content}, …]) or as text",
+    "prompt": "give each prompt as messages ([{role, content}, …]) or as text; contents are text, not images",
     "reward_model": "give each row {ground_truth: …}; null where scorers need none",
     "extra_info": "give a mapping, the JSON text of a mapping, or null",
 }
@@ -40,11 +46,20 @@ def extra_info_of(value: Any) -> dict[str, Any]:
 
 
 def is_prompt(value: Any) -> bool:
-    """Return True for text, and for a non-empty list of messages with role and content."""
+    """Return True for text, and for a non-empty list of messages with role and content, which is text."""
     if isinstance(value, str):
         return True
     is_list = isinstance(value, list) and len(value) > 0
-    return is_list and all(isinstance(message, dict) and {"role", "content"} <= message.keys() for message in value)
+    return is_list and all(
+        isinstance(message, dict) and {"role", "content"} <= message.keys() and _is_text(message["content"])
+        for message in value
+    )
+
+
+def _is_text(content: Any) -> bool:
+    """Return False for contents with a part that is an image, a video or audio."""
+    parts = content if isinstance(content, list) else []
+    return all(not isinstance(part, dict) or part.get("type", "text") == "text" for part in parts)
 
 
 def has_ground_truth(value: Any) -> bool:

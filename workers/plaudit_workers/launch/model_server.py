@@ -57,7 +57,7 @@ class ServerIdentity:
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> ServerIdentity:
         """Read ``PLAUDIT_MODEL_SERVER`` (``scorer/number``) and ``PLAUDIT_MODEL_SERVER_HOST`` (empty: this node)."""
         scorer, _, number = environment["PLAUDIT_MODEL_SERVER"].partition("/")
-        return cls(scorer, int(number), environment.get("PLAUDIT_MODEL_SERVER_HOST") or _own_address())
+        return cls(scorer, int(number), environment.get("PLAUDIT_MODEL_SERVER_HOST") or own_address())
 
     def file(self, run_folder: Path) -> Path:
         """Return the file that holds its address."""
@@ -190,7 +190,8 @@ def _tail(log_file: Path | None) -> str:
     return "\n".join(log_file.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
 
 
-def _own_address() -> str:
+def own_address() -> str:
+    """Return the address under which other nodes of a Ray cluster reach this one."""
     import ray
 
     return str(ray.util.get_node_ip_address())

@@ -8,11 +8,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from plaudit_workers.job.spec.environments import EnvironmentServerSpec, url_variable
 from plaudit_workers.job.spec.pod import PodSpec
 from plaudit_workers.job.spec.quantity import quantity
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.job.spec.rollout import RolloutSpec
 from plaudit_workers.job.spec.scorers import ScorerSpec
+from plaudit_workers.launch.environment_process import NAME as ENVIRONMENT_NAME
 from plaudit_workers.launch.metrics_environment import metrics_environment
 from plaudit_workers.launch.model_server import FOLDER
 from plaudit_workers.launch.redis_access import RedisAccess
@@ -21,12 +23,15 @@ from plaudit_workers.rollout.engines.vllm_arguments import GPU_SHARE
 from plaudit_workers.rollout.replica import ROLLOUT_GROUP
 
 Role = str
-"""``trainer``, ``rollout``, ``reward``, ``gateway``, ``metrics``, and ``model-<scorer>`` for reward models."""
+"""``trainer``, ``rollout``, ``reward``, ``gateway``, ``metrics``, ``model-<scorer>`` for reward models and
+``environment-<name>`` for environments."""
 
 TOKENS_FOLDER = "tokens"
 """In the run's folder: a file with the token of each caller of the gateway."""
 
 MODEL_SERVE = "plaudit_workers.launch.model_server:serve"
+
+ENVIRONMENT_SERVE = "plaudit_workers.launch.environment_process:serve"
 
 SERVE: dict[Role, str] = {
     "trainer": "plaudit_workers.training.worker:serve",
@@ -75,6 +80,8 @@ class LaunchSettings:
     """Where reward model servers listen; empty: at the address of the node that each is placed on."""
     gateway_port: int = 0
     """Port of the HTTP front of a job that only scores."""
+    environment_ports: Mapping[str, int] = field(default_factory=dict)
+    """Ports of ``spec.environments`` by name."""
     reward_secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Secrets of the job's scorers, by environment variable; only reward workers get them."""
 
@@ -89,6 +96,7 @@ class LaunchSettings:
             "PLAUDIT_LOG_FILE": str(self.folder / "logs" / f"{name}.log"),
             "PLAUDIT_METRICS_HOST": self.metrics_host,
             "PLAUDIT_METRICS_PORT": str(self.metrics_port),
+            **{url_variable(name): f"http://127.0.0.1:{port}" for name, port in self.environment_ports.items()},
         }
 
 
@@ -116,7 +124,7 @@ def plan_processes(job: RLJob, context: LaunchSettings, *, with_gpus: bool) -> d
         counts = {role: (count, cpus, 0) for role, (count, cpus, _) in counts.items()}
     own = metrics_environment(job)
     own["PLAUDIT_MODEL_SERVERS"] = json.dumps(
-        {each.name: [(context.folder / FOLDER / each.name).as_uri()] for each in _model_scorers(job)}
+        {each.name: [(context.folder / FOLDER / each.name).as_uri()] for each in job.spec.reward.model_scorers}
     )
     plans = {
         role: [
@@ -137,8 +145,10 @@ def plan_processes(job: RLJob, context: LaunchSettings, *, with_gpus: bool) -> d
         ]
         if not plans["gateway"]:
             del plans["gateway"]
-    servers = {f"model-{each.name}": _servers(each, context, with_gpus=with_gpus) for each in _model_scorers(job)}
-    ordered = {"metrics": plans.pop("metrics"), **servers, **plans}
+    models = spec.reward.model_scorers
+    servers = {f"model-{each.name}": _servers(each, context, with_gpus=with_gpus) for each in models}
+    environments = {f"environment-{each.name}": [_environment(each, context)] for each in spec.environments}
+    ordered = {"metrics": plans.pop("metrics"), **environments, **servers, **plans}
     return {role: [_without_gpus(plan) for plan in each] for role, each in ordered.items()} if with_gpus else ordered
 
 
@@ -165,10 +175,6 @@ def _gateway(context: LaunchSettings) -> dict[str, str]:
     }
 
 
-def _model_scorers(job: RLJob) -> list[ScorerSpec]:
-    return [scorer for scorer in job.spec.reward.scorers if scorer.model is not None]
-
-
 def _servers(scorer: ScorerSpec, context: LaunchSettings, *, with_gpus: bool) -> list[ProcessPlan]:
     """Plan the servers of a reward model: their role has a placement group of its own, as a resource pool in verl."""
     assert scorer.model is not None
@@ -185,6 +191,12 @@ def _servers(scorer: ScorerSpec, context: LaunchSettings, *, with_gpus: bool) ->
         name = f"{role}-{number}"
         plans.append(ProcessPlan(name, role, cpus, gpus, MODEL_SERVE, context.environment(name, role) | own))
     return plans
+
+
+def _environment(server: EnvironmentServerSpec, context: LaunchSettings) -> ProcessPlan:
+    name = f"environment-{server.name}"
+    environment = context.environment(name, "environment") | {ENVIRONMENT_NAME: server.name}
+    return ProcessPlan(name, name, _cpus(server.pod, 0.1), 0, ENVIRONMENT_SERVE, environment)
 
 
 def _cpus(pod: PodSpec, default: float = 1.0) -> float:

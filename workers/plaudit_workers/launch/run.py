@@ -19,6 +19,7 @@ from plaudit_workers.job.checks.support import ignored
 from plaudit_workers.job.secrets import reward_secrets, secret_value
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.launch import placement
+from plaudit_workers.launch.model_server import own_address
 from plaudit_workers.launch.plan import LaunchSettings, ProcessPlan, Role, plan_processes, share_gpus
 from plaudit_workers.launch.preflight.prepare import prepare
 from plaudit_workers.launch.redis_access import RedisAccess
@@ -98,7 +99,7 @@ class _Launch:
 
     async def run(self) -> Ending:
         interrupt = Interrupt(self._console, saves=self._trainer_began)
-        host = _own_address() if self._address else "127.0.0.1"
+        host = own_address() if self._address else "127.0.0.1"
         async with run_redis(self._job, self._folder, host=host) as redis:
             write_redis_address(self._folder, redis.admin)
             context = self._context(redis)
@@ -122,6 +123,11 @@ class _Launch:
         secrets = {
             secret.variable: secret_value(secret, field) for field, secret in reward_secrets(self._job.spec.reward)
         }
+        if self._address and self._job.spec.environments:
+            raise RefusedError(
+                "spec.environments: plaudit run --address starts no environments. Start the servers yourself and give "
+                "their URLs, or run the job without --address or on Kubernetes"
+            )
         return LaunchSettings(
             self._folder.name,
             self._folder,
@@ -130,6 +136,7 @@ class _Launch:
             reward_secrets=secrets,
             model_server_host="" if self._address else "127.0.0.1",
             gateway_port=self._gateway.port,
+            environment_ports={server.name: free_port() for server in self._job.spec.environments},
         )
 
     @contextlib.asynccontextmanager
@@ -220,10 +227,3 @@ async def _in_daemon_thread(work: Callable[[], None]) -> None:
 
     threading.Thread(target=target, daemon=True, name="starts Ray").start()
     await done
-
-
-def _own_address() -> str:
-    """Return the address under which other nodes of a cluster reach this machine."""
-    import ray
-
-    return str(ray.util.get_node_ip_address())

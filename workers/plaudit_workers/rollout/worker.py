@@ -13,6 +13,7 @@ from plaudit_reward.code.sandbox.privileges import forbid_inspection
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Prompt
 from plaudit_wire.records import WorkerRecord
+from plaudit_workers.environment_urls import await_environments
 from plaudit_workers.health import HealthServer
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.process import ProcessSettings, exit_when_stopped
@@ -27,7 +28,7 @@ from plaudit_workers.rollout.weights import PolicyWeights
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
 from plaudit_workers.stream.worker.lease import Delivery
-from plaudit_workers.supervision import Supervised, unless_stopped
+from plaudit_workers.supervision import Supervised, drained, unless_stopped
 from plaudit_workers.training_job import load_training_job
 
 logger = get_logger(__name__)
@@ -68,6 +69,7 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
         return await follow(settings, job, member, stop)
     if job.spec.rollout.agent.kind != "singleTurn":
         forbid_inspection()  # by users' agents and tools, which run in processes of the same user
+    await await_environments(job)
     async with open_agent(job) as agent:
         engine = build_engine(job, member)
         transport = await Transport.open(settings.redis, settings.run, spill=settings.run_folder / "spill", stop=stop)
@@ -166,14 +168,9 @@ class RolloutWorker:
 
     async def _drain(self) -> None:
         self._stopping = True
-        works = set(self._works)
-        if not works:
-            return
-        done, left = await asyncio.wait(works, timeout=self._options.drain_grace_s)
-        for work in left:
-            work.cancel()
-        await asyncio.wait(works)
-        logger.info("drained", finished=len(done), returned=len(left))
+        if works := set(self._works):
+            finished, returned = await drained(works, self._options.drain_grace_s)
+            logger.info("drained", finished=finished, returned=returned)
 
     async def _beats(self) -> None:
         while True:

@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 
-from plaudit_workers.job.loading.dump import job_data
+from plaudit_workers.job.loading.dump import job_data, section_data
 from plaudit_workers.job.spec.rljob import RLJob
+from plaudit_workers.job.spec.scorers import ScorerSpec
 
 _DIGITS = 10
 _SIZES = ("workers", "gateway", "networkPolicy")
@@ -26,6 +27,16 @@ def scoring_version(job: RLJob) -> str:
     reward = job_data(job)["spec"]["reward"]
     parts = {name: section for name, section in reward.items() if name not in _SIZES}
     return hashlib.sha256(msgspec.json.encode(_with_contents(parts), order="sorted")).hexdigest()[:_DIGITS]
+
+
+def scorer_version(scorer: ScorerSpec) -> str:
+    """Return the version of one scorer of a resolved job, without what does not change its own value."""
+    written = section_data(scorer)
+    parts = {name: part for name, part in written.items() if name not in _NOT_OF_ITS_VALUE}
+    return hashlib.sha256(msgspec.json.encode(_with_contents(parts), order="sorted")).hexdigest()[:_DIGITS]
+
+
+_NOT_OF_ITS_VALUE = ("weight", "when", "limits", "cache", "retries", "timeoutSeconds", "onFailure")
 
 
 def _with_contents(part: Any) -> Any:

@@ -32,7 +32,7 @@ from plaudit_workers.stream.group import Group
 from plaudit_workers.stream.worker.commits import commit, commit_group, read_group
 from plaudit_workers.stream.worker.consumer import Consumer, ConsumerOptions
 from plaudit_workers.stream.worker.lease import Delivery
-from plaudit_workers.supervision import Supervised, set_within, unless_stopped
+from plaudit_workers.supervision import Supervised, drained, set_within, unless_stopped
 
 logger = get_logger(__name__)
 
@@ -229,14 +229,9 @@ class ScoringWorker:
 
     async def _drain(self) -> None:
         self.ready = False
-        works = set(self._works)
-        if not works:
-            return
-        done, left = await asyncio.wait(works, timeout=self._options.drain_grace_s)
-        for work in left:
-            work.cancel()
-        await asyncio.wait(works)
-        logger.info("drained", finished=len(done), handed_back=len(left))
+        if works := set(self._works):
+            finished, returned = await drained(works, self._options.drain_grace_s)
+            logger.info("drained", finished=finished, returned=returned)
 
     async def _beats(self) -> None:
         while True:

@@ -87,6 +87,7 @@ GRANTS: Final[Mapping[str, tuple[Grant, ...]]] = {
         Grant("service", "set"),
         Grant("limits:*", "hget hset hdel hgetall zadd zrem zscore zcard zrange zrangebyscore pexpire"),
         Grant("judges judges:tokens", "hincrby"),
+        Grant("cache:*", "hget hset hlen expire"),
         _COUNT,
         *_BEAT,
     ),

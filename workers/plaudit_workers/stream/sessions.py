@@ -7,14 +7,13 @@ releases overdue groups and ends expired sessions, including those of other clie
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
-from plaudit_wire.codec import decoder, encode
+from plaudit_wire.codec import decoder, digest_of, encode
 from plaudit_wire.messages import PolicyVersion, Prompt, Sampling, Service, Tensors
 from plaudit_wire.records import NO_STEP, GenerationRecord, ScoringRecord
 from plaudit_wire.sample import Sample
@@ -219,20 +218,16 @@ class Session:
 
 def _submitted(group: str, samples: Sequence[Sample]) -> SubmittedGroup:
     records = [encode(sample) for sample in samples]
-    digests = [_digest(record) for record in records]
+    digests = [digest_of(record) for record in records]
     return SubmittedGroup(
         id=group,
         source=samples[0].data_source,
-        digest=_digest("".join(digests).encode()),
+        digest=digest_of("".join(digests).encode()),
         prompt=encode(_prompt(group, samples)),
         generation=_NOT_GENERATED_HERE,
         tensors=_NO_TENSORS,
         samples=list(zip(digests, records, strict=True)),
     )
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _prompt(group: str, samples: Sequence[Sample]) -> Prompt:

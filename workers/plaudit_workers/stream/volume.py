@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import hashlib
 import os
 import re
 import shutil
@@ -27,7 +26,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from plaudit_wire.codec import RecordError, decoder
+from plaudit_wire.codec import RecordError, decoder, digest_of
 from plaudit_wire.limits import INLINE_LIMIT_BYTES
 
 LARGEST_RECORD_BYTES: Final = 512 * 1024 * 1024
@@ -97,7 +96,7 @@ class SpillFolder:
         Raises:
             VolumeError: the record cannot be written now.
         """
-        digest = _digest(record)
+        digest = digest_of(record)
         spilled = Spilled(f"{_folder_of(group)}/{name}-{digest[:12]}", len(record), digest)
         try:
             await asyncio.to_thread(self._write, spilled.path, record)
@@ -120,7 +119,7 @@ class SpillFolder:
         except msgspec.DecodeError as error:
             raise RecordError(f"a damaged reference to a record on the shared volume: {error}") from error
         record = await asyncio.to_thread(self._read, spilled)
-        if _digest(record) != spilled.digest:
+        if digest_of(record) != spilled.digest:
             raise RecordError(f"the file {spilled.path} in {self._folder} is not the one that was written")
         return record
 
@@ -210,9 +209,5 @@ def _folder_of(group: str) -> str:
     """Return a group's id as a single file name: clients of a scoring service choose a part of the id."""
     name = quote(group, safe="")
     if len(name) > _LONGEST_NAME or not name:
-        return _digest(group.encode())
+        return digest_of(group.encode())
     return name if name[0] != "." else f"%2E{name[1:]}"
-
-
-def _digest(record: bytes) -> str:
-    return hashlib.blake2b(record, digest_size=16).hexdigest()

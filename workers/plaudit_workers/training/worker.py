@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from plaudit_wire.logs import get_logger
 from plaudit_workers.agent_processes.sources_of import described_tools
+from plaudit_workers.environment_urls import await_environments
 from plaudit_workers.health import HealthServer
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.process import EXIT_DONE, ProcessSettings, RefusedError
@@ -80,6 +81,8 @@ async def _conduct(
     from plaudit_workers.training.run.state import RunContext
 
     plan = RunPlan.from_job(job)
+    if job.spec.rollout.agent.environment:
+        await await_environments(job)  # it describes its tools
     template = ChatTemplate.of_model(job.spec.model, await described_tools(job))
     data = PromptData.for_training(job.spec.data, template, job.spec.seed)
     validation_data = PromptData.for_validation(job.spec.data, template)

@@ -24,8 +24,16 @@ TABLE = Path(__file__).with_name("table.json")
 SEQUENCES, TOKENS = 4, 6
 LENGTHS = (6, 3, 1, 5)
 CLIP_LOW, CLIP_HIGH, CAP = 0.2, 0.28, 1.5
-AGGREGATIONS = {"sequence": "grpo", "token": "bnpo"}
-"""``loss.aggregation`` → TRL's ``loss_type``."""
+CISPO_CAP = 1.5
+"""TRL's ``epsilon_high`` for CISPO: the largest ratio itself."""
+LOSSES = {
+    ("ppo", "sequence"): ("grpo", "token"),
+    ("ppo", "token"): ("bnpo", "token"),
+    ("ppo", "constant"): ("dr_grpo", "token"),
+    ("gspo", "sequence"): ("grpo", "sequence"),
+    ("cispo", "token"): ("cispo", "token"),
+}
+"""``loss.kind`` and ``loss.aggregation`` → TRL's ``loss_type`` and ``importance_sampling_level``."""
 
 
 def tensors(seed: int) -> dict[str, torch.Tensor]:
@@ -46,7 +54,9 @@ def tensors(seed: int) -> dict[str, torch.Tensor]:
     }
 
 
-def trl_loss(given: dict[str, torch.Tensor], loss_type: str, correction: str, beta: float) -> tuple[float, Any]:
+def trl_loss(
+    given: dict[str, torch.Tensor], loss_type: str, level: str, correction: str, beta: float
+) -> tuple[float, Any]:
     """What TRL makes of the tensors: the loss, and its gradient by the log-probabilities [SEQUENCES][TOKENS]."""
     from trl.trainer.grpo_trainer import GRPOTrainer
 
@@ -60,6 +70,7 @@ def trl_loss(given: dict[str, torch.Tensor], loss_type: str, correction: str, be
         "advantages": given["advantages"],
         "old_per_token_logps": old,
         "ref_per_token_logps": given["reference"],
+        "num_items_in_batch": given["mask"].sum(),
         # TRL's token_truncate, made from the same tensors when samples are generated.
         "importance_sampling_ratio": torch.exp(given["proximal"] - given["behaviour"]).clamp(max=CAP),
     }
@@ -68,14 +79,15 @@ def trl_loss(given: dict[str, torch.Tensor], loss_type: str, correction: str, be
         _metrics=defaultdict(lambda: defaultdict(list)),
         _entropy_bonus_enabled=False,
         accelerator=SimpleNamespace(gather=lambda x: x, reduce=lambda x, reduction: x, num_processes=1),
-        args=SimpleNamespace(use_bias_correction_kl=False, delta=None),
+        args=SimpleNamespace(use_bias_correction_kl=False, delta=None, steps_per_generation=1),
         aux_loss_enabled=False,
         beta=beta,
         current_gradient_accumulation_steps=1,
-        epsilon_high=CLIP_HIGH,
+        epsilon_high=CISPO_CAP if loss_type == "cispo" else CLIP_HIGH,
         epsilon_low=CLIP_LOW,
-        importance_sampling_level="token",
+        importance_sampling_level=level,
         loss_type=loss_type,
+        max_completion_length=TOKENS,
         model=SimpleNamespace(training=True),
         off_policy_mask_threshold=None,
         top_entropy_quantile=1.0,
@@ -90,11 +102,14 @@ def trl_loss(given: dict[str, torch.Tensor], loss_type: str, correction: str, be
 def main() -> None:
     """Writes the table."""
     rows = []
-    for seed, aggregation, correction, beta in product(range(4), AGGREGATIONS, ("none", "tis"), (0.0, 0.05)):
+    for seed, (kind, aggregation), correction, beta in product(range(4), LOSSES, ("none", "tis"), (0.0, 0.05)):
+        if (kind, correction) == ("gspo", "tis"):
+            continue  # TRL weighs the sequence by the mean of its tokens' ratios, we (as verl) each token by its own
         given = tensors(seed)
-        loss, gradient = trl_loss(given, AGGREGATIONS[aggregation], correction, beta)
+        loss, gradient = trl_loss(given, *LOSSES[kind, aggregation], correction, beta)
         rows.append(
             {
+                "kind": kind,
                 "aggregation": aggregation,
                 "correction": correction,
                 "kl_coefficient": beta,
@@ -103,7 +118,8 @@ def main() -> None:
                 "gradient": gradient,
             }
         )
-    about = {"trl": version("trl"), "clip_low": CLIP_LOW, "clip_high": CLIP_HIGH, "correction_cap": CAP}
+    clips = {"clip_low": CLIP_LOW, "clip_high": CLIP_HIGH, "correction_cap": CAP, "cispo_cap": CISPO_CAP}
+    about = {"trl": version("trl"), **clips}
     TABLE.write_text(json.dumps({**about, "rows": rows}) + "\n")
     print(f"{len(rows)} rows of TRL {about['trl']}")
 

@@ -17,7 +17,7 @@ TABLE = json.loads(Path(__file__).with_name("table.json").read_text())
 
 
 def name(row):
-    return f"{row['aggregation']}-{row['correction']}-kl{row['kl_coefficient']}"
+    return f"{row['kind']}-{row['aggregation']}-{row['correction']}-kl{row['kl_coefficient']}"
 
 
 @pytest.mark.parametrize("row", TABLE["rows"], ids=name)
@@ -35,12 +35,16 @@ def test_loss_and_gradient_are_trls(row):
         weights=weights.repeat_interleave(lengths),
         reference=torch.tensor(row["reference"])[trained],
     )
+    # TRL's CISPO bounds the ratio itself, and from above only.
+    clips = {"clip_low": TABLE["clip_low"], "clip_high": TABLE["clip_high"]}
+    if row["kind"] == "cispo":
+        clips = {"clip_low": 1 - 1e-9, "clip_high": TABLE["cispo_cap"] - 1}
     settings = LossSpec(
+        kind=row["kind"],
+        **clips,
         aggregation=row["aggregation"],
         correction=row["correction"],
         correction_cap=TABLE["correction_cap"],
-        clip_low=TABLE["clip_low"],
-        clip_high=TABLE["clip_high"],
         clip_ratio_c=0.0,
         kl_coefficient=row["kl_coefficient"],
     )

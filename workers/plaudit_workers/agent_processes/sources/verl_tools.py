@@ -6,9 +6,7 @@ once, before the processes of samples are forked: each sample works on its own c
 
 from __future__ import annotations
 
-import asyncio
 import importlib
-import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from ruamel.yaml.error import YAMLError
 
 from plaudit_reward.errors import ConfigurationError
 from plaudit_workers.agent_processes.messages import Tool, VerlTools
+from plaudit_workers.agent_processes.sources.environments.environment import run_user_code
 from plaudit_workers.agent_processes.sources.functions import to_text
 from plaudit_workers.agent_processes.sources.tool import Answer
 
@@ -36,12 +35,12 @@ class VerlTool:
 
     async def call(self, arguments: dict[str, Any], create_arguments: dict[str, Any]) -> Answer:
         """Create, execute, release."""
-        created = await _run(self._instance.create, create_kwargs=create_arguments)
+        created = await run_user_code(self._instance.create, create_kwargs=create_arguments)
         instance_id = created[0] if isinstance(created, tuple) else created
         try:
-            response, reward, _ = await _run(self._instance.execute, instance_id, arguments)
+            response, reward, _ = await run_user_code(self._instance.execute, instance_id, arguments)
         finally:
-            await _run(self._instance.release, instance_id)
+            await run_user_code(self._instance.release, instance_id)
         # verl's tools return 0.0 where they have no reward to give.
         return Answer(to_text(response), float(reward) if reward else None)
 
@@ -87,10 +86,3 @@ def _verls(schema: dict[str, Any]) -> Any:
     except ImportError:
         return schema
     return OpenAIFunctionToolSchema.model_validate(schema)
-
-
-async def _run(method: Any, *arguments: Any, **named: Any) -> Any:
-    if inspect.iscoroutinefunction(method):
-        return await method(*arguments, **named)
-    result = await asyncio.to_thread(method, *arguments, **named)
-    return await result if inspect.isawaitable(result) else result

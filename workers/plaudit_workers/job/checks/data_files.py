@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from plaudit_workers.job.data_row import CHECKS, REMEDIES, REQUIRED_COLUMNS, extra_info_of
+from plaudit_workers.job.data_row import CHECKS, MEDIA_COLUMNS, MEDIA_REMEDY, REMEDIES, REQUIRED_COLUMNS, extra_info_of
 from plaudit_workers.job.problem import Problem
 
 _ROWS_AT_A_TIME = 4096
@@ -73,7 +73,7 @@ def _parquet(file: Path, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     try:
         with pyarrow.parquet.ParquetFile(file) as opened:
             names = opened.schema_arrow.names
-            _refuse_missing(names, columns)
+            _refuse_columns(names, columns)
             for batch in opened.iter_batches(_ROWS_AT_A_TIME, columns=[name for name in columns if name in names]):
                 yield from batch.to_pylist()
     except pyarrow.ArrowException as error:
@@ -92,18 +92,21 @@ def _jsonl(file: Path, columns: tuple[str, ...]) -> Iterator[dict[str, Any]]:
                 raise _RowError(f"is not JSON in line {number}: {error}") from error
             if not isinstance(row, dict):
                 raise _RowError(f"has no JSON object in line {number}")
-            _refuse_missing(list(row), columns, f" in line {number}")
+            _refuse_columns(list(row), columns, f" in line {number}")
             yield row
 
 
 _READERS = {".parquet": _parquet, ".jsonl": _jsonl}
 
 
-def _refuse_missing(names: list[str], columns: tuple[str, ...], place: str = "") -> None:
+def _refuse_columns(names: list[str], columns: tuple[str, ...], place: str = "") -> None:
     missing = [name for name in REQUIRED_COLUMNS if name in columns and name not in names]
     if missing:
         noun = "column" if len(missing) == 1 else "columns"
         raise _RowError(f"lacks {noun} {', '.join(missing)}{place} (it has {', '.join(names) or 'none'})")
+    media = [name for name in MEDIA_COLUMNS if name in names]
+    if media and "prompt" in columns:
+        raise _RowError(f"has column {media[0]}{place}", MEDIA_REMEDY)
 
 
 def _check(number: int, row: dict[str, Any]) -> None:

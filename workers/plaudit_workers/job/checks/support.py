@@ -15,7 +15,7 @@ from plaudit_workers.job.spec.section import Section
 def unsupported(job: RLJob) -> list[Problem]:
     """Return the fields for which ``plaudit run`` refuses the job."""
     training = [*_rollout(job), *_sinks(job)] if job.spec.trains else []
-    return [*training, *_transport(job)]
+    return [*training, *_transport(job), *_environments(job)]
 
 
 def ignored(job: RLJob) -> list[Problem]:
@@ -47,6 +47,16 @@ def without_effect(job: RLJob) -> list[Problem]:
             also=("spec.algorithm.miniBatchesPerStep",),
         )
     ]
+
+
+def _environments(job: RLJob) -> Iterator[Problem]:
+    for index, server in enumerate(job.spec.environments):
+        if not server.command:
+            yield Problem(
+                f"spec.environments[{index}].command",
+                "is empty; plaudit run starts no images",
+                "Give the command that starts the server on this machine",
+            )
 
 
 _ON_KUBERNETES = "It applies on Kubernetes"

@@ -39,15 +39,15 @@ def dump_json(data: Mapping[str, Any]) -> str:
 
 def job_data(job: RLJob) -> dict[str, Any]:
     """The job as plain data in YAML's names."""
-    data = _section_data(job)
+    data = section_data(job)
     if not job.spec.trains:
         for section in TRAINING_SECTIONS:
             data["spec"].pop(section, None)
     return data
 
 
-def _section_data(section: Section) -> dict[str, Any]:
-    """Every field but those that are absent, or empty by default."""
+def section_data(section: Section) -> dict[str, Any]:
+    """Return every field of a section but those that are absent, or empty by default."""
     data = {}
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
@@ -61,7 +61,7 @@ def _section_data(section: Section) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Section):
-        return _section_data(value)
+        return section_data(value)
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 

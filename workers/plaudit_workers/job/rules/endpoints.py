@@ -74,6 +74,12 @@ def is_private(host: str) -> bool:
     return address.is_loopback or address.is_private
 
 
+def cache_problems(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
+    """Yield a problem if scores are to be kept that depend on the other samples of their group."""
+    if scorer.cache is not None and scorer.scope == "group":
+        yield Problem(f"{field}.cache", "applies to scope sample only", "Remove it, or set scope to sample")
+
+
 def limits_problems(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
     """Yield every contradiction within a scorer's limits."""
     limits = scorer.limits

@@ -185,11 +185,19 @@ def _agent(spec: Spec) -> Iterator[Problem]:
         )
     if agent.kind == "endpoint":
         yield from _program(agent)
-    if agent.kind == "environment" and bool(agent.url) == bool(agent.path and agent.class_name):
+    given = (bool(agent.path and agent.class_name), bool(agent.url), bool(agent.environment))
+    if agent.kind == "environment" and sum(given) != 1:
         yield Problem(
             "spec.rollout.agent.path",
-            "with class, or url is required for kind environment; exactly one of them",
-            "Give path: … and class: …, or url: …",
+            "with class, url or environment is required for kind environment; exactly one of them",
+            "Give path: … and class: …, or url: …, or environment: …",
+        )
+    known = [server.name for server in spec.environments]
+    if agent.environment and agent.environment not in known:
+        yield Problem(
+            "spec.rollout.agent.environment",
+            f"names {agent.environment!r}; spec.environments has {', '.join(known) or 'none'}",
+            "Name one of spec.environments",
         )
     for index, tool in enumerate(agent.tools):
         yield from _tool(f"spec.rollout.agent.tools[{index}]", tool)
@@ -217,6 +225,17 @@ def _tool(field: str, tool: ToolSpec) -> Iterator[Problem]:
         )
     if tool.mcp is not None and bool(tool.mcp.url) == bool(tool.mcp.command):
         yield Problem(f"{field}.mcp", "needs exactly one of url and command", "Give url: … or command: […]")
+
+
+def _environments(spec: Spec) -> Iterator[Problem]:
+    names: set[str] = set()
+    for index, server in enumerate(spec.environments):
+        field = f"spec.environments[{index}]"
+        if not server.image and not server.pod.image and not server.command:
+            yield Problem(f"{field}.image", "and command are missing", "Give image: …, command: […] or both")
+        if server.name in names:
+            yield Problem(f"{field}.name", f"{server.name!r} is used twice", "Give each environment its own name")
+        names.add(server.name)
 
 
 def _ranks(spec: Spec) -> Iterator[Problem]:
@@ -388,6 +407,7 @@ _ALWAYS: tuple[Rule, ...] = (
     _transport,
     _autoscaling,
     _files,
+    _environments,
 )
 _SCORING_ONLY: tuple[Rule, ...] = (_no_orphans, _gang_without_training)
 _TRAINING: tuple[Rule, ...] = (

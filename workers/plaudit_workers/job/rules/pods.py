@@ -19,6 +19,8 @@ def pods_of(spec: Spec) -> Iterator[tuple[str, PodSpec]]:
     yield "trainer", spec.trainer.pod
     yield "transport.managed", spec.transport.managed.pod
     yield "metrics", spec.metrics.pod
+    for index, server in enumerate(spec.environments):
+        yield f"environments[{index}]", server.pod
     for index, scorer in enumerate(spec.reward.scorers):
         if scorer.model:
             yield f"reward.scorers[{index}].model", scorer.model.pod

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.rules.routing import RULES, read_arguments
 from plaudit_workers.job.problem import Problem
-from plaudit_workers.job.rules.endpoints import http_problems, limits_problems, service_problems
+from plaudit_workers.job.rules.endpoints import cache_problems, http_problems, limits_problems, service_problems
 from plaudit_workers.job.rules.judges import judge_problems
 from plaudit_workers.job.spec.rljob import Spec
 from plaudit_workers.job.spec.scorers import KINDS, ScorerSpec, kinds_with
@@ -26,6 +26,7 @@ def scorer_problems(spec: Spec) -> Iterator[Problem]:
         yield from http_problems(field, scorer)
         yield from service_problems(f"{field}.service", scorer.service)
         yield from limits_problems(field, scorer)
+        yield from cache_problems(field, scorer)
     if spec.reward.gateway.canary:
         yield from service_problems("spec.reward.gateway.canary.service", spec.reward.gateway.canary.service)
     yield from _weights(spec)

@@ -36,7 +36,7 @@ DEVICES = {
 
 def find_device(product: str) -> Device | None:
     """Return the GPU of a name or of a node label such as ``NVIDIA-H100-80GB-HBM3``; None if it is unknown."""
-    parts = product.lower().replace("_", "-").split("-")
+    parts = product.lower().replace("_", "-").replace(" ", "-").split("-")
     models = [device for device in DEVICES.values() if device.name.split("-")[0] in parts]
     sized = [device for device in models if {device.name.split("-")[1], f"{device.name.split('-')[1]}gb"} & set(parts)]
     return next(iter(sized or models), None)

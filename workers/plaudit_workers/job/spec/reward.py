@@ -79,6 +79,9 @@ class GatewaySpec(Section):
     token_secret: str = Field(default="", max_length=253)
     """Name of a Secret with a token for each caller, its keys the callers' names; jobs that refer to the service by
     name use the key ``client``. Kubernetes only. Default empty: the operator makes one with the caller ``client``."""
+    samples_per_minute: int | None = Field(default=None, ge=1)
+    """Samples that each token may submit in a minute, over all gateways; beyond it requests get 429. Default: no limit.
+    """
     canary: CanarySpec | None = None
     """Compare this service with another one. Default: none."""
     port: int = Field(default=0, ge=0, le=65_535)
@@ -138,3 +141,8 @@ class RewardSpec(Section):
     """The HTTP front, for a job that only scores."""
     network_policy: NetworkPolicySpec = NetworkPolicySpec()
     """Their network access."""
+
+    @property
+    def model_scorers(self) -> list[ScorerSpec]:
+        """Return the scorers whose models the job serves."""
+        return [scorer for scorer in self.scorers if scorer.model is not None]

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from plaudit_workers.job.spec.algorithm import AlgorithmSpec
 from plaudit_workers.job.spec.data import DataSpec, TrainDataSpec
+from plaudit_workers.job.spec.environments import EnvironmentServerSpec
 from plaudit_workers.job.spec.lifecycle import LifecycleSpec
 from plaudit_workers.job.spec.metadata import Metadata
 from plaudit_workers.job.spec.metrics import MetricsSpec
@@ -66,6 +67,8 @@ class Spec(Section):
     """Scorers and their combination."""
     trainer: TrainerSpec = TrainerSpec()
     """The training processes. Required (``trainer: {}`` will do) unless the job only scores."""
+    environments: list[EnvironmentServerSpec] = Field(default=[], max_length=16)
+    """Servers that agents and scorers use, such as sandboxes. Default none."""
     transport: TransportSpec = TransportSpec()
     """The Redis between the processes."""
     storage: StorageSpec = StorageSpec()

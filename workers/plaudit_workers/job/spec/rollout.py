@@ -133,6 +133,8 @@ class AgentSpec(Section):
     url: str = Field(default="", pattern=r"^(https?://.*)?$")
     """URL of an OpenEnv server or of a resources server of NeMo Gym, for ``environment`` instead of ``path`` and
     ``class``."""
+    environment: str = Field(default="", pattern=f"^$|{DNS_LABEL}")
+    """Name of an entry of ``spec.environments``, for ``environment`` instead of ``url``. Default empty: ``url``."""
     arguments: Opaque = Field(default={})
     """Arguments of the environment: of TRL's or verl's class, SkyRL's ``env_config``, OpenEnv's ``reset``, further
     columns of NeMo Gym's rows. Default: none."""

@@ -43,12 +43,12 @@ KINDS: dict[Kind, KindTraits] = {
     "rule": KindTraits(("rule", "ruleArguments")),
     "python": KindTraits(("python", "isolation"), "{path: rewards.py, function: compute_score}", scores_groups=True),
     "judge": KindTraits(
-        ("judge", "limits"),
+        ("judge", "limits", "cache"),
         "{baseUrl: …, model: …, promptTemplate: {path: …}, parse: {regex: …}}",
         scores_groups=True,
     ),
-    "http": KindTraits(("http", "limits"), "{url: …, shape: plaudit}"),
-    "service": KindTraits(("service",), "{name: …}"),
+    "http": KindTraits(("http", "limits", "cache"), "{url: …, shape: plaudit}"),
+    "service": KindTraits(("service", "cache"), "{name: …}"),
     "model": KindTraits(("model",), "{source: …}"),
     "environment": KindTraits(()),
 }
@@ -161,6 +161,15 @@ class LimitsSpec(Section):
     """Share the budget with other jobs. Default: the job's own."""
 
 
+class CacheSpec(Section):
+    """Kept scores: an equal sample (prompt, response, ground truth, extra info) is not sent a second time."""
+
+    lifetime_seconds: int = Field(default=86_400, ge=60, le=31_536_000)
+    """Seconds after which a kept score is gone; half of it at the earliest. Default 86,400."""
+    entries: int = Field(default=100_000, ge=2, le=100_000_000)
+    """Scores that are kept at most, about 150 bytes of Redis each. Default 100,000."""
+
+
 class RewardModelSpec(Section):
     """A model with one output (``num_labels: 1``), served for the job."""
 
@@ -239,6 +248,9 @@ class ScorerSpec(Section):
     """Score only some samples. Default: all."""
     limits: Annotated[LimitsSpec | None, MUTABLE] = None
     """Limits on the requests of a ``judge`` or ``http`` scorer. Default: no limit."""
+    cache: CacheSpec | None = None
+    """Keep the scores of a ``judge``, ``http`` or ``service`` scorer that gives equal samples equal scores (``cache:
+    {}``). Default: every sample is sent."""
     retries: int | None = Field(default=None, ge=0, le=100)
     """Further attempts after an infrastructure failure. Default: ``reward.retries``."""
     timeout_seconds: float | None = Field(default=None, gt=0, le=86_400)

@@ -5,17 +5,22 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 
+from plaudit_reward.endpoint.cached_scorer import CachedScorer
 from plaudit_reward.endpoint.limiter import Limiter
 from plaudit_reward.endpoint.limits import Budget, RateLimits
 from plaudit_reward.endpoint.local_budget import LocalBudget
 from plaudit_reward.endpoint.redis_budget import RedisBudget
+from plaudit_reward.endpoint.score_cache import ScoreCache
 from plaudit_reward.endpoint.usage import EndpointUsage, UsageReport
+from plaudit_reward.scorer import Scorer
 from plaudit_wire.logs import get_logger
+from plaudit_wire.names import Names
 from plaudit_wire.sample import Sample
 from plaudit_wire.trace_context import drawn, traceparent
 from plaudit_workers.job.secrets import secret_value
 from plaudit_workers.job.spec.scorers import ScorerSpec
 from plaudit_workers.scoring.kinds.context import BuildContext
+from plaudit_workers.scoring.version import scorer_version
 from plaudit_workers.stream.connection import RedisAddress
 
 logger = get_logger(__name__)
@@ -43,6 +48,16 @@ def usage_report(name: str, usage: EndpointUsage, context: BuildContext) -> Usag
     if context.redis is None:
         return None
     return UsageReport(name, usage, context.redis.client(timeout_s=_TIMEOUT_S, retries=0), context.run)
+
+
+def cached(built: Scorer, scorer: ScorerSpec, usage: EndpointUsage, context: BuildContext) -> Scorer:
+    """Put the cache of a scorer in front of it, where it asks for one; outside of a run nothing is kept."""
+    if scorer.cache is None or context.redis is None:
+        return built
+    client = context.redis.client(timeout_s=_TIMEOUT_S, retries=0)
+    prefix = f"{Names(context.run).prefix}cache:{scorer_version(scorer)}"
+    cache = ScoreCache(client, prefix, scorer.cache.lifetime_seconds, scorer.cache.entries)
+    return CachedScorer(built, cache, usage)
 
 
 def trace_header(context: BuildContext) -> Callable[[Sample], str] | None:

@@ -6,19 +6,20 @@ from plaudit_reward.endpoint.usage import EndpointUsage
 from plaudit_reward.remote.client import RemoteClient
 from plaudit_reward.remote.scorer import RemoteScorer
 from plaudit_reward.remote.shapes.registry import SHAPES
+from plaudit_reward.scorer import Scorer
 from plaudit_workers.job.secrets import secret_value
 from plaudit_workers.job.spec.scorers import ScorerSpec
 from plaudit_workers.scoring.kinds.context import BuildContext
-from plaudit_workers.scoring.kinds.endpoint import limiter, trace_header, usage_report
+from plaudit_workers.scoring.kinds.endpoint import cached, limiter, trace_header, usage_report
 
 
-def http_scorer(scorer: ScorerSpec, context: BuildContext) -> RemoteScorer:
+def http_scorer(scorer: ScorerSpec, context: BuildContext) -> Scorer:
     """Build the client of somebody else's reward endpoint, with the limits that all workers share."""
     assert scorer.http is not None
     http = scorer.http
     secret = http.api_key_secret
     usage = EndpointUsage()
-    return RemoteScorer(
+    built = RemoteScorer(
         scorer.name,
         RemoteClient(
             http.url,
@@ -33,3 +34,4 @@ def http_scorer(scorer: ScorerSpec, context: BuildContext) -> RemoteScorer:
         usage_report(scorer.name, usage, context),
         trace_header(context),
     )
+    return cached(built, scorer, usage, context)

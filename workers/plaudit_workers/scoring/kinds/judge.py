@@ -12,18 +12,18 @@ from plaudit_reward.judge.prompt import PromptTemplate
 from plaudit_reward.judge.scorer import JudgeScorer
 from plaudit_workers.job.secrets import secret_value
 from plaudit_workers.job.spec.scorers import JudgeSpec, ScorerSpec
-from plaudit_workers.scoring.kinds.context import BuildContext
-from plaudit_workers.scoring.kinds.endpoint import limiter, trace_header, usage_report
+from plaudit_workers.scoring.kinds.context import AnyScorer, BuildContext
+from plaudit_workers.scoring.kinds.endpoint import cached, limiter, trace_header, usage_report
 
 
-def judge_scorer(scorer: ScorerSpec, context: BuildContext) -> JudgeScorer:
+def judge_scorer(scorer: ScorerSpec, context: BuildContext) -> AnyScorer:
     """Build a judge: an endpoint and the limits that all workers share."""
     assert scorer.judge is not None
     judge = scorer.judge
     group = scorer.scope == "group"
     secret = judge.api_key_secret
     usage = EndpointUsage()
-    return JudgeScorer(
+    built = JudgeScorer(
         scorer.name,
         PromptTemplate(judge.prompt_template.path, group=group),
         JudgeClient(
@@ -40,6 +40,7 @@ def judge_scorer(scorer: ScorerSpec, context: BuildContext) -> JudgeScorer:
         usage_report(scorer.name, usage, context),
         trace_header(context),
     )
+    return built if group else cached(built, scorer, usage, context)
 
 
 def _parser(name: str, judge: JudgeSpec, group: bool) -> Parser:

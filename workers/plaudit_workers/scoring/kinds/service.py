@@ -7,14 +7,15 @@ from plaudit_reward.remote.client import RemoteClient
 from plaudit_reward.remote.scorer import RemoteScorer
 from plaudit_reward.remote.shapes.plaudit import CALLER_HEADER
 from plaudit_reward.remote.shapes.registry import SHAPES
+from plaudit_reward.scorer import Scorer
 from plaudit_workers.errors import RefusedError
 from plaudit_workers.job.secrets import secret_value
 from plaudit_workers.job.spec.scorers import ScorerSpec
 from plaudit_workers.scoring.kinds.context import BuildContext
-from plaudit_workers.scoring.kinds.endpoint import limiter, trace_header, usage_report
+from plaudit_workers.scoring.kinds.endpoint import cached, limiter, trace_header, usage_report
 
 
-def service_scorer(scorer: ScorerSpec, context: BuildContext) -> RemoteScorer:
+def service_scorer(scorer: ScorerSpec, context: BuildContext) -> Scorer:
     """Build the client of a reward service; the run is a caller of its own among those that share a token.
 
     Raises:
@@ -29,7 +30,7 @@ def service_scorer(scorer: ScorerSpec, context: BuildContext) -> RemoteScorer:
         )
     secret = service.token_secret
     usage = EndpointUsage()
-    return RemoteScorer(
+    built = RemoteScorer(
         scorer.name,
         RemoteClient(
             f"{service.url.rstrip('/')}/v1/score",
@@ -43,3 +44,4 @@ def service_scorer(scorer: ScorerSpec, context: BuildContext) -> RemoteScorer:
         usage_report(scorer.name, usage, context),
         trace_header(context),
     )
+    return cached(built, scorer, usage, context)

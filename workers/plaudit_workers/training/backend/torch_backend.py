@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from plaudit_workers.training.backend.checkpoint import (
     save_checkpoint,
 )
 from plaudit_workers.training.backend.publish import prune_weights, write_weights
-from plaudit_workers.training.model.batch import make_batch
+from plaudit_workers.training.model.batch import TrainingBatch, make_batch
 from plaudit_workers.training.model.policy_model import PolicyModel
+from plaudit_workers.training.model.utilization import peak_flops, speed_figures
 
 
 class TorchBackend:
@@ -34,6 +36,8 @@ class TorchBackend:
         self._epochs = job.spec.algorithm.epochs
         self._temperature = job.spec.rollout.sampling.temperature
         self._keep = job.spec.trainer.checkpoint.keep
+        self._ranks = job.spec.trainer.ranks
+        self._peak_flops = peak_flops()
         self._model = model
         self._weights = run_folder / "weights"
         self._checkpoints = run_folder / "checkpoints"
@@ -41,7 +45,12 @@ class TorchBackend:
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
         """Make ``algorithm.epochs`` optimizer steps on these groups; return the mean of their figures."""
         batch = make_batch(groups, self._advantage, self._temperature)
-        return mean_figures([self._model.update(batch) for _ in range(self._epochs)])
+        return mean_figures([self._timed(batch) for _ in range(self._epochs)])
+
+    def _timed(self, batch: TrainingBatch) -> dict[str, float]:
+        started = time.monotonic()
+        figures = self._model.update(batch)  # ends with the gradient's norm, so the device has finished
+        return figures | speed_figures(figures, time.monotonic() - started, self._ranks, self._peak_flops)
 
     def publish(self, version: PolicyVersion) -> Announcement:
         """Write safetensors to ``weights/<version>``."""

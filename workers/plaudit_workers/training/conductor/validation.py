@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from plaudit_metrics.statistics.validation import best_of, majority
 from plaudit_wire.records import GroupEnd, GroupRecord
 from plaudit_workers.stream.group import Group
 from plaudit_workers.training.conductor.admission import Admitter
@@ -107,4 +108,23 @@ def validation_figures(groups: Sequence[Group]) -> dict[str, float]:
             for name, scorer in scoring.scorers.items():
                 if scorer.value is not None and name != "reward":
                     values[f"val/{source}/{name}"].append(scorer.value)
+        for name, value in _of_several_samples(group).items():
+            values[f"val-core/{source}/reward/{name}/mean"].append(value)
     return {key: sum(found) / len(found) for key, found in values.items()}
+
+
+def _of_several_samples(group: Group) -> dict[str, float]:
+    """Return ``best@n`` for n = 2, 4, … and all scored samples, and ``maj@n`` of all that name an answer (``pred``)."""
+    scored = [each.scoring for each in group.samples if each.scoring is not None and each.scoring.value is not None]
+    values = [scoring.value for scoring in scored if scoring.value is not None]
+    if len(values) < 2:
+        return {}
+    counts = {2**power for power in range(1, len(values).bit_length()) if 2**power <= len(values)} | {len(values)}
+    found = {f"best@{count}": best_of(values, count) for count in sorted(counts)}
+    answers = [
+        (str(scorer.extra["pred"]), scoring.value)
+        for scoring in scored
+        for scorer in scoring.scorers.values()
+        if "pred" in scorer.extra and scoring.value is not None
+    ]
+    return found | ({f"maj@{len(values)}": majority(answers)} if len(answers) == len(values) else {})

@@ -15,7 +15,7 @@ import msgspec
 import pyarrow
 import pyarrow.parquet
 
-from plaudit_workers.job.data_row import CHECKS, REMEDIES, REQUIRED_COLUMNS
+from plaudit_workers.job.data_row import CHECKS, MEDIA_COLUMNS, MEDIA_REMEDY, REMEDIES, REQUIRED_COLUMNS
 from plaudit_workers.process import RefusedError
 
 OPTIONAL_COLUMNS = ("extra_info",)
@@ -86,7 +86,7 @@ def read_rows(path: Path) -> Rows:
 def _read_parquet(path: Path) -> Rows:
     try:
         names = pyarrow.parquet.read_schema(path).names
-        refuse_missing_columns(path, names)
+        refuse_columns(path, names)
         wanted = [name for name in (*REQUIRED_COLUMNS, *OPTIONAL_COLUMNS) if name in names]
         return _Table(pyarrow.parquet.read_table(path, columns=wanted))
     except (pyarrow.ArrowException, OSError) as error:
@@ -103,15 +103,15 @@ def _read_jsonl(path: Path) -> Rows:
                 rows.append(msgspec.json.decode(line, type=dict[str, Any]))
             except msgspec.DecodeError as error:
                 raise RefusedError(f"data file {path}, line {number}: not a JSON object: {error}") from error
-            refuse_missing_columns(path, list(rows[-1]), f", line {number}")
+            refuse_columns(path, list(rows[-1]), f", line {number}")
     return rows
 
 
-def refuse_missing_columns(path: Path, names: Sequence[str], place: str = "") -> None:
-    """Check that no required column is missing.
+def refuse_columns(path: Path, names: Sequence[str], place: str = "") -> None:
+    """Check that no required column is missing, and that none holds images, video or audio.
 
     Raises:
-        RefusedError: names the file, the first missing column, what there is and what to do.
+        RefusedError: names the file, the first such column, what there is and what to do.
     """
     for column in REQUIRED_COLUMNS:
         if column not in names:
@@ -119,6 +119,9 @@ def refuse_missing_columns(path: Path, names: Sequence[str], place: str = "") ->
             raise RefusedError(
                 f"data file {path}{place}: column {column!r} is missing (found: {found}); {REMEDIES[column]}"
             )
+    for column in MEDIA_COLUMNS:
+        if column in names:
+            raise RefusedError(f"data file {path}{place}: has column {column!r}. {MEDIA_REMEDY}")
 
 
 def _refuse_rows(path: Path, rows: Rows) -> None:

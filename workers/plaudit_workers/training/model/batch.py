@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from plaudit_wire.messages import Body, Branch, PolicyVersion
 from plaudit_workers.stream.group import Group
 from plaudit_workers.training.model.advantage import ESTIMATORS, degenerate_groups
+from plaudit_workers.training.model.repetition import repeated_share
 
 Int32s = NDArray[np.int32]
 Float32s = NDArray[np.float32]
@@ -164,6 +165,7 @@ def _statistics(
     }
     figures |= _spread("critic/score", scores)
     figures |= _spread("critic/advantages", advantages)
+    figures |= _spread("response_repetition", np.array([repeated_share(s.response_ids) for s in sequences]))
     return figures | _spread("response_length", np.array([s.response_ids.size for s in sequences], dtype=np.float64))
 
 

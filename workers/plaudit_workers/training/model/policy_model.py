@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from plaudit_wire.messages import PolicyVersion
+from plaudit_workers.job.sizing.shape import ModelShape
 from plaudit_workers.job.spec.rljob import RLJob, Spec
 from plaudit_workers.published_weights import ADAPTER_FILE, WEIGHTS_FILE, Probe
 from plaudit_workers.tokenizer import load_tokenizer
@@ -45,6 +46,7 @@ from plaudit_workers.training.model.probe import PROBE_LIMITS, probe_ids
 from plaudit_workers.training.model.sharding import Ranks, fill, gather, join_ranks, leave_ranks, place
 from plaudit_workers.training.model.temperature import refuse_cut_sampling
 from plaudit_workers.training.model.token_head import TokenHead, reduced
+from plaudit_workers.training.model.utilization import work_figures
 
 
 class PolicyModel:
@@ -84,6 +86,7 @@ class PolicyModel:
         self._parameters = {name: each for name, each in self._model.named_parameters() if each.requires_grad}
         self._tensors = self._parameters | ({} if adapters else _saved_buffers(self._model))
         self._optimizer = PolicyOptimizer(self._parameters.items(), spec.algorithm)
+        self._shape = _shape_of(model)
         self._proximal: dict[str, Tensor] | None = None
         """The published weights, after one of several updates of a step has changed the model's."""
         self._published: PolicyVersion | None = None
@@ -117,7 +120,8 @@ class PolicyModel:
             for name, value in (terms.sums | compared).items():
                 sums[name] = sums[name] + value
         figures = mean_figures(mismatch_figure(self._summed(sums)))
-        return batch.statistics | figures | self._optimizer.step()
+        work = work_figures(self._shape, [sequence.num_tokens for sequence in batch.sequences])
+        return batch.statistics | figures | work | self._optimizer.step()
 
     @torch.no_grad()
     def logprobs(self, batch: TrainingBatch) -> list[NDArray[np.float32]]:
@@ -334,6 +338,13 @@ class PolicyModel:
         names = sorted(sums)  # the same on every rank
         values = self._ranks.sum(torch.stack([sums[name] for name in names]).double().cpu())
         return dict(zip(names, values.tolist(), strict=True))
+
+
+def _shape_of(model: PreTrainedModel) -> ModelShape | None:
+    try:
+        return ModelShape.from_config(model.config.to_dict())
+    except (KeyError, TypeError):
+        return None  # another form: no MFU
 
 
 def _saved_buffers(model: PreTrainedModel) -> dict[str, Tensor]:

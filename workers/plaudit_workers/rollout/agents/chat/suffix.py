@@ -13,12 +13,14 @@ the template (often a line end) stays part of the suffix. The idea is that of TR
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
 from plaudit_workers.errors import RefusedError
-from plaudit_workers.tokenizer import ChatTemplate
+
+if TYPE_CHECKING:  # the image without vLLM has no transformers
+    from plaudit_workers.tokenizer import ChatTemplate
 
 _MARKER = "zq7mark"
 _THOUGHT = "zq7thought"

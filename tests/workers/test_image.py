@@ -1,0 +1,15 @@
+"""The worker image has neither torch nor transformers: what its Dockerfile imports has to do without."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+DOCKERFILE = Path(__file__).parents[2] / "workers" / "Dockerfile"
+ABSENT = "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'vllm', 'ray'))); "
+
+
+def test_what_the_worker_image_imports_needs_no_heavy_packages():
+    [imported] = re.findall(r'python3 -c "(import plaudit_workers[^"]+)"', DOCKERFILE.read_text())
+    done = subprocess.run([sys.executable, "-c", ABSENT + imported], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

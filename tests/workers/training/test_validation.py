@@ -1,0 +1,40 @@
+"""The figures of a validation."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from plaudit_workers.training.conductor.validation import validation_figures
+
+
+def test_several_samples_a_prompt_have_best_of_n(make_groups):
+    groups = make_groups([[0.0, 1.0, 1.0, 0.0], [0.0, 0.0, None, 0.0]])
+    source = groups[0].prompt.data_source
+    figures = validation_figures(groups)
+    assert figures[f"val/{source}/reward"] == pytest.approx(2 / 7)
+    # 1 - C(2, 2) / C(4, 2) for the first group, 0 for the second.
+    assert figures[f"val-core/{source}/reward/best@2/mean"] == pytest.approx(5 / 12)
+    assert figures[f"val-core/{source}/reward/best@4/mean"] == 1
+    assert figures[f"val-core/{source}/reward/best@3/mean"] == 0
+    assert not any("maj@" in key for key in figures)
+
+
+def test_answers_that_a_scorer_names_are_voted_on(make_groups):
+    (group,) = make_groups([[0.0, 1.0, 1.0]])
+    answered = [
+        msgspec.structs.replace(
+            sample,
+            scoring=msgspec.structs.replace(
+                sample.scoring,
+                scorers={"mine": msgspec.structs.replace(sample.scoring.scorers["mine"], extra={"pred": answer})},
+            ),
+        )
+        for sample, answer in zip(group.samples, ["7", "12", "12"], strict=True)
+    ]
+    figures = validation_figures([msgspec.structs.replace(group, samples=answered)])
+    assert figures[f"val-core/{group.prompt.data_source}/reward/maj@3/mean"] == 1
+    assert validation_figures(make_groups([[1.0]])).keys() == {
+        f"val/{group.prompt.data_source}/reward",
+        f"val/{group.prompt.data_source}/mine",
+    }

@@ -1,0 +1,73 @@
+"""The URLs of ``spec.environments``, and the wait until they answer. Called by rollouts and the trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from plaudit_reward.errors import CallTimeoutError
+from plaudit_reward.http.client import HttpClient
+from plaudit_reward.http.errors import NoResponseError
+from plaudit_wire.logs import get_logger
+from plaudit_workers.errors import RefusedError
+from plaudit_workers.job.spec.environments import url_variable
+from plaudit_workers.job.spec.rljob import RLJob
+
+logger = get_logger(__name__)
+
+_ANSWER_WITHIN_S = 5.0
+_CHECK_EVERY_S = 0.5
+
+
+def environment_url(name: str, environment: Mapping[str, str] = os.environ) -> str:
+    """Return the URL of an environment of the job.
+
+    Raises:
+        RefusedError: this process has none.
+    """
+    url = environment.get(url_variable(name), "")
+    if not url:
+        raise RefusedError(f"{url_variable(name)} is not set: 'plaudit run' and the operator set it for rollouts")
+    return url
+
+
+async def await_environments(job: RLJob) -> None:
+    """Wait until all environments of the job answer, however long that takes."""
+    for server in job.spec.environments:
+        url, waiting = environment_url(server.name), False
+        while not await is_reachable(url, server.readiness.path):
+            if not waiting:
+                logger.info("waiting for an environment", environment=server.name, url=url)
+                waiting = True
+            await asyncio.sleep(_CHECK_EVERY_S)
+
+
+async def is_reachable(url: str, path: str) -> bool:
+    """Return True if a server takes requests.
+
+    Args:
+        url: of the server.
+        path: answers GET with a status below 400; empty: its port accepts connections.
+    """
+    if not path:
+        return await _accepts(url)
+    client = HttpClient(max_connections=1)
+    try:
+        return (await client.get(f"{url}{path}", _ANSWER_WITHIN_S)).status < 400
+    except (NoResponseError, CallTimeoutError):
+        return False
+    finally:
+        await client.close()
+
+
+async def _accepts(url: str) -> bool:
+    address = urlsplit(url)
+    try:
+        async with asyncio.timeout(_ANSWER_WITHIN_S):
+            _, writer = await asyncio.open_connection(address.hostname, address.port)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
