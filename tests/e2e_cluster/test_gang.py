@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from idle_jobs import IMAGE, NAMESPACE, Jobs, gang_job, idle
@@ -158,10 +159,12 @@ def test_a_lost_pod_restarts_its_replica_of_two_pods_and_the_other_goes_on(jobs:
     jobs.delete("replicas")
 
 
-def test_rollouts_of_a_job_without_gang_follow_kubectl_scale(jobs: Jobs):
-    jobs.make(gang_job("scaled", scheduling={}))
+def test_rollouts_of_a_job_without_gang_follow_kubectl_scale(jobs: Jobs, tmp_path: Path):
+    rollout = {"replicas": 2, "engine": {"tensorParallelSize": 1}, "pod": idle("rollout")}
+    jobs.make(gang_job("scaled", scheduling={}, rollout=rollout))
     jobs.until_running("scaled")
-    scale = ("--namespace", NAMESPACE, "scale", "rlj", "scaled")
+    # Without what kubectl knows of an earlier definition, on a cluster that is kept between runs.
+    scale = ("--cache-dir", str(tmp_path), "--namespace", NAMESPACE, "scale", "rlj", "scaled")
     jobs.cluster.kubectl(*scale, "--current-replicas=2", "--replicas=3")
     jobs.cluster.until("three", lambda: jobs.status("scaled")["replicas"]["rollout"] == "3/3", 60)
     assert (jobs.status("scaled")["rollouts"], jobs.status("scaled")["phase"]) == (3, "Running")
@@ -169,7 +172,48 @@ def test_rollouts_of_a_job_without_gang_follow_kubectl_scale(jobs: Jobs):
     jobs.cluster.until("one", lambda: jobs.status("scaled").get("rollouts") == 1, 60)
     refused = jobs.cluster.kubectl(*scale, "--replicas=0", check=False)
     assert "should be greater than or equal to 1" in refused.stderr
+
+
+def test_a_killed_api_server_disturbs_no_pod_and_edits_after_it_are_followed(jobs: Jobs):
+    jobs.cluster.until("two rollouts gone", lambda: len(jobs.pods("scaled", *ROLES)) == 6, 90)
+    before = {pod["metadata"]["uid"] for pod in jobs.pods("scaled", *ROLES)}
+    began = time.monotonic()
+    subprocess.run(harness("restart-api-server"), check=True)
+    print(f"API server back after {time.monotonic() - began:.1f} s")
+    jobs.edit("scaled", '{"rollout": {"replicas": 2}}')
+    jobs.cluster.until("two", lambda: jobs.status("scaled")["replicas"]["rollout"] == "2/2", 90)
+    print(f"an edit is followed {time.monotonic() - began:.1f} s after the kill")
+    assert before <= {pod["metadata"]["uid"] for pod in jobs.pods("scaled", *ROLES)}
+    jobs.until_running("scaled")
+    assert (jobs.status("scaled")["restarts"], jobs.status("scaled")["disruptions"]) == (0, 0)
     jobs.delete("scaled")
+
+
+def test_redis_of_a_deleted_job_stays_until_its_trainer_has_ended(jobs: Jobs):
+    trainer = idle("trainer")
+    trainer["template"]["spec"]["containers"][0]["lifecycle"] = {"preStop": {"sleep": {"seconds": 20}}}  # it saves
+    ranks = {"ranks": 2, "ranksPerPod": 1, "strategy": "fsdp2", "pod": trainer}
+    jobs.make(gang_job("leaves", scheduling={}, trainer=ranks))
+    jobs.until_running("leaves")
+    owners = ("statefulset", "leaves-redis", NAMESPACE)
+
+    def owned_by_the_trainer() -> bool:
+        kinds = [owner["kind"] for owner in jobs.cluster.get(*owners)["metadata"]["ownerReferences"]]
+        return kinds == ["RLJob", "Pod"]
+
+    jobs.cluster.until("owned by the trainer", owned_by_the_trainer, 30)
+    jobs.cluster.kubectl("--namespace", NAMESPACE, "delete", "rlj", "leaves")
+    jobs.cluster.until("rollouts gone", lambda: not jobs.pods("leaves", "rollout", "reward", "metrics"), 60)
+    assert len(jobs.pods("leaves", "trainer")) == 2
+    (redis,) = jobs.pods("leaves", "redis")
+    assert "deletionTimestamp" not in redis["metadata"]
+    graces = {pod["metadata"]["deletionGracePeriodSeconds"] for pod in jobs.pods("leaves", "trainer")}
+    assert graces == {120}
+    jobs.cluster.until("all gone", lambda: jobs.gone("leaves"), 120)
+    jobs.cluster.until("no Redis", lambda: not jobs.cluster.get("statefulset", "", NAMESPACE)["items"], 60)
+
+
+ROLES = ("trainer", "rollout", "redis", "reward", "metrics")
 
 
 def replicas(jobs: Jobs) -> dict[str, dict[str, str]]:

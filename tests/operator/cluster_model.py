@@ -125,12 +125,22 @@ class ClusterModel:
         return self._store("MODIFIED" if known else "ADDED", item)
 
     def remove(self, kind: str, name: str) -> None:
-        """Deletes an object and, in the end, all that it owns."""
+        """Delete an object and, in the end, all objects whose last owner it is."""
         for key in [key for key in self.objects if key[0] == kind and key[2] == name]:
             gone = self.objects.pop(key)
             self.events[kind].append(("DELETED", gone))
-            for other in [o for o in self.objects.values() if owner_uid(o) == gone["metadata"]["uid"]]:
-                self.remove(other["kind"], other["metadata"]["name"])
+            for other in [o for o in self.objects.values() if gone["metadata"]["uid"] in _owners(o)]:
+                self._collect(other)
+
+    def _collect(self, item: Object) -> None:
+        """Delete an object that lost an owner, or only that reference if it has another owner."""
+        kind, name = item["kind"], item["metadata"]["name"]
+        uids = {o["metadata"]["uid"] for o in self.objects.values()}
+        if not uids & _owners(item):
+            self.remove(kind, name)
+        elif self.find(kind, name):
+            left = [owner for owner in item["metadata"]["ownerReferences"] if owner["uid"] in uids]
+            self._store("MODIFIED", {**item, "metadata": {**item["metadata"], "ownerReferences": left}})
 
     def find(self, kind: str, name: str) -> Object | None:
         """An object, whatever its namespace."""
@@ -272,6 +282,10 @@ class ClusterModel:
         self.objects[key] = item
         self.events[item["kind"]].append((event, copy.deepcopy(item)))
         return copy.deepcopy(item)
+
+
+def _owners(item: Object) -> set[str]:
+    return {owner["uid"] for owner in item["metadata"].get("ownerReferences") or []}
 
 
 class _Call:

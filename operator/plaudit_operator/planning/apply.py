@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plaudit_operator.actions import Action, Apply, Create, Delete, EmitEvent, Patch, Scale
-from plaudit_operator.observed import NO_SUCH_KIND, Observed, owner_uid
+from plaudit_operator.names import LABEL_JOB
+from plaudit_operator.observed import NO_SUCH_KIND, Observed, labels, owner_uid
 from plaudit_operator.runtime.errors import AlreadyExistsError, InvalidError, KubeError, NotFoundError
 from plaudit_operator.runtime.kinds import kind_of
 from plaudit_operator.runtime.kube import Kube
@@ -100,7 +101,10 @@ def _expect_own(kube: Kube, observed: Observed, manifest: dict[str, Any]) -> Non
     if owner_uid(present) == observed.uid:
         return
     owners = present["metadata"].get("ownerReferences") or []
-    if any(owner["kind"] == observed.job["kind"] and owner["name"] == observed.name for owner in owners):
+    of_earlier_job = any(owner["kind"] == observed.job["kind"] and owner["name"] == observed.name for owner in owners)
+    # Redis of a deleted job has lost this owner, and stays until its trainer's pod is gone.
+    orphaned = not owner_uid(present) and labels(present).get(LABEL_JOB) == observed.name
+    if of_earlier_job or orphaned:
         raise AwaitedError(f"{kind.kind} {name} of an earlier job is not deleted yet")
     raise AlreadyExistsError(
         f"a {kind.kind} named {name} exists and is not this job's; rename the job or delete that object"

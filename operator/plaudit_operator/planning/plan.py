@@ -20,6 +20,7 @@ from plaudit_operator.planning.rendering import Rendering, rendering
 from plaudit_operator.policies import backoff
 from plaudit_operator.policies.cleanup import cleanup_actions
 from plaudit_operator.policies.deadlines import next_deadline
+from plaudit_operator.policies.deletion import outliving_trainer
 from plaudit_operator.policies.earlier_revisions import is_in_use
 from plaudit_operator.policies.failure import TrainerAttempt, exhausted, present_attempt
 from plaudit_operator.policies.lost_nodes import lost_pods
@@ -139,7 +140,7 @@ def _children(rendered: Rendering, observed: Observed) -> Iterator[Action]:
     ):
         yield Create(gateway.secret(context), first=True)
     for manifest in rendered.manifests:
-        yield from _child(rendered, observed, manifest)
+        yield from _child(rendered, observed, outliving_trainer(manifest, observed))
     yield from _obsolete(observed, rendered.manifests, context.revision)
     yield from scale_actions(observed, rendered.replicas, context.spec, rendered.rests)
 

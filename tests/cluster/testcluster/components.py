@@ -8,6 +8,7 @@ import base64
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -114,6 +115,18 @@ class Cluster:
         with contextlib.suppress(FailureError):
             self._ip("hub", f"link delete node{node}")
         self.host.remove(f"node{node}")
+
+    def restart_api_server(self) -> None:
+        """Kill the API server and start it again, on the same etcd."""
+        pid = self.host.pid("hub/kube-apiserver")
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+            # Its port is free when its last thread has ended, which may be after the process counts as dead.
+            threads = Path(f"/proc/{pid}/task")
+            self._wait("the end of the API server", lambda: len(list(threads.glob("*"))) <= 1)
+        self._wait("the end of the API server", lambda: self.host.pid("hub/kube-apiserver") is None)
+        self._start("hub", "kube-apiserver", *self.inside("hub"))
+        self._wait("the API server", lambda: self._try_kubectl("get", "--raw=/readyz") == "ok", "hub/kube-apiserver")
 
     def load(self, archives: Iterable[Path], nodes: Iterable[int]) -> None:
         """Imports image archives into nodes, each into all of them at once."""

@@ -1,0 +1,64 @@
+"""Two releases of the chart in one namespace: each watches other namespaces, and neither takes the other's objects."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+CHART = Path(__file__).parents[2] / "charts" / "plaudit"
+
+
+@pytest.fixture(scope="module")
+def releases(path_with_cluster: str) -> list[list[dict[str, Any]]]:
+    """The objects of two releases; the second finds the definitions of the first."""
+    helm = shutil.which("helm", path=path_with_cluster)
+    if helm is None:
+        pytest.skip("helm is not installed, nor built for the test cluster (make cluster-up)")
+    switches = "crds.install=false,monitoring.monitors=true,monitoring.rules=true,replicas=2"
+    return [
+        objects(
+            helm,
+            "template",
+            release,
+            CHART,
+            "--namespace",
+            "plaudit",
+            "--set",
+            f"{switches},watchNamespaces={{{team}}}",
+        )
+        for release, team in (("blue", "team-a"), ("green", "team-b"))
+    ]
+
+
+def objects(helm: str, *arguments: str | Path) -> list[dict[str, Any]]:
+    done = subprocess.run([helm, *arguments], capture_output=True, text=True, check=True)
+    return [item for item in YAML(typ="safe").load_all(done.stdout) if item]
+
+
+def lease_of(release: list[dict[str, Any]]) -> str:
+    (deployment,) = (item for item in release if item["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    name: str = next(variable["value"] for variable in container["env"] if variable["name"] == "PLAUDIT_LEASE")
+    return name
+
+
+def test_two_releases_in_one_namespace_have_no_object_in_common(releases: list[list[dict[str, Any]]]):
+    blue, green = (
+        {(item["kind"], item["metadata"].get("namespace"), item["metadata"]["name"]) for item in release}
+        for release in releases
+    )
+    assert blue
+    assert not blue & green
+
+
+def test_each_release_has_a_lease_of_its_own_and_may_use_no_other(releases: list[list[dict[str, Any]]]):
+    assert lease_of(releases[0]) != lease_of(releases[1])
+    for release in releases:
+        roles = [item for item in release if item["kind"] == "Role"]
+        rules = [rule for role in roles for rule in role["rules"] if rule["resources"] == ["leases"]]
+        assert [rule["resourceNames"] for rule in rules if "create" not in rule["verbs"]] == [[lease_of(release)]]
