@@ -10,6 +10,7 @@ from types import FrameType
 from plaudit_operator.names import FIELD_MANAGER
 from plaudit_operator.operator import Operator
 from plaudit_operator.runtime.health import HealthServer
+from plaudit_operator.runtime.metrics_access import MetricsAccess
 from plaudit_operator.runtime.kube import ApiServer
 from plaudit_operator.settings import Settings, SettingsError
 from plaudit_operator.status.progress import ProgressReader
@@ -29,7 +30,9 @@ def main() -> int:
         return 2
     configure_logs(None, worker=settings.identity, level=settings.log_level)
     progress = ProgressReader()
-    operator = Operator(ApiServer(FIELD_MANAGER), settings, progress.read)
+    kube = ApiServer(FIELD_MANAGER)
+    operator = Operator(kube, settings, progress.read)
+    access = MetricsAccess(kube.review).allows if settings.metrics_authentication else None
 
     def on_signal(_: int, __: FrameType | None) -> None:
         operator.stop.set()
@@ -39,7 +42,7 @@ def main() -> int:
     gc.collect()
     gc.freeze()  # what is imported stays
     gc.set_threshold(_COLLECT_EVERY)
-    server = HealthServer(settings.port, operator.alive, operator.ready, operator.series.registry)
+    server = HealthServer(settings.port, operator.alive, operator.ready, operator.series.registry, access)
     operator.run()
     server.close()
     progress.close()

@@ -60,6 +60,8 @@ class Settings:
     """``PLAUDIT_MONITORING_NAMESPACE``: namespace whose pods may read a job's metrics. Default empty: any namespace."""
     keda_namespace: str = "keda"
     """``PLAUDIT_KEDA_NAMESPACE``: namespace of KEDA, whose pods may connect to a job's Redis."""
+    metrics_authentication: bool = False
+    """``PLAUDIT_METRICS_AUTHENTICATION``: ``true`` lets only callers read ``/metrics`` whom RBAC allows it."""
     network_policies: bool = True
     """``PLAUDIT_NETWORK_POLICIES``: ``false`` creates no policies."""
 
@@ -93,6 +95,7 @@ class Settings:
             job_defaults=_job_defaults(get("PLAUDIT_JOB_DEFAULTS") or cls.job_defaults),
             monitoring_namespace=get("PLAUDIT_MONITORING_NAMESPACE", ""),
             keda_namespace=get("PLAUDIT_KEDA_NAMESPACE") or cls.keda_namespace,
+            metrics_authentication=get("PLAUDIT_METRICS_AUTHENTICATION", "false") == "true",
             network_policies=get("PLAUDIT_NETWORK_POLICIES", "true") != "false",
         )
 

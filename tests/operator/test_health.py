@@ -7,11 +7,14 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
+from plaudit_operator.runtime.errors import UnavailableError
 from plaudit_operator.runtime.health import HealthServer
+from plaudit_operator.runtime.metrics_access import MetricsAccess
 
 
 class Process:
@@ -34,9 +37,11 @@ def server(process: Process) -> Iterator[HealthServer]:
     server.close()
 
 
-def get(server: HealthServer, path: str) -> tuple[int, str]:
+def get(server: HealthServer, path: str, authorization: str = "") -> tuple[int, str]:
+    headers = {"Authorization": authorization} if authorization else {}
+    request = urllib.request.Request(f"http://127.0.0.1:{server.port}{path}", headers=headers)
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=10) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -64,3 +69,41 @@ def test_hundreds_of_silent_connections_keep_no_probe_waiting_and_cost_no_thread
     finally:
         for connection in silent:
             connection.close()
+
+
+class Reviewer:
+    """Answers reviews as an API server does: ``prometheus`` may read the series, ``stranger`` may not."""
+
+    def __init__(self) -> None:
+        self.reviews: list[str] = []
+        self.is_away = False
+
+    def __call__(self, path: str, review: dict[str, Any]) -> dict[str, Any]:
+        if self.is_away:
+            raise UnavailableError("no response")
+        self.reviews.append(review["kind"])
+        if review["kind"] == "TokenReview":
+            name = {"token-p": "prometheus", "token-s": "stranger"}.get(review["spec"]["token"])
+            return {
+                **review,
+                "status": {"authenticated": name is not None, "user": {"username": name, "groups": ["g"]}},
+            }
+        assert review["spec"]["nonResourceAttributes"] == {"path": "/metrics", "verb": "get"}
+        return {**review, "status": {"allowed": review["spec"]["user"] == "prometheus"}}
+
+
+def test_only_those_whom_rbac_allows_read_the_series():
+    reviewer, now = Reviewer(), [0.0]
+    access = MetricsAccess(reviewer, lambda: now[0])
+    server = HealthServer(0, lambda: "", lambda: "", CollectorRegistry(), access.allows)
+    try:
+        answers = [get(server, "/metrics", text)[0] for text in ("", "Basic x", "Bearer x", "Bearer token-s")]
+        assert answers == [401, 401, 403, 403]
+        assert reviewer.reviews == ["TokenReview", "TokenReview", "SubjectAccessReview"]
+        assert [get(server, "/metrics", "Bearer token-p")[0] for _ in range(3)] == [200] * 3
+        assert len(reviewer.reviews) == 5  # a decision is kept
+        now[0], reviewer.is_away = 61.0, True
+        assert get(server, "/metrics", "Bearer token-p")[0] == 503
+        assert get(server, "/healthz")[0] == 200
+    finally:
+        server.close()

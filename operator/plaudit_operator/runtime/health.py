@@ -10,16 +10,25 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from plaudit_operator.runtime.background_loop import BackgroundLoop
+from plaudit_operator.runtime.errors import KubeError
+from plaudit_wire.logs import get_logger
+
+logger = get_logger(__name__)
 
 Check = Callable[[], str]
 """Returns what is wrong; empty if nothing is."""
 
+Access = Callable[[str], bool]
+"""Returns True for a bearer token whose owner may read ``/metrics``; raises ``KubeError``. Called on a thread."""
+
+_REVIEWS_AT_ONCE = 2
 _MOST_CONNECTIONS = 256
 _CONNECTION_ENDS_AFTER_S = 10.0
 _METRICS_FRESH_FOR_S = 1.0
@@ -33,9 +42,14 @@ class HealthServer:
         alive: returns why the process should be restarted.
         ready: returns why the process does not work yet.
         registry: the series of ``/metrics``.
+        access: returns True for tokens whose owner may read ``/metrics``; None lets everybody.
     """
 
-    def __init__(self, port: int, alive: Check, ready: Check, registry: CollectorRegistry) -> None:
+    def __init__(
+        self, port: int, alive: Check, ready: Check, registry: CollectorRegistry, access: Access | None = None
+    ) -> None:
+        self._access = access
+        self._reviewers = ThreadPoolExecutor(_REVIEWS_AT_ONCE, "metrics-access")
         self._alive = alive
         self._ready = ready
         self._registry = registry
@@ -50,6 +64,7 @@ class HealthServer:
         """Close the port and all connections."""
         self._background.submit(self._stop()).result()
         self._background.close()
+        self._reviewers.shutdown(wait=False, cancel_futures=True)
 
     async def _start(self, port: int) -> int:
         application = web.Application(client_max_size=0)
@@ -88,11 +103,28 @@ class HealthServer:
     async def _serve_ready(self, _: web.Request) -> web.Response:
         return _check_response(self._ready())
 
-    async def _serve_metrics(self, _: web.Request) -> web.Response:
+    async def _serve_metrics(self, request: web.Request) -> web.Response:
+        refusal = await self._refusal(request)
+        if refusal is not None:
+            return refusal
         if time.monotonic() - self._metrics_at >= _METRICS_FRESH_FOR_S:
             self._metrics = generate_latest(self._registry)
             self._metrics_at = time.monotonic()
         return web.Response(body=self._metrics, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _refusal(self, request: web.Request) -> web.Response | None:
+        """Return the response to a caller that may not read the series; None if it may."""
+        if self._access is None:
+            return None
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if scheme != "Bearer" or not token:
+            return web.Response(status=401, text="a bearer token is required\n", headers={"WWW-Authenticate": "Bearer"})
+        try:
+            allowed = await asyncio.wrap_future(self._reviewers.submit(self._access, token))
+        except KubeError as error:
+            logger.warning("metrics token not reviewed", error=str(error))
+            return web.Response(status=503, text="the API server did not review the token\n")
+        return None if allowed else web.Response(status=403, text="the token's owner may not get /metrics\n")
 
 
 def _check_response(problem: str) -> web.Response:

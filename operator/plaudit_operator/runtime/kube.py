@@ -193,6 +193,14 @@ class ApiServer:
             if error.status not in (404, 409):
                 raise
 
+    def review(self, path: str, body: Object) -> Object:
+        """Post a review (of a token, of an access), which is answered and not stored.
+
+        Raises:
+            KubeError: it was not answered.
+        """
+        return self._request("POST", path, {}, body)
+
     def _served(self, kind: Kind) -> Kind:
         """Return the kind in the version that the cluster serves; looked up each time, since clusters are upgraded."""
         if not kind.newer:
