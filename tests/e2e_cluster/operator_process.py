@@ -53,10 +53,12 @@ class OperatorProcess:
         with log.open("ab") as output:
             self.process = subprocess.Popen([sys.executable, "-m", "plaudit_operator"], env=environment, stderr=output)
 
-    def ask(self, path: str) -> tuple[int, str]:
+    def ask(self, path: str, token: str = "") -> tuple[int, str]:
         """Return status and body of a response from its port; (0, "") if it does not respond."""
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", headers=headers)
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=3) as answer:
+            with urllib.request.urlopen(request, timeout=3) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

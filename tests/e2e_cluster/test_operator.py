@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kubernetes import config
 from operator_process import OperatorProcess, kubeconfig_of_the_chart
-from real_cluster import Cluster
+from real_cluster import ROOT, Cluster
 from world import rljob
 
 from plaudit_operator.runtime.kube import ApiServer
@@ -198,3 +198,24 @@ def test_a_standby_takes_over_when_the_leader_dies_and_an_upgrade_changes_nothin
     make(definition, "next")
     definition.until("children of the next", lambda: len(children(definition, "next")) == 16, 60)
     assert children(definition, "stays") == before
+
+
+def test_only_accounts_that_may_get_the_url_read_the_series(definition: Cluster, start: Start) -> None:
+    chart = ["helm", "template", "outside", str(ROOT / "charts" / "plaudit"), "--namespace", "plaudit-test"]
+    values = ["--set", "monitoring.authentication=true", "-s", "templates/rbac.yaml"]
+    definition.kubectl("apply", "-f", "-", text=definition.run(*chart, *values).stdout)
+    for name in ("reader", "stranger"):
+        definition.kubectl("-n", NAMESPACE, "create", "serviceaccount", name)
+    definition.kubectl("create", "clusterrole", "reads-metrics", "--verb=get", "--non-resource-url=/metrics")
+    account = f"--serviceaccount={NAMESPACE}:reader"
+    definition.kubectl("create", "clusterrolebinding", "reads-metrics", "--clusterrole=reads-metrics", account)
+    operator = start("private", PLAUDIT_METRICS_AUTHENTICATION="true")
+    tokens = {
+        name: definition.kubectl("-n", NAMESPACE, "create", "token", name).stdout.strip()
+        for name in ("reader", "stranger")
+    }
+    assert operator.ask("/metrics")[0] == 401
+    assert operator.ask("/metrics", "nonsense")[0] == 403
+    assert operator.ask("/metrics", tokens["stranger"])[0] == 403
+    assert "plaudit_operator_leader" in operator.ask("/metrics", tokens["reader"])[1]
+    operator.stop()
