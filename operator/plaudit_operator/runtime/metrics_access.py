@@ -15,8 +15,8 @@ from typing import Any
 
 _KNOWN_FOR_S = 60.0
 _MOST_KNOWN = 256
-_TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
-_ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+_OF_CALLERS = "/apis/authentication.k8s.io/v1/tokenreviews"
+_OF_ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 Review = Callable[[str, dict[str, Any]], dict[str, Any]]
 """Posts a review to a path of the API server and returns it with its ``status``. Raises ``KubeError``."""
@@ -57,11 +57,11 @@ class MetricsAccess:
 
     def _ask(self, token: str) -> bool:
         review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
-        caller = self._review(_TOKEN_REVIEWS, review).get("status") or {}
+        caller = self._review(_OF_CALLERS, review).get("status") or {}
         if not caller.get("authenticated"):
             return False
         user = caller.get("user") or {}
         spec = {"user": user.get("username", ""), "groups": user.get("groups") or [], "uid": user.get("uid", "")}
         spec["nonResourceAttributes"] = {"path": "/metrics", "verb": "get"}
         access = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
-        return bool((self._review(_ACCESS_REVIEWS, access).get("status") or {}).get("allowed"))
+        return bool((self._review(_OF_ACCESS, access).get("status") or {}).get("allowed"))
