@@ -43,6 +43,7 @@ class Api:
         problem: why the service is not ready; empty when it is.
         hosts: names by which clients may address it, besides its own (``BrowserGuard``).
         run_folder: holds the stored samples; None: the service has none.
+        samples_to_all: serve stored samples to other machines and pods too.
     """
 
     def __init__(
@@ -52,9 +53,11 @@ class Api:
         problem: Callable[[], str],
         hosts: Collection[str] = (),
         run_folder: Path | None = None,
+        *,
+        samples_to_all: bool = False,
     ) -> None:
         self._run = run
-        self._stored = StoredSamples(run, run_folder)
+        self._stored = StoredSamples(run, run_folder, to_all=samples_to_all)
         self._view = view
         self._problem = problem
         self._hosts = hosts

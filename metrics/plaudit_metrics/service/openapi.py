@@ -75,7 +75,7 @@ def _paths() -> dict[str, Any]:
             "Stored samples, the newest steps first, with the conditions that all of them fulfil",
             _reference("SamplePage"),
             *_conditions(),
-            fails=("400", "500"),
+            fails=("400", "403", "500"),
         ),
         "/api/v1/samples/{step}/{group}/{index}": _get(
             "One stored sample with its conversation",
@@ -84,7 +84,7 @@ def _paths() -> dict[str, Any]:
             _path("group", "id of the sample's group", _TEXT),
             _path("index", "index of the sample in its group", _INTEGER),
             _query("characters", "number of characters of each text", CHARACTERS, MOST_CHARACTERS),
-            fails=("400", "404", "500"),
+            fails=("400", "403", "404", "500"),
         ),
         "/api/v1/verdict": _get("What the newest step waited for", _reference("Verdict"), fails=("404",)),
         "/api/v1/failures": _get(

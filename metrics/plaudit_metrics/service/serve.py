@@ -94,6 +94,7 @@ async def _serve_on(
                 lambda: _problem(reader, snapshots),
                 settings.allowed_hosts,
                 settings.run_folder,
+                samples_to_all=settings.samples_to_all,
             ).application(),
             lifespan="off",
             log_config=None,

@@ -33,6 +33,9 @@ class ServiceSettings:
     run_folder: Path | None = None
     """``PLAUDIT_RUN_FOLDER``: its ``steps.jsonl`` supplies steps that ``events`` no longer holds, and
     its ``samples`` the stored samples; None = none."""
+    samples_to_all: bool = False
+    """``PLAUDIT_METRICS_SAMPLES``: ``all`` shows prompts and responses to clients of other machines and pods too;
+    otherwise only to this machine, which includes ``kubectl port-forward``."""
     log_file: Path | None = None
     """``PLAUDIT_LOG_FILE``: JSON lines go there; None = standard error."""
     latency_threshold_s: float = 30.0
@@ -75,6 +78,7 @@ class ServiceSettings:
             port=int(_number(environment, port, cls.port)),
             allowed_hosts=tuple(filter(None, (each.strip() for each in hosts.split(",")))),
             run_folder=Path(folder) if folder else None,
+            samples_to_all=environment.get("PLAUDIT_METRICS_SAMPLES", "") == "all",
             log_file=Path(log_file) if log_file else None,
             latency_threshold_s=_number(environment, "PLAUDIT_REWARD_LATENCY_THRESHOLD_S", cls.latency_threshold_s),
             latency_target=_number(environment, "PLAUDIT_REWARD_LATENCY_TARGET", cls.latency_target),

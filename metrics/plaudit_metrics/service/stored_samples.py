@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, get_args
 
@@ -41,10 +42,13 @@ class StoredSamples:
     Args:
         run: id of the run.
         run_folder: its folder; None: the service has none.
+        to_all: serve clients of other machines and pods too. Otherwise texts go only to this machine, which includes
+            ``kubectl port-forward``: metrics are open to a whole cluster, prompts and responses should not be.
     """
 
-    def __init__(self, run: str, run_folder: Path | None) -> None:
+    def __init__(self, run: str, run_folder: Path | None, *, to_all: bool = False) -> None:
         self._run = run
+        self._to_all = to_all
         self._folder = run_folder / FOLDER if run_folder else None
         self._search = SampleSearch(LISTED_COLUMNS)
         self._one_at_a_time = asyncio.Lock()
@@ -57,6 +61,7 @@ class StoredSamples:
         ]
 
     async def _page(self, request: Request) -> Response:
+        self._check_client(request)
         query, start = _query(request), _place(request)
         first, last = step_number(request, "first_step"), step_number(request, "last_step")
         most = count(request, "most", 50, MOST_LISTED)
@@ -81,10 +86,15 @@ class StoredSamples:
         return await self._answer(search)
 
     async def _sample(self, request: Request) -> Response:
+        self._check_client(request)
         step, index = whole_number(request.path_params["step"]), whole_number(request.path_params["index"])
         group = request.path_params["group"]
         characters = count(request, "characters", CHARACTERS, MOST_CHARACTERS)
         return await self._answer(lambda: self._read(step, group, index, characters))
+
+    def _check_client(self, request: Request) -> None:
+        if not self._to_all and not (request.client and ip_address(request.client.host).is_loopback):
+            raise RefusedRequestError(403, _FOREIGN)
 
     async def _answer(self, read: Any) -> Response:
         async with self._one_at_a_time:
@@ -122,6 +132,12 @@ class StoredSamples:
             f"{self._folder} has no samples yet: they are stored when a step closes, unless metrics.keepSamples is "
             "false. On Kubernetes without spec.storage.claimName each pod has its own folder, and they stay invisible."
         )
+
+
+_FOREIGN = (
+    "The metrics service shows prompts and responses only on its own machine. In a cluster use kubectl plaudit open, "
+    "on another machine an SSH tunnel, or set PLAUDIT_METRICS_SAMPLES=all for the metrics service (spec.metrics.pod.env)"
+)
 
 
 def _query(request: Request) -> SampleQuery:

@@ -106,9 +106,9 @@ class SamplesView {
     let found = 0;
     do {
       this.status.textContent = this.next === null ? "Searching …" : `Searching from step ${this.next.split(".")[0]} …`;
-      const page = await search(this.query, this.next).catch(() => null);
+      const page = await search(this.query, this.next).catch((error) => error);
       if (request !== this.request) return;
-      if (page === null) return this.lost();
+      if (page === null || page instanceof Error) return this.lost(page);
       found += page.samples.length;
       this.next = page.next;
       this.samples.push(...page.samples);
@@ -116,8 +116,8 @@ class SamplesView {
     } while (found === 0 && this.next !== null);
   }
 
-  lost() {
-    this.status.textContent = "The service does not respond. Change a condition to try again.";
+  lost(error) {
+    this.status.textContent = error?.refusal ?? "The service does not respond. Change a condition to try again.";
   }
 
   show(page) {

@@ -21,7 +21,7 @@ export async function load(path, query = {}) {
     signal: AbortSignal.timeout(10_000),
   });
   if (response.status === 404) return null;
-  if (!response.ok) throw new Error(`${path}: ${response.status}`);
+  if (!response.ok) throw Object.assign(new Error(`${path}: ${response.status}`), { refusal: response.status === 403 ? (await response.json()).error : undefined });
   return response.json();
 }
 
