@@ -136,7 +136,7 @@ class StoredSamples:
 
 _FOREIGN = (
     "The metrics service shows prompts and responses only on its own machine. In a cluster use kubectl plaudit open, "
-    "on another machine an SSH tunnel, or set PLAUDIT_METRICS_SAMPLES=all for the metrics service (spec.metrics.pod.env)"
+    "on another machine an SSH tunnel, or set PLAUDIT_METRICS_SAMPLES=all in its environment (spec.metrics.pod.env)"
 )
 
 
