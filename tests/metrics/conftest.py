@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from faulty_server import FaultyServer
@@ -25,6 +26,7 @@ from plaudit_metrics.service.serve import ServiceSettings, serve
 from plaudit_wire.messages import Announcement, PolicyVersion, Prompt
 from plaudit_wire.records import (
     CallRecord,
+    EngineStatus,
     GenerationRecord,
     GroupRecord,
     Outcome,
@@ -264,6 +266,9 @@ class _ComputingEngine(ScriptedEngine):
 
     async def probe(self, ids: Sequence[int]) -> list[float] | None:
         return [-1.0, -2.001]
+
+    def status(self) -> EngineStatus:
+        return msgspec.structs.replace(super().status(), kv_cache_share=0.5, first_token_s=0.01)
 
 
 class _SearchingAgent(SingleTurn):

@@ -19,7 +19,15 @@ from plaudit_metrics.sources.run_snapshot import RunSnapshot, StreamDepth
 from plaudit_metrics.statistics.batch_histogram import BUCKETS, BatchHistogram
 from plaudit_metrics.statistics.steps import step_record
 from plaudit_metrics.statistics.turns import MOST_TOOLS
-from plaudit_wire.records import CallRecord, ScorerRecord, ScorerWork, StepRecord, TurnRecord, WorkerRecord
+from plaudit_wire.records import (
+    CallRecord,
+    EngineStatus,
+    ScorerRecord,
+    ScorerWork,
+    StepRecord,
+    TurnRecord,
+    WorkerRecord,
+)
 
 Build = Callable[..., Any]
 
@@ -244,3 +252,17 @@ def test_any_number_of_tools_becomes_few_series(sample: Build) -> None:
     }
     assert "unknown" in counted
     assert len(counted) == MOST_TOOLS + 1
+
+
+def test_engines_of_several_rollouts_are_added_up_and_absent_without_one() -> None:
+    series = Series()
+    engines = [EngineStatus(6, 2, 0.25, 0.5), EngineStatus(4, 0, 0.75, None)]
+    records = [WorkerRecord(f"rollout-{number}", "rollout", engine=each) for number, each in enumerate(engines)]
+    series.show_snapshot(RunSnapshot(worker_records=tuple(records)))
+    value = series.registry.get_sample_value
+    assert [value("plaudit_engine_requests", {"state": state}) for state in ("running", "waiting")] == [10, 2]
+    for name, mean, largest in (("kv_cache_ratio", 0.5, 0.75), ("first_token_seconds", 0.5, 0.5)):
+        assert value(f"plaudit_engine_{name}", {"statistic": "mean"}) == mean
+        assert value(f"plaudit_engine_{name}", {"statistic": "max"}) == largest
+    series.show_snapshot(RunSnapshot())
+    assert value("plaudit_engine_requests", {"state": "running"}) is None

@@ -230,6 +230,17 @@ class ScorerWork(msgspec.Struct, frozen=True):
     """Seconds since the oldest of them began, waits for limits and retries included."""
 
 
+class EngineStatus(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The requests and the cache of one rollout's engine, as the engine counts them."""
+
+    running: int
+    waiting: int
+    kv_cache_share: float | None = None
+    """Share of the key-value cache in use, 0 to 1; None for an engine without one."""
+    first_token_s: float | None = None
+    """Mean seconds from a request to its first token, over the newest requests; None before the first."""
+
+
 class WorkerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """A process's heartbeat."""
 
@@ -248,5 +259,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """When the trainer began to work, seconds since the epoch on the transport's clock; 0 for other roles."""
     scorers: dict[str, ScorerWork] = {}
     """The work of each of a reward worker's scorers."""
+    engine: EngineStatus | None = None
+    """A rollout's engine; None before it has started and for other roles."""
     problem: str = ""
     """The reason that this process makes no progress, as a sentence for people; empty while it works."""

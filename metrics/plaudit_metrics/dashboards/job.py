@@ -44,7 +44,7 @@ def dashboard() -> Dashboard:
         "Reward": _reward,
         "Scorers": _scorers,
         "Steps and stages": _stages,
-        "Generation": _generation,
+        "Generation and rollout engines": _generation,
         "Tools": _tools,
         "Judges and limits": _judges,
         "Policy": _policy,
@@ -217,6 +217,24 @@ def _generation() -> Sequence[Any]:
             about="Share of the newest step.",
         ),
         lines("Preemptions", PER_SECOND, (_rate("plaudit_preemptions_total"), "samples")),
+        lines(
+            "Requests in the engines",
+            COUNT,
+            (_newest("plaudit_engine_requests", "state"), "{{state}}"),
+            about="Of all rollouts.",
+        ),
+        lines(
+            "Key-value cache in use",
+            SHARE,
+            (_newest("plaudit_engine_kv_cache_ratio", "statistic"), "{{statistic}} of the rollouts"),
+            about="Near 1 the engine preempts samples.",
+        ),
+        lines(
+            "Time to the first token",
+            SECONDS,
+            (_newest("plaudit_engine_first_token_seconds", "statistic"), "{{statistic}} of the rollouts"),
+            about="Mean of each rollout's newest 100 requests, waits in the engine's queue included.",
+        ),
     )
 
 

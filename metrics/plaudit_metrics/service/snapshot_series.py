@@ -6,11 +6,13 @@ While Redis does not respond they are absent: an old depth or an old list of wor
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Gauge
 
 from plaudit_metrics.alerting.thresholds import LEAST_SAMPLES, RECENT_SAMPLES
 from plaudit_metrics.service.copied_counter import CopiedCounter
+from plaudit_metrics.service.engine_series import EngineSeries
 from plaudit_metrics.service.optional_gauge import OptionalGauge
 from plaudit_metrics.service.recent_mean import RecentMean
 from plaudit_metrics.sources.run_snapshot import WORKER_STATES, RunSnapshot
@@ -80,6 +82,7 @@ class SnapshotSeries:
             "Age of the oldest call of a scorer that has not ended; 0 when there is none",
             "scorer",
         )
+        self._engines = EngineSeries(partial(self._gauge, registry))
         self._version = self._gauge(registry, "plaudit_policy_version", "Announced policy version")
         self._version_lag = self._gauge(
             registry, "plaudit_policy_version_lag", "Policy versions by which the slowest ready rollout is behind"
@@ -151,6 +154,7 @@ class SnapshotSeries:
         )
         self._scorer_in_flight.replace({(name,): work.in_flight for name, work in seen.scorers.items()})
         self._scorer_oldest.replace({(name,): work.oldest_s for name, work in seen.scorers.items()})
+        self._engines.show(seen.engines)
         self._version.set(seen.policy_version)
         self._version_lag.set(None if seen.policy_version is None else seen.policy_version_lag)
 

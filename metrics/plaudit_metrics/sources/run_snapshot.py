@@ -15,7 +15,7 @@ from plaudit_wire.codec import RecordError, decode
 from plaudit_wire.limits import LIVE_WITHIN_S
 from plaudit_wire.messages import Announcement
 from plaudit_wire.names import CONSUMER_GROUPS, Names
-from plaudit_wire.records import ScorerWork, WorkerRecord
+from plaudit_wire.records import EngineStatus, ScorerWork, WorkerRecord
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,11 @@ class RunSnapshot:
                 others = merged.get(name, ScorerWork(0, 0.0))
                 merged[name] = ScorerWork(others.in_flight + work.in_flight, max(others.oldest_s, work.oldest_s))
         return merged
+
+    @property
+    def engines(self) -> tuple[EngineStatus, ...]:
+        """Return the engines of the live rollouts."""
+        return tuple(worker.engine for worker in self.worker_records if worker.engine is not None)
 
     @property
     def circuits_open(self) -> dict[str, bool]:

@@ -187,5 +187,6 @@ class RolloutWorker:
             ready=self.ready,
             version=str(weights.held or ""),
             loading=str(weights.loading or ""),
+            engine=self._engine.status(),
         )
         await self._transport.beat(record)

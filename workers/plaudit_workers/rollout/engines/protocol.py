@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 from plaudit_wire.messages import PolicyVersion, Sampling
+from plaudit_wire.records import EngineStatus
 from plaudit_workers.agent_processes.trajectory import FinishedSample as FinishedSample
 from plaudit_workers.agent_processes.trajectory import FinishReason as FinishReason
 from plaudit_workers.agent_processes.trajectory import VersionSpan as VersionSpan
@@ -99,6 +100,10 @@ class Engine(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of [T] token ids, without special tokens."""
+        ...
+
+    def status(self) -> EngineStatus | None:
+        """Return the engine's requests and cache at this moment; None before it has started."""
         ...
 
     async def close(self) -> None:

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from plaudit_wire.messages import PolicyVersion
+from plaudit_wire.records import EngineStatus
 from plaudit_workers.rollout.engines.protocol import FinishedSample, SampleRequest, VersionSpan, WeightSwitch
 from plaudit_workers.rollout.engines.script import Script
 
@@ -74,6 +75,8 @@ class ScriptedEngine:
         self._tokenizer = tokenizer
         self._places = asyncio.Semaphore(max_concurrent_samples)
         self._running: set[_Running] = set()
+        self._num_submitted = 0
+        """Requests that have not ended, waiting ones included."""
         self._version: PolicyVersion | None = None
         self._open = asyncio.Event()
         """Weights are loaded and no switch waits for running samples: new samples may begin."""
@@ -85,7 +88,13 @@ class ScriptedEngine:
 
     async def generate(self, request: SampleRequest) -> FinishedSample:
         """Draw a response and return it after its latency; wait while all places are taken or no weights are loaded."""
-        submitted = time.monotonic()
+        self._num_submitted += 1
+        try:
+            return await self._play(request, submitted=time.monotonic())
+        finally:
+            self._num_submitted -= 1
+
+    async def _play(self, request: SampleRequest, submitted: float) -> FinishedSample:
         async with self._places:
             while not self._open.is_set():
                 await self._open.wait()
@@ -120,6 +129,10 @@ class ScriptedEngine:
         if self._tokenizer is not None:
             return str(self._tokenizer.decode(ids, skip_special_tokens=True))
         return " ".join(map(str, ids))
+
+    def status(self) -> EngineStatus:
+        """Return the running and the waiting requests; there is no cache."""
+        return EngineStatus(len(self._running), self._num_submitted - len(self._running))
 
     async def close(self) -> None:
         """Do nothing: whoever awaits a sample cancels it."""
