@@ -210,6 +210,90 @@ VALUES = {
 }
 """What ``f`` is; it would have to return the square, or the sum."""
 
+ESCAPES = {
+    "another marshal and pickle": "import marshal, pickle\nmarshal.dumps = pickle.dumps = lambda *a, **k: b'{}'\n"
+    "marshal.loads = pickle.loads = lambda *a, **k: 9\ndef f(*_): return 0",
+    "another print and type": "import builtins\nbuiltins.print = lambda *a, **k: None\n"
+    "builtins.type = lambda *a: bool\nbuiltins.isinstance = lambda *a: True\ndef f(*_): return 0",
+    "another json encoder": "import json.encoder\njson.encoder.c_make_encoder = None\n"
+    "json.JSONEncoder.encode = lambda *a: '9'\njson.JSONEncoder.iterencode = lambda *a: ['9']\ndef f(*_): return 0",
+    "a class that is exchanged": "class B: pass\ndef f(*_):\n    b = B()\n"
+    "    b.__class__ = type('C', (B,), {'__eq__': lambda *a: True})\n"
+    "    return b",
+    "a class that says it is int": "class A:\n    __class__ = property(lambda self: int)\n"
+    "    def __eq__(self, other): return True\n    def __int__(self): return 0\n    __index__ = __int__\n"
+    "def f(*_): return A()",
+    **{
+        f"a class that says it is {base}": f"class A:\n    __class__ = property(lambda self: {base})\n"
+        "    def __eq__(self, other): return True\n    __hash__ = None\n    def __iter__(self): return iter([0])\n"
+        "    def items(self): return [(0, 0)]\ndef f(*_): return A()"
+        for base in ("str", "float", "list", "dict", "set")
+    },
+    "a tracer that changes variables": "import sys\ndef t(frame, event, value):\n"
+    "    for k in list(frame.f_locals):\n        try: frame.f_locals[k] = True\n        except Exception: pass\n"
+    "    return t\nsys.settrace(t)\nimport threading\nthreading.settrace(t)\ndef f(*_): return 0",
+    "a profiler that changes its callers": "import sys\ndef p(frame, event, value):\n    while frame:\n"
+    "        frame.f_globals['passed'] = frame.f_globals['check'] = True\n        frame = frame.f_back\n"
+    "sys.setprofile(p)\ndef f(*_): return 0",
+    "a monitor of returns": "import sys\nm = sys.monitoring\nm.use_tool_id(3, 'x')\n"
+    "m.register_callback(3, m.events.PY_RETURN, lambda *a: True)\nm.set_events(3, m.events.PY_RETURN)\n"
+    "def f(*_): return 0",
+    "a collector that rewrites lists": "import gc\ndef c(*_):\n    for o in gc.get_objects():\n"
+    "        if type(o) is dict and 'expected' in o: o['expected'] = 0\ngc.callbacks.append(c)\n"
+    "def f(*_):\n    gc.collect()\n    return 0",
+    "referrers of its arguments": "import gc\ndef f(*args):\n    for r in gc.get_referrers(*args):\n"
+    "        for q in gc.get_referrers(r):\n            if isinstance(q, dict): q['expected'] = q['value'] = 0\n"
+    "    return 0",
+    "a small number changed in memory": "import ctypes\ndef f(*_):\n"
+    "    ctypes.memmove(id(9) + 24, (0).to_bytes(4, 'little'), 4)\n    return 0",
+    "a type changed in memory": "import ctypes\ndef f(*_):\n    x = 0\n"
+    "    ctypes.c_void_p.from_address(id(x) + 8).value = id(bool)\n    return x",
+    "its memory as a file": "def f(*_):\n    try:\n        with open('/proc/self/mem', 'r+b', 0) as m:\n"
+    "            m.seek(id(9) + 24)\n            m.write(b'\\0')\n    except OSError: pass\n    return 0",
+    "its parent's memory as a file": "import os\ndef f(*_):\n    try:\n"
+    "        with open(f'/proc/{os.getppid()}/mem', 'r+b', 0) as m: m.read(1)\n    except OSError: return 0\n"
+    "    return 9",
+    "arguments of other processes": "import os\ndef f(*_):\n    try: seen = os.listdir('/proc')\n"
+    "    except OSError: return 0\n    return 9 if any(n.isdigit() for n in seen) else 0",
+    "reading every descriptor": "import os, re\ndef f(*_):\n    for n in range(3, 64):\n"
+    "        try:\n            os.set_blocking(n, False)\n            if re.search(b'9', os.read(n, 65536)): return 9\n"
+    "        except OSError: pass\n    return 0",
+    "another output": "import os\nfor n in range(3, 64):\n    try: os.dup2(n, 1)\n    except OSError: pass\n"
+    "def f(*_): return 0",
+    "a thread that prints verdicts": "import os, threading\ndef g():\n    while True:\n"
+    '        for n in range(3, 16):\n            try: os.write(n, b\'{"answers": [{"value": 9}]}\\n\')\n'
+    "            except OSError: pass\nthreading.Thread(target=g, daemon=True).start()\ndef f(*_): return 0",
+    "a child that outlives it": "import os\ntry:\n    if os.fork() == 0:\n"
+    '        os.write(1, b\'{"answers": [{"value": 9}], "printed": ""}\')\n        os._exit(0)\nexcept OSError: pass\n'
+    "def f(*_): return 0",
+    "an exit after the first call": "import os\nn = []\ndef f(*_):\n    n.append(1)\n    if len(n) > 1: os._exit(0)\n"
+    "    return 0",
+    "a view of memory": "def f(*_): return memoryview(b'9')",
+    "a generator that never ends its call": "def g():\n    while True:\n        try: yield 9\n"
+    "        except GeneratorExit: pass\nit = g()\nnext(it)\ndef f(*_): return it",
+    "a generator's frame": "import sys\ndef g():\n    frame = sys._getframe()\n    while frame.f_back:\n"
+    "        frame = frame.f_back\n        frame.f_globals.update(len=lambda *a: 0, all=lambda *a: True)\n    yield 0\n"
+    "def f(*_): return next(g())",
+    "the traceback's frames": "def f(*_):\n    try: raise ValueError\n    except ValueError as e:\n"
+    "        frame = e.__traceback__.tb_frame\n        while frame:\n"
+    "            for v in list(frame.f_locals.values()):\n"
+    "                if isinstance(v, (list, dict)): v.clear()\n            frame = frame.f_back\n    return 0",
+    "another code object": "def g(*_): return True\nimport sys\nframe = sys._getframe()\nwhile frame:\n"
+    "    for v in list(frame.f_globals.values()):\n        try: v.__code__ = g.__code__\n"
+    "        except (AttributeError, TypeError, ValueError): pass\n    frame = frame.f_back\ndef f(*_): return 0",
+    "an import hook": "import sys\nclass H:\n    def find_spec(self, *a): raise SystemExit(0)\n"
+    "sys.meta_path.insert(0, H())\nsys.modules.pop('json', None)\ndef f(*_): return 0",
+    "modules that are removed": "import sys\nsys.modules.clear()\ndef f(*_): return 0",
+    "an integer limit": "import sys\nsys.set_int_max_str_digits(0)\ndef f(*_): return 10 ** 100000",
+    "a switch of threads": "import sys, threading\nsys.setswitchinterval(1e-9)\nx = [0]\ndef g():\n"
+    "    while True: x[0] ^= 9\nthreading.Thread(target=g, daemon=True).start()\ndef f(*_): return x",
+    "a list that changes while it is read": "class L(list):\n    def __iter__(self): return iter([9])\n"
+    "    def __len__(self): return 1\n    def __getitem__(self, i): return 9\ndef f(*_): return L([0])",
+    "bytes of an answer": "def f(*_): return b'9'",
+    "an answer with another type": "def f(*_): return '9'",
+}
+"""What reaches around the call: into the interpreter, the memory, the caller, the files."""
+
 OUTPUTS = {
     "nothing": "pass",
     "another number": "print(5)",
@@ -284,6 +368,12 @@ def test_a_value_that_is_wrong_scores_0(score: ScoreProgram, name: str) -> None:
     literal, _, computed = ASSERTS["assert_case"]
     assert_zero(score(VALUES[name], {"assert_case": [literal]}))
     assert_zero(score(VALUES[name], {"assert_case": [computed]}))
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_a_program_that_reaches_around_its_call_scores_0(score: ScoreProgram, name: str) -> None:
+    for form, ground_truth in FORMS.items():
+        assert_zero(score(ESCAPES[name], ground_truth, timeSeconds=0.3, asScript=form == "program"))
 
 
 @pytest.mark.parametrize("mode", MODES)
