@@ -27,7 +27,7 @@ import pyarrow
 import pyarrow.parquet
 
 from plaudit_metrics.service.api import Api
-from plaudit_metrics.service.series import Series
+from plaudit_metrics.service.series.run import Series
 from plaudit_metrics.service.view import RunView
 from plaudit_metrics.sources.kept_steps import KeptSteps
 from plaudit_workers.training.run.stored_samples import store_groups, write_samples

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from plaudit_metrics.service.series import Series
+from plaudit_metrics.service.series.run import Series
 from plaudit_metrics.service.view import RunView
 from plaudit_metrics.sources.kept_steps import KeptSteps
 from plaudit_wire.records import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plaudit_metrics.service.series import Series
+from plaudit_metrics.service.series.run import Series
 from plaudit_metrics.service.view import RunView
 from plaudit_metrics.sources.kept_steps import KeptSteps
 from plaudit_metrics.statistics.failures import NO_SCORER, Failure, FailureCounts, shortened

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from builders import make_group
 from plaudit_metrics.service.api import Api
 from plaudit_metrics.service.openapi import document
-from plaudit_metrics.service.series import Series
+from plaudit_metrics.service.series.run import Series
 from plaudit_metrics.service.view import RunView
 from plaudit_metrics.sources.kept_steps import KeptSteps
 from plaudit_metrics.sources.queue_history import QueueHistory

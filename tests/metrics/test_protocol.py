@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from builders import make_body, make_prompt
-from plaudit_metrics.service.series import Series
+from plaudit_metrics.service.series.run import Series
 from plaudit_metrics.service.view import RunView
 from plaudit_metrics.sources.kept_steps import KeptSteps
 from plaudit_metrics.sources.run_snapshot import take_snapshot

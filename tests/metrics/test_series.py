@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.exposition import generate_latest
 
-from plaudit_metrics.service.series import RunInfo, Series
+from plaudit_metrics.service.series.run import RunInfo, Series
 from plaudit_metrics.sources.run_snapshot import RunSnapshot, StreamDepth
 from plaudit_metrics.statistics.batch_histogram import BUCKETS, BatchHistogram
 from plaudit_metrics.statistics.steps import step_record

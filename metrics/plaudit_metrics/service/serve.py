@@ -18,7 +18,7 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from plaudit_metrics.service.api import Api
 from plaudit_metrics.service.http_server import HttpServer
-from plaudit_metrics.service.series import RunInfo, Series
+from plaudit_metrics.service.series.run import RunInfo, Series
 from plaudit_metrics.service.settings import ServiceSettings, SettingsError
 from plaudit_metrics.service.spans import MissingPackageError, SpanSender
 from plaudit_metrics.service.view import RunView

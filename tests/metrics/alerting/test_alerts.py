@@ -17,7 +17,7 @@ from plaudit_metrics.alerting.recording import recording_rules
 from plaudit_metrics.alerting.thresholds import THRESHOLDS
 from plaudit_metrics.alerting.windows import Windows
 from plaudit_metrics.generate import files
-from plaudit_metrics.service.series import Series
+from plaudit_metrics.service.series.run import Series
 from plaudit_operator.cache import Cache
 from plaudit_operator.series import Series as OperatorSeries
 

@@ -17,7 +17,7 @@ from prometheus_client import start_http_server
 
 from plaudit_metrics.alerting.alerts import ALERTS
 from plaudit_metrics.dashboards.panels import panel_id
-from plaudit_metrics.service.series import Series
+from plaudit_metrics.service.series.run import Series
 from plaudit_operator.cache import Cache
 from plaudit_operator.runtime.kinds import RLJOB
 from plaudit_operator.series import Series as OperatorSeries

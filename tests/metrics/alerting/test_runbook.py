@@ -10,7 +10,7 @@ import pytest
 from plaudit_metrics.alerting.alert import RUNBOOK
 from plaudit_metrics.alerting.alerts import ALERTS
 from plaudit_metrics.service.openapi import document
-from plaudit_metrics.service.series import Series
+from plaudit_metrics.service.series.run import Series
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / RUNBOOK).read_text()

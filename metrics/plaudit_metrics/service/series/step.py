@@ -7,7 +7,7 @@ from collections import deque
 from prometheus_client import CollectorRegistry, Counter, Summary
 
 from plaudit_metrics.alerting.thresholds import RECENT_STEPS
-from plaudit_metrics.service.optional_gauge import OptionalGauge
+from plaudit_metrics.service.series.optional_gauge import OptionalGauge
 from plaudit_metrics.statistics.waits import CAUSES
 from plaudit_wire.records import StepRecord
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from plaudit_metrics.service.optional_gauge import OptionalGauge
+from plaudit_metrics.service.series.optional_gauge import OptionalGauge
 from plaudit_wire.records import EngineStatus
 
 

@@ -8,9 +8,9 @@ import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from plaudit_metrics.alerting.thresholds import LEAST_SAMPLES, LOGPROB_DIFFERENCE, RECENT_SAMPLES
-from plaudit_metrics.service.optional_gauge import OptionalGauge
-from plaudit_metrics.service.recent_mean import RecentMean
-from plaudit_metrics.service.tool_series import ToolSeries
+from plaudit_metrics.service.series.optional_gauge import OptionalGauge
+from plaudit_metrics.service.series.recent_mean import RecentMean
+from plaudit_metrics.service.series.tool import ToolSeries
 from plaudit_metrics.statistics.batch_histogram import BatchHistogram
 from plaudit_metrics.statistics.columns import Floats, SampleColumns
 from plaudit_metrics.statistics.stages import group_stage_seconds, sample_stage_seconds

@@ -13,10 +13,10 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from plaudit_metrics.service.optional_gauge import OptionalGauge
-from plaudit_metrics.service.sample_series import SampleSeries
-from plaudit_metrics.service.snapshot_series import SnapshotSeries
-from plaudit_metrics.service.step_series import StepSeries
+from plaudit_metrics.service.series.optional_gauge import OptionalGauge
+from plaudit_metrics.service.series.sample import SampleSeries
+from plaudit_metrics.service.series.snapshot import SnapshotSeries
+from plaudit_metrics.service.series.step import StepSeries
 from plaudit_metrics.sources.run_snapshot import RunSnapshot
 from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord
 

@@ -8,8 +8,8 @@ import numpy as np
 from prometheus_client import CollectorRegistry, Counter
 
 from plaudit_metrics.alerting.thresholds import LEAST_SAMPLES, RECENT_SAMPLES
-from plaudit_metrics.service.optional_gauge import OptionalGauge
-from plaudit_metrics.service.recent_mean import RecentMean
+from plaudit_metrics.service.series.optional_gauge import OptionalGauge
+from plaudit_metrics.service.series.recent_mean import RecentMean
 from plaudit_metrics.statistics.batch_histogram import BatchHistogram
 from plaudit_metrics.statistics.turns import ToolCalls, tool_name
 

@@ -11,10 +11,10 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Gauge
 
 from plaudit_metrics.alerting.thresholds import LEAST_SAMPLES, RECENT_SAMPLES
-from plaudit_metrics.service.copied_counter import CopiedCounter
-from plaudit_metrics.service.engine_series import EngineSeries
-from plaudit_metrics.service.optional_gauge import OptionalGauge
-from plaudit_metrics.service.recent_mean import RecentMean
+from plaudit_metrics.service.series.copied_counter import CopiedCounter
+from plaudit_metrics.service.series.engine import EngineSeries
+from plaudit_metrics.service.series.optional_gauge import OptionalGauge
+from plaudit_metrics.service.series.recent_mean import RecentMean
 from plaudit_metrics.sources.run_snapshot import WORKER_STATES, RunSnapshot
 
 _FAILED_STATUSES = ("timeout", "unreachable", "429")
