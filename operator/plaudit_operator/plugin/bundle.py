@@ -29,6 +29,8 @@ _MODULES = (
     "plaudit_operator.plugin.commands",
     "plaudit_operator.plugin.job",
     "plaudit_operator.plugin.kubectl",
+    "plaudit_operator.runtime",
+    "plaudit_operator.runtime.conditions",
     "plaudit_wire",
     "plaudit_wire.printable",
 )

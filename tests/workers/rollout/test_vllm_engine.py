@@ -264,6 +264,7 @@ class Lent:
     def __init__(self, engine):
         self.generate, self.decode = engine.generate, engine.decode
         self.load_weights, self.probe = engine.load_weights, engine.probe
+        self.status = engine.status
 
     async def start(self):
         return None
