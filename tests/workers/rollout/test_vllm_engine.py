@@ -364,8 +364,10 @@ async def test_arguments_that_the_engine_does_not_take_are_refused(tiny_models, 
 async def test_the_engine_reports_its_requests_its_cache_and_the_time_to_the_first_token(bench, tiny_models):
     await bench.load(tiny_models[1])
     task = bench.submit(max_tokens=200)
-    await bench.a_while()
     status = bench.engine.status()
+    while not (status and status.running) and not task.done():
+        await asyncio.sleep(0.001)
+        status = bench.engine.status()
     await bench.result(task)
     assert (status.running, status.waiting) == (1, 0)
     assert 0 < status.kv_cache_share <= 1
