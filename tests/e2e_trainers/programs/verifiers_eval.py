@@ -56,11 +56,17 @@ class Model(BaseHTTPRequestHandler):
         """Log nothing."""
 
 
+class Server(ThreadingHTTPServer):
+    """Accepts all connections of an evaluation at once; the default refuses more than five that wait."""
+
+    request_queue_size = 256
+
+
 def main() -> None:
     """Run the evaluation, and report its traces."""
     from verifiers.v1.cli.eval.main import main as evaluate
 
-    model = ThreadingHTTPServer(("127.0.0.1", 0), Model)
+    model = Server(("127.0.0.1", 0), Model)
     threading.Thread(target=model.serve_forever, daemon=True).start()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
