@@ -89,19 +89,13 @@ def ended_at(pod: Object, container: str) -> float | None:
 def is_ended_by_deletion(pod: Object, container: str) -> bool:
     """Return True if a container ended because its pod was being deleted, and not before.
 
-    Times have whole seconds: of an end within the second of the deletion only the signals of a deletion (SIGTERM,
-    SIGKILL) count.
+    Times have whole seconds, and a program may answer SIGTERM with any exit code: an end within the second of the
+    deletion counts as its effect. A pod that failed first is deleted later, after its attempt has been counted.
     """
     removal, ended = seconds(pod["metadata"].get("deletionTimestamp")), ended_at(pod, container)
     if removal is None or ended is None:
         return False
-    requested = removal - float(pod["metadata"].get("deletionGracePeriodSeconds") or 0)
-    return ended > requested or (
-        ended == requested and any(code in _SIGNALS_OF_A_DELETION for code, _ in exit_of(pod, container))
-    )
-
-
-_SIGNALS_OF_A_DELETION = (128 + 15, 128 + 9)
+    return ended >= removal - float(pod["metadata"].get("deletionGracePeriodSeconds") or 0)
 
 
 def failure_reasons(pod: Object) -> Iterator[str]:

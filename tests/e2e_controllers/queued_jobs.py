@@ -85,6 +85,21 @@ class QueuedJobs(Jobs):
         """Return the number of pods of a job that its queue holds back."""
         return sum({"name": GATE} in pod["spec"].get("schedulingGates", []) for pod in self.pods(name))
 
+    def delete_all(self) -> None:
+        """Delete all jobs, and wait until their pods are gone."""
+        jobs = self.cluster.get("rlj", "", NAMESPACE).get("items", [])
+        self.delete(*(job["metadata"]["name"] for job in jobs))
+
+    def arrange(self, runs: str, waits: str) -> None:
+        """Let one job run and another wait behind it; a test may also begin where none ran before."""
+        if self.status(runs).get("phase") != "Running":
+            self.delete_all()
+            self.make(queued_job(runs))
+            self.until_running(runs)
+        if not self.pods(waits):
+            self.make(queued_job(waits))
+        self.until_queued(waits)
+
     def until_queued(self, name: str) -> None:
         """Wait until the whole job waits in its queue and holds nothing."""
         queued = lambda: self.condition(name, "Suspended").get("reason") == "Queued"  # noqa: E731

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 from controllers import missing, with_controllers
-from idle_jobs import IMAGE, NAMESPACE, Jobs
+from idle_jobs import IMAGE, NAMESPACE
 from queued_jobs import GPUS_OF_A_JOB, PODS_OF_A_JOB, Faults, QueuedJobs, create_queue, queued_job
 from real_cluster import Cluster, harness
 
@@ -41,16 +41,10 @@ def jobs(definition: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
     create_queue(definition)
     jobs = QueuedJobs(definition, folder)
     yield jobs
-    delete_all(jobs)
+    jobs.delete_all()
     jobs.operator.stop()
     for kind in ("localqueue", "clusterqueue", "resourceflavor"):
         definition.kubectl("--namespace", NAMESPACE, "delete", kind, "--all", check=False)
-
-
-def delete_all(jobs: Jobs) -> None:
-    """Delete all jobs, and wait until their pods are gone."""
-    names = [job["metadata"]["name"] for job in jobs.cluster.get("rlj", "", NAMESPACE).get("items", [])]
-    jobs.delete(*names)
 
 
 def test_a_job_is_admitted_whole_and_the_quota_covers_its_reward_model(jobs: QueuedJobs):
@@ -64,14 +58,14 @@ def test_a_job_is_admitted_whole_and_the_quota_covers_its_reward_model(jobs: Que
 
 
 def test_a_job_beyond_the_quota_waits_whole_and_holds_nothing(jobs: QueuedJobs):
-    jobs.make(queued_job("right"))
-    jobs.until_queued("right")
+    jobs.arrange(runs="left", waits="right")
     assert jobs.status("right")["phase"] == "Suspended"
     assert jobs.reserved() == GPUS_OF_A_JOB
 
 
 @pytest.mark.parametrize("role", ["rollout", "model", "redis", "trainer"])
 def test_a_lost_pod_is_replaced_within_the_quota_of_its_job(jobs: QueuedJobs, role: str):
+    jobs.arrange(runs="left", waits="right")
     others = {
         pod["metadata"]["uid"] for pod in jobs.pods("left") if pod["metadata"]["labels"]["plaudit.dev/role"] != role
     }
@@ -84,6 +78,7 @@ def test_a_lost_pod_is_replaced_within_the_quota_of_its_job(jobs: QueuedJobs, ro
 
 
 def test_a_suspended_job_frees_its_quota_for_the_next_and_waits_behind_it_when_resumed(jobs: QueuedJobs):
+    jobs.arrange(runs="left", waits="right")
     jobs.edit("left", '{"suspend": true}')
     jobs.until_running("right")
     assert not jobs.pods("left")
@@ -93,6 +88,7 @@ def test_a_suspended_job_frees_its_quota_for_the_next_and_waits_behind_it_when_r
 
 
 def test_a_job_of_higher_priority_preempts_the_whole_job_which_returns_after_it(jobs: QueuedJobs):
+    jobs.arrange(runs="right", waits="left")
     disruptions = jobs.status("right")["disruptions"]
     jobs.make(queued_job("urgent", "urgent"))
     jobs.until_running("urgent")
@@ -105,8 +101,7 @@ def test_a_job_of_higher_priority_preempts_the_whole_job_which_returns_after_it(
 
 
 def test_a_job_that_completes_frees_its_quota(jobs: QueuedJobs):
-    jobs.make(queued_job("next"))
-    jobs.until_queued("next")
+    jobs.arrange(runs="right", waits="next")
     jobs.delete("right")
     jobs.until_running("next")
     jobs.make(queued_job("short", "urgent", ends=True))
@@ -122,7 +117,7 @@ def test_random_faults_never_leave_a_group_stuck(jobs: QueuedJobs):
     for number in range(count):
         name = f"faults-{number // _FAULTS_OF_A_JOB}"
         if number % _FAULTS_OF_A_JOB == 0:
-            delete_all(jobs)
+            jobs.delete_all()
             jobs.make(queued_job(name))
             jobs.until_running(name)
         fault = faults.inject(name)

@@ -161,7 +161,7 @@ def test_a_trainer_pod_deleted_by_hand_is_a_disruption():
         (600, 137, (0, 1)),  # its grace period is over
         (7, 1, (0, 1)),  # stopping failed
         (-1, 1, (1, 0)),  # it had failed before
-        (0, 1, (1, 0)),
+        (0, 2, (0, 1)),  # a Go program's answer to SIGTERM
     ],
 )
 def test_a_trainer_that_ends_because_its_pod_is_deleted_is_disrupted(
