@@ -14,6 +14,7 @@ import msgspec
 
 from plaudit_operator import names
 from plaudit_operator.observed import Object, Observed, labels
+from plaudit_operator.pod_state import FIRST_DELETION, deletion_requested_at
 from plaudit_operator.runtime.kinds import OWNERS, RLJOB, Kind
 
 
@@ -68,9 +69,14 @@ class Cache:
 
     def update(self, kind: Kind, event: str, item: Object) -> set[Key]:
         """Store one event of a watch; return the keys of the jobs that changed."""
-        entry = _kept(kind, item)
+        key, name, kept = _kept(kind, item)
         with self._lock:
-            return self._drop(kind, *entry[:2]) if event == "DELETED" else self._put(kind, *entry)
+            if event == "DELETED":
+                return self._drop(kind, key, name)
+            if key is not None and kind.kind == "Pod" and "deletionTimestamp" in item["metadata"]:
+                before = self._children.get(key[:2], {}).get((kind.kind, name))
+                kept = _with_first_deletion(kept, before)
+            return self._put(kind, key, name, kept)
 
     def keys(self) -> list[Key]:
         """Return the keys of all jobs."""
@@ -192,6 +198,16 @@ def _job_key(kind: Kind, item: Object) -> Key | None:
         return Key(metadata["namespace"], metadata["name"], kind.kind)
     name = labels(item).get(names.LABEL_JOB)
     return Key(metadata["namespace"], name) if name else None
+
+
+def _with_first_deletion(pod: bytes, before: bytes | None) -> bytes:
+    """Return a pod that is being deleted, with the time of the first request; ``before`` is the pod as it was."""
+    item = _DECODER.decode(pod)
+    earlier = None if before is None else _DECODER.decode(before)
+    if earlier is None or earlier["metadata"].get("uid") != item["metadata"].get("uid"):
+        earlier = item
+    item["metadata"][FIRST_DELETION] = min(filter(None, map(deletion_requested_at, (earlier, item))))
+    return msgspec.json.encode(item)
 
 
 def _uid(job: Object) -> str:

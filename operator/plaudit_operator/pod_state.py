@@ -86,16 +86,31 @@ def ended_at(pod: Object, container: str) -> float | None:
     return None
 
 
+def deletion_requested_at(pod: Object) -> float | None:
+    """Return when a pod's deletion was requested (seconds since the epoch); None if it was not.
+
+    The API server moves the timestamp to the present when a pod that has ended is finally deleted; the cache keeps the
+    earliest request that it saw.
+    """
+    metadata = pod["metadata"]
+    if FIRST_DELETION in metadata:
+        return float(metadata[FIRST_DELETION])
+    removal = seconds(metadata.get("deletionTimestamp"))
+    return None if removal is None else removal - float(metadata.get("deletionGracePeriodSeconds") or 0)
+
+
+FIRST_DELETION = "firstDeletion"
+"""Field of a cached pod's metadata: when its deletion was first requested, in seconds since the epoch."""
+
+
 def is_ended_by_deletion(pod: Object, container: str) -> bool:
     """Return True if a container ended because its pod was being deleted, and not before.
 
     Times have whole seconds, and a program may answer SIGTERM with any exit code: an end within the second of the
-    deletion counts as its effect. A pod that failed first is deleted later, after its attempt has been counted.
+    request counts as its effect. A pod that failed first is deleted later, after its attempt has been counted.
     """
-    removal, ended = seconds(pod["metadata"].get("deletionTimestamp")), ended_at(pod, container)
-    if removal is None or ended is None:
-        return False
-    return ended >= removal - float(pod["metadata"].get("deletionGracePeriodSeconds") or 0)
+    requested, ended = deletion_requested_at(pod), ended_at(pod, container)
+    return requested is not None and ended is not None and ended >= requested
 
 
 def failure_reasons(pod: Object) -> Iterator[str]:

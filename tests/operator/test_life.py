@@ -182,6 +182,24 @@ def test_a_trainer_that_ends_because_its_pod_is_deleted_is_disrupted(
     assert (world.status["restarts"], world.status["disruptions"]) == counters
 
 
+def test_the_first_request_of_a_deletion_counts_although_the_api_server_moves_its_time():
+    world = World()
+    world.settle()
+    (pod,) = (p for p in world.cluster.of_kind("Pod") if "trainer" in p["metadata"]["name"])
+    deleted = {"deletionTimestamp": timestamp(world.cluster.now + 600), "deletionGracePeriodSeconds": 600}
+    world.cluster.put({**pod, "metadata": {**pod["metadata"], **deleted}})
+    world.cluster.end_trainer(2)
+    (pod,) = (p for p in world.cluster.of_kind("Pod") if "trainer" in p["metadata"]["name"])
+    last = {"deletionTimestamp": timestamp(world.cluster.now + 1), "deletionGracePeriodSeconds": 0}
+    world.cluster.put({**pod, "metadata": {**pod["metadata"], **last}})  # the kubelet's deletion of the ended pod
+    world.cluster.run_controllers()
+    world.deliver()
+    world.reconcile()
+    world.cluster.remove("Pod", pod["metadata"]["name"])
+    world.settle()
+    assert (world.status["restarts"], world.status["disruptions"]) == (0, 1)
+
+
 @pytest.mark.parametrize(
     ("deleted_s", "crash_s", "counters"),
     [
