@@ -14,6 +14,7 @@ from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.process import EXIT_DONE, ProcessSettings, RefusedError
 from plaudit_workers.scoring.group_scope import has_group_scorers
 from plaudit_workers.stream.connection import Transport
+from plaudit_workers.stream.retention import expire_run, keep_run
 from plaudit_workers.stream.trainer.groups import StaleIncarnationError, StreamLimits, TrainerStreams
 from plaudit_workers.training.run.plan import RunPlan
 from plaudit_workers.training_job import load_training_job
@@ -99,8 +100,13 @@ async def _conduct(
         validation_data=validation_data,
         worker=settings.worker,
     )
+    external = bool(job.spec.transport.url)
     try:
+        if external:
+            await transport.retry_through_outage(lambda: keep_run(transport))
         done = await conduct(run, TorchBackend(job, model, settings.run_folder), stop)
+        if external and done:
+            await expire_run(transport, job.spec.transport.ttl_seconds_after_finished)
     finally:
         sinks.close()
     logger.info("trainer shutting down", all_steps_done=done)

@@ -78,6 +78,10 @@ class TransportSpec(Section):
     """User of the external Redis's ACL, with `passwordSecret`. Default empty: its user `default`."""
     password_secret: SecretKey | None = None
     """Password of the external Redis. Default: none."""
+    ttl_seconds_after_finished: int = Field(default=604_800, ge=60)
+    """Seconds from the end of the run until its keys in the external Redis expire; a run that is started again keeps
+    them. Only the end of the last step counts: the keys of a failed run stay until `plaudit runs delete`. Default 604800
+    (a week)."""
     tls: TlsSpec | None = None
     """TLS settings for a ``rediss://`` URL. Default: the system's authorities."""
     managed: ManagedRedisSpec = ManagedRedisSpec()
