@@ -80,8 +80,7 @@ class TransportSpec(Section):
     """Password of the external Redis. Default: none."""
     ttl_seconds_after_finished: int = Field(default=604_800, ge=60)
     """Seconds from the end of the run until its keys in the external Redis expire; a run that is started again keeps
-    them. Only the end of the last step counts: the keys of a failed run stay until `plaudit runs delete`. Default 604800
-    (a week)."""
+    them. Keys of a run that failed or was stopped stay until `plaudit runs delete`. Default 604800, a week."""
     tls: TlsSpec | None = None
     """TLS settings for a ``rediss://`` URL. Default: the system's authorities."""
     managed: ManagedRedisSpec = ManagedRedisSpec()
