@@ -101,6 +101,7 @@ plugin: install ## kubectl plaudit as one file, and its manifest for krew, in di
 	@$(BIN)/python -m plaudit_operator.plugin.bundle dist --url "$(PLUGIN_URL)"
 
 chart: ## the Helm chart as an archive, in dist/
+	@command -v helm > /dev/null || { echo "helm is not on the PATH: install it (https://helm.sh/docs/intro/install)"; exit 2; }
 	@helm package charts/plaudit --destination dist
 
 chart-push: chart ## push it to an OCI registry: make chart-push CHART_REGISTRY=oci://REGISTRY/charts
