@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from plaudit_metrics.service.api import Api
-from plaudit_metrics.service.http_server import HttpServer
+from plaudit_metrics.service.http_server import HttpServer, listening_socket
 from plaudit_metrics.service.series.run import RunInfo, Series
 from plaudit_metrics.service.settings import ServiceSettings, SettingsError
 from plaudit_metrics.service.spans import MissingPackageError, SpanSender
@@ -55,7 +55,7 @@ async def serve(settings: ServiceSettings, stop: asyncio.Event) -> int:
         if settings.traces_endpoint:
             sender = SpanSender(settings.run, settings.traces_endpoint, settings.traces_share, settings.model)
         await _wait_for_redis(client, settings, stop)
-        with socket.create_server((settings.host, settings.port)) as listener:
+        with listening_socket(settings.host, settings.port) as listener:
             await _serve_on(listener, client, settings, stop, sender)
     except (MissingPackageError, _TlsRefusedError, RedisError, OSError) as error:
         logger.error("refused", error=_message(error, settings))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import uvicorn
 
-from plaudit_metrics.service.http_server import HttpServer
+from plaudit_metrics.service.http_server import HttpServer, listening_socket
 from plaudit_reward.model_server.access import Access
 from plaudit_reward.model_server.api import Api
 from plaudit_reward.model_server.batcher import Batcher, BatchLimits, Forward
@@ -63,7 +62,7 @@ async def serve(
     series = Series()
     batcher = Batcher(forward or classifier.logits, _limits(limits, classifier), series)
     api = Api(classifier, batcher, address.name, series, access)
-    with socket.create_server((address.host, address.port)) as listener:
+    with listening_socket(address.host, address.port) as listener:
         server = HttpServer(
             uvicorn.Config(
                 api.application(),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import uvicorn
 
-from plaudit_metrics.service.http_server import HttpServer
+from plaudit_metrics.service.http_server import HttpServer, listening_socket
 from plaudit_wire.logs import get_logger
 from plaudit_workers.errors import RefusedError
 from plaudit_workers.gateway.application import LONGEST_WAIT_S, MOST_BYTES, Application
@@ -164,13 +164,7 @@ def _config(gateway: Application, own: GatewaySettings) -> uvicorn.Config:
 
 def listen(own: GatewaySettings) -> socket.socket:
     """Listen on the gateway's address. Raises ``RefusedError`` if it is taken."""
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((own.host, own.port))
+        return listening_socket(own.host, own.port)
     except OSError as error:
-        listener.close()
         raise RefusedError(f"cannot listen on {own.host}:{own.port}: {error}. Give another port") from error
-    listener.listen(2048)
-    listener.setblocking(False)
-    return listener

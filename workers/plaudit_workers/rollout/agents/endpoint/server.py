@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Self
@@ -18,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from plaudit_metrics.service.http_server import HttpServer
+from plaudit_metrics.service.http_server import HttpServer, listening_socket
 from plaudit_workers.rollout.agents.endpoint.request import RequestError, parse_request
 from plaudit_workers.rollout.agents.endpoint.response import (
     completion_document,
@@ -39,7 +38,7 @@ class EndpointServer:
 
     def __init__(self) -> None:
         self._sessions: dict[str, Session] = {}
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._socket = listening_socket("127.0.0.1", 0)
         self._task: asyncio.Task[None] | None = None
         routes = [
             Route("/v1/chat/completions", self._complete, methods=["POST"]),
@@ -58,8 +57,6 @@ class EndpointServer:
         self._server = HttpServer(config)
 
     async def __aenter__(self) -> Self:
-        self._socket.bind(("127.0.0.1", 0))
-        self._socket.listen(4096)
         self._task = asyncio.get_running_loop().create_task(self._server.serve([self._socket]))
         return self
 
