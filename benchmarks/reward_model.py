@@ -39,7 +39,7 @@ from typing import Any
 
 import httpx
 
-from plaudit_workers.job.spec.scorers import RewardModelSpec
+from plaudit_workers.job.spec.rewards.scorers import RewardModelSpec
 from plaudit_workers.launch.model_command import server_command, server_environment
 from plaudit_workers.launch.redis_server import free_port
 

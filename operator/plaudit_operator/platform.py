@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from plaudit_workers.job.spec.pod import GPU
+from plaudit_workers.job.spec.kubernetes.pod import GPU
 
 Manifest = dict[str, Any]
 

@@ -37,7 +37,7 @@ from plaudit_wire.records import (
     Stamps,
     TurnRecord,
 )
-from plaudit_workers.job.spec.reward import RewardSpec
+from plaudit_workers.job.spec.rewards.reward import RewardSpec
 from plaudit_workers.launch.redis_server import RedisServer, free_port
 from plaudit_workers.rollout.agents.agent import Generate, Trajectory
 from plaudit_workers.rollout.agents.single_turn import SingleTurn

@@ -10,7 +10,7 @@ from world import World, rljob
 
 from plaudit_operator.names import ConditionType
 from plaudit_operator.policies.backoff import pause_s
-from plaudit_workers.job.spec.lifecycle import BackoffSpec
+from plaudit_workers.job.spec.kubernetes.lifecycle import BackoffSpec
 
 
 def stuck(world: World) -> World:

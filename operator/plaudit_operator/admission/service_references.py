@@ -10,8 +10,8 @@ from plaudit_operator import names
 from plaudit_operator.admission.admission import Admitted, Refused
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed
-from plaudit_workers.job.spec.reward import CanarySpec
-from plaudit_workers.job.spec.scorers import ScorerSpec, ServiceSpec
+from plaudit_workers.job.spec.rewards.reward import CanarySpec
+from plaudit_workers.job.spec.rewards.scorers import ScorerSpec, ServiceSpec
 from plaudit_workers.job.spec.section import SecretKey
 
 FIRST_CALLER = "client"

@@ -7,22 +7,19 @@ from typing import Any
 
 from plaudit_operator import names
 from plaudit_operator.admission.admission import digest
-from plaudit_operator.children import (
-    autoscaling,
+from plaudit_operator.children import autoscaling, gang, job_config, network_policies
+from plaudit_operator.children.context import JobContext, Manifest
+from plaudit_operator.children.deployment import disruption_budget
+from plaudit_operator.children.roles import (
     environments,
-    gang,
     gateway,
-    job_config,
     metrics,
-    network_policies,
     reward,
     reward_model,
     rollout,
     trainer,
     transport,
 )
-from plaudit_operator.children.context import JobContext, Manifest
-from plaudit_operator.children.deployment import disruption_budget
 
 Templates = Mapping[str, Any]
 

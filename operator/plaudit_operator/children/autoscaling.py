@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 
 from plaudit_operator import names
 from plaudit_operator.children.context import JobContext, Manifest
-from plaudit_operator.children.reward import ROLE
-from plaudit_operator.children.transport import KEDA_USERNAME
+from plaudit_operator.children.roles.reward import ROLE
+from plaudit_operator.children.roles.transport import KEDA_USERNAME
 from plaudit_operator.runtime.kinds import HPA, SCALED_OBJECT, TRIGGER_AUTHENTICATION
 from plaudit_wire.names import Names, Stream
-from plaudit_workers.job.spec.reward import AutoscalingSpec
+from plaudit_workers.job.spec.rewards.reward import AutoscalingSpec
 from plaudit_workers.job.spec.section import SecretKey
 from plaudit_workers.job.spec.transport import ConfigMapKey, TlsSpec
 

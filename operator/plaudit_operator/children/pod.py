@@ -11,8 +11,8 @@ from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.gang import joined
 from plaudit_operator.children.merge import strategic_merge
 from plaudit_operator.children.topology import in_one_domain
-from plaudit_workers.job.spec.environment import EnvironmentSource
-from plaudit_workers.job.spec.pod import PodSpec
+from plaudit_workers.job.spec.kubernetes.environment import EnvironmentSource
+from plaudit_workers.job.spec.kubernetes.pod import PodSpec
 from plaudit_workers.job.spec.section import SecretKey
 
 HOME = "/home/plaudit"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from plaudit_operator import names
 from plaudit_operator.children.context import JobContext, Manifest
-from plaudit_workers.job.spec.pod import TopologySpec
+from plaudit_workers.job.spec.kubernetes.pod import TopologySpec
 
 _WEIGHT = 100
 

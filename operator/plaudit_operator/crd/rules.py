@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from plaudit_workers.job.spec.reward_service import FIXED_SECTIONS
+from plaudit_workers.job.spec.rewards.scorers import KINDS, KindTraits, kinds_with
 from plaudit_workers.job.spec.rljob import TRAINING_SECTIONS
-from plaudit_workers.job.spec.scorers import KINDS, KindTraits, kinds_with
 
 Rule = dict[str, str]
 

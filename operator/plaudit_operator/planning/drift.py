@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from plaudit_workers.job.spec.quantity import quantity
+from plaudit_workers.job.spec.kubernetes.quantity import quantity
 
 _QUANTITY_MAPS = ("requests", "limits", "hard")
 _EMPTY: tuple[Any, ...] = (None, "", [], {}, 0, False)

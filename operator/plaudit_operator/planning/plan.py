@@ -11,8 +11,8 @@ from dataclasses import replace
 from plaudit_operator import names
 from plaudit_operator.actions import Action, Apply, Create, Delete, Plan
 from plaudit_operator.admission.admission import Refused
-from plaudit_operator.children import gateway, rollout, trainer, transport
 from plaudit_operator.children.context import JobContext, Manifest
+from plaudit_operator.children.roles import gateway, rollout, trainer, transport
 from plaudit_operator.names import ConditionType, Reason
 from plaudit_operator.observed import Observed, attempt_of, owner_uid
 from plaudit_operator.planning.drift import differs

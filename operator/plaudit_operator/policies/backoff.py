@@ -12,7 +12,7 @@ from typing import Any
 
 from plaudit_operator.observed import Object, Observed, attempt_of, seconds, timestamp
 from plaudit_operator.policies.failure import TrainerAttempt
-from plaudit_workers.job.spec.lifecycle import BackoffSpec
+from plaudit_workers.job.spec.kubernetes.lifecycle import BackoffSpec
 
 
 def after_attempt(observed: Observed, attempt: TrainerAttempt, policy: BackoffSpec, now: float) -> dict[str, Any]:

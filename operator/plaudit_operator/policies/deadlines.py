@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from plaudit_operator.names import ConditionType, Reason
 from plaudit_operator.observed import Observed, seconds
-from plaudit_workers.job.spec.lifecycle import LifecycleSpec
+from plaudit_workers.job.spec.kubernetes.lifecycle import LifecycleSpec
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from plaudit_operator.observed import Object, Observed, attempt_of
 from plaudit_operator.pod_state import ended_at, exit_of, failure_reasons, is_disrupted, is_ended_by_deletion
 from plaudit_operator.policies.failure_rules import deciding_rule
 from plaudit_operator.runtime.conditions import holds
-from plaudit_workers.job.spec.lifecycle import FailurePolicySpec, FailureRuleSpec
+from plaudit_workers.job.spec.kubernetes.lifecycle import FailurePolicySpec, FailureRuleSpec
 
 Verdict = Literal["absent", "running", "done", "failed", "disrupted", "final"]
 

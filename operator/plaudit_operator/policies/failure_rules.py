@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from plaudit_workers.job.spec.lifecycle import ExitCodesSpec, FailureRuleSpec
+from plaudit_workers.job.spec.kubernetes.lifecycle import ExitCodesSpec, FailureRuleSpec
 
 
 def deciding_rule(

@@ -16,7 +16,7 @@ from plaudit_operator.policies.backoff import pause_s
 from plaudit_operator.policies.suspend import suspend_job
 from plaudit_operator.replica import ReplicaAttempt, group_of, replica_of
 from plaudit_operator.runtime.conditions import holds
-from plaudit_workers.job.spec.lifecycle import BackoffSpec
+from plaudit_workers.job.spec.kubernetes.lifecycle import BackoffSpec
 
 
 @dataclass

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from plaudit_operator import names
-from plaudit_operator.children import rollout
 from plaudit_operator.children.context import JobContext
+from plaudit_operator.children.roles import rollout
 from plaudit_operator.gpu_time import gpu_seconds
 from plaudit_operator.observed import Object, Observed, labels, timestamp
 from plaudit_operator.pod_state import is_over, is_scheduled
-from plaudit_workers.job.spec.pod import GPU, PodSpec
+from plaudit_workers.job.spec.kubernetes.pod import GPU, PodSpec
 
 
 def held_gpus(context: JobContext, observed: Observed) -> dict[str, int]:

@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from plaudit_operator.children.metrics import address
+from plaudit_operator.children.roles.metrics import address
 from plaudit_operator.names import Reason
 from plaudit_operator.runtime.background_loop import BackgroundLoop
 from plaudit_wire.logs import get_logger

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from plaudit_operator import names
-from plaudit_operator.children import environments, gateway, reward_model, rollout, transport
 from plaudit_operator.children.context import JobContext
+from plaudit_operator.children.roles import environments, gateway, reward_model, rollout, transport
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed, attempt_of, labels
 from plaudit_operator.pod_state import is_over, is_ready, is_running, problem_of, restarts_of

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 from plaudit_operator import names
-from plaudit_operator.children import rollout
 from plaudit_operator.children.context import JobContext
+from plaudit_operator.children.roles import rollout
 from plaudit_operator.observed import Observed
 from plaudit_operator.pod_state import is_leaving, is_over
 from plaudit_operator.replica import group_of, replica_of

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from plaudit_operator.actions import EmitEvent
 from plaudit_operator.admission.admission import Refused
-from plaudit_operator.children import gateway, transport
 from plaudit_operator.children.context import JobContext
+from plaudit_operator.children.roles import gateway, transport
 from plaudit_operator.names import ConditionType, Reason, run_id
 from plaudit_operator.observed import NO_SUCH_KIND, Observed, timestamp
 from plaudit_operator.policies.gang_admission import Wait

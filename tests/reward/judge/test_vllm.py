@@ -27,7 +27,7 @@ from plaudit_reward.judge.parse import RegexParser
 from plaudit_reward.judge.prompt import PromptTemplate
 from plaudit_reward.judge.scorer import JudgeScorer
 from plaudit_reward.scorer import Attempt
-from plaudit_workers.job.spec.scorers import RewardModelSpec
+from plaudit_workers.job.spec.rewards.scorers import RewardModelSpec
 from plaudit_workers.launch.model_command import server_environment
 
 PREPARE = Path(__file__).parents[3] / "examples" / "01-copy-digits" / "prepare.py"

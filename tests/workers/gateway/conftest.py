@@ -16,9 +16,9 @@ import httpx
 import pytest
 
 from plaudit_client import RewardClient
-from plaudit_workers.gateway.caller_session import Limits
-from plaudit_workers.gateway.callers import Callers
-from plaudit_workers.gateway.tokens import Tokens
+from plaudit_workers.gateway.callers.caller_session import Limits
+from plaudit_workers.gateway.callers.callers import Callers
+from plaudit_workers.gateway.callers.tokens import Tokens
 from plaudit_workers.gateway.worker import GatewaySettings, application, listen, serve_on
 from plaudit_workers.launch.redis_server import free_port
 from plaudit_workers.scoring.offer import service_of

@@ -6,7 +6,7 @@ import pytest
 
 from plaudit_operator.crd.rules import RULES
 from plaudit_reward.remote.shapes.registry import SHAPES, ShapeName
-from plaudit_workers.job.spec.scorers import KINDS, HttpSpec, Kind, ScorerSpec, kinds_with
+from plaudit_workers.job.spec.rewards.scorers import KINDS, HttpSpec, Kind, ScorerSpec, kinds_with
 from plaudit_workers.scoring.kinds.registry import MAKERS
 
 

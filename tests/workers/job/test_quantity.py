@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from plaudit_workers.job.spec.quantity import quantity
+from plaudit_workers.job.spec.kubernetes.quantity import quantity
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from plaudit_workers.job.spec.scorers import RewardModelSpec
+from plaudit_workers.job.spec.rewards.scorers import RewardModelSpec
 from plaudit_workers.launch.model_command import server_command, server_environment
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from plaudit_workers.job.spec.reward import GatewaySpec
+from plaudit_workers.job.spec.rewards.reward import GatewaySpec
 from plaudit_workers.launch.service import GatewayAddress, gateway_address, write_address
 from plaudit_workers.stream.connection import RedisAddress
 

@@ -31,18 +31,18 @@ from plaudit_reward.remote.shapes.plaudit import CALLER_HEADER
 from plaudit_wire.outage import OUTAGE
 from plaudit_workers.gateway import bodies, openapi
 from plaudit_workers.gateway.bodies import Body, SubmittedSamples
-from plaudit_workers.gateway.caller_name import caller_name, token_of
-from plaudit_workers.gateway.callers import Callers
-from plaudit_workers.gateway.canary import Canary
+from plaudit_workers.gateway.callers.caller_name import caller_name, token_of
+from plaudit_workers.gateway.callers.callers import Callers
+from plaudit_workers.gateway.callers.rate import SampleRate
+from plaudit_workers.gateway.callers.results import Answer, SampleAnswer, encode, stored_answer
+from plaudit_workers.gateway.callers.tokens import Tokens
+from plaudit_workers.gateway.callers.waiting import DisconnectedError
+from plaudit_workers.gateway.canary.canary import Canary
 from plaudit_workers.gateway.description import ServiceDescription
 from plaudit_workers.gateway.exchange import Exchange
-from plaudit_workers.gateway.rate import SampleRate
 from plaudit_workers.gateway.refusal import RefusedRequestError
-from plaudit_workers.gateway.results import Answer, SampleAnswer, encode, stored_answer
 from plaudit_workers.gateway.series import GatewaySeries
 from plaudit_workers.gateway.shapes import nemo_gym, openrlhf, slime
-from plaudit_workers.gateway.tokens import Tokens
-from plaudit_workers.gateway.waiting import DisconnectedError
 from plaudit_workers.scoring.offline.lines import SampleInput
 
 MOST_BYTES = 64 << 20

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from typing import Any
 
 from plaudit_wire.messages import Service
-from plaudit_workers.gateway.canary_series import CanarySeries
+from plaudit_workers.gateway.canary.canary_series import CanarySeries
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.stream.connection import Transport
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from starlette.types import Receive, Scope, Send
 
 from plaudit_workers.gateway.bodies import Body, SubmittedSamples
-from plaudit_workers.gateway.caller_session import CallerSession
+from plaudit_workers.gateway.callers.caller_session import CallerSession
+from plaudit_workers.gateway.callers.results import Answer, MissingAnswer, answer_of, encode, lines
+from plaudit_workers.gateway.callers.waiting import as_they_come, wait_for_accepted, wait_for_all
 from plaudit_workers.gateway.refusal import RefusedRequestError
-from plaudit_workers.gateway.results import Answer, MissingAnswer, answer_of, encode, lines
-from plaudit_workers.gateway.waiting import as_they_come, wait_for_accepted, wait_for_all
 
 _ACCEPTED_WITHIN_S = 5.0
 _QUIET_S = 15.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from plaudit_workers.gateway.results import GroupAnswer, SampleAnswer
+from plaudit_workers.gateway.callers.results import GroupAnswer, SampleAnswer
 from plaudit_workers.scoring.offline.lines import SampleInput
 
 _ERRORS = {

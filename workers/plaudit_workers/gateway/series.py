@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import prometheus_client
 from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 
-from plaudit_workers.gateway.results import Answer, GroupAnswer, SampleAnswer
+from plaudit_workers.gateway.callers.results import Answer, GroupAnswer, SampleAnswer
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 

@@ -17,17 +17,17 @@ from plaudit_wire.logs import get_logger
 from plaudit_workers.errors import RefusedError
 from plaudit_workers.gateway.application import LONGEST_WAIT_S, MOST_BYTES, Application
 from plaudit_workers.gateway.bodies import MOST_SAMPLES
-from plaudit_workers.gateway.callers import Callers
-from plaudit_workers.gateway.canary import Canary
-from plaudit_workers.gateway.canary_series import CanarySeries
+from plaudit_workers.gateway.callers.callers import Callers
+from plaudit_workers.gateway.callers.rate import SampleRate
+from plaudit_workers.gateway.callers.tokens import Tokens
+from plaudit_workers.gateway.canary.canary import Canary
+from plaudit_workers.gateway.canary.canary_series import CanarySeries
 from plaudit_workers.gateway.description import ServiceDescription
-from plaudit_workers.gateway.rate import SampleRate
 from plaudit_workers.gateway.series import GatewaySeries
-from plaudit_workers.gateway.tokens import Tokens
 from plaudit_workers.health import HealthServer
 from plaudit_workers.job.loading.load import JobError, load_job
 from plaudit_workers.job.secrets import secret_value
-from plaudit_workers.job.spec.reward import CanarySpec
+from plaudit_workers.job.spec.rewards.reward import CanarySpec
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.process import EXIT_DONE, ProcessSettings
 from plaudit_workers.scoring.offer import service_of

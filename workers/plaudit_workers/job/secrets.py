@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from plaudit_workers.errors import RefusedError
-from plaudit_workers.job.spec.reward import RewardSpec
+from plaudit_workers.job.spec.rewards.reward import RewardSpec
 from plaudit_workers.job.spec.section import SecretKey
 
 SECRETS_FOLDER = "PLAUDIT_SECRETS_FOLDER"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from plaudit_workers.job.loading.paths import is_hub_id
-from plaudit_workers.job.spec.scorers import RewardModelSpec
+from plaudit_workers.job.spec.rewards.scorers import RewardModelSpec
 
 _VLLM_ON_CPU = {
     # GiB. Without a bound vLLM takes most of the machine's memory for a cache that pooling hardly uses.

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from plaudit_workers.job.spec.environments import EnvironmentServerSpec, url_variable
-from plaudit_workers.job.spec.pod import PodSpec
-from plaudit_workers.job.spec.quantity import quantity
+from plaudit_workers.job.spec.kubernetes.pod import PodSpec
+from plaudit_workers.job.spec.kubernetes.quantity import quantity
+from plaudit_workers.job.spec.rewards.scorers import ScorerSpec
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.job.spec.rollout import RolloutSpec
-from plaudit_workers.job.spec.scorers import ScorerSpec
 from plaudit_workers.launch.environment_process import NAME as ENVIRONMENT_NAME
 from plaudit_workers.launch.metrics_environment import metrics_environment
 from plaudit_workers.launch.model_server import FOLDER

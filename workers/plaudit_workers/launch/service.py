@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from rich.console import Console
 
 from plaudit_workers.client.connect import ServiceError, connect
-from plaudit_workers.job.spec.reward import GatewaySpec
+from plaudit_workers.job.spec.rewards.reward import GatewaySpec
 from plaudit_workers.launch.plan import TOKENS_FOLDER
 from plaudit_workers.launch.private_files import write_private
 from plaudit_workers.launch.redis_server import free_port

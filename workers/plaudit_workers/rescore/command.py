@@ -16,7 +16,7 @@ from plaudit_metrics.statistics.failures import FailureCounts
 from plaudit_wire.records import ScoringRecord
 from plaudit_wire.sample import Sample
 from plaudit_workers.job.loading.load import load_job
-from plaudit_workers.job.spec.reward import RewardSpec
+from plaudit_workers.job.spec.rewards.reward import RewardSpec
 from plaudit_workers.process import EXIT_DONE
 from plaudit_workers.rescore.comparison import ScoreChange, ScoreComparison, Summary
 from plaudit_workers.rescore.output import written_rows

@@ -13,8 +13,8 @@ from plaudit_reward.pipeline.combiner import Combiner, FunctionCombiner, Weighte
 from plaudit_reward.pipeline.pipeline import Pipeline
 from plaudit_reward.pipeline.stage import GroupStage, Rules, Stage, When
 from plaudit_reward.scorer import GroupScorer, Scorer
-from plaudit_workers.job.spec.reward import RewardSpec
-from plaudit_workers.job.spec.scorers import ScorerSpec
+from plaudit_workers.job.spec.rewards.reward import RewardSpec
+from plaudit_workers.job.spec.rewards.scorers import ScorerSpec
 from plaudit_workers.process import RefusedError, model_servers
 from plaudit_workers.scoring.kinds.context import AnyScorer, BuildContext
 from plaudit_workers.scoring.kinds.python import function_scorer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plaudit_reward.functions.function import declares_post_process
-from plaudit_workers.job.spec.reward import RewardSpec
+from plaudit_workers.job.spec.rewards.reward import RewardSpec
 
 
 def has_group_scorers(reward: RewardSpec) -> bool:

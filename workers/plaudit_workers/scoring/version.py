@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from plaudit_workers.job.loading.dump import job_data, section_data
+from plaudit_workers.job.spec.rewards.scorers import ScorerSpec
 from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.job.spec.scorers import ScorerSpec
 
 _DIGITS = 10
 _SIZES = ("workers", "gateway", "networkPolicy")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from plaudit_workers.gateway.results import SampleAnswer
+from plaudit_workers.gateway.callers.results import SampleAnswer
 from plaudit_workers.scoring.offline.lines import SampleInput, sample_input
 
 _TRUTHS = ("ground_truth", "expected_answer", "label")

@@ -16,8 +16,8 @@ from plaudit_workers.job.data_row import REMEDIES
 from plaudit_workers.job.loading.paths import is_hub_id
 from plaudit_workers.job.problem import Problem
 from plaudit_workers.job.rules.judges import template_problem
+from plaudit_workers.job.spec.rewards.scorers import RewardModelSpec
 from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.job.spec.scorers import RewardModelSpec
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from plaudit_workers.job.problem import Problem
 from plaudit_workers.job.rules.pods import pods_of
-from plaudit_workers.job.spec.pod import PodSpec, ResourcesSpec
+from plaudit_workers.job.spec.kubernetes.pod import PodSpec, ResourcesSpec
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.job.spec.section import Section
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from plaudit_reward.endpoint.json_path import json_path
 from plaudit_workers.job.problem import Problem
-from plaudit_workers.job.spec.scorers import ScorerSpec, ServiceSpec
+from plaudit_workers.job.spec.rewards.scorers import ScorerSpec, ServiceSpec
 
 _PRIVATE_DOMAINS = (".svc", ".local", ".localhost", ".internal", ".lan", ".home.arpa")
 

@@ -10,7 +10,7 @@ from plaudit_reward.judge.parse import JsonParser, RegexParser
 from plaudit_reward.judge.prompt import PromptTemplate
 from plaudit_workers.job.problem import Problem
 from plaudit_workers.job.rules.endpoints import address_problems
-from plaudit_workers.job.spec.scorers import JudgeSpec, ScorerSpec
+from plaudit_workers.job.spec.rewards.scorers import JudgeSpec, ScorerSpec
 
 _OWN_MEMBERS = ("model", "messages", "stream", "n")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from plaudit_workers.job.problem import Problem
-from plaudit_workers.job.spec.environment import EnvironmentVariable
-from plaudit_workers.job.spec.pod import GPU, PodSpec
+from plaudit_workers.job.spec.kubernetes.environment import EnvironmentVariable
+from plaudit_workers.job.spec.kubernetes.pod import GPU, PodSpec
 from plaudit_workers.job.spec.rljob import Spec
 
 

@@ -9,8 +9,8 @@ from plaudit_reward.rules.routing import RULES, read_arguments
 from plaudit_workers.job.problem import Problem
 from plaudit_workers.job.rules.endpoints import cache_problems, http_problems, limits_problems, service_problems
 from plaudit_workers.job.rules.judges import judge_problems
+from plaudit_workers.job.spec.rewards.scorers import KINDS, ScorerSpec, kinds_with
 from plaudit_workers.job.spec.rljob import Spec
-from plaudit_workers.job.spec.scorers import KINDS, ScorerSpec, kinds_with
 
 
 def scorer_problems(spec: Spec) -> Iterator[Problem]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from plaudit_workers.job.spec.pod import PodSpec
+from plaudit_workers.job.spec.kubernetes.pod import PodSpec
 from plaudit_workers.job.spec.section import DNS_LABEL, Command, Section
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from plaudit_workers.job.spec.pod import PodSpec
+from plaudit_workers.job.spec.kubernetes.pod import PodSpec
 from plaudit_workers.job.spec.section import MUTABLE, Section
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from plaudit_workers.job.spec.metadata import Metadata
+from plaudit_workers.job.spec.kubernetes.metadata import Metadata
 from plaudit_workers.job.spec.metrics import MetricsSpec
-from plaudit_workers.job.spec.reward import RewardSpec
+from plaudit_workers.job.spec.rewards.reward import RewardSpec
 from plaudit_workers.job.spec.rljob import RLJob, Spec
 from plaudit_workers.job.spec.section import Section
 from plaudit_workers.job.spec.storage import FilesSpec, StorageSpec

@@ -12,13 +12,13 @@ from pydantic import Field, model_validator
 from plaudit_workers.job.spec.algorithm import AlgorithmSpec
 from plaudit_workers.job.spec.data import DataSpec, TrainDataSpec
 from plaudit_workers.job.spec.environments import EnvironmentServerSpec
-from plaudit_workers.job.spec.lifecycle import LifecycleSpec
-from plaudit_workers.job.spec.metadata import Metadata
+from plaudit_workers.job.spec.kubernetes.lifecycle import LifecycleSpec
+from plaudit_workers.job.spec.kubernetes.metadata import Metadata
+from plaudit_workers.job.spec.kubernetes.scheduling import SchedulingSpec
 from plaudit_workers.job.spec.metrics import MetricsSpec
 from plaudit_workers.job.spec.model import ModelSpec
-from plaudit_workers.job.spec.reward import RewardSpec
+from plaudit_workers.job.spec.rewards.reward import RewardSpec
 from plaudit_workers.job.spec.rollout import RolloutSpec
-from plaudit_workers.job.spec.scheduling import SchedulingSpec
 from plaudit_workers.job.spec.section import MUTABLE, Section
 from plaudit_workers.job.spec.storage import FilesSpec, StorageSpec
 from plaudit_workers.job.spec.trainer import TrainerSpec

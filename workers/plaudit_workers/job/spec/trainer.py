@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from plaudit_workers.job.spec.pod import PodSpec
+from plaudit_workers.job.spec.kubernetes.pod import PodSpec
 from plaudit_workers.job.spec.section import FilePath, Section
 
 

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from plaudit_workers.job.spec.pod import PodSpec
-from plaudit_workers.job.spec.quantity import quantity
+from plaudit_workers.job.spec.kubernetes.pod import PodSpec
+from plaudit_workers.job.spec.kubernetes.quantity import quantity
 from plaudit_workers.job.spec.section import BYTE_QUANTITY, FilePath, SecretKey, Section
 
 USABLE_SHARE = 0.6

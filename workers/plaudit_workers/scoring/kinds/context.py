@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from plaudit_reward.scorer import GroupScorer, Scorer
-from plaudit_workers.job.spec.reward import RewardSpec
-from plaudit_workers.job.spec.scorers import ScorerSpec
+from plaudit_workers.job.spec.rewards.reward import RewardSpec
+from plaudit_workers.job.spec.rewards.scorers import ScorerSpec
 from plaudit_workers.stream.connection import RedisAddress
 
 

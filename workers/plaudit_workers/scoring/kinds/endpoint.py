@@ -18,7 +18,7 @@ from plaudit_wire.names import Names
 from plaudit_wire.sample import Sample
 from plaudit_wire.trace_context import drawn, traceparent
 from plaudit_workers.job.secrets import secret_value
-from plaudit_workers.job.spec.scorers import ScorerSpec
+from plaudit_workers.job.spec.rewards.scorers import ScorerSpec
 from plaudit_workers.scoring.kinds.context import BuildContext
 from plaudit_workers.scoring.version import scorer_version
 from plaudit_workers.stream.connection import RedisAddress

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plaudit_reward.agent_reward import AgentRewardScorer
-from plaudit_workers.job.spec.scorers import ScorerSpec
+from plaudit_workers.job.spec.rewards.scorers import ScorerSpec
 from plaudit_workers.scoring.kinds.context import BuildContext
 
 

@@ -11,7 +11,7 @@ from plaudit_reward.judge.parse import FunctionParser, JsonParser, Parser, Regex
 from plaudit_reward.judge.prompt import PromptTemplate
 from plaudit_reward.judge.scorer import JudgeScorer
 from plaudit_workers.job.secrets import secret_value
-from plaudit_workers.job.spec.scorers import JudgeSpec, ScorerSpec
+from plaudit_workers.job.spec.rewards.scorers import JudgeSpec, ScorerSpec
 from plaudit_workers.scoring.kinds.context import AnyScorer, BuildContext
 from plaudit_workers.scoring.kinds.endpoint import cached, limiter, trace_header, usage_report
 

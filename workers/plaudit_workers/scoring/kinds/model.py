@@ -6,7 +6,7 @@ import os
 
 from plaudit_reward.model_client.addresses import TOKEN_VARIABLE
 from plaudit_reward.model_client.scorer import ModelScorer
-from plaudit_workers.job.spec.scorers import ScorerSpec
+from plaudit_workers.job.spec.rewards.scorers import ScorerSpec
 from plaudit_workers.scoring.kinds.context import BuildContext
 from plaudit_workers.scoring.kinds.endpoint import trace_header
 

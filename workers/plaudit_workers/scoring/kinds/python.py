@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from plaudit_reward.functions.target import Target
 from plaudit_reward.isolation.function_scorer import FunctionScorer
-from plaudit_workers.job.spec.reward import RewardSpec
-from plaudit_workers.job.spec.scorers import ScorerSpec
+from plaudit_workers.job.spec.rewards.reward import RewardSpec
+from plaudit_workers.job.spec.rewards.scorers import ScorerSpec
 from plaudit_workers.scoring.kinds.context import BuildContext
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plaudit_workers.job.spec.scorers import Kind
+from plaudit_workers.job.spec.rewards.scorers import Kind
 from plaudit_workers.scoring.kinds.context import Maker
 from plaudit_workers.scoring.kinds.environment import environment_scorer
 from plaudit_workers.scoring.kinds.http import http_scorer

@@ -23,7 +23,7 @@ from plaudit_workers.job.checks.data_files import data_problem, data_rows
 from plaudit_workers.job.data_row import REQUIRED_COLUMNS, extra_info_of
 from plaudit_workers.job.loading.load import load_job
 from plaudit_workers.job.problem import JobError
-from plaudit_workers.job.spec.reward import RewardSpec
+from plaudit_workers.job.spec.rewards.reward import RewardSpec
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.process import EXIT_DONE, RefusedError, model_servers
 from plaudit_workers.scoring.build import build_pipeline

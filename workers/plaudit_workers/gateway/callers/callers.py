@@ -8,7 +8,7 @@ from collections.abc import Set
 
 from plaudit_wire.messages import Service
 from plaudit_wire.outage import OUTAGE
-from plaudit_workers.gateway.caller_session import CallerSession, Limits
+from plaudit_workers.gateway.callers.caller_session import CallerSession, Limits
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.sessions import Session
 from plaudit_workers.supervision import Supervised

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from plaudit_workers.job.spec.pod import PodSpec
-from plaudit_workers.job.spec.scorers import ScorerSpec, ServiceSpec
+from plaudit_workers.job.spec.kubernetes.pod import PodSpec
+from plaudit_workers.job.spec.rewards.scorers import ScorerSpec, ServiceSpec
 from plaudit_workers.job.spec.section import MUTABLE, FilePath, Opaque, Section
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
-from plaudit_workers.gateway.caller_session import Awaited
+from plaudit_workers.gateway.callers.caller_session import Awaited
 
 Receive = Callable[[], Awaitable[Any]]
 

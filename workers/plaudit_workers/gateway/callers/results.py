@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from plaudit_workers.gateway.bodies import SubmittedSamples
-from plaudit_workers.gateway.caller_session import Missing
+from plaudit_workers.gateway.callers.caller_session import Missing
 from plaudit_workers.scoring.offline.lines import SampleOutput
 from plaudit_workers.stream.sessions import GroupResult
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from plaudit_workers.job.spec.environment import EnvironmentVariable
+from plaudit_workers.job.spec.kubernetes.environment import EnvironmentVariable
 from plaudit_workers.job.spec.section import Opaque, Quantity, Section
 
 GPU = "nvidia.com/gpu"

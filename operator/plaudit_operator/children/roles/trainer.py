@@ -10,9 +10,9 @@ import copy
 from typing import Any
 
 from plaudit_operator import names
-from plaudit_operator.children import environments
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.pod import RolePod, pod_template
+from plaudit_operator.children.roles import environments
 from plaudit_operator.runtime.kinds import JOB, SERVICE
 
 ROLE = "trainer"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 from plaudit_operator import names
-from plaudit_operator.children import environments, reward_model
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.deployment import deployment
 from plaudit_operator.children.pod import RolePod, http_probe, pod_template
+from plaudit_operator.children.roles import environments, reward_model
 from plaudit_workers.job.secrets import reward_secrets
 
 ROLE = "reward"

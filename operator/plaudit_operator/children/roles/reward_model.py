@@ -7,7 +7,7 @@ from plaudit_operator.admission.admission import digest
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.deployment import deployment, service
 from plaudit_operator.children.pod import RolePod, http_probe, pod_template
-from plaudit_workers.job.spec.scorers import ScorerSpec
+from plaudit_workers.job.spec.rewards.scorers import ScorerSpec
 from plaudit_workers.launch.model_command import server_command, server_environment
 
 ROLE = "model"

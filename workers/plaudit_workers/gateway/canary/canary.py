@@ -12,8 +12,8 @@ from plaudit_reward.errors import CallTimeoutError, InfrastructureError
 from plaudit_reward.http.client import HttpClient
 from plaudit_reward.http.errors import NoResponseError
 from plaudit_workers.gateway.bodies import SubmittedSamples
-from plaudit_workers.gateway.canary_series import CanarySeries
-from plaudit_workers.gateway.results import Answer, SampleAnswer
+from plaudit_workers.gateway.callers.results import Answer, SampleAnswer
+from plaudit_workers.gateway.canary.canary_series import CanarySeries
 from plaudit_workers.scoring.offline.lines import SampleInput
 
 _MOST_AT_ONCE = 512

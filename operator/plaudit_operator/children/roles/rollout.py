@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from plaudit_operator import names
-from plaudit_operator.children import environments
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.deployment import deployment
 from plaudit_operator.children.pod import RolePod, http_probe, pod_template
+from plaudit_operator.children.roles import environments
 from plaudit_operator.replica import ReplicaAttempt
 from plaudit_operator.runtime.kinds import JOB, SERVICE
 from plaudit_workers.job.spec.rollout import RolloutSpec
