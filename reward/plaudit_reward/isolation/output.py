@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import cast
 
 from plaudit_wire.logs import get_logger
 
@@ -13,6 +14,9 @@ _TAIL_BYTES = 2_000
 _LINES_PER_WINDOW = 50
 _WINDOW_S = 10.0
 _LINE_CHARACTERS = 500
+_PAUSE_AFTER_BYTES = 4 << 20
+_PAUSE_S = 0.05
+"""A child that prints more is slowed down to 80 MB/s: reading a flood would take a core from the event loop."""
 
 
 class Output(asyncio.Protocol):
@@ -30,13 +34,15 @@ class Output(asyncio.Protocol):
         self._field = field
         self._tail = b""
         self._begun = b""
-        self._transport: asyncio.BaseTransport | None = None
+        self._transport: asyncio.ReadTransport | None = None
         self._window_ends = 0.0
         self._num_logged = 0
+        self._unpaused_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the open pipe."""
-        self._transport = transport
+        # A cast: the transports of uvloop, which Ray's actors use, are no subclasses of asyncio's.
+        self._transport = cast(asyncio.ReadTransport, transport)
 
     def data_received(self, data: bytes) -> None:
         """Log the first lines of each ten seconds and keep the tail."""
@@ -45,15 +51,28 @@ class Output(asyncio.Protocol):
         if now >= self._window_ends:
             self._window_ends, self._num_logged = now + _WINDOW_S, 0
         if self._num_logged < _LINES_PER_WINDOW:
-            *lines, rest = (self._begun + data).split(b"\n")
+            *lines, rest = (self._begun + data).split(b"\n", _LINES_PER_WINDOW - self._num_logged)
             self._begun = rest[:_LINE_CHARACTERS]
+            self._num_logged += len(lines)
             self._log([line for line in lines if line.strip()])
         else:
             self._begun = b""
+        self._unpaused_bytes += len(data)
+        if self._unpaused_bytes >= _PAUSE_AFTER_BYTES:
+            self._pause()
+
+    def _pause(self) -> None:
+        self._unpaused_bytes = 0
+        if self._transport is not None:
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_later(_PAUSE_S, self._resume)
+
+    def _resume(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def _log(self, lines: list[bytes]) -> None:
-        for line in lines[: _LINES_PER_WINDOW - self._num_logged]:
-            self._num_logged += 1
+        for line in lines:
             text = line[:_LINE_CHARACTERS].decode(errors="replace")
             logger.info(self._event, **{self._field: self._name, "line": text})
 

@@ -239,6 +239,10 @@ MISHAPS = [
     (call("look_up", wrong="a"), "TypeError: look_up() got an unexpected keyword", "error"),
     (call("absent"), "Error: there is no tool 'absent'; the tools are", "refused"),
     ('<tool_call>{"name": "look_up", "arguments": [1]}</tool_call>', "Error: the arguments are not", "refused"),
+    (call("look_up", key=10**30), "Error: the arguments hold an integer of more than 64 bits", "refused"),
+    (call("look_up", key="\ud800"), "Error: the arguments hold half of a surrogate pair", "refused"),
+    (call("look_up", key=json.loads("[" * 90 + "]" * 90)), "Error: the arguments are nested more than 64", "refused"),
+    (call("look_\\ud800"), "Error: there is no tool 'look_?'", "refused"),
     (call("hangs", key="a"), "hangs gave no result within 0.3 s", "timeout"),
     (call("crashes", key="a"), "the process that ran crashes was killed by SIGSEGV", "killed"),
     (call("floods", key="a"), "abcabc", "ok"),
@@ -437,3 +441,21 @@ async def test_a_conversation_without_a_call_counts_as_one_of_two_turns(open_age
         _, (body,) = await hold(agent, "I know it.")
     assert [(turn.first, turn.calls) for turn in body.generation.turns] == [(0, [])]
     assert body.sample.num_turns == 2
+
+
+async def test_arguments_that_no_parser_can_read_stay_text(open_agent) -> None:
+    async with open_agent() as agent:
+        deep = '<tool_call>{"name": "look_up", "arguments": ' + "[" * 100_000 + "</tool_call>"
+        assert agent.parser.parse(deep).calls == []
+
+
+@pytest.mark.parametrize("side", ["left", "middle", "right"])
+async def test_only_the_parts_of_a_long_result_that_stay_are_tokenised(open_agent, hold, side) -> None:
+    read: list[int] = []
+    async with open_agent(result_tokens=100, truncate=side) as agent:
+        encode = agent.template.encode
+        agent.template.encode = lambda text: read.append(len(text)) or encode(text)  # counts what is read
+        _, (body,) = await hold(agent, call("floods", key="a"), "Well.")
+    (result,) = (message["content"] for message in body.sample.completion if message["role"] == "tool")
+    assert 100 < len(result) < 1500
+    assert max(read) < 10_000

@@ -215,6 +215,15 @@ async def test_text_leaves_special_tokens_out(bench):
     assert bench.engine.decode([1, 2, 10, 3, 11, 14]) == "12+3="
 
 
+@pytest.mark.parametrize("wrong", [-1, 1_000_000])
+async def test_a_prompt_with_an_unknown_token_is_refused_and_others_go_on(bench, tiny_models, wrong):
+    await bench.load(tiny_models[0])
+    other = bench.submit()
+    with pytest.raises(RequestRefusedError, match=f"token ids .*{wrong}"):
+        await bench.result(bench.submit([1, 2, wrong]))
+    assert isinstance(await bench.result(other), FinishedSample)
+
+
 async def test_a_prompt_longer_than_the_model_is_refused_and_others_go_on(bench, tiny_models):
     await bench.load(tiny_models[1])
     with pytest.raises(RequestRefusedError, match="600"):

@@ -96,10 +96,20 @@ EnvironmentKind = Literal["", "calls", "text", "loop"]
 samples. Empty: there is no environment."""
 
 
+class ProcessLimits(msgspec.Struct, frozen=True):
+    """Limits of what one sample's process and all that it starts may use."""
+
+    memory_bytes: int = 0
+    """0: half of the memory of the machine, or of the container."""
+    threads: int = 1024
+    """Threads of all its processes; a process has at least one."""
+
+
 class Load(msgspec.Struct, frozen=True, tag=True):
     """The files to load."""
 
     sources: list[Source]
+    limits: ProcessLimits = ProcessLimits()
 
 
 class Tool(msgspec.Struct, frozen=True):
@@ -142,6 +152,8 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     number: int
     status: int
     """Exit code, negative for a signal."""
+    reason: str = ""
+    """The limit for which the template killed it; empty: it did not."""
 
 
 class CallTool(msgspec.Struct, frozen=True, tag=True):

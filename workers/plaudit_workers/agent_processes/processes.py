@@ -27,6 +27,7 @@ from plaudit_workers.agent_processes.messages import (
     Kill,
     Load,
     Loaded,
+    ProcessLimits,
     Refused,
     Source,
     Tool,
@@ -45,6 +46,7 @@ _STATUS_WITHIN_S = 2.0
 _MOST_BYTES = 64 << 20
 """A process that sends more without completing a message is killed."""
 _FULL_PAUSE_S = 0.002
+_END_WITHIN_S = 3.0
 
 
 class ProcessDiedError(Exception):
@@ -61,7 +63,8 @@ class SampleProcess(asyncio.Protocol):
 
     def __init__(self, number: int, kill: Callable[[int], None]) -> None:
         self.number = number
-        self.on_message: Callable[[FromSample], None] = lambda message: None
+        self.on_message: Callable[[FromSample], bool] = lambda message: False
+        """Takes a message; returns False for one that it did not ask for: the process is then killed."""
         self.died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Resolved with a description of its end, also after ``kill``."""
         self._kill = kill
@@ -81,8 +84,10 @@ class SampleProcess(asyncio.Protocol):
         try:
             for body in self._frames.feed(data):
                 self._unread_bytes = 0
-                for message in from_sample.decode(body):
-                    self.on_message(message)
+                messages = from_sample.decode(body)
+                if not messages or not all(self.on_message(message) for message in messages):
+                    self.kill("sent a message that nothing asked for")
+                    return
         except Exception:  # whatever it sent: the user's code has the connection as well
             self.kill("sent something that is no message")
             return
@@ -143,11 +148,18 @@ class AgentProcesses:
     Args:
         sources: what they run.
         field: the field of the job that names the sources, for messages.
+        limits: of each sample; None: the defaults.
     """
 
-    def __init__(self, sources: Sequence[Source], field: str = "spec.rollout.agent") -> None:
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        field: str = "spec.rollout.agent",
+        limits: ProcessLimits | None = None,
+    ) -> None:
         self._sources = list(sources)
         self._field = field
+        self._limits = limits or ProcessLimits()
         self._numbers = itertools.count()
         self._running: dict[int, SampleProcess] = {}
         self._loaded: asyncio.Future[list[Tool]] | None = None
@@ -205,10 +217,10 @@ class AgentProcesses:
 
     async def close(self) -> None:
         """End all processes."""
-        process = self._process
+        process, self._process = self._process, None
         self._end()
         if process is not None:
-            await asyncio.to_thread(process.wait)
+            await asyncio.to_thread(_wait, process)
 
     async def _start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -222,7 +234,7 @@ class AgentProcesses:
         self._transport, _ = await loop.create_connection(
             lambda: _Connection(self._on_message, lambda: self._on_lost(process)), sock=ours
         )
-        self._send(Load(self._sources))
+        self._send(Load(self._sources, self._limits))
 
     def _start_template(self) -> tuple[socket.socket, int]:
         """Start the process; return our ends of the connection and of the pipe that it prints to."""
@@ -249,7 +261,7 @@ class AgentProcesses:
         if isinstance(message, Ended):
             sample = self._running.get(message.number)
             if sample is not None:
-                sample.ended(_how(message.status))
+                sample.ended(f"was killed: {message.reason}" if message.reason else _how(message.status))
         elif loaded is not None and not loaded.done():
             if isinstance(message, Loaded):
                 self.environment = message.environment
@@ -269,8 +281,7 @@ class AgentProcesses:
 
     def _end(self) -> None:
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            _kill(self._process)
             asyncio.get_running_loop().run_in_executor(None, self._process.wait)
         for sample in list(self._running.values()):
             sample.ended("ended with the template process")
@@ -295,6 +306,20 @@ class AgentProcesses:
             except BlockingIOError:
                 await asyncio.sleep(_FULL_PAUSE_S)
         raise OSError("it ended")
+
+
+def _wait(process: subprocess.Popen[bytes]) -> None:
+    """Wait until the template, whose connection is closed, has killed what the samples started, and ends."""
+    try:
+        process.wait(_END_WITHIN_S)
+    except subprocess.TimeoutExpired:  # it is still importing
+        _kill(process)
+        process.wait()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _how(status: int) -> str:

@@ -26,6 +26,7 @@ from plaudit_reward.isolation.signals import signal_name
 from plaudit_wire.sample import AgentReward
 from plaudit_workers.agent_processes.messages import ProgramEnded, RunProgram, to_sample
 from plaudit_workers.agent_processes.sources.program import RunnableProgram
+from plaudit_workers.agent_processes.sources.user_code import error_text
 
 PROMPT_FILE = "prompt.json"
 _READ_BYTES = 1 << 20
@@ -65,7 +66,7 @@ def _run_function(function: Any, document: dict[str, Any]) -> ProgramEnded:
         if inspect.isawaitable(returned):
             returned = asyncio.run(_awaited(returned))
     except BaseException as error:  # the user's code: sys.exit and the like included
-        return _failed("data_error", f"{type(error).__name__}: {error}")
+        return _failed("data_error", error_text(error))
     return ProgramEnded(reward_of(returned))
 
 

@@ -32,14 +32,13 @@ from plaudit_workers.agent_processes.messages import (
 )
 from plaudit_workers.agent_processes.program_process import serve_program
 from plaudit_workers.agent_processes.sources.environments.environment import answer
+from plaudit_workers.agent_processes.sources.user_code import error_text, plain_text
 from plaudit_workers.agent_processes.trajectory import FinishedSample, Trajectory
 
 if TYPE_CHECKING:
     from plaudit_workers.agent_processes.sources.load import LoadedSources
 
 _READ_BYTES = 1 << 20
-MOST_CHARACTERS = 1 << 20
-"""Longer results of tools are cut here; the agent's own limit is far below."""
 
 
 def run_sample(connection: socket.socket, loaded: LoadedSources) -> None:
@@ -101,15 +100,12 @@ class _Sample:
         began = time.perf_counter()
         try:
             answer = await self._loaded.tools[call.tool].call(call.arguments, call.create_arguments)
+            text, seconds = plain_text(answer.text), time.perf_counter() - began
+            data = frame([ToolResult(call.id, "ok", text, seconds, answer.reward, bool(answer.done))])
         except BaseException as error:  # the user's code: sys.exit and the like included
-            text = f"{type(error).__name__}: {error}"[:MOST_CHARACTERS]
             outcome: Literal["error", "killed"] = "killed" if isinstance(error, InfrastructureError) else "error"
-            self._send(ToolResult(call.id, outcome, _valid(text), time.perf_counter() - began))
-            return
-        seconds = time.perf_counter() - began
-        self._send(
-            ToolResult(call.id, "ok", _valid(answer.text[:MOST_CHARACTERS]), seconds, answer.reward, answer.done)
-        )
+            data = frame([ToolResult(call.id, outcome, error_text(error), time.perf_counter() - began)])
+        self._connection.sendall(data)
 
     async def _ask(self, question: AskEnvironment) -> None:
         assert self._loaded.environment is not None
@@ -118,8 +114,7 @@ class _Sample:
             data = frame([reply])
         except BaseException as error:  # the user's code: sys.exit and the like included
             outcome: Any = "infra_error" if isinstance(error, InfrastructureError | OSError) else "data_error"
-            reason = _valid(f"{type(error).__name__}: {error}"[:MOST_CHARACTERS])
-            data = frame([EnvironmentReply(question.id, outcome, reason)])
+            data = frame([EnvironmentReply(question.id, outcome, error_text(error))])
         self._connection.sendall(data)
 
     async def _run_agent(self, message: RunAgent) -> None:
@@ -128,11 +123,10 @@ class _Sample:
             trajectory = await self._loaded.agent.run(message.prompt, self._generate)
             if not isinstance(trajectory, Trajectory):
                 raise TypeError(f"run returned {type(trajectory).__name__}, not a Trajectory")
-            data = msgspec.to_builtins(trajectory, enc_hook=_plain)
+            data = frame([AgentDone(msgspec.to_builtins(trajectory, enc_hook=_plain))])
         except BaseException as error:  # the user's code: sys.exit and the like included
-            self._send(AgentFailed(_valid(f"{type(error).__name__}: {error}"[:MOST_CHARACTERS])))
-            return
-        self._send(AgentDone(data))
+            data = frame([AgentFailed(error_text(error))])
+        self._connection.sendall(data)
 
     async def _generate(self, ids: Any, max_tokens: int | None = None) -> Any:
         number = len(self._awaited) + time.monotonic_ns()
@@ -147,8 +141,3 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"a trajectory cannot hold a {type(value).__name__}")
-
-
-def _valid(text: str) -> str:
-    """Replace what UTF-8 cannot encode."""
-    return text.encode(errors="replace").decode()

@@ -3,7 +3,8 @@
 Started as ``python -m plaudit_workers.agent_processes.template <file descriptor> <parent's process id>`` by
 ``processes``. A fork imports nothing again and shares the memory of everything that the files imported. The template
 itself never runs a tool, so it can always kill a process of a sample that hangs. It ends with its parent, and they end
-with it.
+with it. Each sample's process is confined (``confinement``); when it ends, or the processes below it exceed their
+limits, all that it started is killed.
 """
 
 from __future__ import annotations
@@ -18,17 +19,33 @@ import signal
 import socket
 import sys
 import threading
+import time
+import traceback
 from typing import Any
 
 from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.isolation.lifetime import end_with
 from plaudit_reward.isolation.messages import Frames, frame
-from plaudit_workers.agent_processes.messages import Ended, Fork, Kill, Load, Loaded, Refused, ToTemplate, to_template
+from plaudit_workers.agent_processes import process_trees
+from plaudit_workers.agent_processes.confinement import adopt_orphans, confine, machine_memory_bytes
+from plaudit_workers.agent_processes.messages import (
+    Ended,
+    Fork,
+    Kill,
+    Load,
+    Loaded,
+    ProcessLimits,
+    Refused,
+    ToTemplate,
+    to_template,
+)
 from plaudit_workers.agent_processes.sample_process import run_sample
 from plaudit_workers.agent_processes.sources.load import load
 
 _READ_BYTES = 1 << 16
 _MOST_DESCRIPTORS = 64
+_WATCH_EVERY_S = 1.0
+_END_WITHIN_S = 1.0
 
 
 def main() -> int:
@@ -38,9 +55,11 @@ def main() -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # the last lines of a killed tool are logged
     template = _Template(socket.socket(fileno=int(sys.argv[1])))
-    with contextlib.suppress(EOFError):
+    try:
         return template.run()
-    return 0
+    except EOFError:
+        template.end()
+        return 0
 
 
 class _Template:
@@ -51,6 +70,12 @@ class _Template:
         """Ends of connections that arrived and wait for their ``Fork``."""
         self._running: dict[int, int] = {}
         """Process id → number of its sample."""
+        self._reasons: dict[int, str] = {}
+        """Process id → the limit that it exceeded."""
+        self._limits = ProcessLimits()
+        self._wakeups: tuple[socket.socket, ...] = ()
+        self._imported: set[int] = set()
+        """Children that importing the files started."""
 
     def run(self) -> int:
         """Serve until the rollout closes the connection (``EOFError``)."""
@@ -64,17 +89,25 @@ class _Template:
         if threading.active_count() > 1:
             names = ", ".join(thread.name for thread in threading.enumerate() if thread is not threading.main_thread())
             print(f"importing the files started threads ({names}); they do not run in the processes of samples")
+        self._limits = _filled(sources[0].limits)
+        self._imported = process_trees.children_of_this_process()
+        adopt_orphans()
         gc.freeze()  # a collection in a fork would copy all pages that it shares
         self._send(Loaded(loaded.descriptions, loaded.environment_kind))
-        wakeup, wake = socket.socketpair()
+        self._wakeups = wakeup, wake = socket.socketpair()
         wake.setblocking(False)
         signal.set_wakeup_fd(wake.fileno())
         signal.signal(signal.SIGCHLD, lambda *_: None)
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
         poll.register(wakeup, select.POLLIN)
+        watched_s = time.monotonic()
         while True:
-            for descriptor, _ in poll.poll():
+            ready = poll.poll(1e3 * _WATCH_EVERY_S if self._running else None)
+            if time.monotonic() - watched_s >= _WATCH_EVERY_S:
+                self._watch()
+                watched_s = time.monotonic()
+            for descriptor, _ in ready:
                 if descriptor == wakeup.fileno():
                     wakeup.recv(_READ_BYTES)
                     self._reap()
@@ -92,7 +125,7 @@ class _Template:
             self._running[pid] = message.number
         elif isinstance(message, Kill):
             for pid in [pid for pid, number in self._running.items() if number == message.number]:
-                _kill_session(pid)
+                process_trees.kill(pid)
 
     def _begin(self, descriptor: int, loaded: Any) -> None:
         """Become the process of a sample."""
@@ -103,25 +136,54 @@ class _Template:
             end_with(template)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            self._connection.close()
+            for connection in (self._connection, *self._wakeups):
+                connection.close()
+            for other in self._descriptors:
+                os.close(other)
+            confine(self._limits.memory_bytes)
             run_sample(socket.socket(fileno=descriptor), loaded)
             status = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            with contextlib.suppress(BaseException):  # a tool may have closed or replaced them
+                sys.stdout.flush()
+                sys.stderr.flush()
             os._exit(status)
 
+    def end(self) -> None:
+        """Kill the processes of all samples and all that they started."""
+        deadline_s = time.monotonic() + _END_WITHIN_S
+        while (started := process_trees.children_of_this_process() - self._imported) and time.monotonic() < deadline_s:
+            for pid in started:
+                process_trees.kill(pid)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(-1, 0)
+
+    def _watch(self) -> None:
+        """Kill the processes of samples that exceed their limits."""
+        limits = self._limits
+        for pid, tree in process_trees.trees(self._running).items():
+            if tree.num_threads > limits.threads:
+                self._reasons[pid] = f"it had more than {limits.threads} processes and threads"
+            elif tree.uses_more_than(limits.memory_bytes):
+                self._reasons[pid] = f"its processes used more than {limits.memory_bytes >> 20} MiB"
+            else:
+                continue
+            tree.kill()
+
     def _reap(self) -> None:
-        while self._running:
-            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is None:
-                return
-            # Before it is reaped: until then no other process can get its id.
-            _kill_session(ended.si_pid)
-            _, status = os.waitpid(ended.si_pid, 0)
-            number = self._running.pop(ended.si_pid, None)
-            if number is not None:
-                self._send(Ended(number, os.waitstatus_to_exitcode(status)))
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                # Before it is reaped: until then no other process can get its id.
+                process_trees.kill(ended.si_pid)
+                _, status = os.waitpid(ended.si_pid, 0)
+                number = self._running.pop(ended.si_pid, None)
+                for orphan in process_trees.children_of_this_process() - self._running.keys() - self._imported:
+                    process_trees.kill(orphan)
+                if number is not None:
+                    reason = self._reasons.pop(ended.si_pid, "")
+                    self._send(Ended(number, os.waitstatus_to_exitcode(status), reason))
 
     def _send(self, message: Any) -> None:
         try:
@@ -140,9 +202,8 @@ class _Template:
         return messages
 
 
-def _kill_session(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+def _filled(limits: ProcessLimits) -> ProcessLimits:
+    return limits if limits.memory_bytes else ProcessLimits(machine_memory_bytes() // 2, limits.threads)
 
 
 if __name__ == "__main__":

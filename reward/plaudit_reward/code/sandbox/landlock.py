@@ -25,8 +25,10 @@ _NUM_FILE_RIGHTS: Final = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 """ABI → rights on files that it knows, the lowest bits; newer versions know at least those of 5."""
 _NETWORK_RIGHTS = 0b11
 """Binding and connecting TCP sockets, since ABI 4."""
-_SCOPES = 0b11
+_SIGNALS = 0b10
+_SCOPES = 0b01 | _SIGNALS
 """Abstract Unix sockets and signals stay inside the domain, since ABI 6."""
+_SCOPES_SINCE = 6
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -51,12 +53,32 @@ def make_ruleset(readable: Iterable[Path]) -> int:
     """
     version = abi()
     rights = (1 << _NUM_FILE_RIGHTS[min(version, 5)]) - 1 if version else 0
-    parts = [rights, _NETWORK_RIGHTS if version >= 4 else None, _SCOPES if version >= 6 else None]
+    parts = [rights, _NETWORK_RIGHTS if version >= 4 else None, _SCOPES if version >= _SCOPES_SINCE else None]
     attributes = b"".join(struct.pack("=Q", part) for part in parts if part is not None)
     ruleset = _call(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
     for path in readable:
         _allow_reading(ruleset, path)
     return ruleset
+
+
+def keep_signals_inside() -> bool:
+    """Forbid this thread, and all that it starts, to signal processes outside; ``no_new_privs`` must be set.
+
+    Files and network stay as they are.
+
+    Returns:
+        False where this kernel has no such scope (before Linux 6.12).
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    if abi() < _SCOPES_SINCE:
+        return False
+    attributes = struct.pack("=QQQ", 0, 0, _SIGNALS)
+    ruleset = _call(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
+    restrict(ruleset)
+    os.close(ruleset)
+    return True
 
 
 def _allow_reading(ruleset: int, path: Path) -> None:

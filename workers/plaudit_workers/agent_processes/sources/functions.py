@@ -7,9 +7,8 @@ verl.
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import json
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +17,7 @@ from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.functions.user_file import import_user_file
 from plaudit_workers.agent_processes.messages import FunctionTool, Tool
 from plaudit_workers.agent_processes.sources.tool import Answer
+from plaudit_workers.agent_processes.sources.user_code import run_user_code
 
 
 class PythonTool:
@@ -34,10 +34,7 @@ class PythonTool:
 
     async def call(self, arguments: dict[str, Any], create_arguments: dict[str, Any]) -> Answer:
         """Call the function: an async one on the event loop, a plain one in a thread."""
-        if inspect.iscoroutinefunction(self._function):
-            return to_answer(await self._function(**arguments))
-        result = await asyncio.to_thread(self._function, **arguments)
-        return to_answer(await result if inspect.isawaitable(result) else result)
+        return to_answer(await run_user_code(self._function, **arguments))
 
 
 def load_function(source: FunctionTool) -> PythonTool:
@@ -92,9 +89,13 @@ def describe(function: Callable[..., Any], name: str, where: str) -> dict[str, A
 
 
 def to_answer(result: Any) -> Answer:
-    """Turn what a function returned into text and, where it gave one, a reward."""
+    """Turn what a function returned into text and, where it gave one, a reward.
+
+    Raises:
+        ValueError: the reward is not finite.
+    """
     if isinstance(result, tuple) and len(result) in (2, 3) and _is_number(result[1]):
-        return Answer(to_text(result[0]), float(result[1]))
+        return Answer(to_text(result[0]), finite(result[1]))
     return Answer(to_text(result))
 
 
@@ -105,6 +106,18 @@ def to_text(result: Any) -> str:
     if hasattr(result, "text") and not isinstance(result, type):  # verl's ToolResponse
         return str(result.text or "")
     return json.dumps(result, ensure_ascii=False, default=str)
+
+
+def finite(reward: float) -> float:
+    """Return a tool's reward as a plain number.
+
+    Raises:
+        ValueError: it is not finite.
+    """
+    number = float(reward)
+    if not math.isfinite(number):
+        raise ValueError(f"the tool returned the reward {number}, which is not finite")
+    return number
 
 
 def _is_number(value: Any) -> bool:

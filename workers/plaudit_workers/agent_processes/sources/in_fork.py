@@ -10,6 +10,7 @@ from typing import TypeVar, cast
 import msgspec
 
 from plaudit_reward.errors import ConfigurationError
+from plaudit_workers.agent_processes.sources.user_code import error_text
 
 Result = TypeVar("Result")
 
@@ -41,7 +42,7 @@ def first_cause(error: BaseException) -> str:
     """Return the first cause in a group of exceptions."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return f"{type(error).__name__}: {error}"
+    return error_text(error)
 
 
 def _outcome(function: Callable[[], Result]) -> tuple[Result | None, str]:

@@ -16,9 +16,9 @@ from ruamel.yaml.error import YAMLError
 
 from plaudit_reward.errors import ConfigurationError
 from plaudit_workers.agent_processes.messages import Tool, VerlTools
-from plaudit_workers.agent_processes.sources.environments.environment import run_user_code
-from plaudit_workers.agent_processes.sources.functions import to_text
+from plaudit_workers.agent_processes.sources.functions import finite, to_text
 from plaudit_workers.agent_processes.sources.tool import Answer
+from plaudit_workers.agent_processes.sources.user_code import run_user_code
 
 
 class VerlTool:
@@ -42,7 +42,7 @@ class VerlTool:
         finally:
             await run_user_code(self._instance.release, instance_id)
         # verl's tools return 0.0 where they have no reward to give.
-        return Answer(to_text(response), float(reward) if reward else None)
+        return Answer(to_text(response), finite(reward) if reward else None)
 
 
 def load_verl_tools(source: VerlTools) -> list[VerlTool]:

@@ -14,6 +14,8 @@ from plaudit_workers.agent_processes.processes import AgentProcesses, ProcessDie
 from plaudit_workers.rollout.agents.agent import Generate, Trajectory
 from plaudit_workers.rollout.engines.protocol import EngineFailedError
 
+_MOST_TURNS_AT_ONCE = 64
+
 
 class AgentError(Exception):
     """A user's agent raised, hung or ended its process; it fails its own sample only."""
@@ -68,18 +70,26 @@ class _Run:
             for task in self._tasks:
                 task.cancel()
 
-    def _on_message(self, message: FromSample) -> None:
+    def _on_message(self, message: FromSample) -> bool:
+        if self._ended.done():
+            return False
         if isinstance(message, GenerateMessage):
+            if len(self._tasks) >= _MOST_TURNS_AT_ONCE:
+                self._fail(AgentError(f"it asked for more than {_MOST_TURNS_AT_ONCE} turns at once"))
+                return True
             task = asyncio.get_running_loop().create_task(self._answer(message))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         elif isinstance(message, AgentFailed):
             self._fail(AgentError(message.reason))
-        elif isinstance(message, AgentDone) and not self._ended.done():
+        elif isinstance(message, AgentDone):
             try:
                 self._ended.set_result(msgspec.convert(message.trajectory, Trajectory, strict=False))
             except msgspec.ValidationError as error:
                 self._fail(AgentError(f"its trajectory is invalid: {error}"))
+        else:
+            return False
+        return True
 
     async def _answer(self, call: GenerateMessage) -> None:
         try:

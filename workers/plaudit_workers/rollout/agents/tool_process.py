@@ -131,11 +131,13 @@ class ToolProcess:
             self._awaited.pop(number, None)
         return CallEnd(outcome, text, time.monotonic() - began, wait_s)
 
-    def _on_message(self, message: FromSample) -> None:
-        if isinstance(message, ToolResult | EnvironmentReply):
-            answer = self._awaited.pop(message.id, None)
-            if answer is not None and not answer.done():
-                answer.set_result(message)
+    def _on_message(self, message: FromSample) -> bool:
+        answer = self._awaited.pop(message.id, None) if isinstance(message, ToolResult | EnvironmentReply) else None
+        if answer is None:
+            return False
+        if not answer.done():
+            answer.set_result(message)
+        return True
 
     def _on_death(self, died: asyncio.Future[str]) -> None:
         for answer in self._awaited.values():

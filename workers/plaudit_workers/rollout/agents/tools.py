@@ -26,6 +26,9 @@ from plaudit_workers.rollout.agents.chat.tool_calls import ParsedCall, ParsedTur
 from plaudit_workers.rollout.agents.tool_process import CallEnd, ToolProcess
 from plaudit_workers.tokenizer import ChatTemplate
 
+_CHARACTERS_OF_A_TOKEN = 8
+"""Of a longer result, this many characters for each token that may stay are read."""
+
 
 @dataclass(frozen=True)
 class ToolLimits:
@@ -221,15 +224,17 @@ class Conversation:
     def _cut(self, text: str) -> str:
         """Cut a long result to its limit of tokens."""
         limits, template = self._agent.limits, self._agent.template
-        if len(text) <= limits.result_tokens:
-            return text  # a token has at least one character
-        ids = template.encode(text)
-        if len(ids) <= limits.result_tokens:
-            return text
         kept, decode = limits.result_tokens, template.tokenizer.decode
+        if len(text) <= kept:
+            return text  # a token has at least one character
+        # Only the parts that can stay are tokenised: a megabyte would hold up the event loop.
+        longest = kept * _CHARACTERS_OF_A_TOKEN
+        if len(text) <= longest and len(template.encode(text)) <= kept:
+            return text
         if limits.truncate == "left":
-            return f"(truncated)...{decode(ids[-kept:])}"
+            return f"(truncated)...{decode(template.encode(text[-longest:])[-kept:])}"
         if limits.truncate == "right":
-            return f"{decode(ids[:kept])}...(truncated)"
+            return f"{decode(template.encode(text[:longest])[:kept])}...(truncated)"
         half = kept // 2
-        return f"{decode(ids[:half])}...(truncated)...{decode(ids[len(ids) - half :])}"
+        first, last = template.encode(text[: longest // 2])[:half], template.encode(text[-(longest // 2) :])
+        return f"{decode(first)}...(truncated)...{decode(last[len(last) - half :])}"

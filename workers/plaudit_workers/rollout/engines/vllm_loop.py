@@ -193,10 +193,12 @@ class VllmLoop:
             return
         while self._line:
             generation = self._line.popleft()
+            ids = list(generation.request.prompt_ids)
             try:
+                self._check(ids)
                 generation.internal_id = self._engine.add_request(
                     generation.id,
-                    tokens_input(list(generation.request.prompt_ids), cache_salt=str(self._version)),
+                    tokens_input(ids, cache_salt=str(self._version)),
                     _sampling_parameters(generation.request),
                     lora_request=self._adapter,
                 )
@@ -205,6 +207,16 @@ class VllmLoop:
             else:
                 generation.version = self._version if self._adapters else None
                 self._running[generation.id] = generation
+
+    def _check(self, ids: Sequence[int]) -> None:
+        """Check the ids, which may come from a user's agent: the model's embedding would end the engine.
+
+        Raises:
+            ValueError: an id is not in the model's vocabulary.
+        """
+        size = self._engine.model_config.get_vocab_size()
+        if ids and not 0 <= min(ids) <= max(ids) < size:
+            raise ValueError(f"the prompt has token ids from {min(ids)} to {max(ids)}; the vocabulary has {size}")
 
     def _step(self) -> None:
         if self._can_step():

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from plaudit_reward.errors import DataError
@@ -73,14 +71,6 @@ async def answer(environment: Environment, question: AskEnvironment) -> Environm
     if reward is None and environment.gives_reward:
         return EnvironmentReply(question.id, "skipped", "the environment gave no reward")
     return EnvironmentReply(question.id, reward=reward)
-
-
-async def run_user_code(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Call a plain function in a thread, an async one on the event loop."""
-    if inspect.iscoroutinefunction(function):
-        return await function(*arguments, **named)
-    result = await asyncio.to_thread(function, *arguments, **named)
-    return await result if inspect.isawaitable(result) else result
 
 
 def prompt_messages(prompt: Prompt) -> Messages:

@@ -14,9 +14,9 @@ from plaudit_workers.agent_processes.sources.environments.environment import (
     Settings,
     columns_of,
     prompt_messages,
-    run_user_code,
 )
 from plaudit_workers.agent_processes.sources.tool import LoadedTool
+from plaudit_workers.agent_processes.sources.user_code import run_user_code
 
 
 class SkyRLEnvironment:

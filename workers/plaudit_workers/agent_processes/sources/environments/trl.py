@@ -19,12 +19,12 @@ from plaudit_workers.agent_processes.sources.environments.environment import (
     Observation,
     columns_of,
     prompt_messages,
-    run_user_code,
     with_observation,
 )
 from plaudit_workers.agent_processes.sources.functions import describe, to_answer, to_text
 from plaudit_workers.agent_processes.sources.in_fork import in_fork
 from plaudit_workers.agent_processes.sources.tool import Answer
+from plaudit_workers.agent_processes.sources.user_code import run_user_code
 
 _NO_TOOLS = ("reset", "get_reward")
 

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
+from plaudit_wire.logs import get_logger
 from plaudit_workers.errors import RefusedError
+
+logger = get_logger(__name__)
+
+_MOST_LEVELS = 64
+_TOO_DEEP = f"the arguments are nested more than {_MOST_LEVELS} levels deep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +71,11 @@ class ToolCallParser:
 
     def parse(self, text: str) -> ParsedTurn:
         """Split a turn into its text and its calls; text that is no valid call stays text."""
-        extracted = self._parser.extract_tool_calls(text, self._request)
+        try:
+            extracted = self._parser.extract_tool_calls(text, self._request)
+        except Exception as error:  # the policy may write anything, and parsers raise several kinds
+            logger.debug("the tool parser raised", parser=type(self._parser).__name__, error=repr(error))
+            return ParsedTurn(text, [])
         if not extracted.tools_called:
             return ParsedTurn(text, [])
         calls = [_parsed(call.function.name, call.function.arguments) for call in extracted.tool_calls]
@@ -71,10 +83,36 @@ class ToolCallParser:
 
 
 def _parsed(name: str, arguments: str) -> ParsedCall:
+    name = name.encode(errors="replace").decode()
     try:
         value = json.loads(arguments) if arguments else {}
+    except RecursionError:
+        return ParsedCall(name, {}, _TOO_DEEP)
     except ValueError as error:
         return ParsedCall(name, {}, f"the arguments are not JSON: {error}")
     if not isinstance(value, dict):
         return ParsedCall(name, {}, "the arguments are not a JSON object")
-    return ParsedCall(name, value)
+    problem = _problem(value)
+    return ParsedCall(name, {} if problem else value, problem)
+
+
+def _problem(arguments: dict[str, Any]) -> str:
+    """Return why the arguments cannot travel to a tool and be stored with the sample; empty if they can."""
+    if _depth(arguments) > _MOST_LEVELS:
+        return _TOO_DEEP
+    try:
+        msgspec.msgpack.encode(arguments)
+    except OverflowError:
+        return "the arguments hold an integer of more than 64 bits"
+    except UnicodeEncodeError:
+        return "the arguments hold half of a surrogate pair"
+    return ""
+
+
+def _depth(value: Any) -> int:
+    """Return how deeply objects and lists are nested."""
+    depth, level = 0, [value]
+    while level := [part for part in level if isinstance(part, dict | list)]:
+        depth += 1
+        level = [child for part in level for child in (part.values() if isinstance(part, dict) else part)]
+    return depth

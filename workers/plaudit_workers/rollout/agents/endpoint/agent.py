@@ -118,9 +118,11 @@ async def _end(process: SampleProcess, order: RunProgram, session: Session) -> P
     """
     ended: asyncio.Future[ProgramEnded] = asyncio.get_running_loop().create_future()
 
-    def on_message(message: FromSample) -> None:
-        if isinstance(message, ProgramEnded) and not ended.done():
-            ended.set_result(message)
+    def on_message(message: FromSample) -> bool:
+        if not isinstance(message, ProgramEnded) or ended.done():
+            return False
+        ended.set_result(message)
+        return True
 
     process.on_message = on_message
     process.send(order)
