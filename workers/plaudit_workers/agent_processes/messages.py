@@ -52,6 +52,8 @@ class McpServer(msgspec.Struct, frozen=True, tag=True):
     url: str = ""
     command: list[str] = []
     timeout_s: float = 30.0
+    headers: dict[str, str] = {}
+    """Sent with every request to ``url``."""
 
 
 class AgentClass(msgspec.Struct, frozen=True, tag=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from typing import Any
 
 from plaudit_workers.agent_processes.messages import (
@@ -16,8 +18,11 @@ from plaudit_workers.agent_processes.messages import (
 )
 from plaudit_workers.agent_processes.processes import AgentProcesses
 from plaudit_workers.environment_urls import environment_url
+from plaudit_workers.errors import RefusedError
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.job.spec.rollout import ToolSpec
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 def sources_of(job: RLJob) -> list[Source]:
@@ -59,7 +64,26 @@ def _environment_source(job: RLJob) -> Source:
 
 def _tool_source(tool: ToolSpec) -> Source:
     if tool.mcp is not None:
-        return McpServer(tool.mcp.url, list(tool.mcp.command), tool.timeout_seconds)
+        headers = {name: _filled(name, value) for name, value in tool.mcp.headers.items()}
+        return McpServer(tool.mcp.url, list(tool.mcp.command), tool.timeout_seconds, headers)
     if tool.config:
         return VerlTools(tool.config, tool.timeout_seconds)
     return FunctionTool(tool.path, tool.function, tool.timeout_seconds)
+
+
+def _filled(header: str, value: str) -> str:
+    """Replace ``${NAME}`` by the environment variable.
+
+    Raises:
+        RefusedError: it is not set.
+    """
+
+    def variable(found: re.Match[str]) -> str:
+        if (content := os.environ.get(found[1])) is None:
+            raise RefusedError(
+                f"spec.rollout.agent.tools: mcp.headers.{header} needs the environment variable {found[1]}, which is "
+                "not set. Set it for rollouts and trainer (on Kubernetes from a Secret, in their pod's env)"
+            )
+        return content
+
+    return _VARIABLE.sub(variable, value)

@@ -225,6 +225,8 @@ def _tool(field: str, tool: ToolSpec) -> Iterator[Problem]:
         )
     if tool.mcp is not None and bool(tool.mcp.url) == bool(tool.mcp.command):
         yield Problem(f"{field}.mcp", "needs exactly one of url and command", "Give url: … or command: […]")
+    if tool.mcp is not None and tool.mcp.headers and not tool.mcp.url:
+        yield Problem(f"{field}.mcp.headers", "are for url", "Pass what a command needs in its arguments")
 
 
 def _environments(spec: Spec) -> Iterator[Problem]:

@@ -62,6 +62,9 @@ class McpSpec(Section):
     command: list[str] = Field(default=[])
     """Program and arguments of a server that speaks over its standard input and output; each sample that calls it
     starts its own."""
+    headers: dict[str, str] = Field(default={}, max_length=32)
+    """Headers of every request to ``url``, such as ``Authorization: Bearer ${SEARCH_TOKEN}``: ``${NAME}`` is replaced
+    by that environment variable of the rollout and of the trainer, so that no secret is in the job. Default: none."""
 
 
 class ToolSpec(Section):
