@@ -26,6 +26,8 @@ from plaudit_workers.rollout.agents.chat.tool_calls import ParsedCall, ParsedTur
 from plaudit_workers.rollout.agents.tool_process import CallEnd, ToolProcess
 from plaudit_workers.tokenizer import ChatTemplate
 
+_ONE_CALL = "only the first call of a turn is run"
+"""With a chat template that has no place for more."""
 _CHARACTERS_OF_A_TOKEN = 8
 """Of a longer result, this many characters for each token that may stay are read."""
 
@@ -157,11 +159,17 @@ class Conversation:
         return str(tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False))
 
     def _written_calls(self, calls: Sequence[ParsedCall]) -> list[dict[str, Any]]:
-        return [tool_call(call.name, call.arguments, self._num_calls + place) for place, call in enumerate(calls)]
+        written = calls[: self._num_shown(calls)]
+        return [tool_call(call.name, call.arguments, self._num_calls + place) for place, call in enumerate(written)]
+
+    def _num_shown(self, calls: Sequence[ParsedCall]) -> int:
+        """Return how many calls of a turn the template has a place for."""
+        return len(calls) if len(calls) < 2 or self._agent.suffix.renders_parallel_calls else 1
 
     async def _run(self, calls: Sequence[ParsedCall]) -> list[CallEnd]:
         """Run the calls that may run; refuse the others with a message for the model."""
-        problems = [self._problem(call, place) for place, call in enumerate(calls)]
+        shown = self._num_shown(calls)
+        problems = [self._problem(call, place) if place < shown else _ONE_CALL for place, call in enumerate(calls)]
         run = iter(await self._process.call([c for c, problem in zip(calls, problems, strict=True) if not problem]))
         return [CallEnd("refused", f"Error: {problem}") if problem else next(run) for problem in problems]
 
@@ -200,9 +208,13 @@ class Conversation:
 
     def _results(self, calls: Sequence[ParsedCall], ends: Sequence[CallEnd]) -> list[dict[str, Any]]:
         """Add the results to the messages; return them."""
+        shown = self._num_shown(calls)
+        texts = [self._cut(end.text) for end in ends[:shown]]
+        if shown < len(calls):
+            texts[-1] += f"\nError: {_ONE_CALL}"
         results = [
-            tool_message(call.name, self._cut(end.text), self._num_calls + place)
-            for place, (call, end) in enumerate(zip(calls, ends, strict=True))
+            tool_message(call.name, text, self._num_calls + place)
+            for place, (call, text) in enumerate(zip(calls, texts, strict=False))
         ]
         self.trajectory.messages += results
         return results

@@ -13,6 +13,7 @@ the template (often a line end) stays part of the suffix. The idea is that of TR
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -66,6 +67,17 @@ class ChatSuffix:
                 self._form = form
                 return found
         raise ValueError("the chat template does not render tool results")
+
+    @functools.cached_property
+    def renders_parallel_calls(self) -> bool:
+        """Return True if the template has a place for several calls in one turn; gpt-oss's has none."""
+        calls = [tool_call("tool", {}, number) for number in range(2)]
+        results = [tool_message("tool", text, number) for number, text in enumerate(("a1b", "c2d"))]
+        try:
+            self.after_calls(calls, results, -1)
+        except ValueError:
+            return False
+        return True
 
     def after_answer(self, messages: Sequence[dict[str, Any]], last: int) -> list[int]:
         """Return the tokens between a turn without calls and the next turn.

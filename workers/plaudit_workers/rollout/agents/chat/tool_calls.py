@@ -1,9 +1,10 @@
-"""Parse the policy's text into tool calls with vLLM's parsers, by name (``hermes``, ``llama3_json``, …)."""
+"""Parse the policy's text into tool calls, by the name of a parser (``hermes``, ``llama3_json``, …)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import msgspec
 
 from plaudit_wire.logs import get_logger
 from plaudit_workers.errors import RefusedError
+from plaudit_workers.rollout.agents.chat import harmony
 
 logger = get_logger(__name__)
 
@@ -38,7 +40,7 @@ class ParsedTurn:
 
 
 class ToolCallParser:
-    """A parser of vLLM.
+    """A parser of tool calls: one of vLLM's, gpt-oss's format, or the tokenizer's own description of its responses.
 
     Args:
         name: of the parser, as for vLLM's ``--tool-call-parser``.
@@ -50,36 +52,90 @@ class ToolCallParser:
     """
 
     def __init__(self, name: str, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> None:
-        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionToolsParam
-        from vllm.tool_parsers import ToolParserManager
-
+        self._name = name
+        self._read = _READERS.get(name, _vllm_reader)(name, tokenizer, tools)
         try:
-            found = ToolParserManager.get_tool_parser(name)
-        except KeyError as error:
-            known = ", ".join(ToolParserManager.list_registered())
-            raise RefusedError(f"spec.rollout.agent.toolParser: vLLM has no parser {name!r}; it has {known}") from error
-        params = [ChatCompletionToolsParam(**tool) for tool in tools]
-        try:
-            self._parser = found(tokenizer, params)
-        except Exception as error:  # parsers look for their tokens and raise several kinds
-            raise RefusedError(
-                f"spec.rollout.agent.toolParser: {name!r} does not suit the model's tokenizer: {error}"
-            ) from error
-        self._request = ChatCompletionRequest(
-            model="", messages=[{"role": "user", "content": ""}], tools=params or None
-        )
+            self._read("")
+        except NotImplementedError:
+            raise RefusedError(f"{_FIELD}: vLLM's parser {name!r} works only inside vLLM's server") from None
+        except Exception as error:  # parsers raise several kinds
+            logger.debug("the tool parser raised on an empty text", parser=name, error=repr(error))
 
     def parse(self, text: str) -> ParsedTurn:
         """Split a turn into its text and its calls; text that is no valid call stays text."""
         try:
-            extracted = self._parser.extract_tool_calls(text, self._request)
+            return self._read(text)
         except Exception as error:  # the policy may write anything, and parsers raise several kinds
-            logger.debug("the tool parser raised", parser=type(self._parser).__name__, error=repr(error))
+            logger.debug("the tool parser raised", parser=self._name, error=repr(error))
             return ParsedTurn(text, [])
+
+
+_Reader = Callable[[str], ParsedTurn]
+_FIELD = "spec.rollout.agent.toolParser"
+
+
+def _vllm_reader(name: str, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> _Reader:
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionToolsParam
+    from vllm.tool_parsers import ToolParserManager
+
+    # They log a traceback for every turn that is no valid call, which a policy in training may write each time.
+    logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
+    try:
+        found = ToolParserManager.get_tool_parser(name)
+    except KeyError as error:
+        known = ", ".join(ToolParserManager.list_registered())
+        raise RefusedError(f"{_FIELD}: vLLM has no parser {name!r}; it has {known}") from error
+    params = [ChatCompletionToolsParam(**tool) for tool in tools]
+    try:
+        parser = found(tokenizer, params)
+    except Exception as error:  # parsers look for their tokens and raise several kinds
+        raise RefusedError(f"{_FIELD}: {name!r} does not suit the model's tokenizer: {error}") from error
+    request = ChatCompletionRequest(model="", messages=[{"role": "user", "content": ""}], tools=params or None)
+
+    def read(text: str) -> ParsedTurn:
+        extracted = parser.extract_tool_calls(text, request)
         if not extracted.tools_called:
             return ParsedTurn(text, [])
         calls = [_parsed(call.function.name, call.function.arguments) for call in extracted.tool_calls]
         return ParsedTurn(extracted.content or "", calls)
+
+    return read
+
+
+def _harmony_reader(name: str, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> _Reader:
+    def read(text: str) -> ParsedTurn:
+        content, calls = harmony.parse_harmony(text)
+        return ParsedTurn(content, [_parsed(*call) for call in calls])
+
+    return read
+
+
+def _response_template_reader(name: str, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> _Reader:
+    """Read turns with ``tokenizer.parse_response`` of transformers."""
+    if getattr(tokenizer, "response_template", None) is None:
+        raise RefusedError(
+            f"{_FIELD}: {name!r} needs a response_template in the tokenizer's configuration. Name a parser of vLLM"
+        )
+    question = [{"role": "user", "content": "a"}]
+    # The beginning of a turn that the chat template writes itself, such as <think>, is part of what is parsed.
+    prefix = tokenizer.apply_chat_template(
+        question, tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+    )
+
+    def read(text: str) -> ParsedTurn:
+        message = tokenizer.parse_response(text, prefix=prefix, tools=list(tools) or None)
+        functions = [call["function"] for call in message.get("tool_calls") or []]
+        calls = [_parsed(str(function["name"]), json.dumps(function["arguments"])) for function in functions]
+        return ParsedTurn(message.get("content") or "", calls) if calls else ParsedTurn(text, [])
+
+    return read
+
+
+_READERS: dict[str, Callable[[str, Any, Sequence[dict[str, Any]]], _Reader]] = {
+    harmony.NAME: _harmony_reader,
+    "hf": _response_template_reader,
+}
+"""Names that vLLM knows too, but reads only in its server."""
 
 
 def _parsed(name: str, arguments: str) -> ParsedCall:
