@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ from typing import Any
 from real_cluster import Cluster
 from scoring_job import JUDGED, NAMESPACE, PORT, ScoringJob, judged
 
-from plaudit_workers.client.blocking import SyncRewardClient
+from plaudit_workers.client import RewardClient
 
 FILES = "alert-cells"
 _REWARDS = """\
@@ -36,7 +37,6 @@ class Feed(threading.Thread):
 
     def __init__(self, job: ScoringJob, seconds: float, size: int) -> None:
         super().__init__(daemon=True)
-        self._client = SyncRewardClient(job.address_as("client"), run=job.run, wait_s=30)
         self._job = job
         self._seconds = seconds
         self._size = size
@@ -44,18 +44,28 @@ class Feed(threading.Thread):
 
     def run(self) -> None:
         """Submit and receive."""
-        with self._client as service:
-            for number in itertools.count():
-                service.submit(judged(f"{self._job.name}-{number}", self._size, self._seconds))
-                for _ in service.results():
-                    if self._ended.is_set():
-                        return
-                if self._ended.wait(0.2):
-                    return
+        asyncio.run(self._feed())
+
+    async def _feed(self) -> None:
+        async with RewardClient(self._job.address_as("client"), run=self._job.run, wait_s=30) as service:
+            feeding = asyncio.create_task(self._submit(service))
+            while not self._ended.is_set() and not feeding.done():
+                await asyncio.wait([feeding], timeout=0.5)
+            feeding.cancel()
+            await asyncio.gather(feeding, return_exceptions=True)
+
+    async def _submit(self, service: RewardClient) -> None:
+        for number in itertools.count():
+            await service.submit(judged(f"{self._job.name}-{number}", self._size, self._seconds))
+            async for _ in service.results():
+                pass
+            await asyncio.sleep(0.2)
 
     def end(self) -> None:
-        """Submit no further batch."""
+        """Stop submitting."""
         self._ended.set()
+        if self.is_alive():
+            self.join(30)
 
 
 Act = Callable[[ScoringJob], None]
@@ -113,8 +123,8 @@ def _redis(job: ScoringJob, *command: str) -> str:
 
 def _fill_redis(job: ScoringJob) -> None:
     limit = int(_redis(job, "CONFIG", "GET", "maxmemory").split()[-1])
-    script = f"for i = 1, ARGV[1] do redis.call('SET', 'filler' .. i, string.rep('x', {_MIB})) end"
-    _redis(job, "EVAL", script, "0", str(int(limit * _FILLED_SHARE) // _MIB))
+    fill = f"redis.call('SET', 'filler' .. redis.call('INCR', 'fillers'), string.rep('x', {_MIB}))"
+    _redis(job, "-r", str(int(limit * _FILLED_SHARE) // _MIB), "EVAL", fill, "0")
 
 
 def _empty_redis(job: ScoringJob) -> None:

@@ -65,14 +65,18 @@ def cells(monitored: Cluster) -> Iterator[Cells]:
         for job in jobs.values():
             stack.enter_context(job)
         history = stack.enter_context(AlertHistory(monitored))
-        yield _observed(monitored, jobs, history)
+        feeds = {
+            name: Feed(jobs[name], cell.fed_s, cell.batch) for name, cell in CELLS.items() if cell.fed_s is not None
+        }
+        for feed in feeds.values():
+            stack.callback(feed.end)
+        yield _observed(monitored, jobs, feeds, history)
     chart.install(monitored, monitoring=MONITORING)
 
 
-def _observed(cluster: Cluster, jobs: dict[str, ScoringJob], history: AlertHistory) -> Cells:
+def _observed(cluster: Cluster, jobs: dict[str, ScoringJob], feeds: dict[str, Feed], history: AlertHistory) -> Cells:
     """Inject all faults, repair them, stop the operator."""
     found = Cells()
-    feeds = {name: Feed(jobs[name], cell.fed_s, cell.batch) for name, cell in CELLS.items() if cell.fed_s is not None}
     for name in feeds.keys() - FAULTY_FROM_THE_START:
         feeds[name].start()
     time.sleep(_SETTLES_S)
@@ -93,8 +97,6 @@ def _observed(cluster: Cluster, jobs: dict[str, ScoringJob], history: AlertHisto
     found.after_s = {name: {alert: at - began[name] for alert, at in history.of(name).items()} for name in CELLS}
     _repair(jobs, history, found)
     _stop_operator(cluster, history, found)
-    for feed in feeds.values():
-        feed.end()
     return found
 
 
