@@ -24,6 +24,7 @@ _ONE_AT_A_TIME = JUDGED | {"limits": {"concurrency": 1}}
 _WITHOUT_ENDPOINT = JUDGED | {"judge": JUDGED["judge"] | {"baseUrl": f"http://missing.{NAMESPACE}.svc:{PORT}/v1"}}
 _FILLED_SHARE = 0.85
 _MIB = 1 << 20
+_FILLER_BYTES = _MIB - 64  # with Redis's own header it takes 1 MiB of memory, not the allocator's next size
 
 
 class Feed(threading.Thread):
@@ -123,7 +124,7 @@ def _redis(job: ScoringJob, *command: str) -> str:
 
 def _fill_redis(job: ScoringJob) -> None:
     limit = int(_redis(job, "CONFIG", "GET", "maxmemory").split()[-1])
-    fill = f"redis.call('SET', 'filler' .. redis.call('INCR', 'fillers'), string.rep('x', {_MIB}))"
+    fill = f"redis.call('SET', 'filler' .. redis.call('INCR', 'fillers'), string.rep('x', {_FILLER_BYTES}))"
     _redis(job, "-r", str(int(limit * _FILLED_SHARE) // _MIB), "EVAL", fill, "0")
 
 

@@ -80,7 +80,9 @@ def _observed(cluster: Cluster, jobs: dict[str, ScoringJob], feeds: dict[str, Fe
     for name in feeds.keys() - FAULTY_FROM_THE_START:
         feeds[name].start()
     time.sleep(_SETTLES_S)
-    found.before = set(history.began)
+    _wait(_ENDS_WITHIN_S, lambda: not history.firing)  # jobs that start slowly are degraded for longer than HOLD
+    found.before = set(history.firing)
+    history.clear()
     nodes = [node["metadata"]["name"] for node in cluster.get("nodes")["items"]]
     began: dict[str, float] = {}
     try:
