@@ -63,6 +63,8 @@ MODEL_PORT: Final = 8000
 GATEWAY_PORT: Final = 8710
 RENDEZVOUS_PORT: Final = 29500
 REPLICA_PORT: Final = 29501
+WEIGHTS_PORT: Final = 29510
+"""Of the first rank in a trainer's pod; the next ranks have the next ports."""
 
 EXIT_FAILED: Final = 3
 """Too many scores failed: another attempt would meet the same scorers."""

@@ -69,10 +69,12 @@ def test_values_have_the_thresholds_of_the_alerts_and_accept_no_others():
     assert set(schema["properties"]["thresholds"]["properties"]) == set(THRESHOLDS)
 
 
-def test_values_change_thresholds_severities_and_the_runbook_and_leave_alerts_out(helm: str):
+def test_values_change_thresholds_severities_durations_and_the_runbook_and_leave_alerts_out(helm: str):
     wanted = {
         "thresholds": {"exposedShare": 0.5},
         "severities": {"critical": "page", "ScorerSlow": "info"},
+        "for": {"NoReadyRollout": "3m", "warning": "20m"},
+        "keepFiringFor": {"critical": "1m"},
         "runbookUrl": "https://wiki/runbook",
         "disabled": ["RewardsUniform"],
     }
@@ -86,12 +88,18 @@ def test_values_change_thresholds_severities_and_the_runbook_and_leave_alerts_ou
     assert "> 0.5" in rules["RewardStarvesTrainer"]["expr"]
     assert rules["RedisDown"]["labels"] == {"severity": "page"}
     assert rules["ScorerSlow"]["labels"] == {"severity": "info"}
+    durations = {name: (rule["for"], rule.get("keep_firing_for")) for name, rule in rules.items()}
+    assert durations["NoReadyRollout"] == ("3m", "1m")
+    assert durations["NoTrainer"] == ("5m", "1m")
+    assert durations["ScorerSlow"] == ("20m", "10m")
+    assert durations["RLJobFailed"] == ("0m", None)
     assert rules["RedisDown"]["annotations"]["runbook_url"] == "https://wiki/runbook#redisdown"
     assert "RewardsUniform" not in rules
     content = yaml(found["ConfigMap", "plaudit-grafana-alerts"]["data"]["plaudit-alerts.yaml"])
     titles = {rule["title"]: rule for group in content["groups"] for rule in group["rules"]}
     assert "RewardsUniform" not in titles
     assert titles["RewardLatencyBurn (critical)"]["labels"]["severity"] == "page"
+    assert (titles["NoReadyRollout"]["for"], titles["ScorerSlow"]["for"]) == ("3m", "20m")
     assert "<" not in "".join(re.findall(r"<[a-zA-Z]+>", str(rules) + str(titles)))
 
 

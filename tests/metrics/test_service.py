@@ -246,6 +246,19 @@ async def test_entries_that_were_trimmed_while_they_were_under_way_cost_only_the
         assert await metric(client, "plaudit_records_missing_total") == 6
 
 
+async def test_entries_that_were_trimmed_after_they_were_read_are_not_lost(
+    settings: ServiceSettings, redis: Redis, records_of_step: Build
+) -> None:
+    steps = [records_of_step(step) for step in (1, 2)]
+    async with running(settings) as client:
+        await publish(redis, settings.run, steps[0] + steps[1])
+        await until(lambda: knows_steps(client, [1, 2]))
+    await redis.xtrim(Names(settings.run).events, maxlen=len(steps[0] + steps[1]) - 3, approximate=False)
+    async with running(settings) as client:
+        await until(lambda: knows_steps(client, [1, 2]))
+        assert [(await client.get(f"/api/v1/steps/{step}")).json()["records_missing"] for step in (1, 2)] == [0, 0]
+
+
 async def test_steps_that_events_no_longer_holds_come_from_the_runs_folder(
     settings: ServiceSettings, redis: Redis, records_of_step: Build, tmp_path: Path
 ) -> None:

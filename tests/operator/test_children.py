@@ -157,6 +157,22 @@ def test_reward_workers_reach_only_the_declared_endpoints(world: World):
     assert judge["ports"] == [{"protocol": "TCP", "port": 443}]
 
 
+def test_only_rollouts_reach_the_ports_on_which_the_trainer_offers_weights():
+    job = full_job()
+    closed = World(job)
+    closed.settle()
+    assert len(closed.cluster.find("NetworkPolicy", "job-trainer")["spec"]["ingress"]) == 1
+    job["spec"]["trainer"] = {"ranks": 2, "strategy": "fsdp2", "weights": {"transfer": "direct"}}
+    world = World(job)
+    world.settle()
+    ranks, rollouts = world.cluster.find("NetworkPolicy", "job-trainer")["spec"]["ingress"]
+    assert "ports" not in ranks
+    assert rollouts["from"][0]["podSelector"]["matchLabels"]["plaudit.dev/role"] == "rollout"
+    assert rollouts["ports"] == [{"protocol": "TCP", "port": 29510, "endPort": 29511}]
+    trainer = dict(templates(world))["job-trainer-0"]["spec"]["containers"][0]
+    assert environment(trainer)["PLAUDIT_WEIGHTS_PORT"] == "29510"
+
+
 @pytest.mark.parametrize(
     ("url", "rule"),
     [

@@ -113,14 +113,35 @@ class Body(msgspec.Struct, frozen=True, omit_defaults=True):
     """Token sequences beside the sample's own, where an agent's conversation forked. No token is in the loss twice."""
 
 
-class Announcement(msgspec.Struct, frozen=True):
+class TransferPart(msgspec.Struct, frozen=True):
+    """A part of the weights, which one rank of the trainer holds in memory."""
+
+    address: str
+    """``host:port`` of the rank."""
+    digest: str
+    """SHA-256 over the table of its blocks, which has the digest of each block."""
+
+
+class Transfer(msgspec.Struct, frozen=True):
+    """The offer of a version's weights from the trainer's memory (``trainer.weights.transfer: direct``)."""
+
+    token: str
+    """Secret of this trainer; a rollout proves that it knows it."""
+    num_bytes: int
+    """Size of all parts together, as one safetensors file."""
+    parts: list[TransferPart]
+
+
+class Announcement(msgspec.Struct, frozen=True, omit_defaults=True):
     """The policy that rollouts must hold."""
 
     version: PolicyVersion
     path: str
-    """Folder of the safetensors, on the shared volume."""
+    """Folder of the safetensors, on the shared volume; empty if the version is only offered directly."""
     digest: str
     """SHA-256 over the weight files."""
+    transfer: Transfer | None = None
+    """Offer of the same weights without files."""
 
 
 class Service(msgspec.Struct, frozen=True):

@@ -253,6 +253,8 @@ class WorkerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """The policy version that it has loaded (``incarnation.number``); empty for none."""
     loading: str = ""
     """The policy version whose files it is reading; the trainer does not delete them."""
+    needs_files: str = ""
+    """The policy version that this rollout could not receive directly; the trainer then writes it as files."""
     circuits_open: list[str] = []
     """Judges that this reward worker does not call for now, because they failed too often."""
     started: float = 0.0

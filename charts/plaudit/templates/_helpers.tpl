@@ -26,7 +26,7 @@ app.kubernetes.io/component: operator
 {{ printf "%s-operator" .Release.Name | trunc 50 | trimSuffix "-" }}
 {{- end }}
 
-{{/* Groups of alerts with the thresholds, severities and runbook of the values, without disabled ones. */}}
+{{/* Groups of alerts with the thresholds, severities, durations and runbook of the values, without disabled ones. */}}
 {{- define "plaudit.alertGroups" -}}
 {{- $alerts := .alerts }}
 {{- $text := .text }}
@@ -43,7 +43,13 @@ app.kubernetes.io/component: operator
 {{- $severity := coalesce (get $alerts.severities $name) (get $alerts.severities $own) $own }}
 {{- $_ := set .labels "severity" $severity }}
 {{- $_ = set .annotations "runbook_url" (replace "metrics/runbook.md" $alerts.runbookUrl .annotations.runbook_url) }}
-{{- $rules = append $rules . }}
+{{- $rule := . }}
+{{- range $field, $durations := dict "for" $alerts.for "keep_firing_for" $alerts.keepFiringFor }}
+{{- if hasKey $rule $field }}
+{{- $_ = set $rule $field (coalesce (get $durations $name) (get $durations $own) (get $rule $field)) }}
+{{- end }}
+{{- end }}
+{{- $rules = append $rules $rule }}
 {{- end }}
 {{- end }}
 {{- $groups = append $groups (set . "rules" $rules) }}

@@ -63,7 +63,7 @@ class RunView:
             self.series.count_group(record, self.collector.samples_of(record.group))
 
     def _handle_step(self, record: StepRecord, count: bool) -> None:
-        closed = self.collector.add_step(record)
+        closed = self.collector.add_step(record, again=not count)
         if closed is None:
             return
         self.failures = FailureCounts()

@@ -96,8 +96,13 @@ class Collector:
         group.record = record
         return Arrival.new
 
-    def add_step(self, record: StepRecord) -> ClosedStep | None:
-        """Close a step with all records that wait for it; return None for a replay."""
+    def add_step(self, record: StepRecord, *, again: bool = False) -> ClosedStep | None:
+        """Close a step with all records that wait for it; return None for a replay.
+
+        Args:
+            record: the step.
+            again: True if an earlier start of the service has read it before.
+        """
         if (record.step, record.incarnation) in self._closed_steps:
             return None
         self._closed_steps.add((record.step, record.incarnation))
@@ -106,7 +111,7 @@ class Collector:
         for of_group, waiting in self._take_groups(record):
             groups.append(of_group)
             samples += waiting.samples.values()
-        return self.kept.put(_completed(record, samples, groups), samples, groups)
+        return self.kept.put(_completed(record, samples, groups), samples, groups, again=again)
 
     def samples_of(self, group: str) -> list[SampleRecord]:
         """Return the samples of a group whose step has not closed yet."""

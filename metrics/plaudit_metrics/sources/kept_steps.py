@@ -23,7 +23,10 @@ class ClosedStep(msgspec.Struct, frozen=True):
 
     record: StepRecord
     records_missing: int = 0
-    """Samples of the step whose events were lost; the figures are complete, since they are the trainer's."""
+    """Samples of the step whose events were lost; the figures are complete, since they are the trainer's.
+
+    0 for a step that is read again after a restart: the start that first read it counted its losses, and events that
+    were trimmed since then are not lost."""
     slowest: list[SampleRecord] = []
     groups: dict[str, GroupRecord] = {}
     """Records of the groups of ``slowest``."""
@@ -77,14 +80,21 @@ class KeptSteps:
         for record in records:
             self._put(ClosedStep(record))
 
-    def put(self, record: StepRecord, samples: Sequence[EncodedSample], groups: Sequence[GroupRecord]) -> ClosedStep:
-        """Keep a closed step with its samples."""
+    def put(
+        self,
+        record: StepRecord,
+        samples: Sequence[EncodedSample],
+        groups: Sequence[GroupRecord],
+        *,
+        again: bool = False,
+    ) -> ClosedStep:
+        """Keep a closed step with its samples; ``again`` if an earlier start of the service has read it before."""
         longest = heapq.nlargest(self._slowest, samples, key=operator.itemgetter(0))
         slowest = [sample.decode() for sample in longest]
         wanted = {sample.group for sample in slowest}
         closed = ClosedStep(
             record,
-            records_missing=max(record.num_samples - len(samples), 0),
+            records_missing=0 if again else max(record.num_samples - len(samples), 0),
             slowest=slowest,
             groups={group.group: group for group in groups if group.group in wanted},
         )

@@ -40,8 +40,7 @@ def manifests(context: JobContext) -> list[Manifest]:
     if gateway.is_served(context):
         policies.append(_gateway(context))
     if context.spec.trains:
-        # Ranks rendezvous on one port, and then exchange gradients on ports that NCCL and Gloo choose.
-        policies.append(_from_role(context, "trainer", "trainer", []))
+        policies.append(_trainer(context))
     if context.spec.trains and rollout.service(context):
         policies.append(_from_role(context, "rollout", "rollout", []))
     return policies
@@ -159,6 +158,18 @@ def _model(context: JobContext) -> Manifest:
         peers.append(_namespace(namespace))
     allowed: Manifest = {"from": peers, "ports": [_tcp(names.MODEL_PORT)]}
     return _policy(context, reward_model.ROLE, {"policyTypes": ["Ingress"], "ingress": [allowed]})
+
+
+def _trainer(context: JobContext) -> Manifest:
+    """Return the policy of the trainer: its own ranks, and rollouts that receive weights from them."""
+    # Ranks rendezvous on one port, and then exchange gradients on ports that NCCL and Gloo choose.
+    policy, trainer = _from_role(context, "trainer", "trainer", []), context.spec.trainer
+    if trainer.weights.transfer == "direct":
+        last = names.WEIGHTS_PORT + min(trainer.ranks, trainer.ranks_per_pod) - 1
+        rollouts = [{"podSelector": {"matchLabels": context.labels("rollout")}}]
+        ports = [{**_tcp(names.WEIGHTS_PORT), "endPort": last}]
+        policy["spec"]["ingress"].append({"from": rollouts, "ports": ports})
+    return policy
 
 
 def _from_role(context: JobContext, role: str, sender: str, ports: list[Manifest]) -> Manifest:

@@ -16,15 +16,10 @@ from plaudit_reward.http.client import HttpClient
 from plaudit_reward.http.errors import NoResponseError
 from plaudit_reward.http.proxy import proxy_for
 from plaudit_reward.http.response import error_message, excerpt
+from plaudit_reward.remote.remedies import HTTP, Remedies
 from plaudit_reward.remote.shapes.shape import MalformedAnswerError, Shape, scored
 from plaudit_reward.score import Score
 from plaudit_wire.sample import Sample
-
-_REMEDIES = {
-    401: "check http.apiKeySecret",
-    403: "check http.apiKeySecret and the key's permissions",
-    404: "check http.url: it includes the route",
-}
 
 
 class RemoteClient:
@@ -39,6 +34,7 @@ class RemoteClient:
         arguments: further members of each request; an object is merged into the shape's own.
         path: of the score in the answer (``json_path``), in place of the shape's own; empty: the shape's own.
         max_connections: requests at a time; the rest wait, which counts as part of their call.
+        remedies: of the scorer's kind, for errors.
 
     Raises:
         ConfigurationError: an HTTP header cannot carry ``api_key``, ``path`` is not a path, or the process may not open
@@ -56,6 +52,7 @@ class RemoteClient:
         arguments: Mapping[str, Any] | None = None,
         path: str = "",
         max_connections: int = 256,
+        remedies: Remedies = HTTP,
     ) -> None:
         self.url = url
         self._shape = shape
@@ -64,14 +61,15 @@ class RemoteClient:
         self._headers = dict(headers or {})
         self._arguments = dict(arguments or {})
         self._path = path
+        self._remedies = remedies.by_status
         try:
             self._steps = json_path(path) if path else None
         except ValueError as error:
-            raise ConfigurationError(f"http.jsonPath {error}") from error
+            raise ConfigurationError(f"{remedies.section}.jsonPath {error}") from error
         self._http = HttpClient(
             max_connections=max_connections,
             bearer_token=api_key,
-            key_field="http.apiKeySecret",
+            key_field=remedies.key_field,
             proxy=proxy_for(url),
         )
 
@@ -110,7 +108,7 @@ class RemoteClient:
         self._usage.count_request(str(response.status))
         if response.status != 200:
             message = error_message(response.body, self._api_key)
-            raise failure_of(self.url, response.status, response.headers, message, _REMEDIES)
+            raise failure_of(self.url, response.status, response.headers, message, self._remedies)
         return self._read(response.body)
 
     async def close(self) -> None:

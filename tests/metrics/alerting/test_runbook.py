@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +18,10 @@ from plaudit_metrics.service.series.run import Series
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / RUNBOOK).read_text()
 KEYS = (ROOT / "docs" / "metrics.md").read_text() + (ROOT / "docs" / "training.md").read_text()
+QUERIES = sorted(
+    set(re.findall(r"^curl .*jq.*?(?=  +#|$)", TEXT, re.MULTILINE))
+    | {" ".join(found.split()) for found in re.findall(r"`(curl[^`]*jq[^`]*)`", TEXT)}
+)
 SECTIONS = {part.partition("\n")[0]: part for part in TEXT.split("\n## ")[1:]}
 
 
@@ -45,3 +52,15 @@ def test_keys_of_steps_that_the_runbook_names_are_documented() -> None:
     for key in re.findall(r'\."([\w/]+)"', TEXT):
         head, _, last = key.rpartition("/")
         assert re.search(rf"`{re.escape(head)}/(\{{[\w,]*\b)?{last}\b", KEYS) or f"`{key}`" in KEYS, key
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_a_query_of_the_runbook_has_a_response_in_a_real_run(query: str, observed_run: Any) -> None:
+    if missing := [program for program in ("curl", "jq") if not shutil.which(program)]:
+        pytest.skip(f"{missing[0]} is not installed")
+    command = query.replace("$RUN", observed_run.metrics).replace("<n>", str(observed_run.num_steps))
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    null = set(re.findall(r'"(\w+)": null', done.stdout))
+    assert null <= {"kl", "grad"}  # this run's trainer is scripted and has no gradient
+    assert done.stdout.strip()

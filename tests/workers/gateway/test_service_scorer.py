@@ -44,6 +44,24 @@ async def test_two_runs_score_the_same_ids_by_one_service(
 
 
 @pytest.mark.parametrize(
+    ("token", "route", "remedy"),
+    [("not-its-token", "", "service.tokenSecret must hold a token"), (TOKEN, "/v1/score", "without a route")],
+)
+async def test_a_refusal_of_the_service_names_the_field_to_correct(
+    start_service: Any, start_gateway: Any, monkeypatch: pytest.MonkeyPatch, token: str, route: str, remedy: str
+) -> None:
+    monkeypatch.setenv("PLAUDIT_SECRET_SHARED_CLIENT", token)
+    async with start_service() as service, start_gateway(service) as gateway:
+        reward = job_with(url=gateway.url + route, tokenSecret=SECRET).spec.reward.model_copy(update={"retries": 0})
+        pipeline = await build_pipeline(reward, "a", BuildContext(reward, "a", run="a"))
+        refused = await pipeline.score(Sample("g", 0, "d", "2 + 2", "4", ground_truth="4"))
+        await pipeline.close()
+    assert refused.outcome == "infra_error"
+    assert remedy in (refused.reason or "")
+    assert "apiKeySecret" not in (refused.reason or "")
+
+
+@pytest.mark.parametrize(
     ("service", "message"),
     [
         ({}, "needs exactly one of name and url"),

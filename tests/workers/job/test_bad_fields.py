@@ -106,6 +106,15 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "spec.rollout.inFlight: is recompute, but with trainer.lora samples finish under the adapter that began them.",
     ),
     (
+        {"trainer.lora": {}, "trainer.weights": {"transfer": "direct"}},
+        "spec.trainer.weights.transfer: is direct, but with trainer.lora only adapters of a few megabytes are",
+    ),
+    (
+        {"rollout.podsPerReplica": 2, "rollout.engine": {"tensorParallelSize": 2, "pipelineParallelSize": 2}}
+        | {"trainer.weights": {"transfer": "direct"}},
+        "spec.trainer.weights.transfer: is direct, but a rollout replica of several pods reads its weights from files.",
+    ),
+    (
         {"algorithm.samplesPerPrompt": 1},
         "spec.algorithm.samplesPerPrompt: with 1, a group has nothing to compare and advantage grpo is always 0.",
     ),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from plaudit_wire.messages import PolicyVersion, Sampling
+from plaudit_wire.messages import PolicyVersion, Sampling, Transfer, TransferPart
 from plaudit_workers.process import RefusedError
 from plaudit_workers.rollout.agents.single_turn import SingleTurn
 from plaudit_workers.rollout.engines.protocol import (
@@ -21,6 +21,9 @@ from plaudit_workers.rollout.engines.vllm_arguments import VllmSettings
 from plaudit_workers.rollout.engines.vllm_engine import VllmEngine
 from plaudit_workers.rollout.worker import RolloutOptions, RolloutWorker
 from plaudit_workers.stream.connection import RedisAddress, Transport
+from plaudit_workers.weight_transfer.part import Part
+from plaudit_workers.weight_transfer.receiver import Reception
+from plaudit_workers.weight_transfer.server import WeightServer
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
@@ -102,6 +105,19 @@ async def test_temperature_0_takes_the_likeliest_token_and_tells_the_policys_own
     for token in range(16):
         other = reference(tiny_models[1], PROMPT, [token])
         assert other[0] <= expected[0]
+
+
+async def test_weights_received_from_the_trainers_memory_are_the_ones_that_sample(bench, tiny_models, reference):
+    version = PolicyVersion(1, next(bench.numbers))
+    content = (tiny_models[2] / "model.safetensors").read_bytes()
+    part, server = Part.of([(0, memoryview(content))]), WeightServer()
+    server.offer(version, "token", part)
+    offered = Transfer("token", len(content), [TransferPart(f"127.0.0.1:{server.port}", part.digest)])
+    with Reception(version, offered) as reception:
+        await bench.engine.load_weights(await asyncio.to_thread(reception.receive), version)
+    server.close()
+    sample = await bench.result(bench.submit(seed=3))
+    assert close(reference(tiny_models[2], PROMPT, sample.response_ids), sample.logprobs)
 
 
 async def test_the_same_seed_gives_the_same_sample_in_any_company(bench, tiny_models):

@@ -1,14 +1,19 @@
 """Following the announcement: what is loaded, when, and what is refused."""
 
 import asyncio
+import hashlib
 import shutil
+import socket
 
 import pytest
 
+from plaudit_wire.messages import Announcement, PolicyVersion, Transfer, TransferPart
 from plaudit_workers.rollout.engines.protocol import EngineFailedError, WeightsUnreadableError
 from plaudit_workers.rollout.engines.script import Script
 from plaudit_workers.rollout.engines.scripted import ScriptedEngine
 from plaudit_workers.rollout.weights import PolicyWeights, mean_difference, read_probe
+from plaudit_workers.weight_transfer.part import Part
+from plaudit_workers.weight_transfer.server import WeightServer
 
 
 class Recording(ScriptedEngine):
@@ -136,3 +141,79 @@ def test_a_folder_without_a_probe_has_none_and_a_damaged_one_is_unreadable(tmp_p
 def test_the_difference_of_sequences_of_different_lengths_is_infinite() -> None:
     assert mean_difference([1.0], [1.0, 2.0]) == float("inf")
     assert mean_difference([], []) == 0.0
+
+
+@pytest.fixture
+def offer(run):
+    """Announces weights that a server offers from memory; the announced digest may be another."""
+    servers = []
+
+    async def announce(number, *, digest="", path="") -> PolicyVersion:
+        version = PolicyVersion(run.trainer.incarnation, number)
+        part = Part.of([(0, b"weights")])
+        servers.append(WeightServer())
+        servers[-1].offer(version, "token", part)
+        parts = [TransferPart(f"127.0.0.1:{servers[-1].port}", digest or part.digest)]
+        file_digest = hashlib.sha256(b"weights").hexdigest() if path else ""
+        await run.trainer.announce(Announcement(version, path, file_digest, Transfer("token", 7, parts)))
+        return version
+
+    yield announce
+    for server in servers:
+        server.close()
+
+
+async def test_offered_weights_are_loaded_without_files(run, offer) -> None:
+    class Reading(Recording):
+        async def load_weights(self, path, version, switch="continue") -> None:
+            self.loaded.append((path / "model.safetensors").read_bytes())
+
+    first, late = Reading(), Reading()
+    version = await offer(3)
+    for engine in (first, late):
+        weights = follower(run, engine)
+        assert await weights.follow()
+        assert weights.held == version
+        assert engine.loaded == [b"weights"]
+    assert not run.folder.exists()
+
+
+async def test_a_rollout_that_cannot_receive_keeps_its_version_requests_files_and_loads_them(run, offer) -> None:
+    engine = Recording()
+    weights = follower(run, engine)
+    old = await offer(0)
+    assert await weights.follow()
+    new = await offer(1, digest="0" * 64)
+    assert not await weights.follow()
+    assert (weights.held, weights.needs_files, weights.loading) == (old, str(new), None)
+
+    (folder := run.folder / str(new)).mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"weights")
+    await offer(1, digest="0" * 64, path=str(folder))
+    assert await weights.follow()
+    assert (weights.held, weights.needs_files) == (new, "")
+    assert engine.loaded[-1] == (1, str(new))
+
+
+async def test_a_rollout_that_can_receive_ignores_the_files_of_others(run, offer) -> None:
+    engine = Recording()
+    version = await offer(1, path=str(run.folder / "absent"))
+    weights = follower(run, engine)
+    assert await weights.follow()
+    assert weights.held == version
+
+
+async def test_a_rollout_samples_with_its_version_while_it_receives_the_next(run, offer, eventually) -> None:
+    weights = follower(run, Recording())
+    old = await offer(0)
+    await weights.follow()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        parts = [TransferPart(f"127.0.0.1:{silent.getsockname()[1]}", "0" * 64)]
+        version = PolicyVersion(run.trainer.incarnation, 1)
+        await run.trainer.announce(Announcement(version, "", "", Transfer("token", 7, parts)))
+        following = asyncio.create_task(weights.follow())
+        connection, _ = await asyncio.to_thread(silent.accept)
+        await asyncio.wait_for(weights.hold(old), 10)
+        connection.close()
+        assert not await following
+    assert weights.held == old

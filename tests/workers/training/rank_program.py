@@ -11,14 +11,17 @@ import sys
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.training.backend.checkpoint import load_checkpoint, save_checkpoint
+from plaudit_workers.training.backend.publish import offer_weights
 from plaudit_workers.training.model.policy_model import PolicyModel, build_model
+from plaudit_workers.weight_transfer.receiver import Reception
 
 
-def lead(policy: PolicyModel, folder: Path) -> None:
+def lead(job: RLJob, policy: PolicyModel, folder: Path) -> None:
     batches = pickle.loads((folder / "batches.pickle").read_bytes())
     results = {"figures": [policy.update(batch) for batch in batches[:2]]}
     policy.hold_proximal(PolicyVersion(1, 2))
@@ -27,6 +30,11 @@ def lead(policy: PolicyModel, folder: Path) -> None:
     results["probe"] = policy.probe()
     results["figures"] += [policy.update(batch) for batch in batches[2:]]
     results["state"] = policy.full_state()
+    if not job.spec.trainer.lora:
+        announcement = offer_weights(policy, PolicyVersion(1, 4), "token", "redis://127.0.0.1")
+        results["parts"] = len(announcement.transfer.parts)
+        with Reception(announcement.version, announcement.transfer) as reception:
+            results["received"] = load_file(reception.receive() / "model.safetensors")
     results["extra"] = load_checkpoint(folder / "checkpoints" / "step-000002", policy)
     results["figures_again"] = [policy.update(batch) for batch in batches[2:]]
     results["state_again"] = policy.full_state()
@@ -50,7 +58,7 @@ def main() -> None:
     elif "endless" in sys.argv:
         update_without_end(policy, folder)
     else:
-        lead(policy, folder)
+        lead(job, policy, folder)
         policy.close()
 
 

@@ -8,13 +8,22 @@ import os
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.process import RefusedError
-from plaudit_workers.training.backend.publish import prune_weights, published_versions, write_weights
+from plaudit_workers.training.backend.publish import (
+    offer_weights,
+    prune_weights,
+    published_versions,
+    write_offered,
+    write_weights,
+)
 from plaudit_workers.training.model.batch import make_batch
 from plaudit_workers.training.model.policy_model import build_model
+from plaudit_workers.weight_transfer.exchange import TransferError
+from plaudit_workers.weight_transfer.receiver import Reception
 
 
 def test_published_weights_load_as_a_model_and_answer_the_probe(make_job, tmp_path):
@@ -62,6 +71,42 @@ def test_publishing_moves_the_proximal_policy_along(make_job, make_groups, tmp_p
     assert policy.update(batch)["actor/pg_clipfrac"] > 0
     write_weights(policy, tmp_path, PolicyVersion(1, 1))
     assert policy.update(batch)["actor/pg_clipfrac"] == 0
+
+
+def test_offered_weights_are_those_of_files_and_can_be_written_as_files(make_job, tmp_path):
+    policy = build_model(make_job({}))
+    version = PolicyVersion(1, 3)
+    announcement = offer_weights(policy, version, "token", "redis://127.0.0.1")
+    assert announcement.path == ""
+    assert os.listdir(tmp_path) == []
+    with Reception(version, announcement.transfer) as reception:
+        received = load_file(reception.receive() / "model.safetensors")
+    torch.testing.assert_close(received, policy.full_state(), atol=0, rtol=0)
+
+    written = write_offered(announcement, policy.files(), tmp_path)
+    assert written.digest == hashlib.sha256((tmp_path / "1.3" / "model.safetensors").read_bytes()).hexdigest()
+    assert written.transfer == announcement.transfer
+    files = write_weights(policy, tmp_path, PolicyVersion(1, 4))
+    assert sorted(os.listdir(written.path)) == sorted(os.listdir(files.path))
+    assert (tmp_path / "1.3" / "probe.json").read_bytes() == (tmp_path / "1.4" / "probe.json").read_bytes()
+    model = AutoModelForCausalLM.from_pretrained(written.path)
+    torch.testing.assert_close(dict(model.state_dict()), received, atol=0, rtol=0)
+    policy.close()
+
+
+def test_offered_weights_do_not_change_with_the_next_update(make_job, make_groups, tmp_path):
+    policy = build_model(make_job({"algorithm": {"optimizer": {"learningRate": 0.1}}}))
+    before = policy.full_state()
+    announcement = offer_weights(policy, PolicyVersion(1, 0), "token", "redis://127.0.0.1")
+    policy.update(make_batch(make_groups([[0.0, 1.0], [1.0, 0.0]]), "grpo", 1.0))
+    with Reception(PolicyVersion(1, 0), announcement.transfer) as reception:
+        received = load_file(reception.receive() / "model.safetensors")
+    torch.testing.assert_close(received, before, atol=0, rtol=0)
+    offer_weights(policy, PolicyVersion(1, 1), "token", "redis://127.0.0.1")
+    with pytest.raises(TransferError, match="closed the connection"):
+        write_offered(announcement, {}, tmp_path)
+    assert os.listdir(tmp_path) == []
+    policy.close()
 
 
 def publish_empty(folder, *names):

@@ -86,6 +86,10 @@ def test_two_sharded_ranks_give_the_updates_of_one(make_job, make_groups, tmp_pa
         assert theirs == pytest.approx(mine, rel=1e-3, abs=1e-5)
     torch.testing.assert_close(results["state"], alone.full_state(), atol=2e-5, rtol=1e-4)
 
+    if not trainer:
+        # Each rank offers its shards, and a rollout puts them together.
+        assert results["parts"] == 2
+        torch.testing.assert_close(results["received"], results["state"], atol=0, rtol=0)
     assert results["extra"] == {"cursor": 8}
     torch.testing.assert_close(results["state_again"], results["state"], atol=0, rtol=0)
     resumed = build_model(make_job({**SETTINGS, "trainer": trainer}))

@@ -1,4 +1,4 @@
-"""Keep the engine on the announced policy: watch → load → check. Called by ``worker``.
+"""Keep the engine on the announced policy: watch → receive or read → load → check. Called by ``worker``.
 
 After loading, the rollout computes the log-probabilities of the folder's probe. A difference from the trainer's above
 the probe's limit means that the engine does not hold the announced weights: the rollout never becomes ready with them.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,8 @@ from plaudit_wire.messages import Announcement, PolicyVersion
 from plaudit_workers.published_weights import PROBE_FILE, Probe, weights_digest
 from plaudit_workers.rollout.engines.protocol import Engine, EngineFailedError, WeightsUnreadableError, WeightSwitch
 from plaudit_workers.stream.connection import Transport
+from plaudit_workers.weight_transfer.exchange import TransferError
+from plaudit_workers.weight_transfer.receiver import Reception
 
 logger = get_logger(__name__)
 
@@ -46,6 +49,8 @@ class PolicyWeights:
         self.held: PolicyVersion | None = None
         """None before the first load and after a failed one."""
         self.loading: PolicyVersion | None = None
+        self.needs_files = ""
+        """The version that could not be received from the trainer's memory; the trainer then writes its files."""
         self.logprob_mismatch: float | None = None
         """Of the loaded weights; None if the folder has no probe or the engine no model."""
 
@@ -86,39 +91,63 @@ class PolicyWeights:
             return announcement.version == self.held or await self._load(announcement)
 
     async def _load(self, announcement: Announcement) -> bool:
-        self.loading = announcement.version
-        await self._changed()
+        received = announcement.transfer is not None and not self._needs_files_of(announcement)
         try:
-            await self._check_and_load(announcement)
+            await (self._load_received(announcement) if received else self._load_files(announcement))
         except WeightsUnreadableError as error:
             fields = {"version": str(announcement.version), "path": announcement.path, "error": str(error)}
             logger.warning("weights unreadable", **fields)
             await asyncio.sleep(_RETRY_AFTER_S)
             return False
+        return True
+
+    def _needs_files_of(self, announcement: Announcement) -> bool:
+        return bool(announcement.path) and self.needs_files == str(announcement.version)
+
+    async def _load_received(self, announcement: Announcement) -> None:
+        """Receive the weights into memory while the engine samples with its present ones; then switch."""
+        try:
+            async with received_folder(announcement) as folder, self._loading(announcement.version):
+                await self._load_folder(folder, announcement.version)
+        except WeightsUnreadableError:
+            self.needs_files = str(announcement.version)
+            await self._changed()
+            raise
+
+    async def _load_files(self, announcement: Announcement) -> None:
+        folder = Path(announcement.path)
+        async with self._loading(announcement.version):
+            try:
+                digest = await asyncio.to_thread(weights_digest, folder)
+            except OSError as error:
+                raise WeightsUnreadableError(str(error)) from error
+            if digest != announcement.digest:
+                raise WeightsUnreadableError(f"the files have digest {digest}, announced was {announcement.digest}")
+            await self._load_folder(folder, announcement.version)
+
+    @asynccontextmanager
+    async def _loading(self, version: PolicyVersion) -> AsyncIterator[None]:
+        self.loading = version
+        await self._changed()
+        try:
+            yield
         finally:
             self.loading = None
             await self._changed()
-        return True
 
-    async def _check_and_load(self, announcement: Announcement) -> None:
-        folder = Path(announcement.path)
-        try:
-            digest = await asyncio.to_thread(weights_digest, folder)
-        except OSError as error:
-            raise WeightsUnreadableError(str(error)) from error
-        if digest != announcement.digest:
-            raise WeightsUnreadableError(f"the files have digest {digest}, announced was {announcement.digest}")
+    async def _load_folder(self, folder: Path, version: PolicyVersion) -> None:
         probe = await asyncio.to_thread(read_probe, folder)
         try:
-            await self._engine.load_weights(folder, announcement.version, self._switch)
+            await self._engine.load_weights(folder, version, self._switch)
             self.logprob_mismatch = await self._mismatch(probe)
-            self._refuse_mismatch(announcement.version, probe)
+            self._refuse_mismatch(version, probe)
         except BaseException:
             # Cancellation included: the engine may hold the new weights by now, or half of them.
             self.held = None
             raise
-        self.held = announcement.version
-        logger.info("weights loaded", version=str(announcement.version), logprob_mismatch=self.logprob_mismatch)
+        self.held = version
+        self.needs_files = ""
+        logger.info("weights loaded", version=str(version), logprob_mismatch=self.logprob_mismatch)
 
     def _refuse_mismatch(self, version: PolicyVersion, probe: Probe | None) -> None:
         difference = self.logprob_mismatch
@@ -136,6 +165,22 @@ class PolicyWeights:
         if probe is None or logprobs is None:
             return None
         return mean_difference(probe.logprobs, logprobs)
+
+
+@asynccontextmanager
+async def received_folder(announcement: Announcement) -> AsyncIterator[Path]:
+    """Receive directly offered weights; yield a folder with them, whose memory is freed at the end.
+
+    Raises:
+        WeightsUnreadableError: they could not be received.
+    """
+    assert announcement.transfer is not None
+    with Reception(announcement.version, announcement.transfer) as reception:
+        try:
+            folder = await asyncio.to_thread(reception.receive)
+        except TransferError as error:
+            raise WeightsUnreadableError(str(error)) from error
+        yield folder
 
 
 def read_probe(folder: Path) -> Probe | None:

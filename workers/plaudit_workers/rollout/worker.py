@@ -187,6 +187,7 @@ class RolloutWorker:
             ready=self.ready,
             version=str(weights.held or ""),
             loading=str(weights.loading or ""),
+            needs_files=weights.needs_files,
             engine=self._engine.status(),
         )
         await self._transport.beat(record)

@@ -11,14 +11,24 @@ from plaudit_workers.stream.group import Group
 
 
 class TrainerBackend(Protocol):
-    """Trains a policy. All calls block; all but ``prune`` come from one thread, one at a time."""
+    """Trains a policy. All calls block; all but ``prune`` and ``write_files`` come from one thread, one at a time."""
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
         """Train on one mini-batch (never empty) and return its figures."""
         ...
 
     def publish(self, version: PolicyVersion) -> Announcement:
-        """Write the weights where rollouts read them."""
+        """Write the weights where rollouts read them, or offer them from memory."""
+        ...
+
+    def write_files(self, announcement: Announcement) -> Announcement:
+        """Write weights that are offered from memory as files too; return the announcement of both.
+
+        Called while the next update runs.
+
+        Raises:
+            TransferError: the version was withdrawn meanwhile.
+        """
         ...
 
     def prune(self, in_use: Collection[str]) -> None:

@@ -104,7 +104,7 @@ async def _conduct(
     try:
         if external:
             await transport.retry_through_outage(lambda: keep_run(transport))
-        done = await conduct(run, TorchBackend(job, model, settings.run_folder), stop)
+        done = await conduct(run, TorchBackend(job, model, settings.run_folder, settings.redis.url), stop)
         if external and done:
             await expire_run(transport, job.spec.transport.ttl_seconds_after_finished)
     finally:

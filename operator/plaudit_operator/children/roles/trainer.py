@@ -29,6 +29,8 @@ def template(context: JobContext) -> Manifest:
         "PLAUDIT_EXIT_WHEN_STOPPED": str(names.EXIT_STOPPED),
         **environments.variables(context),
     }
+    if trainer.weights.transfer == "direct":
+        environment["PLAUDIT_WEIGHTS_PORT"] = str(names.WEIGHTS_PORT)
     command = ["python3", "-m", "plaudit_workers.training"]
     if trainer.ranks > 1:
         index = {"fieldRef": {"fieldPath": f"metadata.annotations['{names.COMPLETION_INDEX}']"}}

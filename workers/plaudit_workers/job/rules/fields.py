@@ -270,6 +270,25 @@ def _lora(spec: Spec) -> Iterator[Problem]:
         )
 
 
+def _direct_transfer(spec: Spec) -> Iterator[Problem]:
+    if spec.trainer.weights.transfer == "files":
+        return
+    if spec.trainer.lora is not None:
+        yield Problem(
+            "spec.trainer.weights.transfer",
+            "is direct, but with trainer.lora only adapters of a few megabytes are published, as files",
+            "Set transfer to files",
+            also=("spec.trainer.lora",),
+        )
+    if any(group.pods_per_replica > 1 for group in spec.rollout.by_group.values()):
+        yield Problem(
+            "spec.trainer.weights.transfer",
+            "is direct, but a rollout replica of several pods reads its weights from files",
+            "Set transfer to files, or podsPerReplica to 1",
+            also=("spec.rollout.podsPerReplica",),
+        )
+
+
 def _redis_memory(spec: Spec) -> Iterator[Problem]:
     if spec.transport.url:
         return
@@ -424,6 +443,7 @@ _TRAINING: tuple[Rule, ...] = (
     _agent,
     _ranks,
     _lora,
+    _direct_transfer,
     group_problems,
     gpu_problems,
     _redis_memory,

@@ -34,6 +34,15 @@ class LoraSpec(Section):
     """Names of the linear layers that get an adapter, such as ``q_proj``. Default empty: all but the output head."""
 
 
+class WeightsSpec(Section):
+    """How new weights reach the rollouts."""
+
+    transfer: Literal["files", "direct"] = "files"
+    """``files``: the trainer writes every version to the run's folder and rollouts read it there; ``direct``: rollouts
+    receive it over TCP from the memory of the trainer's ranks, and files are written only for a rollout that cannot.
+    Default files: no memory for a second copy of the weights, and no open port."""
+
+
 class TrainerSpec(Section):
     """Ranks, their strategy, memory and checkpoints."""
 
@@ -54,6 +63,8 @@ class TrainerSpec(Section):
     lora: LoraSpec | None = None
     """Train, publish and store low-rank adapters only. Samples in progress then finish under the adapter that began
     them. Default: all weights are trained."""
+    weights: WeightsSpec = WeightsSpec()
+    """How new weights reach the rollouts."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     """Checkpoints to resume from."""
     sinks: list[Literal["tensorboard", "wandb", "mlflow"]] = Field(default=[])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from plaudit_reward.endpoint.usage import EndpointUsage
 from plaudit_reward.remote.client import RemoteClient
+from plaudit_reward.remote.remedies import SERVICE
 from plaudit_reward.remote.scorer import RemoteScorer
 from plaudit_reward.remote.shapes.plaudit import CALLER_HEADER
 from plaudit_reward.remote.shapes.registry import SHAPES
@@ -39,6 +40,7 @@ def service_scorer(scorer: ScorerSpec, context: BuildContext) -> Scorer:
             api_key=secret_value(secret, f"{field}.tokenSecret") if secret else "",
             headers={CALLER_HEADER: context.run} if context.run else {},
             max_connections=context.reward.workers.max_concurrent_samples,
+            remedies=SERVICE,
         ),
         limiter(scorer, service.url, context),
         usage_report(scorer.name, usage, context),

@@ -1,4 +1,4 @@
-"""Publish weights: write a folder atomically and return its announcement. Called by ``torch_backend``.
+"""Publish weights: write a folder atomically, or offer them from memory. Called by ``torch_backend``.
 
 See ``published_weights`` for what the folder holds.
 """
@@ -6,7 +6,8 @@ See ``published_weights`` for what the folder holds.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,8 @@ from safetensors.torch import save_file
 from plaudit_wire.messages import Announcement, PolicyVersion
 from plaudit_workers.published_weights import PROBE_FILE, weights_digest
 from plaudit_workers.training.model.policy_model import PolicyModel
+from plaudit_workers.training.model.weight_offer import WeightOffer
+from plaudit_workers.weight_transfer.receiver import Reception
 from plaudit_workers.whole_files import remove, remove_leftovers, whole_folder
 
 KEPT_VERSIONS = 2
@@ -46,6 +49,52 @@ def write_weights(model: PolicyModel, folder: Path, version: PolicyVersion) -> A
         digest = weights_digest(temporary)
     model.hold_proximal(version)
     return Announcement(version, str(target), digest)
+
+
+def offer_weights(model: PolicyModel, version: PolicyVersion, token: str, redis_url: str) -> Announcement:
+    """Offer the model's present weights from memory and make them the proximal ones of the loss.
+
+    Args:
+        model: rank 0's.
+        version: of these weights; the version offered before is withdrawn.
+        token: that rollouts prove to know.
+        redis_url: the ranks announce the address from which they reach this host.
+
+    Returns:
+        The announcement, without files.
+    """
+    model.files()  # made here once: ``write_offered`` runs beside updates
+    transfer = model.offer(WeightOffer(version, token, redis_url, msgspec.json.encode(model.probe())))
+    model.hold_proximal(version)
+    return Announcement(version, "", "", transfer)
+
+
+def write_offered(announcement: Announcement, files: Mapping[str, bytes], folder: Path) -> Announcement:
+    """Write the offered weights as files too, received from the ranks as rollouts receive them.
+
+    Args:
+        announcement: of ``offer_weights``.
+        files: beside the weights, by name.
+        folder: as for ``write_weights``.
+
+    Returns:
+        The announcement with the files' folder and digest.
+
+    Raises:
+        TransferError: the version was withdrawn meanwhile.
+        RefusedError: the disk is full.
+    """
+    assert announcement.transfer is not None
+    target = folder / str(announcement.version)
+    with Reception(announcement.version, announcement.transfer) as reception:
+        received = reception.receive()
+        with whole_folder(target) as temporary:
+            for path in received.iterdir():
+                shutil.copyfile(path, temporary / path.name)
+            for name, content in files.items():
+                (temporary / name).write_bytes(content)
+            digest = weights_digest(temporary)
+    return msgspec.structs.replace(announcement, path=str(target), digest=digest)
 
 
 def prune_weights(folder: Path, keep_versions: Iterable[str] = ()) -> list[PolicyVersion]:

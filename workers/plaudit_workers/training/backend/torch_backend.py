@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+import threading
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -16,7 +18,7 @@ from plaudit_workers.training.backend.checkpoint import (
     recovered_checkpoints,
     save_checkpoint,
 )
-from plaudit_workers.training.backend.publish import prune_weights, write_weights
+from plaudit_workers.training.backend.publish import offer_weights, prune_weights, write_offered, write_weights
 from plaudit_workers.training.model.batch import TrainingBatch, make_batch
 from plaudit_workers.training.model.policy_model import PolicyModel
 from plaudit_workers.training.model.utilization import peak_flops, speed_figures
@@ -29,9 +31,10 @@ class TorchBackend:
         job: a resolved job.
         model: rank 0's.
         run_folder: weights and checkpoints are written below it.
+        redis_url: of the run; where rollouts receive weights directly, they reach the trainer as this host does.
     """
 
-    def __init__(self, job: RLJob, model: PolicyModel, run_folder: Path) -> None:
+    def __init__(self, job: RLJob, model: PolicyModel, run_folder: Path, redis_url: str = "") -> None:
         self._advantage = job.spec.algorithm.advantage
         self._epochs = job.spec.algorithm.epochs
         self._temperature = job.spec.rollout.sampling.temperature
@@ -39,6 +42,12 @@ class TorchBackend:
         self._ranks = job.spec.trainer.ranks
         self._peak_flops = peak_flops()
         self._model = model
+        self._direct = job.spec.trainer.weights.transfer == "direct"
+        self._token = secrets.token_hex(32)
+        self._redis_url = redis_url
+        self._offered: Announcement | None = None
+        """The version that rollouts receive from memory."""
+        self._writing = threading.Lock()
         self._weights = run_folder / "weights"
         self._checkpoints = run_folder / "checkpoints"
 
@@ -53,15 +62,25 @@ class TorchBackend:
         return figures | speed_figures(figures, time.monotonic() - started, self._ranks, self._peak_flops)
 
     def publish(self, version: PolicyVersion) -> Announcement:
-        """Write safetensors to ``weights/<version>``."""
+        """Write safetensors to ``weights/<version>``, or offer them from memory."""
+        if self._direct:
+            self._offered = offer_weights(self._model, version, self._token, self._redis_url)
+            return self._offered
         return write_weights(self._model, self._weights, version)
+
+    def write_files(self, announcement: Announcement) -> Announcement:
+        """Write weights that are offered from memory to ``weights/<version>`` too."""
+        with self._writing:
+            return write_offered(announcement, self._model.files(), self._weights)
 
     def prune(self, in_use: Collection[str]) -> None:
         """Delete published weights that are not needed."""
         prune_weights(self._weights, in_use)
 
     def save(self, step: int, extra: dict[str, Any]) -> Path:
-        """Write ``checkpoints/step-<step>`` and delete the oldest."""
+        """Write ``checkpoints/step-<step>`` and delete the oldest; write offered weights, for ``plaudit export``."""
+        if self._offered is not None and not (self._weights / str(self._offered.version)).exists():
+            self.write_files(self._offered)
         return save_checkpoint(self._checkpoints, step, self._model, extra, self._keep)
 
     def checkpoints(self) -> dict[Path, dict[str, Any]]:

@@ -22,6 +22,7 @@ from plaudit_wire.messages import PolicyVersion
 from plaudit_wire.outage import OUTAGE
 from plaudit_workers.process import JobFailedError, RefusedError
 from plaudit_workers.training.conductor.admission import Admitter
+from plaudit_workers.training.conductor.announcements import Announcements
 from plaudit_workers.training.conductor.backend_thread import BackendThread
 from plaudit_workers.training.conductor.background_tasks import BackgroundTasks
 from plaudit_workers.training.conductor.closing import correct_counters, end_unseen
@@ -102,6 +103,7 @@ class Conductor:
         self._training = StepTraining(run, state, thread, self._intake, self._admitter, background, stop)
         self._records = RunRecords(run, state, thread)
         self._validation = Validation(run, state, self._admitter, self._intake)
+        self._announcements = Announcements(run, state, thread.backend)
         self._writing: asyncio.Task[None] | None = None
         self._saved_step = -1
 
@@ -113,6 +115,7 @@ class Conductor:
         """
         self._background.start_endless(self._intake.collect())
         self._background.start_endless(Upkeep(self._run, self._state, self._admitter).keep())
+        self._background.start_endless(self._announcements.write_requested_files())
         done = await self._steps(broken_off)
         self._background.cancel_endless()
         return done
@@ -161,8 +164,7 @@ class Conductor:
     async def _publish(self, report: StepReport) -> None:
         started = time.monotonic()
         version = PolicyVersion(self._state.incarnation, report.step)
-        self._state.announcement = await self._thread.run(self._thread.backend.publish, version)
-        await self._run.streams.announce(self._state.announcement)
+        await self._announcements.announce(await self._thread.run(self._thread.backend.publish, version))
         report.figures["timing_s/update_weights"] = time.monotonic() - started
         self._background.start(self._admitter.admit_training())
         self._background.start(self._prune())

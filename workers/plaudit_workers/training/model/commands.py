@@ -17,6 +17,10 @@ import torch.distributed as dist
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.training.model.batch import TrainingBatch
 from plaudit_workers.training.model.sharding import Ranks
+from plaudit_workers.training.model.weight_offer import WeightOffer
+
+_GATHERED_BYTES = 1024
+"""Size of the messages that ``gather`` collects."""
 
 
 class OptimizerProgress(msgspec.Struct, frozen=True):
@@ -34,6 +38,7 @@ ARGUMENTS: dict[str, Any] = {
     "update": TrainingBatch,
     "logprobs": TrainingBatch,
     "hold_proximal": PolicyVersion,
+    "offer": WeightOffer,
     "full_state": None,
     "probe": None,
     "state_dict": None,
@@ -72,6 +77,17 @@ class Commands:
         """
         self._ranks.use_device()
         return decode_command(self._broadcast(b""))
+
+    def gather(self, message: bytes) -> list[bytes]:
+        """Return the message of each rank, of at most 1,020 bytes; a collective call within a command."""
+        if self._ranks.world_size == 1:
+            return [message]
+        framed = len(message).to_bytes(4, "big") + message
+        own = torch.frombuffer(bytearray(framed.ljust(_GATHERED_BYTES, b"\0")), dtype=torch.uint8)
+        gathered = [torch.empty_like(own) for _ in range(self._ranks.world_size)]
+        dist.all_gather(gathered, own, group=self._ranks.commands)
+        received = [each.numpy().tobytes() for each in gathered]
+        return [each[4 : 4 + int.from_bytes(each[:4], "big")] for each in received]
 
     def _broadcast(self, content: bytes) -> bytes:
         size = torch.tensor([len(content)])

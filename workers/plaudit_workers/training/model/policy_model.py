@@ -13,13 +13,14 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from plaudit_wire.messages import PolicyVersion
+from plaudit_wire.messages import PolicyVersion, Transfer, TransferPart
 from plaudit_workers.job.sizing.shape import ModelShape
 from plaudit_workers.job.spec.rljob import RLJob, Spec
 from plaudit_workers.published_weights import ADAPTER_FILE, WEIGHTS_FILE, Probe
@@ -47,6 +48,7 @@ from plaudit_workers.training.model.sharding import Ranks, fill, gather, join_ra
 from plaudit_workers.training.model.temperature import refuse_cut_sampling
 from plaudit_workers.training.model.token_head import TokenHead, reduced
 from plaudit_workers.training.model.utilization import work_figures
+from plaudit_workers.training.model.weight_offer import OfferedWeights, WeightOffer, layout_of, part_of
 
 
 class PolicyModel:
@@ -92,6 +94,7 @@ class PolicyModel:
         self._published: PolicyVersion | None = None
         """The version of those, or of the model's weights; None when neither are the published ones any more."""
         self._files: dict[str, bytes] = {}
+        self._offered: OfferedWeights | None = None
 
     def update(self, batch: TrainingBatch) -> dict[str, float]:
         """Make one optimizer step on a batch and return its figures (verl's names where verl has one).
@@ -160,6 +163,21 @@ class PolicyModel:
             for name, tensor in state.items()
         }
 
+    def offer(self, offer: WeightOffer) -> Transfer:
+        """Offer the present weights to rollouts from every rank's memory, instead of ``full_state`` and files.
+
+        Returns:
+            The offer of all ranks; the same on each.
+        """
+        self._commands.send("offer", offer)
+        dtype = DTYPES[self._spec.model.dtype]
+        part = part_of(self._tensors, dtype, self._ranks.rank, offer.probe)
+        self._offered = self._offered or OfferedWeights()
+        own = TransferPart(self._offered.replace(offer, part), part.digest)
+        gathered = self._commands.gather(msgspec.msgpack.encode(own))
+        parts = [msgspec.msgpack.decode(each, type=TransferPart) for each in gathered]
+        return Transfer(offer.token, layout_of(self._tensors, dtype).num_bytes, parts)
+
     @property
     def weights_file(self) -> str:
         """Name of the file for ``full_state``."""
@@ -222,6 +240,8 @@ class PolicyModel:
     def close(self) -> None:
         """Release the other ranks and leave the process group."""
         self._commands.send("close")
+        if self._offered is not None:
+            self._offered.close()
         leave_ranks(self._ranks)
 
     def follow(self) -> None:

@@ -1,0 +1,228 @@
+"""Direct weight transfer: every announced byte or nothing, whatever happens to either side in its middle."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from plaudit_wire.messages import PolicyVersion, Transfer, TransferPart
+from plaudit_workers.weight_transfer.exchange import NONCE_BYTES, TransferError, make_request, send_frame
+from plaudit_workers.weight_transfer.layout import TensorShape, file_layout
+from plaudit_workers.weight_transfer.part import BLOCK_BYTES, Part, covers_once, decode_contents
+from plaudit_workers.weight_transfer.receiver import Reception
+from plaudit_workers.weight_transfer.server import WeightServer, host_towards
+
+VERSION = PolicyVersion(2, 7)
+TOKEN = "secret"
+CONTENT = np.random.default_rng(1).integers(0, 256, BLOCK_BYTES + 5000, dtype=np.uint8)
+"""Two blocks."""
+
+
+@pytest.fixture
+def serve():
+    """Offers parts, each in a server of its own; returns the transfer that announces them."""
+    servers = []
+
+    def start(*parts: Part, num_bytes: int) -> Transfer:
+        for part in parts:
+            servers.append(WeightServer())
+            servers[-1].offer(VERSION, TOKEN, part)
+        addresses = [f"127.0.0.1:{server.port}" for server in servers]
+        announced = [TransferPart(address, part.digest) for address, part in zip(addresses, parts, strict=True)]
+        start.servers = servers
+        return Transfer(TOKEN, num_bytes, announced)
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def received(transfer: Transfer, **options: float) -> bytes:
+    with Reception(VERSION, transfer, **options) as reception:
+        return (reception.receive() / "model.safetensors").read_bytes()
+
+
+def whole(content: np.ndarray = CONTENT) -> Part:
+    return Part.of([(0, content.data)], b'{"ids": []}')
+
+
+def test_the_layout_of_tensors_is_a_safetensors_file(tmp_path):
+    tensors = {"b": np.arange(6, dtype=np.float32).reshape(2, 3), "a": np.array([1, 2], np.int64), "c": np.float32(4)}
+    names = {"float32": "F32", "int64": "I64"}
+    layout = file_layout(TensorShape(name, names[str(each.dtype)], each.shape) for name, each in tensors.items())
+    content = bytearray(layout.num_bytes)
+    content[: len(layout.header)] = layout.header
+    for name, tensor in tensors.items():
+        content[layout.offsets[name] : layout.offsets[name] + tensor.nbytes] = tensor.tobytes()
+    (tmp_path / "model.safetensors").write_bytes(content)
+    loaded = load_file(tmp_path / "model.safetensors")
+    assert {name: (each.tolist(), each.dtype) for name, each in loaded.items()} == {
+        name: (each.tolist(), each.dtype) for name, each in tensors.items()
+    }
+
+
+def test_several_rollouts_receive_the_parts_of_several_ranks_at_once(serve):
+    middle = BLOCK_BYTES // 2 + 3
+    parts = [Part.of([(0, CONTENT[:middle].data)], b"probe"), Part.of([(middle, CONTENT[middle:].data)])]
+    transfer = serve(*parts, num_bytes=CONTENT.size)
+    with ThreadPoolExecutor(3) as rollouts:
+        contents = list(rollouts.map(lambda _: received(transfer), range(3)))
+    assert contents == [CONTENT.tobytes()] * 3
+    with Reception(VERSION, transfer) as late:
+        folder = late.receive()
+        assert (folder / "probe.json").read_bytes() == b"probe"
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("change", ["token", "version", "withdrawn"])
+def test_who_does_not_know_the_token_or_asks_for_another_version_gets_nothing(serve, change):
+    transfer = serve(whole(), num_bytes=CONTENT.size)
+    version = PolicyVersion(2, 8) if change == "version" else VERSION
+    if change == "token":
+        transfer = Transfer("guess", transfer.num_bytes, transfer.parts)
+    if change == "withdrawn":
+        serve.servers[0].offer(PolicyVersion(2, 9), TOKEN, whole())
+    with Reception(version, transfer) as reception, pytest.raises(TransferError, match="closed the connection"):
+        reception.receive()
+
+
+def test_a_byte_that_differs_from_the_announcement_is_found(serve):
+    content = CONTENT.copy()
+    transfer = serve(whole(content), num_bytes=content.size)
+    content[BLOCK_BYTES + 17] ^= 1
+    with pytest.raises(TransferError, match=rf"block at byte {BLOCK_BYTES} does not have the announced digest"):
+        received(transfer)
+    table = Transfer(TOKEN, transfer.num_bytes, [TransferPart(transfer.parts[0].address, "0" * 64)])
+    with pytest.raises(TransferError, match="table of its blocks is not the announced one"):
+        received(table)
+
+
+@pytest.mark.parametrize("start", [0, 10], ids=["missing", "overlapping"])
+def test_parts_that_leave_out_bytes_or_overlap_are_refused(serve, start):
+    parts = [Part.of([(0, CONTENT[:20].data)]), Part.of([(20 - start, CONTENT[20 - start : 30].data)])]
+    transfer = serve(*parts, num_bytes=40 if start == 0 else 30)
+    with pytest.raises(TransferError, match="leave out bytes of the weights, or overlap"):
+        received(transfer)
+
+
+def test_a_block_outside_of_the_file_or_bytes_that_are_no_table_are_refused():
+    part = Part.of([(5, b"0123456789")])
+    assert decode_contents(part.contents, 15).blocks[0].offset == 5
+    for encoded, num_bytes in [(part.contents, 14), (b"\x92\x01", 15), (b"", 15)]:
+        with pytest.raises(ValueError, match="block"):
+            decode_contents(encoded, num_bytes)
+    assert not covers_once(decode_contents(part.contents, 15).blocks, 15)
+
+
+def test_more_bytes_than_memory_are_refused_before_any_is_received(serve):
+    with pytest.raises(TransferError, match=r"the weights have 1,000,000,000,000,000 bytes, .* are available"):
+        received(serve(whole(), num_bytes=10**15))
+
+
+TRAINER = """
+import sys
+from plaudit_wire.messages import PolicyVersion
+from plaudit_workers.weight_transfer.part import Part
+from plaudit_workers.weight_transfer.server import WeightServer
+part = Part.of([(0, memoryview(bytes(200 << 20)))])
+server = WeightServer()
+server.offer(PolicyVersion(2, 7), "secret", part)
+print(server.port, part.digest, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_trainer_killed_in_mid_transfer_is_an_error_of_the_rollout():
+    with subprocess.Popen([sys.executable, "-c", TRAINER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as trainer:
+        port, digest = trainer.stdout.readline().decode().split()
+        with (
+            relay(int(port), after_bytes=1 << 20, then=trainer.kill) as address,
+            pytest.raises(TransferError, match=r"closed the connection|reset by peer"),
+        ):
+            received(Transfer(TOKEN, 200 << 20, [TransferPart(address, digest)]))
+
+
+def test_a_trainer_that_stalls_is_given_up(serve):
+    transfer = serve(whole(), num_bytes=CONTENT.size)
+    port = int(transfer.parts[0].address.rpartition(":")[2])
+    stalled = threading.Event()
+    with relay(port, after_bytes=1 << 20, then=stalled.wait) as address:
+        announced = Transfer(TOKEN, transfer.num_bytes, [TransferPart(address, transfer.parts[0].digest)])
+        try:
+            with pytest.raises(TransferError, match="timed out"):
+                received(announced, stalled_after_s=0.2)
+        finally:
+            stalled.set()
+
+
+def test_a_rollout_that_dies_in_mid_transfer_does_not_disturb_the_others(serve):
+    transfer = serve(whole(), num_bytes=CONTENT.size)
+    host, _, port = transfer.parts[0].address.rpartition(":")
+    for _ in range(3):
+        dying = socket.create_connection((host, int(port)))
+        nonce = dying.recv(NONCE_BYTES, socket.MSG_WAITALL)
+        send_frame(dying, make_request(TOKEN, nonce, VERSION))
+        assert dying.recv(100_000)
+        dying.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        dying.close()  # resets the connection, as the kernel does for a killed process
+    assert received(transfer) == CONTENT.tobytes()
+
+
+def test_closing_a_reception_ends_it_in_its_middle(serve):
+    transfer = serve(whole(), num_bytes=CONTENT.size)
+    port = int(transfer.parts[0].address.rpartition(":")[2])
+    arrived, ended = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        arrived.set()
+        ended.wait()
+
+    with relay(port, after_bytes=1 << 20, then=hold) as address, ThreadPoolExecutor(1) as thread:
+        announced = Transfer(TOKEN, transfer.num_bytes, [TransferPart(address, transfer.parts[0].digest)])
+        reception = Reception(VERSION, announced)
+        receiving = thread.submit(reception.receive)
+        assert arrived.wait(20)
+        reception.close()
+        with pytest.raises(TransferError):
+            receiving.result(20)
+        ended.set()
+
+
+def test_the_address_of_this_host_is_the_one_that_reaches_redis():
+    assert host_towards("redis://127.0.0.1:6379") == "127.0.0.1"
+    assert host_towards("unix:///run/redis.sock") == "127.0.0.1"
+
+
+@contextlib.contextmanager
+def relay(port: int, after_bytes: int, then):
+    """A TCP relay to ``port`` for one connection that calls ``then`` after so many bytes from it."""
+
+    def copy(source: socket.socket, target: socket.socket, limit: float = float("inf")) -> None:
+        with contextlib.suppress(OSError):
+            while chunk := source.recv(65536):
+                target.sendall(chunk)
+                limit -= len(chunk)
+                if limit <= 0:
+                    then()
+                    limit = float("inf")
+            target.shutdown(socket.SHUT_RDWR)
+
+    def run() -> None:
+        with contextlib.suppress(OSError):
+            client, _ = listener.accept()
+            with client, socket.create_connection(("127.0.0.1", port)) as upstream:
+                threading.Thread(target=copy, args=(client, upstream), daemon=True).start()
+                copy(upstream, client, after_bytes)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=run, daemon=True).start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
