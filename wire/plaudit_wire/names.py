@@ -37,7 +37,8 @@ class Names:
         dead: stream of dead letters.
         leases: hash: the times of each stream's last search for lapsed leases, and of the server clock's last step.
         state: hash: incarnation, step, announced policy. Only the trainer writes it.
-        counters: hash: counts of events, including the ledger's counters.
+        counters: hash: counts of events, including the ledger's counters, and ``cache_hits:<scorer>``,
+            ``cache_misses:<scorer>``.
         service: the offer of a scoring service to clients.
         sessions: sorted set of the clients' sessions, by expiry time (server's clock, seconds).
         workers: sorted set of process names by their last heartbeat (server's clock, seconds).

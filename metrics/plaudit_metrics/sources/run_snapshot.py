@@ -48,6 +48,8 @@ class RunSnapshot:
     """(judge, status) → requests that ended so, over all reward workers since the run began."""
     judge_tokens: dict[tuple[str, ...], int] = field(default_factory=dict)
     """(judge, prompt or completion) → tokens."""
+    cache_reads: dict[tuple[str, ...], int] = field(default_factory=dict)
+    """(scorer, hit or miss) → samples that were looked up in the scorer's cache."""
     policy_version: int | None = None
     policy_version_lag: int = 0
     memory_bytes: int = 0
@@ -104,6 +106,11 @@ async def take_snapshot(client: Redis, keys: Names) -> RunSnapshot:
         worker_records=tuple(workers),
         judge_requests=await _of_judges(client, keys.judges),
         judge_tokens=await _of_judges(client, keys.judge_tokens),
+        cache_reads={
+            (scorer, result): count
+            for result, name in (("hit", "cache_hits"), ("miss", "cache_misses"))
+            for scorer, count in _counters(counters, name).items()
+        },
         policy_version=version,
         policy_version_lag=_lag(workers, version),
         memory_bytes=int(info.get("used_memory", 0)),
@@ -198,7 +205,7 @@ def _announced_number(stored: Any) -> int | None:
 
 
 def _counters(counted: Mapping[str, str], name: str) -> dict[str, int]:
-    """Return the ledger's counters named ``<name>:<stream>``."""
+    """Return the counters named ``<name>:<stream>`` or ``<name>:<scorer>``."""
     prefix = f"{name}:"
     return {key.removeprefix(prefix): int(value) for key, value in counted.items() if key.startswith(prefix)}
 

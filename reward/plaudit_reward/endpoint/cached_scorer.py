@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from plaudit_reward.endpoint.score_cache import ScoreCache, sample_key
-from plaudit_reward.endpoint.usage import EndpointUsage
+from plaudit_reward.endpoint.usage import EndpointUsage, UsageReport
 from plaudit_reward.errors import CallTimeoutError
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import Attempt, Scorer
@@ -18,30 +19,44 @@ class CachedScorer:
     Args:
         scorer: opened and closed here.
         cache: of its scores; closed here.
-        usage: counts the samples that needed no request, as requests with the status ``cached``.
+        usage: counts hits and misses.
+        report: of ``usage``, started and stopped here. None: the scorer reports it with its requests, among which a hit
+            counts with the status ``cached``.
+        key: returns the digest of what the scorer sees of a sample; None: the sample is scored without the cache.
     """
 
-    def __init__(self, scorer: Scorer, cache: ScoreCache, usage: EndpointUsage) -> None:
+    def __init__(
+        self,
+        scorer: Scorer,
+        cache: ScoreCache,
+        usage: EndpointUsage,
+        report: UsageReport | None = None,
+        key: Callable[[Sample], bytes | None] = sample_key,
+    ) -> None:
         self.name = scorer.name
-        self._scorer = scorer
+        self.scorer = scorer
         self._cache = cache
         self._usage = usage
+        self._report = report
+        self._key = key
         self._scoring: dict[bytes, asyncio.Event] = {}
 
     async def open(self) -> None:
         """Open the scorer."""
-        await self._scorer.open()
+        if self._report is not None:
+            self._report.start()
+        await self.scorer.open()
 
     @property
     def circuit_open(self) -> bool:
         """Return True while requests to the endpoint are stopped."""
-        return bool(getattr(self._scorer, "circuit_open", False))
+        return bool(getattr(self.scorer, "circuit_open", False))
 
     async def score(self, sample: Sample, attempt: Attempt) -> Score:
         """Return the kept score of a sample, or score it."""
-        key = sample_key(sample)
+        key = self._key(sample)
         if key is None:
-            return await self._scorer.score(sample, attempt)
+            return await self.scorer.score(sample, attempt)
         while (other := self._scoring.get(key)) is not None:
             try:
                 await asyncio.wait_for(other.wait(), attempt.limit_s)
@@ -57,18 +72,23 @@ class CachedScorer:
     async def _kept_or_scored(self, key: bytes, sample: Sample, attempt: Attempt) -> Score:
         kept = await self._cache.read(key)
         if kept is not None:
-            self._usage.count_request("cached")
+            self._usage.cache["cache_hits"] += 1
+            if self._report is None:
+                self._usage.count_request("cached")
             return kept
-        score = await self._scorer.score(sample, attempt)
+        self._usage.cache["cache_misses"] += 1
+        score = await self.scorer.score(sample, attempt)
         if score.outcome == "scored":
             await self._cache.write(key, score)
         return score
 
     def room(self) -> int:
         """Return how many more samples the scorer could start soon."""
-        return self._scorer.room()
+        return self.scorer.room()
 
     async def close(self) -> None:
         """Close the scorer and the cache."""
-        await self._scorer.close()
+        await self.scorer.close()
         await self._cache.close()
+        if self._report is not None:
+            await self._report.stop()

@@ -1,4 +1,4 @@
-"""Keep the scores of an endpoint in Redis, so that the same sample is paid for once.
+"""Keep the scores of a scorer in Redis, so that the same sample is scored once.
 
 Entries lie in hashes by half of their lifetime; a read looks into the present hash and the one before, a hash expires
 as a whole. So an entry lives for at least half of ``lifetime_s`` and at most all of it, and the number of entries is
@@ -77,8 +77,8 @@ class ScoreCache:
 
 
 def sample_key(sample: Sample) -> bytes | None:
-    """Return the digest of everything that a scorer sees of a sample; None if it holds what JSON cannot express."""
-    seen = (
+    """Return the digest of what an endpoint sees of a sample; None if it holds what JSON cannot express."""
+    return _digest(
         sample.prompt,
         sample.messages,
         sample.response,
@@ -88,6 +88,14 @@ def sample_key(sample: Sample) -> bytes | None:
         sample.finish_reason,
         sample.completion,
     )
+
+
+def whole_sample_key(sample: Sample) -> bytes | None:
+    """Return the digest of a sample without its place in the run, for functions, which see all of it."""
+    return _digest(msgspec.structs.replace(sample, group="", index=0))
+
+
+def _digest(*seen: Any) -> bytes | None:
     try:
         return hashlib.sha256(msgspec.json.encode(seen, order="sorted")).digest()[:16]
     except (TypeError, ValueError):

@@ -1,7 +1,7 @@
-"""The use of an endpoint: requests by result, and tokens. Counted per worker, summed over all workers in Redis.
+"""The use of an endpoint (requests by result, tokens) and of a cache (hits, misses).
 
-The metrics service reads the sums (``plaudit_wire.names``). A killed worker loses the counts of its last two seconds,
-never a sample.
+Each worker counts for itself and adds its counts to the sums of all workers in Redis, which the metrics service reads
+(``plaudit_wire.names``). A killed worker loses the counts of its last two seconds, never a sample.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ _REPORT_EVERY_S = 2.0
 
 
 class EndpointUsage:
-    """The counts of one endpoint in one worker since the last report.
+    """The counts of one scorer in one worker since the last report.
 
     Attributes:
         requests: by HTTP status, ``timeout`` or ``unreachable``.
         tokens: ``prompt`` and ``completion``.
+        cache: ``cache_hits`` and ``cache_misses``.
     """
 
     def __init__(self) -> None:
         self.requests: Counter[str] = Counter()
         self.tokens: Counter[str] = Counter()
+        self.cache: Counter[str] = Counter()
 
     def count_request(self, status: str) -> None:
         """Count one request."""
@@ -46,14 +48,14 @@ class UsageReport:
     """Adds a worker's counts to the run's every two seconds and at the end.
 
     Args:
-        judge: name of the scorer.
+        scorer: its name in the job.
         usage: its counts; reduced by what was reported.
         client: of the run's Redis; closed here.
         run: id of the run.
     """
 
-    def __init__(self, judge: str, usage: EndpointUsage, client: Redis, run: str) -> None:
-        self._judge = judge
+    def __init__(self, scorer: str, usage: EndpointUsage, client: Redis, run: str) -> None:
+        self._scorer = scorer
         self._usage = usage
         self._client = client
         self._keys = Names(run)
@@ -78,17 +80,21 @@ class UsageReport:
 
     async def _send(self) -> None:
         requests, tokens = Counter(self._usage.requests), Counter(self._usage.tokens)
-        if not requests and not tokens:
+        cache = Counter(self._usage.cache)
+        if not requests and not tokens and not cache:
             return
         try:
             async with self._client.pipeline(transaction=True) as pipeline:
                 for status, count in requests.items():
-                    pipeline.hincrby(self._keys.judges, f"{self._judge}:{status}", count)
+                    pipeline.hincrby(self._keys.judges, f"{self._scorer}:{status}", count)
                 for kind, count in tokens.items():
-                    pipeline.hincrby(self._keys.judge_tokens, f"{self._judge}:{kind}", count)
+                    pipeline.hincrby(self._keys.judge_tokens, f"{self._scorer}:{kind}", count)
+                for read, count in cache.items():
+                    pipeline.hincrby(self._keys.counters, f"{read}:{self._scorer}", count)
                 await pipeline.execute()
         except (RedisError, OSError) as error:
-            logger.warning("redis is unavailable; counts of an endpoint wait", error=str(error))
+            logger.warning("redis is unavailable; counts of a scorer wait", error=str(error))
             return
         self._usage.requests -= requests
         self._usage.tokens -= tokens
+        self._usage.cache -= cache

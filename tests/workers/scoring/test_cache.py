@@ -1,4 +1,4 @@
-"""``cache``: equal samples are sent to an endpoint once, over all workers of a run."""
+"""``cache``: equal samples are scored once, over all workers of a run."""
 
 from __future__ import annotations
 
@@ -64,6 +64,46 @@ async def test_an_equal_sample_is_sent_once_by_all_workers_together(
     assert len(server.requests) == 2
     seen = await take_snapshot(transport.commands, Names(run_name))
     assert dict(seen.judge_requests) == {("theirs", "200"): 2, ("theirs", "cached"): 2}
+    assert dict(seen.cache_reads) == {("theirs", "hit"): 2, ("theirs", "miss"): 2}
+
+
+NUMBERED = """
+class Numbered:
+    num_calls = 0
+
+    def __call__(self, solution_str):
+        self.num_calls += 1
+        return float(self.num_calls)
+
+    def post_process_scores(self, scores):
+        return [score + 100.0 for score in scores]
+"""
+
+
+async def test_scores_of_a_function_are_kept_for_one_version_of_the_scoring(
+    make_reward: Callable[..., Any], transport: Transport, redis_server: RedisServer, run_name: str
+) -> None:
+    reward = make_reward(
+        [{"name": "mine", "function": "Numbered", "cache": {}}], NUMBERED, workers={"processes": 1}, retries=0
+    )
+    address = RedisAddress(redis_server.url, redis_server.password)
+
+    async def values(version: str, *samples: Sample) -> list[float | None]:
+        context = BuildContext(reward, "r-0", run_name, address, version=version)
+        pipeline = await build_pipeline(reward, "r-0", context)
+        assert pipeline.scores_groups  # by the class's post_process_scores
+        found = [(await pipeline.score(each)).value for each in samples]
+        await pipeline.close()
+        return found
+
+    longer = Sample("g", 0, "d", "p", "same", extra_info={"a": 1, "b": 2}, response_tokens=7)
+    first = await values("one", sample("same"), sample("same", "h"), longer)
+    assert first == [1.0, 1.0, 2.0]
+    assert await values("one", sample("new"), sample("same")) == [1.0, 1.0]  # in a new process: 1, and the kept 1
+    assert await values("two", sample("new"), sample("same")) == [1.0, 2.0]
+    seen = await take_snapshot(transport.commands, Names(run_name))
+    assert dict(seen.cache_reads) == {("mine", "hit"): 2, ("mine", "miss"): 5}
+    assert not seen.judge_requests
 
 
 async def test_of_equal_samples_at_the_same_time_one_is_sent(start: Start, server: Any) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import cast
 
+from plaudit_reward.endpoint.cached_scorer import CachedScorer
 from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.functions.target import Target
 from plaudit_reward.isolation.function_scorer import FunctionScorer, PostProcess
@@ -102,5 +103,6 @@ def _place(built: AnyScorer, rules: Rules, scope: str, stages: list[Stage], grou
         group_stages.append(GroupStage(cast(GroupScorer, built), rules, replaces=replaces))
         return
     stages.append(Stage(cast(Scorer, built), rules))
-    if isinstance(built, FunctionScorer) and built.post_processes:
-        group_stages.append(GroupStage(PostProcess(built), rules, of=built.name))
+    scorer = built.scorer if isinstance(built, CachedScorer) else built
+    if isinstance(scorer, FunctionScorer) and scorer.post_processes:
+        group_stages.append(GroupStage(PostProcess(scorer), rules, of=scorer.name))

@@ -84,6 +84,7 @@ async def _pipeline(job: RLJob, settings: ProcessSettings) -> Pipeline:
         run=settings.run,
         redis=settings.redis,
         model_servers=settings.model_servers,
+        version=_version(job, settings),
         traced_share=job.spec.metrics.traces.share if job.spec.metrics.traces.endpoint else None,
     )
     return await build_pipeline(job.spec.reward, settings.worker, context)
@@ -92,8 +93,12 @@ async def _pipeline(job: RLJob, settings: ProcessSettings) -> Pipeline:
 def _options(job: RLJob, settings: ProcessSettings) -> ScoringOptions:
     return ScoringOptions(
         max_concurrent_samples=job.spec.reward.workers.max_concurrent_samples,
-        version=settings.scoring_version or scoring_version(job),
+        version=_version(job, settings),
     )
+
+
+def _version(job: RLJob, settings: ProcessSettings) -> str:
+    return settings.scoring_version or scoring_version(job)
 
 
 def _read_job(settings: ProcessSettings) -> RLJob:

@@ -95,6 +95,12 @@ class SnapshotSeries:
         self._tokens = CopiedCounter(
             "plaudit_judge_tokens", "Tokens that a judge read and wrote", ["judge", "kind"], registry
         )
+        self._cache_reads = CopiedCounter(
+            "plaudit_score_cache_reads",
+            "Samples looked up in a scorer's cache: hit, or miss and then scored",
+            ["scorer", "result"],
+            registry,
+        )
         self._circuit_open = self._gauge(
             registry,
             "plaudit_judge_circuit_open",
@@ -161,6 +167,7 @@ class SnapshotSeries:
     def _show_judges(self, seen: RunSnapshot) -> None:
         self._requests.copy(seen.judge_requests)
         self._tokens.copy(seen.judge_tokens)
+        self._cache_reads.copy(seen.cache_reads)
         self._circuit_open.replace({(judge,): is_open for judge, is_open in seen.circuits_open.items()})
         self._show_newest_requests(seen)
 

@@ -25,6 +25,8 @@ class BuildContext:
     """The run's Redis; None outside of a run, where this process shares limits with no other."""
     model_servers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Base URLs of the servers of each scorer of kind ``model``, by the scorer's name."""
+    version: str = ""
+    """Of the job's scoring (``scoring.version``); empty outside of a run."""
     traced_share: float | None = None
     """Share of the samples whose spans are kept (``metrics.traces``); None: nothing is traced."""
 

@@ -10,7 +10,7 @@ from plaudit_reward.endpoint.limiter import Limiter
 from plaudit_reward.endpoint.limits import Budget, RateLimits
 from plaudit_reward.endpoint.local_budget import LocalBudget
 from plaudit_reward.endpoint.redis_budget import RedisBudget
-from plaudit_reward.endpoint.score_cache import ScoreCache
+from plaudit_reward.endpoint.score_cache import ScoreCache, sample_key
 from plaudit_reward.endpoint.usage import EndpointUsage, UsageReport
 from plaudit_reward.scorer import Scorer
 from plaudit_wire.logs import get_logger
@@ -51,13 +51,32 @@ def usage_report(name: str, usage: EndpointUsage, context: BuildContext) -> Usag
 
 
 def cached(built: Scorer, scorer: ScorerSpec, usage: EndpointUsage, context: BuildContext) -> Scorer:
-    """Put the cache of a scorer in front of it, where it asks for one; outside of a run nothing is kept."""
-    if scorer.cache is None or context.redis is None:
+    """Put the cache of a scorer of an endpoint in front of it, if it has one; outside of a run nothing is kept."""
+    cache = _cache(scorer, context, scorer_version(scorer))
+    return built if cache is None else CachedScorer(built, cache, usage)
+
+
+def cached_in_run(
+    built: Scorer, scorer: ScorerSpec, context: BuildContext, key: Callable[[Sample], bytes | None] = sample_key
+) -> Scorer:
+    """Put the cache of a scorer that runs in the job in front of it, if it has one.
+
+    Its scores depend on files and images that the scorer's section does not show, so each version of the whole scoring
+    has entries of its own.
+    """
+    cache = _cache(scorer, context, f"{scorer_version(scorer)}:{context.version}")
+    if cache is None:
         return built
+    usage = EndpointUsage()
+    return CachedScorer(built, cache, usage, usage_report(scorer.name, usage, context), key)
+
+
+def _cache(scorer: ScorerSpec, context: BuildContext, version: str) -> ScoreCache | None:
+    if scorer.cache is None or context.redis is None:
+        return None
     client = context.redis.client(timeout_s=_TIMEOUT_S, retries=0)
-    prefix = f"{Names(context.run).prefix}cache:{scorer_version(scorer)}"
-    cache = ScoreCache(client, prefix, scorer.cache.lifetime_seconds, scorer.cache.entries)
-    return CachedScorer(built, cache, usage)
+    prefix = f"{Names(context.run).prefix}cache:{version}"
+    return ScoreCache(client, prefix, scorer.cache.lifetime_seconds, scorer.cache.entries)
 
 
 def trace_header(context: BuildContext) -> Callable[[Sample], str] | None:

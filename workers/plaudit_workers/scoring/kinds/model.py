@@ -6,15 +6,16 @@ import os
 
 from plaudit_reward.model_client.addresses import TOKEN_VARIABLE
 from plaudit_reward.model_client.scorer import ModelScorer
+from plaudit_reward.scorer import Scorer
 from plaudit_workers.job.spec.rewards.scorers import ScorerSpec
 from plaudit_workers.scoring.kinds.context import BuildContext
-from plaudit_workers.scoring.kinds.endpoint import trace_header
+from plaudit_workers.scoring.kinds.endpoint import cached_in_run, trace_header
 
 
-def model_scorer(scorer: ScorerSpec, context: BuildContext) -> ModelScorer:
+def model_scorer(scorer: ScorerSpec, context: BuildContext) -> Scorer:
     """Build the client of a reward model's servers in this run."""
     assert scorer.model is not None
-    return ModelScorer(
+    built = ModelScorer(
         scorer.name,
         context.model_servers.get(scorer.name, ()),
         form=scorer.model.input,
@@ -22,3 +23,4 @@ def model_scorer(scorer: ScorerSpec, context: BuildContext) -> ModelScorer:
         token=os.environ.get(TOKEN_VARIABLE, ""),
         traceparent=trace_header(context),
     )
+    return cached_in_run(built, scorer, context)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from plaudit_reward.endpoint.score_cache import whole_sample_key
 from plaudit_reward.functions.target import Target
 from plaudit_reward.isolation.function_scorer import FunctionScorer
 from plaudit_workers.job.spec.rewards.reward import RewardSpec
 from plaudit_workers.job.spec.rewards.scorers import ScorerSpec
-from plaudit_workers.scoring.kinds.context import BuildContext
+from plaudit_workers.scoring.kinds.context import AnyScorer, BuildContext
+from plaudit_workers.scoring.kinds.endpoint import cached_in_run
 
 
-def python_scorer(scorer: ScorerSpec, context: BuildContext) -> FunctionScorer:
+def python_scorer(scorer: ScorerSpec, context: BuildContext) -> AnyScorer:
     """Make the scorer of a user's function or class."""
     assert scorer.python is not None
     target = Target(
@@ -19,7 +21,8 @@ def python_scorer(scorer: ScorerSpec, context: BuildContext) -> FunctionScorer:
         scope=scorer.scope,
         isolation=scorer.isolation,
     )
-    return function_scorer(scorer.name, target, context.reward)
+    built = function_scorer(scorer.name, target, context.reward)
+    return cached_in_run(built, scorer, context, whole_sample_key) if scorer.scope == "sample" else built
 
 
 def function_scorer(name: str, target: Target, reward: RewardSpec) -> FunctionScorer:

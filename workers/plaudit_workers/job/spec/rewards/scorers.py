@@ -41,7 +41,9 @@ class KindTraits:
 
 KINDS: dict[Kind, KindTraits] = {
     "rule": KindTraits(("rule", "ruleArguments")),
-    "python": KindTraits(("python", "isolation"), "{path: rewards.py, function: compute_score}", scores_groups=True),
+    "python": KindTraits(
+        ("python", "isolation", "cache"), "{path: rewards.py, function: compute_score}", scores_groups=True
+    ),
     "judge": KindTraits(
         ("judge", "limits", "cache"),
         "{baseUrl: …, model: …, promptTemplate: {path: …}, parse: {regex: …}}",
@@ -49,7 +51,7 @@ KINDS: dict[Kind, KindTraits] = {
     ),
     "http": KindTraits(("http", "limits", "cache"), "{url: …, shape: plaudit}"),
     "service": KindTraits(("service", "cache"), "{name: …}"),
-    "model": KindTraits(("model",), "{source: …}"),
+    "model": KindTraits(("model", "cache"), "{source: …}"),
     "environment": KindTraits(()),
 }
 
@@ -162,7 +164,7 @@ class LimitsSpec(Section):
 
 
 class CacheSpec(Section):
-    """Kept scores: an equal sample (prompt, response, ground truth, extra info) is not sent a second time."""
+    """Kept scores: an equal sample (prompt, response, ground truth, extra info) is not scored a second time."""
 
     lifetime_seconds: int = Field(default=86_400, ge=60, le=31_536_000)
     """Seconds after which a kept score is gone; half of it at the earliest. Default 86,400."""
@@ -249,8 +251,8 @@ class ScorerSpec(Section):
     limits: Annotated[LimitsSpec | None, MUTABLE] = None
     """Limits on the requests of a ``judge`` or ``http`` scorer. Default: no limit."""
     cache: CacheSpec | None = None
-    """Keep the scores of a ``judge``, ``http`` or ``service`` scorer that gives equal samples equal scores (``cache:
-    {}``). Default: every sample is sent."""
+    """Keep the scores of a ``judge``, ``http``, ``service``, ``model`` or ``python`` scorer that gives equal samples
+    equal scores (``cache: {}``). Default: every sample is scored."""
     retries: int | None = Field(default=None, ge=0, le=100)
     """Further attempts after an infrastructure failure. Default: ``reward.retries``."""
     timeout_seconds: float | None = Field(default=None, gt=0, le=86_400)
