@@ -108,7 +108,10 @@ def test_paths_become_absolute_beside_the_job_file(
         "reward.combine": {"kind": "python", "path": "lib/c.py", "function": "f"},
         "trainer.checkpoint": {"resumeFrom": "old/step-1"},
         "rollout.agent": {"kind": "endpoint", "command": ["venv/bin/python", "-u"], "path": "agent.py"},
+        "environments": [{"name": "box", "command": ["python", "servers/box.py", "box.toml", "--fast"]}],
     }
+    (tmp_path / "servers").mkdir()
+    (tmp_path / "servers" / "box.py").touch()
     spec = load_job(write_job(changed(fields))).spec
     assert spec.model.source == str(tmp_path / "model")
     assert spec.model.tokenizer == str(tmp_path.parent / "tokenizer")
@@ -119,6 +122,8 @@ def test_paths_become_absolute_beside_the_job_file(
     assert spec.trainer.checkpoint.resume_from == str(tmp_path / "old/step-1")
     assert spec.rollout.agent.command == [str(tmp_path / "venv/bin/python"), "-u"]
     assert spec.rollout.agent.path == str(tmp_path / "agent.py")
+    # Of a command's arguments only those that name a file: others may mean anything.
+    assert spec.environments[0].command == ["python", str(tmp_path / "servers/box.py"), "box.toml", "--fast"]
 
 
 def test_a_source_is_a_hub_id_unless_it_looks_like_a_path_or_is_one(

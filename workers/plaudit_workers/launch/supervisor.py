@@ -25,6 +25,7 @@ logger = get_logger(__name__)
 
 _RESTART_PAUSE_S = 0.5
 _GRACE_S = 30.0
+_ANSWERS_WITHIN_S = 5.0
 _LAST_UPDATE_WITHIN_S = 600.0
 """A trainer that is asked to stop finishes its update and writes a checkpoint."""
 _NO_LAST_CHECKPOINT = "the trainer did not stop in time; --resume goes on from its last checkpoint"
@@ -104,8 +105,9 @@ class Supervisor:
         for plan in self._plans.get(role, []):
             actor = self._actors.get(plan.name)
             if actor is not None:
-                with contextlib.suppress(ray.exceptions.RayActorError):
-                    await asyncio.wait_for(actor.stop.remote(), timeout=5)
+                # An actor that does not answer, on a machine that is too busy, is ended with its placement group.
+                with contextlib.suppress(ray.exceptions.RayActorError, TimeoutError):
+                    await asyncio.wait_for(actor.stop.remote(), timeout=_ANSWERS_WITHIN_S)
 
     async def _keep(self, plan: ProcessPlan) -> Ending:
         """Run one process for as long as the run lasts; return only to end the job or after a stop."""

@@ -59,12 +59,24 @@ def _resolved_value(value: Any, field: FieldInfo, folder: Path) -> Any:
     if mark and isinstance(value, str):
         return _absolute(value, mark, folder)
     if mark and mark.kind == "command" and isinstance(value, list):
-        return [_absolute(value[0], mark, folder), *value[1:]] if value and "/" in str(value[0]) else value
+        return _command(value, mark, folder)
     if inner and isinstance(value, Mapping):
         return _resolved(value, inner, folder)
     if inner and isinstance(value, list):
         return [_resolved(item, inner, folder) if isinstance(item, Mapping) else item for item in value]
     return value
+
+
+def _command(written: list[Any], mark: JobPath, folder: Path) -> list[Any]:
+    """Resolve a program with a slash in its name, and arguments that name a file beside the job file."""
+    if not written:
+        return written
+    program, *arguments = written
+    is_file = [isinstance(each, str) and each != "" and (folder / each).is_file() for each in arguments]
+    return [
+        _absolute(program, mark, folder) if "/" in str(program) else program,
+        *(_absolute(each, mark, folder) if file else each for each, file in zip(arguments, is_file, strict=True)),
+    ]
 
 
 def _absolute(path: str, mark: JobPath, folder: Path) -> str:

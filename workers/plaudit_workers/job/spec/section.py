@@ -57,7 +57,7 @@ FilePath = Annotated[str, JobPath("file")]
 """A path; relative ones are resolved against the job file's folder."""
 
 Command = Annotated[list[str], JobPath("command")]
-"""A program and its arguments."""
+"""A program and its arguments; those that name a file beside the job file become its path."""
 
 SourcePath = Annotated[str, JobPath("source")]
 """A path or a hub id."""
