@@ -13,7 +13,7 @@ from plaudit_workers.cli import main
 from plaudit_workers.job.sizing.command import known_problems, read_shape
 from plaudit_workers.job.sizing.devices import DEVICES, find_device
 from plaudit_workers.job.sizing.fit import fit_problems, fits_rollout, fits_trainer, nearest_rollout, nearest_trainer
-from plaudit_workers.job.sizing.memory import cache_tokens, rollout_parts, trainer_parts
+from plaudit_workers.job.sizing.memory import cache_tokens, host_parts, rollout_parts, trainer_parts
 from plaudit_workers.job.sizing.shape import ModelShape
 from plaudit_workers.job.sizing.times import step_times
 from saved_bytes import QWEN_7B, saved_bytes
@@ -134,6 +134,15 @@ def test_the_cache_takes_the_memory_that_weights_leave(spec_of):
     used = sum(part.num_bytes for part in rollout_parts(spec, SHAPE_7B))
     bytes_per_token = 2 * 28 * 4 * 128 * 2
     assert cache_tokens(spec, SHAPE_7B, 80e9) == pytest.approx((0.85 * 80e9 - used) / bytes_per_token)
+
+
+def test_direct_transfer_needs_host_memory_and_saves_a_pass_over_the_weights(spec_of):
+    files, direct = spec_of(), spec_of(trainer={"weights": {"transfer": "direct"}})
+    offered = {part.name: part.num_bytes for part in host_parts(direct, SHAPE_7B)}["offered weights"]
+    assert offered == 2 * 2 * SHAPE_7B.parameters
+    assert "offered weights" not in {part.name for part in host_parts(files, SHAPE_7B)}
+    times = [step_times(spec, SHAPE_7B, H100, 4096).publication for spec in (files, direct)]
+    assert times[0] == 2 * times[1]
 
 
 def test_steps_overlap_with_staleness_and_shrink_with_gpus(spec_of):

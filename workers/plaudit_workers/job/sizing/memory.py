@@ -24,6 +24,8 @@ _CHUNK_BYTES = 1 << 29
 _CHUNK_COPIES = 4
 _BACKWARD_SHARE = 1.5
 """A layer's saved tensors and the gradients beside them, while its backward pass runs."""
+_OFFERED_COPIES = 2
+"""The newest published weights, and those before while a rollout still receives them."""
 _PREFILL_TOKENS = 8192
 """Tokens of one engine step on a GPU: vLLM's default."""
 
@@ -105,10 +107,12 @@ def cache_tokens(spec: Spec, shape: ModelShape, memory_bytes: float) -> float:
 
 
 def host_parts(spec: Spec, shape: ModelShape) -> list[Part]:
-    """Return the host memory of the trainer's first pod: at the start, and while a checkpoint is written."""
+    """Return the host memory of the trainer's first pod: at the start, for a checkpoint, for weights that it offers."""
     trainer = spec.trainer
     trained = shape.adapter_parameters(trainer.lora.rank) if trainer.lora else shape.parameters
-    return [
-        Part("loading", _FLOAT * shape.parameters * min(trainer.ranks, trainer.ranks_per_pod)),
-        Part("checkpoint", 3 * _FLOAT * trained),
-    ]
+    ranks_here = min(trainer.ranks, trainer.ranks_per_pod)
+    parts = [Part("loading", _FLOAT * shape.parameters * ranks_here), Part("checkpoint", 3 * _FLOAT * trained)]
+    if trainer.weights.transfer == "direct":
+        copies = _OFFERED_COPIES * DTYPE_BYTES[spec.model.dtype] * shape.parameters
+        parts.append(Part("offered weights", copies * ranks_here / trainer.ranks))
+    return parts

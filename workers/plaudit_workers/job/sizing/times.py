@@ -16,7 +16,7 @@ PREFILL_SHARE = 0.50
 BANDWIDTH_SHARE = 0.70
 """Share of the memory bandwidth that decoding reaches."""
 VOLUME_BYTES_PER_S = 1e9
-"""Speed at which weights are written to and read from the shared volume."""
+"""Speed at which weights are written to and read from the shared volume, or sent over the network."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,11 @@ def step_times(spec: Spec, shape: ModelShape, device: Device, response_tokens: i
     """
     lora = spec.trainer.lora
     published = (shape.adapter_parameters(lora.rank) if lora else shape.parameters) * DTYPE_BYTES[spec.model.dtype]
+    passes = 1 if spec.trainer.weights.transfer == "direct" else 2
     return StepTimes(
         generation=_generation_s(spec, shape, device, response_tokens),
         update=update_flops(spec, shape, response_tokens) / (spec.trainer.ranks * device.flops * TRAINING_SHARE),
-        publication=2 * published / VOLUME_BYTES_PER_S,
+        publication=passes * published / VOLUME_BYTES_PER_S,
         overlapped=spec.algorithm.max_staleness > 0,
     )
 
