@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import time
@@ -67,14 +68,15 @@ async def open_agent(
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[[str, str], str]]:
+def serve() -> Iterator[Callable[..., str]]:
     """Runs a server in a trainer's environment; returns its URL."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def serve(environment: str, program: str) -> str:
+    def serve(environment: str, program: str, *arguments: str) -> str:
         packages(environment)
         port = free_port()
-        started.append(subprocess.Popen([str(python(environment)), str(HERE / "programs" / program), str(port)]))
+        command = [str(python(environment)), str(HERE / "programs" / program), str(port), *arguments]
+        started.append(subprocess.Popen(command))
         url = f"http://127.0.0.1:{port}"
         for _ in range(600):
             try:
@@ -152,6 +154,25 @@ async def test_an_openenv_server_is_played_over_its_socket(open_agent: Any, toke
     assert body.sample.agent_reward == AgentReward("scored", 1.0)
 
 
+@pytest.mark.parametrize("action", ["call_tool", "plain"])
+async def test_an_openenv_server_offers_its_mcp_tools(
+    action: str, open_agent: Any, tokenizer: Any, serve: Any
+) -> None:
+    agent = await open_agent(EnvironmentServer(serve("openenv", "openenv_mcp_server.py", action)))
+    (tool,) = agent.tools.values()
+    described = tool.schema["function"]
+    assert (described["name"], described["description"]) == ("turn", "Turn the lock to a digit.")
+    assert described["parameters"]["properties"]["digit"]["type"] == "integer"
+    turns = (call("turn", digit=10), call("turn", digit=4), call("turn", digit=2), "never asked")
+    _, body = await episodes.play(agent, tokenizer, *turns)
+    results = [message["content"] for message in body.sample.completion if message["role"] == "tool"]
+    assert results[0].startswith("ValueError: ")
+    assert "no such digit" in results[0]
+    assert results[1:] == ["turned to [4]", "turned to [4, 2]"]
+    assert [[step.outcome for step in turn.calls] for turn in body.generation.turns] == [["error"], ["ok"], ["ok"]]
+    assert body.sample.agent_reward == AgentReward("scored", 0.5)
+
+
 async def test_a_resources_server_of_nemo_gym_verifies_the_conversation(
     open_agent: Any, tokenizer: Any, serve: Any
 ) -> None:
@@ -160,3 +181,13 @@ async def test_a_resources_server_of_nemo_gym_verifies_the_conversation(
     _, body = await episodes.play(agent, tokenizer, call("get_weather", city="Rome"), "It is cold.")
     assert "The weather in Rome is cold." in body.sample.completion[1]["content"]
     assert body.sample.agent_reward == AgentReward("scored", 1.0)
+
+
+async def test_each_sample_has_a_session_of_its_own_with_nemo_gym(open_agent: Any, tokenizer: Any, serve: Any) -> None:
+    agent = await open_agent(EnvironmentServer(serve("nemo-gym", "nemo_gym_counter.py")))
+    turns = (call("increment_counter", count=2), call("get_counter_value"), "Done.")
+    row = {"initial_count": 3, "expected_count": 5}
+    played = await asyncio.gather(*(episodes.play(agent, tokenizer, *turns, extra_info=row) for _ in range(4)))
+    for _, body in played:  # all on one counter, they would read 5, 7, 9 and 11
+        assert [m["content"] for m in body.sample.completion if m["role"] == "tool"][1] == '{"count":5}'
+        assert body.sample.agent_reward == AgentReward("scored", 1.0)

@@ -58,10 +58,17 @@ class Counter:
 class Ends:
     """Ends as the data row asks."""
 
-    def reset(self, how, **kwargs):
+    def reset(self, how, marker="", **kwargs):
         self.how = how
         if how == "no reset":
             raise RuntimeError("no board")
+        if how == "hangs in reset":
+            time.sleep(60)
+        if how == "dies once" and not os.path.exists(marker):
+            open(marker, "w").close()
+            how = "dies in reset"
+        if how == "dies in reset":
+            os.kill(os.getpid(), signal.SIGSEGV)
 
     def look(self) -> str:
         """Look."""
@@ -257,10 +264,27 @@ async def test_an_environment_that_dies_in_a_tool_ends_its_sample(open_agent, pl
     assert body.sample.agent_reward is None
 
 
-async def test_an_environment_that_cannot_be_reset_fails_its_sample(open_agent, play) -> None:
+@pytest.mark.parametrize(
+    ("how", "outcome", "reason"),
+    [
+        ("no reset", "data_error", "RuntimeError: no board"),
+        ("hangs in reset", "timeout", "reset of the environment gave no answer within 0.5 s"),
+        ("dies in reset", "infra_error", "the environment's process was killed by SIGSEGV"),
+    ],
+)
+async def test_an_environment_that_cannot_be_reset_ends_its_sample_without_a_score(
+    open_agent, play, how, outcome, reason
+) -> None:
+    agent = await open_agent("Ends", limit_s=0.5 if how == "hangs in reset" else 20.0)
+    _, body = await play(agent, "Done.", extra_info={"how": how})
+    assert body.sample.failure == AgentReward(outcome, reason=f"the environment cannot be reset: {reason}")
+    assert (body.sample.agent_reward, body.sample.response_tokens, body.prompt_ids) == (None, 1, b"")
+
+
+async def test_a_reset_whose_process_dies_is_repeated_in_another_process(open_agent, play, tmp_path) -> None:
     agent = await open_agent("Ends")
-    with pytest.raises(AgentError, match="cannot be reset: RuntimeError: no board"):
-        await play(agent, "Done.", extra_info={"how": "no reset"})
+    _, body = await play(agent, "Done.", extra_info={"how": "dies once", "marker": str(tmp_path / "died")})
+    assert (body.sample.failure, body.sample.agent_reward) == (None, AgentReward("scored", 1.0))
 
 
 async def test_an_environment_of_skyrl_reads_each_turn(open_agent, play) -> None:

@@ -17,11 +17,11 @@ from plaudit_wire.sample import AgentReward
 from plaudit_workers.agent_processes.messages import EnvironmentReply
 from plaudit_workers.rollout.agents.agent import Generate
 from plaudit_workers.rollout.agents.chat.tool_calls import ParsedCall
-from plaudit_workers.rollout.agents.custom import AgentError
 from plaudit_workers.rollout.agents.tool_process import CallEnd, ToolProcess
 from plaudit_workers.rollout.agents.tools import Conversation, ToolAgent
 
 _CALLS: dict[str, CallOutcome] = {"ok": "ok", "data_error": "error", "timeout": "timeout", "infra_error": "killed"}
+_RESETS_AFTER_DEATH = 2
 
 
 class EnvironmentAgent(ToolAgent):
@@ -52,19 +52,30 @@ class _Episode(Conversation):
         self._prompt = prompt
 
     async def hold(self) -> None:
-        """Reset the environment, act until the episode ends, ask for the reward.
-
-        Raises:
-            AgentError: the environment cannot be reset.
-        """
-        reset = await self._process.ask("reset", self._environment.step_limit_s, prompt=self._prompt)
+        """Reset the environment, act until the episode ends, ask for the reward."""
+        reset = await self._reset()
         if reset.outcome != "ok":
-            raise AgentError(f"the environment cannot be reset: {reset.reason}")
+            outcome = "data_error" if reset.outcome == "skipped" else reset.outcome
+            reason = f"the environment cannot be reset: {reset.reason}"
+            # Only a sample with tokens can be published, so the policy writes one, which is not trained.
+            self.trajectory.add_turn(await self._generate(self._prompt_ids, 1))
+            self.trajectory.failure = AgentReward(outcome, reason=reason)
+            return
         if reset.messages is not None:
             self._begin(reset.messages)
         await (self._act() if self._environment.reads_text else super().hold())
         if self.trajectory.failure is None:
             await self._finish()
+
+    async def _reset(self) -> EnvironmentReply:
+        """Reset the environment, in a new process where the last one died; a server is asked again in the process."""
+        limit_s = self._environment.step_limit_s
+        reply = await self._process.ask("reset", limit_s, prompt=self._prompt)
+        for _ in range(_RESETS_AFTER_DEATH):
+            if reply.outcome != "infra_error" or not self._process.died:
+                break
+            reply = await self._process.ask("reset", limit_s, prompt=self._prompt)
+        return reply
 
     def _begin(self, messages: list[dict[str, Any]]) -> None:
         """Replace the prompt by the one that the environment wrote."""

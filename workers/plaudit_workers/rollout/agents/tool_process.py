@@ -68,6 +68,11 @@ class ToolProcess:
         if self._process is not None:
             self._process.close()
 
+    @property
+    def died(self) -> bool:
+        """Return True if the process ended."""
+        return self._process is not None and self._process.died.done()
+
     async def call(self, calls: Sequence[ParsedCall]) -> list[CallEnd]:
         """Run the calls at the same time; return their ends in order. Never raises."""
         began = time.monotonic()

@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from plaudit_reward.errors import InfrastructureError
+from plaudit_reward.errors import ConfigurationError, InfrastructureError
 from plaudit_wire.messages import Prompt
 from plaudit_workers.agent_processes.messages import EnvironmentServer, Tool
 from plaudit_workers.agent_processes.sources.environments.environment import (
@@ -48,7 +48,8 @@ class Action:
             action = {"type": "call_tool", "tool_name": self.description.name, "arguments": arguments}
         data = await self._server.ask("step", action)
         reward = data.get("reward")
-        return Answer(_text(data), None if reward is None else float(reward), bool(data.get("done")))
+        text = _tool_text(data["observation"]) if self._server.has_mcp_tools else _text(data)
+        return Answer(text, None if reward is None else float(reward), bool(data.get("done")))
 
 
 class OpenEnvServer:
@@ -130,11 +131,13 @@ async def _actions(session: aiohttp.ClientSession, url: str) -> tuple[list[dict[
     """Return the tools that the policy may call, and True if they are MCP tools."""
     schema = (await get_json(session, f"{url}/schema"))["action"]
     properties = {name: each for name, each in schema.get("properties", {}).items() if name != "metadata"}
-    if {"tool_name", "arguments"} <= properties.keys():
-        async with session.ws_connect(_socket_url(url)) as socket:
-            request = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
-            listed = (await _exchange(socket, "mcp", request))["result"]["tools"]
-        return [_tool(t["name"], t.get("description") or "", _input_schema(t)) for t in listed], True
+    # MCP actions reach a server only where its action is one of them, or the base class, which has no field of its own.
+    if {"tool_name", "arguments"} <= properties.keys() or properties.keys() <= {"type"}:
+        listed = await _mcp_tools(session, url)
+        if listed:
+            return [_tool(t["name"], t.get("description") or "", _input_schema(t)) for t in listed], True
+        if "type" in properties:
+            raise ConfigurationError("its actions are MCP tools, and it lists none")
     parameters = {
         **{key: each for key, each in schema.items() if key == "$defs"},
         "type": "object",
@@ -142,6 +145,33 @@ async def _actions(session: aiohttp.ClientSession, url: str) -> tuple[list[dict[
         "required": [name for name in schema.get("required", []) if name in properties],
     }
     return [_tool("step", schema.get("description") or "Act in the environment.", parameters)], False
+
+
+async def _mcp_tools(session: aiohttp.ClientSession, url: str) -> list[dict[str, Any]]:
+    """Return the MCP tools that a server lists; [] where it has none."""
+    async with session.ws_connect(_socket_url(url)) as socket:
+        request = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+        response = await _exchange(socket, "mcp", request)
+    tools: list[dict[str, Any]] = (response.get("result") or {}).get("tools") or []
+    return tools
+
+
+def _tool_text(observation: dict[str, Any]) -> str:
+    """Return the result of an MCP tool as the model reads it: its data, or else the text of its content.
+
+    Raises:
+        ValueError: the tool raised, or the server refused the call.
+    """
+    if error := observation.get("error"):
+        raise ValueError(error["message"])
+    result = observation.get("result")
+    if not isinstance(result, dict) or "content" not in result:
+        return to_text(result)
+    text = "\n".join(part["text"] for part in result["content"] if part.get("type") == "text")
+    if result.get("is_error"):
+        raise ValueError(text)
+    data = result.get("data")
+    return to_text(data) if data is not None else text
 
 
 def _input_schema(tool: dict[str, Any]) -> dict[str, Any]:
