@@ -155,9 +155,7 @@ async def test_an_openenv_server_is_played_over_its_socket(open_agent: Any, toke
 
 
 @pytest.mark.parametrize("action", ["call_tool", "plain"])
-async def test_an_openenv_server_offers_its_mcp_tools(
-    action: str, open_agent: Any, tokenizer: Any, serve: Any
-) -> None:
+async def test_an_openenv_server_offers_its_mcp_tools(action: str, open_agent: Any, tokenizer: Any, serve: Any) -> None:
     agent = await open_agent(EnvironmentServer(serve("openenv", "openenv_mcp_server.py", action)))
     (tool,) = agent.tools.values()
     described = tool.schema["function"]
