@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from real_cluster import Cluster
+from real_cluster import Cluster, harness
 from world import rljob
 
 NAMESPACE = "gangs"
@@ -50,6 +52,22 @@ def gang_job(name: str, rollouts: int = 2, **sections: Any) -> dict[str, Any]:
     job["spec"]["reward"]["workers"] = {"replicas": 1, "pod": idle("reward")}
     job["metadata"] = {"name": name, "namespace": NAMESPACE}
     return job
+
+
+def prepare(cluster: Cluster, folder: Path) -> None:
+    """Load the image of idle pods, and create the jobs' namespace and volume.
+
+    Args:
+        cluster: with the CRDs.
+        folder: for the image's archive.
+    """
+    programs = [cluster.program(name) for name in ("pause", "kubectl")]
+    subprocess.run(harness("image", f"{folder}/idle.tar", IMAGE, *programs), check=True)
+    subprocess.run(harness("load", f"{folder}/idle.tar"), check=True)
+    cluster.kubectl("create", "namespace", NAMESPACE, check=False)
+    claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    metadata = {"name": "shared", "namespace": NAMESPACE}
+    cluster.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": claim})
 
 
 class Jobs:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from idle_jobs import IMAGE, NAMESPACE, Jobs, gang_job, idle
+from idle_jobs import IMAGE, NAMESPACE, Jobs, gang_job, idle, prepare
 from operator_process import OperatorProcess, kubeconfig_of_the_chart
 from real_cluster import Cluster, harness
 
@@ -24,13 +24,7 @@ def jobs(definition: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
     if not definition.own:
         pytest.skip("needs a cluster with PodGroups and eight GPUs that nobody else uses")
     folder = tmp_path_factory.mktemp("gangs")
-    programs = [definition.program(name) for name in ("pause", "kubectl")]
-    subprocess.run(harness("image", f"{folder}/idle.tar", IMAGE, *programs), check=True)
-    subprocess.run(harness("load", f"{folder}/idle.tar"), check=True)
-    definition.kubectl("create", "namespace", NAMESPACE, check=False)
-    claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
-    metadata = {"name": "shared", "namespace": NAMESPACE}
-    definition.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": claim})
+    prepare(definition, folder)
     operator = OperatorProcess(kubeconfig_of_the_chart(definition, folder), "gangs", NAMESPACE, folder / "log")
     definition.until("a leader", lambda: operator.leads, 60)
     yield Jobs(definition)

@@ -7,14 +7,13 @@ The pods only start and idle. The quota is six GPUs and a job needs five, one of
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 
 import pytest
 from controllers import missing, with_controllers
-from idle_jobs import IMAGE, NAMESPACE
+from idle_jobs import NAMESPACE, prepare
 from queued_jobs import GPUS_OF_A_JOB, PODS_OF_A_JOB, Faults, QueuedJobs, create_queue, queued_job
-from real_cluster import Cluster, harness
+from real_cluster import Cluster
 
 pytestmark = pytest.mark.timeout(7200)
 
@@ -30,13 +29,7 @@ def jobs(definition: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
     if reason := missing("kueue"):
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("kueue")
-    programs = [definition.program(name) for name in ("pause", "kubectl")]
-    subprocess.run(harness("image", f"{folder}/idle.tar", IMAGE, *programs), check=True)
-    subprocess.run(harness("load", f"{folder}/idle.tar"), check=True)
-    definition.kubectl("create", "namespace", NAMESPACE, check=False)
-    claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
-    metadata = {"name": "shared", "namespace": NAMESPACE}
-    definition.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": claim})
+    prepare(definition, folder)
     with_controllers(definition, "kueue")
     create_queue(definition)
     jobs = QueuedJobs(definition, folder)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from idle_jobs import IMAGE, NAMESPACE, Jobs, gang_job, idle
-from real_cluster import ROOT, Cluster, harness
+from idle_jobs import NAMESPACE, Jobs, gang_job, idle, prepare
+from real_cluster import ROOT, Cluster
 from ruamel.yaml import YAML
 from scoring_job import Measured
 
@@ -22,13 +21,7 @@ MOST = 3
 def jobs(keda: Cluster, monitored: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
     """Yield a job with one rollout whose pods only start."""
     folder = tmp_path_factory.mktemp("scale")
-    programs = [keda.program(name) for name in ("pause", "kubectl")]
-    subprocess.run(harness("image", f"{folder}/idle.tar", IMAGE, *programs), check=True)
-    subprocess.run(harness("load", f"{folder}/idle.tar"), check=True)
-    keda.kubectl("create", "namespace", NAMESPACE, check=False)
-    claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
-    metadata = {"name": "shared", "namespace": NAMESPACE}
-    keda.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": claim})
+    prepare(keda, folder)
     jobs = Jobs(keda)
     rollout = {"replicas": 1, "engine": {"tensorParallelSize": 1}, "pod": idle("rollout")}
     jobs.make(gang_job("gsm8k", scheduling={}, rollout=rollout))
