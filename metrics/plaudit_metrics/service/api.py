@@ -57,7 +57,7 @@ class Api:
         samples_to_all: bool = False,
     ) -> None:
         self._run = run
-        self._stored = StoredSamples(run, run_folder, to_all=samples_to_all)
+        self._stored = StoredSamples(run, run_folder, view.collector.newest_open, to_all=samples_to_all)
         self._view = view
         self._problem = problem
         self._hosts = hosts

@@ -184,6 +184,8 @@ def _schemas() -> dict[str, Any]:
             {
                 "run": _TEXT,
                 "samples": _array("ListedSample"),
+                "open": _array("ListedSample")
+                | {"description": "on the first page: the newest samples of steps that have not closed, without texts"},
                 "next": {"type": ["string", "null"], "description": "start of the next page; a page may be empty"},
                 "first_step": {"type": ["integer", "null"], "description": "the first step with stored samples"},
                 "last_step": {"type": ["integer", "null"]},

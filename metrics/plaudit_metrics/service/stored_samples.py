@@ -6,7 +6,8 @@ The files are read in a thread, one request at a time, so that the service goes 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, get_args
@@ -27,28 +28,47 @@ from plaudit_metrics.service.parameters import (
     text,
     whole_number,
 )
-from plaudit_metrics.sources.samples.detail import LISTED_COLUMNS, SampleDetail, detail, listed
+from plaudit_metrics.sources.samples.detail import (
+    LISTED_COLUMNS,
+    ListedSample,
+    SampleDetail,
+    detail,
+    listed,
+    listed_open,
+)
 from plaudit_metrics.sources.samples.files import FOLDER, UnreadableFileError, surviving_files
 from plaudit_metrics.sources.samples.query import Order, SampleQuery
 from plaudit_metrics.sources.samples.sample_file import SampleFile
 from plaudit_metrics.sources.samples.search import Place, SampleSearch
 from plaudit_metrics.sources.samples.texts import MOST_CHARACTERS
-from plaudit_wire.records import Split
+from plaudit_wire.records import SampleRecord, Split
+
+_MOST_OPEN = 500
+"""Only so many of the newest samples are looked through: they are read on the event loop."""
 
 
 class StoredSamples:
-    """Serves the stored samples of one run.
+    """Serves the stored samples of one run, and lists those of the open step.
 
     Args:
         run: id of the run.
         run_folder: its folder; None: the service has none.
+        newest_open: returns at most so many samples of steps that have not closed, the newest first.
         to_all: serve clients of other machines and pods too. Otherwise texts go only to this machine, which includes
             ``kubectl port-forward``: metrics are open to a whole cluster, prompts and responses should not be.
     """
 
-    def __init__(self, run: str, run_folder: Path | None, *, to_all: bool = False) -> None:
+    def __init__(
+        self,
+        run: str,
+        run_folder: Path | None,
+        newest_open: Callable[[int], list[SampleRecord]],
+        *,
+        to_all: bool = False,
+    ) -> None:
         self._run = run
         self._to_all = to_all
+        self._newest_open = newest_open
         self._folder = run_folder / FOLDER if run_folder else None
         self._search = SampleSearch(LISTED_COLUMNS)
         self._one_at_a_time = asyncio.Lock()
@@ -65,6 +85,7 @@ class StoredSamples:
         query, start = _query(request), _place(request)
         first, last = step_number(request, "first_step"), step_number(request, "last_step")
         most = count(request, "most", 50, MOST_LISTED)
+        opened = self._open(query, first, last)[:most] if start is None else []
 
         def search() -> dict[str, Any]:
             files = self._files()
@@ -77,6 +98,7 @@ class StoredSamples:
             return {
                 "run": self._run,
                 "samples": [listed(row) for row in page.rows],
+                "open": opened,
                 "next": str(page.next) if page.next else None,
                 "first_step": min(files, default=None),
                 "last_step": max(files, default=None),
@@ -84,6 +106,11 @@ class StoredSamples:
             }
 
         return await self._answer(search)
+
+    def _open(self, query: SampleQuery, first: int | None, last: int | None) -> list[ListedSample]:
+        newest = map(listed_open, self._newest_open(_MOST_OPEN))
+        least, most = first or 0, math.inf if last is None else last
+        return [sample for sample in newest if least <= sample.step <= most and query.accepts(sample)]
 
     async def _sample(self, request: Request) -> Response:
         self._check_client(request)

@@ -10,6 +10,7 @@ discarded and counted.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from enum import Enum
 
@@ -117,6 +118,12 @@ class Collector:
         """Return the samples of a group whose step has not closed yet."""
         waiting = self._waiting.get(group)
         return [sample.decode() for sample in waiting.samples.values()] if waiting is not None else []
+
+    def newest_open(self, most: int) -> list[SampleRecord]:
+        """Return the newest samples whose step has not closed yet, those of the newest group first."""
+        waiting = (group.samples for group in reversed(self._waiting.values()))
+        newest = (sample for samples in waiting for _, sample in sorted(samples.items()))
+        return [sample.decode() for sample in itertools.islice(newest, most)]
 
     def _take_groups(self, step: StepRecord) -> list[tuple[GroupRecord, _WaitingGroup]]:
         """Remove the groups that the step closed; discard those of an earlier attempt at it, and of validation."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from PIL import Image
 
+from plaudit_wire.records import ScorerRecord
 from stored_conversations import HOSTILE, LONG
 
 Tab = Any
@@ -162,6 +165,26 @@ def test_a_sample_that_is_not_stored_is_reported(tab: Tab, site: Site) -> None:
 def test_without_a_folder_the_page_names_the_remedy(make_site: Callable[[Sequence[str]], Site], tab: Tab) -> None:
     tab.open(f"{make_site(['reward']).url}#/samples")
     tab.until("/spec.storage.claimName/.test(document.querySelector('.note')?.innerText)")
+    assert tab.complaints == []
+
+
+def test_samples_of_the_open_step_are_listed_without_texts(
+    make_site: Callable[[Sequence[str]], Site], tab: Tab, sample: Callable[..., Any]
+) -> None:
+    site = make_site(["reward"])
+    raised = ScorerRecord("data_error", reason=HOSTILE)
+    records = [sample("t-9-1.0", index, outcome="data_error", scorers={"mine": raised}) for index in range(3)]
+    site.publish([msgspec.structs.replace(record, step=2) for record in records])
+    for _ in range(20):  # until the service has read the events
+        tab.open(f"{site.url}#/samples")
+        tab.until("/sample/i.test(document.querySelector('.note')?.innerText)")
+        if tab.ask(ROWS) == 3:
+            break
+        time.sleep(0.2)
+    assert tab.text(".stored tbody th").splitlines()[0] == "step 2, open · t-9-1.0 #0"
+    assert tab.ask("document.querySelectorAll('.stored tbody a').length") == 0
+    assert "3 are of the open step" in tab.text("[role=status].note")
+    assert tab.ask("document.querySelectorAll('main img, main script, main b b').length") == 0
     assert tab.complaints == []
 
 

@@ -95,6 +95,7 @@ class SamplesView {
 
   async start() {
     this.samples = [];
+    this.open = 0;
     this.next = null;
     await this.extend();
   }
@@ -109,9 +110,11 @@ class SamplesView {
       const page = await search(this.query, this.next).catch((error) => error);
       if (request !== this.request) return;
       if (page === null || page instanceof Error) return this.lost(page);
-      found += page.samples.length;
+      const open = page.open ?? [];
+      found += page.samples.length + open.length;
       this.next = page.next;
-      this.samples.push(...page.samples);
+      this.open += open.length;
+      this.samples.push(...open, ...page.samples);
       this.show(page);
     } while (found === 0 && this.next !== null);
   }
@@ -123,8 +126,9 @@ class SamplesView {
   show(page) {
     const stored = !known(page.first_step) ? "" : ` Steps ${page.first_step} to ${page.last_step} are stored.`;
     const count = `${this.samples.length}${this.next === null ? "" : " or more"} samples.`;
+    const open = this.open === 0 ? "" : ` ${this.open} are of the open step: their texts are stored when it closes.`;
     const some = report ? " A report holds some samples of its newest steps; plaudit samples prints all." : "";
-    this.status.textContent = page.problem || (this.samples.length === 0 && this.next === null ? `No sample fulfils these conditions.${stored}${some}` : count + stored + some);
+    this.status.textContent = (this.open === 0 && page.problem) || (this.samples.length === 0 && this.next === null ? `No sample fulfils these conditions.${stored}${some}` : count + open + stored + some);
     this.more.hidden = this.next === null;
     this.sources.replaceChildren(...[...new Set(this.samples.map((sample) => sample.data_source))].sort().map((value) => element("option", { value })));
     renew(this.list, this.samples.length === 0 ? element("div") : samplesList(this.samples));
@@ -147,6 +151,7 @@ export function samplesList(samples, current = null) {
 
 function sampleLink(sample, current) {
   const words = `step ${sample.step} · ${sample.group} #${sample.index}`;
+  if (sample.open) return element("span", { class: "id" }, visible(`step ${sample.step}, open · ${sample.group} #${sample.index}`));
   const here = current !== null && sample.group === current.group && sample.index === current.index;
   return element("a", { class: "id", href: sampleAddress(sample), "aria-current": here ? "true" : null }, visible(words));
 }

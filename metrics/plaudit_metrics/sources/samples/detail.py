@@ -17,7 +17,7 @@ from plaudit_metrics.sources.samples.conversation import (
 from plaudit_metrics.sources.samples.texts import CutText, TextBudget
 from plaudit_metrics.sources.stored import group_of_rows, sample_of_row, scorers_of_row
 from plaudit_metrics.statistics.stages import stages_of
-from plaudit_wire.records import ScorerRecord
+from plaudit_wire.records import SampleRecord, ScorerRecord
 
 Row = Mapping[str, Any]
 
@@ -69,6 +69,8 @@ class ListedSample(msgspec.Struct, frozen=True):
     """The end of the prompt's last message."""
     response: str
     """The beginning of the response."""
+    open: bool = False
+    """Its step has not closed yet: it is not stored, and its texts are not known here."""
 
 
 class SampleDetail(msgspec.Struct, frozen=True):
@@ -115,6 +117,30 @@ def listed(row: Row) -> ListedSample:
         prompt_id=row.get("prompt_id") or "",
         prompt=_question(row)[-_PREVIEW_CHARACTERS:],
         response=(row["response"] or "")[:_PREVIEW_CHARACTERS],
+    )
+
+
+def listed_open(record: SampleRecord) -> ListedSample:
+    """Return a sample of a step that has not closed, from its record, which has no texts."""
+    scoring, generation = record.scoring, record.generation
+    scored = scoring.outcome == "scored"
+    return ListedSample(
+        step=record.step,
+        group=record.group,
+        index=record.index,
+        split=record.split,
+        data_source=record.data_source,
+        outcome=scoring.outcome,
+        score=scoring.value if scored else None,
+        reason="" if scored else (scoring.reason or "")[:_PREVIEW_CHARACTERS],
+        response_tokens=generation.response_tokens if generation else None,
+        turns=max(1, len(generation.turns)) if generation else 0,
+        version_min=generation.version_min if generation else None,
+        version_max=generation.version_max if generation else None,
+        prompt_id="",
+        prompt="",
+        response="",
+        open=True,
     )
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import pyarrow
 import pyarrow.compute
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from plaudit_metrics.sources.samples.detail import ListedSample
 
 FAILED = "failed"
 """As ``outcome``: every outcome but ``scored``."""
@@ -57,6 +61,19 @@ class SampleQuery:
             wanted["outcome"] = (self.outcome, self.outcome)
         wanted["score"] = (self.lowest, self.highest)
         return any(name in bounds and _apart(bounds[name], *span) for name, span in wanted.items())
+
+    def accepts(self, sample: ListedSample) -> bool:
+        """Return True if one sample fulfils the conditions."""
+        if any((wanted := getattr(self, name)) and wanted != getattr(sample, name) for name in _EQUAL):
+            return False
+        failed = sample.outcome != _SCORED
+        if self.outcome and not (failed if self.outcome == FAILED else sample.outcome == self.outcome):
+            return False
+        if self.lowest is None and self.highest is None:
+            return True
+        lowest = -math.inf if self.lowest is None else self.lowest
+        highest = math.inf if self.highest is None else self.highest
+        return sample.score is not None and lowest <= sample.score <= highest
 
     def columns(self) -> list[str]:
         """Return the columns that the conditions and the order read."""
