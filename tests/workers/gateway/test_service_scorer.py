@@ -43,6 +43,31 @@ async def test_two_runs_score_the_same_ids_by_one_service(
             await pipeline.close()
 
 
+async def test_a_job_with_many_samples_leaves_another_its_share(
+    start_service: Any, start_gateway: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLAUDIT_SECRET_SHARED_CLIENT", TOKEN)
+    room, num_many, num_few = 4, 120, 16
+    async with start_service(slots=2) as service, start_gateway(service, room=room) as gateway:
+        reward = job_with(url=gateway.url, tokenSecret=SECRET).spec.reward
+        many, few = [await build_pipeline(reward, run, BuildContext(reward, run, run=run)) for run in ("many", "few")]
+        scoring = [
+            asyncio.create_task(many.score(Sample("g", i, "d", "2 + 2", "4", ground_truth="4")))
+            for i in range(num_many)
+        ]
+        await scoring[0]
+        num_before = sum(task.done() for task in scoring)
+        scored = await asyncio.gather(
+            *(few.score(Sample("g", i, "d", "2 + 2", "5", ground_truth="4")) for i in range(num_few))
+        )
+        num_meanwhile = sum(task.done() for task in scoring) - num_before
+        assert {scoring.value for scoring in scored} == {0.0}
+        assert {record.value for record in await asyncio.gather(*scoring)} == {1.0}
+        assert num_meanwhile <= 2 * num_few + 2 * room  # nearly all, if it had to wait for the other job's queue
+        for pipeline in (many, few):
+            await pipeline.close()
+
+
 @pytest.mark.parametrize(
     ("token", "route", "remedy"),
     [("not-its-token", "", "service.tokenSecret must hold a token"), (TOKEN, "/v1/score", "without a route")],

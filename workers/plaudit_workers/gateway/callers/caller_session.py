@@ -110,6 +110,8 @@ class CallerSession:
         self._open = asyncio.Event()
         self._num_queued = self._queued_bytes = 0
         self._look_for_lost_at = self._delete_old_at = 0.0
+        self._reopened_at = 0.0
+        """When the session was opened again because Redis had lost it."""
 
     @property
     def num_awaited(self) -> int:
@@ -202,7 +204,7 @@ class CallerSession:
         try:
             answers = await self._session.submit_many({group: each.samples for group, each in batch.items()})
         except SessionGoneError:
-            await self._session.open()
+            await self._reopen()
             answers = [Submission.full] * len(batch)
         scored, refused = [], []
         for awaited, answer in zip(batch.values(), answers, strict=True):
@@ -254,8 +256,13 @@ class CallerSession:
             except OUTAGE as error:
                 self._transport.outages.report(error)
             except SessionGoneError:
-                await self._session.open()
-                self._look_for_lost_at = 0.0
+                await self._reopen()
+
+    async def _reopen(self) -> None:
+        """Open the session that Redis has lost, and soon look for everything that was submitted before."""
+        await self._session.open()
+        self._reopened_at = time.monotonic()
+        self._look_for_lost_at = 0.0
 
     async def _maintain(self) -> None:
         """Keep the session alive, delete old results, and submit again what Redis has lost."""
@@ -277,12 +284,11 @@ class CallerSession:
 
     async def _repair_losses(self) -> None:
         """Submit again the groups that Redis has lost; take results whose entry was not read."""
+        since = max(time.monotonic() - _LOOK_FOR_LOST_EVERY_S, self._reopened_at)
         waiting = [
             each
             for each in self._awaited.values()
-            if each.accepted.is_set()
-            and not each.result.done()
-            and time.monotonic() - each.since > _LOOK_FOR_LOST_EVERY_S
+            if each.accepted.is_set() and not each.result.done() and each.since < since
         ]
         if not waiting:
             return
