@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -146,11 +147,12 @@ def _suspend(job: ScoringJob) -> None:
 
 def _scorers(*scorers: Mapping[str, Any], threshold_s: float = 10.0, **reward: Any) -> dict[str, Any]:
     objective = {"rewardLatency": {"thresholdSeconds": threshold_s, "target": 0.99}}
-    return {"reward": {"scorers": list(scorers), "timeoutSeconds": 600, **reward}, "metrics": objective}
+    reward = {"scorers": list(scorers), "timeoutSeconds": 600, "gateway": {"replicas": 0}, **reward}
+    return {"reward": reward, "metrics": objective}
 
 
 HEALTHY = _scorers(JUDGED)
-CELLS = {
+_ALL = {
     "healthy": Cell(spec=HEALTHY),
     "suspended": Cell(spec=HEALTHY, fault=_suspend, fed_s=20.0, batch=40),
     "redis-dead": Cell(
@@ -181,3 +183,7 @@ CELLS = {
 }
 FAULTY_FROM_THE_START = frozenset({"raising", "hung", "late", "budget", "judge-down"})
 """Their fault is what they are fed with: their feed begins when the other faults are injected."""
+
+_CHOSEN = os.environ.get("PLAUDIT_ALERT_CELLS", "1")
+CELLS = _ALL if _CHOSEN == "1" else {name: _ALL[name] for name in _CHOSEN.split(",")}
+"""All cells, or those that ``PLAUDIT_ALERT_CELLS`` names, for a machine on which the pods of all are too many."""

@@ -3,7 +3,7 @@
 All jobs run side by side and share one Prometheus; all faults are injected together, repaired together, and then the
 operator is stopped. The rules are the chart's, with the values that a user would set to be alerted sooner: conditions
 hold for ``HOLD`` instead of one to ten minutes, and alerts outlast them by as much. Needs ``PLAUDIT_ALERT_CELLS=1``,
-because it takes a quarter of an hour.
+because it takes a quarter of an hour, or the names of some cells (``redis-dead,hung``).
 """
 
 from __future__ import annotations
