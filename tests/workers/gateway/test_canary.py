@@ -12,6 +12,7 @@ import pytest
 
 from faulty_server import Reply
 
+TOKEN = "token-of-one-caller"
 SECRET = {"name": "canary", "key": "client"}
 
 
@@ -58,6 +59,27 @@ async def test_copies_are_compared_and_callers_get_the_services_own_scores(
         assert 'plaudit_gateway_canary_samples_total{result="equal",version="next"} 2.0' in page
         assert {request.headers["authorization"] for request in other.requests} == {"Bearer token-of-the-canary"}
         assert all("id" not in request.body for request in other.requests)
+
+
+async def test_a_group_is_copied_as_a_whole(
+    start_service: Any, start_gateway: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLAUDIT_SECRET_CANARY_CLIENT", TOKEN)
+    share = {"name": "share", "kind": "python", "scope": "group", "python": {"path": "reward.py", "function": "share"}}
+    samples = [{"response": "a" * length} for length in (1, 3)]
+    async with start_service(share) as other_service, start_gateway(other_service) as there:
+        spec = {"canary": {"service": {"url": there.url, "tokenSecret": SECRET}, "share": 1.0}}
+        async with (
+            start_service(share, gateway=spec) as service,
+            start_gateway(service) as gateway,
+            gateway.http() as http,
+        ):
+            answer = (await http.post("/v1/groups", json={"id": "g", "samples": samples})).json()
+            assert [result["score"] for result in answer["results"]] == [0.25, 0.75]
+            async with asyncio.timeout(10):
+                while sum((compared := await comparison(http))["samples"].values()) < len(samples):
+                    await asyncio.sleep(0.01)
+    assert compared["samples"] == {"equal": 2}  # scored alone, both would be 1
 
 
 async def test_about_the_share_is_copied_and_a_repeated_request_draws_the_same(

@@ -1,9 +1,11 @@
-"""Score a share of the samples by another service as well, and compare: its results are counted, never answered."""
+"""Score a share of the samples and groups by another service as well: its results are compared, never answered."""
 
 from __future__ import annotations
 
 import asyncio
 import zlib
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -12,12 +14,13 @@ from plaudit_reward.errors import CallTimeoutError, InfrastructureError
 from plaudit_reward.http.client import HttpClient
 from plaudit_reward.http.errors import NoResponseError
 from plaudit_workers.gateway.bodies import SubmittedSamples
-from plaudit_workers.gateway.callers.results import Answer, SampleAnswer
+from plaudit_workers.gateway.callers.results import Answer, GroupAnswer, SampleAnswer
 from plaudit_workers.gateway.canary.canary_series import CanarySeries
 from plaudit_workers.scoring.offline.lines import SampleInput
 
 _MOST_AT_ONCE = 512
-"""Copies in flight; further ones are left out, so that a slow canary holds no memory here."""
+"""Copied samples in flight; further ones are left out, so that a slow canary holds no memory here. A group that is
+larger goes alone."""
 _WITHIN_S = 600.0
 _PARTS = 1 << 16
 _FAILURES = (NoResponseError, CallTimeoutError, InfrastructureError, msgspec.DecodeError)
@@ -30,7 +33,12 @@ class _Scored(msgspec.Struct):
     version: str = ""
 
 
+class _ScoredGroup(msgspec.Struct):
+    results: list[_Scored]
+
+
 _decoder = msgspec.json.Decoder(_Scored)
+_group_decoder = msgspec.json.Decoder(_ScoredGroup)
 
 
 class Canary:
@@ -44,24 +52,27 @@ class Canary:
     """
 
     def __init__(self, url: str, token: str, share: float, series: CanarySeries) -> None:
-        self._url = f"{url.rstrip('/')}/v1/score"
+        self._url = url.rstrip("/")
         self._share = share
         self._series = series
         self._http = HttpClient(
             max_connections=_MOST_AT_ONCE, bearer_token=token, key_field="canary.service.tokenSecret"
         )
         self._copies: set[asyncio.Task[None]] = set()
+        self._num_in_flight = 0
 
     def offer(self, submitted: SubmittedSamples, answer: Answer) -> None:
-        """Copy a sample that was scored here, if it belongs to the share. Groups are not copied."""
-        if submitted.is_group or not isinstance(answer, SampleAnswer) or not self._draws(submitted.id):
+        """Copy a sample or group that was scored here, if it belongs to the share. A group is copied as a whole."""
+        if not isinstance(answer, SampleAnswer | GroupAnswer) or not self._draws(submitted.id):
             return
-        if len(self._copies) >= _MOST_AT_ONCE:
-            self._series.count("left_out", "")
+        num_samples = len(submitted.samples)
+        if self._num_in_flight and self._num_in_flight + num_samples > _MOST_AT_ONCE:
+            self._count_all("left_out", num_samples)
             return
-        copy = asyncio.create_task(self._compare(submitted.samples[0], answer))
+        self._num_in_flight += num_samples
+        copy = asyncio.create_task(self._compare(submitted, answer))
         self._copies.add(copy)
-        copy.add_done_callback(self._copies.discard)
+        copy.add_done_callback(partial(self._end, num_samples))
 
     async def close(self) -> None:
         """End the copies in flight and close the connections."""
@@ -74,17 +85,36 @@ class Canary:
         """Decide by the id: a repeated request draws the same."""
         return zlib.crc32(own_id.encode()) % _PARTS < self._share * _PARTS
 
-    async def _compare(self, sample: SampleInput, here: SampleAnswer) -> None:
+    def _end(self, num_samples: int, copy: asyncio.Task[None]) -> None:
+        self._copies.discard(copy)
+        self._num_in_flight -= num_samples
+
+    async def _compare(self, submitted: SubmittedSamples, answer: SampleAnswer | GroupAnswer) -> None:
+        here = answer.results if isinstance(answer, GroupAnswer) else [answer]
         try:
-            response = await self._http.post(self._url, msgspec.json.encode(_without_id(sample)), _WITHIN_S)
-            if response.status != 200:
-                self._series.count("unavailable", "")
-                return
-            there = _decoder.decode(response.body)
+            there = await self._scored(submitted)
         except _FAILURES:
-            self._series.count("unavailable", "")
+            there = []
+        if len(there) != len(here):
+            self._count_all("unavailable", len(here))
             return
-        self._series.compare(here.score, there.score, there.seconds, there.version)
+        for own, other in zip(here, there, strict=True):
+            self._series.compare(own.score, other.score, other.seconds, other.version)
+
+    async def _scored(self, submitted: SubmittedSamples) -> Sequence[_Scored]:
+        """Return the canary's results; [] if it refuses the request."""
+        samples = [_without_id(sample) for sample in submitted.samples]
+        route, body = ("groups", {"samples": samples}) if submitted.is_group else ("score", samples[0])
+        response = await self._http.post(f"{self._url}/v1/{route}", msgspec.json.encode(body), _WITHIN_S)
+        if response.status != 200:
+            return []
+        if submitted.is_group:
+            return _group_decoder.decode(response.body).results
+        return [_decoder.decode(response.body)]
+
+    def _count_all(self, result: str, num_samples: int) -> None:
+        for _ in range(num_samples):
+            self._series.count(result, "")
 
 
 def _without_id(sample: SampleInput) -> dict[str, Any]:
