@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
+import yaml
 
 from plaudit_wire.sample import Sample
+from plaudit_workers.cli import main
 from plaudit_workers.job.loading.load import parse_job
 from plaudit_workers.job.problem import JobError
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.process import RefusedError
 from plaudit_workers.scoring.build import build_pipeline
 from plaudit_workers.scoring.kinds.context import BuildContext
+from plaudit_workers.training.run.stored_samples import _COLUMNS
 
 TOKEN = "token-of-one-caller"
 SECRET = {"name": "shared", "key": "client"}
@@ -41,6 +48,31 @@ async def test_two_runs_score_the_same_ids_by_one_service(
         assert (await pipelines[0].score(again)).value == 0.0
         for pipeline in pipelines:
             await pipeline.close()
+
+
+async def test_stored_samples_are_scored_again_by_a_service(
+    start_service: Any,
+    start_gateway: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PLAUDIT_SECRET_SHARED_CLIENT", TOKEN)
+    about = {"split": "train", "data_source": "d", "prompt": "?", "extra_info_json": "{}", "step": 1, "group": "g"}
+    rows = [
+        {**about, "index": index, "response": text, "ground_truth_json": '"4"', "outcome": "scored", "score": 1.0}
+        for index, text in enumerate("45")
+    ]
+    file = tmp_path / "step-000001-i1.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(_COLUMNS)), file)
+    async with start_service() as service, start_gateway(service) as gateway:
+        scorer = {"name": "shared", "kind": "service", "service": {"url": gateway.url, "tokenSecret": SECRET}}
+        head = {"apiVersion": "plaudit.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "again"}}
+        (tmp_path / "again.yaml").write_text(yaml.safe_dump({**head, "spec": {"reward": {"scorers": [scorer]}}}))
+        command = ["rescore", str(file), "--job", str(tmp_path / "again.yaml"), "--json"]
+        assert await asyncio.to_thread(main, command) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["samples"], summary["mean_before"], summary["mean_after"]) == (2, 1.0, 0.5)
 
 
 async def test_a_job_with_many_samples_leaves_another_its_share(
