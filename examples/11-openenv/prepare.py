@@ -1,0 +1,52 @@
+"""Write what the job needs: a random tiny model with its tokenizer, and empty prompts as Parquet in verl's columns.
+
+The same files come out each time. ``--folder`` names their folder; the job file expects them beside itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
+
+HERE = Path(__file__).parent
+DIGITS = "01234"
+CALLS = [f'<tool_call>{{"name": "step", "arguments": {{"button": {digit}}}}}</tool_call>' for digit in DIGITS]
+"""One token each, so that the tiny model cannot misspell a call."""
+SYMBOLS = DIGITS + "="
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}={% endif %}"
+)
+WEIGHTS_SEED = 2
+ROWS = 2048
+
+
+def prepare(folder: Path) -> None:
+    """Write ``model/`` and ``data/`` into the folder."""
+    sys.path.insert(0, str(HERE.parent))
+    from tiny_model import save_tiny_model
+
+    save_tiny_model(folder / "model", SYMBOLS, TEMPLATE, max_length=64, seed=WEIGHTS_SEED, whole_tokens=CALLS)
+    (folder / "data").mkdir(parents=True, exist_ok=True)
+    rows = [
+        {
+            "data_source": "plaudit/lamps",
+            "prompt": [{"role": "user", "content": ""}],  # the environment writes it
+            "ability": "environment",
+            "reward_model": {"style": "rule", "ground_truth": ""},
+            "extra_info": {"index": index},
+        }
+        for index in range(ROWS)
+    ]
+    pa.parquet.write_table(pa.Table.from_pylist(rows), folder / "data" / "train.parquet")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, default=HERE, help="folder of model/ and data/ (default: this one)")
+    prepare(parser.parse_args().folder)
