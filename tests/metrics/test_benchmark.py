@@ -29,6 +29,13 @@ def test_the_cost_of_events_is_printed_for_every_variant(tmp_path: Path) -> None
 
 
 @pytest.mark.bench
+def test_the_delay_of_the_service_is_measured_before_at_and_after_the_close_of_a_step(tmp_path: Path) -> None:
+    figures = run_quickly("step_close.py", tmp_path / "results.json")["results"]
+    assert figures["samples"] == 8192
+    assert set(figures["wall_ms"]) == set(figures["cpu_ms"]) == {"reading", "closing", "timeline"}
+
+
+@pytest.mark.bench
 def test_reading_stored_samples_is_measured_for_every_request(tmp_path: Path) -> None:
     figures = run_quickly("stored_samples.py", tmp_path / "results.json")
     assert figures["samples"] == 20_000

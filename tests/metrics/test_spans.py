@@ -9,13 +9,12 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
-import msgspec
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from plaudit_metrics.service.settings import ServiceSettings
-from plaudit_metrics.service.spans import SpanSender, chosen
-from plaudit_metrics.sources.kept_steps import StepSamples
+from plaudit_metrics.service.spans import SpanSender, choose
+from plaudit_metrics.sources.step_samples import EncodedStep, StepSamples, encode_sample, encoded_step
 from plaudit_wire.records import CallRecord, ScorerRecord, StepRecord, TurnRecord
 from plaudit_wire.redis_address import RedisAddress
 from plaudit_wire.trace_context import sample_ids, traceparent
@@ -72,10 +71,14 @@ def samples(sample: Build, group: Build) -> StepSamples:
     return StepSamples(made, [group(made[:2]), group(made[2:], ready_queue=0.25)])
 
 
+def encoded(samples: StepSamples) -> EncodedStep:
+    return encoded_step([encode_sample(sample) for sample in samples.samples], samples.groups)
+
+
 def sent(receiver: Receiver, samples: StepSamples, share: float) -> dict[str, Any]:
     """Root spans by traceparent."""
     sender = SpanSender("demo-1", receiver.address, share)
-    sender.send(STEP, msgspec.msgpack.encode(samples))
+    sender.send(STEP, encoded(samples))
     sender.close()
     assert sender.counts["sent"] > 0
     roots = [span for span in receiver.spans if not span.parent_span_id]
@@ -158,7 +161,7 @@ def test_a_conversation_arrives_with_its_turns_and_tool_calls(receiver: Receiver
 def test_steps_that_too_many_wait_before_are_dropped_and_counted(receiver: Receiver, samples: StepSamples) -> None:
     sender = SpanSender("demo-1", receiver.address, 1.0)
     for _ in range(50):
-        sender.send(STEP, msgspec.msgpack.encode(samples))
+        sender.send(STEP, encoded(samples))
     sender.close()
     assert sender.counts["dropped"] > 0
     assert sender.counts["sent"] == (50 - sender.counts["dropped"]) * len(samples.samples)
@@ -171,16 +174,16 @@ def test_every_sample_arrives_once_when_all_are_asked_for(receiver: Receiver, sa
 
 
 def test_a_share_is_the_same_samples_every_time(sample: Build) -> None:
-    many = StepSamples([sample(f"t-{number}-1.0", 0) for number in range(2000)], [])
-    first = chosen(many, "demo-1", 0.1)
-    assert chosen(many, "demo-1", 0.1) == first
+    many = [sample(f"t-{number}-1.0", 0) for number in range(2000)]
+    first, again, more = (choose(many, "demo-1", share).samples for share in (0.1, 0.1, 0.2))
+    assert again == first
     assert 120 < len(first) < 280
-    assert {each.group for each in first} <= {each.group for each in chosen(many, "demo-1", 0.2)}
+    assert {each.group for each in first} <= {each.group for each in more}
 
 
 def test_a_collector_that_is_away_costs_nothing_but_its_spans(receiver: Receiver, samples: StepSamples) -> None:
     sender = SpanSender("demo-1", "http://127.0.0.1:1", 1.0)
-    sender.send(STEP, msgspec.msgpack.encode(samples))
+    sender.send(STEP, encoded(samples))
     sender.close()
     assert sender.counts == {"failed": len(samples.samples)}
     assert sent(receiver, samples, 0.0)

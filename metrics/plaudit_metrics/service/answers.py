@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
 from plaudit_metrics.service.trace import chrome_trace
 from plaudit_metrics.sources.history import flat_step
-from plaudit_metrics.sources.kept_steps import ClosedStep, StepSamples
+from plaudit_metrics.sources.kept_steps import ClosedStep
 from plaudit_metrics.statistics.reasoning import reasoning
 from plaudit_metrics.statistics.stages import stages_of
 from plaudit_metrics.statistics.steps import slowest_samples, wall_seconds
 from plaudit_metrics.statistics.verdict import explain, verdict_over
-from plaudit_wire.records import SampleRecord, StepRecord
+from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord
 
 RECENT_STEPS = 10
 """The number of steps in the verdict over several."""
@@ -43,18 +43,20 @@ def sample_details(step: ClosedStep, count: int) -> list[dict[str, Any]]:
     return [_sample(sample, step) for sample in step.slowest[:count]]
 
 
-def step_timeline(step: ClosedStep, whole: StepSamples | None, count: int) -> dict[str, Any]:
+def step_timeline(
+    step: ClosedStep, samples: Iterable[SampleRecord], groups: Iterable[GroupRecord], count: int
+) -> dict[str, Any]:
     """Return the timeline of the step's ``count`` slowest samples, in Chrome's trace format.
 
     Args:
         step: the step.
-        whole: all of its samples, if they are still kept; otherwise its slowest are drawn.
+        samples: all of its samples, or its slowest if they are no longer kept.
+        groups: the records of their groups.
         count: number of samples.
     """
-    samples = slowest_samples(whole.samples if whole else step.slowest, count)
-    drawn = {sample.group for sample in samples}
-    groups = [group for group in (whole.groups if whole else step.groups.values()) if group.group in drawn]
-    return chrome_trace(step.record, samples, groups)
+    chosen = slowest_samples(samples, count)
+    drawn = {sample.group for sample in chosen}
+    return chrome_trace(step.record, chosen, [group for group in groups if group.group in drawn])
 
 
 def verdict_detail(recent: Sequence[StepRecord]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from plaudit_metrics.service.view import RunView
 from plaudit_metrics.sources.kept_steps import ClosedStep
 from plaudit_metrics.sources.queue_history import MOST_LOOKS
 from plaudit_metrics.sources.run_snapshot import RunSnapshot
+from plaudit_metrics.sources.step_samples import EncodedStep
 from plaudit_wire.trace_context import traceparent
 
 
@@ -105,10 +107,12 @@ class Api:
     async def _trace(self, request: Request) -> Response:
         step = self._find(request)
         most = count(request, "slowest", MOST_TRACED, MOST_TRACED)
-        timeline = step_timeline(step, self._view.kept.samples(step.record.step), most)
+        encoded = self._view.kept.samples(step.record.step)
+        # A second of work for a large step: in a thread, so that other requests are answered meanwhile.
+        timeline = await asyncio.to_thread(_timeline, step, encoded, most)
         name = f"{self._run}-step-{step.record.step}.json"
         return Response(
-            msgspec.json.encode(timeline),
+            timeline,
             media_type="application/json",
             headers={"Content-Disposition": f'attachment; filename="{name}"'},
         )
@@ -150,6 +154,11 @@ class Api:
                 404, f"step {shown(text)} is not available: it has not closed yet, was rolled back, or is too old"
             )
         return step
+
+
+def _timeline(step: ClosedStep, encoded: EncodedStep | None, most: int) -> bytes:
+    samples, groups = (encoded.decode(), encoded.groups) if encoded else (step.slowest, step.groups.values())
+    return msgspec.json.encode(step_timeline(step, samples, groups, most))
 
 
 def _look(seen: RunSnapshot) -> dict[str, Any]:

@@ -12,15 +12,13 @@ from __future__ import annotations
 import queue
 import threading
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
-
-import msgspec
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from plaudit_metrics.service import span_attributes
-from plaudit_metrics.sources.kept_steps import StepSamples
+from plaudit_metrics.sources.step_samples import EncodedStep
 from plaudit_metrics.statistics.stages import STAGES, stages_of
-from plaudit_metrics.statistics.steps import slowest_samples
+from plaudit_metrics.statistics.steps import wall_seconds
 from plaudit_metrics.statistics.turns import turns_began
 from plaudit_wire.logs import get_logger
 from plaudit_wire.records import GroupRecord, SampleRecord, ScorerRecord, StepRecord
@@ -39,14 +37,32 @@ class MissingPackageError(Exception):
     """The extra is not installed; the message names the remedy."""
 
 
-def chosen(samples: StepSamples, run: str, share: float) -> list[SampleRecord]:
-    """Return the samples of a step to send: the slowest, and those whose trace id falls into the share (0 to 1).
+class Chosen(NamedTuple):
+    """The samples of a step to send, and the first judged sample of each group."""
+
+    samples: list[SampleRecord]
+    judged: dict[str, int]
+    """Group id → lowest index with a value: a group's judges get that sample's trace context."""
+
+
+def choose(samples: Iterable[SampleRecord], run: str, share: float) -> Chosen:
+    """Choose the samples of a step to send: the slowest, and those whose trace id falls into the share (0 to 1).
 
     The share is decided by the ids alone, so a judge knows at a sample's admission that its spans are wanted.
     """
-    slowest = slowest_samples(samples.samples, 1)
-    others = [each for each in samples.samples if drawn(run, each.group, each.index, share)]
-    return slowest + [sample for sample in others if sample not in slowest]
+    slowest: SampleRecord | None = None
+    others: list[SampleRecord] = []
+    judged: dict[str, int] = {}
+    for sample in samples:
+        if slowest is None or wall_seconds(sample) > wall_seconds(slowest):
+            slowest = sample
+        if drawn(run, sample.group, sample.index, share):
+            others.append(sample)
+        if sample.scoring.value is not None:
+            judged[sample.group] = min(sample.index, judged.get(sample.group, sample.index))
+    if slowest is None:
+        return Chosen([], judged)
+    return Chosen([slowest, *(sample for sample in others if sample is not slowest)], judged)
 
 
 class SpanSender:
@@ -72,13 +88,13 @@ class SpanSender:
         self._share = share
         self._model = model
         self._sdk = _Sdk(run, endpoint)
-        self._steps: queue.Queue[tuple[StepRecord, bytes] | None] = queue.Queue(_MOST_STEPS)
+        self._steps: queue.Queue[tuple[StepRecord, EncodedStep] | None] = queue.Queue(_MOST_STEPS)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run_thread, name="spans", daemon=True)
         self._thread.start()
 
-    def send(self, record: StepRecord, encoded: bytes) -> None:
-        """Queue the spans of a step's chosen samples; ``encoded`` is its ``StepSamples``. Never waits."""
+    def send(self, record: StepRecord, encoded: EncodedStep) -> None:
+        """Queue the spans of a step's chosen samples. Never waits."""
         try:
             self._steps.put_nowait((record, encoded))
         except queue.Full:
@@ -95,14 +111,13 @@ class SpanSender:
     def _run_thread(self) -> None:
         while not self._stopping.is_set() and (step := self._steps.get()) is not None:
             record, encoded = step
-            samples = msgspec.msgpack.decode(encoded, type=StepSamples)
-            groups = {group.group: group for group in samples.groups}
-            firsts = _first_with_a_value(samples.samples)
-            wanted = chosen(samples, self._run, self._share)
-            for start in range(0, len(wanted), _TRACES_AT_A_TIME):
-                batch = wanted[start : start + _TRACES_AT_A_TIME]
+            groups = {group.group: group for group in encoded.groups}
+            wanted = choose(encoded.decode(), self._run, self._share)
+            for start in range(0, len(wanted.samples), _TRACES_AT_A_TIME):
+                batch = wanted.samples[start : start + _TRACES_AT_A_TIME]
                 for sample in batch:
-                    self._build(record, sample, groups.get(sample.group), firsts.get(sample.group, sample.index))
+                    judged = wanted.judged.get(sample.group, sample.index)
+                    self._build(record, sample, groups.get(sample.group), judged)
                 result = "sent" if self._sdk.export() else "failed"
                 self.counts[result] += len(batch)
                 if result == "failed":
@@ -161,15 +176,6 @@ class SpanSender:
         if stage in {"limiter", "retry", "score", "commit"}:
             return {"plaudit.worker": sample.scoring.worker}
         return {}
-
-
-def _first_with_a_value(samples: Sequence[SampleRecord]) -> dict[str, int]:
-    """Return the lowest index with a value of each group: a group's judges get that sample's trace context."""
-    firsts: dict[str, int] = {}
-    for sample in samples:
-        if sample.scoring.value is not None:
-            firsts[sample.group] = min(sample.index, firsts.get(sample.group, sample.index))
-    return firsts
 
 
 def _ns(seconds: float) -> int:

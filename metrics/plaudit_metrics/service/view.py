@@ -11,6 +11,7 @@ from plaudit_metrics.sources.events import EventRecord
 from plaudit_metrics.sources.kept_steps import KeptSteps
 from plaudit_metrics.sources.queue_history import QueueHistory
 from plaudit_metrics.sources.run_snapshot import RunSnapshot
+from plaudit_metrics.sources.step_samples import EncodedStep
 from plaudit_metrics.statistics.failures import FailureCounts
 from plaudit_wire.records import NO_STEP, GroupRecord, SampleRecord, StepRecord
 
@@ -21,11 +22,11 @@ class RunView:
     Args:
         series: receives all counts.
         kept: the closed steps.
-        closed: called with each newly closed step and its encoded ``StepSamples``.
+        closed: called with each newly closed step and its samples.
     """
 
     def __init__(
-        self, series: Series, kept: KeptSteps, closed: Callable[[StepRecord, bytes], None] | None = None
+        self, series: Series, kept: KeptSteps, closed: Callable[[StepRecord, EncodedStep], None] | None = None
     ) -> None:
         self._closed = closed
         self.series = series
@@ -69,7 +70,7 @@ class RunView:
         self.failures = FailureCounts()
         if count:
             self.series.count_step(closed.record, records_missing=closed.records_missing)
-            if self._closed is not None and (samples := self.kept.encoded_samples(record.step)) is not None:
+            if self._closed is not None and (samples := self.kept.samples(record.step)) is not None:
                 self._closed(closed.record, samples)
         else:
             self.series.restore_steps([closed.record])

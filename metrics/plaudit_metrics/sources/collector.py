@@ -16,7 +16,8 @@ from enum import Enum
 
 import msgspec
 
-from plaudit_metrics.sources.kept_steps import ClosedStep, EncodedSample, KeptSteps, encode_sample
+from plaudit_metrics.sources.kept_steps import ClosedStep, KeptSteps
+from plaudit_metrics.sources.step_samples import EncodedSample, encode_sample
 from plaudit_metrics.statistics.steps import step_statistics
 from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord
 

@@ -7,14 +7,12 @@ only, encoded, within a budget of bytes.
 from __future__ import annotations
 
 import heapq
-import operator
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import msgspec
 
 from plaudit_metrics.sources.history import surviving
-from plaudit_metrics.statistics.steps import wall_seconds
+from plaudit_metrics.sources.step_samples import EncodedSample, EncodedStep, encoded_step
 from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord
 
 
@@ -32,33 +30,6 @@ class ClosedStep(msgspec.Struct, frozen=True):
     """Records of the groups of ``slowest``."""
 
 
-class StepSamples(msgspec.Struct, frozen=True):
-    """Every sample and group of one step."""
-
-    samples: list[SampleRecord]
-    groups: list[GroupRecord]
-
-
-class EncodedSample(NamedTuple):
-    """A sample as it waits for its step, and is kept after it: nothing but the slowest are ever decoded."""
-
-    wall_s: float
-    encoded: bytes
-
-    def decode(self) -> SampleRecord:
-        """Return the record."""
-        return _decoder.decode(self.encoded)
-
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(SampleRecord)
-
-
-def encode_sample(record: SampleRecord) -> EncodedSample:
-    """Return the record as it is kept."""
-    return EncodedSample(wall_seconds(record), _encoder.encode(record))
-
-
 class KeptSteps:
     """The newest closed steps.
 
@@ -73,7 +44,7 @@ class KeptSteps:
         self._slowest = slowest
         self._samples_bytes = samples_bytes
         self._steps: dict[int, ClosedStep] = {}
-        self._samples: dict[int, bytes] = {}
+        self._samples: dict[int, EncodedStep] = {}
 
     def restore(self, records: Iterable[StepRecord]) -> None:
         """Add the records of ``steps.jsonl``: steps that closed before this process started."""
@@ -89,7 +60,7 @@ class KeptSteps:
         again: bool = False,
     ) -> ClosedStep:
         """Keep a closed step with its samples; ``again`` if an earlier start of the service has read it before."""
-        longest = heapq.nlargest(self._slowest, samples, key=operator.itemgetter(0))
+        longest = heapq.nlargest(self._slowest, samples, key=lambda sample: sample.wall_s)
         slowest = [sample.decode() for sample in longest]
         wanted = {sample.group for sample in slowest}
         closed = ClosedStep(
@@ -100,8 +71,7 @@ class KeptSteps:
         )
         if self._put(closed):
             self._samples.pop(record.step, None)
-            content = {"samples": [msgspec.Raw(sample.encoded) for sample in samples], "groups": list(groups)}
-            self._samples[record.step] = _encoder.encode(content)
+            self._samples[record.step] = encoded_step(samples, groups)
             self._forget_samples()
         return closed
 
@@ -121,7 +91,7 @@ class KeptSteps:
         for step in list(self._samples):
             if step not in self._steps:
                 del self._samples[step]
-        while len(self._samples) > 1 and sum(map(len, self._samples.values())) > self._samples_bytes:
+        while len(self._samples) > 1 and sum(step.num_bytes for step in self._samples.values()) > self._samples_bytes:
             del self._samples[next(iter(self._samples))]
 
     def __len__(self) -> int:
@@ -135,11 +105,6 @@ class KeptSteps:
         """Return up to ``count`` of the newest steps, oldest first."""
         return list(self._steps.values())[-count:] if count > 0 else []
 
-    def encoded_samples(self, step: int) -> bytes | None:
-        """Return every sample of a step as encoded ``StepSamples``, or None if they are no longer kept."""
-        return self._samples.get(step)
-
-    def samples(self, step: int) -> StepSamples | None:
+    def samples(self, step: int) -> EncodedStep | None:
         """Return every sample of a step, or None if they are no longer kept."""
-        encoded = self._samples.get(step)
-        return None if encoded is None else msgspec.msgpack.decode(encoded, type=StepSamples)
+        return self._samples.get(step)

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pyarrow.parquet
 
-from plaudit_metrics.sources.kept_steps import StepSamples
 from plaudit_metrics.sources.samples.files import samples_file
+from plaudit_metrics.sources.step_samples import StepSamples
 from plaudit_wire.records import GenerationRecord, GroupRecord, SampleRecord, ScorerRecord, ScoringRecord, Stamps
 
 Row = Mapping[str, Any]

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 from plaudit_metrics.service.answers import RECENT_STEPS, sample_details, step_summary, verdict_detail
 from plaudit_metrics.sources.history import FILE_NAME, read_steps
-from plaudit_metrics.sources.kept_steps import ClosedStep, KeptSteps, encode_sample
+from plaudit_metrics.sources.kept_steps import ClosedStep, KeptSteps
+from plaudit_metrics.sources.step_samples import encode_sample
 
 _WITHIN_S = 5.0
 _STEPS = 20

@@ -28,8 +28,9 @@ from plaudit_metrics.service.answers import (
 from plaudit_metrics.service.page import FOLDER as PAGE
 from plaudit_metrics.service.page import library
 from plaudit_metrics.sources.history import FILE_NAME, read_steps
-from plaudit_metrics.sources.kept_steps import ClosedStep, StepSamples
+from plaudit_metrics.sources.kept_steps import ClosedStep
 from plaudit_metrics.sources.samples.files import FOLDER
+from plaudit_metrics.sources.step_samples import StepSamples
 from plaudit_metrics.sources.stored import read_step_samples
 from plaudit_metrics.statistics.steps import slowest_samples
 from plaudit_metrics.terminal.carried_samples import carried_samples
@@ -82,7 +83,7 @@ def _of_step(run_folder: Path, step: ClosedStep, age: int) -> dict[str, Any]:
         known = ClosedStep(step.record, slowest=slowest_samples(whole.samples, _SLOWEST), groups=groups)
         answers[f"{path}/samples"] = {"samples": sample_details(known, _SLOWEST)}
         if age < _WITH_TIMELINE:
-            answers[f"{path}/trace"] = step_timeline(known, whole, _DRAWN)
+            answers[f"{path}/trace"] = step_timeline(known, whole.samples, whole.groups, _DRAWN)
     return answers
 
 
