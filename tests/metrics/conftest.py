@@ -329,6 +329,8 @@ class _RunInThread:
         async with self._service(stop):
             await self._train()
             await self._scraped(f"plaudit_step == {self.num_steps}")
+            for reported_last in ("plaudit_judge_requests_total", "plaudit_score_cache_reads_total"):
+                await self._scraped(f"{reported_last} > 0")
             self._over.set()
             await stop.wait()
 
@@ -361,7 +363,7 @@ class _RunInThread:
         transport = await Transport.open(address, self._settings.run)
         (self._folder / "judge.j2").write_text("How good is {{ response }}?")
         scorers = [
-            {"name": "mine", "kind": "python", "python": {"path": str(self._folder / "rewards.py")}},
+            {"name": "mine", "kind": "python", "python": {"path": str(self._folder / "rewards.py")}, "cache": {}},
             {
                 "name": "big",
                 "kind": "judge",

@@ -56,6 +56,6 @@ def test_the_search_finds_a_seeded_bug(address: RedisAddress, bug: str) -> None:
     with contextlib.suppress(AssertionError, Flaky):
         run_state_machine_as_test(
             machine(address, buggy, bug.partition(" ")[0], found),
-            settings=settings(SEARCH, max_examples=300),
+            settings=settings(SEARCH, max_examples=600),
         )
     assert found
