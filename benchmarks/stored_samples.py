@@ -26,8 +26,8 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
-from plaudit_metrics.service.api import Api
-from plaudit_metrics.service.series.run import Series
+from plaudit_metrics.service.api import RunApi
+from plaudit_metrics.service.series.run import RunSeries
 from plaudit_metrics.service.view import RunView
 from plaudit_metrics.sources.kept_steps import KeptSteps
 from plaudit_workers.training.run.stored_samples import store_groups, write_samples
@@ -98,7 +98,7 @@ async def measure(folder: Path, steps: int) -> list[dict[str, Any]]:
 
 
 async def _measured(name: str, folder: Path, path: str, query: dict[str, str]) -> dict[str, Any]:
-    application = Api("bench", RunView(Series(), KeptSteps()), lambda: "", run_folder=folder).application()
+    application = RunApi("bench", RunView(RunSeries(), KeptSteps()), lambda: "", run_folder=folder).application()
     transport = httpx.ASGITransport(application)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=600) as client:
 

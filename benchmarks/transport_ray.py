@@ -19,7 +19,7 @@ Message = dict[str, Any]
 
 
 def make_sample(group: int, index: int) -> Message:
-    """The contents of the streams' ``Body``."""
+    """The contents of the streams' ``SampleBody``."""
     return {
         "group": group,
         "index": index,

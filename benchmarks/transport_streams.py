@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from plaudit_wire.messages import Body, PolicyVersion, Prompt, Sampling
+from plaudit_wire.messages import PolicyVersion, Prompt, SampleBody, Sampling
 from plaudit_wire.records import GenerationRecord, ScorerRecord, ScoringRecord
 from plaudit_wire.sample import Sample
 from plaudit_workers.stream.connection import Transport
@@ -52,9 +52,9 @@ def make_prompt(position: int, incarnation: int) -> Prompt:
     )
 
 
-def make_body(prompt: Prompt, index: int) -> Body:
+def make_body(prompt: Prompt, index: int) -> SampleBody:
     """A response of 512 tokens."""
-    return Body(
+    return SampleBody(
         response_ids=_IDS,
         logprobs=_LOGPROBS,
         loss_mask=_MASK,

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 
-from plaudit_metrics.service.serve import ServiceSettings, SettingsError, serve
+from plaudit_metrics.service.serve import ServiceSettings, ServiceSettingsError, serve
 from plaudit_wire.logs import configure_logs
 
 
@@ -14,7 +14,7 @@ def main() -> int:
     """Read the settings, configure logs, serve until SIGTERM or SIGINT."""
     try:
         settings = ServiceSettings.from_environment()
-    except SettingsError as error:
+    except ServiceSettingsError as error:
         sys.stderr.write(f"{error}\n")
         return 2
     configure_logs(settings.log_file, worker="metrics")

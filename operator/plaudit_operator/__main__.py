@@ -9,10 +9,10 @@ from types import FrameType
 
 from plaudit_operator.names import FIELD_MANAGER
 from plaudit_operator.operator import Operator
-from plaudit_operator.runtime.health import HealthServer
+from plaudit_operator.runtime.health import ControllerHealthServer
 from plaudit_operator.runtime.kube import ApiServer
 from plaudit_operator.runtime.metrics_access import MetricsAccess
-from plaudit_operator.settings import Settings, SettingsError
+from plaudit_operator.settings import OperatorSettings, OperatorSettingsError
 from plaudit_operator.status.progress import ProgressReader
 from plaudit_wire.logs import configure_logs
 
@@ -24,8 +24,8 @@ operator's CPU."""
 def main() -> int:
     """Read the settings and run until SIGTERM; exit with 1 if the Lease is lost, so that the pod restarts."""
     try:
-        settings = Settings.from_environment()
-    except SettingsError as error:
+        settings = OperatorSettings.from_environment()
+    except OperatorSettingsError as error:
         sys.stderr.write(f"{error}\n")
         return 2
     configure_logs(None, worker=settings.identity, level=settings.log_level)
@@ -42,7 +42,7 @@ def main() -> int:
     gc.collect()
     gc.freeze()  # what is imported stays
     gc.set_threshold(_COLLECT_EVERY)
-    server = HealthServer(settings.port, operator.alive, operator.ready, operator.series.registry, access)
+    server = ControllerHealthServer(settings.port, operator.alive, operator.ready, operator.series.registry, access)
     operator.run()
     server.close()
     progress.close()

@@ -16,8 +16,8 @@ from plaudit_operator.runtime.kube import Kube
 from plaudit_operator.runtime.leader import Leader
 from plaudit_operator.runtime.queue import WorkQueue
 from plaudit_operator.runtime.watch import Informer
-from plaudit_operator.series import Series
-from plaudit_operator.settings import Settings
+from plaudit_operator.series import OperatorSeries
+from plaudit_operator.settings import OperatorSettings
 from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
@@ -37,7 +37,7 @@ class Operator:
         progress: reads progress from a job's metrics service.
     """
 
-    def __init__(self, kube: Kube, settings: Settings, progress: Progress) -> None:
+    def __init__(self, kube: Kube, settings: OperatorSettings, progress: Progress) -> None:
         self._settings = settings
         self._cache = Cache()
         self._queue: WorkQueue[Key] = WorkQueue()
@@ -60,7 +60,7 @@ class Operator:
         """Start of each worker's current reconciliation (monotonic seconds)."""
         self.stop = threading.Event()
         self.lost = False
-        self.series = Series(
+        self.series = OperatorSeries(
             self._cache,
             lambda: self._queue.depth,
             lambda: self._leader.leads,

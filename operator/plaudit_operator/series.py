@@ -16,7 +16,7 @@ from plaudit_operator.runtime.kinds import OWNERS, Kind
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
-class Series:
+class OperatorSeries:
     """The operator's series.
 
     Args:

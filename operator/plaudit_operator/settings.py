@@ -14,7 +14,7 @@ from plaudit_operator.platform import check_platform
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
-class SettingsError(ValueError):
+class OperatorSettingsError(ValueError):
     """An environment variable is missing or wrong. The message names it, its value and the remedy."""
 
 
@@ -35,7 +35,7 @@ class Images:
 
 
 @dataclass(frozen=True)
-class Settings:
+class OperatorSettings:
     """The operator's settings."""
 
     images: Images
@@ -66,7 +66,7 @@ class Settings:
     """``PLAUDIT_NETWORK_POLICIES``: ``false`` creates no policies."""
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> OperatorSettings:
         """Read the settings.
 
         Raises:
@@ -75,7 +75,9 @@ class Settings:
         get = environment.get
         missing = [f"PLAUDIT_IMAGE_{name}" for name in ("WORKER", "GPU", "REDIS") if not get(f"PLAUDIT_IMAGE_{name}")]
         if missing:
-            raise SettingsError(f"environment variables missing: {', '.join(missing)}. The chart sets them from images")
+            raise OperatorSettingsError(
+                f"environment variables missing: {', '.join(missing)}. The chart sets them from images"
+            )
         images = Images(
             environment["PLAUDIT_IMAGE_WORKER"],
             environment["PLAUDIT_IMAGE_GPU"],
@@ -103,7 +105,7 @@ class Settings:
 def _log_level(text: str) -> int:
     levels = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
     if text.lower() not in levels:
-        raise SettingsError(f"PLAUDIT_LOG_LEVEL is {text!r}; give {', '.join(levels)}")
+        raise OperatorSettingsError(f"PLAUDIT_LOG_LEVEL is {text!r}; give {', '.join(levels)}")
     return levels[text.lower()]
 
 
@@ -111,7 +113,7 @@ def _job_defaults(text: str) -> str:
     try:
         check_platform(text)
     except ValueError as error:
-        raise SettingsError(f"PLAUDIT_JOB_DEFAULTS: {error}. Correct the chart's value jobDefaults") from None
+        raise OperatorSettingsError(f"PLAUDIT_JOB_DEFAULTS: {error}. Correct the chart's value jobDefaults") from None
     return text
 
 
@@ -125,5 +127,5 @@ def _own_namespace() -> str:
 def _number(environment: Mapping[str, str], name: str, default: int) -> int:
     text = environment.get(name) or str(default)
     if not text.isdigit():
-        raise SettingsError(f"{name} is {text!r}; give a whole number")
+        raise OperatorSettingsError(f"{name} is {text!r}; give a whole number")
     return int(text)

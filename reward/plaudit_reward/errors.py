@@ -14,19 +14,19 @@
 from __future__ import annotations
 
 
-class RewardError(Exception):
+class ScoringError(Exception):
     """The base of errors while a reward is set up or computed."""
 
 
-class ConfigurationError(RewardError):
+class ConfigurationError(ScoringError):
     """The scorer cannot be built as configured. The message names the file or field, the value and the remedy."""
 
 
-class DataError(RewardError):
+class DataError(ScoringError):
     """This sample cannot be scored (bad ground truth, the reward function raised on it). Never retried."""
 
 
-class InfrastructureError(RewardError):
+class InfrastructureError(ScoringError):
     """The service that computes the score is unreachable or broken. Retried with backoff within the sample's budget.
 
     Args:
@@ -42,7 +42,7 @@ class WorkerKilledError(InfrastructureError):
     """The process that ran the scorer died (out of memory, killed)."""
 
 
-class ScoreTimeoutError(RewardError):
+class ScoreTimeoutError(ScoringError):
     """The scorer did not answer within its time limit; its process was stopped."""
 
 

@@ -40,7 +40,7 @@ class UnsupportedAttentionError(Exception):
 
 
 @dataclass(frozen=True)
-class Block:
+class AttentionBlock:
     """Consecutive sequences of about the same length."""
 
     num_tokens: int
@@ -51,15 +51,15 @@ class Block:
     packed: Tensor | None
     """int64[num_tokens]: each token's position in the padded block."""
 
-    def to(self, device: torch.device) -> Block:
+    def to(self, device: torch.device) -> AttentionBlock:
         """Return the same block with its indices on a device."""
         if self.padded is None or self.packed is None:
             return self
         sizes = (self.num_tokens, self.num_sequences, self.longest)
-        return Block(*sizes, self.padded.to(device), self.packed.to(device))
+        return AttentionBlock(*sizes, self.padded.to(device), self.packed.to(device))
 
 
-def make_blocks(lengths: Sequence[int], shortest_of_longest: float = SHORTEST_OF_LONGEST) -> tuple[Block, ...]:
+def make_blocks(lengths: Sequence[int], shortest_of_longest: float = SHORTEST_OF_LONGEST) -> tuple[AttentionBlock, ...]:
     """Split a packed row into blocks.
 
     Args:
@@ -73,17 +73,17 @@ def make_blocks(lengths: Sequence[int], shortest_of_longest: float = SHORTEST_OF
     return tuple(_block(lengths[start:end]) for start, end in pairwise([*starts, len(lengths)]))
 
 
-def _block(lengths: Sequence[int]) -> Block:
+def _block(lengths: Sequence[int]) -> AttentionBlock:
     longest, total = lengths[0], sum(lengths)
     if all(length == longest for length in lengths):
-        return Block(total, len(lengths), longest, None, None)
+        return AttentionBlock(total, len(lengths), longest, None, None)
     ends = torch.tensor(lengths)
     starts = ends.cumsum(0) - ends
     place = torch.arange(longest).expand(len(lengths), longest)
     # Padding repeats a sequence's last token: any token would do, since no real one attends to it.
     padded = starts[:, None] + torch.minimum(place, ends[:, None] - 1)
     packed = torch.nonzero((place < ends[:, None]).flatten()).squeeze(1)
-    return Block(total, len(lengths), longest, padded.flatten(), packed)
+    return AttentionBlock(total, len(lengths), longest, padded.flatten(), packed)
 
 
 def packed_attention(
@@ -93,7 +93,7 @@ def packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    packed_blocks: tuple[Block, ...],
+    packed_blocks: tuple[AttentionBlock, ...],
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -143,7 +143,7 @@ def packed_attention(
     return torch.cat(outputs).unsqueeze(0), None
 
 
-def _padded(part: Tensor, block: Block) -> Tensor:
+def _padded(part: Tensor, block: AttentionBlock) -> Tensor:
     """Pad a block: float[1, H, tokens of the block, D] → float[n, H, L, D]."""
     if block.num_sequences == 1:
         return part
@@ -152,7 +152,7 @@ def _padded(part: Tensor, block: Block) -> Tensor:
     return part.view(part.shape[1], block.num_sequences, block.longest, -1).transpose(0, 1)
 
 
-def _packed(output: Tensor, block: Block) -> Tensor:
+def _packed(output: Tensor, block: AttentionBlock) -> Tensor:
     """Remove a block's padding: float[n, H, L, D] → float[tokens of the block, H, D]."""
     row = output.transpose(1, 2).flatten(0, 1)
     return row if block.packed is None else row.index_select(0, block.packed)

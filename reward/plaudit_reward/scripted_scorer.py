@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from plaudit_reward.errors import RewardError
+from plaudit_reward.errors import ScoringError
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import Attempt
 from plaudit_wire.sample import Sample
 
-Answer = float | Score | RewardError
+Answer = float | Score | ScoringError
 
 
 class ScriptedScorer:
@@ -67,6 +67,6 @@ class ScriptedScorer:
 
 
 def _score(answer: Answer) -> Score:
-    if isinstance(answer, RewardError):
+    if isinstance(answer, ScoringError):
         raise answer
     return answer if isinstance(answer, Score) else Score.scored(answer)

@@ -9,7 +9,7 @@ from bad_specs import BAD, bad_job
 from real_cluster import ROOT, Cluster
 from world import rljob
 
-from plaudit_operator.admission.admission import Refused, admit
+from plaudit_operator.admission.admission import RefusedJob, admit
 
 EXAMPLES = sorted((ROOT / "examples").glob("*/job.yaml"))
 
@@ -30,7 +30,7 @@ def test_bad_specifications_are_refused_by_the_api_server_or_by_the_models(defin
         done = definition.apply(bad_job(changes), dry_run=True)
         if done.returncode == 0:
             left_to_the_models += 1
-            assert isinstance(admit(bad_job(changes), None, None), Refused), changes
+            assert isinstance(admit(bad_job(changes), None, None), RefusedJob), changes
         else:
             assert words in done.stderr, (changes, done.stderr)
     assert left_to_the_models <= len(BAD) // 4

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from trainer_environments import python
 
-from plaudit_wire.messages import Body, PolicyVersion, Prompt, Sampling
+from plaudit_wire.messages import PolicyVersion, Prompt, SampleBody, Sampling
 from plaudit_wire.sample import AgentReward
 from plaudit_workers.job.loading.load import load_job
 from plaudit_workers.rollout.factory import build_engine, open_agent
@@ -38,10 +38,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def held(job_file: Path) -> Body:
+def held(job_file: Path) -> SampleBody:
     """One sample of a job, as its trainer reads it."""
 
-    async def hold() -> Body:
+    async def hold() -> SampleBody:
         job = load_job(job_file)
         prompt = Prompt(
             group="t-0-1.0",
@@ -68,7 +68,7 @@ def held(job_file: Path) -> Body:
     return asyncio.run(hold())
 
 
-def trained_texts(folder: Path, body: Body) -> list[str]:
+def trained_texts(folder: Path, body: SampleBody) -> list[str]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")

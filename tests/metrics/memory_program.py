@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from plaudit_metrics.service.series.run import Series
+from plaudit_metrics.service.series.run import RunSeries
 from plaudit_metrics.service.view import RunView
 from plaudit_metrics.sources.kept_steps import KeptSteps
 from plaudit_wire.records import (
@@ -66,7 +66,7 @@ def peak_mib() -> int:
 def main() -> None:
     """Arguments: samples a step, steps, and after how many of them to look first."""
     num_samples, steps, first = map(int, sys.argv[1:])
-    view = RunView(Series(), KeptSteps())
+    view = RunView(RunSeries(), KeptSteps())
     for step in range(1, steps + 1):
         feed(view, step, num_samples)
         if step in {first, steps}:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plaudit_metrics.service.series.run import Series
+from plaudit_metrics.service.series.run import RunSeries
 from plaudit_metrics.service.view import RunView
 from plaudit_metrics.sources.kept_steps import KeptSteps
 from plaudit_metrics.statistics.failures import NO_SCORER, Failure, FailureCounts, shortened
@@ -72,7 +72,7 @@ def test_kinds_are_bounded(sample: Build) -> None:
 def test_the_failures_of_the_open_step_are_those_after_the_newest_step_in_one_batch_too(
     sample: Build, group: Build
 ) -> None:
-    view = RunView(Series(), KeptSteps())
+    view = RunView(RunSeries(), KeptSteps())
     closed = [sample("t-0-1.0", index, outcome="timeout") for index in range(2)]
     step = StepRecord(1, 1, closed[0].stamps.admitted, 2_000_000.0, 2, 1, {"step_s": 1.0})
     view.handle([*closed, group(closed), step, sample("t-1-1.0", outcome="poison")], True)

@@ -13,9 +13,9 @@ import pytest
 from starlette.routing import Route
 
 from builders import make_group
-from plaudit_metrics.service.api import Api
+from plaudit_metrics.service.api import RunApi
 from plaudit_metrics.service.openapi import document
-from plaudit_metrics.service.series.run import Series
+from plaudit_metrics.service.series.run import RunSeries
 from plaudit_metrics.service.view import RunView
 from plaudit_metrics.sources.kept_steps import KeptSteps
 from plaudit_metrics.sources.queue_history import QueueHistory
@@ -31,7 +31,7 @@ PATHS: dict[str, Any] = document("demo")["paths"]
 @pytest.fixture
 def client(sample: Build, group: Build, tmp_path: Path) -> httpx.AsyncClient:
     """The API over one closed step, whose samples are stored."""
-    view = RunView(Series(), KeptSteps())
+    view = RunView(RunSeries(), KeptSteps())
     samples = [sample(index=index, generation=1.0, score=2.0 + index) for index in range(3)]
     record = group(samples)
     opened = samples[0].stamps.admitted
@@ -49,7 +49,7 @@ def client(sample: Build, group: Build, tmp_path: Path) -> httpx.AsyncClient:
         )
     (tmp_path / "samples").mkdir()
     store_groups(tmp_path / "samples", 1, 1, [make_group(record, samples)], {record.group: record})
-    application = Api("demo", view, lambda: "", run_folder=tmp_path).application()
+    application = RunApi("demo", view, lambda: "", run_folder=tmp_path).application()
     return httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url="http://metrics")
 
 
@@ -142,7 +142,7 @@ async def test_health_is_answered_whatever_the_name(client: httpx.AsyncClient) -
 
 @pytest.mark.parametrize("hosts", [("Plaudit.example",), ("*",)])
 async def test_an_ingress_may_be_allowed_by_name(hosts: tuple[str, ...]) -> None:
-    application = Api("demo", RunView(Series(), KeptSteps()), lambda: "", hosts).application()
+    application = RunApi("demo", RunView(RunSeries(), KeptSteps()), lambda: "", hosts).application()
     transport = httpx.ASGITransport(application)
     async with httpx.AsyncClient(transport=transport, base_url="http://plaudit.example") as client:
         assert (await client.get("/api/v1/steps")).status_code == 200
@@ -155,8 +155,8 @@ async def test_an_ingress_may_be_allowed_by_name(hosts: tuple[str, ...]) -> None
 async def test_prompts_and_responses_go_only_to_this_machine_unless_all_may_see_them(
     tmp_path: Path, address: str, to_all: bool, status: int
 ) -> None:
-    view = RunView(Series(), KeptSteps())
-    application = Api("demo", view, lambda: "", run_folder=tmp_path, samples_to_all=to_all).application()
+    view = RunView(RunSeries(), KeptSteps())
+    application = RunApi("demo", view, lambda: "", run_folder=tmp_path, samples_to_all=to_all).application()
     transport = httpx.ASGITransport(application, client=(address, 123))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         assert (await client.get("/api/v1/samples")).status_code == status
@@ -165,7 +165,7 @@ async def test_prompts_and_responses_go_only_to_this_machine_unless_all_may_see_
 
 
 def test_every_route_is_described() -> None:
-    application = Api("demo", RunView(Series(), KeptSteps()), lambda: "").application()
+    application = RunApi("demo", RunView(RunSeries(), KeptSteps()), lambda: "").application()
     routes = {each.path for each in application.routes if isinstance(each, Route)}
     assert routes == set(PATHS)
 

@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from builders import make_body, make_prompt
-from plaudit_metrics.service.series.run import Series
+from plaudit_metrics.service.series.run import RunSeries
 from plaudit_metrics.service.view import RunView
 from plaudit_metrics.sources.kept_steps import KeptSteps
 from plaudit_metrics.sources.run_snapshot import take_snapshot
@@ -86,7 +86,7 @@ async def test_a_step_that_went_through_the_streams_is_known_to_the_last_stamp(
     step = StepRecord(1, incarnation, opened, await transport.now(), 3, 1, {"reward/mean": 0.5}, verdict="reward")
     await trainer.record_step(step)
 
-    view, stop = RunView(Series(), KeptSteps()), asyncio.Event()
+    view, stop = RunView(RunSeries(), KeptSteps()), asyncio.Event()
     reading = asyncio.create_task(EventReader(client, Names(run_name), view.handle).run(stop))
     async with asyncio.timeout(10):
         while len(view.kept) == 0:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.exposition import generate_latest
 
-from plaudit_metrics.service.series.run import RunInfo, Series
+from plaudit_metrics.service.series.run import RunInfo, RunSeries
 from plaudit_metrics.sources.run_snapshot import RunSnapshot, StreamDepth
 from plaudit_metrics.statistics.batch_histogram import BUCKETS, BatchHistogram
 from plaudit_metrics.statistics.steps import step_record
@@ -33,9 +33,9 @@ Build = Callable[..., Any]
 
 
 @pytest.fixture
-def used(sample: Build, group: Build) -> Series:
+def used(sample: Build, group: Build) -> RunSeries:
     """Series after two samples, a group, a step and a look around."""
-    series = Series(latency_threshold_s=5.0, latency_target=0.95)
+    series = RunSeries(latency_threshold_s=5.0, latency_target=0.95)
     judge = {"judge": ScorerRecord("scored", 0.5, limiter_s=1.0, call_s=2.0)}
     samples = [
         sample(index=0, generation=1.0, score=2.0, scorers=judge),
@@ -104,11 +104,11 @@ def used(sample: Build, group: Build) -> Series:
         ("plaudit_redis_aof_ok", {}, 1),
     ],
 )
-def test_each_series_has_the_expected_value(used: Series, name: str, labels: dict[str, str], value: float) -> None:
+def test_each_series_has_the_expected_value(used: RunSeries, name: str, labels: dict[str, str], value: float) -> None:
     assert used.registry.get_sample_value(name, labels) == pytest.approx(value)
 
 
-def test_a_redis_that_does_not_respond_is_shown_as_down_until_it_does(used: Series) -> None:
+def test_a_redis_that_does_not_respond_is_shown_as_down_until_it_does(used: RunSeries) -> None:
     used.show_redis_down()
     assert used.registry.get_sample_value("plaudit_redis_up") == 0
     for name in ("plaudit_redis_aof_ok", "plaudit_redis_memory_bytes", "plaudit_policy_version"):
@@ -118,8 +118,8 @@ def test_a_redis_that_does_not_respond_is_shown_as_down_until_it_does(used: Seri
     assert used.registry.get_sample_value("plaudit_redis_last_seen_timestamp_seconds") == 1234.5
 
 
-def test_a_restored_step_has_its_last_step_gauges(used: Series) -> None:
-    restored = Series()
+def test_a_restored_step_has_its_last_step_gauges(used: RunSeries) -> None:
+    restored = RunSeries()
     restored.restore_steps([StepRecord(9, 1, 10.0, 310.0, 1, 1, {"exposed_reward_s": 60.0, "wait/score_s": 50.0})])
     value = restored.registry.get_sample_value
     assert value("plaudit_last_step_seconds") == 300
@@ -129,7 +129,7 @@ def test_a_restored_step_has_its_last_step_gauges(used: Series) -> None:
 
 
 def test_figures_of_a_step_are_absent_until_one_has_closed() -> None:
-    exposed = {family.name for family in Series().registry.collect() for sample in family.samples}
+    exposed = {family.name for family in RunSeries().registry.collect() for sample in family.samples}
     assert not exposed & {
         "plaudit_step",
         "plaudit_last_step_seconds",
@@ -139,7 +139,7 @@ def test_figures_of_a_step_are_absent_until_one_has_closed() -> None:
 
 
 def test_the_open_step_began_at_the_newest_close_or_at_the_trainers_start_if_that_is_later() -> None:
-    series = Series()
+    series = RunSeries()
     series.restore_steps([StepRecord(9, 1, 10.0, 310.0, 1, 1, {})])
     assert series.registry.get_sample_value("plaudit_step_opened_timestamp_seconds") == 310
     resumed = WorkerRecord("trainer-0", "trainer", started=900.0)
@@ -149,7 +149,7 @@ def test_the_open_step_began_at_the_newest_close_or_at_the_trainers_start_if_tha
 
 
 def test_a_sample_that_fails_fast_is_not_in_time_and_validation_does_not_count_as_training(sample: Build) -> None:
-    series = Series(latency_threshold_s=5.0)
+    series = RunSeries(latency_threshold_s=5.0)
     failed = [sample(f"t-{n}", outcome="data_error", score=0.1) for n in range(30)]
     series.count_samples([*failed, *(sample(f"v-{n}", score=9.0, split="validation") for n in range(50))])
     value = series.registry.get_sample_value
@@ -160,14 +160,14 @@ def test_a_sample_that_fails_fast_is_not_in_time_and_validation_does_not_count_a
 
 
 def test_a_restart_restores_the_shares_of_the_newest_samples_without_counting_them(sample: Build) -> None:
-    series = Series(latency_threshold_s=5.0)
+    series = RunSeries(latency_threshold_s=5.0)
     series.count_samples([sample(f"t-{n}", score=9.0) for n in range(30)], count=False)
     assert series.registry.get_sample_value("plaudit_recent_late_ratio") == 1
     assert series.registry.get_sample_value("plaudit_samples_total", {"outcome": "scored"}) == 0
 
 
 def test_a_counter_that_steps_back_in_redis_does_not_look_reset() -> None:
-    series = Series()
+    series = RunSeries()
     for count in (100, 99, 102):
         series.show_snapshot(RunSnapshot(streams={"samples": StreamDepth()}, redeliveries={"samples": count}))
     assert series.registry.get_sample_value("plaudit_redeliveries_total", {"stream": "samples"}) == 103
@@ -175,7 +175,7 @@ def test_a_counter_that_steps_back_in_redis_does_not_look_reset() -> None:
 
 def test_a_scorers_oldest_call_is_that_of_any_worker() -> None:
     workers = tuple(WorkerRecord(f"reward-{n}", "reward", scorers={"judge": ScorerWork(2, 30.0 * n)}) for n in range(3))
-    series = Series()
+    series = RunSeries()
     series.show_snapshot(RunSnapshot(worker_records=workers))
     labels = {"scorer": "judge"}
     assert series.registry.get_sample_value("plaudit_scorer_oldest_in_flight_seconds", labels) == 60
@@ -183,7 +183,7 @@ def test_a_scorers_oldest_call_is_that_of_any_worker() -> None:
 
 
 def test_a_role_without_a_process_is_zero_where_the_job_needs_it() -> None:
-    training, service = Series(info=RunInfo("a", "on-policy", 0)), Series(info=RunInfo("a", "service"))
+    training, service = RunSeries(info=RunInfo("a", "on-policy", 0)), RunSeries(info=RunInfo("a", "service"))
     for series in (training, service):
         series.show_snapshot(RunSnapshot())
     labels = {"role": "trainer", "state": "busy"}
@@ -191,13 +191,13 @@ def test_a_role_without_a_process_is_zero_where_the_job_needs_it() -> None:
     assert service.registry.get_sample_value("plaudit_workers", labels) is None
 
 
-def test_workers_that_are_gone_are_no_longer_shown(used: Series) -> None:
+def test_workers_that_are_gone_are_no_longer_shown(used: RunSeries) -> None:
     used.show_snapshot(RunSnapshot(workers={("rollout", "idle"): 1}))
     assert used.registry.get_sample_value("plaudit_workers", {"role": "reward", "state": "busy"}) is None
     assert used.registry.get_sample_value("plaudit_workers", {"role": "rollout", "state": "idle"}) == 1
 
 
-def test_promtool_finds_nothing_to_complain_about(used: Series) -> None:
+def test_promtool_finds_nothing_to_complain_about(used: RunSeries) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
@@ -233,7 +233,7 @@ def test_nothing_that_never_happened_is_observed() -> None:
 def test_calls_of_tools_are_counted_and_refused_ones_are_no_failures(sample: Build) -> None:
     calls = [CallRecord("search", outcome, 0.0, 2.0) for outcome in ("ok", "error", "refused", "refused")]
     made = [sample(index=index, turns=[TurnRecord(0, 4, 0.0, 1.0, calls=calls)]) for index in range(10)]
-    series = Series()
+    series = RunSeries()
     series.count_samples(made)
     value = series.registry.get_sample_value
     assert value("plaudit_tool_calls_total", {"tool": "search", "outcome": "refused"}) == 20
@@ -243,7 +243,7 @@ def test_calls_of_tools_are_counted_and_refused_ones_are_no_failures(sample: Bui
 
 def test_any_number_of_tools_becomes_few_series(sample: Build) -> None:
     calls = [CallRecord(f"tool-{number}", "ok", 0.0, 0.0) for number in range(200)]
-    series = Series()
+    series = RunSeries()
     for index, call in enumerate(calls):
         series.count_samples([sample(index=index, turns=[TurnRecord(0, 4, 0.0, 1.0, calls=[call])])])
     counted = {
@@ -257,7 +257,7 @@ def test_any_number_of_tools_becomes_few_series(sample: Build) -> None:
 
 
 def test_engines_of_several_rollouts_are_added_up_and_absent_without_one() -> None:
-    series = Series()
+    series = RunSeries()
     engines = [EngineStatus(6, 2, 0.25, 0.5), EngineStatus(4, 0, 0.75, None)]
     records = [WorkerRecord(f"rollout-{number}", "rollout", engine=each) for number, each in enumerate(engines)]
     series.show_snapshot(RunSnapshot(worker_records=tuple(records)))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from plaudit_metrics.service.settings import ServiceSettings, SettingsError
+from plaudit_metrics.service.settings import ServiceSettings, ServiceSettingsError
 
 LEAST = {"PLAUDIT_RUN": "demo-1", "PLAUDIT_REDIS_URL": "redis://127.0.0.1:6379/0"}
 
@@ -41,10 +41,10 @@ def test_the_port_of_the_process_is_the_services_port() -> None:
 
 @pytest.mark.parametrize("name", LEAST)
 def test_a_missing_variable_is_named(name: str) -> None:
-    with pytest.raises(SettingsError, match=name):
+    with pytest.raises(ServiceSettingsError, match=name):
         ServiceSettings.from_environment({key: value for key, value in LEAST.items() if key != name})
 
 
 def test_a_port_that_is_no_number_is_named() -> None:
-    with pytest.raises(SettingsError, match="PLAUDIT_METRICS_PORT is 'http'"):
+    with pytest.raises(ServiceSettingsError, match="PLAUDIT_METRICS_PORT is 'http'"):
         ServiceSettings.from_environment(LEAST | {"PLAUDIT_METRICS_PORT": "http"})

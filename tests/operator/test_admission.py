@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from world import rljob
 
-from plaudit_operator.admission.admission import Admitted, Refused, admit
+from plaudit_operator.admission.admission import Admitted, RefusedJob, admit
 from plaudit_operator.admission.mutable import frozen_changes, overlaid
 
 
 @pytest.mark.parametrize(("changes", "words"), BAD, ids=lambda value: "")
 def test_a_bad_specification_is_refused_with_its_remedy(changes: dict[str, Any], words: str):
     refused = admit(bad_job(changes), None, None)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, RefusedJob)
     assert words in refused.message
 
 

@@ -15,7 +15,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from world import World, rljob
 
-from plaudit_operator.runtime.errors import ConflictError, GoneError, UnavailableError
+from plaudit_operator.runtime.errors import ApiUnavailableError, ConflictError, GoneError
 
 
 class KilledError(BaseException):
@@ -104,9 +104,9 @@ def undisturbed(kind: int) -> dict[str, Any]:
 FAULTS = [
     ConflictError("409", 409),
     GoneError("410", 410),
-    UnavailableError("429", 429, 1.0),
-    UnavailableError("500", 500),
-    UnavailableError("no answer"),
+    ApiUnavailableError("429", 429, 1.0),
+    ApiUnavailableError("500", 500),
+    ApiUnavailableError("no answer"),
 ]
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from plaudit_operator.runtime.errors import UnavailableError
-from plaudit_operator.runtime.health import HealthServer
+from plaudit_operator.runtime.errors import ApiUnavailableError
+from plaudit_operator.runtime.health import ControllerHealthServer
 from plaudit_operator.runtime.metrics_access import MetricsAccess
 
 
@@ -29,15 +29,15 @@ def process() -> Process:
 
 
 @pytest.fixture
-def server(process: Process) -> Iterator[HealthServer]:
+def server(process: Process) -> Iterator[ControllerHealthServer]:
     registry = CollectorRegistry()
     Gauge("jobs", "Jobs", registry=registry).set(3)
-    server = HealthServer(0, lambda: "", lambda: process.problem, registry)
+    server = ControllerHealthServer(0, lambda: "", lambda: process.problem, registry)
     yield server
     server.close()
 
 
-def get(server: HealthServer, path: str, authorization: str = "") -> tuple[int, str]:
+def get(server: ControllerHealthServer, path: str, authorization: str = "") -> tuple[int, str]:
     headers = {"Authorization": authorization} if authorization else {}
     request = urllib.request.Request(f"http://127.0.0.1:{server.port}{path}", headers=headers)
     try:
@@ -48,7 +48,7 @@ def get(server: HealthServer, path: str, authorization: str = "") -> tuple[int, 
             return error.code, error.read().decode()
 
 
-def test_the_routes_report_the_problem(server: HealthServer, process: Process):
+def test_the_routes_report_the_problem(server: ControllerHealthServer, process: Process):
     assert get(server, "/healthz") == (200, "ok\n")
     assert get(server, "/readyz?verbose") == (200, "ok\n")
     process.problem = "waiting for Pod"
@@ -57,7 +57,7 @@ def test_the_routes_report_the_problem(server: HealthServer, process: Process):
     assert get(server, "/secret")[0] == 404
 
 
-def test_hundreds_of_silent_connections_keep_no_probe_waiting_and_cost_no_thread(server: HealthServer):
+def test_hundreds_of_silent_connections_keep_no_probe_waiting_and_cost_no_thread(server: ControllerHealthServer):
     threads = threading.active_count()
     silent = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(300)]
     try:
@@ -80,7 +80,7 @@ class Reviewer:
 
     def __call__(self, path: str, review: dict[str, Any]) -> dict[str, Any]:
         if self.is_away:
-            raise UnavailableError("no response")
+            raise ApiUnavailableError("no response")
         self.reviews.append(review["kind"])
         if review["kind"] == "TokenReview":
             name = {"token-p": "prometheus", "token-s": "stranger"}.get(review["spec"]["token"])
@@ -95,7 +95,7 @@ class Reviewer:
 def test_only_those_whom_rbac_allows_read_the_series():
     reviewer, now = Reviewer(), [0.0]
     access = MetricsAccess(reviewer, lambda: now[0])
-    server = HealthServer(0, lambda: "", lambda: "", CollectorRegistry(), access.allows)
+    server = ControllerHealthServer(0, lambda: "", lambda: "", CollectorRegistry(), access.allows)
     try:
         answers = [get(server, "/metrics", text)[0] for text in ("", "Basic x", "Bearer x", "Bearer token-s")]
         assert answers == [401, 401, 403, 403]

@@ -6,7 +6,7 @@ import random
 
 from cluster_model import ClusterModel
 
-from plaudit_operator.runtime.errors import UnavailableError
+from plaudit_operator.runtime.errors import ApiUnavailableError
 from plaudit_operator.runtime.leader import DURATION_S, Leader
 
 
@@ -65,7 +65,7 @@ def test_a_leader_cut_off_stops_before_another_begins():
 
     def fault(_: str) -> None:
         if speaking is cut_off:
-            raise UnavailableError("cut off")
+            raise ApiUnavailableError("cut off")
 
     cluster.before = fault
     for round_ in range(400):

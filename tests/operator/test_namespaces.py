@@ -10,7 +10,7 @@ from world import rljob
 
 from plaudit_operator.cache import Cache, Key, NamespaceStore
 from plaudit_operator.runtime.kinds import POD, RLJOB
-from plaudit_operator.settings import Settings, SettingsError
+from plaudit_operator.settings import OperatorSettings, OperatorSettingsError
 
 IMAGES = {f"PLAUDIT_IMAGE_{name}": "x" for name in ("WORKER", "GPU", "REDIS")}
 
@@ -36,8 +36,10 @@ def test_a_list_of_one_namespace_keeps_the_objects_of_the_others():
 
 
 def test_namespaces_and_log_level_come_from_the_environment():
-    settings = Settings.from_environment({**IMAGES, "PLAUDIT_WATCH_NAMESPACES": "a, b", "PLAUDIT_LOG_LEVEL": "warning"})
+    settings = OperatorSettings.from_environment(
+        {**IMAGES, "PLAUDIT_WATCH_NAMESPACES": "a, b", "PLAUDIT_LOG_LEVEL": "warning"}
+    )
     assert (settings.watch_namespaces, settings.log_level) == (("a", "b"), logging.WARNING)
-    assert Settings.from_environment(IMAGES).watch_namespaces == ()
-    with pytest.raises(SettingsError, match="PLAUDIT_LOG_LEVEL is 'loud'; give debug"):
-        Settings.from_environment({**IMAGES, "PLAUDIT_LOG_LEVEL": "loud"})
+    assert OperatorSettings.from_environment(IMAGES).watch_namespaces == ()
+    with pytest.raises(OperatorSettingsError, match="PLAUDIT_LOG_LEVEL is 'loud'; give debug"):
+        OperatorSettings.from_environment({**IMAGES, "PLAUDIT_LOG_LEVEL": "loud"})

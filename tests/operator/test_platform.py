@@ -10,7 +10,7 @@ import pytest
 from world import SETTINGS, World, rljob
 
 from plaudit_operator.names import ConditionType
-from plaudit_operator.settings import Settings, SettingsError
+from plaudit_operator.settings import OperatorSettings, OperatorSettingsError
 
 DEFAULTS = {
     "gpuResource": "amd.com/gpu",
@@ -94,8 +94,8 @@ def test_a_running_job_keeps_the_defaults_that_it_began_with():
 )
 def test_malformed_defaults_stop_the_operator_with_the_name_of_the_field(wrong: str, named: str):
     images = {f"PLAUDIT_IMAGE_{name}": "x" for name in ("WORKER", "GPU", "REDIS")}
-    with pytest.raises(SettingsError, match=named):
-        Settings.from_environment({**images, "PLAUDIT_JOB_DEFAULTS": wrong})
+    with pytest.raises(OperatorSettingsError, match=named):
+        OperatorSettings.from_environment({**images, "PLAUDIT_JOB_DEFAULTS": wrong})
 
 
 @pytest.mark.parametrize(

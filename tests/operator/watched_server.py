@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from plaudit_operator.runtime.errors import GoneError, UnavailableError
+from plaudit_operator.runtime.errors import ApiUnavailableError, GoneError
 from plaudit_operator.runtime.kinds import Kind
 
 Object = dict[str, Any]
@@ -69,7 +69,7 @@ class WatchedServer:
     def _maybe_fail(self) -> None:
         chance = self._random.random()
         if chance < 0.03:
-            raise UnavailableError("connection reset")
+            raise ApiUnavailableError("connection reset")
         if chance < 0.04:
             self._compacted = self._version  # the next watch from an older version gets 410
             self._history.clear()

@@ -13,9 +13,9 @@ from plaudit_operator.planning import rendering
 from plaudit_operator.planning.reconcile import Reconciler, ReconcileResult
 from plaudit_operator.runtime.errors import KubeError
 from plaudit_operator.runtime.kinds import OWNERS, WATCHED, kind_of
-from plaudit_operator.settings import Images, Settings
+from plaudit_operator.settings import Images, OperatorSettings
 
-SETTINGS = Settings(Images("worker:1", "gpu:1", "redis:1"), "plaudit-system")
+SETTINGS = OperatorSettings(Images("worker:1", "gpu:1", "redis:1"), "plaudit-system")
 KEY = Key("default", "job")
 
 

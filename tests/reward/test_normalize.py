@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plaudit_reward.errors import InfrastructureError
-from plaudit_reward.pipeline.combine import Part, weighted_sum
+from plaudit_reward.pipeline.combine import ScorerShare, weighted_sum
 from plaudit_reward.pipeline.normalize import normalised
 from plaudit_reward.pipeline.pipeline import Pipeline
 from plaudit_reward.pipeline.stage import GroupStage, Rules, Stage
@@ -20,12 +20,12 @@ from plaudit_wire.records import ScorerRecord
 from plaudit_wire.sample import Sample
 
 
-def part(name: str, value: float | None, weight: float = 1.0, policy: str = "mask") -> Part:
+def part(name: str, value: float | None, weight: float = 1.0, policy: str = "mask") -> ScorerShare:
     record = ScorerRecord("scored", value) if value is not None else ScorerRecord("timeout")
-    return Part(name, weight, policy, record)  # type: ignore[arg-type]
+    return ScorerShare(name, weight, policy, record)  # type: ignore[arg-type]
 
 
-def sums(*group: list[Part]) -> list[float | None]:
+def sums(*group: list[ScorerShare]) -> list[float | None]:
     return [weighted_sum(parts).score.value for parts in normalised(group)]
 
 

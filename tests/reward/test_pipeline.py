@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plaudit_reward.errors import DataError, InfrastructureError, RewardError, ScoreTimeoutError
+from plaudit_reward.errors import DataError, InfrastructureError, ScoreTimeoutError, ScoringError
 from plaudit_reward.pipeline.combiner import FunctionCombiner
 from plaudit_reward.pipeline.pipeline import Pipeline
 from plaudit_reward.pipeline.stage import Rules, Stage, When
@@ -237,7 +237,7 @@ async def test_no_zero_is_ever_invented(script: list[tuple[Answer, float]]) -> N
 
 
 def _value(answer: Answer) -> float | None:
-    if isinstance(answer, RewardError):
+    if isinstance(answer, ScoringError):
         return None
     return answer.value if isinstance(answer, Score) else answer
 

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from plaudit_wire.messages import Body, PolicyVersion, Prompt, Sampling
+from plaudit_wire.messages import PolicyVersion, Prompt, SampleBody, Sampling
 from plaudit_wire.records import GenerationRecord, GroupRecord, SampleRecord, ScoringRecord, Stamps
 from plaudit_wire.sample import Sample
 from plaudit_workers.stream.group import Group, GroupSample
@@ -51,7 +51,7 @@ def make_generation(num_tokens: int = 3, **changes: Any) -> GenerationRecord:
 
 def make_body(
     prompt: Prompt, index: int = 0, text: str = "12", tokens: Sequence[int] = (1, 2, 3), **changes: Any
-) -> Body:
+) -> SampleBody:
     """Build a sample's tensors and texts; it answers ``prompt``."""
     fields: dict[str, Any] = {
         "response_ids": struct.pack(f"<{len(tokens)}i", *tokens),
@@ -69,7 +69,7 @@ def make_body(
             split=prompt.split,
         ),
     }
-    return Body(**{**fields, **changes})
+    return SampleBody(**{**fields, **changes})
 
 
 def make_sample_record(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from plaudit_wire.messages import Body, PolicyVersion, Prompt, Sampling
+from plaudit_wire.messages import PolicyVersion, Prompt, SampleBody, Sampling
 from plaudit_workers.agent_processes.processes import AgentProcesses
 from plaudit_workers.rollout.agents.agent import Agent
 from plaudit_workers.rollout.agents.chat.tool_calls import ToolCallParser
@@ -33,7 +33,7 @@ async def open_agent(processes: AgentProcesses, tokenizer: Any, limit_s: float =
 
 async def play(
     agent: Agent, tokenizer: Any, *turns: str, max_tokens: int = 2000, **changes: Any
-) -> tuple[list[int], Body]:
+) -> tuple[list[int], SampleBody]:
     """Run one sample of a policy that writes ``turns``; return the prompt's ids and the published body."""
     messages = [{"role": "user", "content": "Play."}]
     template = ChatTemplate(tokenizer, getattr(getattr(agent, "template", None), "tools", ()))

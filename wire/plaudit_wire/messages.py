@@ -3,7 +3,7 @@
 | record | written by | read by |
 | --- | --- | --- |
 | ``Prompt`` | trainer, at admission (``prompts`` entry and the group's hash) | rollout; trainer after a resume |
-| ``Body`` | rollout, at publication (the group's hash) | trainer |
+| ``SampleBody`` | rollout, at publication (the group's hash) | trainer |
 | ``Announcement`` | trainer (``state``) | rollout |
 | ``Service`` | reward worker of a job without trainer (``state``) | client of the scoring service |
 
@@ -89,10 +89,10 @@ class Branch(msgspec.Struct, frozen=True, array_like=True):
     loss_mask: bytes
     """uint8[T]."""
     version_spans: list[tuple[int, int, int]]
-    """As in ``Body``."""
+    """As in ``SampleBody``."""
 
 
-class Body(msgspec.Struct, frozen=True, omit_defaults=True):
+class SampleBody(msgspec.Struct, frozen=True, omit_defaults=True):
     """The tensors of one sample; ``T`` = number of response tokens."""
 
     response_ids: bytes
@@ -168,7 +168,7 @@ class GroupDelivery(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Tensors(msgspec.Struct, frozen=True, array_like=True):
-    """The part of a ``Body`` that only the trainer reads, as the group's hash stores it."""
+    """The part of a ``SampleBody`` that only the trainer reads, as the group's hash stores it."""
 
     response_ids: bytes
     logprobs: bytes
@@ -179,7 +179,7 @@ class Tensors(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EncodedBody(NamedTuple):
-    """A ``Body`` in the three parts that have different readers."""
+    """A ``SampleBody`` in the three parts that have different readers."""
 
     tensors: bytes
     sample: bytes
@@ -192,7 +192,7 @@ class EncodedBody(NamedTuple):
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode_body(body: Body) -> EncodedBody:
+def encode_body(body: SampleBody) -> EncodedBody:
     """Split and encode a body."""
     tensors = encode(
         Tensors(body.response_ids, body.logprobs, body.loss_mask, body.version_spans, body.prompt_ids, body.branches)
@@ -203,14 +203,14 @@ def encode_body(body: Body) -> EncodedBody:
     return EncodedBody(tensors, sample, _encoder.encode(body.generation), digest.hexdigest())
 
 
-def decode_body(tensors: bytes, sample: bytes, generation: bytes) -> Body:
+def decode_body(tensors: bytes, sample: bytes, generation: bytes) -> SampleBody:
     """Decode and join the parts of a body.
 
     Raises:
         RecordError: a part cannot be decoded; see ``decode``.
     """
     read = decode(tensors, Tensors)
-    return Body(
+    return SampleBody(
         response_ids=read.response_ids,
         logprobs=read.logprobs,
         loss_mask=read.loss_mask,

@@ -26,7 +26,7 @@ from plaudit_metrics.service.answers import (
 )
 from plaudit_metrics.service.guard import BrowserGuard
 from plaudit_metrics.service.openapi import MOST_SAMPLES, MOST_STEPS, MOST_TRACED, document
-from plaudit_metrics.service.parameters import RefusedRequestError, count, point_in_time, shown, whole_number
+from plaudit_metrics.service.parameters import RefusedQueryError, count, point_in_time, shown, whole_number
 from plaudit_metrics.service.stored_samples import StoredSamples
 from plaudit_metrics.service.view import RunView
 from plaudit_metrics.sources.kept_steps import ClosedStep
@@ -36,7 +36,7 @@ from plaudit_metrics.sources.step_samples import EncodedStep
 from plaudit_wire.trace_context import traceparent
 
 
-class Api:
+class RunApi:
     """The routes over one run.
 
     Args:
@@ -82,7 +82,7 @@ class Api:
                 Route("/healthz", self._healthz),
                 Route("/readyz", self._readyz),
             ],
-            exception_handlers={RefusedRequestError: _refuse},
+            exception_handlers={RefusedQueryError: _refuse},
             middleware=[Middleware(BrowserGuard, hosts=self._hosts)],
         )
 
@@ -123,7 +123,7 @@ class Api:
     async def _verdict(self, _: Request) -> Response:
         recent = self._view.kept.newest(RECENT_STEPS)
         if not recent:
-            raise RefusedRequestError(404, "no step has closed yet")
+            raise RefusedQueryError(404, "no step has closed yet")
         return _json({"run": self._run} | verdict_detail([step.record for step in recent]))
 
     async def _failures(self, _: Request) -> Response:
@@ -150,7 +150,7 @@ class Api:
         number = whole_number(text)
         step = None if number is None else self._view.kept.get(number)
         if step is None:
-            raise RefusedRequestError(
+            raise RefusedQueryError(
                 404, f"step {shown(text)} is not available: it has not closed yet, was rolled back, or is too old"
             )
         return step
@@ -181,5 +181,5 @@ def _json(content: dict[str, Any]) -> Response:
 
 
 async def _refuse(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RefusedRequestError)
+    assert isinstance(error, RefusedQueryError)
     return JSONResponse({"error": str(error)}, status_code=error.status)

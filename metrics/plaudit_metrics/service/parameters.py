@@ -13,7 +13,7 @@ MOST_CHARACTERS = 1000
 """Characters of a text parameter."""
 
 
-class RefusedRequestError(Exception):
+class RefusedQueryError(Exception):
     """A request that is refused, with status and message."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -40,7 +40,7 @@ def count(request: Request, name: str, default: int, most: int) -> int:
     text = request.query_params.get(name, str(default))
     number = whole_number(text)
     if number is None or not 1 <= number <= most:
-        raise RefusedRequestError(400, f"{name} is {shown(text)!r}; give a whole number from 1 to {most}")
+        raise RefusedQueryError(400, f"{name} is {shown(text)!r}; give a whole number from 1 to {most}")
     return number
 
 
@@ -55,7 +55,7 @@ def step_number(request: Request, name: str) -> int | None:
         return None
     number = whole_number(text)
     if number is None:
-        raise RefusedRequestError(400, f"{name} is {shown(text)!r}; give the number of a step")
+        raise RefusedQueryError(400, f"{name} is {shown(text)!r}; give the number of a step")
     return number
 
 
@@ -73,7 +73,7 @@ def real_number(request: Request, name: str) -> float | None:
     except ValueError:
         number = float("nan")
     if not float("-inf") < number < float("inf"):
-        raise RefusedRequestError(400, f"{name} is {shown(text)!r}; give a number such as 0.5")
+        raise RefusedQueryError(400, f"{name} is {shown(text)!r}; give a number such as 0.5")
     return number
 
 
@@ -89,7 +89,7 @@ def point_in_time(request: Request, name: str) -> float:
     except ValueError:
         time = -1.0
     if not 0 <= time < float("inf"):
-        raise RefusedRequestError(400, f"{name} is {shown(text)!r}; give seconds since the epoch, at least 0")
+        raise RefusedQueryError(400, f"{name} is {shown(text)!r}; give seconds since the epoch, at least 0")
     return time
 
 
@@ -101,7 +101,7 @@ def text(request: Request, name: str) -> str:
     """
     given = request.query_params.get(name, "")
     if len(given) > MOST_CHARACTERS:
-        raise RefusedRequestError(400, f"{name} has {len(given)} characters; give at most {MOST_CHARACTERS}")
+        raise RefusedQueryError(400, f"{name} has {len(given)} characters; give at most {MOST_CHARACTERS}")
     return given
 
 
@@ -113,5 +113,5 @@ def choice(request: Request, name: str, choices: Collection[str]) -> str:
     """
     given = request.query_params.get(name, "")
     if given and given not in choices:
-        raise RefusedRequestError(400, f"{name} is {shown(given)!r}; give one of {', '.join(choices)}")
+        raise RefusedQueryError(400, f"{name} is {shown(given)!r}; give one of {', '.join(choices)}")
     return given

@@ -16,10 +16,10 @@ from prometheus_client import disable_created_metrics
 from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
-from plaudit_metrics.service.api import Api
+from plaudit_metrics.service.api import RunApi
 from plaudit_metrics.service.http_server import HttpServer, listening_socket
-from plaudit_metrics.service.series.run import RunInfo, Series
-from plaudit_metrics.service.settings import ServiceSettings, SettingsError
+from plaudit_metrics.service.series.run import RunInfo, RunSeries
+from plaudit_metrics.service.settings import ServiceSettings, ServiceSettingsError
 from plaudit_metrics.service.spans import MissingPackageError, SpanSender
 from plaudit_metrics.service.view import RunView
 from plaudit_metrics.sources.history import FILE_NAME, read_steps
@@ -30,7 +30,7 @@ from plaudit_wire.logs import get_logger
 from plaudit_wire.names import Names
 from plaudit_wire.outage import OUTAGE, Outages
 
-__all__ = ["ServiceSettings", "SettingsError", "serve"]
+__all__ = ["ServiceSettings", "ServiceSettingsError", "serve"]
 
 logger = get_logger(__name__)
 
@@ -74,7 +74,7 @@ async def _serve_on(
     stop: asyncio.Event,
     sender: SpanSender | None,
 ) -> None:
-    series = Series(
+    series = RunSeries(
         latency_threshold_s=settings.latency_threshold_s,
         latency_target=settings.latency_target,
         info=RunInfo(settings.job, settings.schedule, settings.max_staleness),
@@ -88,7 +88,7 @@ async def _serve_on(
     snapshots = _SnapshotTaker(client, keys, view)
     server = HttpServer(
         uvicorn.Config(
-            Api(
+            RunApi(
                 settings.run,
                 view,
                 lambda: _problem(reader, snapshots),

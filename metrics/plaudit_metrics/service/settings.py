@@ -10,7 +10,7 @@ from pathlib import Path
 from plaudit_wire.redis_address import PasswordFileError, RedisAddress
 
 
-class SettingsError(ValueError):
+class ServiceSettingsError(ValueError):
     """An environment variable is missing or wrong. The message names it, its value and the remedy."""
 
 
@@ -64,7 +64,7 @@ class ServiceSettings:
         """
         missing = [name for name in ("PLAUDIT_RUN", "PLAUDIT_REDIS_URL") if not environment.get(name)]
         if missing:
-            raise SettingsError(
+            raise ServiceSettingsError(
                 f"environment variables missing: {', '.join(missing)}. 'plaudit run job.yaml' sets them; to start "
                 "this process by hand, set them yourself."
             )
@@ -97,7 +97,7 @@ def _redis(environment: Mapping[str, str]) -> RedisAddress:
     try:
         return RedisAddress.from_environment(environment)
     except PasswordFileError as error:
-        raise SettingsError(str(error)) from error
+        raise ServiceSettingsError(str(error)) from error
 
 
 def _number(environment: Mapping[str, str], name: str, default: float) -> float:
@@ -105,4 +105,4 @@ def _number(environment: Mapping[str, str], name: str, default: float) -> float:
     try:
         return float(text)
     except ValueError:
-        raise SettingsError(f"{name} is {text!r}; give a number") from None
+        raise ServiceSettingsError(f"{name} is {text!r}; give a number") from None

@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from plaudit_metrics.service.openapi import CHARACTERS, MOST_LISTED, ORDERS, SAMPLE_OUTCOMES
 from plaudit_metrics.service.parameters import (
-    RefusedRequestError,
+    RefusedQueryError,
     choice,
     count,
     real_number,
@@ -121,14 +121,14 @@ class StoredSamples:
 
     def _check_client(self, request: Request) -> None:
         if not self._to_all and not (request.client and ip_address(request.client.host).is_loopback):
-            raise RefusedRequestError(403, _FOREIGN)
+            raise RefusedQueryError(403, _FOREIGN)
 
     async def _answer(self, read: Any) -> Response:
         async with self._one_at_a_time:
             try:
                 content = await asyncio.to_thread(read)
             except UnreadableFileError as error:
-                raise RefusedRequestError(500, str(error)) from error
+                raise RefusedQueryError(500, str(error)) from error
         return Response(msgspec.json.encode(content), media_type="application/json")
 
     def _read(self, step: int | None, group: str, index: int | None, characters: int) -> SampleDetail:
@@ -138,7 +138,7 @@ class StoredSamples:
                 for row in map(file.read, file.find(SampleQuery(group=group)).tolist()):
                     if row["index"] == index:
                         return detail(row, characters)
-        raise RefusedRequestError(
+        raise RefusedQueryError(
             404, f"sample {index} of group {shown(group)} is not stored in step {step}: it was rolled back or deleted"
         )
 
@@ -187,5 +187,5 @@ def _place(request: Request) -> Place | None:
         return None
     step, skip = (whole_number(part) for part in given.partition(".")[::2])
     if step is None or skip is None:
-        raise RefusedRequestError(400, f"start is {shown(given)!r}; give the next of the page before")
+        raise RefusedQueryError(400, f"start is {shown(given)!r}; give the next of the page before")
     return Place(step, skip)

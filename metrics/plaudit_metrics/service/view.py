@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from plaudit_metrics.alerting.thresholds import RECENT_STEPS
-from plaudit_metrics.service.series.run import Series
+from plaudit_metrics.service.series.run import RunSeries
 from plaudit_metrics.sources.collector import Arrival, Collector
 from plaudit_metrics.sources.events import EventRecord
 from plaudit_metrics.sources.kept_steps import KeptSteps
@@ -26,7 +26,7 @@ class RunView:
     """
 
     def __init__(
-        self, series: Series, kept: KeptSteps, closed: Callable[[StepRecord, EncodedStep], None] | None = None
+        self, series: RunSeries, kept: KeptSteps, closed: Callable[[StepRecord, EncodedStep], None] | None = None
     ) -> None:
         self._closed = closed
         self.series = series

@@ -73,14 +73,14 @@ class Admitted:
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedJob:
     """The job cannot run as written."""
 
     reason: str
     message: str
 
 
-def admit(job_object: Object, config: Object | None, files: Object | None) -> Admitted | Refused:
+def admit(job_object: Object, config: Object | None, files: Object | None) -> Admitted | RefusedJob:
     """Validate a job, or read it as it was frozen.
 
     Args:
@@ -95,17 +95,17 @@ def admit(job_object: Object, config: Object | None, files: Object | None) -> Ad
     return admitted_anew(job_object, files)
 
 
-def admitted_anew(job_object: Object, files: Object | None) -> Admitted | Refused:
+def admitted_anew(job_object: Object, files: Object | None) -> Admitted | RefusedJob:
     """Validate an object whose spec is not in effect yet, and read its files."""
     job, problems = parsed(job_object, job_object["spec"])
     problems = problems or [*kubernetes_problems(job), *unsupported(job)]
     if problems:
-        return Refused(Reason.INVALID, _text(JobError(problems)))
+        return RefusedJob(Reason.INVALID, _text(JobError(problems)))
     found = _files(job, files)
-    if isinstance(found, Refused):
+    if isinstance(found, RefusedJob):
         return found
     if problems := list(_code_problems(job, found)):
-        return Refused(Reason.FILES_INVALID, _text(JobError(problems)))
+        return RefusedJob(Reason.FILES_INVALID, _text(JobError(problems)))
     return Admitted(job, dict(job_object["spec"]), dict(job_object["spec"]), found, {})
 
 
@@ -137,12 +137,12 @@ def _text(error: JobError) -> str:
     return "; ".join(str(problem) for problem in error.problems)
 
 
-def _files(job: RLJob, source: Object | None) -> tuple[JobFile, ...] | Refused:
+def _files(job: RLJob, source: Object | None) -> tuple[JobFile, ...] | RefusedJob:
     wanted = job.spec.files
     if not wanted.config_map:
         return ()
     if source is None:
-        return Refused(
+        return RefusedJob(
             Reason.FILES_MISSING,
             f"spec.files.configMap: ConfigMap {wanted.config_map!r} does not exist in this namespace. Create it",
         )
@@ -150,7 +150,7 @@ def _files(job: RLJob, source: Object | None) -> tuple[JobFile, ...] | Refused:
     items = [(item.key, item.path) for item in wanted.items] or [(key, key) for key in sorted(data)]
     missing = [key for key, _ in items if key not in data]
     if missing:
-        return Refused(
+        return RefusedJob(
             Reason.FILES_MISSING, f"spec.files: ConfigMap {wanted.config_map!r} has no key {', '.join(missing)}. Add it"
         )
     return tuple(JobFile(f"file-{i}", path, data[key]) for i, (key, path) in enumerate(items))

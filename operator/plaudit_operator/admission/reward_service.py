@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from plaudit_operator import names
-from plaudit_operator.admission.admission import Admitted, JobFile, Refused, admitted_anew, as_admitted, digest
+from plaudit_operator.admission.admission import Admitted, JobFile, RefusedJob, admitted_anew, as_admitted, digest
 from plaudit_operator.admission.frozen import FrozenSpec, parsed
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed
@@ -37,7 +37,7 @@ def needs_files(observed: Observed) -> bool:
     return bool(msgspec.json.decode(config["data"]["current.json"]) != observed.job["spec"])
 
 
-def admit_service(service: Object, config: Object | None, files: Object | None) -> Admitted | Refused:
+def admit_service(service: Object, config: Object | None, files: Object | None) -> Admitted | RefusedJob:
     """Validate a service, or read it as it is in effect.
 
     Args:
@@ -48,12 +48,12 @@ def admit_service(service: Object, config: Object | None, files: Object | None) 
     data = (config or {}).get("data", {})
     if "spec.json" not in data:
         admitted = admitted_anew(service, files)
-        return admitted if isinstance(admitted, Refused) else _revised(admitted)
+        return admitted if isinstance(admitted, RefusedJob) else _revised(admitted)
     accepted = msgspec.json.decode(data["current.json"])
     if service["spec"] == accepted:
         return _in_effect(service, data, accepted)
     edited = _edited(service, accepted, files)
-    if isinstance(edited, Refused):
+    if isinstance(edited, RefusedJob):
         kept = _in_effect(service, data, accepted)
         message = f"edit rejected, the service keeps revision {kept.revision}: {edited.message}"
         return replace(kept, reason=edited.reason, message=message)
@@ -66,11 +66,11 @@ def _in_effect(service: Object, data: Mapping[str, str], accepted: Mapping[str, 
     return _revised(as_admitted(data, FrozenSpec(job, accepted, Reason.VALID, "valid and in effect")))
 
 
-def _edited(service: Object, accepted: Mapping[str, Any], files: Object | None) -> Admitted | Refused:
+def _edited(service: Object, accepted: Mapping[str, Any], files: Object | None) -> Admitted | RefusedJob:
     changed = [name for name in FIXED_SECTIONS if (service["spec"].get(name) or {}) != (accepted.get(name) or {})]
     if changed:
         sections = ", ".join(f"spec.{name}" for name in changed)
-        return Refused(Reason.IMMUTABLE_CHANGED, f"{sections} cannot change while the service exists")
+        return RefusedJob(Reason.IMMUTABLE_CHANGED, f"{sections} cannot change while the service exists")
     return admitted_anew(service, files)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from plaudit_operator import names
-from plaudit_operator.admission.admission import Admitted, Refused
+from plaudit_operator.admission.admission import Admitted, RefusedJob
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed
 from plaudit_workers.job.spec.rewards.reward import CanarySpec
@@ -37,7 +37,7 @@ def token_secret(service: Object) -> str:
     return str(gateway.get("tokenSecret") or names.gateway_secret(metadata["name"], metadata["uid"]))
 
 
-def resolved(admitted: Admitted, namespace: str, present: Mapping[str, str]) -> Admitted | Refused:
+def resolved(admitted: Admitted, namespace: str, present: Mapping[str, str]) -> Admitted | RefusedJob:
     """Return the job with addresses in place of names.
 
     Args:
@@ -49,7 +49,7 @@ def resolved(admitted: Admitted, namespace: str, present: Mapping[str, str]) -> 
     for name in referenced({"spec": admitted.current}):
         secret = admitted.services.get(name) or present.get(name)
         if secret is None:
-            return Refused(
+            return RefusedJob(
                 Reason.SERVICE_MISSING,
                 f"service.name: there is no RewardService {name!r} in namespace {namespace!r}. Create it, or give url "
                 "and tokenSecret of one elsewhere",

@@ -9,7 +9,7 @@ from plaudit_operator import names
 from plaudit_operator.admission.admission import Admitted, JobFile
 from plaudit_operator.platform import Platform, platform_of
 from plaudit_operator.runtime.kinds import Kind
-from plaudit_operator.settings import Settings
+from plaudit_operator.settings import OperatorSettings
 from plaudit_workers.job.spec.rljob import RLJob, Spec
 
 Manifest = dict[str, Any]
@@ -23,7 +23,7 @@ class JobContext:
     namespace: str
     uid: str
     admitted: Admitted
-    settings: Settings
+    settings: OperatorSettings
 
     @property
     def job(self) -> RLJob:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from plaudit_operator import names
 from plaudit_operator.actions import Action, Apply, Create, Delete, Plan
-from plaudit_operator.admission.admission import Refused
+from plaudit_operator.admission.admission import RefusedJob
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.roles import gateway, rollout, trainer, transport
 from plaudit_operator.names import ConditionType, Reason
@@ -29,7 +29,7 @@ from plaudit_operator.policies.replicas import decide
 from plaudit_operator.policies.suspend import scale_actions, suspend_job
 from plaudit_operator.policies.ttl import time_left_s
 from plaudit_operator.runtime.kinds import CHILDREN
-from plaudit_operator.settings import Settings
+from plaudit_operator.settings import OperatorSettings
 from plaudit_operator.status.roles import RoleState, role_states
 from plaudit_operator.status.status import JobEnd, ended_status, refused_status, status
 
@@ -43,7 +43,7 @@ _GRACE_OF_A_BROKEN_RANK_S = 10
 """Ranks of a broken group hang in a collective and have nothing to save."""
 
 
-def plan(observed: Observed, settings: Settings, now: float) -> Plan:
+def plan(observed: Observed, settings: OperatorSettings, now: float) -> Plan:
     """Return the plan for a job.
 
     Args:
@@ -56,7 +56,7 @@ def plan(observed: Observed, settings: Settings, now: float) -> Plan:
     if observed.ended:
         return _after_the_end(observed, now)
     rendered = rendering(observed, settings)
-    if isinstance(rendered, Refused):
+    if isinstance(rendered, RefusedJob):
         wait = _LOOK_FOR_OTHERS_EVERY_S if rendered.reason in _LACKS_OTHERS else None
         return Plan(refused_status(observed, rendered, now), requeue_after_s=wait)
     return _alive(rendered, observed, now)

@@ -25,7 +25,7 @@ from plaudit_operator.policies.managed_by import is_managed_elsewhere
 from plaudit_operator.runtime.errors import ConflictError, KubeError, NotFoundError
 from plaudit_operator.runtime.kinds import CONFIG_MAP, POD, REWARD_SERVICE, kind_of
 from plaudit_operator.runtime.kube import Kube
-from plaudit_operator.settings import Settings
+from plaudit_operator.settings import OperatorSettings
 from plaudit_operator.status.status import transitions
 from plaudit_wire.logs import get_logger
 
@@ -62,7 +62,7 @@ class Reconciler:
         self,
         kube: Kube,
         cache: Cache,
-        settings: Settings,
+        settings: OperatorSettings,
         pool: Executor,
         progress: Progress,
         clock: Callable[[], float] = time.time,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from plaudit_operator import names
-from plaudit_operator.admission.admission import Refused, admit, digest
+from plaudit_operator.admission.admission import RefusedJob, admit, digest
 from plaudit_operator.admission.node_size import beyond_a_node
 from plaudit_operator.admission.reward_service import admit_service, is_service
 from plaudit_operator.admission.service_references import resolved, token_secrets
@@ -21,7 +21,7 @@ from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed
 from plaudit_operator.policies.gang_admission import Wait, awaited
-from plaudit_operator.settings import Images, Settings
+from plaudit_operator.settings import Images, OperatorSettings
 
 _KEPT = 64
 """Cached renderings, of a quarter of a megabyte each. Only starting or changing jobs are reconciled often."""
@@ -63,13 +63,13 @@ class _Key:
     spec: str
     config: str
     files: str
-    settings: Settings
+    settings: OperatorSettings
     waits: Wait
     services: tuple[tuple[str, str], ...]
     sources: tuple[Object, Object | None, Object | None] = field(compare=False)
 
 
-def rendering(observed: Observed, settings: Settings) -> Rendering | Refused:
+def rendering(observed: Observed, settings: OperatorSettings) -> Rendering | RefusedJob:
     """Return the job's desired objects, or the reason why its spec is rejected."""
     config = observed.child("ConfigMap", names.job_config(observed.name))
     sources = (observed.job, config, observed.files)
@@ -88,11 +88,11 @@ def _data(item: Object | None) -> str:
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def _render(key: _Key) -> Rendering | Refused:
+def _render(key: _Key) -> Rendering | RefusedJob:
     admitted = (admit_service if is_service(key.sources[0]) else admit)(*key.sources)
-    if not isinstance(admitted, Refused):
+    if not isinstance(admitted, RefusedJob):
         admitted = resolved(admitted, key.namespace, dict(key.services))
-    if isinstance(admitted, Refused):
+    if isinstance(admitted, RefusedJob):
         return admitted
     settings = replace(key.settings, images=Images(**admitted.images)) if admitted.images else key.settings
     context = JobContext(key.name, key.namespace, key.uid, admitted, settings)
@@ -106,13 +106,13 @@ def _render(key: _Key) -> Rendering | Refused:
     return Rendering(context, templates, children, fixed_replicas(context), waits, gang)
 
 
-def _refusal(context: JobContext, children: Sequence[Manifest]) -> Refused | None:
+def _refusal(context: JobContext, children: Sequence[Manifest]) -> RefusedJob | None:
     """Return why a new job cannot run on this platform; a job that was admitted is never refused."""
     if problems := list(beyond_a_node(context.spec, context.platform)):
-        return Refused(Reason.INVALID, "; ".join(map(str, problems)))
+        return RefusedJob(Reason.INVALID, "; ".join(map(str, problems)))
     config = next(child for child in children if child["kind"] == "ConfigMap")
     problem = job_config.excess(context, config)
-    return Refused(Reason.FILES_INVALID, problem) if problem else None
+    return RefusedJob(Reason.FILES_INVALID, problem) if problem else None
 
 
 def _marked(manifest: Manifest) -> Manifest:

@@ -46,7 +46,7 @@ class InvalidError(KubeError):
     """The server rejects the request for its content or its sender."""
 
 
-class UnavailableError(KubeError):
+class ApiUnavailableError(KubeError):
     """The API server is overloaded, broken or unreachable."""
 
 
@@ -64,5 +64,5 @@ def error_of(status: int, message: str, reason: str = "", retry_after_s: float =
     elif status == 410 or _TOO_LARGE in message:
         kind = GoneError
     elif status == 429 or status >= 500:
-        kind = UnavailableError
+        kind = ApiUnavailableError
     return kind(message, status, retry_after_s)

@@ -34,7 +34,7 @@ _CONNECTION_ENDS_AFTER_S = 10.0
 _METRICS_FRESH_FOR_S = 1.0
 
 
-class HealthServer:
+class ControllerHealthServer:
     """The HTTP server, on all addresses of the pod.
 
     Args:

@@ -15,7 +15,7 @@ import msgspec
 import urllib3
 from kubernetes import client, config
 
-from plaudit_operator.runtime.errors import KubeError, UnavailableError, error_of
+from plaudit_operator.runtime.errors import ApiUnavailableError, KubeError, error_of
 from plaudit_operator.runtime.field_ownership import applied_fields
 from plaudit_operator.runtime.kinds import Kind, kind_of
 
@@ -137,7 +137,7 @@ class ApiServer:
                     raise error_of(status.get("code", 500), status.get("message", ""), status.get("reason", ""))
                 yield {"type": event.type, "object": event.object}
         except (urllib3.exceptions.HTTPError, OSError, msgspec.MsgspecError) as error:
-            raise UnavailableError(f"the watch of {kind.plural} broke: {error}") from error
+            raise ApiUnavailableError(f"the watch of {kind.plural} broke: {error}") from error
         finally:
             response.close()
 
@@ -230,7 +230,7 @@ class ApiServer:
         try:
             answer: Object = msgspec.json.decode(response.data or b"{}")
         except (ValueError, urllib3.exceptions.HTTPError, OSError) as error:
-            raise UnavailableError(f"{method} {path}: the response ended early: {error}") from error
+            raise ApiUnavailableError(f"{method} {path}: the response ended early: {error}") from error
         finally:
             response.release_conn()
         return answer
@@ -256,7 +256,7 @@ class ApiServer:
                 preload_content=False,
             )
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise UnavailableError(f"{method} {path}: no response: {error}") from error
+            raise ApiUnavailableError(f"{method} {path}: no response: {error}") from error
         if response.status >= 300:
             raise _refusal(method, path, response)
         return response

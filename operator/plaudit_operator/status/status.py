@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from plaudit_operator.actions import EmitEvent
-from plaudit_operator.admission.admission import Refused
+from plaudit_operator.admission.admission import RefusedJob
 from plaudit_operator.children.context import JobContext
 from plaudit_operator.children.roles import gateway, transport
 from plaudit_operator.names import ConditionType, Reason, run_id
@@ -34,7 +34,7 @@ class JobEnd:
     message: str
 
 
-def refused_status(observed: Observed, refused: Refused, now: float) -> Status:
+def refused_status(observed: Observed, refused: RefusedJob, now: float) -> Status:
     """Return the status of a job that cannot run as written."""
     current = [
         Condition.of(ConditionType.SPEC_VALID, False, refused.reason, refused.message),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plaudit_reward.errors import DataError, InfrastructureError, RewardError
+from plaudit_reward.errors import DataError, InfrastructureError, ScoringError
 from plaudit_reward.http.response import retry_after_s
 
 _REFUSALS = frozenset({401, 403, 404, 405, 407})
@@ -33,7 +33,7 @@ class CircuitOpenError(InfrastructureError):
 
 def failure_of(
     url: str, status: int, headers: Mapping[str, str], message: str, remedies: Mapping[int, str]
-) -> RewardError:
+) -> ScoringError:
     """Return the error for a response other than 200.
 
     Args:

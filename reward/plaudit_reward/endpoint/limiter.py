@@ -13,7 +13,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from plaudit_reward.endpoint.limits import NEVER_SENT, Budget, BudgetReport, Request, Settled
+from plaudit_reward.endpoint.limits import NEVER_SENT, Budget, BudgetReport, ReservedRequest, Settled
 from plaudit_reward.errors import InfrastructureError
 from plaudit_wire.logs import get_logger
 
@@ -37,7 +37,7 @@ _HOLDING_SHARE = 0.25
 class Passage:
     """An admitted request."""
 
-    request: Request
+    request: ReservedRequest
     tokens: int
     """Its cost: the reservation until the answer reports the real one. ``NEVER_SENT`` returns the whole reservation."""
     passed_s: float = 0.0
@@ -46,7 +46,7 @@ class Passage:
 
 @dataclass
 class _Waiting:
-    request: Request
+    request: ReservedRequest
     passed: asyncio.Future[float] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -101,8 +101,8 @@ class Limiter:
         """
         if not self._budget.limits.present and time.monotonic() >= self._held_until_s and not self._waiting:
             self._in_flight += 1
-            return Passage(Request("", tokens), tokens)
-        waiting = _Waiting(Request(str(next(self._ids)), tokens))
+            return Passage(ReservedRequest("", tokens), tokens)
+        waiting = _Waiting(ReservedRequest(str(next(self._ids)), tokens))
         self._waiting.append(waiting)
         if not self._refused:
             self._news.set()

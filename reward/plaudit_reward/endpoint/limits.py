@@ -33,7 +33,7 @@ class RateLimits:
         return self.rated or self.concurrency is not None
 
 
-class Request(NamedTuple):
+class ReservedRequest(NamedTuple):
     """A request and the tokens that it reserves."""
 
     id: str
@@ -62,7 +62,7 @@ class BudgetReport:
     """Requests of this worker in flight."""
     settled: Sequence[Settled] = ()
     """Requests that cost something other than they reserved, or were sent late."""
-    waiting: Sequence[Request] = ()
+    waiting: Sequence[ReservedRequest] = ()
     """The first of the waiting requests."""
     num_waiting: int = 0
     """The number of all waiting requests."""

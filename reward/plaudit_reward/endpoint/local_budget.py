@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 
-from plaudit_reward.endpoint.limits import NEVER_SENT, BudgetReport, Passed, RateLimits, Request, Settled
+from plaudit_reward.endpoint.limits import NEVER_SENT, BudgetReport, Passed, RateLimits, ReservedRequest, Settled
 
 _POLL_S = 0.05
 _LONGEST_WAIT_S = 0.5
@@ -53,7 +53,7 @@ class LocalBudget:
     def _oldest_s(self) -> float:
         return min(sent for sent, _ in self._log.values())
 
-    def _fits(self, request: Request, in_flight: int) -> bool:
+    def _fits(self, request: ReservedRequest, in_flight: int) -> bool:
         limits = self.limits
         most_tokens = math.inf if limits.tokens is None else limits.tokens
         return (

@@ -15,7 +15,7 @@ import sys
 from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.functions.function import UserFunction
 from plaudit_reward.isolation.lifetime import end_when_closed, end_with
-from plaudit_reward.isolation.messages import Channel, FunctionRefused, Load, Loaded
+from plaudit_reward.isolation.messages import Channel, FunctionLoaded, FunctionRefused, LoadFunction
 from plaudit_reward.isolation.sequential import run_sequential
 from plaudit_reward.isolation.threads import run_threads
 
@@ -30,7 +30,7 @@ def main() -> int:
     end_when_closed(connection)
     channel = Channel(connection)
     (load,) = channel.receive()
-    if not isinstance(load, Load):
+    if not isinstance(load, LoadFunction):
         raise TypeError(f"the first message must be Load, not {type(load).__name__}")
     try:
         _run(load, channel)
@@ -42,7 +42,7 @@ def main() -> int:
     return 0
 
 
-def _run(load: Load, channel: Channel) -> None:
+def _run(load: LoadFunction, channel: Channel) -> None:
     function = UserFunction(load.target)
     if function.is_async:
         from plaudit_reward.isolation.event_loop import run_async  # asyncio takes 30 ms to import
@@ -50,7 +50,7 @@ def _run(load: Load, channel: Channel) -> None:
         run_async(function, channel)
         return
     description = function.prepare()
-    channel.send([Loaded(description)])
+    channel.send([FunctionLoaded(description)])
     if description.isolation == "thread":
         run_threads(function, channel, load.slots)
     else:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.functions.target import Description, Target
-from plaudit_reward.isolation.messages import FromChild, FunctionRefused, Load, Loaded
+from plaudit_reward.isolation.messages import FromChild, FunctionLoaded, FunctionRefused, LoadFunction
 from plaudit_reward.isolation.slot import Slot
 from plaudit_wire.logs import get_logger
 
@@ -101,7 +101,7 @@ class ChildProcesses:
 
     def spawn(self) -> None:
         """Start one child."""
-        slot = Slot(self._name, Load(self._target, self.slots_each), self._on_messages, self._on_exit)
+        slot = Slot(self._name, LoadFunction(self._target, self.slots_each), self._on_messages, self._on_exit)
         slot.load_until_s = time.monotonic() + _LOAD_WITHIN_S
         self.slots.append(slot)
         self._run(self._start(slot))
@@ -166,7 +166,7 @@ class ChildProcesses:
             self._owner.on_messages(slot, messages)
             return
         match messages[0]:
-            case Loaded(description):
+            case FunctionLoaded(description):
                 slot.ready = True
                 self._failed_loads = 0
                 if self._opened is not None and not self._opened.done():

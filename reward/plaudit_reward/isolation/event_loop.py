@@ -18,7 +18,7 @@ from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.functions.function import UserFunction
 from plaudit_reward.functions.target import Description
 from plaudit_reward.isolation.call import finished, num_scores
-from plaudit_reward.isolation.messages import Blocked, Channel, Drop, FromPool, Loaded, Started, Work
+from plaudit_reward.isolation.messages import Blocked, Channel, Drop, FromPool, FunctionLoaded, Started, Work
 from plaudit_reward.isolation.sequential import run_sequential
 from plaudit_reward.score import Score
 
@@ -30,7 +30,7 @@ def run_async(function: UserFunction, channel: Channel) -> None:
     """Prepare the function inside an event loop and run works until the pool closes the connection (``EOFError``)."""
     with asyncio.Runner() as runner:
         description = runner.run(_prepare(function))
-        channel.send([Loaded(description)])
+        channel.send([FunctionLoaded(description)])
         if description.isolation == "process":
             run_sequential(function, channel, lambda returned: runner.run(_awaited(returned)))
         runner.run(_Works(function, channel).run())

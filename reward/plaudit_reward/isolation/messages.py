@@ -2,8 +2,8 @@
 
 | message | from | to | meaning |
 | --- | --- | --- | --- |
-| ``Load`` | pool | child | the first message: the function to load, the number of slots |
-| ``Loaded`` / ``FunctionRefused`` | child | pool | the answer |
+| ``LoadFunction`` | pool | child | the first message: the function to load, the number of slots |
+| ``FunctionLoaded`` / ``FunctionRefused`` | child | pool | the answer |
 | ``Work`` | pool | child | call the function once |
 | ``Drop`` | pool | child | do not run these works, or cancel them where that is possible |
 | ``Started`` / ``Finished`` | child | pool | one work began / ended: the time limit runs between them |
@@ -31,7 +31,7 @@ _LENGTH = struct.Struct("<I")
 READ_BYTES = 1 << 20
 
 
-class Load(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class LoadFunction(msgspec.Struct, frozen=True, tag="Load", array_like=True):
     """The function to load."""
 
     target: Target
@@ -39,7 +39,7 @@ class Load(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Limit on concurrent works of the child (threads, or tasks of its event loop)."""
 
 
-class Loaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class FunctionLoaded(msgspec.Struct, frozen=True, tag="Loaded", array_like=True):
     """The function is loaded."""
 
     description: Description
@@ -104,8 +104,8 @@ class Blocked(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """``function (file:line)`` that it runs."""
 
 
-FromPool = Load | Work | Drop
-FromChild = Loaded | FunctionRefused | Started | Finished | Dropped | Blocked
+FromPool = LoadFunction | Work | Drop
+FromChild = FunctionLoaded | FunctionRefused | Started | Finished | Dropped | Blocked
 
 _encoder = msgspec.msgpack.Encoder()
 _from_pool = msgspec.msgpack.Decoder(list[FromPool])

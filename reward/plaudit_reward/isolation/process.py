@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from plaudit_reward.functions.environment import function_environment
-from plaudit_reward.isolation.messages import READ_BYTES, Frames, FromChild, Load, frame, messages_from_child
+from plaudit_reward.isolation.messages import READ_BYTES, Frames, FromChild, LoadFunction, frame, messages_from_child
 from plaudit_reward.isolation.output import Output
 from plaudit_reward.isolation.signals import signal_name
 
@@ -35,7 +35,7 @@ class ChildProcess(asyncio.Protocol):
         on_exit: called when it ended by itself, not after ``kill``.
     """
 
-    def __init__(self, name: str, load: Load, on_messages: OnMessages, on_exit: OnExit) -> None:
+    def __init__(self, name: str, load: LoadFunction, on_messages: OnMessages, on_exit: OnExit) -> None:
         self._load = load
         self._on_messages = on_messages
         self._on_exit = on_exit

@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from plaudit_reward.errors import RewardError
-from plaudit_reward.isolation.messages import Blocked, Drop, Dropped, Finished, FromChild, Load, Started, Work
+from plaudit_reward.errors import ScoringError
+from plaudit_reward.isolation.messages import Blocked, Drop, Dropped, Finished, FromChild, LoadFunction, Started, Work
 from plaudit_reward.isolation.process import ChildProcess
 
 _AHEAD_S = 0.02
@@ -34,7 +34,7 @@ class PoolCall:
     """How often it ran again because the evidence did not show which work ended the child."""
     slot: Slot | None = None
 
-    def fail(self, error: RewardError) -> None:
+    def fail(self, error: ScoringError) -> None:
         """End it without a result."""
         if not self.answer.done():
             self.answer.set_exception(error)
@@ -81,7 +81,7 @@ class Slot:
     """
 
     name: str
-    load: Load
+    load: LoadFunction
     on_messages: Callable[[Slot, list[FromChild]], None]
     on_exit: Callable[[Slot, str], None]
     ready: bool = False

@@ -45,7 +45,7 @@ _REMEDIES = {
 
 
 @dataclass(frozen=True)
-class Answer:
+class JudgeAnswer:
     """The text that a judge wrote, and its cost."""
 
     text: str
@@ -97,7 +97,7 @@ class JudgeClient:
         limit_s: float,
         on_sent: Callable[[], None] | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Answer:
+    ) -> JudgeAnswer:
         """Send one prompt and return the answer.
 
         Args:
@@ -130,7 +130,7 @@ class JudgeClient:
         """Close the connections."""
         await self._http.close()
 
-    def _answer(self, body: bytes) -> Answer:
+    def _answer(self, body: bytes) -> JudgeAnswer:
         try:
             completion = _decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -149,5 +149,5 @@ class JudgeClient:
                 "max_tokens in judge.arguments"
             )
         if tokens is None:
-            return Answer(choice.message.content)
-        return Answer(choice.message.content, tokens.prompt_tokens, tokens.completion_tokens)
+            return JudgeAnswer(choice.message.content)
+        return JudgeAnswer(choice.message.content, tokens.prompt_tokens, tokens.completion_tokens)

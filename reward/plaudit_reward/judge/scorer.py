@@ -11,7 +11,7 @@ from plaudit_reward.endpoint.access import EndpointAccess
 from plaudit_reward.endpoint.limiter import Limiter
 from plaudit_reward.endpoint.usage import UsageReport
 from plaudit_reward.functions.result import extra_of
-from plaudit_reward.judge.client import Answer, JudgeClient
+from plaudit_reward.judge.client import JudgeAnswer, JudgeClient
 from plaudit_reward.judge.estimate import TokenEstimate
 from plaudit_reward.judge.parse import Parser
 from plaudit_reward.judge.prompt import PromptTemplate
@@ -92,7 +92,7 @@ class JudgeScorer:
         await self._client.close()
         await self._parser.close()
 
-    async def _ask(self, prompt: str, attempt: Attempt, headers: Mapping[str, str] | None) -> tuple[Answer, float]:
+    async def _ask(self, prompt: str, attempt: Attempt, headers: Mapping[str, str] | None) -> tuple[JudgeAnswer, float]:
         """Return the answer and the seconds of the call."""
         async with self._access.request(self._estimate.tokens(prompt), attempt) as passage:
             began = time.monotonic()
@@ -104,7 +104,7 @@ class JudgeScorer:
         return answer, spent_s
 
 
-def _with_answer(score: Score, answer: Answer) -> Score:
+def _with_answer(score: Score, answer: JudgeAnswer) -> Score:
     items = {
         "answer": answer.text,
         "prompt_tokens": answer.prompt_tokens,

@@ -27,7 +27,7 @@ from plaudit_reward.model_server.protocol import (
     ErrorResponse,
     Usage,
 )
-from plaudit_reward.model_server.series import Series
+from plaudit_reward.model_server.series import ModelServerSeries
 
 if TYPE_CHECKING:
     from plaudit_reward.model_server.model import Classifier
@@ -55,7 +55,7 @@ _TYPES = {
 }
 
 
-class Api:
+class ModelApi:
     """Answers requests with one model.
 
     Args:
@@ -67,7 +67,12 @@ class Api:
     """
 
     def __init__(
-        self, classifier: Classifier, batcher: Batcher, name: str, series: Series, access: Access | None = None
+        self,
+        classifier: Classifier,
+        batcher: Batcher,
+        name: str,
+        series: ModelServerSeries,
+        access: Access | None = None,
     ) -> None:
         self._access = access or Access()
         self._classifier = classifier

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from plaudit_reward.model_server.batching import choose_neighbours, choose_oldest
-from plaudit_reward.model_server.series import Series
+from plaudit_reward.model_server.series import ModelServerSeries
 
 Logits = list[float]
 Forward = Callable[[Sequence[Sequence[int]]], list[Logits]]
@@ -69,7 +69,7 @@ class Batcher:
         series: the metrics to update.
     """
 
-    def __init__(self, forward: Forward, limits: BatchLimits, series: Series) -> None:
+    def __init__(self, forward: Forward, limits: BatchLimits, series: ModelServerSeries) -> None:
         self._forward = forward
         self._limits = limits
         self._series = series

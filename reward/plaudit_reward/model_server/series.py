@@ -12,7 +12,7 @@ _TOKENS = (64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
-class Series:
+class ModelServerSeries:
     """The series of ``/metrics``."""
 
     def __init__(self) -> None:

@@ -10,9 +10,9 @@ import uvicorn
 
 from plaudit_metrics.service.http_server import HttpServer, listening_socket
 from plaudit_reward.model_server.access import Access
-from plaudit_reward.model_server.api import Api
+from plaudit_reward.model_server.api import ModelApi
 from plaudit_reward.model_server.batcher import Batcher, BatchLimits, Forward
-from plaudit_reward.model_server.series import Series
+from plaudit_reward.model_server.series import ModelServerSeries
 from plaudit_wire.logs import get_logger
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ async def serve(
         OSError: the port is taken.
         Exception: raised by a forward pass.
     """
-    series = Series()
+    series = ModelServerSeries()
     batcher = Batcher(forward or classifier.logits, _limits(limits, classifier), series)
-    api = Api(classifier, batcher, address.name, series, access)
+    api = ModelApi(classifier, batcher, address.name, series, access)
     with listening_socket(address.host, address.port) as listener:
         server = HttpServer(
             uvicorn.Config(

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import msgspec
 
-from plaudit_reward.pipeline.attempts import Ended, attempt_until_answered
-from plaudit_reward.pipeline.combine import Combined, Part, weighted_sum
+from plaudit_reward.pipeline.attempts import AttemptsResult, attempt_until_answered
+from plaudit_reward.pipeline.combine import Combined, ScorerShare, weighted_sum
 from plaudit_reward.pipeline.combiner import Combiner, WeightedSum
-from plaudit_reward.pipeline.in_flight import InFlight
+from plaudit_reward.pipeline.in_flight import CallsInFlight
 from plaudit_reward.pipeline.normalize import normalised
 from plaudit_reward.pipeline.stage import GroupStage, Rules, Stage, record_of
 from plaudit_reward.score import Score
@@ -48,9 +48,9 @@ class GroupScoring:
         timeout_s: float,
         *,
         normalize: bool = False,
-        in_flight: InFlight | None = None,
+        in_flight: CallsInFlight | None = None,
     ) -> None:
-        self._in_flight = in_flight or InFlight()
+        self._in_flight = in_flight or CallsInFlight()
         self._post_process = [stage for stage in group_stages if stage.of is not None]
         self._adding = [stage for stage in group_stages if stage.of is None and not stage.replaces]
         self._replacing = [stage for stage in group_stages if stage.replaces]
@@ -116,7 +116,7 @@ class GroupScoring:
             result[i] = _with(scorings[i], combined, of_sample)
         return result
 
-    def alone(self, parts: Sequence[Part]) -> float | None:
+    def alone(self, parts: Sequence[ScorerShare]) -> float | None:
         """Return the value that a sample keeps if its group is never scored, as if all group-scope scorers had failed.
 
         Args:
@@ -134,7 +134,7 @@ class GroupScoring:
         value = weighted_sum(failed).score.value
         for stage in self._replacing:
             if value is not None and stage.rules.on_failure != "ignore":
-                value = weighted_sum([Part(stage.scorer.name, 1.0, stage.rules.on_failure, _FAILED)]).score.value
+                value = weighted_sum([ScorerShare(stage.scorer.name, 1.0, stage.rules.on_failure, _FAILED)]).score.value
         return value
 
     async def close(self) -> None:
@@ -176,20 +176,20 @@ class GroupScoring:
                 result[i] = msgspec.structs.replace(scorings[i], scorers=scorers)
             else:
                 # Its weight is always 1: it returns the final values, not a share of them.
-                part = Part(stage.scorer.name, 1.0, stage.rules.on_failure, record)
+                part = ScorerShare(stage.scorer.name, 1.0, stage.rules.on_failure, record)
                 result[i] = _with(scorings[i], weighted_sum([part]), scorers)
         return result
 
     async def _ask(self, stage: GroupStage, samples: Sequence[Sample], values: Sequence[float]) -> list[ScorerRecord]:
         with self._in_flight.call(stage.scorer.name):
-            ended: Ended[list[Score]] = await attempt_until_answered(
+            ended: AttemptsResult[list[Score]] = await attempt_until_answered(
                 lambda attempt: stage.scorer.score_group(samples, values, attempt),
                 stage.rules.allowance(self._timeout_s),
             )
         scores = ended.result if ended.result is not None else [ended.failure()] * len(samples)
         return [record_of(score, ended) for score in scores]
 
-    def _parts(self, records: dict[str, ScorerRecord]) -> list[Part]:
+    def _parts(self, records: dict[str, ScorerRecord]) -> list[ScorerShare]:
         return [self._rules[name].part(name, record) for name, record in records.items() if name in self._rules]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from plaudit_wire.records import ScorerWork
 
 
-class InFlight:
+class CallsInFlight:
     """The unfinished calls of a pipeline's scorers.
 
     Args:

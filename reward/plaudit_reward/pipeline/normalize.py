@@ -17,12 +17,12 @@ from dataclasses import replace
 
 import msgspec
 
-from plaudit_reward.pipeline.combine import Part, counted_value
+from plaudit_reward.pipeline.combine import ScorerShare, counted_value
 
 _STD_EPSILON = 1e-6
 
 
-def normalised(group: Sequence[Sequence[Part]]) -> list[list[Part]]:
+def normalised(group: Sequence[Sequence[ScorerShare]]) -> list[list[ScorerShare]]:
     """Return the parts of a group's samples with each scorer's values normalised over the group.
 
     Args:
@@ -47,7 +47,7 @@ def _scale(values: Sequence[float]) -> tuple[float, float]:
     return mean, 1 / (math.sqrt(variance) + _STD_EPSILON)
 
 
-def _normalised(part: Part, mean: float, factor: float) -> Part:
+def _normalised(part: ScorerShare, mean: float, factor: float) -> ScorerShare:
     value = counted_value(part)
     if value is None:
         return part

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from plaudit_reward.pipeline.attempts import Ended, attempt_until_answered
-from plaudit_reward.pipeline.combine import Combined, Part
+from plaudit_reward.pipeline.attempts import AttemptsResult, attempt_until_answered
+from plaudit_reward.pipeline.combine import Combined, ScorerShare
 from plaudit_reward.pipeline.combiner import Combiner, WeightedSum
 from plaudit_reward.pipeline.group_scoring import GroupScoring
-from plaudit_reward.pipeline.in_flight import InFlight
+from plaudit_reward.pipeline.in_flight import CallsInFlight
 from plaudit_reward.pipeline.stage import GroupStage, Stage, record_of
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import GroupScorer, Scorer
@@ -27,7 +27,7 @@ _UNBOUNDED = 1_000_000
 class _Done:
     """A scorer's result for one sample, and the seconds along its chain of ``when``."""
 
-    part: Part
+    part: ScorerShare
     limiter_s: float
     retry_s: float
     spent_s: float
@@ -62,7 +62,7 @@ class Pipeline:
         self._combiner = combiner or WeightedSum()
         self._timeout_s = timeout_s
         self._worker = worker
-        self._in_flight = InFlight([*(s.scorer.name for s in stages), *(s.scorer.name for s in group_stages)])
+        self._in_flight = CallsInFlight([*(s.scorer.name for s in stages), *(s.scorer.name for s in group_stages)])
         self._group = GroupScoring(
             stages, group_stages, self._combiner, timeout_s, normalize=normalize, in_flight=self._in_flight
         )
@@ -151,7 +151,7 @@ class Pipeline:
                 return _held_back(stage, before)
             limiter_s, retry_s, spent_s = before.limiter_s, before.retry_s, before.spent_s
         with self._in_flight.call(stage.scorer.name):
-            ended: Ended[Score] = await attempt_until_answered(
+            ended: AttemptsResult[Score] = await attempt_until_answered(
                 lambda attempt: stage.scorer.score(sample, attempt),
                 stage.rules.allowance(self._timeout_s - spent_s),
             )

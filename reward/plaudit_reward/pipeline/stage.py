@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from plaudit_reward.pipeline.attempts import Allowance, Ended
-from plaudit_reward.pipeline.combine import FailurePolicy, Part
+from plaudit_reward.pipeline.attempts import Allowance, AttemptsResult
+from plaudit_reward.pipeline.combine import FailurePolicy, ScorerShare
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import GroupScorer, Scorer
 from plaudit_wire.records import ScorerRecord
@@ -36,9 +36,9 @@ class Rules:
         """Return its limits when the sample has ``budget_s`` left."""
         return Allowance(budget_s, math.inf if self.timeout_s is None else self.timeout_s, self.retries)
 
-    def part(self, name: str, record: ScorerRecord) -> Part:
+    def part(self, name: str, record: ScorerRecord) -> ScorerShare:
         """Return its share in a sample's reward."""
-        return Part(name, self.weight, self.on_failure, record)
+        return ScorerShare(name, self.weight, self.on_failure, record)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class GroupStage:
     """It changes only the values of this sample-scope scorer (the ``post_process_scores`` of its class)."""
 
 
-def record_of(score: Score, ended: Ended[Any]) -> ScorerRecord:
+def record_of(score: Score, ended: AttemptsResult[Any]) -> ScorerRecord:
     """Return the record of a score and its timings."""
     return ScorerRecord(
         outcome=score.outcome,

@@ -17,7 +17,7 @@ from plaudit_reward.http.errors import NoResponseError
 from plaudit_reward.http.proxy import proxy_for
 from plaudit_reward.http.response import error_message, excerpt
 from plaudit_reward.remote.remedies import HTTP, Remedies
-from plaudit_reward.remote.shapes.shape import MalformedAnswerError, Shape, scored
+from plaudit_reward.remote.shapes.shape import EndpointShape, MalformedAnswerError, scored
 from plaudit_reward.score import Score
 from plaudit_wire.sample import Sample
 
@@ -44,7 +44,7 @@ class RemoteClient:
     def __init__(
         self,
         url: str,
-        shape: Shape,
+        shape: EndpointShape,
         usage: EndpointUsage,
         *,
         api_key: str = "",

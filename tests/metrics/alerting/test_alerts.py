@@ -17,9 +17,9 @@ from plaudit_metrics.alerting.recording import recording_rules
 from plaudit_metrics.alerting.thresholds import THRESHOLDS
 from plaudit_metrics.alerting.windows import Windows
 from plaudit_metrics.generate import files
-from plaudit_metrics.service.series.run import Series
+from plaudit_metrics.service.series.run import RunSeries
 from plaudit_operator.cache import Cache
-from plaudit_operator.series import Series as OperatorSeries
+from plaudit_operator.series import OperatorSeries
 
 REPOSITORY = Path(__file__).parents[3]
 PROMETHEUS_FILES = ("rules/plaudit.yaml", "alerts/run.yaml", "alerts/operator.yaml")
@@ -115,7 +115,7 @@ def test_every_threshold_is_used_and_every_one_used_exists() -> None:
 def test_every_series_in_a_rule_exists() -> None:
     declared = {
         family.name + suffix
-        for registry in (Series().registry, OperatorSeries(Cache(), int, bool, dict).registry)
+        for registry in (RunSeries().registry, OperatorSeries(Cache(), int, bool, dict).registry)
         for family in registry.collect()
         for suffix in {"counter": ("_total",), "histogram": ("_count", "_sum"), "summary": ("_count", "_sum")}.get(
             family.type, ("",)

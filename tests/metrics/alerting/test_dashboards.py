@@ -17,10 +17,10 @@ from prometheus_client import start_http_server
 
 from plaudit_metrics.alerting.alerts import ALERTS
 from plaudit_metrics.dashboards.panels import panel_id
-from plaudit_metrics.service.series.run import Series
+from plaudit_metrics.service.series.run import RunSeries
 from plaudit_operator.cache import Cache
 from plaudit_operator.runtime.kinds import RLJOB
-from plaudit_operator.series import Series as OperatorSeries
+from plaudit_operator.series import OperatorSeries
 
 REPOSITORY = Path(__file__).parents[3]
 DASHBOARDS = {
@@ -141,7 +141,9 @@ def test_a_real_run_holds_every_series(observed_run: Any, prometheus: Any) -> No
 
 
 def test_the_documented_series_are_the_declared_ones() -> None:
-    declared = {family.name for collector in Series().registry._collector_to_names for family in collector.describe()}
+    declared = {
+        family.name for collector in RunSeries().registry._collector_to_names for family in collector.describe()
+    }
     assert {name.removesuffix("_total") for name in documented()} == declared
 
 

@@ -13,7 +13,7 @@ import pytest
 from plaudit_metrics.alerting.alert import RUNBOOK
 from plaudit_metrics.alerting.alerts import ALERTS
 from plaudit_metrics.service.openapi import document
-from plaudit_metrics.service.series.run import Series
+from plaudit_metrics.service.series.run import RunSeries
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / RUNBOOK).read_text()
@@ -36,7 +36,7 @@ def test_each_diagnosis_begins_with_a_command(name: str) -> None:
 
 
 def test_series_that_the_runbook_names_are_exposed() -> None:
-    declared = {family.name for family in Series().registry.collect()}
+    declared = {family.name for family in RunSeries().registry.collect()}
     named = {re.sub(r"_(total|sum|count|bucket)$", "", name) for name in re.findall(r"plaudit_[a-z]\w+[a-z]", TEXT)}
     named -= {"plaudit_metrics"}  # the package
     operators = {name for name in named if name.startswith(("plaudit_operator", "plaudit_rljob"))}

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from plaudit_metrics.service.api import Api
-from plaudit_metrics.service.series.run import Series
+from plaudit_metrics.service.api import RunApi
+from plaudit_metrics.service.series.run import RunSeries
 from plaudit_metrics.service.view import RunView
 from plaudit_metrics.sources.kept_steps import KeptSteps
 from plaudit_metrics.statistics.steps import step_record
@@ -20,12 +20,12 @@ Build = Callable[..., Any]
 
 @pytest.fixture
 def view() -> RunView:
-    return RunView(Series(), KeptSteps())
+    return RunView(RunSeries(), KeptSteps())
 
 
 @pytest.fixture
 def ask(view: RunView, tmp_path: Path) -> Callable[..., Any]:
-    application = Api("demo", view, lambda: "", run_folder=tmp_path).application()
+    application = RunApi("demo", view, lambda: "", run_folder=tmp_path).application()
 
     async def asked(**query: object) -> dict[str, Any]:
         transport = httpx.ASGITransport(application)

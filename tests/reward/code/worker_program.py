@@ -23,7 +23,7 @@ import msgspec
 from plaudit_reward.code.options import CodeOptions
 from plaudit_reward.code.sandbox.seccomp import install
 from plaudit_reward.code.scorer import CodeScorer
-from plaudit_reward.errors import RewardError
+from plaudit_reward.errors import ScoringError
 from plaudit_reward.scorer import Attempt
 from plaudit_wire.sample import Sample
 
@@ -66,7 +66,7 @@ async def answer(asked: dict[str, Any], scorers: dict[str, CodeScorer]) -> dict[
             await scorer.open()
             scorers[key] = scorer
         score = await scorers[key].score(sample, attempt)
-    except RewardError as error:
+    except ScoringError as error:
         return {"error": type(error).__name__, "reason": str(error)}
     return {**msgspec.to_builtins(score), "attempt": dataclasses.asdict(attempt)}
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from redis.asyncio import Redis
 
 from plaudit_reward.endpoint.limiter import Limiter
-from plaudit_reward.endpoint.limits import NEVER_SENT, BudgetReport, Passed, RateLimits, Request, Settled
+from plaudit_reward.endpoint.limits import NEVER_SENT, BudgetReport, Passed, RateLimits, ReservedRequest, Settled
 from plaudit_reward.endpoint.local_budget import LocalBudget
 from plaudit_reward.endpoint.redis_budget import RedisBudget
 from plaudit_reward.errors import InfrastructureError
@@ -27,8 +27,8 @@ from plaudit_workers.launch.redis_server import RedisServer
 Make = Callable[..., RedisBudget]
 
 
-def wanted(*ids: str, tokens: int = 0) -> list[Request]:
-    return [Request(id_, tokens) for id_ in ids]
+def wanted(*ids: str, tokens: int = 0) -> list[ReservedRequest]:
+    return [ReservedRequest(id_, tokens) for id_ in ids]
 
 
 def asking(*ids: str, in_flight: int = 0, tokens: int = 0, settled: list[Settled] | None = None) -> BudgetReport:
@@ -254,13 +254,13 @@ async def test_the_budget_of_one_process_decides_as_the_one_in_redis(
     client = redis_client(redis_server.url, password=redis_server.password)
     shared = RedisBudget(client, f"plaudit:{{test-{time.monotonic_ns()}}}", "w", limits, lease_s=0.1)
     own = LocalBudget(limits)
-    waiting: list[Request] = []
-    in_flight: list[Request] = []
+    waiting: list[ReservedRequest] = []
+    in_flight: list[ReservedRequest] = []
     number = 0
     for coming, num_ending, cost in moves:
         for tokens in coming:
             number += 1
-            waiting.append(Request(str(number), tokens))
+            waiting.append(ReservedRequest(str(number), tokens))
         settled = [Settled(in_flight[0].id, cost)] if num_ending and in_flight else []
         in_flight = in_flight[num_ending:]
         report = BudgetReport(len(in_flight), settled, list(waiting), len(waiting))

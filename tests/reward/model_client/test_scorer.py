@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from plaudit_reward.errors import ConfigurationError, DataError, InfrastructureError, RewardError, ScoreTimeoutError
+from plaudit_reward.errors import ConfigurationError, DataError, InfrastructureError, ScoreTimeoutError, ScoringError
 from plaudit_reward.model_client.addresses import find
 from plaudit_reward.model_client.scorer import ModelScorer, request_body
 from plaudit_reward.pipeline.pipeline import Pipeline
@@ -41,7 +41,7 @@ async def test_the_request_has_the_expected_body() -> None:
     assert json.loads(request_body(with_messages, "text"))["input"] == "renderedr"
 
 
-WRONG: list[tuple[Any, type[RewardError], str]] = [
+WRONG: list[tuple[Any, type[ScoringError], str]] = [
     ((400, {}, ERROR), DataError, "refused the sample: 400: too long for me"),
     ((404, {}, b"nothing here"), DataError, "refused the sample: 404: nothing here"),
     ((200, {}, b'{"data": [{"probs": [1, 2]}]}'), DataError, "2 labels; a reward model has one"),
@@ -55,7 +55,7 @@ WRONG: list[tuple[Any, type[RewardError], str]] = [
 
 @pytest.mark.parametrize(("reply", "kind", "words"), WRONG)
 async def test_failures_are_typed_and_quote_the_server(
-    servers: Servers, open_scorer: Open, reply: Any, kind: type[RewardError], words: str
+    servers: Servers, open_scorer: Open, reply: Any, kind: type[ScoringError], words: str
 ) -> None:
     (server,) = await servers(1)
     scorer = await open_scorer([server.url])

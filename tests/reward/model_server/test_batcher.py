@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from plaudit_reward.model_server.batcher import Batcher, BatchLimits, ForwardError, QueueFullError, ShuttingDownError
-from plaudit_reward.model_server.series import Series
+from plaudit_reward.model_server.series import ModelServerSeries
 
 
 class Sums:
@@ -29,7 +29,7 @@ class Sums:
 
 @asynccontextmanager
 async def running(forward: Sums, **limits: int | None) -> AsyncIterator[Batcher]:
-    batcher = Batcher(forward, BatchLimits(**limits), Series())
+    batcher = Batcher(forward, BatchLimits(**limits), ModelServerSeries())
     computing = asyncio.create_task(batcher.run())
     try:
         yield batcher
@@ -100,7 +100,7 @@ async def test_a_request_whose_client_left_is_not_computed() -> None:
 
 async def test_a_stop_answers_accepted_requests_and_accepts_no_more() -> None:
     sums = Sums()
-    batcher = Batcher(sums, BatchLimits(max_padding=0), Series())
+    batcher = Batcher(sums, BatchLimits(max_padding=0), ModelServerSeries())
     computing = asyncio.create_task(batcher.run())
     sums.gate.clear()
     taken = asyncio.create_task(batcher.logits([[1], [1, 1], [1, 1, 1]]))
@@ -117,7 +117,7 @@ async def test_a_failed_forward_pass_ends_the_server_and_all_waiting_requests() 
     def fails(sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         raise RuntimeError("out of memory")
 
-    batcher = Batcher(fails, BatchLimits(max_padding=1), Series())
+    batcher = Batcher(fails, BatchLimits(max_padding=1), ModelServerSeries())
     failing, waiting = (asyncio.create_task(batcher.logits([[1] * length])) for length in (1, 50))
     await asyncio.sleep(0)
     computing = asyncio.create_task(batcher.run())

@@ -17,7 +17,7 @@ from plaudit_wire.messages import Service
 from plaudit_wire.records import SampleRecord
 from plaudit_wire.sample import Sample
 from plaudit_workers.stream.connection import RedisAddress
-from plaudit_workers.stream.sessions import Session, SessionGoneError, SessionTakenError, Submission
+from plaudit_workers.stream.sessions import SessionGoneError, SessionTakenError, StreamSession, Submission
 from plaudit_workers.stream.transitions.scripts import Scripts
 from stream_protocol.world import Worker, World, score_of
 
@@ -33,10 +33,10 @@ class Client:
         self.wanted: dict[str, list[Sample]] = {}  # on disk: submitted, or to be
         self.written: dict[str, Any] = {}  # on disk: results, before they are acknowledged
         self.to_acknowledge: list[tuple[str, str]] = []
-        self.session: Session
+        self.session: StreamSession
 
     async def start(self) -> None:
-        self.session = Session(self.world.of("client"), self.name, self.world.service, keep_s=1000.0)
+        self.session = StreamSession(self.world.of("client"), self.name, self.world.service, keep_s=1000.0)
         await self.session.open()
 
     async def submit(self, group: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from builders import make_body
 from plaudit_metrics.sources.events import decode_event
-from plaudit_wire.messages import Body, PolicyVersion, Prompt, Sampling, encode_body
+from plaudit_wire.messages import PolicyVersion, Prompt, SampleBody, Sampling, encode_body
 from plaudit_wire.records import SampleRecord, ScoringRecord
 from plaudit_workers.deadletters.letters import DeadLetters
 from plaudit_workers.stream.connection import RedisAddress, Transport
@@ -321,7 +321,7 @@ class World:
         if not await unpublished(worker.transport, delivery.payload):
             worker.drop(delivery)
 
-    def body(self, prompt: Prompt, index: int) -> Body:
+    def body(self, prompt: Prompt, index: int) -> SampleBody:
         tokens = [self.random.randrange(1 << 30) for _ in range(3)]
         return make_body(prompt, index, f"response {tokens}", tokens)
 

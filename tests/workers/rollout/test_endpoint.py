@@ -19,10 +19,10 @@ from plaudit_workers.agent_processes.processes import AgentProcesses
 from plaudit_workers.errors import RefusedError
 from plaudit_workers.rollout.agents.custom import AgentError
 from plaudit_workers.rollout.agents.endpoint.agent import EndpointAgent
-from plaudit_workers.rollout.agents.endpoint.dialect import Dialects
+from plaudit_workers.rollout.agents.endpoint.chat_format import ChatFormats
 from plaudit_workers.rollout.agents.endpoint.request import RequestError, parse_request
 from plaudit_workers.rollout.agents.endpoint.server import EndpointServer
-from plaudit_workers.rollout.agents.endpoint.session import Session
+from plaudit_workers.rollout.agents.endpoint.session import EndpointSession
 from plaudit_workers.rollout.engines.protocol import EngineFailedError, FinishedSample
 from plaudit_workers.rollout.engines.script import Constant, Script
 from plaudit_workers.rollout.engines.scripted import ScriptedEngine
@@ -185,8 +185,8 @@ def tokenizer():
 
 
 @pytest.fixture(scope="module")
-def dialects(tokenizer):
-    return Dialects(tokenizer, {}, "hermes")
+def chat_formats(tokenizer):
+    return ChatFormats(tokenizer, {}, "hermes")
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +222,7 @@ async def shared(program_file):
 
 
 @pytest.fixture
-def hold(shared, server, dialects, tokenizer):
+def hold(shared, server, chat_formats, tokenizer):
     """Runs one sample of a function of the program, or of another program; returns it as the trainer reads it."""
 
     async def held(function, *turns: str, max_tokens: int = 4000, processes=shared, max_turns=8, limit_s=30.0):
@@ -230,7 +230,7 @@ def hold(shared, server, dialects, tokenizer):
         await engine.load_weights(None, PolicyVersion(1, 0))
         prompt = prompt_of(max_tokens, function)
         run = SampleRun(prompt, 0, engine, lambda change: None)
-        trajectory = await run.run(EndpointAgent(processes, server, dialects, max_turns, limit_s))
+        trajectory = await run.run(EndpointAgent(processes, server, chat_formats, max_turns, limit_s))
         return sample_body(prompt, 0, trajectory, run.record("rollout-0", trajectory, None), engine.decode)
 
     return held
@@ -261,7 +261,7 @@ def trained_text(tokenizer, part) -> str:
 
 
 @pytest.mark.parametrize("function", ["plain", "concurrent", "streamed"])
-async def test_a_program_with_tools_is_captured_token_by_token(hold, dialects, tokenizer, function) -> None:
+async def test_a_program_with_tools_is_captured_token_by_token(hold, chat_formats, tokenizer, function) -> None:
     body = await hold(function, CALL, CALL, "It is a.")
     sample = body.sample
     assert [message["role"] for message in sample.completion] == ["assistant", "tool", "assistant", "tool", "assistant"]
@@ -275,7 +275,7 @@ async def test_a_program_with_tools_is_captured_token_by_token(hold, dialects, t
         "description": "Look a key up.",
         "parameters": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
     }
-    template = dialects.of([{"type": "function", "function": tool}]).template
+    template = chat_formats.of([{"type": "function", "function": tool}]).template
     whole = template.render([*sample.messages, *sample.completion], generate=False)
     ids = np.frombuffer(body.prompt_ids + body.response_ids, "<i4").tolist()
     assert ids == template.encode(whole.removesuffix("\n"))
@@ -421,16 +421,18 @@ async def test_a_missing_program_is_refused_before_anything_runs() -> None:
             pass
 
 
-async def test_a_broken_engine_ends_the_sample_with_its_error(shared, server, dialects) -> None:
+async def test_a_broken_engine_ends_the_sample_with_its_error(shared, server, chat_formats) -> None:
     async def broken(ids, max_tokens=None, stop=()):
         raise EngineFailedError("out of memory")
 
     with pytest.raises(EngineFailedError, match="out of memory"):
-        await EndpointAgent(shared, server, dialects, 8, 30.0).run(prompt_of(function="plain"), broken)
+        await EndpointAgent(shared, server, chat_formats, 8, 30.0).run(prompt_of(function="plain"), broken)
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_random_trees_of_conversations_train_each_sampled_token_once_as_the_policy_saw_it(dialects, seed) -> None:
+async def test_random_trees_of_conversations_train_each_sampled_token_once_as_the_policy_saw_it(
+    chat_formats, seed
+) -> None:
     choose = random.Random(seed)
     seen: dict[int, list[int]] = {}
     sampled = 0
@@ -438,14 +440,14 @@ async def test_random_trees_of_conversations_train_each_sampled_token_once_as_th
     async def generate(ids, max_tokens=None, stop=()):
         nonlocal sampled
         text = choose.choice(["Yes.", "  spaced  ", "a\n\nb", "the other thing", CALL])
-        response = [*dialects.tokenizer(text)["input_ids"], dialects.tokenizer.eos_token_id]
+        response = [*chat_formats.tokenizer(text)["input_ids"], chat_formats.tokenizer.eos_token_id]
         sampled += len(response)
         for place in range(len(response)):
             seen[len(seen)] = [*ids, *response[: place + 1]]
         return FinishedSample(response, [-1.0] * len(response), [(0, 1, 0)], "stop", 0.0)
 
     tools = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}]
-    session = Session(prompt_of(100_000), generate, dialects, 100)
+    session = EndpointSession(prompt_of(100_000), generate, chat_formats, 100)
     histories: list[list[dict]] = [[{"role": "user", "content": "Begin."}]]
     for _ in range(12):
         history = choose.choice(histories)

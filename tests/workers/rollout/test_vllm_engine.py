@@ -21,7 +21,7 @@ from plaudit_workers.rollout.engines.vllm_arguments import VllmSettings
 from plaudit_workers.rollout.engines.vllm_engine import VllmEngine
 from plaudit_workers.rollout.worker import RolloutOptions, RolloutWorker
 from plaudit_workers.stream.connection import RedisAddress, Transport
-from plaudit_workers.weight_transfer.part import Part
+from plaudit_workers.weight_transfer.part import WeightPart
 from plaudit_workers.weight_transfer.receiver import Reception
 from plaudit_workers.weight_transfer.server import WeightServer
 
@@ -110,7 +110,7 @@ async def test_temperature_0_takes_the_likeliest_token_and_tells_the_policys_own
 async def test_weights_received_from_the_trainers_memory_are_the_ones_that_sample(bench, tiny_models, reference):
     version = PolicyVersion(1, next(bench.numbers))
     content = (tiny_models[2] / "model.safetensors").read_bytes()
-    part, server = Part.of([(0, memoryview(content))]), WeightServer()
+    part, server = WeightPart.of([(0, memoryview(content))]), WeightServer()
     server.offer(version, "token", part)
     offered = Transfer("token", len(content), [TransferPart(f"127.0.0.1:{server.port}", part.digest)])
     with Reception(version, offered) as reception:

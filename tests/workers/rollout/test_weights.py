@@ -12,7 +12,7 @@ from plaudit_workers.rollout.engines.protocol import EngineFailedError, WeightsU
 from plaudit_workers.rollout.engines.script import Script
 from plaudit_workers.rollout.engines.scripted import ScriptedEngine
 from plaudit_workers.rollout.weights import PolicyWeights, mean_difference, read_probe
-from plaudit_workers.weight_transfer.part import Part
+from plaudit_workers.weight_transfer.part import WeightPart
 from plaudit_workers.weight_transfer.server import WeightServer
 
 
@@ -150,7 +150,7 @@ def offer(run):
 
     async def announce(number, *, digest="", path="") -> PolicyVersion:
         version = PolicyVersion(run.trainer.incarnation, number)
-        part = Part.of([(0, b"weights")])
+        part = WeightPart.of([(0, b"weights")])
         servers.append(WeightServer())
         servers[-1].offer(version, "token", part)
         parts = [TransferPart(f"127.0.0.1:{servers[-1].port}", digest or part.digest)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from builders import make_body, make_prompt
-from plaudit_wire.messages import Body, GroupDelivery, Prompt
+from plaudit_wire.messages import GroupDelivery, Prompt, SampleBody
 from plaudit_wire.records import ScoringRecord
 from plaudit_wire.sample import Sample
 from plaudit_workers.launch.redis_server import RedisServer
@@ -49,7 +49,7 @@ class Makers:
     def prompt(self, group: str = "t-0-1.0", n: int = 2, **changes: Any) -> Prompt:
         return make_prompt(group, n, **changes)
 
-    def body(self, prompt: Prompt, index: int, tokens: tuple[int, ...] = (1, 2, 3), text: str = "12") -> Body:
+    def body(self, prompt: Prompt, index: int, tokens: tuple[int, ...] = (1, 2, 3), text: str = "12") -> SampleBody:
         return make_body(prompt, index, text, tokens)
 
     def score(self, value: float) -> ScoringRecord:

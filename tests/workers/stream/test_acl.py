@@ -21,7 +21,7 @@ from redis.retry import Retry
 from plaudit_metrics.service.serve import ServiceSettings
 from plaudit_metrics.service.serve import serve as serve_metrics
 from plaudit_metrics.sources.run_snapshot import take_snapshot
-from plaudit_reward.endpoint.limits import NEVER_SENT, BudgetReport, RateLimits, Request, Settled
+from plaudit_reward.endpoint.limits import NEVER_SENT, BudgetReport, RateLimits, ReservedRequest, Settled
 from plaudit_reward.endpoint.redis_budget import RedisBudget
 from plaudit_reward.endpoint.usage import EndpointUsage, UsageReport
 from plaudit_wire.function_library import FunctionLibrary
@@ -160,7 +160,7 @@ async def get(port: int, path: str) -> str:
 async def test_reward_workers_keep_the_limits_of_judges(guarded: dict[str, RedisAddress]) -> None:
     client = guarded["reward"].client(timeout_s=5.0, retries=0)
     budget = RedisBudget(client, f"plaudit:{{{RUN}}}:limits:judge", "reward-0", RateLimits(requests=2, concurrency=9))
-    waiting = (Request("a", 10), Request("b", 10), Request("c", 10))
+    waiting = (ReservedRequest("a", 10), ReservedRequest("b", 10), ReservedRequest("c", 10))
     assert (await budget.exchange(BudgetReport(0, waiting=waiting, num_waiting=3))).number == 2
     assert (
         await budget.exchange(BudgetReport(0, settled=(Settled("a", NEVER_SENT),), waiting=waiting[2:]))

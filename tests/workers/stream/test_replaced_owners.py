@@ -6,7 +6,7 @@ import pytest
 
 from plaudit_wire.messages import Announcement, PolicyVersion, Service
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.sessions import Session, SessionTakenError
+from plaudit_workers.stream.sessions import SessionTakenError, StreamSession
 from plaudit_workers.stream.trainer.groups import StreamLimits, TrainerStreams
 from plaudit_workers.stream.transitions.trainer import take_over
 
@@ -27,7 +27,7 @@ async def test_a_late_copy_of_an_answered_takeover_replaces_nobody(transport: Tr
 
 
 async def test_after_redis_lost_everything_the_client_that_opened_last_owns_a_session(transport: Transport) -> None:
-    old, new = (Session(transport, "same", SERVICE, 3600.0) for _ in range(2))
+    old, new = (StreamSession(transport, "same", SERVICE, 3600.0) for _ in range(2))
     for _ in range(3):
         await old.open()
     await lose_everything(transport)

@@ -13,7 +13,7 @@ from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.stream.group import Group
 from plaudit_workers.training.conductor.resume import adopt, bring_up_to_date
 from plaudit_workers.training.run.lineage import Lineage
-from plaudit_workers.training.run.schedule import InFlight, Schedule
+from plaudit_workers.training.run.schedule import GroupInFlight, Schedule
 from plaudit_workers.training.run.trainer_ledger import TrainerLedger
 
 # 1 ran to step 12; 2 went on from its checkpoint 10 and ran to 15; 3 went on from 1's checkpoint again; 4 from 3's 13.
@@ -92,7 +92,7 @@ def ledger_at(cursor: int, *in_flight: int) -> TrainerLedger:
     """A checkpoint's ledger: everything below the cursor was trained, but for what is in flight."""
     ledger = TrainerLedger()
     for position in range(cursor):
-        ledger.admit("train", InFlight(f"t-{position}-1.0", position, 0, position // 4 + 1, 0))
+        ledger.admit("train", GroupInFlight(f"t-{position}-1.0", position, 0, position // 4 + 1, 0))
         if position not in in_flight:
             ledger.end(f"t-{position}-1.0", "trained")
     return ledger

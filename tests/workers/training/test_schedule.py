@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plaudit_workers.training.conductor.open_step import OpenStep, Over, Retry, Update, Wait
-from plaudit_workers.training.run.schedule import InFlight, ReadyGroup, Schedule, admissible, choose
+from plaudit_workers.training.run.schedule import GroupInFlight, ReadyGroup, Schedule, admissible, choose
 from plaudit_workers.training.run.trainer_ledger import Positions, TrainerLedger
 
 SAMPLES = 4
@@ -54,7 +54,7 @@ class Run:
             group = f"t-{position}-1.{attempt}"
             step = positions.step_of(self.schedule, position)
             assert self.steps.setdefault(position, step) == step
-            self.ledger.admit("train", InFlight(group, position, attempt, step, version))
+            self.ledger.admit("train", GroupInFlight(group, position, attempt, step, version))
         assert len(positions.in_flight) <= self.schedule.max_in_flight
 
     def one_becomes_ready(self, version: int) -> None:
@@ -167,7 +167,7 @@ def test_prompts_of_a_step_are_admitted_once_the_version_that_the_schedule_names
 def positions_at(cursor: int, returned: dict[int, int], in_flight: int = 0) -> Positions:
     positions = Positions()
     for position in range(in_flight):
-        positions.admit(InFlight(f"t-{position}-1.0", position, 0, 1, 0))
+        positions.admit(GroupInFlight(f"t-{position}-1.0", position, 0, 1, 0))
     positions.cursor, positions.returned = cursor, returned
     return positions
 
@@ -186,18 +186,18 @@ def test_no_more_groups_are_in_flight_than_the_bound_allows() -> None:
 def test_a_prompt_that_was_admitted_ahead_of_the_cursor_is_not_admitted_twice() -> None:
     schedule = Schedule(steps=10, prompts_per_step=4)
     positions = positions_at(0, {})
-    positions.admit(InFlight("t-2-1.0", 2, 0, 1, 0))
+    positions.admit(GroupInFlight("t-2-1.0", 2, 0, 1, 0))
     positions.end("t-2-1.0")
     assert admissible(schedule, 0, positions) == [0, 1, 3]
     for position in (0, 1):
-        positions.admit(InFlight(f"t-{position}-2.0", position, 0, 1, 0))
+        positions.admit(GroupInFlight(f"t-{position}-2.0", position, 0, 1, 0))
     assert (positions.cursor, positions.ahead) == (3, set())
 
 
 def test_order_ready_takes_a_younger_group_only_while_the_older_ones_still_fit() -> None:
     schedule = Schedule(steps=10, prompts_per_step=2, max_staleness=1, order="ready")
-    old = [InFlight("old-0", 0, 0, 1, 0), InFlight("old-1", 1, 0, 1, 0), InFlight("old-2", 2, 0, 2, 0)]
-    young = InFlight("young", 3, 0, 2, 1)
+    old = [GroupInFlight("old-0", 0, 0, 1, 0), GroupInFlight("old-1", 1, 0, 1, 0), GroupInFlight("old-2", 2, 0, 2, 0)]
+    young = GroupInFlight("young", 3, 0, 2, 1)
     ready = [ReadyGroup(young, SAMPLES, 0, trainable=True)]
     # Step 1 has two slots and step 2 two more: three old groups leave one slot to the young one.
     assert [group.flight.group for group in choose(schedule, 1, 2, [*old, young], ready)] == ["young"]
@@ -206,7 +206,7 @@ def test_order_ready_takes_a_younger_group_only_while_the_older_ones_still_fit()
 
 
 def ready_group(position: int, num_failed: int = 0) -> ReadyGroup:
-    flight = InFlight(f"t-{position}-1.0", position, 0, 1, 0)
+    flight = GroupInFlight(f"t-{position}-1.0", position, 0, 1, 0)
     return ReadyGroup(flight, SAMPLES, num_failed, trainable=num_failed < SAMPLES)
 
 
@@ -260,8 +260,8 @@ def test_a_broken_group_that_comes_first_holds_a_mini_batch_back_but_does_not_re
 def test_a_ledger_that_was_stored_and_restored_is_the_same_ledger() -> None:
     ledger = TrainerLedger()
     for position in range(4):
-        ledger.admit("train", InFlight(f"t-{position}-1.0", position, 0, 1, 0))
-    ledger.admit("validation", InFlight("v-0-1.0", 0, 0, 0, 0))
+        ledger.admit("train", GroupInFlight(f"t-{position}-1.0", position, 0, 1, 0))
+    ledger.admit("validation", GroupInFlight("v-0-1.0", 0, 0, 0, 0))
     ledger.end("t-0-1.0", "trained")
     ledger.end("t-1-1.0", "dropped", "poison")
     ledger.roll_back(["t-2-1.0"])
@@ -282,7 +282,7 @@ def test_a_ledger_that_was_stored_and_restored_is_the_same_ledger() -> None:
 
 def test_a_ledger_that_does_not_add_up_says_so() -> None:
     ledger = TrainerLedger()
-    ledger.admit("train", InFlight("t-0-1.0", 0, 0, 1, 0))
+    ledger.admit("train", GroupInFlight("t-0-1.0", 0, 0, 1, 0))
     del ledger.train.in_flight["t-0-1.0"]
     (problem,) = ledger.problems()
     assert problem.startswith("1 groups were admitted, but 0 trained")
@@ -290,6 +290,6 @@ def test_a_ledger_that_does_not_add_up_says_so() -> None:
 
 def test_a_group_that_found_no_room_is_admitted_later_under_the_same_attempt() -> None:
     ledger = TrainerLedger()
-    ledger.admit("train", InFlight("t-0-1.0", 0, 0, 1, 0))
+    ledger.admit("train", GroupInFlight("t-0-1.0", 0, 0, 1, 0))
     ledger.withdraw("t-0-1.0")
     assert (ledger.counters()["admitted"], ledger.train.returned, ledger.problems()) == (0, {0: 0}, [])

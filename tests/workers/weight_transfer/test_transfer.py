@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from plaudit_wire.messages import PolicyVersion, Transfer, TransferPart
 from plaudit_workers.weight_transfer.exchange import NONCE_BYTES, TransferError, make_request, send_frame
 from plaudit_workers.weight_transfer.layout import TensorShape, file_layout
-from plaudit_workers.weight_transfer.part import BLOCK_BYTES, Part, covers_once, decode_contents
+from plaudit_workers.weight_transfer.part import BLOCK_BYTES, WeightPart, covers_once, decode_contents
 from plaudit_workers.weight_transfer.receiver import Reception
 from plaudit_workers.weight_transfer.server import WeightServer, host_towards
 
@@ -32,7 +32,7 @@ def serve():
     """Offers parts, each in a server of its own; returns the transfer that announces them."""
     servers = []
 
-    def start(*parts: Part, num_bytes: int) -> Transfer:
+    def start(*parts: WeightPart, num_bytes: int) -> Transfer:
         for part in parts:
             servers.append(WeightServer())
             servers[-1].offer(VERSION, TOKEN, part)
@@ -51,8 +51,8 @@ def received(transfer: Transfer, **options: float) -> bytes:
         return (reception.receive() / "model.safetensors").read_bytes()
 
 
-def whole(content: np.ndarray = CONTENT) -> Part:
-    return Part.of([(0, content.data)], b'{"ids": []}')
+def whole(content: np.ndarray = CONTENT) -> WeightPart:
+    return WeightPart.of([(0, content.data)], b'{"ids": []}')
 
 
 def test_the_layout_of_tensors_is_a_safetensors_file(tmp_path):
@@ -72,7 +72,7 @@ def test_the_layout_of_tensors_is_a_safetensors_file(tmp_path):
 
 def test_several_rollouts_receive_the_parts_of_several_ranks_at_once(serve):
     middle = BLOCK_BYTES // 2 + 3
-    parts = [Part.of([(0, CONTENT[:middle].data)], b"probe"), Part.of([(middle, CONTENT[middle:].data)])]
+    parts = [WeightPart.of([(0, CONTENT[:middle].data)], b"probe"), WeightPart.of([(middle, CONTENT[middle:].data)])]
     transfer = serve(*parts, num_bytes=CONTENT.size)
     with ThreadPoolExecutor(3) as rollouts:
         contents = list(rollouts.map(lambda _: received(transfer), range(3)))
@@ -108,14 +108,14 @@ def test_a_byte_that_differs_from_the_announcement_is_found(serve):
 
 @pytest.mark.parametrize("start", [0, 10], ids=["missing", "overlapping"])
 def test_parts_that_leave_out_bytes_or_overlap_are_refused(serve, start):
-    parts = [Part.of([(0, CONTENT[:20].data)]), Part.of([(20 - start, CONTENT[20 - start : 30].data)])]
+    parts = [WeightPart.of([(0, CONTENT[:20].data)]), WeightPart.of([(20 - start, CONTENT[20 - start : 30].data)])]
     transfer = serve(*parts, num_bytes=40 if start == 0 else 30)
     with pytest.raises(TransferError, match="leave out bytes of the weights, or overlap"):
         received(transfer)
 
 
 def test_a_block_outside_of_the_file_or_bytes_that_are_no_table_are_refused():
-    part = Part.of([(5, b"0123456789")])
+    part = WeightPart.of([(5, b"0123456789")])
     assert decode_contents(part.contents, 15).blocks[0].offset == 5
     for encoded, num_bytes in [(part.contents, 14), (b"\x92\x01", 15), (b"", 15)]:
         with pytest.raises(ValueError, match="block"):
@@ -131,9 +131,9 @@ def test_more_bytes_than_memory_are_refused_before_any_is_received(serve):
 TRAINER = """
 import sys
 from plaudit_wire.messages import PolicyVersion
-from plaudit_workers.weight_transfer.part import Part
+from plaudit_workers.weight_transfer.part import WeightPart
 from plaudit_workers.weight_transfer.server import WeightServer
-part = Part.of([(0, memoryview(bytes(200 << 20)))])
+part = WeightPart.of([(0, memoryview(bytes(200 << 20)))])
 server = WeightServer()
 server.offer(PolicyVersion(2, 7), "secret", part)
 print(server.port, part.digest, flush=True)

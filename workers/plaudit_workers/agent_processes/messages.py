@@ -12,10 +12,10 @@
 | ``AskEnvironment`` | rollout | sample | reset the environment, step it, or ask for its reward |
 | ``EnvironmentReply`` | sample | rollout | its answer |
 | ``RunAgent`` | rollout | sample | run the agent's class on a prompt |
-| ``Generate`` | sample | rollout | the agent asks for tokens |
+| ``GenerateTurn`` | sample | rollout | the agent asks for tokens |
 | ``Generated`` | rollout | sample | the tokens, or the reason that there are none |
 | ``AgentDone`` / ``AgentFailed`` | sample | rollout | the agent's trajectory, or what it raised |
-| ``RunProgram`` | rollout | sample | run the program |
+| ``RunAgentProgram`` | rollout | sample | run the program |
 | ``ProgramEnded`` | sample | rollout | its reward, or the reason that it failed |
 
 Frames are those of ``plaudit_reward.isolation.messages``.
@@ -215,7 +215,7 @@ class RunAgent(msgspec.Struct, frozen=True, tag=True):
     prompt: Prompt
 
 
-class Generate(msgspec.Struct, frozen=True, tag=True):
+class GenerateTurn(msgspec.Struct, frozen=True, tag="Generate"):
     """The agent asks for the policy's next turn."""
 
     id: int
@@ -245,7 +245,7 @@ class AgentFailed(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-class RunProgram(msgspec.Struct, frozen=True, tag=True):
+class RunAgentProgram(msgspec.Struct, frozen=True, tag="RunProgram"):
     """Run the program on one prompt."""
 
     document: dict[str, Any]
@@ -267,8 +267,8 @@ class ProgramEnded(msgspec.Struct, frozen=True, tag=True):
 
 ToTemplate = Load | Fork | Kill
 FromTemplate = Loaded | Refused | Ended
-ToSample = CallTool | AskEnvironment | RunAgent | RunProgram | Generated
-FromSample = ToolResult | EnvironmentReply | Generate | AgentDone | AgentFailed | ProgramEnded
+ToSample = CallTool | AskEnvironment | RunAgent | RunAgentProgram | Generated
+FromSample = ToolResult | EnvironmentReply | GenerateTurn | AgentDone | AgentFailed | ProgramEnded
 
 to_template = msgspec.msgpack.Decoder(list[ToTemplate])
 from_template = msgspec.msgpack.Decoder(list[FromTemplate])

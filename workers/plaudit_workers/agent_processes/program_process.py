@@ -24,7 +24,7 @@ import msgspec
 from plaudit_reward.isolation.messages import Frames, frame
 from plaudit_reward.isolation.signals import signal_name
 from plaudit_wire.sample import AgentReward
-from plaudit_workers.agent_processes.messages import ProgramEnded, RunProgram, to_sample
+from plaudit_workers.agent_processes.messages import ProgramEnded, RunAgentProgram, to_sample
 from plaudit_workers.agent_processes.sources.program import RunnableProgram
 from plaudit_workers.agent_processes.sources.user_code import error_text
 
@@ -45,12 +45,12 @@ def serve_program(connection: socket.socket, program: RunnableProgram) -> None:
             return
         for body in frames.feed(data):
             for order in to_sample.decode(body):
-                assert isinstance(order, RunProgram)
+                assert isinstance(order, RunAgentProgram)
                 connection.sendall(frame([run_program(program, order)]))
                 return
 
 
-def run_program(program: RunnableProgram, order: RunProgram) -> ProgramEnded:
+def run_program(program: RunnableProgram, order: RunAgentProgram) -> ProgramEnded:
     """Run a program to its end; never raises."""
     os.chdir(order.folder)
     os.environ.update(order.environment)

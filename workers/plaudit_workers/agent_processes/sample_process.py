@@ -23,8 +23,8 @@ from plaudit_workers.agent_processes.messages import (
     CallTool,
     EnvironmentReply,
     FromSample,
-    Generate,
     Generated,
+    GenerateTurn,
     RunAgent,
     ToolResult,
     ToSample,
@@ -132,7 +132,7 @@ class _Sample:
         number = len(self._awaited) + time.monotonic_ns()
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._awaited[number] = future
-        self._send(Generate(number, [int(token) for token in ids], max_tokens))
+        self._send(GenerateTurn(number, [int(token) for token in ids], max_tokens))
         return msgspec.convert(await future, FinishedSample)
 
 

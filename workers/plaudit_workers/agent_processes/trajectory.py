@@ -13,7 +13,7 @@ FinishReason = Literal["stop", "length"]
 """``stop``: the policy ended the response itself. ``length``: it was cut at ``max_tokens`` or the model's length."""
 
 VersionSpan = tuple[int, int, int]
-"""(first token, incarnation, number), as in ``Body.version_spans``."""
+"""(first token, incarnation, number), as in ``SampleBody.version_spans``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,9 @@ from plaudit_workers.scoring.offline.lines import SampleInput, sample_input
 from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.sessions import (
     LARGEST_GROUP,
-    Session,
     SessionGoneError,
     SessionTakenError,
+    StreamSession,
     Submission,
 )
 from plaudit_workers.supervision import set_within
@@ -88,7 +88,7 @@ class RewardClient:
         self._keep_s = keep_s
         self._wait_s = wait_s
         self._transport: Transport
-        self._session: Session
+        self._session: StreamSession
         self.service: Service
         self._inbox = Inbox()
         self._by_iteration = True
@@ -100,7 +100,7 @@ class RewardClient:
 
     async def __aenter__(self) -> Self:
         self._transport, self.service = await connect(self._address, wait_s=self._wait_s, **self._where)
-        self._session = Session(self._transport, self.session, self.service, self._keep_s)
+        self._session = StreamSession(self._transport, self.session, self.service, self._keep_s)
         try:
             await self._session.open()
             self._inbox.waiting = dict.fromkeys(await self._session.groups())

@@ -30,7 +30,7 @@ from starlette.types import Receive, Scope, Send
 from plaudit_reward.remote.shapes.plaudit import CALLER_HEADER
 from plaudit_wire.outage import OUTAGE
 from plaudit_workers.gateway import bodies, openapi
-from plaudit_workers.gateway.bodies import Body, SubmittedSamples
+from plaudit_workers.gateway.bodies import RequestBody, SubmittedSamples
 from plaudit_workers.gateway.callers.caller_name import caller_name, token_of
 from plaudit_workers.gateway.callers.callers import Callers
 from plaudit_workers.gateway.callers.rate import SampleRate
@@ -57,7 +57,7 @@ _NDJSON = "application/x-ndjson"
 Handler = Callable[[Request, str], Awaitable[Response | Exchange]]
 
 
-class Shape(Protocol):
+class GatewayShape(Protocol):
     """The request and answer of another system's reward server; a module of ``shapes``."""
 
     def samples(self, body: dict[str, Any]) -> list[SampleInput]:
@@ -125,7 +125,7 @@ class Application:
         body = bodies.read_groups(await _body(request))
         return self._exchange(request, caller, body, field="groups")
 
-    def _exchange(self, request: Request, caller: str, body: Body, field: str = "results") -> Exchange:
+    def _exchange(self, request: Request, caller: str, body: RequestBody, field: str = "results") -> Exchange:
         session = self._callers.session(caller)
         wait_s = self._rate.take(token_of(caller), sum(len(group.samples) for group in body.groups))
         if wait_s > 0:
@@ -148,7 +148,7 @@ class Application:
             for group, answer in zip(groups, answers, strict=True):
                 self._canary.offer(group, answer)
 
-    def _shaped(self, shape: Shape) -> Handler:
+    def _shaped(self, shape: GatewayShape) -> Handler:
         """Return the handler of a shape; its samples have no ids, so a repeat is scored again."""
 
         async def handle(request: Request, caller: str) -> Response:
@@ -158,7 +158,7 @@ class Application:
             except ValueError as error:
                 raise RefusedRequestError(422, "invalid_sample", str(error)) from error
             submitted = [SubmittedSamples(bodies.new_id(), [sample]) for sample in samples]
-            exchange = self._exchange(request, caller, Body(submitted, is_batch=True))
+            exchange = self._exchange(request, caller, RequestBody(submitted, is_batch=True))
             results = [each for each in await exchange.answers(request.receive) if isinstance(each, SampleAnswer)]
             exchange.leave(delivered=True)
             try:

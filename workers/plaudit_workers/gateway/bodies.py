@@ -36,7 +36,7 @@ class SubmittedSamples:
 
 
 @dataclass(frozen=True)
-class Body:
+class RequestBody:
     """The content of a request.
 
     Attributes:
@@ -69,7 +69,7 @@ _plain = msgspec.json.Decoder(dict[str, Any])
 _sample = msgspec.json.Decoder(SampleInput)
 
 
-def read_samples(body: bytes) -> Body:
+def read_samples(body: bytes) -> RequestBody:
     """Read the body of ``POST /v1/score``: one sample, or ``{"samples": [sample, …]}``.
 
     Raises:
@@ -77,10 +77,10 @@ def read_samples(body: bytes) -> Body:
     """
     is_batch = "samples" in _decoded(_object, body)
     samples = _all(_decoded(_samples, body).samples if is_batch else [msgspec.Raw(body)], named=is_batch)
-    return Body([SubmittedSamples(sample.id or new_id(), [sample]) for sample in samples], is_batch)
+    return RequestBody([SubmittedSamples(sample.id or new_id(), [sample]) for sample in samples], is_batch)
 
 
-def read_groups(body: bytes) -> Body:
+def read_groups(body: bytes) -> RequestBody:
     """Read the body of ``POST /v1/groups``: ``{"samples": [sample, …], "id": …}``, or ``{"groups": […]}`` of such.
 
     Raises:
@@ -98,7 +98,7 @@ def read_groups(body: bytes) -> Body:
             problems[position] = str(error)
     if problems:
         raise _invalid("groups", problems, named=is_batch)
-    return Body(read, is_batch)
+    return RequestBody(read, is_batch)
 
 
 def new_id() -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from starlette.types import Receive, Scope, Send
 
-from plaudit_workers.gateway.bodies import Body, SubmittedSamples
+from plaudit_workers.gateway.bodies import RequestBody, SubmittedSamples
 from plaudit_workers.gateway.callers.caller_session import CallerSession
 from plaudit_workers.gateway.callers.results import Answer, MissingAnswer, answer_of, encode, lines
 from plaudit_workers.gateway.callers.waiting import as_they_come, wait_for_accepted, wait_for_all
@@ -39,7 +39,7 @@ class Exchange:
     def __init__(
         self,
         session: CallerSession,
-        body: Body,
+        body: RequestBody,
         *,
         field: str,
         streams: bool,

@@ -105,13 +105,13 @@ async def _endpoint(job: RLJob, processes: AgentProcesses) -> AsyncIterator[Agen
 
     prepare_environment(job.spec.model.source)  # before anything imports torch
     from plaudit_workers.rollout.agents.endpoint.agent import EndpointAgent
-    from plaudit_workers.rollout.agents.endpoint.dialect import Dialects
+    from plaudit_workers.rollout.agents.endpoint.chat_format import ChatFormats
     from plaudit_workers.rollout.agents.endpoint.server import EndpointServer
     from plaudit_workers.tokenizer import load_tokenizer
 
     model, spec = job.spec.model, job.spec.rollout.agent
-    dialects = Dialects(load_tokenizer(model), model.chat_template_arguments, spec.tool_parser)
-    if dialects.of([]).suffix.rewrites_history():
+    chat_formats = ChatFormats(load_tokenizer(model), model.chat_template_arguments, spec.tool_parser)
+    if chat_formats.of([]).suffix.rewrites_history():
         logger.warning(REWRITES)
     async with EndpointServer() as server:
-        yield EndpointAgent(processes, server, dialects, spec.max_turns, spec.timeout_seconds)
+        yield EndpointAgent(processes, server, chat_formats, spec.max_turns, spec.timeout_seconds)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from plaudit_wire.messages import Body, Branch, PolicyVersion, Prompt
+from plaudit_wire.messages import Branch, PolicyVersion, Prompt, SampleBody
 from plaudit_wire.records import GenerationRecord, TurnRecord
 from plaudit_wire.sample import Sample
 from plaudit_workers.rollout.agents.agent import Agent, Trajectory
@@ -133,7 +133,7 @@ class SampleRun:
 
 def sample_body(
     prompt: Prompt, index: int, trajectory: Trajectory, generation: GenerationRecord, decode: Callable[[list[int]], str]
-) -> Body:
+) -> SampleBody:
     """Encode a trajectory as the record that is published."""
     response = decode(trajectory.response_ids) if trajectory.response is None else trajectory.response
     sample = Sample(
@@ -155,7 +155,7 @@ def sample_body(
         agent_reward=trajectory.reward,
         failure=trajectory.failure,
     )
-    return Body(
+    return SampleBody(
         response_ids=np.asarray(trajectory.response_ids, "<i4").tobytes(),
         logprobs=np.asarray(trajectory.logprobs, "<f4").tobytes(),
         loss_mask=np.asarray(trajectory.loss_mask, "u1").tobytes(),

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from plaudit_wire.messages import Body, Prompt
+from plaudit_wire.messages import Prompt, SampleBody
 from plaudit_wire.records import ScoringRecord, Stamps
 
 Phase = Literal["open", "group_scoring", "ready", "dropped"]
@@ -18,7 +18,7 @@ class GroupSample(msgspec.Struct, frozen=True):
 
     index: int
     stamps: Stamps
-    body: Body | None = None
+    body: SampleBody | None = None
     digest: str = ""
     scoring: ScoringRecord | None = None
     """None while the sample is not terminal."""

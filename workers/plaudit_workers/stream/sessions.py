@@ -29,7 +29,7 @@ from plaudit_workers.stream.transitions.sessions import (
     SubmittedGroup,
 )
 
-__all__ = ["GroupResult", "SampleResult", "Session", "SessionGoneError", "SessionTakenError", "Submission"]
+__all__ = ["GroupResult", "SampleResult", "SessionGoneError", "SessionTakenError", "StreamSession", "Submission"]
 
 LARGEST_GROUP: Final = 1024
 """Samples that one submitted group may have: its scores are one stream entry."""
@@ -61,7 +61,7 @@ class GroupResult:
     samples: list[SampleResult]
 
 
-class Session:
+class StreamSession:
     """One client's session.
 
     Args:

@@ -33,7 +33,7 @@ class TransferError(Exception):
     """The weights could not be received: the peer is gone, stalled, or sent other bytes than those announced."""
 
 
-class Request(msgspec.Struct, frozen=True, array_like=True):
+class WeightsRequest(msgspec.Struct, frozen=True, array_like=True):
     """A rollout's wish. Written by the receiver, read by the server."""
 
     version: PolicyVersion
@@ -42,10 +42,10 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
 def make_request(token: str, nonce: bytes, version: PolicyVersion) -> bytes:
     """Return the encoded request of a version."""
-    return msgspec.msgpack.encode(Request(version, _proof(token, nonce, version)))
+    return msgspec.msgpack.encode(WeightsRequest(version, _proof(token, nonce, version)))
 
 
-def is_authentic(request: Request, token: str, nonce: bytes) -> bool:
+def is_authentic(request: WeightsRequest, token: str, nonce: bytes) -> bool:
     """Return True if the sender of the request knows the token."""
     return hmac.compare_digest(request.proof, _proof(token, nonce, request.version))
 

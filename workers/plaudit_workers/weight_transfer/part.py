@@ -19,7 +19,7 @@ MAX_CONTENTS_BYTES = 128 << 20
 _HASHING_THREADS = min(8, os.cpu_count() or 1)
 
 
-class Block(msgspec.Struct, frozen=True, array_like=True):
+class WeightBlock(msgspec.Struct, frozen=True, array_like=True):
     """Consecutive bytes of the weights file."""
 
     offset: int
@@ -31,13 +31,13 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
 class Contents(msgspec.Struct, frozen=True, array_like=True):
     """The table of a part. Written by a rank of the trainer, read by rollouts before the blocks."""
 
-    blocks: list[Block]
+    blocks: list[WeightBlock]
     probe: bytes = b""
     """``probe.json``; of rank 0 only."""
 
 
 @dataclass(frozen=True)
-class Part:
+class WeightPart:
     """A part in memory: its encoded table, and the bytes of each block in the table's order."""
 
     contents: bytes
@@ -63,7 +63,7 @@ class Part:
         ]
         with ThreadPoolExecutor(_HASHING_THREADS) as threads:
             digests = list(threads.map(lambda each: hashlib.sha256(each[1]).digest(), cut))
-        table = [Block(offset, len(view), digest) for (offset, view), digest in zip(cut, digests, strict=True)]
+        table = [WeightBlock(offset, len(view), digest) for (offset, view), digest in zip(cut, digests, strict=True)]
         return cls(msgspec.msgpack.encode(Contents(table, probe)), [view for _, view in cut])
 
 
@@ -85,7 +85,7 @@ def decode_contents(encoded: bytes, num_bytes: int) -> Contents:
     return contents
 
 
-def covers_once(blocks: Iterable[Block], num_bytes: int) -> bool:
+def covers_once(blocks: Iterable[WeightBlock], num_bytes: int) -> bool:
     """Return True if the blocks contain every byte of the file exactly once."""
     end = 0
     for block in sorted(blocks, key=lambda block: block.offset):

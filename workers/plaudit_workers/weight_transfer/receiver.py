@@ -33,7 +33,7 @@ from plaudit_workers.weight_transfer.exchange import (
     receive_into,
     send_frame,
 )
-from plaudit_workers.weight_transfer.part import MAX_CONTENTS_BYTES, Block, Contents, covers_once, decode_contents
+from plaudit_workers.weight_transfer.part import MAX_CONTENTS_BYTES, Contents, WeightBlock, covers_once, decode_contents
 
 _PARTS_AT_ONCE = 8
 
@@ -143,7 +143,7 @@ class Reception:
                     self._connections.discard(connection)
 
 
-def _check(block: Block, view: memoryview) -> None:
+def _check(block: WeightBlock, view: memoryview) -> None:
     if hashlib.sha256(view).digest() != block.digest:
         raise TransferError(f"the block at byte {block.offset} does not have the announced digest")
 

@@ -21,13 +21,13 @@ from plaudit_workers.weight_transfer.exchange import (
     MAX_REQUEST_BYTES,
     NONCE_BYTES,
     STALLED_AFTER_S,
-    Request,
     TransferError,
+    WeightsRequest,
     is_authentic,
     receive_frame,
     send_frame,
 )
-from plaudit_workers.weight_transfer.part import Part
+from plaudit_workers.weight_transfer.part import WeightPart
 
 logger = get_logger(__name__)
 
@@ -44,7 +44,7 @@ class WeightServer:
     def __init__(self, port: int = 0) -> None:
         self._listener = _listen(port)
         self._places = threading.BoundedSemaphore(_MAX_CONNECTIONS)
-        self._offer: tuple[PolicyVersion, str, Part] | None = None
+        self._offer: tuple[PolicyVersion, str, WeightPart] | None = None
         threading.Thread(target=self._accept, name="weights", daemon=True).start()
 
     @property
@@ -52,7 +52,7 @@ class WeightServer:
         """Return the port that it listens on."""
         return int(self._listener.getsockname()[1])
 
-    def offer(self, version: PolicyVersion, token: str, part: Part) -> None:
+    def offer(self, version: PolicyVersion, token: str, part: WeightPart) -> None:
         """Replace the offered version.
 
         Args:
@@ -94,7 +94,7 @@ class WeightServer:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         nonce = secrets.token_bytes(NONCE_BYTES)
         connection.sendall(nonce)
-        request = msgspec.msgpack.decode(receive_frame(connection, MAX_REQUEST_BYTES), type=Request)
+        request = msgspec.msgpack.decode(receive_frame(connection, MAX_REQUEST_BYTES), type=WeightsRequest)
         offer = self._offer
         if offer is None or request.version != offer[0]:
             raise TransferError(f"a rollout requested version {request.version}, which is not offered")

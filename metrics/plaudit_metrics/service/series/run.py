@@ -42,7 +42,7 @@ class RunInfo:
         return ("reward",) if self.schedule == SERVICE else ("trainer", "rollout", "reward")
 
 
-class Series:
+class RunSeries:
     """The series and their registry.
 
     Args:

@@ -40,7 +40,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     reward: float | None = None
 
 
-class Agent(msgspec.Struct, frozen=True, omit_defaults=True):
+class StoredAgentRewards(msgspec.Struct, frozen=True, omit_defaults=True):
     """The content of ``agent_json``: the rewards of tools and environment, or the reason that there are none."""
 
     tool_rewards: list[float] = []
@@ -68,9 +68,9 @@ def completion_messages(row: Row, budget: TextBudget) -> list[Message]:
     return list(_with_turns(completion, turns, rewards, budget))
 
 
-def agent_of(row: Row) -> Agent:
+def agent_of(row: Row) -> StoredAgentRewards:
     """Return the rewards of a sample's tools and environment."""
-    return msgspec.json.decode(row.get("agent_json") or "{}", type=Agent)
+    return msgspec.json.decode(row.get("agent_json") or "{}", type=StoredAgentRewards)
 
 
 def _with_turns(

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from plaudit_metrics.sources.samples.conversation import (
-    Agent,
     Message,
+    StoredAgentRewards,
     agent_of,
     completion_messages,
     prompt_messages,
@@ -82,7 +82,7 @@ class SampleDetail(msgspec.Struct, frozen=True):
     ground_truth: CutText
     extra_info: CutText
     scorers: dict[str, ScorerRecord]
-    agent: Agent
+    agent: StoredAgentRewards
     stages_s: dict[str, float]
     """Stage → seconds, in the order of the pipeline."""
     admitted: float | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from plaudit_reward.remote.shapes.shape import Shape, member, others, scored
+from plaudit_reward.remote.shapes.shape import EndpointShape, member, others, scored
 from plaudit_reward.score import Score
 from plaudit_wire.sample import Sample
 
@@ -45,4 +45,4 @@ def _score(answer: Any) -> Score:
     return scored(reward, components if isinstance(components, dict) else others(answer, "reward"))
 
 
-NEMO_GYM = Shape(_body, _score)
+NEMO_GYM = EndpointShape(_body, _score)

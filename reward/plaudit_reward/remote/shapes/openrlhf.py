@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from plaudit_reward.remote.shapes.shape import MalformedAnswerError, Shape, member, scored
+from plaudit_reward.remote.shapes.shape import EndpointShape, MalformedAnswerError, member, scored
 from plaudit_reward.score import Score
 from plaudit_wire.sample import Sample
 
@@ -32,4 +32,4 @@ def _only(value: Any, name: str) -> Any:
     return value[0]
 
 
-OPENRLHF = Shape(_body, _score)
+OPENRLHF = EndpointShape(_body, _score)

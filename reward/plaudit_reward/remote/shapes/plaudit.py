@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any, get_args
 
-from plaudit_reward.remote.shapes.shape import MalformedAnswerError, Shape, member, scored
+from plaudit_reward.remote.shapes.shape import EndpointShape, MalformedAnswerError, member, scored
 from plaudit_reward.score import Score
 from plaudit_wire.records import Outcome
 from plaudit_wire.sample import Sample
@@ -53,4 +53,4 @@ def _values(scorers: Any) -> dict[str, Any]:
     return {name: result.get("value") for name, result in scorers.items() if isinstance(result, dict)}
 
 
-PLAUDIT = Shape(_body, _score)
+PLAUDIT = EndpointShape(_body, _score)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from plaudit_reward.remote.shapes.shape import MalformedAnswerError, Shape, member, scored
+from plaudit_reward.remote.shapes.shape import EndpointShape, MalformedAnswerError, member, scored
 from plaudit_reward.score import Score
 from plaudit_wire.sample import Sample
 
@@ -26,4 +26,4 @@ def _score(answer: Any) -> Score:
     return scored(float(accepted))
 
 
-SANDBOX_FUSION = Shape(_body, _score)
+SANDBOX_FUSION = EndpointShape(_body, _score)

@@ -14,7 +14,7 @@ from plaudit_wire.sample import Sample
 
 
 @dataclass(frozen=True)
-class Shape:
+class EndpointShape:
     """One protocol of reward endpoints."""
 
     body: Callable[[Sample], dict[str, Any]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from plaudit_reward.remote.shapes.shape import MalformedAnswerError, Shape, others, scored
+from plaudit_reward.remote.shapes.shape import EndpointShape, MalformedAnswerError, others, scored
 from plaudit_reward.score import Score
 from plaudit_wire.sample import Sample
 
@@ -33,4 +33,4 @@ def _score(answer: Any) -> Score:
     )
 
 
-SLIME = Shape(_body, _score)
+SLIME = EndpointShape(_body, _score)

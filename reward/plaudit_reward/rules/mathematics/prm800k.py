@@ -3,7 +3,7 @@
 Lightman et al. 2023, "Let's Verify Step by Step". Answers are the same when their MATH normal forms are
 (``hendrycks``), or the normal forms made here, or when each part of a tuple is, where SymPy shows that two parts'
 difference is 0. Fractions must be reduced and integers written as integers. There are two versions of it in verl's
-scorers, its own in ``prime_math`` and the package ``mathruler`` in ``geo3k``; ``Dialect`` has their differences.
+scorers, its own in ``prime_math`` and the package ``mathruler`` in ``geo3k``; ``GraderVersion`` has their differences.
 
 Needs SymPy, so it is slow to import and to run: call it in a child process, under ``cpu_limit``.
 """
@@ -41,7 +41,7 @@ _MAX_LETTERS = 2
 
 
 @dataclass(frozen=True)
-class Dialect:
+class GraderVersion:
     """The differences between the versions of this grader."""
 
     percents: tuple[str, ...]
@@ -51,17 +51,17 @@ class Dialect:
     """Remove blanks and braces at the end."""
 
 
-PRIME = Dialect(percents=("\\\\%", "\\%"), units=(*_UNITS, "liter"), compact=False)
+PRIME = GraderVersion(percents=("\\\\%", "\\%"), units=(*_UNITS, "liter"), compact=False)
 """verl's ``prime_math``."""
-MATHRULER = Dialect(percents=("\\%", "%"), units=_UNITS, compact=True)
+MATHRULER = GraderVersion(percents=("\\%", "%"), units=_UNITS, compact=True)
 """``mathruler`` 0.1.0, which verl's ``geo3k`` calls."""
 
 
-def same_answer(given: str, truth: str, dialect: Dialect) -> bool:
+def same_answer(given: str, truth: str, version: GraderVersion) -> bool:
     """Return True if ``given`` equals the answer ``truth``; never raises: an answer that cannot be parsed is wrong."""
-    if _math_form(given, dialect) == _math_form(truth, dialect):
+    if _math_form(given, version) == _math_form(truth, version):
         return True
-    given, truth = normal_form(given, dialect), normal_form(truth, dialect)
+    given, truth = normal_form(given, version), normal_form(truth, version)
     if given == truth:
         return True
     if not given:
@@ -74,13 +74,13 @@ def same_answer(given: str, truth: str, dialect: Dialect) -> bool:
     return all(_same_part(a, b) for a, b in zip(given_parts, truth_parts, strict=True))
 
 
-def normal_form(text: str, dialect: Dialect) -> str:
+def normal_form(text: str, version: GraderVersion) -> str:
     """Return the answer without units, dollars, percents and LaTeX, mixed numbers as sums, in lower case."""
     enclosed = _TEXT.search(text)
     text = enclosed["text"] if enclosed else text
     for before, after in _REPLACED:
         text = text.replace(before, after)
-    for unit in dialect.units:
+    for unit in version.units:
         text = re.sub(rf"{unit}(es)?(s)? *(\^[0-9]+)?", "", text)
     text = _DEGREES.sub("", text)
     if text.startswith("{") and text.endswith("}"):
@@ -89,18 +89,18 @@ def normal_form(text: str, dialect: Dialect) -> str:
     if "\\" in text:
         text = _from_latex(text)
     text = _MIXED_NUMBER.sub(r"\1+\2", _MINUS.sub("-", text))
-    if dialect.compact:
+    if version.compact:
         text = text.replace(" ", "").replace("{", "").replace("}", "")
     text = text.lower()
     return str(int(float(text.replace(",", "")))) if _is_integer(text) else text
 
 
-def _math_form(text: str, dialect: Dialect) -> str:
+def _math_form(text: str, version: GraderVersion) -> str:
     text = text.strip()
     enclosed = _TEXT.search(text)
     text = enclosed["text"].strip() if enclosed else text
     try:
-        return hendrycks.normal_form(text, dialect.percents)
+        return hendrycks.normal_form(text, version.percents)
     except hendrycks.MalformedError:
         return text
 

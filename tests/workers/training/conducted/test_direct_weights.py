@@ -12,7 +12,7 @@ import pytest
 
 from plaudit_wire.messages import Announcement, PolicyVersion, Transfer, TransferPart
 from plaudit_workers.training.backend.scripted import ScriptedBackend
-from plaudit_workers.weight_transfer.part import Part
+from plaudit_workers.weight_transfer.part import WeightPart
 from plaudit_workers.weight_transfer.server import WeightServer
 
 MakePlan = Callable[..., Any]
@@ -30,7 +30,7 @@ class Offering(ScriptedBackend):
 
     def publish(self, version: PolicyVersion) -> Announcement:
         content = bytearray(str(version).encode())
-        part = Part.of([(0, memoryview(content))])
+        part = WeightPart.of([(0, memoryview(content))])
         if version.number == 2:
             content[0] ^= 1
         self.server.offer(version, "token", part)

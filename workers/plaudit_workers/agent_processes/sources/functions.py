@@ -16,7 +16,7 @@ from typing import Any
 from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.functions.user_file import import_user_file
 from plaudit_workers.agent_processes.messages import FunctionTool, Tool
-from plaudit_workers.agent_processes.sources.tool import Answer
+from plaudit_workers.agent_processes.sources.tool import ToolAnswer
 from plaudit_workers.agent_processes.sources.user_code import run_user_code
 
 
@@ -32,7 +32,7 @@ class PythonTool:
         self.description = description
         self._function = function
 
-    async def call(self, arguments: dict[str, Any], create_arguments: dict[str, Any]) -> Answer:
+    async def call(self, arguments: dict[str, Any], create_arguments: dict[str, Any]) -> ToolAnswer:
         """Call the function: an async one on the event loop, a plain one in a thread."""
         return to_answer(await run_user_code(self._function, **arguments))
 
@@ -88,15 +88,15 @@ def describe(function: Callable[..., Any], name: str, where: str) -> dict[str, A
         ) from error
 
 
-def to_answer(result: Any) -> Answer:
+def to_answer(result: Any) -> ToolAnswer:
     """Turn what a function returned into text and, where it gave one, a reward.
 
     Raises:
         ValueError: the reward is not finite.
     """
     if isinstance(result, tuple) and len(result) in (2, 3) and _is_number(result[1]):
-        return Answer(to_text(result[0]), finite(result[1]))
-    return Answer(to_text(result))
+        return ToolAnswer(to_text(result[0]), finite(result[1]))
+    return ToolAnswer(to_text(result))
 
 
 def to_text(result: Any) -> str:

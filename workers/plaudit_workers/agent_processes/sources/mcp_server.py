@@ -15,7 +15,7 @@ from typing import Any
 from plaudit_reward.errors import ConfigurationError, InfrastructureError
 from plaudit_workers.agent_processes.messages import McpServer, Tool
 from plaudit_workers.agent_processes.sources.in_fork import first_cause, in_fork
-from plaudit_workers.agent_processes.sources.tool import Answer
+from plaudit_workers.agent_processes.sources.tool import ToolAnswer
 
 _LIST_WITHIN_S = 60.0
 
@@ -96,13 +96,13 @@ class McpTool:
         self.description = description
         self._session = session
 
-    async def call(self, arguments: dict[str, Any], create_arguments: dict[str, Any]) -> Answer:
+    async def call(self, arguments: dict[str, Any], create_arguments: dict[str, Any]) -> ToolAnswer:
         """Call the tool on the server."""
         result = await self._session.call(self.description.name, arguments)
         text = text_of(result)
         if result.is_error:
             raise RuntimeError(text or "the server reported an error")
-        return Answer(text)
+        return ToolAnswer(text)
 
 
 def text_of(result: Any) -> str:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 from plaudit_workers.agent_processes.messages import Tool
 
 
-class Answer(NamedTuple):
+class ToolAnswer(NamedTuple):
     """The result of one call."""
 
     text: str
@@ -22,7 +22,7 @@ class LoadedTool(Protocol):
 
     description: Tool
 
-    async def call(self, arguments: dict[str, Any], create_arguments: dict[str, Any]) -> Answer:
+    async def call(self, arguments: dict[str, Any], create_arguments: dict[str, Any]) -> ToolAnswer:
         """Call it; whatever it raises is reported to the model.
 
         Args:

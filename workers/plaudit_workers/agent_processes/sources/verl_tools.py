@@ -17,7 +17,7 @@ from ruamel.yaml.error import YAMLError
 from plaudit_reward.errors import ConfigurationError
 from plaudit_workers.agent_processes.messages import Tool, VerlTools
 from plaudit_workers.agent_processes.sources.functions import finite, to_text
-from plaudit_workers.agent_processes.sources.tool import Answer
+from plaudit_workers.agent_processes.sources.tool import ToolAnswer
 from plaudit_workers.agent_processes.sources.user_code import run_user_code
 
 
@@ -33,7 +33,7 @@ class VerlTool:
         self.description = description
         self._instance = instance
 
-    async def call(self, arguments: dict[str, Any], create_arguments: dict[str, Any]) -> Answer:
+    async def call(self, arguments: dict[str, Any], create_arguments: dict[str, Any]) -> ToolAnswer:
         """Create, execute, release."""
         created = await run_user_code(self._instance.create, create_kwargs=create_arguments)
         instance_id = created[0] if isinstance(created, tuple) else created
@@ -42,7 +42,7 @@ class VerlTool:
         finally:
             await run_user_code(self._instance.release, instance_id)
         # verl's tools return 0.0 where they have no reward to give.
-        return Answer(to_text(response), finite(reward) if reward else None)
+        return ToolAnswer(to_text(response), finite(reward) if reward else None)
 
 
 def load_verl_tools(source: VerlTools) -> list[VerlTool]:

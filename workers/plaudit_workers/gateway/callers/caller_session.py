@@ -20,7 +20,7 @@ from plaudit_wire.outage import OUTAGE
 from plaudit_wire.sample import Sample
 from plaudit_workers.gateway.bodies import SubmittedSamples
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.sessions import GroupResult, Session, SessionGoneError, Submission
+from plaudit_workers.stream.sessions import GroupResult, SessionGoneError, StreamSession, Submission
 from plaudit_workers.supervision import Supervised, set_within
 
 logger = get_logger(__name__)
@@ -100,7 +100,7 @@ class CallerSession:
 
     def __init__(self, transport: Transport, caller: str, service: Service, limits: Limits = Limits()) -> None:
         self._transport = transport
-        self._session = Session(transport, f"http.{caller}", service, _SESSION_KEPT_S, shared=True)
+        self._session = StreamSession(transport, f"http.{caller}", service, _SESSION_KEPT_S, shared=True)
         self._limits = limits
         self._awaited: dict[str, Awaited] = {}
         self._queue: deque[Awaited] = deque()

@@ -10,7 +10,7 @@ from plaudit_wire.messages import Service
 from plaudit_wire.outage import OUTAGE
 from plaudit_workers.gateway.callers.caller_session import CallerSession, Limits
 from plaudit_workers.stream.connection import Transport
-from plaudit_workers.stream.sessions import Session
+from plaudit_workers.stream.sessions import StreamSession
 from plaudit_workers.supervision import Supervised
 
 _CLEAN_UP_EVERY_S = 2.0
@@ -72,7 +72,7 @@ class Callers:
 
     async def _clean_up_forever(self) -> None:
         """Release overdue groups and end expired sessions, as every client of the service does."""
-        session = Session(self.transport, "http", self.service, keep_s=0.0)
+        session = StreamSession(self.transport, "http", self.service, keep_s=0.0)
         while True:
             await asyncio.sleep(_CLEAN_UP_EVERY_S)
             self._end_idle()

@@ -15,7 +15,7 @@ from plaudit_workers.job.problem import JobError, Problem
 from plaudit_workers.job.sizing.devices import DEVICES, Device, find_device
 from plaudit_workers.job.sizing.fit import fit_problems
 from plaudit_workers.job.sizing.memory import (
-    Part,
+    MemoryItem,
     cache_tokens,
     host_parts,
     longest_sample,
@@ -116,14 +116,14 @@ def _lines(spec: Spec, shape: ModelShape, device: Device, response_tokens: int) 
     yield f"  {phases} ({'side by side' if times.overlapped else 'one after the other'}); longest: {times.bottleneck}"
 
 
-def _table(title: str, parts: list[Part], limit: float | None) -> Iterator[str]:
+def _table(title: str, parts: list[MemoryItem], limit: float | None) -> Iterator[str]:
     of = "" if limit is None else f" of {limit / 1e9:.1f}"
     yield f"{title}: {sum(part.num_bytes for part in parts) / 1e9:.1f}{of}" if limit else title
     for part in parts:
         yield f"  {part.num_bytes / 1e9:8.1f}  {part.name}"
 
 
-def _by_name(parts: list[Part]) -> dict[str, int]:
+def _by_name(parts: list[MemoryItem]) -> dict[str, int]:
     return {part.name: int(part.num_bytes) for part in parts}
 
 

@@ -31,7 +31,7 @@ _PREFILL_TOKENS = 8192
 
 
 @dataclass(frozen=True)
-class Part:
+class MemoryItem:
     """One part of a memory."""
 
     name: str
@@ -45,7 +45,7 @@ def longest_sample(spec: Spec) -> int:
     )
 
 
-def trainer_parts(spec: Spec, shape: ModelShape) -> list[Part]:
+def trainer_parts(spec: Spec, shape: ModelShape) -> list[MemoryItem]:
     """Return the parts of one rank's GPU memory."""
     trainer, algorithm = spec.trainer, spec.algorithm
     ranks, width = trainer.ranks, DTYPE_BYTES[spec.model.dtype]
@@ -54,12 +54,12 @@ def trainer_parts(spec: Spec, shape: ModelShape) -> list[Part]:
     copies = int(algorithm.loss.correction != "none" and algorithm.updates_per_step > 1)
     copies += int(bool(algorithm.loss.kl_coefficient) and trainer.lora is None)
     return [
-        Part("weights, gradients, optimizer", (_ADAMW * trained + frozen) / ranks),
-        Part("proximal and reference weights", copies * _FLOAT * trained / ranks),
-        Part("gathered layers", _gathered_bytes(spec, shape)),
-        Part("activations", activation_bytes(spec, shape)),
-        Part("logits", _CHUNK_COPIES * _CHUNK_BYTES),
-        Part("reserved", RESERVED_BYTES),
+        MemoryItem("weights, gradients, optimizer", (_ADAMW * trained + frozen) / ranks),
+        MemoryItem("proximal and reference weights", copies * _FLOAT * trained / ranks),
+        MemoryItem("gathered layers", _gathered_bytes(spec, shape)),
+        MemoryItem("activations", activation_bytes(spec, shape)),
+        MemoryItem("logits", _CHUNK_COPIES * _CHUNK_BYTES),
+        MemoryItem("reserved", RESERVED_BYTES),
     ]
 
 
@@ -83,7 +83,7 @@ def _gathered_bytes(spec: Spec, shape: ModelShape) -> float:
     return (shape.edge_parameters + 2 * shape.layer_parameters) * width + gradients
 
 
-def rollout_parts(spec: Spec, shape: ModelShape) -> list[Part]:
+def rollout_parts(spec: Spec, shape: ModelShape) -> list[MemoryItem]:
     """Return the parts of one GPU of a rollout, but for the key-value cache, which takes what is left."""
     engine, width = spec.rollout.engine, DTYPE_BYTES[spec.model.dtype]
     gpus = max(1, engine.gpus)
@@ -92,9 +92,9 @@ def rollout_parts(spec: Spec, shape: ModelShape) -> list[Part]:
     step = _PREFILL_TOKENS * (4 * shape.hidden + 3 * shape.intermediate / engine.tensor_parallel_size) * width
     logits = 2 * _FLOAT * engine.max_concurrent_samples * shape.vocabulary
     return [
-        Part("weights", (shape.parameters * width + adapters) / gpus),
-        Part("activations and logits", step + logits),
-        Part("reserved", RESERVED_BYTES),
+        MemoryItem("weights", (shape.parameters * width + adapters) / gpus),
+        MemoryItem("activations and logits", step + logits),
+        MemoryItem("reserved", RESERVED_BYTES),
     ]
 
 
@@ -106,13 +106,16 @@ def cache_tokens(spec: Spec, shape: ModelShape, memory_bytes: float) -> float:
     return free * split / shape.cache_bytes(DTYPE_BYTES[spec.model.dtype])
 
 
-def host_parts(spec: Spec, shape: ModelShape) -> list[Part]:
+def host_parts(spec: Spec, shape: ModelShape) -> list[MemoryItem]:
     """Return the host memory of the trainer's first pod: at the start, for a checkpoint, for weights that it offers."""
     trainer = spec.trainer
     trained = shape.adapter_parameters(trainer.lora.rank) if trainer.lora else shape.parameters
     ranks_here = min(trainer.ranks, trainer.ranks_per_pod)
-    parts = [Part("loading", _FLOAT * shape.parameters * ranks_here), Part("checkpoint", 3 * _FLOAT * trained)]
+    parts = [
+        MemoryItem("loading", _FLOAT * shape.parameters * ranks_here),
+        MemoryItem("checkpoint", 3 * _FLOAT * trained),
+    ]
     if trainer.weights.transfer == "direct":
         copies = _OFFERED_COPIES * DTYPE_BYTES[spec.model.dtype] * shape.parameters
-        parts.append(Part("offered weights", copies * ranks_here / trainer.ranks))
+        parts.append(MemoryItem("offered weights", copies * ranks_here / trainer.ranks))
     return parts

@@ -8,8 +8,14 @@ from typing import Any
 import msgspec
 
 from plaudit_wire.messages import Prompt
-from plaudit_workers.agent_processes.messages import AgentDone, AgentFailed, FromSample, Generated, RunAgent
-from plaudit_workers.agent_processes.messages import Generate as GenerateMessage
+from plaudit_workers.agent_processes.messages import (
+    AgentDone,
+    AgentFailed,
+    FromSample,
+    Generated,
+    GenerateTurn,
+    RunAgent,
+)
 from plaudit_workers.agent_processes.processes import AgentProcesses, ProcessDiedError, SampleProcess
 from plaudit_workers.rollout.agents.agent import Generate, Trajectory
 from plaudit_workers.rollout.engines.protocol import EngineFailedError
@@ -73,7 +79,7 @@ class _Run:
     def _on_message(self, message: FromSample) -> bool:
         if self._ended.done():
             return False
-        if isinstance(message, GenerateMessage):
+        if isinstance(message, GenerateTurn):
             if len(self._tasks) >= _MOST_TURNS_AT_ONCE:
                 self._fail(AgentError(f"it asked for more than {_MOST_TURNS_AT_ONCE} turns at once"))
                 return True
@@ -91,7 +97,7 @@ class _Run:
             return False
         return True
 
-    async def _answer(self, call: GenerateMessage) -> None:
+    async def _answer(self, call: GenerateTurn) -> None:
         try:
             sample = await self._generate(call.ids, call.max_tokens)
         except EngineFailedError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plaudit_wire.messages import Body, EncodedBody, Prompt, encode_body
+from plaudit_wire.messages import EncodedBody, Prompt, SampleBody, encode_body
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.transitions import worker as transitions
 from plaudit_workers.stream.transitions.worker import Publication
@@ -13,7 +13,7 @@ __all__ = ["Publication", "discard", "publish", "unpublished"]
 _SPILL_ABOVE_MEMORY_SHARE = 0.8
 
 
-async def publish(transport: Transport, delivery: Delivery[Prompt], index: int, body: Body) -> Publication:
+async def publish(transport: Transport, delivery: Delivery[Prompt], index: int, body: SampleBody) -> Publication:
     """Publish one sample as soon as it is finished; concurrent calls travel together. Waits through outages."""
     memory_share = await transport.retry_through_outage(transport.memory_share)
     encoded = await _spilled(transport, delivery.group, index, encode_body(body), memory_share)

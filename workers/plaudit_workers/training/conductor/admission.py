@@ -11,7 +11,7 @@ from plaudit_wire.messages import Prompt
 from plaudit_wire.records import Split
 from plaudit_workers.stream.trainer.groups import Admission
 from plaudit_workers.training.run.prompts import PromptSource
-from plaudit_workers.training.run.schedule import InFlight, admissible
+from plaudit_workers.training.run.schedule import GroupInFlight, admissible
 from plaudit_workers.training.run.state import RunContext, RunState
 
 logger = get_logger(__name__)
@@ -55,7 +55,7 @@ class Admitter:
 
     async def _admit(self, split: Split, position: int) -> bool:
         prompt = self._prompt(split, position)
-        flight = InFlight(prompt.group, position, prompt.attempt, prompt.step, prompt.min_version.number)
+        flight = GroupInFlight(prompt.group, position, prompt.attempt, prompt.step, prompt.min_version.number)
         self._state.ledger.admit(split, flight)
         self.pending.add(prompt.group)
         try:

@@ -18,7 +18,7 @@ from plaudit_wire.records import Split
 from plaudit_workers.stream.group import Group
 from plaudit_workers.training.conductor.closing import GroupEnding, discard_group, end_groups
 from plaudit_workers.training.conductor.failed_scores import has_failed
-from plaudit_workers.training.run.schedule import InFlight, ReadyGroup
+from plaudit_workers.training.run.schedule import GroupInFlight, ReadyGroup
 from plaudit_workers.training.run.state import RunContext, RunState
 
 logger = get_logger(__name__)
@@ -115,7 +115,7 @@ def sampled_versions(group: Group) -> set[PolicyVersion]:
     }
 
 
-def summary(group: Group, flight: InFlight) -> ReadyGroup:
+def summary(group: Group, flight: GroupInFlight) -> ReadyGroup:
     """Reduce a group to what the schedule needs."""
     num_failed = sum(map(has_failed, group.samples))
     scores = [sample.scoring.value for sample in group.samples if sample.scoring and sample.scoring.value is not None]

@@ -21,7 +21,7 @@ from plaudit_workers.stream.group import Group
 from plaudit_workers.training.conductor.backend_thread import BackendThread
 from plaudit_workers.training.conductor.intake import sampled_versions
 from plaudit_workers.training.run.lineage import FILE_NAME, Lineage
-from plaudit_workers.training.run.schedule import InFlight, Schedule
+from plaudit_workers.training.run.schedule import GroupInFlight, Schedule
 from plaudit_workers.training.run.state import RunContext, RunState
 from plaudit_workers.training.run.trainer_ledger import TrainerLedger
 
@@ -143,7 +143,7 @@ def num_ended(counters: dict[str, int]) -> int:
 class Adoption:
     """The decision on the groups that a new trainer finds open."""
 
-    kept: list[InFlight]
+    kept: list[GroupInFlight]
     rolled_back: list[str]
     num_lost: int = 0
     """Of those rolled back, the ones that were admitted after the checkpoint: its ledger has not counted them."""
@@ -165,7 +165,7 @@ def adopt(
         found: the groups that are open in Redis.
         survives: returns True for policy versions of the surviving line.
     """
-    kept: dict[int, InFlight] = {}
+    kept: dict[int, GroupInFlight] = {}
     for group in sorted(found, key=lambda group: (group.incarnation, group.prompt.attempt), reverse=True):
         prompt = group.prompt
         if (
@@ -197,11 +197,11 @@ def _is_awaited(ledger: TrainerLedger, group: Group) -> bool:
     return group.id in ledger.train.in_flight or not ledger.train.was_admitted(group.prompt.position)
 
 
-def _flight(group: Group) -> InFlight:
+def _flight(group: Group) -> GroupInFlight:
     prompt = group.prompt
     numbers = [version.number for version in sampled_versions(group)]
     oldest = min(numbers, default=prompt.min_version.number)
-    return InFlight(group.id, prompt.position, prompt.attempt, prompt.step, oldest)
+    return GroupInFlight(group.id, prompt.position, prompt.attempt, prompt.step, oldest)
 
 
 def bring_up_to_date(ledger: TrainerLedger, adoption: Adoption, ended_since: int) -> None:

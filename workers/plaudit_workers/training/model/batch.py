@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from plaudit_wire.messages import Body, Branch, PolicyVersion
+from plaudit_wire.messages import Branch, PolicyVersion, SampleBody
 from plaudit_workers.stream.group import Group
 from plaudit_workers.training.model.advantage import ESTIMATORS, degenerate_groups
 from plaudit_workers.training.model.repetition import repeated_share
@@ -74,11 +74,11 @@ class _Scored:
     group: Group
     group_number: int
     index: int
-    body: Body
+    body: SampleBody
     score: float
 
     @property
-    def parts(self) -> list[Body | Branch]:
+    def parts(self) -> list[SampleBody | Branch]:
         """The sample's own sequence and its branches."""
         return [self.body, *self.body.branches]
 
@@ -88,7 +88,7 @@ class _Scored:
         return sum(int(_mask(part).sum()) for part in self.parts)
 
 
-def _mask(part: Body | Branch) -> NDArray[np.bool_]:
+def _mask(part: SampleBody | Branch) -> NDArray[np.bool_]:
     return np.frombuffer(part.loss_mask, np.uint8).astype(np.bool_)
 
 

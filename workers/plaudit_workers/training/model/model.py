@@ -18,7 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from plaudit_reward.packed_attention import (
     PACKED_ATTENTION,
-    Block,
+    AttentionBlock,
     UnsupportedAttentionError,
     length_limits,
     make_blocks,
@@ -63,7 +63,7 @@ def load_model(model: ModelSpec) -> PreTrainedModel:
 
 
 def forward_logits(
-    model: torch.nn.Module, input_ids: Tensor, position_ids: Tensor, blocks: tuple[Block, ...], sources: Tensor
+    model: torch.nn.Module, input_ids: Tensor, position_ids: Tensor, blocks: tuple[AttentionBlock, ...], sources: Tensor
 ) -> Tensor:
     """Run a packed row through the model.
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plaudit_reward.packed_attention import Block, make_blocks
+from plaudit_reward.packed_attention import AttentionBlock, make_blocks
 from plaudit_workers.training.model.batch import TrainingSequence
 
 
@@ -28,7 +28,7 @@ class MicroBatch:
     """int64[1, T]."""
     position_ids: Tensor
     """int64[1, T]: 0, 1, … anew for each sequence."""
-    blocks: tuple[Block, ...]
+    blocks: tuple[AttentionBlock, ...]
     sources: Tensor
     """int64[R]: positions whose logits predict a trained token."""
     targets: Tensor

@@ -17,7 +17,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.weight_transfer.layout import FileLayout, TensorShape, file_layout
-from plaudit_workers.weight_transfer.part import Part
+from plaudit_workers.weight_transfer.part import WeightPart
 from plaudit_workers.weight_transfer.server import WeightServer, host_towards
 
 PORT_VARIABLE = "PLAUDIT_WEIGHTS_PORT"
@@ -55,7 +55,7 @@ class OfferedWeights:
     def __init__(self) -> None:
         self._server = WeightServer(_port())
 
-    def replace(self, offer: WeightOffer, part: Part) -> str:
+    def replace(self, offer: WeightOffer, part: WeightPart) -> str:
         """Offer another version; return this rank's address."""
         self._server.offer(offer.version, offer.token, part)
         return f"{host_towards(offer.redis_url)}:{self._server.port}"
@@ -83,7 +83,7 @@ def layout_of(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> FileLayout:
     )
 
 
-def part_of(tensors: Mapping[str, Tensor], dtype: torch.dtype, rank: int, probe: bytes) -> Part:
+def part_of(tensors: Mapping[str, Tensor], dtype: torch.dtype, rank: int, probe: bytes) -> WeightPart:
     """Copy this rank's part of the tensors to the CPU and hash it.
 
     Args:
@@ -94,7 +94,7 @@ def part_of(tensors: Mapping[str, Tensor], dtype: torch.dtype, rank: int, probe:
     """
     layout = layout_of(tensors, dtype)
     pieces = [(0, memoryview(layout.header))] if rank == 0 else []
-    return Part.of([*pieces, *_pieces(tensors, dtype, rank, layout)], probe if rank == 0 else b"")
+    return WeightPart.of([*pieces, *_pieces(tensors, dtype, rank, layout)], probe if rank == 0 else b"")
 
 
 def _pieces(

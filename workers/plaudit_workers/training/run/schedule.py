@@ -58,7 +58,7 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class InFlight:
+class GroupInFlight:
     """A group that is admitted and has not ended."""
 
     group: str
@@ -76,7 +76,7 @@ class InFlight:
 class ReadyGroup:
     """A group that waits for the trainer, reduced to what the schedule needs."""
 
-    flight: InFlight
+    flight: GroupInFlight
     num_samples: int
     num_failed: int
     """Samples whose scoring failed; those that their scorers skipped on purpose do not count."""
@@ -95,7 +95,7 @@ class Queue(Protocol):
     """Positions above the cursor that were admitted as well."""
     returned: dict[int, int]
     """Positions to admit again, with their attempts."""
-    in_flight: dict[str, InFlight]
+    in_flight: dict[str, GroupInFlight]
     """Groups admitted and not ended."""
 
     @property
@@ -123,7 +123,7 @@ def choose(
     schedule: Schedule,
     step: int,
     slots: int,
-    in_flight: Collection[InFlight],
+    in_flight: Collection[GroupInFlight],
     ready: Sequence[ReadyGroup],
 ) -> list[ReadyGroup]:
     """Return the ready groups that the open step may take now, at most ``slots``.
@@ -141,7 +141,7 @@ def choose(
 
 
 def _choose_within_deadlines(
-    schedule: Schedule, step: int, slots: int, in_flight: Collection[InFlight], ready: Sequence[ReadyGroup]
+    schedule: Schedule, step: int, slots: int, in_flight: Collection[GroupInFlight], ready: Sequence[ReadyGroup]
 ) -> list[ReadyGroup]:
     deadlines = range(step, step + schedule.max_staleness + 1)
     # due[i]: groups in flight that must be trained by deadlines[i]; room[i]: slots until then.
@@ -160,6 +160,6 @@ def _choose_within_deadlines(
     return chosen
 
 
-def _last_step(schedule: Schedule, flight: InFlight) -> int:
+def _last_step(schedule: Schedule, flight: GroupInFlight) -> int:
     """Return the last step that may train a group."""
     return flight.version + 1 + schedule.max_staleness

@@ -18,7 +18,7 @@ import msgspec
 import pyarrow
 import pyarrow.parquet
 
-from plaudit_wire.messages import Body
+from plaudit_wire.messages import SampleBody
 from plaudit_wire.records import GroupRecord, ScoringRecord, Stamps
 from plaudit_workers.stream.group import Group, GroupSample
 from plaudit_workers.whole_files import whole_file
@@ -167,7 +167,7 @@ def _rows(step: int, incarnation: int, group: Group, record: GroupRecord) -> Ite
         yield shared | own | stamps | _body_columns(sample.body) | _scoring_columns(sample.scoring)
 
 
-def _body_columns(body: Body | None) -> dict[str, Any]:
+def _body_columns(body: SampleBody | None) -> dict[str, Any]:
     if body is None:
         return {}
     generation = body.generation
@@ -188,7 +188,7 @@ def _body_columns(body: Body | None) -> dict[str, Any]:
     }
 
 
-def _conversation_columns(body: Body) -> dict[str, Any]:
+def _conversation_columns(body: SampleBody) -> dict[str, Any]:
     """Return the columns of a conversation; null for a single response."""
     sample, turns = body.sample, body.generation.turns
     rewards = {

@@ -14,7 +14,7 @@ from typing import Any
 
 from plaudit_wire.records import GroupEnd, Split
 from plaudit_workers.stream.trainer.ledger import Ledger
-from plaudit_workers.training.run.schedule import InFlight, Schedule
+from plaudit_workers.training.run.schedule import GroupInFlight, Schedule
 
 Snapshot = dict[str, Any]
 """Plain data: JSON and msgpack can hold it."""
@@ -30,7 +30,7 @@ class Positions:
         """Positions above the cursor that were admitted as well (by an earlier trainer)."""
         self.returned: dict[int, int] = {}
         """Position to admit again → its next attempt."""
-        self.in_flight: dict[str, InFlight] = {}
+        self.in_flight: dict[str, GroupInFlight] = {}
         self.extras: list[tuple[int, int]] = []
         """Extra positions in order, each with its step; only those that ``step_of`` still needs."""
         self._num_older_extras = 0
@@ -61,7 +61,7 @@ class Positions:
         """Return the attempt with which a position would be admitted now."""
         return self.returned.get(position, 0)
 
-    def admit(self, flight: InFlight) -> None:
+    def admit(self, flight: GroupInFlight) -> None:
         """Record a group in flight; the cursor passes its position once all positions below were admitted."""
         self.returned.pop(flight.position, None)
         self.in_flight[flight.group] = flight
@@ -83,11 +83,11 @@ class Positions:
         following = self.returned.get(position, present[0] if present else None)
         return following is None or attempt < following
 
-    def end(self, group: str) -> InFlight:
+    def end(self, group: str) -> GroupInFlight:
         """Remove a group from those in flight."""
         return self.in_flight.pop(group)
 
-    def give_back(self, flight: InFlight) -> None:
+    def give_back(self, flight: GroupInFlight) -> None:
         """Queue the position of an ended group to be admitted again."""
         self.returned[flight.position] = flight.attempt + 1
 
@@ -111,7 +111,7 @@ class Positions:
         positions.cursor = snapshot["cursor"]
         positions.ahead = set(snapshot["ahead"])
         positions.returned = dict(snapshot["returned"])
-        positions.in_flight = {fields[0]: InFlight(*fields) for fields in snapshot["in_flight"]}
+        positions.in_flight = {fields[0]: GroupInFlight(*fields) for fields in snapshot["in_flight"]}
         extras = snapshot.get("extras", {"older": 0, "positions": []})
         positions._num_older_extras = extras["older"]
         positions.extras = [(position, step) for position, step in extras["positions"]]
@@ -143,12 +143,12 @@ class TrainerLedger:
         """Positions of validation prompts."""
         return self.splits["validation"]
 
-    def flights(self) -> Iterator[InFlight]:
+    def flights(self) -> Iterator[GroupInFlight]:
         """Yield every group in flight."""
         for positions in self.splits.values():
             yield from positions.in_flight.values()
 
-    def find(self, group: str) -> InFlight | None:
+    def find(self, group: str) -> GroupInFlight | None:
         """Return a group in flight, or None."""
         split = self.split_of(group)
         return self.splits[split].in_flight[group] if split else None
@@ -157,7 +157,7 @@ class TrainerLedger:
         """Return the split of a group in flight, or None."""
         return next((split for split, positions in self.splits.items() if group in positions.in_flight), None)
 
-    def admit(self, split: Split, flight: InFlight) -> None:
+    def admit(self, split: Split, flight: GroupInFlight) -> None:
         """Count an admitted group."""
         self.splits[split].admit(flight)
         self.counts.admitted += 1
@@ -169,7 +169,7 @@ class TrainerLedger:
         positions.returned[flight.position] = flight.attempt
         self.counts.admitted -= 1
 
-    def end(self, group: str, end: GroupEnd, reason: str = "", *, again: bool = False) -> InFlight:
+    def end(self, group: str, end: GroupEnd, reason: str = "", *, again: bool = False) -> GroupInFlight:
         """Count the end of a group in flight.
 
         Args:

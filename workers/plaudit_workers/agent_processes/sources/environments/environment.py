@@ -97,14 +97,14 @@ def columns_of(prompt: Prompt) -> dict[str, Any]:
     }
 
 
-class Settings(dict[str, Any]):
+class AttributeDict(dict[str, Any]):
     """A dictionary whose keys are attributes too, as users' files read OmegaConf's; a missing key is None."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         value = self.get(name)
-        return Settings(value) if type(value) is dict else value
+        return AttributeDict(value) if type(value) is dict else value
 
 
 def _number(value: Any) -> float | None:

@@ -16,7 +16,7 @@ from plaudit_wire.messages import Prompt
 from plaudit_workers.agent_processes.messages import EnvironmentServer, Tool
 from plaudit_workers.agent_processes.sources.environments.environment import Messages, Observation, prompt_messages
 from plaudit_workers.agent_processes.sources.environments.server import Routes, retry_until
-from plaudit_workers.agent_processes.sources.tool import Answer
+from plaudit_workers.agent_processes.sources.tool import ToolAnswer
 
 _NO_TOOLS = frozenset({"/seed_session", "/verify", "/aggregate_metrics", "/mcp"})
 _PAUSE_SHARE = 0.8
@@ -35,10 +35,10 @@ class Route:
         self.description = description
         self._server = server
 
-    async def call(self, arguments: dict[str, Any], create_arguments: dict[str, Any]) -> Answer:
+    async def call(self, arguments: dict[str, Any], create_arguments: dict[str, Any]) -> ToolAnswer:
         """Call the tool; the model reads the body of the response, whatever its status."""
         _, text = await self._server.post(f"/{self.description.name}", arguments)
-        return Answer(text)
+        return ToolAnswer(text)
 
 
 class ResourcesServer:

@@ -23,7 +23,7 @@ from plaudit_workers.agent_processes.sources.environments.environment import (
 )
 from plaudit_workers.agent_processes.sources.environments.server import Routes, ask_in_fork, get_json, retry_until
 from plaudit_workers.agent_processes.sources.functions import to_text
-from plaudit_workers.agent_processes.sources.tool import Answer
+from plaudit_workers.agent_processes.sources.tool import ToolAnswer
 
 _PAUSE_SHARE = 0.8
 """Share of the time limit in which a full or unreachable server is asked again."""
@@ -41,7 +41,7 @@ class Action:
         self.description = description
         self._server = server
 
-    async def call(self, arguments: dict[str, Any], create_arguments: dict[str, Any]) -> Answer:
+    async def call(self, arguments: dict[str, Any], create_arguments: dict[str, Any]) -> ToolAnswer:
         """Take one step."""
         action = arguments
         if self._server.has_mcp_tools:
@@ -49,7 +49,7 @@ class Action:
         data = await self._server.ask("step", action)
         reward = data.get("reward")
         text = _tool_text(data["observation"]) if self._server.has_mcp_tools else _text(data)
-        return Answer(text, None if reward is None else float(reward), bool(data.get("done")))
+        return ToolAnswer(text, None if reward is None else float(reward), bool(data.get("done")))
 
 
 class OpenEnvServer:

@@ -9,9 +9,9 @@ from plaudit_reward.functions.signature import named, parameters_of, takes_any
 from plaudit_wire.messages import Prompt
 from plaudit_workers.agent_processes.messages import EnvironmentClass
 from plaudit_workers.agent_processes.sources.environments.environment import (
+    AttributeDict,
     Messages,
     Observation,
-    Settings,
     columns_of,
     prompt_messages,
 )
@@ -58,7 +58,7 @@ class SkyRLEnvironment:
     def _create(self, prompt: Prompt) -> Any:
         columns = {name: value for name, value in columns_of(prompt).items() if name != "prompt"}
         given: dict[str, Any] = {
-            "env_config": Settings(self._source.arguments),
+            "env_config": AttributeDict(self._source.arguments),
             "extras": {
                 "max_turns": self._source.max_turns,
                 "reward_spec": {"method": "rule", "ground_truth": prompt.ground_truth},

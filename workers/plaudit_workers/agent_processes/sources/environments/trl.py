@@ -23,7 +23,7 @@ from plaudit_workers.agent_processes.sources.environments.environment import (
 )
 from plaudit_workers.agent_processes.sources.functions import describe, to_answer, to_text
 from plaudit_workers.agent_processes.sources.in_fork import in_fork
-from plaudit_workers.agent_processes.sources.tool import Answer
+from plaudit_workers.agent_processes.sources.tool import ToolAnswer
 from plaudit_workers.agent_processes.sources.user_code import run_user_code
 
 _NO_TOOLS = ("reset", "get_reward")
@@ -41,7 +41,7 @@ class Method:
         self.description = description
         self._environment = environment
 
-    async def call(self, arguments: dict[str, Any], create_arguments: dict[str, Any]) -> Answer:
+    async def call(self, arguments: dict[str, Any], create_arguments: dict[str, Any]) -> ToolAnswer:
         """Call the method of this sample's instance."""
         return to_answer(await run_user_code(getattr(self._environment.instance, self.description.name), **arguments))
 

@@ -18,7 +18,7 @@ import numpy as np
 from plaudit_wire.messages import Prompt
 from plaudit_wire.sample import AgentReward
 from plaudit_workers.agent_processes.messages import EnvironmentClass
-from plaudit_workers.agent_processes.sources.environments.environment import Settings, columns_of, prompt_messages
+from plaudit_workers.agent_processes.sources.environments.environment import AttributeDict, columns_of, prompt_messages
 from plaudit_workers.agent_processes.trajectory import FinishedSample, Trajectory
 from plaudit_workers.job.spec.model import ModelSpec
 
@@ -68,7 +68,7 @@ class VerlAgentLoop:
         output = await loop.run(dict(server.sampling), **_row(prompt))
         return self._trajectory(prompt, output, server.turns)
 
-    def _config(self, prompt: Prompt) -> Settings:
+    def _config(self, prompt: Prompt) -> AttributeDict:
         """Return the part of verl's configuration that agent loops read, with verl's defaults."""
         multi_turn = {
             "max_assistant_turns": self._source.max_turns,
@@ -84,10 +84,10 @@ class VerlAgentLoop:
             "multi_turn": multi_turn,
             "full_determinism": False,
         }
-        return Settings({"actor_rollout_ref": {"rollout": rollout}, "data": self._data()})
+        return AttributeDict({"actor_rollout_ref": {"rollout": rollout}, "data": self._data()})
 
-    def _data(self) -> Settings:
-        return Settings(apply_chat_template_kwargs=dict(self._model.chat_template_arguments))
+    def _data(self) -> AttributeDict:
+        return AttributeDict(apply_chat_template_kwargs=dict(self._model.chat_template_arguments))
 
     def _trajectory(self, prompt: Prompt, output: Any, turns: Sequence[SampledTurn]) -> Trajectory:
         prompt_ids = [int(token) for token in output.prompt_ids]

@@ -15,14 +15,14 @@ from typing import Any
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Prompt
 from plaudit_wire.sample import AgentReward
-from plaudit_workers.agent_processes.messages import FromSample, ProgramEnded, RunProgram
+from plaudit_workers.agent_processes.messages import FromSample, ProgramEnded, RunAgentProgram
 from plaudit_workers.agent_processes.processes import AgentProcesses, ProcessDiedError, SampleProcess
 from plaudit_workers.rollout.agents.agent import Generate, Trajectory
 from plaudit_workers.rollout.agents.custom import AgentError
-from plaudit_workers.rollout.agents.endpoint.dialect import Dialects
+from plaudit_workers.rollout.agents.endpoint.chat_format import ChatFormats
 from plaudit_workers.rollout.agents.endpoint.response import MODEL
 from plaudit_workers.rollout.agents.endpoint.server import EndpointServer
-from plaudit_workers.rollout.agents.endpoint.session import LimitIgnoredError, Session
+from plaudit_workers.rollout.agents.endpoint.session import EndpointSession, LimitIgnoredError
 
 logger = get_logger(__name__)
 
@@ -35,17 +35,22 @@ class EndpointAgent:
     Args:
         processes: have loaded the program.
         server: answers its requests.
-        dialects: render and parse its conversations.
+        chat_formats: render and parse its conversations.
         max_turns: most requests of a sample.
         limit_s: seconds after which a sample's process is killed.
     """
 
     def __init__(
-        self, processes: AgentProcesses, server: EndpointServer, dialects: Dialects, max_turns: int, limit_s: float
+        self,
+        processes: AgentProcesses,
+        server: EndpointServer,
+        chat_formats: ChatFormats,
+        max_turns: int,
+        limit_s: float,
     ) -> None:
         self._processes = processes
         self._server = server
-        self._dialects = dialects
+        self._chat_formats = chat_formats
         self._max_turns = max_turns
         self._limit_s = limit_s
         self._reported: set[str] = set()
@@ -57,7 +62,7 @@ class EndpointAgent:
             AgentError: it ended without a finished turn.
             EngineFailedError: the engine broke.
         """
-        session = Session(prompt, generate, self._dialects, self._max_turns)
+        session = EndpointSession(prompt, generate, self._chat_formats, self._max_turns)
         with self._server.serving(session) as key:
             ended = await self._program(prompt, session, key)
         self._report(session.replaced)
@@ -70,13 +75,13 @@ class EndpointAgent:
             trajectory.failure = ended.failure
         return trajectory
 
-    async def _program(self, prompt: Prompt, session: Session, key: str) -> ProgramEnded:
+    async def _program(self, prompt: Prompt, session: EndpointSession, key: str) -> ProgramEnded:
         folder = await asyncio.to_thread(tempfile.mkdtemp, prefix="plaudit-program-")
         process: SampleProcess | None = None
         try:
             async with asyncio.timeout(self._limit_s):
                 process = await self._processes.fork()
-                order = RunProgram(_document(prompt), self._environment(key), folder)
+                order = RunAgentProgram(_document(prompt), self._environment(key), folder)
                 return await _end(process, order, session)
         except TimeoutError:
             reason = f"the program took longer than {self._limit_s:g} s"
@@ -108,7 +113,7 @@ class EndpointAgent:
         self._reported |= replaced
 
 
-async def _end(process: SampleProcess, order: RunProgram, session: Session) -> ProgramEnded:
+async def _end(process: SampleProcess, order: RunAgentProgram, session: EndpointSession) -> ProgramEnded:
     """Run the program to its end.
 
     Raises:

@@ -26,7 +26,7 @@ from plaudit_workers.rollout.agents.endpoint.response import (
     model_document,
     models_document,
 )
-from plaudit_workers.rollout.agents.endpoint.session import Completion, Session
+from plaudit_workers.rollout.agents.endpoint.session import Completion, EndpointSession
 
 _KEEP_ALIVE_S = 75
 _END_WITHIN_S = 2
@@ -37,7 +37,7 @@ class EndpointServer:
     """The server; an asynchronous context manager that runs it."""
 
     def __init__(self) -> None:
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, EndpointSession] = {}
         self._socket = listening_socket("127.0.0.1", 0)
         self._task: asyncio.Task[None] | None = None
         routes = [
@@ -72,7 +72,7 @@ class EndpointServer:
         return f"http://127.0.0.1:{self._socket.getsockname()[1]}/v1"
 
     @contextmanager
-    def serving(self, session: Session) -> Iterator[str]:
+    def serving(self, session: EndpointSession) -> Iterator[str]:
         """Serve a sample; the key is that of its program."""
         key = f"sk-plaudit-{secrets.token_urlsafe(24)}"
         self._sessions[key] = session
@@ -113,7 +113,7 @@ class EndpointServer:
         )
         return JSONResponse(error_document(message, "invalid_request_error", code="unknown_url"), 404)
 
-    def _session(self, request: Request) -> Session | None:
+    def _session(self, request: Request) -> EndpointSession | None:
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         return self._sessions.get(key.strip()) if scheme.lower() == "bearer" else None
 

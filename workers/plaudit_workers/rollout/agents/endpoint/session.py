@@ -18,7 +18,7 @@ from plaudit_workers.agent_processes.trajectory import FinishedSample, Trajector
 from plaudit_workers.rollout.agents.agent import Generate
 from plaudit_workers.rollout.agents.chat.suffix import call_id
 from plaudit_workers.rollout.agents.endpoint.branches import trajectory_of
-from plaudit_workers.rollout.agents.endpoint.dialect import Dialect, Dialects
+from plaudit_workers.rollout.agents.endpoint.chat_format import ChatFormat, ChatFormats
 from plaudit_workers.rollout.agents.endpoint.history import (
     History,
     Turn,
@@ -51,17 +51,17 @@ class Completion:
     num_tokens: int
 
 
-class Session:
+class EndpointSession:
     """One sample.
 
     Args:
         prompt: of the sample.
         generate: continues token ids.
-        dialects: render and parse.
+        chat_formats: render and parse.
         max_turns: most requests.
     """
 
-    def __init__(self, prompt: Prompt, generate: Generate, dialects: Dialects, max_turns: int) -> None:
+    def __init__(self, prompt: Prompt, generate: Generate, chat_formats: ChatFormats, max_turns: int) -> None:
         self.sampling = prompt.sampling
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails when the engine breaks, or when the program ignores its limits."""
@@ -70,7 +70,7 @@ class Session:
         self.at_limit = False
         """A request was refused because the sample had no turn or no token left."""
         self._generate = generate
-        self._dialects = dialects
+        self._chat_formats = chat_formats
         self._max_turns = max_turns
         self._turns: dict[int, Turn] = {}
         self._num_requests = 0
@@ -85,17 +85,17 @@ class Session:
             RequestError: the template cannot render the messages, or a limit is reached.
             asyncio.CancelledError: the caller went away, or the sample ended.
         """
-        dialect, tools, history = (
-            self._dialects.of(request.tools),
+        chat_format, tools, history = (
+            self._chat_formats.of(request.tools),
             tools_key(request.tools),
             history_of(request.messages),
         )
-        prompt_ids, parent = self._prompt(dialect, request, tools, history)
+        prompt_ids, parent = self._prompt(chat_format, request, tools, history)
         limit = self._room(prompt_ids, parent)
         number, self._num_requests = self._num_requests, self._num_requests + 1
         self.replaced.update(request.replaced)
         finished = await self._generated(prompt_ids, min(limit, request.max_tokens or limit), request.stop)
-        answer, message = self._read(dialect, request, finished)
+        answer, message = self._read(chat_format, request, finished)
         self._turns[number] = Turn(number, tools, history, request.messages, answer, prompt_ids, finished, parent)
         reason = "tool_calls" if message.get("tool_calls") else finished.finish_reason
         return Completion(number, message, reason, len(prompt_ids), len(finished.response_ids))
@@ -119,7 +119,7 @@ class Session:
         return trajectory
 
     def _prompt(
-        self, dialect: Dialect, request: ChatRequest, tools: str, history: History
+        self, chat_format: ChatFormat, request: ChatRequest, tools: str, history: History
     ) -> tuple[list[int], Turn | None]:
         """Return the tokens to continue, and the turn that they continue."""
         turns = list(self._turns.values())
@@ -130,11 +130,11 @@ class Session:
         if parent is not None:
             new = request.messages[len(parent.history) + 1 :]
             try:
-                return parent.ids + _suffix(dialect, parent, new), parent
+                return parent.ids + _suffix(chat_format, parent, new), parent
             except ValueError:
                 pass  # the template cannot continue with these messages: render the whole conversation
         try:
-            return dialect.template.encode(dialect.template.render(request.messages, generate=True)), None
+            return chat_format.template.encode(chat_format.template.render(request.messages, generate=True)), None
         except (TemplateError, TypeError, KeyError) as error:
             raise RequestError(f"the model's chat template refuses these messages: {error}", "messages") from error
 
@@ -181,11 +181,11 @@ class Session:
             generation.cancel()
 
     def _read(
-        self, dialect: Dialect, request: ChatRequest, finished: FinishedSample
+        self, chat_format: ChatFormat, request: ChatRequest, finished: FinishedSample
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the policy's message as templates render it, and in OpenAI's form."""
-        text = self._dialects.text(finished.response_ids, request.stop)
-        parsed = dialect.parser.parse(text) if dialect.parser is not None and request.calls_allowed else None
+        text = self._chat_formats.text(finished.response_ids, request.stop)
+        parsed = chat_format.parser.parse(text) if chat_format.parser is not None and request.calls_allowed else None
         if parsed is None or not parsed.calls or any(call.problem for call in parsed.calls):
             return {"role": "assistant", "content": text}, {"role": "assistant", "content": text}
         calls = [
@@ -207,9 +207,9 @@ class Session:
         )
 
 
-def _suffix(dialect: Dialect, parent: Turn, messages: list[dict[str, Any]]) -> list[int]:
+def _suffix(chat_format: ChatFormat, parent: Turn, messages: list[dict[str, Any]]) -> list[int]:
     last = parent.finished.response_ids[-1]
     calls = parent.answer.get("tool_calls")
     if calls:
-        return dialect.suffix.after_calls(calls, messages, last)
-    return dialect.suffix.after_answer(messages, last)
+        return chat_format.suffix.after_calls(calls, messages, last)
+    return chat_format.suffix.after_answer(messages, last)

@@ -18,7 +18,7 @@ _MOST_KEPT = 64
 
 
 @dataclass(frozen=True)
-class Dialect:
+class ChatFormat:
     """Renders and parses conversations with the same tools."""
 
     template: ChatTemplate
@@ -27,8 +27,8 @@ class Dialect:
     """None: there are no tools."""
 
 
-class Dialects:
-    """The dialects of recent requests.
+class ChatFormats:
+    """The chat formats of recent requests.
 
     Args:
         tokenizer: of the policy.
@@ -40,10 +40,10 @@ class Dialects:
         self.tokenizer = tokenizer
         self._arguments = arguments
         self._parser = parser
-        self._kept: OrderedDict[str, Dialect] = OrderedDict()
+        self._kept: OrderedDict[str, ChatFormat] = OrderedDict()
 
-    def of(self, tools: Sequence[dict[str, Any]]) -> Dialect:
-        """Return the dialect of a list of tools.
+    def of(self, tools: Sequence[dict[str, Any]]) -> ChatFormat:
+        """Return the chat format of a list of tools.
 
         Raises:
             RefusedError: there is no such parser, or it does not suit the tokenizer.
@@ -53,7 +53,7 @@ class Dialects:
         if found is None:
             template = ChatTemplate(self.tokenizer, tools, self._arguments)
             parser = ToolCallParser(self._parser, self.tokenizer, tools) if tools else None
-            found = Dialect(template, ChatSuffix(template), parser)
+            found = ChatFormat(template, ChatSuffix(template), parser)
         self._kept[key] = found
         if len(self._kept) > _MOST_KEPT:
             self._kept.popitem(last=False)
