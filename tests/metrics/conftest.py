@@ -18,6 +18,7 @@ import msgspec
 import pytest
 
 from faulty_server import FaultyServer
+from otlp_receiver import Receiver
 from plaudit_metrics.alerting.alerts import alert_rules
 from plaudit_metrics.alerting.recording import recording_rules
 from plaudit_metrics.alerting.windows import Windows
@@ -186,6 +187,7 @@ class Prometheus:
                 f"--config.file={folder / 'prometheus.yaml'}",
                 f"--storage.tsdb.path={folder / 'data'}",
                 f"--web.listen-address=127.0.0.1:{port}",
+                "--enable-feature=exemplar-storage",
             ],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -237,6 +239,8 @@ class ObservedRun:
     num_steps: int
     metrics: str
     """Address of the metrics service, which is still up."""
+    spans: list[Any]
+    """Sent by the metrics service to a collector."""
 
 
 @pytest.fixture(scope="session")
@@ -247,9 +251,10 @@ def observed_run(
 ) -> Iterator[ObservedRun]:
     """A run of a few steps, some of whose samples cannot be scored, scraped by Prometheus from its beginning."""
     folder = tmp_path_factory.mktemp("observed") / "run"
-    running = _RunInThread(redis_server, prometheus, folder)
-    yield running.start()
-    running.stop()
+    with Receiver() as receiver:
+        running = _RunInThread(redis_server, prometheus, folder, receiver)
+        yield running.start()
+        running.stop()
 
 
 class _ProbingPolicy(ScriptedBackend):
@@ -285,8 +290,9 @@ class _RunInThread:
 
     num_steps = 5
 
-    def __init__(self, server: RedisServer, prometheus: Prometheus, folder: Path) -> None:
+    def __init__(self, server: RedisServer, prometheus: Prometheus, folder: Path, receiver: Receiver) -> None:
         self._server = server
+        self._receiver = receiver
         self._prometheus = prometheus
         self._folder = folder
         self._settings = ServiceSettings(
@@ -296,6 +302,8 @@ class _RunInThread:
             job="observed",
             schedule="one-step-off-policy",
             max_staleness=1,
+            traces_endpoint=receiver.address,
+            traces_share=0.5,
         )
         self._over = threading.Event()
         self._error: BaseException | None = None
@@ -308,7 +316,7 @@ class _RunInThread:
         if self._error is not None:
             raise self._error
         address = f"http://127.0.0.1:{self._settings.port}"
-        return ObservedRun(self._settings.run, self._folder, self.num_steps, address)
+        return ObservedRun(self._settings.run, self._folder, self.num_steps, address, self._receiver.spans)
 
     def stop(self) -> None:
         self._stop()

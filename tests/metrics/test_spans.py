@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from otlp_receiver import Receiver
 from plaudit_metrics.service.settings import ServiceSettings
 from plaudit_metrics.service.spans import SpanSender, choose
 from plaudit_metrics.sources.step_samples import EncodedStep, StepSamples, encode_sample, encoded_step
@@ -23,41 +20,10 @@ Build = Callable[..., Any]
 STEP = StepRecord(7, 1, 0.0, 60.0, 4, 2, {})
 
 
-class Receiver:
-    """An OTLP collector: decodes what is posted to it."""
-
-    def __init__(self) -> None:
-        self.spans: list[Any] = []
-        self.resource: dict[str, str] = {}
-        receiver = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                if self.headers.get("Content-Encoding") == "gzip":
-                    body = gzip.decompress(body)
-                for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-                    receiver.resource |= {each.key: each.value.string_value for each in resource.resource.attributes}
-                    receiver.spans += [span for scope in resource.scope_spans for span in scope.spans]
-                self.send_response(200 if self.path == "/v1/traces" else 404)
-                self.end_headers()
-
-            def log_message(self, *_: Any) -> None:
-                """Says nothing."""
-
-        self.server = HTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"http://127.0.0.1:{self.server.server_port}"
-        self.thread = threading.Thread(target=self.server.serve_forever)
-
-
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    receiver = Receiver()
-    receiver.thread.start()
-    yield receiver
-    receiver.server.shutdown()
-    receiver.thread.join()
-    receiver.server.server_close()
+    with Receiver() as receiver:
+        yield receiver
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -86,8 +86,10 @@ class RunApi:
             middleware=[Middleware(BrowserGuard, hosts=self._hosts)],
         )
 
-    async def _metrics(self, _: Request) -> Response:
-        return Response(generate_latest(self._view.series.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    async def _metrics(self, request: Request) -> Response:
+        """Respond in OpenMetrics, which has exemplars, to clients that accept it; else in Prometheus's text."""
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return Response(encode(self._view.series.registry), headers={"Content-Type": content_type})
 
     async def _steps(self, request: Request) -> Response:
         steps = self._view.kept.newest(count(request, "newest", MOST_STEPS, MOST_STEPS))

@@ -100,7 +100,7 @@ def _paths() -> dict[str, Any]:
         ),
         "/api/v1/openapi.json": _get("This document", {"type": "object"}),
         "/": _get("The live page", _TEXT, media_type="text/html"),
-        "/metrics": _get("Prometheus", _TEXT, media_type="text/plain"),
+        "/metrics": _get("Prometheus; OpenMetrics where it is accepted", _TEXT, media_type="text/plain"),
         "/healthz": _get("Alive", _TEXT, media_type="text/plain"),
         "/readyz": _get(
             "Has read the run's events, and Redis responds", _TEXT, media_type="text/plain", fails=("503",)

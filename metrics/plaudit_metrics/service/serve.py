@@ -18,7 +18,8 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from plaudit_metrics.service.api import RunApi
 from plaudit_metrics.service.http_server import HttpServer, listening_socket
-from plaudit_metrics.service.series.run import RunInfo, RunSeries
+from plaudit_metrics.service.series.exemplars import Naming
+from plaudit_metrics.service.series.run import SERVICE, RunInfo, RunSeries
 from plaudit_metrics.service.settings import ServiceSettings, ServiceSettingsError
 from plaudit_metrics.service.spans import MissingPackageError, SpanSender
 from plaudit_metrics.service.view import RunView
@@ -79,6 +80,7 @@ async def _serve_on(
         latency_target=settings.latency_target,
         info=RunInfo(settings.job, settings.schedule, settings.max_staleness),
         traces=sender.counts if sender else {},
+        naming=Naming(settings.run, settings.traces_share if sender and settings.schedule != SERVICE else None),
     )
     view = RunView(series, KeptSteps(), sender.send if sender else None)
     if settings.run_folder is not None:

@@ -69,7 +69,8 @@ class RunView:
             return
         self.failures = FailureCounts()
         if count:
-            self.series.count_step(closed.record, records_missing=closed.records_missing)
+            slowest = next(iter(closed.slowest), None)
+            self.series.count_step(closed.record, records_missing=closed.records_missing, slowest=slowest)
             if self._closed is not None and (samples := self.kept.samples(record.step)) is not None:
                 self._closed(closed.record, samples)
         else:

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+from plaudit_metrics.service.series.exemplars import UNTRACED, Naming
 from plaudit_metrics.service.series.optional_gauge import OptionalGauge
 from plaudit_metrics.service.series.sample import SampleSeries
 from plaudit_metrics.service.series.snapshot import SnapshotSeries
@@ -51,6 +52,7 @@ class RunSeries:
         latency_target: the share of samples in time that is promised (``metrics.rewardLatency.target``).
         info: facts about the job.
         traces: counts of traces by what became of them, read at each scrape.
+        naming: how exemplars name samples.
     """
 
     def __init__(
@@ -60,10 +62,11 @@ class RunSeries:
         latency_target: float = 0.99,
         info: RunInfo = RunInfo(),
         traces: Mapping[str, int] = MappingProxyType({}),
+        naming: Naming = UNTRACED,
     ) -> None:
         self.registry = CollectorRegistry()
         self._info = info
-        self._samples = SampleSeries(self.registry, latency_threshold_s)
+        self._samples = SampleSeries(self.registry, latency_threshold_s, naming)
         self._steps = StepSeries(self.registry)
         self._snapshot = SnapshotSeries(self.registry, info.roles)
         self._run_info = OptionalGauge(
@@ -93,10 +96,12 @@ class RunSeries:
         """Count a closed group, and the waits of its samples for each other, for group scorers and for the trainer."""
         self._samples.count_group(record, samples)
 
-    def count_step(self, record: StepRecord, *, records_missing: int) -> None:
-        """Count a closed step."""
+    def count_step(self, record: StepRecord, *, records_missing: int, slowest: SampleRecord | None = None) -> None:
+        """Count a closed step; exemplars name its slowest sample."""
         self._steps.count(record, records_missing=records_missing)
         self._show_opened(record.closed, 0.0)
+        if slowest is not None:
+            self._samples.name_slowest(slowest, record.closed)
 
     def restore_steps(self, records: Iterable[StepRecord]) -> None:
         """Show the newest of the steps that were closed before this process started, oldest first."""

@@ -8,11 +8,12 @@ import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from plaudit_metrics.alerting.thresholds import LEAST_SAMPLES, LOGPROB_DIFFERENCE, RECENT_SAMPLES
+from plaudit_metrics.service.series.exemplars import UNTRACED, NamedSamples, Naming
 from plaudit_metrics.service.series.optional_gauge import OptionalGauge
 from plaudit_metrics.service.series.recent_mean import RecentMean
 from plaudit_metrics.service.series.tool import ToolSeries
 from plaudit_metrics.statistics.batch_histogram import BatchHistogram
-from plaudit_metrics.statistics.columns import Floats, SampleColumns
+from plaudit_metrics.statistics.columns import Floats, Integers, SampleColumns
 from plaudit_metrics.statistics.stages import group_stage_seconds, sample_stage_seconds
 from plaudit_wire.records import OUTCOMES, GroupRecord, SampleRecord
 
@@ -29,10 +30,12 @@ class SampleSeries:
     Args:
         registry: where they are registered.
         latency_threshold_s: a sample scored within this time after its publication is in time.
+        naming: how exemplars name samples.
     """
 
-    def __init__(self, registry: CollectorRegistry, latency_threshold_s: float) -> None:
+    def __init__(self, registry: CollectorRegistry, latency_threshold_s: float, naming: Naming = UNTRACED) -> None:
         self._latency_threshold_s = latency_threshold_s
+        self._naming = naming
         self._declare_durations(registry)
         self._declare_counts(registry)
         self._declare_recent(registry)
@@ -130,16 +133,22 @@ class SampleSeries:
             self.latency_good.labels(split).inc(int((in_time & published & of_split).sum()))
         self.logprob_mismatch.observe(mismatches)
         self._count(columns)
+        self._count_latencies(columns, records)
+
+    def _count_latencies(self, columns: SampleColumns, records: Sequence[SampleRecord]) -> None:
+        named = self._naming.among(records)
+        for stage, seconds in sample_stage_seconds(columns).items():
+            self.stage_seconds.observe(seconds, stage, source=named)
+        for name, scorer in columns.scorers.items():
+            of_scorer = named.take(_asked(name, records))
+            self.limiter_wait_seconds.observe(scorer.limiter_s, name, source=of_scorer)
+            for code in np.unique(scorer.outcome):
+                places = np.flatnonzero(scorer.outcome == code)
+                self.score_seconds.observe(scorer.call_s[places], name, OUTCOMES[code], source=of_scorer.take(places))
 
     def _count(self, columns: SampleColumns) -> None:
-        for stage, seconds in sample_stage_seconds(columns).items():
-            self.stage_seconds.observe(seconds, stage)
         for outcome, number in zip(OUTCOMES, np.bincount(columns.outcome, minlength=len(OUTCOMES)), strict=True):
             self.samples.labels(outcome).inc(int(number))
-        for name, scorer in columns.scorers.items():
-            self.limiter_wait_seconds.observe(scorer.limiter_s, name)
-            for code in np.unique(scorer.outcome):
-                self.score_seconds.observe(scorer.call_s[scorer.outcome == code], name, OUTCOMES[code])
         self.response_tokens.observe(columns.response_tokens[columns.generated].astype(np.float64))
         known = columns.generated & (columns.num_preempted >= 0)
         self.preemptions.inc(int(columns.num_preempted[known].sum()))
@@ -169,9 +178,24 @@ class SampleSeries:
         if not samples:
             return
         seconds = group_stage_seconds(SampleColumns.from_records(samples), {record.group: record})
-        self.stage_seconds.observe(seconds["group_wait"], "group_wait")
+        self.stage_seconds.observe(seconds["group_wait"], "group_wait", source=self._naming.among(samples))
         self.stage_seconds.observe(seconds["group_scorer"][:1], "group_scorer")
         self.stage_seconds.observe(seconds["ready_queue"][:1], "ready_queue")
+
+    def name_slowest(self, sample: SampleRecord, closed: float) -> None:
+        """Let exemplars name the slowest sample of a step that has just closed: its trace is sent in any case."""
+        columns = SampleColumns.from_records([sample])
+        named = NamedSamples(self._naming, [sample], np.ones(1, dtype=np.bool_), at=closed)
+        for stage, seconds in sample_stage_seconds(columns).items():
+            self.stage_seconds.name(seconds, stage, source=named)
+        for name, scorer in columns.scorers.items():
+            self.limiter_wait_seconds.name(scorer.limiter_s, name, source=named)
+            self.score_seconds.name(scorer.call_s, name, OUTCOMES[scorer.outcome[0]], source=named)
+
+
+def _asked(scorer: str, records: Sequence[SampleRecord]) -> Integers:
+    """Return the places of the samples that a scorer was asked about."""
+    return np.array([place for place, record in enumerate(records) if scorer in record.scoring.scorers], dtype=np.int64)
 
 
 def _recent() -> RecentMean:
