@@ -33,7 +33,7 @@ import numpy as np
 from plaudit_wire.messages import Announcement, PolicyVersion, Prompt, Sampling
 from plaudit_workers.job.loading.load import load_job
 from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.launch.redis.server import RedisServer
 from plaudit_workers.rollout.factory import build_engine, open_agent
 from plaudit_workers.rollout.worker import RolloutOptions, RolloutWorker
 from plaudit_workers.stream.connection import RedisAddress, Transport

@@ -55,7 +55,7 @@ import yaml
 
 from plaudit_metrics.sources.history import read_steps
 from plaudit_workers.job.loading.load import load_job
-from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.launch.redis.server import RedisServer
 from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.trainer.groups import TrainerStreams
 from plaudit_workers.training.backend.scripted import ScriptedBackend

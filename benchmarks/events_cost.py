@@ -29,7 +29,7 @@ from typing import Any
 
 from transport_streams import GROUP_SIZE, ROLES
 
-from plaudit_workers.launch.redis_server import RedisServer, free_port
+from plaudit_workers.launch.redis.server import RedisServer, free_port
 from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.transitions.scripts import Scripts
 

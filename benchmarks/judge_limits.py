@@ -40,7 +40,7 @@ from plaudit_reward.judge.scorer import JudgeScorer
 from plaudit_reward.scorer import Attempt
 from plaudit_wire.redis_connection import redis_client
 from plaudit_wire.sample import Sample
-from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.launch.redis.server import RedisServer
 
 OFFERED = 10
 """Times the budget that the processes want."""

@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.launch.redis.server import RedisServer
 from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.worker.consumer import Consumer
 

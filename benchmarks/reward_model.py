@@ -41,7 +41,7 @@ import httpx
 
 from plaudit_workers.job.spec.rewards.scorers import RewardModelSpec
 from plaudit_workers.launch.model_command import server_command, server_environment
-from plaudit_workers.launch.redis_server import free_port
+from plaudit_workers.launch.redis.server import free_port
 
 ONE_BY_ONE = "loop, one by one"
 LOOP_GOAL, VLLM_GOAL = 3.0, 1.0

@@ -39,7 +39,7 @@ from typing import Any
 import numpy as np
 
 from plaudit_wire.messages import Announcement, Prompt, Sampling
-from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.launch.redis.server import RedisServer
 from plaudit_workers.rollout.engines.vllm_arguments import VllmSettings, engine_arguments, prepare_environment
 from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.trainer.groups import StreamLimits, TrainerStreams

@@ -36,7 +36,7 @@ from plaudit_metrics.service.serve import ServiceSettings, serve
 from plaudit_metrics.sources.events import encode_event
 from plaudit_wire.names import Names
 from plaudit_wire.records import GroupRecord, SampleRecord, StepRecord
-from plaudit_workers.launch.redis_server import RedisServer, free_port
+from plaudit_workers.launch.redis.server import RedisServer, free_port
 from plaudit_workers.stream.connection import RedisAddress
 
 RUN = "step-close"

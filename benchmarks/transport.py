@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 from transport_streams import GROUP_SIZE, RATE_PER_S, ROLES, Hops
 
-from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.launch.redis.server import RedisServer
 from plaudit_workers.stream.connection import RedisAddress, Transport
 
 Flow = tuple[float, float, Hops]

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from plaudit_wire.messages import Announcement, PolicyVersion, Transfer, TransferPart
-from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.launch.redis.server import RedisServer
 from plaudit_workers.published_weights import weights_digest
 from plaudit_workers.rollout.agents.single_turn import SingleTurn
 from plaudit_workers.rollout.engines.script import Script

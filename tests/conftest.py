@@ -15,7 +15,7 @@ import redis
 from hypothesis import settings
 
 import faulty_server
-from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.launch.redis.server import RedisServer
 
 EXAMPLES = int(os.environ.get("PLAUDIT_EXAMPLES", "40"))
 """Number of examples for each property; for an occasional long search: ``PLAUDIT_EXAMPLES=1000 make test``."""

@@ -21,7 +21,7 @@ from chat_tokenizer import chat_tokenizer
 from plaudit_wire.sample import AgentReward
 from plaudit_workers.agent_processes.messages import EnvironmentClass, EnvironmentServer, Source
 from plaudit_workers.agent_processes.processes import AgentProcesses
-from plaudit_workers.launch.redis_server import free_port
+from plaudit_workers.launch.redis.server import free_port
 from plaudit_workers.rollout.engines.vllm_arguments import prepare_environment
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # vLLM and torch warn when they are imported

@@ -39,7 +39,7 @@ from plaudit_wire.records import (
     TurnRecord,
 )
 from plaudit_workers.job.spec.rewards.reward import RewardSpec
-from plaudit_workers.launch.redis_server import RedisServer, free_port
+from plaudit_workers.launch.redis.server import RedisServer, free_port
 from plaudit_workers.rollout.agents.agent import Generate, Trajectory
 from plaudit_workers.rollout.agents.single_turn import SingleTurn
 from plaudit_workers.rollout.engines.scripted import ScriptedEngine

@@ -26,7 +26,7 @@ from plaudit_wire.records import (
     WorkerRecord,
 )
 from plaudit_wire.sample import Sample
-from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.launch.redis.server import RedisServer
 from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.group import Group
 from plaudit_workers.stream.trainer.groups import Admission, StreamLimits, TrainerStreams

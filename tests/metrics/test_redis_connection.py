@@ -5,7 +5,7 @@ import asyncio
 from redis.asyncio import Redis
 
 from plaudit_wire.redis_connection import redis_client
-from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.launch.redis.server import RedisServer
 
 
 async def swallowed_cancellations(client: Redis, tasks: int) -> int:

@@ -25,7 +25,7 @@ from plaudit_metrics.sources.history import append_step
 from plaudit_wire.names import Names
 from plaudit_wire.records import ScorerRecord, StepRecord, WorkerRecord
 from plaudit_wire.redis_address import RedisAddress
-from plaudit_workers.launch.redis_server import RedisServer, free_port
+from plaudit_workers.launch.redis.server import RedisServer, free_port
 
 Build = Callable[..., Any]
 

@@ -15,7 +15,7 @@ import redis
 from world import World, rljob
 
 from plaudit_operator import names
-from plaudit_workers.launch.redis_server import free_port
+from plaudit_workers.launch.redis.server import free_port
 from plaudit_workers.stream.access import ADMIN, PROBE, users
 from plaudit_workers.stream.libraries import libraries
 

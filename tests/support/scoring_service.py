@@ -14,7 +14,7 @@ import yaml
 
 from plaudit_workers.client import RewardClient
 from plaudit_workers.job.loading.load import load_job
-from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.launch.redis.server import RedisServer
 from plaudit_workers.scoring.build import build_pipeline
 from plaudit_workers.scoring.offer import offering
 from plaudit_workers.scoring.version import scoring_version

@@ -22,7 +22,7 @@ from plaudit_metrics.sources.history import read_steps
 from plaudit_wire.messages import Sampling
 from plaudit_wire.records import StepRecord
 from plaudit_workers.job.spec.rewards.reward import RewardSpec
-from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.launch.redis.server import RedisServer
 from plaudit_workers.rollout.agents.agent import Agent
 from plaudit_workers.rollout.agents.single_turn import SingleTurn
 from plaudit_workers.rollout.engines.script import Script

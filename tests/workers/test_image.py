@@ -1,5 +1,6 @@
 """The worker image has neither torch nor transformers: what its Dockerfile imports has to do without."""
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -13,3 +14,9 @@ def test_what_the_worker_image_imports_needs_no_heavy_packages():
     [imported] = re.findall(r'python3 -c "(import plaudit_workers[^"]+)"', DOCKERFILE.read_text())
     done = subprocess.run([sys.executable, "-c", ABSENT + imported], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_modules_that_the_gpu_image_imports_exist():
+    modules = re.findall(r"plaudit_\w+(?:\.\w+)+", DOCKERFILE.with_suffix(".gpu").read_text())
+    assert modules
+    assert [module for module in modules if importlib.util.find_spec(module) is None] == []

@@ -11,13 +11,13 @@ from typing import Any
 from plaudit_reward.code.rule import CodeRule
 from plaudit_reward.errors import ConfigurationError, DataError
 from plaudit_reward.rules.format import check_format, matches_format
-from plaudit_reward.rules.geo3k import geo3k
-from plaudit_reward.rules.gsm8k import gsm8k, gsm8k_flexible
-from plaudit_reward.rules.math_dapo import math_dapo
-from plaudit_reward.rules.math_reward import math_reward
-from plaudit_reward.rules.math_verify import math_verify
+from plaudit_reward.rules.mathematics.geo3k import geo3k
+from plaudit_reward.rules.mathematics.gsm8k import gsm8k, gsm8k_flexible
+from plaudit_reward.rules.mathematics.math_dapo import math_dapo
+from plaudit_reward.rules.mathematics.math_reward import math_reward
+from plaudit_reward.rules.mathematics.math_verify import math_verify
+from plaudit_reward.rules.mathematics.prime_math import prime_math
 from plaudit_reward.rules.overlong import check_overlong, overlong
-from plaudit_reward.rules.prime_math import prime_math
 from plaudit_reward.rules.rule import FunctionRule, Rule
 from plaudit_reward.rules.search_r1_like_qa_em import search_r1_like_qa_em
 

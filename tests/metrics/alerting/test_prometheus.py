@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from plaudit_workers.launch.redis_server import RedisServer, free_port
+from plaudit_workers.launch.redis.server import RedisServer, free_port
 from simulated_run import Simulation, make_plan
 
 SCORER = """

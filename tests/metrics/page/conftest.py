@@ -35,7 +35,7 @@ from plaudit_metrics.statistics.steps import step_record
 from plaudit_wire.names import CONSUMER_GROUPS, Names
 from plaudit_wire.records import GroupRecord, SampleRecord, ScorerRecord, StepRecord, WaitRecord, WorkerRecord
 from plaudit_wire.redis_address import RedisAddress
-from plaudit_workers.launch.redis_server import RedisServer, free_port
+from plaudit_workers.launch.redis.server import RedisServer, free_port
 from stored_conversations import write_conversations
 
 Build = Callable[..., Any]

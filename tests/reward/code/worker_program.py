@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from plaudit_reward.code.options import CodeOptions
-from plaudit_reward.code.sandbox.seccomp import install
+from plaudit_reward.code.sandbox.confinement.seccomp import install
 from plaudit_reward.code.scorer import CodeScorer
 from plaudit_reward.errors import ScoringError
 from plaudit_reward.scorer import Attempt

@@ -21,7 +21,7 @@ from plaudit_reward.judge.parse import Parser, RegexParser
 from plaudit_reward.judge.prompt import PromptTemplate
 from plaudit_reward.judge.scorer import JudgeScorer
 from plaudit_wire.redis_connection import redis_client
-from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.launch.redis.server import RedisServer
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from plaudit_reward.endpoint.limits import NEVER_SENT, BudgetReport, Passed, Rat
 from plaudit_reward.endpoint.local_budget import LocalBudget
 from plaudit_reward.endpoint.redis_budget import RedisBudget
 from plaudit_reward.errors import InfrastructureError
-from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.launch.redis.server import RedisServer
 
 Make = Callable[..., RedisBudget]
 

@@ -17,7 +17,7 @@ import pytest
 
 from plaudit_workers.job.spec.rewards.scorers import RewardModelSpec
 from plaudit_workers.launch.model_command import server_command, server_environment
-from plaudit_workers.launch.redis_server import free_port
+from plaudit_workers.launch.redis.server import free_port
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 TEMPLATE = "{% for message in messages %}{{ message['role'][0] }}:{{ message['content'] }}{{ '\\n' }}{% endfor %}"

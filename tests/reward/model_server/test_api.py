@@ -20,7 +20,7 @@ from plaudit_reward.model_server.serve import Address, serve
 from plaudit_reward.model_server.settings import ModelSettings
 from plaudit_reward.scorer import Attempt
 from plaudit_wire.sample import Sample
-from plaudit_workers.launch.redis_server import free_port
+from plaudit_workers.launch.redis.server import free_port
 
 CHAT = [{"role": "user", "content": "hi"}]
 BAD = [

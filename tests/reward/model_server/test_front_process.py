@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from plaudit_reward.model_server.__main__ import main
-from plaudit_workers.launch.redis_server import free_port
+from plaudit_workers.launch.redis.server import free_port
 
 PREAMBLE = """
 import os, select, signal, sys, time

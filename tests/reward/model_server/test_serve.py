@@ -18,7 +18,7 @@ from plaudit_reward.model_server.batcher import BatchLimits
 from plaudit_reward.model_server.model import Classifier
 from plaudit_reward.model_server.serve import Address, serve
 from plaudit_reward.model_server.settings import ModelSettings
-from plaudit_workers.launch.redis_server import free_port
+from plaudit_workers.launch.redis.server import free_port
 
 
 class Gated(Classifier):

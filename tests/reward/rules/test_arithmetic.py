@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from plaudit_reward.rules.mathematics.arithmetic import evaluate
-from plaudit_reward.rules.prime_math import prime_math
+from plaudit_reward.rules.mathematics.prime_math import prime_math
 from plaudit_wire.sample import Sample
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from plaudit_workers.client import Result, RewardClient, SampleInput, ServiceError, SyncRewardClient
-from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.launch.redis.server import RedisServer
 from plaudit_workers.stream.connection import RedisAddress, Transport
 
 GROUP = {"name": "share", "kind": "python", "scope": "group", "python": {"path": "reward.py", "function": "share"}}

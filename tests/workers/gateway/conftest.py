@@ -20,7 +20,7 @@ from plaudit_workers.gateway.callers.caller_session import Limits
 from plaudit_workers.gateway.callers.callers import Callers
 from plaudit_workers.gateway.callers.tokens import Tokens
 from plaudit_workers.gateway.worker import GatewaySettings, application, listen, serve_on
-from plaudit_workers.launch.redis_server import free_port
+from plaudit_workers.launch.redis.server import free_port
 from plaudit_workers.scoring.offer import service_of
 from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.transitions.scripts import Scripts

@@ -8,7 +8,7 @@ import pytest
 
 from plaudit_workers.job.loading.load import parse_job
 from plaudit_workers.launch.plan import LaunchSettings, ProcessPlan, Role, plan_processes, share_gpus
-from plaudit_workers.launch.redis_access import RedisAccess, new_passwords, own_access
+from plaudit_workers.launch.redis.access import RedisAccess, new_passwords, own_access
 from plaudit_workers.process import RefusedError
 from plaudit_workers.stream.connection import RedisAddress
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import redis
 
-from plaudit_workers.launch.redis_server import RedisServer, server_program
+from plaudit_workers.launch.redis.server import RedisServer, server_program
 from plaudit_workers.process import RefusedError
 
 OWNER = """
 import sys, time
 from pathlib import Path
-from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.launch.redis.server import RedisServer
 server = RedisServer(Path(sys.argv[1])).start()
 print(server.pid, flush=True)
 time.sleep(60)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from plaudit_workers.launch.plan import LaunchSettings, ProcessPlan, Role
-from plaudit_workers.launch.redis_access import RedisAccess
+from plaudit_workers.launch.redis.access import RedisAccess
 from plaudit_workers.launch.supervisor import Supervisor
 from plaudit_workers.process import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, Ending
 from plaudit_workers.stream.connection import RedisAddress

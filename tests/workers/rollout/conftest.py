@@ -14,7 +14,7 @@ import pytest
 
 from plaudit_wire.messages import Announcement, PolicyVersion, Prompt, Sampling
 from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.launch.redis.server import RedisServer
 from plaudit_workers.rollout.agents.agent import Agent
 from plaudit_workers.rollout.agents.single_turn import SingleTurn
 from plaudit_workers.rollout.engines.protocol import Engine

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from plaudit_workers.health import HealthServer
-from plaudit_workers.launch.redis_server import free_port
+from plaudit_workers.launch.redis.server import free_port
 
 
 async def ask(port: int, request: bytes) -> bytes:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from plaudit_reward.code.sandbox.landlock import abi
+from plaudit_reward.code.sandbox.confinement.landlock import abi
 from plaudit_workers.agent_processes.messages import FunctionTool, ProcessLimits
 from plaudit_workers.agent_processes.processes import AgentProcesses
 from plaudit_workers.rollout.agents.chat.tool_calls import ParsedCall

@@ -13,7 +13,7 @@ import pytest
 from builders import make_body, make_prompt
 from plaudit_wire.messages import Prompt, Sampling
 from plaudit_workers.job.spec.rewards.reward import RewardSpec
-from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.launch.redis.server import RedisServer
 from plaudit_workers.scoring.build import build_pipeline
 from plaudit_workers.scoring.group_scope import has_group_scorers
 from plaudit_workers.scoring.worker import ScoringOptions, ScoringWorker

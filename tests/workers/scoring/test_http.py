@@ -13,7 +13,7 @@ from faulty_server import Reply
 from plaudit_metrics.sources.run_snapshot import take_snapshot
 from plaudit_wire.names import Names
 from plaudit_wire.sample import Sample
-from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.launch.redis.server import RedisServer
 from plaudit_workers.scoring.build import build_pipeline
 from plaudit_workers.scoring.kinds.context import BuildContext
 from plaudit_workers.stream.connection import RedisAddress, Transport

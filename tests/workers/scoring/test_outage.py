@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.launch.redis.server import RedisServer
 from plaudit_workers.scoring.build import build_pipeline
 from plaudit_workers.scoring.worker import ScoringWorker
 from plaudit_workers.stream.connection import RedisAddress, Transport

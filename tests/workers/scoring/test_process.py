@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from plaudit_workers.launch.redis_server import RedisServer, free_port
+from plaudit_workers.launch.redis.server import RedisServer, free_port
 
 Make = Callable[..., Any]
 

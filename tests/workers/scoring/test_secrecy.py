@@ -9,7 +9,7 @@ from pathlib import Path
 
 from plaudit_wire.redis_address import RedisAddress, RedisTls
 from plaudit_workers.client import RewardClient
-from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.launch.redis.server import RedisServer
 from plaudit_workers.process import ProcessSettings
 from plaudit_workers.scoring.worker import serve
 

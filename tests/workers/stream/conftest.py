@@ -11,7 +11,7 @@ from builders import make_body, make_prompt
 from plaudit_wire.messages import GroupDelivery, Prompt, SampleBody
 from plaudit_wire.records import ScoringRecord
 from plaudit_wire.sample import Sample
-from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.launch.redis.server import RedisServer
 from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.trainer.groups import Admission, StreamLimits, TrainerStreams
 from plaudit_workers.stream.worker.commits import commit

@@ -28,7 +28,7 @@ from plaudit_wire.function_library import FunctionLibrary
 from plaudit_wire.names import CONSUMER_GROUPS, Names
 from plaudit_wire.redis_address import RedisAddress
 from plaudit_workers.client import RewardClient
-from plaudit_workers.launch.redis_server import free_port
+from plaudit_workers.launch.redis.server import free_port
 from plaudit_workers.process import ProcessSettings, RefusedError
 from plaudit_workers.scoring.worker import serve as serve_reward
 from plaudit_workers.stream.access import ADMIN, GRANTS, PROBE, acl_file, users

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from plaudit_wire.messages import Announcement, PolicyVersion
-from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.launch.redis.server import RedisServer
 from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.trainer.groups import Admission, StaleIncarnationError, StreamLimits, TrainerStreams
 

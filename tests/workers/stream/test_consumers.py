@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from plaudit_workers.deadletters.letters import DeadLetters
-from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.launch.redis.server import RedisServer
 from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.limits import StreamLimits
 from plaudit_workers.stream.trainer.groups import TrainerStreams

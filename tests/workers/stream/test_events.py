@@ -5,7 +5,7 @@ from typing import Any
 
 from plaudit_metrics.sources.events import EventRecord, decode_event
 from plaudit_wire.records import SampleRecord, ScoringRecord, StepRecord, WorkerRecord
-from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.launch.redis.server import RedisServer
 from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.trainer.groups import StreamLimits, TrainerStreams
 from plaudit_workers.stream.worker.commits import commit, commit_group, read_group

@@ -16,7 +16,7 @@ from plaudit_wire.function_library import FunctionLibrary
 from plaudit_wire.records import WorkerRecord
 from plaudit_wire.redis_address import RedisAddress
 from plaudit_workers.errors import RefusedError
-from plaudit_workers.launch.redis_server import RedisServer, ServerAccess
+from plaudit_workers.launch.redis.server import RedisServer, ServerAccess
 from plaudit_workers.stream.access import ADMIN, acl_file
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.libraries import libraries

@@ -14,7 +14,7 @@ from redis.exceptions import ResponseError
 
 from plaudit_wire.messages import Announcement, PolicyVersion, Prompt
 from plaudit_wire.outage import OUTAGE
-from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.launch.redis.server import RedisServer
 from plaudit_workers.process import RefusedError
 from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.trainer.groups import Admission, StreamLimits, TrainerStreams

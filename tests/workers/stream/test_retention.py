@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.launch.redis.server import RedisServer
 from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.stream.retention import expire_run, keep_run
 from plaudit_workers.stream.trainer.groups import StreamLimits, TrainerStreams

@@ -19,7 +19,7 @@ from plaudit_metrics.service.serve import serve as serve_metrics
 from plaudit_wire.redis_address import RedisAddress, RedisTls
 from plaudit_workers.client import RewardClient, ServiceError
 from plaudit_workers.job.loading.load import load_job
-from plaudit_workers.launch.external_redis import external_redis
+from plaudit_workers.launch.redis.external import external_redis
 from plaudit_workers.process import EXIT_REFUSED, ProcessSettings, RefusedError
 from plaudit_workers.scoring.worker import serve as serve_reward
 from plaudit_workers.stream.connection import Transport

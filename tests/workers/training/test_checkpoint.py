@@ -16,7 +16,7 @@ from plaudit_workers.training.backend.checkpoint import (
     read_extra,
     save_checkpoint,
 )
-from plaudit_workers.training.model.batch import make_batch
+from plaudit_workers.training.model.batches.batch import make_batch
 from plaudit_workers.training.model.policy_model import build_model
 from plaudit_workers.training.run.lineage import Lineage
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from plaudit_wire.messages import PolicyVersion
-from plaudit_workers.training.model.batch import make_batch
+from plaudit_workers.training.model.batches.batch import make_batch
 from plaudit_workers.training.model.commands import (
     CommandError,
     OptimizerProgress,

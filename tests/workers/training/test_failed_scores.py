@@ -9,7 +9,7 @@ import pytest
 
 from plaudit_wire.records import ScorerRecord, ScoringRecord, WaitRecord
 from plaudit_workers.stream.group import GroupSample
-from plaudit_workers.training.conductor.failed_scores import failed_samples, failure_reasons, is_permanent
+from plaudit_workers.training.conductor.groups.failed_scores import failed_samples, failure_reasons, is_permanent
 from plaudit_workers.training.conductor.step_training import wait_records
 
 

@@ -13,7 +13,7 @@ from plaudit_workers.errors import RefusedError
 from plaudit_workers.job.loading.dump import dump_job
 from plaudit_workers.training.backend.checkpoint import load_checkpoint, save_checkpoint
 from plaudit_workers.training.backend.publish import write_weights
-from plaudit_workers.training.model.batch import make_batch
+from plaudit_workers.training.model.batches.batch import make_batch
 from plaudit_workers.training.model.policy_model import build_model
 
 SCORES = [[0.0, 1.0, 0.5, 0.25], [1.0, 1.0, 0.0, None]]

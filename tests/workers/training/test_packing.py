@@ -15,9 +15,9 @@ from plaudit_reward.packed_attention import (
     make_blocks,
     packed_attention,
 )
-from plaudit_workers.training.model.batch import make_batch
+from plaudit_workers.training.model.batches.batch import make_batch
+from plaudit_workers.training.model.batches.packing import assign_bins, pack
 from plaudit_workers.training.model.model import forward_logits
-from plaudit_workers.training.model.packing import assign_bins, pack
 
 LENGTHS = [20, 3, 11, 11, 1, 19, 7, 7, 15, 2]
 

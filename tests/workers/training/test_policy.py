@@ -15,7 +15,7 @@ from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.job.spec.algorithm import OptimizerSpec
 from plaudit_workers.process import RefusedError
 from plaudit_workers.training.backend.torch_backend import TorchBackend
-from plaudit_workers.training.model.batch import make_batch
+from plaudit_workers.training.model.batches.batch import make_batch
 from plaudit_workers.training.model.optimizer import rate_share
 from plaudit_workers.training.model.policy_model import build_model
 from plaudit_workers.training.model.token_head import TokenHead

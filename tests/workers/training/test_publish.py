@@ -20,7 +20,7 @@ from plaudit_workers.training.backend.publish import (
     write_offered,
     write_weights,
 )
-from plaudit_workers.training.model.batch import make_batch
+from plaudit_workers.training.model.batches.batch import make_batch
 from plaudit_workers.training.model.policy_model import build_model
 from plaudit_workers.weight_transfer.exchange import TransferError
 from plaudit_workers.weight_transfer.receiver import Reception

@@ -16,7 +16,7 @@ import torch
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.training.backend.checkpoint import load_checkpoint
-from plaudit_workers.training.model.batch import TrainingBatch, make_batch
+from plaudit_workers.training.model.batches.batch import TrainingBatch, make_batch
 from plaudit_workers.training.model.policy_model import build_model
 
 # Each rank is a process that imports torch: seconds on a quiet machine, a minute on a busy one.

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from plaudit_workers.job.sizing.shape import ModelShape
-from plaudit_workers.training.model.repetition import repeated_share
+from plaudit_workers.training.model.batches.repetition import repeated_share
 from plaudit_workers.training.model.utilization import speed_figures, training_flops, work_figures
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*reduce_op.*:FutureWarning")

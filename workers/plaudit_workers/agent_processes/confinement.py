@@ -11,9 +11,9 @@ import os
 import resource
 from pathlib import Path
 
-from plaudit_reward.code.sandbox.landlock import keep_signals_inside
+from plaudit_reward.code.sandbox.confinement.landlock import keep_signals_inside
+from plaudit_reward.code.sandbox.confinement.seccomp import no_new_privileges, prctl
 from plaudit_reward.code.sandbox.limits import offer_to_the_oom_killer
-from plaudit_reward.code.sandbox.seccomp import no_new_privileges, prctl
 
 _PR_SET_CHILD_SUBREAPER = 36
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")

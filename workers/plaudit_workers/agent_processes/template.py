@@ -24,7 +24,7 @@ import traceback
 from typing import Any
 
 from plaudit_reward.errors import ConfigurationError
-from plaudit_reward.isolation.lifetime import end_with
+from plaudit_reward.isolation.child.lifetime import end_with
 from plaudit_reward.isolation.messages import Frames, frame
 from plaudit_workers.agent_processes import process_trees
 from plaudit_workers.agent_processes.confinement import adopt_orphans, confine, machine_memory_bytes

@@ -57,7 +57,7 @@ class ProcessActor:
         """Return this node's address and a free port on it, for the rendezvous of ranks."""
         import ray
 
-        from plaudit_workers.launch.redis_server import free_port
+        from plaudit_workers.launch.redis.server import free_port
 
         host = ray.util.get_node_ip_address()
         return host, free_port(host)

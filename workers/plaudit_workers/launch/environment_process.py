@@ -18,7 +18,7 @@ from plaudit_wire.logs import get_logger
 from plaudit_workers.environment_urls import is_reachable
 from plaudit_workers.job.loading.load import JobError, load_job
 from plaudit_workers.job.spec.environments import EnvironmentServerSpec
-from plaudit_workers.launch.redis_server import die_with_parent
+from plaudit_workers.launch.redis.server import die_with_parent
 from plaudit_workers.process import EXIT_DONE, ProcessSettings, RefusedError
 
 logger = get_logger(__name__)

@@ -23,7 +23,7 @@ from plaudit_wire.logs import get_logger
 from plaudit_workers.job.loading.load import JobError, load_job
 from plaudit_workers.job.spec.rewards.scorers import RewardModelSpec
 from plaudit_workers.launch.model_command import server_command, server_environment
-from plaudit_workers.launch.redis_server import die_with_parent, free_port
+from plaudit_workers.launch.redis.server import die_with_parent, free_port
 from plaudit_workers.process import EXIT_DONE, ProcessSettings, RefusedError
 from plaudit_workers.rollout.engines.vllm_platform import is_cpu_build
 

@@ -17,7 +17,7 @@ from plaudit_workers.job.spec.rollout import RolloutSpec
 from plaudit_workers.launch.environment_process import NAME as ENVIRONMENT_NAME
 from plaudit_workers.launch.metrics_environment import metrics_environment
 from plaudit_workers.launch.model_server import FOLDER
-from plaudit_workers.launch.redis_access import RedisAccess
+from plaudit_workers.launch.redis.access import RedisAccess
 from plaudit_workers.process import RefusedError
 from plaudit_workers.rollout.engines.vllm_arguments import GPU_SHARE
 from plaudit_workers.rollout.replica import ROLLOUT_GROUP

@@ -22,8 +22,9 @@ from plaudit_workers.launch import placement
 from plaudit_workers.launch.model_server import own_address
 from plaudit_workers.launch.plan import LaunchSettings, ProcessPlan, Role, plan_processes, share_gpus
 from plaudit_workers.launch.preflight.prepare import prepare
-from plaudit_workers.launch.redis_access import RedisAccess
-from plaudit_workers.launch.redis_server import free_port
+from plaudit_workers.launch.redis.access import RedisAccess
+from plaudit_workers.launch.redis.server import free_port
+from plaudit_workers.launch.redis.transport import run_redis
 from plaudit_workers.launch.service import (
     GatewayAddress,
     gateway_address,
@@ -36,7 +37,6 @@ from plaudit_workers.launch.terminal.console import StepLines, print_summary
 from plaudit_workers.launch.terminal.interrupt import Interrupt
 from plaudit_workers.launch.terminal.live import LiveMessages, print_live
 from plaudit_workers.launch.terminal.waiting import reported_wait
-from plaudit_workers.launch.transport import run_redis
 from plaudit_workers.process import EXIT_DONE, EXIT_REFUSED, Ending, RefusedError
 from plaudit_workers.rollout.engines.vllm_platform import is_cpu_build
 from plaudit_workers.supervision import unless_stopped

@@ -15,8 +15,8 @@ from rich.console import Console
 from plaudit_workers.client.connect import ServiceError, connect
 from plaudit_workers.job.spec.rewards.reward import GatewaySpec
 from plaudit_workers.launch.plan import TOKENS_FOLDER
-from plaudit_workers.launch.private_files import write_private
-from plaudit_workers.launch.redis_server import free_port
+from plaudit_workers.launch.redis.private_files import write_private
+from plaudit_workers.launch.redis.server import free_port
 from plaudit_workers.stream.connection import RedisAddress
 
 ADDRESS_FILE = "service.json"

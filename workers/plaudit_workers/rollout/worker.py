@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from plaudit_reward.code.sandbox.privileges import forbid_inspection
+from plaudit_reward.code.sandbox.confinement.privileges import forbid_inspection
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Prompt
 from plaudit_wire.records import WorkerRecord

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from plaudit_reward.code.sandbox.privileges import forbid_inspection
+from plaudit_reward.code.sandbox.confinement.privileges import forbid_inspection
 from plaudit_reward.pipeline.pipeline import Pipeline
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import GroupDelivery

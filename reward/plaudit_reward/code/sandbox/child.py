@@ -9,11 +9,11 @@ from typing import NoReturn
 
 import msgspec
 
-from plaudit_reward.code.sandbox import landlock
+from plaudit_reward.code.sandbox.confinement import landlock
+from plaudit_reward.code.sandbox.confinement.seccomp import architecture, filter_program, install, prctl
 from plaudit_reward.code.sandbox.limits import limit_this_process
 from plaudit_reward.code.sandbox.messages import RunProgram
 from plaudit_reward.code.sandbox.program import run_program
-from plaudit_reward.code.sandbox.seccomp import architecture, filter_program, install, prctl
 
 RAISED = 1
 """Exit code when the program raised."""

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import msgspec
 
-from plaudit_reward.code.sandbox import landlock
+from plaudit_reward.code.sandbox.confinement import landlock
+from plaudit_reward.code.sandbox.confinement.privileges import drop_privileges
+from plaudit_reward.code.sandbox.confinement.seccomp import architecture, prctl
 from plaudit_reward.code.sandbox.limits import offer_to_the_oom_killer
 from plaudit_reward.code.sandbox.messages import FromServer, Prepare, Ready, RunProgram, ToServer, Unable
-from plaudit_reward.code.sandbox.privileges import drop_privileges
-from plaudit_reward.code.sandbox.seccomp import architecture, prctl
 from plaudit_reward.code.sandbox.supervision import Pipes, supervise
 from plaudit_reward.code.sandbox.template import Template, start_template
 from plaudit_reward.errors import ConfigurationError

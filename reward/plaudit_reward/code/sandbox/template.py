@@ -13,7 +13,7 @@ import struct
 from typing import NamedTuple, NoReturn
 
 from plaudit_reward.code.sandbox.child import run_and_leave
-from plaudit_reward.code.sandbox.seccomp import prctl
+from plaudit_reward.code.sandbox.confinement.seccomp import prctl
 
 _PR_SET_PDEATHSIG = 1
 _FORK = b"f"

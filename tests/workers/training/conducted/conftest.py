@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.launch.redis.server import RedisServer
 from plaudit_workers.training.backend.scripted import ScriptedBackend
 from plaudit_workers.training.run.plan import RunPlan
 from simulated_run import Simulation, make_plan, positions

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.launch.redis.server import RedisServer
 from plaudit_workers.process import RefusedError
 from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.group import Group

@@ -10,7 +10,7 @@ import pytest
 
 from bad_network import BadNetwork
 from plaudit_wire.redis_address import RedisAddress
-from plaudit_workers.launch.redis_server import RedisServer
+from plaudit_workers.launch.redis.server import RedisServer
 from plaudit_workers.stream.connection import Transport
 from simulated_run import Simulation
 

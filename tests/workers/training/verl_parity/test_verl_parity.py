@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from plaudit_workers.job.spec.algorithm import LossSpec
-from plaudit_workers.training.model.advantage import ESTIMATORS
+from plaudit_workers.training.model.batches.advantage import ESTIMATORS
 from plaudit_workers.training.model.loss import policy_loss
 from plaudit_workers.training.model.losses.aggregation import token_weights
 from plaudit_workers.training.model.losses.divergence import ESTIMATES

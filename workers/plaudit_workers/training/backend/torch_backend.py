@@ -19,7 +19,7 @@ from plaudit_workers.training.backend.checkpoint import (
     save_checkpoint,
 )
 from plaudit_workers.training.backend.publish import offer_weights, prune_weights, write_offered, write_weights
-from plaudit_workers.training.model.batch import TrainingBatch, make_batch
+from plaudit_workers.training.model.batches.batch import TrainingBatch, make_batch
 from plaudit_workers.training.model.policy_model import PolicyModel
 from plaudit_workers.training.model.utilization import peak_flops, speed_figures
 

@@ -21,12 +21,12 @@ from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import PolicyVersion
 from plaudit_wire.outage import OUTAGE
 from plaudit_workers.process import JobFailedError, RefusedError
-from plaudit_workers.training.conductor.admission import Admitter
 from plaudit_workers.training.conductor.announcements import Announcements
 from plaudit_workers.training.conductor.backend_thread import BackendThread
 from plaudit_workers.training.conductor.background_tasks import BackgroundTasks
-from plaudit_workers.training.conductor.closing import correct_counters, end_unseen
-from plaudit_workers.training.conductor.intake import GroupIntake
+from plaudit_workers.training.conductor.groups.admission import Admitter
+from plaudit_workers.training.conductor.groups.closing import correct_counters, end_unseen
+from plaudit_workers.training.conductor.groups.intake import GroupIntake
 from plaudit_workers.training.conductor.open_step import OpenStep
 from plaudit_workers.training.conductor.resume import take_over
 from plaudit_workers.training.conductor.run_records import RunRecords

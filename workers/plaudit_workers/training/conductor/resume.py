@@ -19,7 +19,7 @@ from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.process import RefusedError
 from plaudit_workers.stream.group import Group
 from plaudit_workers.training.conductor.backend_thread import BackendThread
-from plaudit_workers.training.conductor.intake import sampled_versions
+from plaudit_workers.training.conductor.groups.intake import sampled_versions
 from plaudit_workers.training.run.lineage import FILE_NAME, Lineage
 from plaudit_workers.training.run.schedule import GroupInFlight, Schedule
 from plaudit_workers.training.run.state import RunContext, RunState

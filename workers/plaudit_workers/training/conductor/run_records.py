@@ -9,7 +9,7 @@ from typing import Any
 from plaudit_wire.logs import get_logger
 from plaudit_wire.records import StepRecord
 from plaudit_workers.training.conductor.backend_thread import BackendThread
-from plaudit_workers.training.conductor.failed_scores import failed_samples, failure_reasons
+from plaudit_workers.training.conductor.groups.failed_scores import failed_samples, failure_reasons
 from plaudit_workers.training.conductor.open_step import OpenStep
 from plaudit_workers.training.conductor.step_report import StepReport
 from plaudit_workers.training.run.lineage import refuse_replaced

@@ -11,12 +11,12 @@ from plaudit_wire.logs import get_logger
 from plaudit_wire.records import PAUSE, GroupEnd, GroupRecord, WaitRecord
 from plaudit_workers.process import JobFailedError
 from plaudit_workers.stream.group import Group
-from plaudit_workers.training.conductor.admission import Admitter
 from plaudit_workers.training.conductor.backend_thread import BackendThread
 from plaudit_workers.training.conductor.background_tasks import BackgroundTasks
-from plaudit_workers.training.conductor.closing import GroupEnding, close_groups, end_in_ledger
-from plaudit_workers.training.conductor.failed_scores import failed_samples, failure_reasons, is_permanent
-from plaudit_workers.training.conductor.intake import GroupIntake
+from plaudit_workers.training.conductor.groups.admission import Admitter
+from plaudit_workers.training.conductor.groups.closing import GroupEnding, close_groups, end_in_ledger
+from plaudit_workers.training.conductor.groups.failed_scores import failed_samples, failure_reasons, is_permanent
+from plaudit_workers.training.conductor.groups.intake import GroupIntake
 from plaudit_workers.training.conductor.open_step import Decision, OpenStep, Over, Retry, Update, Wait
 from plaudit_workers.training.conductor.step_report import StepReport
 from plaudit_workers.training.run.schedule import ReadyGroup, choose

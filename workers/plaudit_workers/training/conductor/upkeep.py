@@ -11,8 +11,8 @@ import time
 from plaudit_wire.logs import get_logger
 from plaudit_wire.outage import OUTAGE
 from plaudit_wire.records import WorkerRecord
-from plaudit_workers.training.conductor.admission import Admitter
-from plaudit_workers.training.conductor.closing import correct_counters, discard_group
+from plaudit_workers.training.conductor.groups.admission import Admitter
+from plaudit_workers.training.conductor.groups.closing import correct_counters, discard_group
 from plaudit_workers.training.run.state import RunContext, RunState
 
 logger = get_logger(__name__)

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from plaudit_metrics.statistics.validation import best_of, majority
 from plaudit_wire.records import GroupEnd, GroupRecord
 from plaudit_workers.stream.group import Group
-from plaudit_workers.training.conductor.admission import Admitter
-from plaudit_workers.training.conductor.closing import GroupEnding, end_groups
-from plaudit_workers.training.conductor.intake import GroupIntake
+from plaudit_workers.training.conductor.groups.admission import Admitter
+from plaudit_workers.training.conductor.groups.closing import GroupEnding, end_groups
+from plaudit_workers.training.conductor.groups.intake import GroupIntake
 from plaudit_workers.training.run.state import RunContext, RunState
 
 _LOOK_EVERY_S = 1.0

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from plaudit_wire.messages import PolicyVersion
-from plaudit_workers.training.model.batch import TrainingBatch
+from plaudit_workers.training.model.batches.batch import TrainingBatch
 from plaudit_workers.training.model.sharding import Ranks
 from plaudit_workers.training.model.weight_offer import WeightOffer
 

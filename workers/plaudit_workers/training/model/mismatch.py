@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from plaudit_wire.messages import PolicyVersion
-from plaudit_workers.training.model.batch import TrainingSequence
+from plaudit_workers.training.model.batches.batch import TrainingSequence
 
 FIGURE = "actor/logprob_mismatch"
 """Mean absolute difference in nats over the tokens of samples that the published policy wrote from first to last."""

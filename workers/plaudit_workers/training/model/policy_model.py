@@ -26,7 +26,8 @@ from plaudit_workers.job.spec.rljob import RLJob, Spec
 from plaudit_workers.published_weights import ADAPTER_FILE, WEIGHTS_FILE, Probe
 from plaudit_workers.tokenizer import load_tokenizer
 from plaudit_workers.training.model.activations import checkpoint_layers
-from plaudit_workers.training.model.batch import TrainingBatch
+from plaudit_workers.training.model.batches.batch import TrainingBatch
+from plaudit_workers.training.model.batches.packing import MicroBatch, assign_bins, pack, pack_single
 from plaudit_workers.training.model.commands import Commands, OptimizerProgress
 from plaudit_workers.training.model.lora import Adapters, published_name
 from plaudit_workers.training.model.loss import choose_loss, mean_figures, policy_loss
@@ -42,7 +43,6 @@ from plaudit_workers.training.model.model import (
     refuse_long_packed,
 )
 from plaudit_workers.training.model.optimizer import PolicyOptimizer
-from plaudit_workers.training.model.packing import MicroBatch, assign_bins, pack, pack_single
 from plaudit_workers.training.model.probe import PROBE_LIMITS, probe_ids
 from plaudit_workers.training.model.sharding import Ranks, fill, gather, join_ranks, leave_ranks, place
 from plaudit_workers.training.model.temperature import refuse_cut_sampling

@@ -94,8 +94,8 @@ def _returns_the_heads_output(model: PreTrainedModel, head: torch.nn.Module) -> 
         amplified.append(output * _AMPLIFIED)
         return amplified[0]
 
+    from plaudit_workers.training.model.batches.packing import pack_single
     from plaudit_workers.training.model.model import forward_logits
-    from plaudit_workers.training.model.packing import pack_single
 
     row = pack_single(torch.tensor([1, 0, 1]))
     hook = head.register_forward_hook(amplify)

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from plaudit_wire.messages import Branch, PolicyVersion, SampleBody
 from plaudit_workers.stream.group import Group
-from plaudit_workers.training.model.advantage import ESTIMATORS, degenerate_groups
-from plaudit_workers.training.model.repetition import repeated_share
+from plaudit_workers.training.model.batches.advantage import ESTIMATORS, degenerate_groups
+from plaudit_workers.training.model.batches.repetition import repeated_share
 
 Int32s = NDArray[np.int32]
 Float32s = NDArray[np.float32]

@@ -9,7 +9,7 @@ from plaudit_workers.job.secrets import secret_value
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.job.spec.section import SecretKey
 from plaudit_workers.job.spec.transport import TlsSpec
-from plaudit_workers.launch.private_files import write_private
+from plaudit_workers.launch.redis.private_files import write_private
 
 
 def external_redis(job: RLJob, folder: Path) -> RedisAddress:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from plaudit_reward.packed_attention import AttentionBlock, make_blocks
-from plaudit_workers.training.model.batch import TrainingSequence
+from plaudit_workers.training.model.batches.batch import TrainingSequence
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import time
 from collections import deque
 
 from plaudit_reward.functions.function import UserFunction
-from plaudit_reward.isolation.call import Resolve, perform
+from plaudit_reward.isolation.child.call import Resolve, perform
 from plaudit_reward.isolation.messages import Channel, Drop, Dropped, FromChild, FromPool, Started, Work
 
 _LOOK_UP_AFTER_S = 0.002

@@ -17,9 +17,9 @@ from typing import Any
 from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.functions.function import UserFunction
 from plaudit_reward.functions.target import Description
-from plaudit_reward.isolation.call import finished, num_scores
+from plaudit_reward.isolation.child.call import finished, num_scores
+from plaudit_reward.isolation.child.sequential import run_sequential
 from plaudit_reward.isolation.messages import Blocked, Channel, Drop, FromPool, FunctionLoaded, Started, Work
-from plaudit_reward.isolation.sequential import run_sequential
 from plaudit_reward.score import Score
 
 _LOOK_EVERY_S = 0.25

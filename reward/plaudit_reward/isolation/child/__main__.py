@@ -14,10 +14,10 @@ import sys
 
 from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.functions.function import UserFunction
-from plaudit_reward.isolation.lifetime import end_when_closed, end_with
+from plaudit_reward.isolation.child.lifetime import end_when_closed, end_with
+from plaudit_reward.isolation.child.sequential import run_sequential
+from plaudit_reward.isolation.child.threads import run_threads
 from plaudit_reward.isolation.messages import Channel, FunctionLoaded, FunctionRefused, LoadFunction
-from plaudit_reward.isolation.sequential import run_sequential
-from plaudit_reward.isolation.threads import run_threads
 
 
 def main() -> int:
@@ -45,7 +45,7 @@ def main() -> int:
 def _run(load: LoadFunction, channel: Channel) -> None:
     function = UserFunction(load.target)
     if function.is_async:
-        from plaudit_reward.isolation.event_loop import run_async  # asyncio takes 30 ms to import
+        from plaudit_reward.isolation.child.event_loop import run_async  # asyncio takes 30 ms to import
 
         run_async(function, channel)
         return

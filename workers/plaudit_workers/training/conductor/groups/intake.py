@@ -16,8 +16,8 @@ from plaudit_wire.messages import PolicyVersion
 from plaudit_wire.outage import OUTAGE
 from plaudit_wire.records import Split
 from plaudit_workers.stream.group import Group
-from plaudit_workers.training.conductor.closing import GroupEnding, discard_group, end_groups
-from plaudit_workers.training.conductor.failed_scores import has_failed
+from plaudit_workers.training.conductor.groups.closing import GroupEnding, discard_group, end_groups
+from plaudit_workers.training.conductor.groups.failed_scores import has_failed
 from plaudit_workers.training.run.schedule import GroupInFlight, ReadyGroup
 from plaudit_workers.training.run.state import RunContext, RunState
 

@@ -166,6 +166,6 @@ def _same_matrix(given: str, truth: str, how: ComparisonOptions) -> bool:
 
 
 def _same_expression(given: str, truth: str) -> bool:
-    from plaudit_reward.rules.math_verify import verified
+    from plaudit_reward.rules.mathematics.math_verify import verified
 
     return verified(f"\\boxed{{{given}}}", truth)

@@ -7,7 +7,7 @@ import time
 from queue import SimpleQueue
 
 from plaudit_reward.functions.function import UserFunction
-from plaudit_reward.isolation.call import perform
+from plaudit_reward.isolation.child.call import perform
 from plaudit_reward.isolation.messages import Channel, Drop, Started, Work
 
 _STACK_BYTES = 1 << 20

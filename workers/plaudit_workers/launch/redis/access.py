@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from plaudit_wire.redis_address import RedisAddress
-from plaudit_workers.launch.private_files import write_private
+from plaudit_workers.launch.redis.private_files import write_private
 from plaudit_workers.stream.access import ADMIN, PROBE, users
 
 _FOLDER = "secrets"

@@ -6,7 +6,7 @@ import ctypes
 import os
 import struct
 
-from plaudit_reward.code.sandbox.seccomp import no_new_privileges, prctl
+from plaudit_reward.code.sandbox.confinement.seccomp import no_new_privileges, prctl
 
 NOBODY = 65534
 """User and group that own no files (``nobody``)."""

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from plaudit_wire.logs import get_logger
 from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.launch.external_redis import external_redis
-from plaudit_workers.launch.redis_access import RedisAccess, new_passwords, own_access
-from plaudit_workers.launch.redis_server import RedisServer, ServerAccess
+from plaudit_workers.launch.redis.access import RedisAccess, new_passwords, own_access
+from plaudit_workers.launch.redis.external import external_redis
+from plaudit_workers.launch.redis.server import RedisServer, ServerAccess
 from plaudit_workers.stream.access import ADMIN, acl_file
 from plaudit_workers.stream.connection import Transport
 

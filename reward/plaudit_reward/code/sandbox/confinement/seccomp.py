@@ -14,7 +14,14 @@ import platform
 import struct
 from collections.abc import Iterator
 
-from plaudit_reward.code.sandbox.syscalls import ALLOWED, ARCHITECTURES, CHECKED, FIRST_X32, OPENING, Architecture
+from plaudit_reward.code.sandbox.confinement.syscalls import (
+    ALLOWED,
+    ARCHITECTURES,
+    CHECKED,
+    FIRST_X32,
+    OPENING,
+    Architecture,
+)
 from plaudit_reward.errors import ConfigurationError
 
 _LOAD, _EQUAL, _GREATER_EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06

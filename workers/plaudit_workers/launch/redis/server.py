@@ -16,7 +16,7 @@ from typing import Self
 
 import redis
 
-from plaudit_workers.launch.private_files import write_private
+from plaudit_workers.launch.redis.private_files import write_private
 from plaudit_workers.process import RefusedError
 from plaudit_workers.stream.access import ADMIN
 from plaudit_workers.stream.libraries import libraries
