@@ -31,7 +31,7 @@ def main() -> int:
     configure_logs(None, worker=settings.identity, level=settings.log_level)
     progress = ProgressReader()
     kube = ApiServer(FIELD_MANAGER)
-    operator = Operator(kube, settings, progress.read)
+    operator = Operator(kube, settings, progress)
     access = MetricsAccess(kube.review).allows if settings.metrics_authentication else None
 
     def on_signal(_: int, __: FrameType | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +43,8 @@ class Scale:
     kind: str
     name: str
     replicas: int
+    deletion_costs: Mapping[str, int] = field(default_factory=dict)
+    """Costs by pod, written before: a ReplicaSet first deletes the pods of lower cost."""
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ SHORT_ATTEMPTS: Final = f"{GROUP}/short-attempts"
 """Annotation on the Job of a rollout of several pods: attempts before it that ended early, one after another."""
 KEDA_PAUSE: Final = "autoscaling.keda.sh/paused-replicas"
 COMPLETION_INDEX: Final = "batch.kubernetes.io/job-completion-index"
+DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 
 KUEUE_QUEUE: Final = "kueue.x-k8s.io/queue-name"
 KUEUE_MANAGED: Final = "kueue.x-k8s.io/managed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Iterable
@@ -9,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from plaudit_operator.cache import Cache, Key, NamespaceStore
 from plaudit_operator.names import SELECTOR
-from plaudit_operator.planning.reconcile import Progress, Reconciler
+from plaudit_operator.planning.reconcile import MetricsServices, Reconciler
 from plaudit_operator.runtime.errors import ConflictError, KubeError
 from plaudit_operator.runtime.kinds import OWNERS, WATCHED
 from plaudit_operator.runtime.kube import Kube
@@ -34,15 +35,15 @@ class Operator:
     Args:
         kube: the API server.
         settings: the operator's settings.
-        progress: reads progress from a job's metrics service.
+        services: the metrics services of jobs.
     """
 
-    def __init__(self, kube: Kube, settings: OperatorSettings, progress: Progress) -> None:
+    def __init__(self, kube: Kube, settings: OperatorSettings, services: MetricsServices) -> None:
         self._settings = settings
         self._cache = Cache()
         self._queue: WorkQueue[Key] = WorkQueue()
         self._pool = ThreadPoolExecutor(_CALLS_AT_A_TIME, thread_name_prefix="call")
-        self._reconciler = Reconciler(kube, self._cache, settings, self._pool, progress)
+        self._reconciler = Reconciler(kube, self._cache, settings, self._pool, services)
         self._leader = Leader(kube, (settings.namespace, settings.lease), settings.identity)
         self._informers = [
             Informer(
@@ -115,8 +116,10 @@ class Operator:
         self.stop.set()
 
     def _resync(self) -> None:
+        """Look at all jobs now and then, one after another: no change has to wait behind thousands of them."""
         while not self.stop.wait(_RESYNC_EVERY_S):
-            self._all_again()
+            for key in self._cache.keys():
+                self._queue.add_after(key, random.uniform(0.0, _RESYNC_EVERY_S))
 
     def _work(self, number: int) -> None:
         while (key := self._queue.take()) is not None:

@@ -109,19 +109,20 @@ class PacedJob:
         file = self.folder / "steps.jsonl"
         return len(file.read_text().splitlines()) if file.exists() else 0
 
-    def goes_on(self, seconds: float = 300) -> float:
+    def goes_on(self, seconds: float = 300, rollouts: int = _ROLES["rollout"]) -> float:
         """Wait until all of it runs and one more step is closed; return the seconds waited."""
         began = time.monotonic()
-        self.cluster.until(f"all of {self.name} runs", self._all_there, seconds)
+        self.cluster.until(f"all of {self.name} runs", lambda: self._all_there(rollouts), seconds)
         lines = self.lines
         self.cluster.until("another step", lambda: self.lines > lines, seconds)
         return time.monotonic() - began
 
-    def _all_there(self) -> bool:
+    def _all_there(self, rollouts: int) -> bool:
         status = self.status
         assert status.get("phase") not in ("Complete", "Failed"), status["conditions"]
+        wanted = _ROLES | {"rollout": rollouts}
         roles = {role["name"]: role for role in status.get("roles", [])}
-        there = all(roles.get(name, {}).get("ready") == count for name, count in _ROLES.items())
+        there = all(roles.get(name, {}).get("ready") == count for name, count in wanted.items())
         return bool(there and status["phase"] == "Running")
 
     def finish(self, seconds: float = 600) -> dict[str, Any]:

@@ -256,6 +256,30 @@ def test_suspended_it_holds_only_redis_and_metrics_and_resumed_it_goes_on(job: P
     assert counts(job) == attempts
 
 
+def test_of_three_rollouts_one_with_the_least_work_leaves(job: PacedJob, tell: Tell):
+    attempts, costs = counts(job), dict[str, int]()
+
+    def are_ready(rollouts: int) -> bool:
+        for pod in job.pods("rollout"):
+            cost = pod["metadata"].get("annotations", {}).get("controller.kubernetes.io/pod-deletion-cost")
+            costs.update({pod["metadata"]["name"]: int(cost)} if cost is not None else {})
+        ready: str = job.status["replicas"]["rollout"]
+        return ready == f"{rollouts}/{rollouts}" and len(job.pods("rollout")) == rollouts
+
+    kubectl(job, "scale", "rlj", job.name, "--replicas=3")
+    job.cluster.until("three rollouts", lambda: are_ready(3), 120)
+    assert costs == {}
+    tell("one rollout more: goes on after", job.goes_on(rollouts=3))
+    before = {pod["metadata"]["name"] for pod in job.pods("rollout")}
+    kubectl(job, "scale", "rlj", job.name, "--replicas=2")
+    job.cluster.until("two rollouts", lambda: are_ready(2), 120)
+    (left,) = before - {pod["metadata"]["name"] for pod in job.pods("rollout")}
+    assert costs.keys() == before
+    assert costs[left] == min(costs.values())
+    tell("one rollout less: goes on after", job.goes_on())
+    assert counts(job) == attempts
+
+
 def test_several_at_once_at_random(job: PacedJob, tell: Tell):
     draw = random.Random(SEED)
     for _ in range(3):

@@ -14,7 +14,7 @@ from concurrent.futures import Executor, Future
 from typing import Any
 
 from plaudit_operator import names
-from plaudit_operator.observed import labels, owner_uid, timestamp
+from plaudit_operator.observed import annotations_of, labels, owner_uid, timestamp
 from plaudit_operator.runtime.errors import AlreadyExistsError, ConflictError, NotFoundError
 from plaudit_operator.runtime.kinds import Kind
 
@@ -51,8 +51,7 @@ class ClusterModel:
     def list(self, kind: Kind, namespace: str, selector: str, fields: str = "") -> tuple[list[Object], str]:
         items = [copy.deepcopy(o) for (k, _, _), o in self.objects.items() if k == kind.kind]
         if fields:  # of events
-            uid, reason = (pair.partition("=")[2] for pair in fields.split(","))
-            items = [item for item in items if (item["involvedObject"].get("uid"), item["reason"]) == (uid, reason)]
+            items = [item for item in items if item["reason"] == fields.removeprefix("reason=")]
         wanted = dict(pair.split("=") for pair in selector.split(",") if pair)
         return [item for item in items if wanted.items() <= labels(item).items()], str(next(self._versions))
 
@@ -240,6 +239,8 @@ class ClusterModel:
     def _run_pods(self, owner: Object, count: int) -> int:
         """As many pods as there should be; how many of them run."""
         pods = [pod for pod in self.of_kind("Pod") if owner_uid(pod) == owner["metadata"]["uid"]]
+        if owner["kind"] == "Deployment":
+            pods.sort(key=lambda pod: -int(annotations_of(pod).get(names.DELETION_COST, "0")))
         for pod in pods[count:]:
             self.remove("Pod", pod["metadata"]["name"])
         for _ in range(count - len(pods)):

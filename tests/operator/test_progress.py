@@ -150,3 +150,26 @@ def test_services_that_send_a_byte_at_a_time_do_not_keep_others_waiting():
             for number in range(8):
                 assert reader.read("slow", f"team-{number}") == {}
             assert reader.read("healthy", "team")["step"] == 7
+
+
+def test_the_load_of_rollouts_is_read_and_bounded():
+    workers = [
+        {"worker": "job-rollout-x-1-a1b2c3", "role": "rollout", "busy": 12},
+        {"worker": "job-rollout-y-1-a1b2c3", "role": "rollout", "busy": 2**40},
+        {"worker": "job-rollout-z-1-a1b2c3", "role": "rollout", "busy": -1},
+        {"worker": "job-reward-x-1-a1b2c3", "role": "reward", "busy": 3},
+    ]
+
+    def respond(connection: socket.socket, path: str) -> None:
+        assert path.startswith("/api/v1/queues")
+        send(connection, json.dumps({"looks": [], "workers": workers}).encode())
+
+    with service(respond) as reader:
+        found = reader.busy("job", "default")
+    assert found == {"job-rollout-x-1-a1b2c3": 12, "job-rollout-y-1-a1b2c3": 2**31 - 1, "job-rollout-z-1-a1b2c3": 0}
+
+
+@pytest.mark.parametrize("respond", [lambda *_: time.sleep(5), lambda connection, _: send(connection, b"[1]")])
+def test_a_bad_response_gives_no_load(respond: Respond):
+    with service(respond) as reader:
+        assert reader.busy("job", "default") == {}

@@ -8,8 +8,10 @@ from typing import Any
 from cluster_model import ClusterModel
 from world import World, rljob
 
+from plaudit_operator.cache import Key
 from plaudit_operator.names import ConditionType
 from plaudit_operator.observed import timestamp
+from plaudit_operator.runtime.kinds import Kind
 
 
 class Quota(ClusterModel):
@@ -80,6 +82,39 @@ def test_a_job_whose_pods_never_come_is_looked_at_less_and_less_often():
     cluster.refused = ()
     world.settle()
     assert world.status["phase"] == "Running"
+
+
+def test_jobs_of_a_namespace_share_one_list_of_its_events():
+    class CountsLists(Quota):
+        lists = 0
+
+        def list(self, kind: Kind, namespace: str, selector: str, fields: str = "") -> Any:
+            self.lists += kind.kind == "Event"
+            return super().list(kind, namespace, selector, fields)
+
+    cluster = CountsLists()
+    for number in range(20):
+        job = rljob()
+        job["metadata"]["name"] = f"job-{number}"
+        cluster.put(job)
+    world = World(cluster=cluster)
+    keys = [Key("default", f"job-{number}") for number in range(20)]
+
+    def every_job_looks() -> None:
+        for key in keys:
+            world.reconciler.reconcile(key)
+            world.deliver()
+
+    every_job_looks()
+    cluster.run_controllers()
+    world.deliver()
+    cluster.now += 15
+    every_job_looks()
+    assert cluster.lists == 1
+    for key in keys:
+        status = cluster.find("RLJob", key.name)["status"]
+        (condition,) = (c for c in status["conditions"] if c["type"] == ConditionType.TRAINER_RUNNING)
+        assert condition["message"].startswith("trainer 0/1: exceeded quota: team, requested: pods=1")
 
 
 def leaving(grace_s: int) -> World:

@@ -51,6 +51,7 @@ class World:
         self.settings = SETTINGS
         if cluster is None:
             self.cluster.put(job or rljob())
+        self.busy_workers: dict[str, int] = {}
         self.closed_step = 2
         self.exposed_s = 0.0
         self.start_operator()
@@ -59,14 +60,17 @@ class World:
         """A fresh process: nothing in memory but what it lists."""
         rendering._render.cache_clear()  # as in a new process; and the uids of two tests are alike
         self.cache = Cache()
-        self.reconciler = Reconciler(
-            self.cluster, self.cache, self.settings, Inline(), self._progress, lambda: self.cluster.now
-        )
+        self.reconciler = Reconciler(self.cluster, self.cache, self.settings, Inline(), self, lambda: self.cluster.now)
         self.relist()
 
-    def _progress(self, name: str, namespace: str) -> dict[str, Any]:
+    def read(self, name: str, namespace: str) -> dict[str, Any]:
+        """The job's progress, as its metrics service reports it."""
         exposed = {"exposedRewardSeconds": self.exposed_s} if self.exposed_s else {}
         return {"step": self.closed_step, "verdict": "reward", "backlog": 0, **exposed}
+
+    def busy(self, name: str, namespace: str) -> dict[str, int]:
+        """Samples in flight of each rollout worker, as the job's metrics service reports them."""
+        return self.busy_workers
 
     def relist(self) -> None:
         """Every watch begins anew: events that were not delivered are lost."""

@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plaudit_operator.actions import Action, Apply, Create, Delete, EmitEvent, Patch, Scale
-from plaudit_operator.names import LABEL_JOB
+from plaudit_operator.names import DELETION_COST, LABEL_JOB
 from plaudit_operator.observed import NO_SUCH_KIND, Observed, labels, owner_uid
 from plaudit_operator.runtime.errors import AlreadyExistsError, InvalidError, KubeError, NotFoundError
-from plaudit_operator.runtime.kinds import kind_of
+from plaudit_operator.runtime.kinds import POD, kind_of
 from plaudit_operator.runtime.kube import Kube
+from plaudit_wire.logs import get_logger
+
+logger = get_logger(__name__)
 
 Key = tuple[str, str]
 
@@ -120,7 +123,19 @@ def _patch(kube: Kube, observed: Observed, action: Patch) -> None:
 
 
 def _scale(kube: Kube, observed: Observed, action: Scale) -> None:
+    for pod, cost in action.deletion_costs.items():
+        _set_deletion_cost(kube, observed, pod, cost)
     kube.scale(kind_of(action.kind), observed.namespace, action.name, action.replicas)
+
+
+def _set_deletion_cost(kube: Kube, observed: Observed, pod: str, cost: int) -> None:
+    """Write the cost of a pod; without it, the scaling costs more work than necessary but is still right."""
+    try:
+        kube.patch(POD, observed.namespace, pod, {"metadata": {"annotations": {DELETION_COST: str(cost)}}})
+    except NotFoundError:
+        return
+    except KubeError as error:
+        logger.warning("deletion cost not written", namespace=observed.namespace, pod=pod, error=str(error))
 
 
 def _delete(kube: Kube, observed: Observed, action: Delete) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ from plaudit_operator.runtime.kube import Kube
 
 _PAUSE_S = 10.0
 _LONGEST_PAUSE_S = 300.0
+_SHARED_FOR_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -35,16 +37,27 @@ class _Earlier:
     refusals: Mapping[tuple[str, str], str]
 
 
+@dataclass(frozen=True)
+class _List:
+    """The refusals of a namespace, by the uid of the object whose pods were refused."""
+
+    at: float
+    refusals: Mapping[str, str]
+
+
 class PodRefusals:
     """Refusals by job. Each look at the events waits twice as long as the one before, from 10 s to 5 minutes.
 
-    The wait may grow because the watch reports every pod that is created at last. Safe to use from several threads.
+    The wait may grow because the watch reports every pod that is created at last. Jobs of a namespace share a list of
+    events for 2 s: the API server reads all events of the namespace for each, however few it returns. Safe to use from
+    several threads.
     """
 
     def __init__(self, kube: Kube) -> None:
         self._kube = kube
         self._lock = threading.Lock()
         self._earlier: dict[str, _Earlier] = {}
+        self._lists: dict[str, _List] = {}
 
     def look(self, observed: Observed, now: float) -> Look:
         """Return why the API server refuses pods of a job.
@@ -61,7 +74,8 @@ class PodRefusals:
             earlier = self._earlier.get(observed.uid)
         if earlier is None or now - earlier.at >= earlier.pause_s:
             pause_s = min(_LONGEST_PAUSE_S, 2 * earlier.pause_s) if earlier else _PAUSE_S
-            found = {(o["kind"], o["metadata"]["name"]): self._refusal(observed.namespace, o) for o in overdue}
+            events = self._events(observed.namespace, now)
+            found = {(o["kind"], o["metadata"]["name"]): events.get(o["metadata"]["uid"], "") for o in overdue}
             earlier = _Earlier(now, pause_s, {key: refusal for key, refusal in found.items() if refusal})
             with self._lock:
                 self._earlier[observed.uid] = earlier
@@ -72,6 +86,16 @@ class PodRefusals:
         with self._lock:
             self._earlier = {uid: e for uid, e in self._earlier.items() if now - e.at < 2 * _LONGEST_PAUSE_S}
 
-    def _refusal(self, namespace: str, owner: Object) -> str:
-        fields = f"involvedObject.uid={owner['metadata']['uid']},reason={REASON_OF_EVENTS}"
-        return refusal_of(self._kube.list(EVENT, namespace, "", fields)[0])
+    def _events(self, namespace: str, now: float) -> Mapping[str, str]:
+        """Return the newest refusal of each object of a namespace that has one, by its uid."""
+        with self._lock:
+            self._lists = {name: each for name, each in self._lists.items() if now - each.at < _SHARED_FOR_S}
+            shared = self._lists.get(namespace)
+        if shared is None:
+            events: dict[str, list[Object]] = defaultdict(list)
+            for event in self._kube.list(EVENT, namespace, "", f"reason={REASON_OF_EVENTS}")[0]:
+                events[event["involvedObject"].get("uid", "")].append(event)
+            shared = _List(now, {uid: refusal_of(own) for uid, own in events.items()})
+            with self._lock:
+                self._lists[namespace] = shared
+        return shared.refusals

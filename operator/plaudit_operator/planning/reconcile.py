@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from plaudit_operator.actions import EmitEvent, Plan
 from plaudit_operator.admission.reward_service import needs_files
@@ -20,6 +20,7 @@ from plaudit_operator.planning.events import event_manifest
 from plaudit_operator.planning.plan import PROGRESS_EVERY_S, plan
 from plaudit_operator.planning.pod_refusals import Look, PodRefusals
 from plaudit_operator.policies.deletion import hurry
+from plaudit_operator.policies.deletion_cost import chooses_rollouts, with_deletion_costs
 from plaudit_operator.policies.failure import pods_missing
 from plaudit_operator.policies.managed_by import is_managed_elsewhere
 from plaudit_operator.runtime.errors import ConflictError, KubeError, NotFoundError
@@ -31,8 +32,16 @@ from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
 
-Progress = Callable[[str, str], dict[str, Any]]
-"""Maps a job's name and namespace to ``status.progress``; empty if its metrics service does not respond."""
+
+class MetricsServices(Protocol):
+    """Reads the metrics services of jobs. Their responses are not trusted; both are empty without one."""
+
+    def read(self, name: str, namespace: str) -> dict[str, Any]:
+        """Return ``status.progress`` of a job."""
+
+    def busy(self, name: str, namespace: str) -> dict[str, int]:
+        """Return the samples in flight of each of a job's rollout workers, by the worker's name."""
+
 
 _REFUSED_AGAIN_AFTER_S = 30.0
 _AWAITED_S = 1.0
@@ -54,7 +63,7 @@ class Reconciler:
         cache: watched objects.
         settings: the operator's settings.
         pool: threads for independent API calls.
-        progress: reads progress from a job's metrics service.
+        services: the metrics services of jobs.
         clock: seconds since the epoch.
     """
 
@@ -64,14 +73,14 @@ class Reconciler:
         cache: Cache,
         settings: OperatorSettings,
         pool: Executor,
-        progress: Progress,
+        services: MetricsServices,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._kube = kube
         self._cache = cache
         self._settings = settings
         self._pool = pool
-        self._progress = progress
+        self._services = services
         self._clock = clock
         self._lock = threading.Lock()
         self._asked: dict[str, float] = {}
@@ -89,6 +98,9 @@ class Reconciler:
             return ReconcileResult(None, hurried)
         now = self._clock()
         wanted = plan(observed, self._settings, now)
+        if chooses_rollouts(observed, wanted.actions):
+            busy = self._services.busy(observed.name, observed.namespace)
+            wanted = replace(wanted, actions=with_deletion_costs(observed, wanted.actions, busy))
         outcome = carry_out(self._kube, self._pool, observed, wanted.actions)
         if outcome.refusals:
             # The planner turns refusals into conditions.
@@ -154,7 +166,7 @@ class Reconciler:
             if not done and now - self._asked.get(observed.uid, 0.0) < PROGRESS_EVERY_S * 0.9:
                 return {}
             self._asked[observed.uid] = now
-        return self._progress(observed.name, observed.namespace)
+        return self._services.read(observed.name, observed.namespace)
 
     def _report(self, observed: Observed, wanted: Plan) -> int:
         """Write the status if it changed, then emit events; return the number of writes."""

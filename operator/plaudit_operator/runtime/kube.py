@@ -52,7 +52,7 @@ class Kube(Protocol):
             kind: of the objects.
             namespace: empty for all namespaces.
             selector: label selector; empty for all objects.
-            fields: field selector, such as ``involvedObject.uid=…``; empty for all objects.
+            fields: field selector, such as ``reason=FailedCreate``; empty for all objects.
         """
 
     def watch(self, kind: Kind, namespace: str, selector: str, version: str, timeout_s: int) -> Iterator[Object]:

@@ -30,10 +30,12 @@ _MOST_BYTES = 2 << 20
 _AT_A_TIME = 16
 _WAIT_S = 0.25
 """A healthy service responds in milliseconds. A later response is used in the next look."""
+_BUSY_WITHIN_S = 1.0
 _FAILED_PAUSE_S = 20.0
 """A service that failed is left alone for this long."""
 _MOST_JUDGES = 16
 _MOST_CHARACTERS = 64
+_MOST_BUSY = 2**31 - 1
 _NEARLY_FULL = 0.65
 """Share of Redis's memory. From 70 % on nothing is admitted, so a Redis that is full stays a little below or above."""
 
@@ -62,6 +64,9 @@ class _Look(msgspec.Struct):
 
 
 class _Worker(msgspec.Struct):
+    worker: str = ""
+    role: str = ""
+    busy: int = 0
     circuits_open: list[str] = []
 
 
@@ -116,6 +121,24 @@ class ProgressReader:
             return {}
         return pending.result()
 
+    def busy(self, name: str, namespace: str) -> dict[str, int]:
+        """Return the samples in flight of each rollout worker, by its name; empty without a good response within 1 s.
+
+        Args:
+            name: of the job.
+            namespace: of the job.
+        """
+        asked = self._background.submit(self._fetch_queues(self._address_of(name, namespace)))
+        wait([asked], _BUSY_WITHIN_S)
+        if not asked.done():
+            asked.cancel()
+            return {}
+        if (error := asked.exception()) is not None:
+            logger.info("no load of rollouts", namespace=namespace, job=name, error=repr(error)[:500])
+            return {}
+        rollouts = (worker for worker in asked.result().workers if worker.role == "rollout")
+        return {worker.worker: max(0, min(worker.busy, _MOST_BUSY)) for worker in rollouts}
+
     def close(self) -> None:
         """Cancel the requests in flight and end the thread."""
         self._background.close()
@@ -130,14 +153,19 @@ class ProgressReader:
                 self._failed_at = {**recent, key: now}
 
     async def _fetch(self, base: str) -> Progress:
-        timeout = aiohttp.ClientTimeout(total=_REQUEST_WITHIN_S)
-        async with (
-            self._slots,
-            aiohttp.ClientSession(timeout=timeout, auto_decompress=False, headers=_HEADERS) as session,
-        ):
+        async with self._slots, _session() as session:
             steps = msgspec.json.decode(await _get(session, f"{base}/api/v1/steps?newest=1"), type=_Steps)
             queues = msgspec.json.decode(await _get(session, f"{base}/api/v1/queues?newest=1"), type=_Queues)
         return _progress(steps, queues)
+
+    async def _fetch_queues(self, base: str) -> _Queues:
+        async with self._slots, _session() as session:
+            return msgspec.json.decode(await _get(session, f"{base}/api/v1/queues?newest=1"), type=_Queues)
+
+
+def _session() -> aiohttp.ClientSession:
+    timeout = aiohttp.ClientTimeout(total=_REQUEST_WITHIN_S)
+    return aiohttp.ClientSession(timeout=timeout, auto_decompress=False, headers=_HEADERS)
 
 
 _HEADERS = {"Accept-Encoding": "identity", "Connection": "close"}
