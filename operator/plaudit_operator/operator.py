@@ -118,7 +118,8 @@ class Operator:
     def _resync(self) -> None:
         """Look at all jobs now and then, one after another: no change has to wait behind thousands of them."""
         while not self.stop.wait(_RESYNC_EVERY_S):
-            for key in self._cache.keys():
+            keys = self._cache.keys()
+            for key in keys:
                 self._queue.add_after(key, random.uniform(0.0, _RESYNC_EVERY_S))
 
     def _work(self, number: int) -> None:
