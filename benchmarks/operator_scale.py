@@ -1,13 +1,16 @@
 """Measure the operator's cost with many RLJobs: a real API server, the operator as a process with the chart's rights.
 
 Each job trains with a reward model and an HPA: 21 children. Nothing but etcd and kube-apiserver runs beside the
-operator, in one network with it, so that the figures are of these three: no controller answers a Deployment, no pod is
-made, and whatever writes but leases is the operator's. With ``--controllers`` the controller manager and the scheduler
-run as well, and pods stay pending for want of a node. Five phases:
+operator, in one network with it, so that the figures are of these three: no controller answers a Deployment, and
+whatever writes but leases is the operator's. With ``--controllers`` the controller manager and the scheduler run as
+well, and pods stay pending for want of a node. Six phases:
 
 - *create*: from the first ``create`` of an RLJob until every child of every job is there, then until the operator rests
+- *pods*: the benchmark creates the pods of each job's trainer and Redis, for which the operator otherwise looks now and
+  then; until it rests again. With ``--controllers`` they exist already
 - *rest*: nothing happens for ``--rest`` seconds; writes as the API server counts them
-- *touch*: a label is put on one child of each job, 50 a second: the operator looks and has nothing to do
+- *touch*: a label is put on one child of each job, 50 a second: the operator looks at a job at rest and has nothing to
+  do. The time of such a reconciliation does not include its time in the queue
 - *recovery*: the operator is killed (SIGKILL); of each job one child is deleted, or its image or its number of pods
   changed; another operator, which has to wait until the Lease is over, makes all jobs right again
 - *check*: every child of every job is there and owned by it
@@ -33,7 +36,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -48,7 +51,7 @@ from operator_process import OperatorProcess, kubeconfig_of_the_chart  # noqa: E
 from real_cluster import Cluster  # noqa: E402
 
 from plaudit_operator.runtime.errors import NotFoundError  # noqa: E402
-from plaudit_operator.runtime.kinds import kind_of  # noqa: E402
+from plaudit_operator.runtime.kinds import JOB, STATEFUL_SET, Kind, kind_of  # noqa: E402
 from plaudit_operator.runtime.kube import ApiServer  # noqa: E402
 
 NAMESPACE = "jobs"
@@ -92,6 +95,17 @@ def rljob(number: int) -> dict[str, Any]:
     return {"apiVersion": "plaudit.dev/v1alpha1", "kind": "RLJob", "metadata": metadata, "spec": spec}
 
 
+def pod_of(kind: Kind, owner: Mapping[str, Any]) -> dict[str, Any]:
+    """The pod that the controller of a StatefulSet or Job would create, with a container that nothing starts."""
+    metadata, template = owner["metadata"], owner["spec"]["template"]
+    controller = {"apiVersion": kind.api_version, "kind": kind.kind, "controller": True}
+    controller |= {key: metadata[key] for key in ("name", "uid")}
+    about = {"name": f"{metadata['name']}-0", "namespace": NAMESPACE, "labels": template["metadata"]["labels"]}
+    account = template["spec"]["serviceAccountName"]
+    spec = {"serviceAccountName": account, "containers": [{"name": "main", "image": IMAGE}]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {**about, "ownerReferences": [controller]}, "spec": spec}
+
+
 class Scale:
     """The phases, on a cluster that is there.
 
@@ -120,7 +134,7 @@ class Scale:
         self._kubeconfig = kubeconfig_of_the_chart(cluster, self._folder)
         found: dict[str, Any] = {}
         with self._operator("first") as operator:
-            for phase in (self._create, self._rest, self._touch):
+            for phase in (self._create, self._pods, self._rest, self._touch):
                 found[phase.__name__.lstrip("_")] = phase(operator)
                 print(f"{phase.__name__.lstrip('_')} done", flush=True)
             operator.kill()
@@ -175,10 +189,7 @@ class Scale:
         until(f"{wanted} {kind}s", lambda: self._server.count(path) >= wanted, 1800)
 
     def _settled(self, operator: OperatorProcess) -> Turns:
-        """Wait until the operator changes nothing any more.
-
-        It still looks now and then for the reason why there are no pods, less often each time.
-        """
+        """Wait until the operator changes nothing any more."""
         seen: list[Turns] = []
 
         def quiet() -> bool:
@@ -189,6 +200,19 @@ class Scale:
 
         until("rest", quiet, 600)
         return seen[-1]
+
+    def _pods(self, operator: OperatorProcess) -> dict[str, Any]:
+        meter, before = self._meter(operator), self._server.writes()
+        made = 0
+        if CONTROLLERS[0] not in self._pids:
+            pods = [
+                pod_of(kind, each) for kind in (STATEFUL_SET, JOB) for each in self._api.list(kind, NAMESPACE, "")[0]
+            ]
+            with ThreadPoolExecutor(4) as pool:
+                made = len(list(pool.map(self._api.create, pods)))
+        self._settled(operator)
+        writes = sum(n for (_, kind), n in (self._server.writes() - before).items() if kind != "leases")
+        return {**meter.read(), "pods": made, "operator_writes": writes - made}
 
     def _rest(self, operator: OperatorProcess) -> dict[str, Any]:
         meter, before = self._meter(operator), self._server.writes()
@@ -304,6 +328,8 @@ def table(found: dict[str, Any]) -> Iterator[str]:
             name = f"{phase}: {which.replace('_', ', ')}"
             yield f"{name:34}{told['n']:.0f}, p50 {told['p50_ms']:.1f} ms, p95 {told['p95_ms']:.1f} ms"
     yield f"touch: writes of the operator     {touch['operator_writes']}"
+    a_look_ms = 1e3 * touch["cpu_s"]["operator"] / touch["reconciles"]["n"]
+    yield f"touch: operator CPU a look        {a_look_ms:.1f} ms"
     rested = f"{rest['writes']} in {rest['wall_s']:.0f} s (Lease {rest['lease_renewals']})"
     yield f"rest: writes                      {rested}, operator CPU {rest['cpu_s']['operator']:.2f} s"
     times_ = f"{recovery['all_right_after_s']:.1f} s (leads after {recovery['leads_after_s']:.1f} s)"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Iterable
@@ -119,8 +118,8 @@ class Operator:
         """Look at all jobs now and then, one after another: no change has to wait behind thousands of them."""
         while not self.stop.wait(_RESYNC_EVERY_S):
             keys = self._cache.keys()
-            for key in keys:
-                self._queue.add_after(key, random.uniform(0.0, _RESYNC_EVERY_S))
+            for number, key in enumerate(keys):
+                self._queue.add_after(key, _RESYNC_EVERY_S * number / len(keys))
 
     def _work(self, number: int) -> None:
         while (key := self._queue.take()) is not None:

@@ -49,6 +49,7 @@ CHANGES: list[tuple[str, bool]] = [
     ('{"lifecycle": {"activeDeadlineSeconds": 5}}', True),
     ('{"metrics": {"rewardLatency": {"target": 0.5}}}', True),
     ('{"seed": 3}', False),
+    ('{"managedBy": "kueue.x-k8s.io/multikueue"}', False),
     ('{"model": {"source": "/plaudit/other"}}', False),
     ('{"rollout": {"inFlight": "drain"}}', False),
     ('{"rollout": {"engine": {"arguments": {"x": 1}}}}', False),

@@ -56,3 +56,8 @@ def test_the_charts_template_holds_no_other_templates():
     text = chart_template()
     assert text.count("{{") == 4
     assert "{{- if .Values.crds.install }}" in text
+
+
+@pytest.mark.parametrize("kind", DEFINITIONS)
+def test_kubectl_get_all_does_not_list_them(kind: str):
+    assert "categories" not in DEFINITIONS[kind]()["spec"]["names"]

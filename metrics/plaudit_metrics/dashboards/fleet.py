@@ -67,6 +67,10 @@ def _shares(board: Dashboard) -> Dashboard:
     spent = (
         f"sum by (run) (max by (run, role) (increase(plaudit_rljob_gpu_seconds_total{{{OF_RUN}}}[$__range]))) / 3600"
     )
+    by_team = (  # a team has a namespace
+        "sum by (namespace) (max by (namespace, run, role)"
+        f" (increase(plaudit_rljob_gpu_seconds_total{{{OF_RUN}}}[$__range]))) / 3600"
+    )
     waited = f"max by (run) (increase(plaudit_rljob_exposed_reward_gpu_seconds_total{{{OF_RUN}}}[$__range])) / 3600"
     memory = f"max by (run) (plaudit_redis_memory_bytes{{{OF_RUN}}})"
     return (
@@ -74,6 +78,7 @@ def _shares(board: Dashboard) -> Dashboard:
         .with_panel(bars("Samples without a score", SHARE, (failed, "{{run}}"), most=1))
         .with_panel(bars("Redis memory", BYTES, (memory, "{{run}}")))
         .with_panel(bars("GPU-hours", COUNT, (spent, "{{run}}")))
+        .with_panel(bars("GPU-hours by namespace", COUNT, (by_team, "{{namespace}}")))
         .with_panel(bars("GPU-hours that trainers waited for rewards", COUNT, (waited, "{{run}}")))
     )
 
