@@ -164,3 +164,19 @@ def test_no_monitoring_object_is_created_by_default(helm: str):
     kinds = {item["kind"] for item in YAML(typ="safe").load_all(done.stdout) if item}
     assert not kinds & {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
     assert "grafana_alert" not in done.stdout
+
+
+def test_panels_link_to_the_page_that_the_value_names(helm: str):
+    def links(*values: str) -> set[str]:
+        found = rendered(helm, "monitoring.dashboards=true", *values)["ConfigMap", "plaudit-dashboard-job"]
+        panels = json.loads(found["data"]["job.json"])["panels"]
+        return {link["url"] for panel in panels for link in panel.get("links") or []}
+
+    assert "${page:raw}/#/" in links()
+    address = "https://${run}.plaudit.example"
+    assert links(f"monitoring.pageUrl={json.dumps(address)}") == {
+        f"{address}/#/",
+        f"{address}/#/samples?outcome=failed",
+    }
+    with pytest.raises(subprocess.CalledProcessError):
+        links("monitoring.pageUrl=plaudit.example")

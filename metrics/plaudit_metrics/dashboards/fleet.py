@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
 from plaudit_metrics.alerting.thresholds import THRESHOLDS as T
@@ -16,6 +19,7 @@ from plaudit_metrics.dashboards.panels import (
     frame,
     lines,
     stat,
+    to_job,
     with_run_variables,
 )
 
@@ -23,7 +27,19 @@ from plaudit_metrics.dashboards.panels import (
 def dashboard() -> Dashboard:
     """Return the dashboard."""
     board = frame("plaudit-fleet", "Plaudit / Fleet", "All runs: time waiting for rewards, queue age, stalled steps")
-    return _rates(_shares(_totals(with_run_variables(board))))
+    board = _totals(with_run_variables(board))
+    for panel in _shares():
+        board = board.with_panel(_linked(panel))
+    board = board.with_row(Row("Over time"))
+    for panel in _rates():
+        board = board.with_panel(_linked(panel))
+    return board
+
+
+def _linked(panel: Any) -> Any:
+    """Add the link to a run's dashboard where each series is one run's."""
+    of_runs = {target.legend_format for target in panel.build().targets} == {"{{run}}"}
+    return panel.data_links([to_job()]) if of_runs else panel
 
 
 def _totals(board: Dashboard) -> Dashboard:
@@ -37,16 +53,43 @@ def _totals(board: Dashboard) -> Dashboard:
     )
     share = T["exposedShare"]
     panels = (
-        stat("Runs", f"count(plaudit_run_info{{{OF_RUN}}})", COUNT),
-        stat("Processes", f"sum(plaudit_workers{{{OF_RUN}}})", COUNT),
-        stat("Samples per second", f"sum(rate(plaudit_samples_total{{{OF_RUN}}}[$__range]))", PER_SECOND),
-        stat("Step time waiting for rewards", exposed, SHARE, warn=share / 2, bad=share),
-        stat("Samples without a score", failed, SHARE, warn=T["failedShare"] / 2, bad=T["failedShare"]),
+        stat(
+            "Runs",
+            f"count(plaudit_run_info{{{OF_RUN}}})",
+            COUNT,
+            about="Runs whose metrics service Prometheus scrapes.",
+        ),
+        stat(
+            "Processes", f"sum(plaudit_workers{{{OF_RUN}}})", COUNT, about="Live processes of these runs, of all roles."
+        ),
+        stat(
+            "Samples per second",
+            f"sum(rate(plaudit_samples_total{{{OF_RUN}}}[$__range]))",
+            PER_SECOND,
+            about="Samples of all these runs that ended, in the range of time.",
+        ),
+        stat(
+            "Step time waiting for rewards",
+            exposed,
+            SHARE,
+            warn=share / 2,
+            bad=share,
+            about="Share of the step time of these runs in which trainers waited for rewards, in the range of time.",
+        ),
+        stat(
+            "Samples without a score",
+            failed,
+            SHARE,
+            warn=T["failedShare"] / 2,
+            bad=T["failedShare"],
+            about="Share of the samples of these runs, in the range of time.",
+        ),
         stat(
             "Longest time without a step",
             f"max(time() - plaudit_step_opened_timestamp_seconds{{{OF_RUN}}})",
             SECONDS,
             bad=T["stalledSeconds"],
+            about="Age of the oldest open step of these runs.",
         ),
     )
     for panel in panels:
@@ -54,7 +97,7 @@ def _totals(board: Dashboard) -> Dashboard:
     return board
 
 
-def _shares(board: Dashboard) -> Dashboard:
+def _shares() -> Sequence[Any]:
     exposed = (
         f"sum by (run) (rate(plaudit_step_exposed_reward_seconds_sum{{{OF_RUN}}}[$__range]))"
         f" / sum by (run) (rate(plaudit_step_seconds_sum{{{OF_RUN}}}[$__range]))"
@@ -74,16 +117,43 @@ def _shares(board: Dashboard) -> Dashboard:
     waited = f"max by (run) (increase(plaudit_rljob_exposed_reward_gpu_seconds_total{{{OF_RUN}}}[$__range])) / 3600"
     memory = f"max by (run) (plaudit_redis_memory_bytes{{{OF_RUN}}})"
     return (
-        board.with_panel(bars("Step time waiting for rewards", SHARE, (exposed, "{{run}}"), most=1))
-        .with_panel(bars("Samples without a score", SHARE, (failed, "{{run}}"), most=1))
-        .with_panel(bars("Redis memory", BYTES, (memory, "{{run}}")))
-        .with_panel(bars("GPU-hours", COUNT, (spent, "{{run}}")))
-        .with_panel(bars("GPU-hours by namespace", COUNT, (by_team, "{{namespace}}")))
-        .with_panel(bars("GPU-hours that trainers waited for rewards", COUNT, (waited, "{{run}}")))
+        bars(
+            "Step time waiting for rewards by run",
+            SHARE,
+            (exposed, "{{run}}"),
+            most=1,
+            about="Share of each run's step time in which its trainer waited for rewards, in the range of time.",
+        ),
+        bars(
+            "Samples without a score by run",
+            SHARE,
+            (failed, "{{run}}"),
+            most=1,
+            about="Share of each run's samples, in the range of time.",
+        ),
+        bars("Redis memory", BYTES, (memory, "{{run}}"), about="Memory in use by each run's Redis."),
+        bars(
+            "GPU-hours",
+            COUNT,
+            (spent, "{{run}}"),
+            about="Hours times GPUs that each run held in the range of time, by the operator.",
+        ),
+        bars(
+            "GPU-hours by namespace",
+            COUNT,
+            (by_team, "{{namespace}}"),
+            about="Hours times GPUs that the runs of each namespace held in the range of time, by the operator.",
+        ),
+        bars(
+            "GPU-hours that trainers waited for rewards",
+            COUNT,
+            (waited, "{{run}}"),
+            about="Hours times GPUs of trainers that waited for rewards in the range of time.",
+        ),
     )
 
 
-def _rates(board: Dashboard) -> Dashboard:
+def _rates() -> Sequence[Any]:
     oldest = f'max by (run) (plaudit_stream_oldest_undelivered_seconds{{{OF_RUN}, stream="samples"}})'
     since = f"time() - max by (run) (plaudit_step_opened_timestamp_seconds{{{OF_RUN}}})"
     samples = f"sum by (run) (rate(plaudit_samples_total{{{OF_RUN}}}[$__rate_interval]))"
@@ -91,11 +161,21 @@ def _rates(board: Dashboard) -> Dashboard:
     reward = f"max by (run) (plaudit_reward_mean{{{OF_RUN}}})"
     busy = f'sum by (run) (plaudit_workers{{{OF_RUN}, role="reward", state="busy"}})'
     return (
-        board.with_row(Row("Over time"))
-        .with_panel(lines("Oldest unscored sample", SECONDS, (oldest, "{{run}}")))
-        .with_panel(lines("Time since the last step", SECONDS, (since, "{{run}}")))
-        .with_panel(lines("Samples per second", PER_SECOND, (samples, "{{run}}")))
-        .with_panel(lines("Steps per hour", COUNT, (steps, "{{run}}"), about="By the length of the newest step."))
-        .with_panel(lines("Mean reward", COUNT, (reward, "{{run}}"), signed=True))
-        .with_panel(lines("Busy reward workers", COUNT, (busy, "{{run}}")))
+        lines(
+            "Oldest unscored sample",
+            SECONDS,
+            (oldest, "{{run}}"),
+            about="Age of each run's oldest finished sample that no reward worker has taken.",
+        ),
+        lines("Time since the last step", SECONDS, (since, "{{run}}"), about="Age of each run's open step."),
+        lines("Samples per second by run", PER_SECOND, (samples, "{{run}}"), about="Samples of each run that ended."),
+        lines("Steps per hour", COUNT, (steps, "{{run}}"), about="By the length of the newest step."),
+        lines(
+            "Mean reward",
+            COUNT,
+            (reward, "{{run}}"),
+            signed=True,
+            about="Of each run's newest step; samples without a score are not zeros.",
+        ),
+        lines("Busy reward workers", COUNT, (busy, "{{run}}"), about="Reward workers of each run that score a sample."),
     )

@@ -8,6 +8,7 @@ from typing import Any
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
 from plaudit_metrics.alerting.thresholds import THRESHOLDS as T
+from plaudit_metrics.dashboards import job_rewards, job_rollouts
 from plaudit_metrics.dashboards.panels import (
     BYTES,
     COUNT,
@@ -19,42 +20,44 @@ from plaudit_metrics.dashboards.panels import (
     frame,
     lines,
     stat,
+    to_page,
+    with_page_variable,
     with_run_variables,
 )
+from plaudit_metrics.dashboards.queries import newest, quantile, rate
 
+_OF_FAILURES = ("Samples without a score", "Failed scores by scorer", "Samples by outcome", "Failed calls by scorer")
 _LAST_S = f"sum(plaudit_last_step_seconds{{{OF_RUN}}})"
-
-
-def _rate(name: str, by: str = "", window: str = "$__rate_interval", where: str = "") -> str:
-    """Return the rate of a counter, summed over all labels but ``by``."""
-    return f"sum by ({by}) (rate({name}{{{OF_RUN}{where}}}[{window}]))"
-
-
-def _newest(name: str, by: str = "", where: str = "") -> str:
-    """Return a gauge, the largest over all labels but ``by``."""
-    return f"max by ({by}) ({name}{{{OF_RUN}{where}}})"
 
 
 def dashboard() -> Dashboard:
     """Return the dashboard."""
     board = with_run_variables(frame("plaudit-job", "Plaudit / Job", "What each step of a run waits for, and why"))
+    board = with_page_variable(board)
     for panel in _first_screen():
-        board = board.with_panel(panel)
+        board = board.with_panel(_linked(panel))
     rows: dict[str, Callable[[], Sequence[Any]]] = {
-        "Reward": _reward,
-        "Scorers": _scorers,
+        "Reward": job_rewards.reward,
+        "Scorers": job_rewards.scorers,
         "Steps and stages": _stages,
-        "Generation and rollout engines": _generation,
-        "Tools": _tools,
-        "Judges and limits": _judges,
+        "Generation and rollout engines": job_rollouts.generation,
+        "Tools": job_rollouts.tools,
+        "Judges and limits": job_rewards.judges,
+        "Reward models": job_rewards.reward_models,
         "Policy": _policy,
         "Transport": _transport,
     }
     for title, panels in rows.items():
         board = board.with_row(Row(title))
         for panel in panels():
-            board = board.with_panel(panel)
+            board = board.with_panel(_linked(panel))
     return board
+
+
+def _linked(panel: Any) -> Any:
+    """Add the link to the run's page; a panel about failures leads to the samples as well."""
+    of_failures = panel.build().title in _OF_FAILURES
+    return panel.links([to_page(), *([to_page("samples?outcome=failed")] if of_failures else [])])
 
 
 def _first_screen() -> Sequence[Any]:
@@ -65,20 +68,39 @@ def _first_screen() -> Sequence[Any]:
     failures = (
         f'sum by (scorer, outcome) (increase(plaudit_score_seconds_count{{{OF_RUN}, outcome!="scored"}}[$__range]))'
     )
-    oldest = _newest("plaudit_stream_oldest_undelivered_seconds", where=', stream="samples"')
+    oldest = newest("plaudit_stream_oldest_undelivered_seconds", where=', stream="samples"')
     return (
-        stat("Newest step waiting for rewards", exposed, SHARE, warn=share / 2, bad=share),
-        stat("Oldest unscored sample", oldest, SECONDS, warn=T["queueAgeSeconds"] / 4, bad=T["queueAgeSeconds"]),
+        stat(
+            "Newest step waiting for rewards",
+            exposed,
+            SHARE,
+            warn=share / 2,
+            bad=share,
+            about="Share of the newest step in which the trainer waited for rewards after generation had ended.",
+        ),
+        stat(
+            "Oldest unscored sample",
+            oldest,
+            SECONDS,
+            warn=T["queueAgeSeconds"] / 4,
+            bad=T["queueAgeSeconds"],
+            about="Age of the oldest finished sample that no reward worker has taken.",
+        ),
         stat(
             "Samples without a score",
-            _newest("plaudit_last_step_masked_share"),
+            newest("plaudit_last_step_masked_share"),
             SHARE,
             warn=T["failedShare"] / 2,
             bad=T["failedShare"],
             about="Of the newest step.",
         ),
-        stat("Newest step", _newest("plaudit_step"), COUNT),
-        stat("Since the last step", f"time() - {_newest('plaudit_step_last_closed_timestamp_seconds')}", SECONDS),
+        stat("Newest step", newest("plaudit_step"), COUNT, about="Number of the newest closed step."),
+        stat(
+            "Since the last step",
+            f"time() - {newest('plaudit_step_last_closed_timestamp_seconds')}",
+            SECONDS,
+            about="Time since the newest step closed.",
+        ),
         stat("Mean reward", f"avg(plaudit_reward_mean{{{OF_RUN}}})", COUNT, about="Of the newest step."),
         bars(
             "Bottleneck: where the newest step's time went",
@@ -90,201 +112,76 @@ def _first_screen() -> Sequence[Any]:
         bars(
             "Scorers: p50 and p99 of a call in the newest step",
             SECONDS,
-            (_newest("plaudit_last_step_scorer_seconds", "scorer, statistic"), "{{scorer}}: {{statistic}}"),
+            (newest("plaudit_last_step_scorer_seconds", "scorer, statistic"), "{{scorer}}: {{statistic}}"),
             about="Exact quantiles of the last attempts.",
         ),
         bars("Failed scores by scorer", COUNT, (failures, "{{scorer}}: {{outcome}}"), about="In the range of time."),
         lines(
             "Age of the oldest unread entry",
             SECONDS,
-            (_newest("plaudit_stream_oldest_undelivered_seconds", "stream"), "{{stream}}"),
+            (newest("plaudit_stream_oldest_undelivered_seconds", "stream"), "{{stream}}"),
             about="Long ages of samples: too few reward workers.",
         ),
         lines(
             "Queue depth",
             COUNT,
-            (_newest("plaudit_stream_undelivered", "stream"), "{{stream}}: waiting"),
-            (_newest("plaudit_stream_in_flight", "stream"), "{{stream}}: in progress"),
+            (newest("plaudit_stream_undelivered", "stream"), "{{stream}}: waiting"),
+            (newest("plaudit_stream_in_flight", "stream"), "{{stream}}: in progress"),
+            about="Entries that no consumer has read, and entries in work, by stream.",
         ),
         lines(
             "Samples by outcome",
             PER_SECOND,
-            (f"{_rate('plaudit_samples_total', 'outcome')} > 0", "{{outcome}}"),
+            (f"{rate('plaudit_samples_total', 'outcome')} > 0", "{{outcome}}"),
             stacked=True,
+            about="Samples per second that ended, by outcome. All but scored have no score.",
         ),
-    )
-
-
-def _reward() -> Sequence[Any]:
-    mean, std = _newest("plaudit_reward_mean"), _newest("plaudit_reward_std")
-    return (
-        lines(
-            "Reward",
-            COUNT,
-            (mean, "mean"),
-            (f"{mean} - {std}", "mean - standard deviation"),
-            (f"{mean} + {std}", "mean + standard deviation"),
-            signed=True,
-            about="Of the newest step; samples without a score are not zeros.",
-        ),
-        lines(
-            "Values of the scorers",
-            COUNT,
-            (_newest("plaudit_last_step_scorer_value", "scorer"), "{{scorer}}"),
-            signed=True,
-            about="Mean of the newest step.",
-        ),
-        lines(
-            "Groups that train nothing",
-            SHARE,
-            (_newest("plaudit_last_step_zero_variance_share"), "all rewards equal"),
-            (_newest("plaudit_last_step_masked_share"), "samples without a score"),
-        ),
-    )
-
-
-def _scorers() -> Sequence[Any]:
-    failed = _rate("plaudit_score_seconds_count", "scorer, outcome", where=', outcome!="scored"')
-    quantiles = [
-        (f"histogram_quantile({q}, {_rate('plaudit_score_seconds_bucket', 'scorer, le')} > 0)", f"{{{{scorer}}}}: {q}")
-        for q in (0.5, 0.99)
-    ]
-    return (
-        lines("Duration of a call by scorer, p50 and p99", SECONDS, *quantiles, about="Estimated from buckets."),
-        lines("Failed calls by scorer", PER_SECOND, (failed, "{{scorer}}: {{outcome}}")),
-        lines(
-            "Age of the oldest call by scorer",
-            SECONDS,
-            (_newest("plaudit_scorer_oldest_in_flight_seconds", "scorer"), "{{scorer}}"),
-            about="Calls that have not ended are in no other figure.",
-        ),
-        lines("Calls in flight by scorer", COUNT, (_newest("plaudit_scorer_in_flight", "scorer"), "{{scorer}}")),
-        lines(
-            "Samples scored within the threshold",
-            SHARE,
-            (f"1 - {_newest('plaudit_recent_late_ratio')}", "newest 100 samples"),
-            (_newest("plaudit_reward_latency_target"), "target"),
-        ),
-        lines("Workers", COUNT, (_newest("plaudit_workers", "role, state"), "{{role}}: {{state}}")),
     )
 
 
 def _stages() -> Sequence[Any]:
-    sums, counts = (_rate(f"plaudit_stage_seconds_{each}", "stage") for each in ("sum", "count"))
-    slow = f"histogram_quantile(0.95, {_rate('plaudit_stage_seconds_bucket', 'stage, le')} > 0)"
+    sums, counts = (rate(f"plaudit_stage_seconds_{each}", "stage") for each in ("sum", "count"))
+    slow = quantile(0.95, "plaudit_stage_seconds", "stage")
     return (
         lines(
             "Step duration",
             SECONDS,
-            (_newest("plaudit_last_step_seconds"), "step"),
-            (_newest("plaudit_last_step_update_seconds"), "update"),
-            (_newest("plaudit_last_step_exposed_reward_seconds"), "waiting for rewards"),
+            (newest("plaudit_last_step_seconds"), "step"),
+            (newest("plaudit_last_step_update_seconds"), "update"),
+            (newest("plaudit_last_step_exposed_reward_seconds"), "waiting for rewards"),
+            about="The newest step: its seconds, those of the update, and those of waiting for rewards.",
         ),
         lines(
             "Time since the last step",
             SECONDS,
-            (f"time() - {_newest('plaudit_step_opened_timestamp_seconds')}", "open step"),
-            (_newest("plaudit_recent_steps_max_seconds"), "longest of the newest steps"),
+            (f"time() - {newest('plaudit_step_opened_timestamp_seconds')}", "open step"),
+            (newest("plaudit_recent_steps_max_seconds"), "longest of the newest steps"),
+            about="Age of the open step, and the longest of the ten newest. A start of the trainer begins it anew.",
         ),
         lines(
             "Steps per hour",
             COUNT,
-            (f"3600 / ({_newest('plaudit_last_step_seconds')} > 0)", "by the newest step"),
-        ),
-        lines("Stages of a sample, mean", SECONDS, (f"{sums} / ({counts} > 0)", "{{stage}}"), stacked=True),
-        lines("Stages of a sample, p95", SECONDS, (slow, "{{stage}}")),
-        lines("Groups", PER_SECOND, (_rate("plaudit_groups_total", "outcome"), "{{outcome}}")),
-    )
-
-
-def _generation() -> Sequence[Any]:
-    lengths = [
-        (f"histogram_quantile({q}, {_rate('plaudit_response_tokens_bucket', 'le')} > 0)", f"p{q * 100:g}")
-        for q in (0.5, 0.99)
-    ]
-    return (
-        lines(
-            "Response tokens per second",
-            COUNT,
-            (_newest("plaudit_last_step_tokens_per_second"), "newest step"),
-            (_rate("plaudit_response_tokens_sum"), "now"),
-        ),
-        lines("Response length", COUNT, *lengths),
-        lines(
-            "Truncated responses",
-            SHARE,
-            (_newest("plaudit_last_step_truncated_share"), "at the token limit"),
-            about="Share of the newest step.",
-        ),
-        lines("Preemptions", PER_SECOND, (_rate("plaudit_preemptions_total"), "samples")),
-        lines(
-            "Requests in the engines",
-            COUNT,
-            (_newest("plaudit_engine_requests", "state"), "{{state}}"),
-            about="Of all rollouts.",
+            (f"3600 / ({newest('plaudit_last_step_seconds')} > 0)", "by the newest step"),
+            about="By the length of the newest step.",
         ),
         lines(
-            "Key-value cache in use",
-            SHARE,
-            (_newest("plaudit_engine_kv_cache_ratio", "statistic"), "{{statistic}} of the rollouts"),
-            about="Near 1 the engine preempts samples.",
-        ),
-        lines(
-            "Time to the first token",
+            "Stages of a sample, mean",
             SECONDS,
-            (_newest("plaudit_engine_first_token_seconds", "statistic"), "{{statistic}} of the rollouts"),
-            about="Mean of each rollout's newest 100 requests, waits in the engine's queue included.",
+            (f"{sums} / ({counts} > 0)", "{{stage}}"),
+            stacked=True,
+            about="Seconds of a sample in each stage, from admission until the trainer takes its group.",
         ),
-    )
-
-
-def _tools() -> Sequence[Any]:
-    return (
         lines(
-            "Tool calls by outcome",
+            "Stages of a sample, p95",
+            SECONDS,
+            (slow, "{{stage}}"),
+            about="Estimated from buckets. Points are samples with their traces, where exemplars are stored.",
+        ),
+        lines(
+            "Groups",
             PER_SECOND,
-            (_rate("plaudit_tool_calls_total", "tool, outcome"), "{{tool}}: {{outcome}}"),
-            about="error: the tool raised. killed: its process ended. refused: it was never run.",
-        ),
-        lines(
-            "Failed share of the newest tool calls",
-            SHARE,
-            (_newest("plaudit_tool_recent_failed_ratio", "tool"), "{{tool}}"),
-            about="Of the newest 100 calls that were run.",
-        ),
-        lines(
-            "Duration of a tool call, p50 and p99 in the newest step",
-            SECONDS,
-            (_newest("plaudit_last_step_tool_seconds", "tool, statistic"), "{{tool}}: {{statistic}}"),
-            about="Exact quantiles, the start of the tool's process included.",
-        ),
-        lines(
-            "Seconds in tools per second, by tool",
-            COUNT,
-            (_rate("plaudit_tool_call_seconds_sum", "tool"), "{{tool}}"),
-            about="Calls that run at the same time, on average.",
-        ),
-    )
-
-
-def _judges() -> Sequence[Any]:
-    return (
-        lines(
-            "Mean wait for a limit",
-            SECONDS,
-            (_newest("plaudit_limiter_recent_wait_seconds", "judge"), "{{judge}}"),
-            about="Of the newest 100 calls.",
-        ),
-        lines(
-            "Requests by status",
-            PER_SECOND,
-            (_rate("plaudit_judge_requests_total", "judge, status"), "{{judge}}: {{status}}"),
-        ),
-        lines(
-            "Tokens per second, open circuit breakers",
-            COUNT,
-            (_rate("plaudit_judge_tokens_total", "judge, kind"), "{{judge}}: {{kind}}"),
-            (_newest("plaudit_judge_circuit_open", "judge"), "{{judge}}: open"),
+            (rate("plaudit_groups_total", "outcome"), "{{outcome}}"),
+            about="Groups per second that closed, by how: trained, evaluated or dropped.",
         ),
     )
 
@@ -294,19 +191,22 @@ def _policy() -> Sequence[Any]:
         lines(
             "Staleness",
             COUNT,
-            (_newest("plaudit_sample_staleness", "statistic"), "{{statistic}}"),
-            (_newest("plaudit_staleness_limit"), "limit"),
+            (newest("plaudit_sample_staleness", "statistic"), "{{statistic}}"),
+            (newest("plaudit_staleness_limit"), "limit"),
+            about="Policy versions between a sample's oldest token and its update, and maxStaleness.",
         ),
         lines(
             "Policy version",
             COUNT,
-            (_newest("plaudit_policy_version"), "announced"),
-            (_newest("plaudit_policy_version_lag"), "lag of the slowest rollout"),
+            (newest("plaudit_policy_version"), "announced"),
+            (newest("plaudit_policy_version_lag"), "lag of the slowest rollout"),
+            about="The announced version, and by how many versions the slowest ready rollout is behind.",
         ),
         lines(
             "Samples generated with weights other than announced",
             SHARE,
-            (_newest("plaudit_recent_logprob_mismatch_ratio"), "newest 100 samples"),
+            (newest("plaudit_recent_logprob_mismatch_ratio"), "newest 100 samples"),
+            about="Share of the newest samples whose log-probabilities differ from the trainer's by more than 0.1.",
         ),
     )
 
@@ -319,8 +219,9 @@ def _transport() -> Sequence[Any]:
         lines(
             "Redis",
             BYTES,
-            (_newest("plaudit_redis_memory_bytes"), "used"),
-            (_newest("plaudit_redis_memory_limit_bytes"), "limit"),
+            (newest("plaudit_redis_memory_bytes"), "used"),
+            (newest("plaudit_redis_memory_limit_bytes"), "limit"),
+            about="Memory of Redis and its limit. Above 70 % no groups are admitted.",
         ),
         lines(
             "Redeliveries, duplicates, dead letters",
@@ -328,13 +229,15 @@ def _transport() -> Sequence[Any]:
             (happened("redeliveries"), "{{stream}}: taken over"),
             (happened("duplicates"), "{{stream}}: duplicate"),
             (happened("dead_letters"), "{{stream}}: dead letter"),
+            about="Entries taken over from lost workers, refused as duplicates, and given up, by stream.",
         ),
         lines(
             "Metrics pipeline",
             COUNT,
             (f"sum(increase(plaudit_records_missing_total{{{OF_RUN}}}[$__rate_interval]))", "events lost"),
             (f"sum(increase(plaudit_records_late_total{{{OF_RUN}}}[$__rate_interval]))", "events late"),
-            (_newest("plaudit_redis_aof_ok"), "Redis writes its file"),
-            (_newest("plaudit_redis_up"), "Redis responds"),
+            (newest("plaudit_redis_aof_ok"), "Redis writes its file"),
+            (newest("plaudit_redis_up"), "Redis responds"),
+            about="Events lost or late, and whether Redis responds and writes its file (1: yes).",
         ),
     )

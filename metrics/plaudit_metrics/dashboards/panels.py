@@ -16,6 +16,7 @@ from grafana_foundation_sdk.builders.dashboard import (
     DashboardLink,
     DatasourceVariable,
     QueryVariable,
+    TextBoxVariable,
     ThresholdsConfig,
 )
 from grafana_foundation_sdk.builders.prometheus import Dataquery
@@ -42,6 +43,8 @@ DATA_SOURCE = DataSourceRef("prometheus", "${datasource}")
 TAG = "plaudit"
 OF_RUN = 'cluster=~"$cluster", namespace=~"$namespace", run=~"$run"'
 """Selects the runs chosen by ``with_run_variables``."""
+PAGE = "http://127.0.0.1:9090"
+"""Address of a run's page unless the variable ``page`` has another: that of a port-forward to its metrics service."""
 SHARE, SECONDS, BYTES, COUNT, PER_SECOND = "percentunit", "s", "bytes", "short", "ops"
 """Grafana's unit names."""
 
@@ -86,6 +89,24 @@ def with_run_variables(board: Dashboard) -> Dashboard:
     return board.annotation(_annotation("Restarts", f"{restarts} or plaudit_redis_up{{{OF_RUN}}} == 0", enabled=False))
 
 
+def with_page_variable(board: Dashboard) -> Dashboard:
+    """Add the variable ``page``, the address of the run's page, which ``to_page`` links to."""
+    return board.with_variable(TextBoxVariable("page").label("Page of the run").default_value(PAGE))
+
+
+def to_page(view: str = "") -> DashboardLink:
+    """Return a link from a panel to a view of the run's page, such as ``samples?outcome=failed``."""
+    title = "Samples on the run's page" if view.startswith("samples") else "The run's page"
+    url = f"${{page:raw}}/#/{view}"
+    return DashboardLink(title).type(DashboardLinkType.LINK).url(url).target_blank(True)
+
+
+def to_job() -> DashboardLink:
+    """Return a link from a series of a run to the run's own dashboard, in the same range of time."""
+    url = "/d/plaudit-job?var-datasource=${datasource}&var-run=${__field.labels.run}&${__url_time_range}"
+    return DashboardLink("This run").type(DashboardLinkType.LINK).url(url)
+
+
 def _annotation(name: str, expression: str, *, enabled: bool) -> AnnotationQuery:
     return AnnotationQuery().name(name).datasource(DATA_SOURCE).enable(enabled).icon_color("orange").expr(expression)
 
@@ -100,9 +121,9 @@ def stat(
     expression: str,
     unit: str,
     *,
+    about: str,
     warn: float | None = None,
     bad: float | None = None,
-    about: str = "",
 ) -> StatPanel:
     """Return a panel of one number, yellow from ``warn`` and red from ``bad``; ``about`` describes it."""
     steps = [Threshold(None, "green")]
@@ -125,7 +146,7 @@ def stat(
     )
 
 
-def bars(title: str, unit: str, *queries: tuple[str, str], most: float | None = None, about: str = "") -> BarGaugePanel:
+def bars(title: str, unit: str, *queries: tuple[str, str], about: str, most: float | None = None) -> BarGaugePanel:
     """Return a panel of horizontal bars, one for each series; ``queries`` are pairs of expression and legend."""
     panel = (
         BarGaugePanel()
@@ -148,7 +169,7 @@ def bars(title: str, unit: str, *queries: tuple[str, str], most: float | None = 
 
 
 def lines(
-    title: str, unit: str, *queries: tuple[str, str], stacked: bool = False, signed: bool = False, about: str = ""
+    title: str, unit: str, *queries: tuple[str, str], about: str, stacked: bool = False, signed: bool = False
 ) -> TimeseriesPanel:
     """Return a panel of lines over time; ``queries`` are pairs of expression and legend.
 
@@ -176,4 +197,5 @@ def lines(
 
 
 def _query(expression: str, legend: str, number: int) -> Dataquery:
-    return Dataquery().expr(expression).legend_format(legend).ref_id("ABCDEFGH"[number]).datasource(DATA_SOURCE)
+    query = Dataquery().expr(expression).legend_format(legend).ref_id("ABCDEFGH"[number]).datasource(DATA_SOURCE)
+    return query.exemplar(True) if "_bucket{" in expression else query

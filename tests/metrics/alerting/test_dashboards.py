@@ -10,17 +10,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client import start_http_server
 
 from plaudit_metrics.alerting.alerts import ALERTS
-from plaudit_metrics.dashboards.panels import panel_id
+from plaudit_metrics.dashboards.panels import PAGE, panel_id
 from plaudit_metrics.service.series.run import RunSeries
 from plaudit_operator.cache import Cache
 from plaudit_operator.runtime.kinds import RLJOB
 from plaudit_operator.series import OperatorSeries
+from plaudit_reward.model_server.series import ModelServerSeries
 
 REPOSITORY = Path(__file__).parents[3]
 DASHBOARDS = {
@@ -67,12 +69,31 @@ def observed_operator(prometheus: Any) -> Iterator[None]:
     server.server_close()
 
 
+@pytest.fixture(scope="session")
+def observed_model(prometheus: Any) -> Iterator[None]:
+    """The series of a reward model's server that has computed and responded, scraped as the chart does."""
+    series = ModelServerSeries()
+    series.count_queue(lambda: 3)
+    server, thread = start_http_server(port=0, addr="127.0.0.1", registry=series.registry)
+    prometheus.scrape(server.server_port, run="modelled", scorer="reward-model")
+    for _ in range(200):
+        series.computed([100, 80], 20, [0.01, 0.02], time.perf_counter() - 0.05)
+        series.answered(200)
+        if prometheus.query("rate(plaudit_model_server_requests_total[1m]) > 0"):
+            break
+        time.sleep(0.1)
+    yield
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
 @pytest.mark.parametrize("expression", QUERIES)
 def test_a_query_of_a_dashboard_finds_something(
-    observed_run: Any, observed_operator: None, prometheus: Any, expression: str
+    observed_run: Any, observed_operator: None, observed_model: None, prometheus: Any, expression: str
 ) -> None:
     given = {
-        "$run": "observed|demo-0c5c2",
+        "$run": "observed|demo-0c5c2|modelled",
         "$namespace": ".*",
         "$cluster": ".*",
         "$__rate_interval": "1m",
@@ -108,8 +129,38 @@ def test_the_annotations_of_a_dashboard_are_queries_that_prometheus_accepts(prom
 @pytest.mark.parametrize("name", DASHBOARDS)
 def test_panels_have_ids_that_follow_from_their_titles(name: str) -> None:
     ids = {panel["title"]: panel["id"] for panel in panels(DASHBOARDS[name])}
-    assert len(set(ids.values())) == len(ids)
+    assert len(set(ids.values())) == len(list(panels(DASHBOARDS[name])))
     assert ids == {title: panel_id(title) for title in ids}
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_every_panel_has_a_description(name: str) -> None:
+    assert [panel["title"] for panel in panels(DASHBOARDS[name]) if not panel.get("description")] == []
+
+
+def test_every_panel_of_a_job_links_to_a_view_of_the_runs_page(observed_run: Any) -> None:
+    (page,) = [each for each in DASHBOARDS["job"]["templating"]["list"] if each["name"] == "page"]
+    assert page["query"] == PAGE
+    views = {link["url"].removeprefix("${page:raw}/") for panel in panels(DASHBOARDS["job"]) for link in panel["links"]}
+    assert all(panel["links"] for panel in panels(DASHBOARDS["job"]))
+    assert views == {"#/", "#/samples?outcome=failed"}
+    for outcome, status in (("failed", 200), ("unheard-of", 400)):  # the page's view passes its conditions on
+        assert httpx.get(f"{observed_run.metrics}/api/v1/samples?outcome={outcome}").status_code == status
+
+
+def test_a_series_of_the_fleet_links_to_the_dashboard_of_its_run() -> None:
+    charts = [panel for panel in panels(DASHBOARDS["fleet"]) if panel["type"] != "stat"]
+    by_run = [panel for panel in charts if "{{run}}" in {target["legendFormat"] for target in panel["targets"]}]
+    assert {panel["title"] for panel in charts} - {panel["title"] for panel in by_run} == {"GPU-hours by namespace"}
+    for panel in by_run:
+        (link,) = panel["fieldConfig"]["defaults"]["links"]
+        assert link["url"].startswith(f"/d/{DASHBOARDS['job']['uid']}?")
+        assert "var-run=${__field.labels.run}" in link["url"]
+
+
+def test_queries_of_buckets_ask_for_exemplars() -> None:
+    targets = [target for panel in panels(DASHBOARDS["job"]) for target in panel["targets"]]
+    assert {bool(target.get("exemplar")) == ("_bucket{" in target["expr"]) for target in targets} == {True}
 
 
 def test_every_alert_of_a_run_leads_to_a_panel_of_the_job() -> None:
