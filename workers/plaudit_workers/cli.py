@@ -122,9 +122,15 @@ def _try_arguments(parser: argparse.ArgumentParser) -> None:
 def _rescore_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("samples", type=Path, help="a run's id or folder, its samples folder, or one of its files")
     parser.add_argument("--runs-folder", type=Path, default=Path("runs"), metavar="FOLDER", help="default: runs")
-    parser.add_argument("--job", type=Path, required=True, help="the job file; only spec.reward counts")
+    scorers = parser.add_mutually_exclusive_group(required=True)
+    scorers.add_argument("--job", type=Path, help="the job file; only spec.reward counts")
+    scorers.add_argument("--url", metavar="URL", help="a reward service's gateway; its token in PLAUDIT_TOKEN")
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="both scores of each sample: .parquet or .jsonl"
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="both scores of each sample: .parquet or .jsonl; the same command continues after a kill",
     )
     parser.add_argument(
         "--changes",

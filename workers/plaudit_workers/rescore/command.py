@@ -1,75 +1,107 @@
-"""``plaudit rescore RUN --job JOB``: score a run's stored samples with another job's scorers, and compare.
+"""``plaudit rescore RUN --job JOB`` or ``--url URL``: score a run's stored samples anew, and compare.
 
-read → score → compare: samples are scored as ``plaudit score`` does; memory does not grow with their number.
+read → score → compare: memory does not grow with the number of samples. With ``--output``, the same command continues
+after a kill.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 
 import msgspec
 
 from plaudit_metrics.statistics.failures import FailureCounts
 from plaudit_wire.records import ScoringRecord
-from plaudit_wire.sample import Sample
 from plaudit_workers.job.loading.load import load_job
-from plaudit_workers.job.spec.rewards.reward import RewardSpec
 from plaudit_workers.process import EXIT_DONE
 from plaudit_workers.rescore.comparison import ScoreChange, ScoreComparison, Summary
-from plaudit_workers.rescore.output import written_rows
+from plaudit_workers.rescore.output import check_ending, written_rows
+from plaudit_workers.rescore.progress import Progress
 from plaudit_workers.rescore.rows import StoredSample, sample_files, samples_path, stored_groups
-from plaudit_workers.scoring.build import build_pipeline
+from plaudit_workers.rescore.scorers import StoredScorers, Unit, scorers_of_job, scorers_of_service
 from plaudit_workers.scoring.offline.printed import show_logs
-from plaudit_workers.scoring.offline.score import scored_in_order
 
 _RESPONSE_CHARACTERS = 200
 _SHOWN_CHARACTERS = 60
+
+Compare = Callable[[StoredSample, ScoringRecord], None]
 
 
 def rescore(arguments: argparse.Namespace) -> int:
     """Run the command.
 
     Raises:
-        RefusedError: the job, the samples or the output cannot be used.
+        RefusedError: the job, the service, the samples or the output cannot be used.
     """
-    reward = load_job(arguments.job).spec.reward
-    groups = stored_groups(sample_files(samples_path(arguments.samples, arguments.runs_folder)))
+    check_ending(arguments.output)
+    opening = _scorers(arguments)
+    files = sample_files(samples_path(arguments.samples, arguments.runs_folder))
     comparison, failures = ScoreComparison(arguments.changes), FailureCounts()
     show_logs()
-    with written_rows(arguments.output, [scorer.name for scorer in reward.scorers]) as write:
 
-        def compare(stored: StoredSample, scoring: ScoringRecord) -> None:
-            _compare(comparison, stored, scoring)
-            failures.add(scoring)
-            write(stored, scoring)
+    async def score() -> None:
+        async with opening as scorers:
+            with (
+                Progress(arguments.output, str(arguments.samples), scorers.version) as progress,
+                written_rows(arguments.output, scorers.names) as write,
+            ):
 
-        asyncio.run(_rescore(reward, groups, compare))
+                def compare(stored: StoredSample, scoring: ScoringRecord) -> None:
+                    _compare(comparison, stored, scoring)
+                    failures.add(scoring)
+                    write(stored, scoring)
+
+                await _rescore(scorers, files, progress, compare)
+
+    asyncio.run(score())
     summary = msgspec.structs.replace(comparison.summary(), failures=failures.failures())
     print(msgspec.json.encode(summary).decode() if arguments.json else readable(summary))
     return EXIT_DONE
 
 
-async def _rescore(
-    reward: RewardSpec, groups: Iterable[list[StoredSample]], compare: Callable[[StoredSample, ScoringRecord], None]
-) -> None:
-    pipeline = await build_pipeline(reward, "rescore")
-    in_work: deque[StoredSample] = deque()
+def _scorers(arguments: argparse.Namespace) -> AbstractAsyncContextManager[StoredScorers]:
+    if arguments.url:
+        return scorers_of_service(arguments.url, os.environ.get("PLAUDIT_TOKEN", ""))
+    return scorers_of_job(load_job(arguments.job))
 
-    async def units() -> AsyncIterator[list[Sample]]:
-        for group in groups:
-            in_work.extend(group)
-            together = pipeline.scores_groups and group[0].sample.split == "train"
-            for unit in [group] if together else [[stored] for stored in group]:
-                yield [stored.sample for stored in unit]
 
-    try:
-        async for scoring in scored_in_order(pipeline, units(), reward.workers.max_concurrent_samples):
-            compare(in_work.popleft(), scoring)
-    finally:
-        await pipeline.close()
+async def _rescore(scorers: StoredScorers, files: Iterable[Path], progress: Progress, compare: Compare) -> None:
+    in_work: deque[tuple[str, list[StoredSample]]] = deque()
+
+    async def unscored() -> AsyncIterator[tuple[str, Unit]]:
+        resuming = True
+        for name, unit in _units(files, scorers.scores_groups):
+            scorings = progress.scored(name, len(unit)) if resuming else None
+            resuming = scorings is not None
+            if scorings is not None:
+                for stored, scoring in zip(unit, scorings, strict=True):
+                    compare(stored, scoring)
+            else:
+                in_work.append((name, unit))
+                yield f"{progress.attempt}/{name}", [stored.sample for stored in unit]
+
+    async for scorings in scorers.scored(unscored()):
+        name, unit = in_work.popleft()
+        progress.keep(name, scorings)
+        for stored, scoring in zip(unit, scorings, strict=True):
+            compare(stored, scoring)
+
+
+def _units(files: Iterable[Path], scores_groups: bool) -> Iterable[tuple[str, list[StoredSample]]]:
+    """Yield what is scored together, each under a name of its own in the run."""
+    for group in stored_groups(files):
+        step, first = group[0].step, group[0].sample
+        if scores_groups and first.split == "train":
+            yield f"{step}/{first.group}", group
+        else:
+            for stored in group:
+                yield f"{step}/{first.group}/{stored.sample.index}", [stored]
 
 
 def _compare(comparison: ScoreComparison, stored: StoredSample, scoring: ScoringRecord) -> None:

@@ -36,27 +36,28 @@ _SCORER_COLUMNS: dict[str, pyarrow.DataType] = {"value": _REAL, "outcome": _TEXT
 Write = Callable[[StoredSample, ScoringRecord], None]
 
 
+def check_ending(target: Path | None) -> None:
+    """Raise ``RefusedError`` if the name of the output has an ending that cannot be written."""
+    if target is not None and target.suffix not in (".jsonl", ".parquet"):
+        raise RefusedError(f"--output {target}: end its name in .parquet or .jsonl")
+
+
 @contextmanager
 def written_rows(target: Path | None, scorers: list[str]) -> Iterator[Write]:
     """Yield a function that writes one sample; ``target`` appears when the block ends without an error.
 
     Args:
         target: ``….parquet`` or ``….jsonl``; None: nothing is written.
-        scorers: names of the job's scorers, for the columns.
-
-    Raises:
-        RefusedError: it has another ending.
+        scorers: names of the scorers, for the columns.
     """
     if target is None:
         yield lambda stored, scoring: None
     elif target.suffix == ".jsonl":
         with whole_file(target) as temporary, temporary.open("wb") as file:
             yield lambda stored, scoring: _write_line(file.write, _row(stored, scoring))
-    elif target.suffix == ".parquet":
+    else:
         with whole_file(target) as temporary, _ParquetRows(temporary, scorers) as rows:
             yield lambda stored, scoring: rows.add(_row(stored, scoring))
-    else:
-        raise RefusedError(f"--output {target}: end its name in .parquet or .jsonl")
 
 
 def _row(stored: StoredSample, scoring: ScoringRecord) -> dict[str, Any]:
