@@ -7,14 +7,13 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
-from plaudit_reward.functions.environment import function_environment
 from plaudit_reward.isolation.messages import READ_BYTES, Frames, FromChild, LoadFunction, frame, messages_from_child
 from plaudit_reward.isolation.output import Output
 from plaudit_reward.isolation.signals import signal_name
+from plaudit_reward.isolation.start import start_child
 
 _EXIT_WITHIN_S = 1.0
 """How long a child that closed its connection may take to exit, so that the message can name its exit code."""
@@ -58,35 +57,11 @@ class ChildProcess(asyncio.Protocol):
             OSError: no process can be started (memory, limit of processes).
         """
         loop = asyncio.get_running_loop()
-        ours, output = self._open()
+        self._process, ours, output = start_child("plaudit_reward.isolation.child")
         self._connection = ours
         await loop.connect_read_pipe(lambda: self._output, os.fdopen(output, "rb"))
         self._transport, _ = await loop.create_connection(lambda: self, sock=ours)
         self.send([self._load])
-
-    def _open(self) -> tuple[socket.socket, int]:
-        """Start the process; return our ends of the connection and of the pipe that it prints to."""
-        ours, theirs = socket.socketpair()
-        read_end, write_end = os.pipe()
-        command = [sys.executable, "-P", "-m", "plaudit_reward.isolation.child", str(theirs.fileno()), str(os.getpid())]
-        try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=write_end,
-                stderr=write_end,
-                env=function_environment(os.environ),
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        except OSError:
-            ours.close()
-            os.close(read_end)
-            raise
-        finally:
-            theirs.close()
-            os.close(write_end)
-        return ours, read_end
 
     def send(self, messages: list[Any]) -> None:
         """Send the messages in one frame; never blocks."""

@@ -9,14 +9,13 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from plaudit_reward.functions.environment import function_environment
 from plaudit_reward.isolation.messages import Frames, frame
 from plaudit_reward.isolation.output import Output
 from plaudit_reward.isolation.signals import signal_name
+from plaudit_reward.isolation.start import start_child
 from plaudit_wire.logs import get_logger
 from plaudit_workers.agent_processes.messages import (
     Ended,
@@ -225,36 +224,15 @@ class AgentProcesses:
     async def _start(self) -> None:
         loop = asyncio.get_running_loop()
         self._loaded = loop.create_future()
-        ours, read_end = self._start_template()
+        process, ours, read_end = start_child("plaudit_workers.agent_processes.template")
+        self._process = process
         self._output = Output("agent", "agent printed", "process")
         await loop.connect_read_pipe(lambda: self._output, os.fdopen(read_end, "rb"))
         self._sender = ours.dup()
-        process = self._process
-        assert process is not None
         self._transport, _ = await loop.create_connection(
             lambda: _Connection(self._on_message, lambda: self._on_lost(process)), sock=ours
         )
         self._send(Load(self._sources, self._limits))
-
-    def _start_template(self) -> tuple[socket.socket, int]:
-        """Start the process; return our ends of the connection and of the pipe that it prints to."""
-        ours, theirs = socket.socketpair()
-        read_end, write_end = os.pipe()
-        module = "plaudit_workers.agent_processes.template"
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, str(theirs.fileno()), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=write_end,
-                stderr=write_end,
-                env=function_environment(os.environ),
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        finally:
-            theirs.close()
-            os.close(write_end)
-        return ours, read_end
 
     def _on_message(self, message: FromTemplate) -> None:
         loaded = self._loaded

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plaudit_wire.logs import get_logger
-from plaudit_wire.records import PAUSE, GroupEnd, GroupRecord, WaitRecord
+from plaudit_wire.records import PAUSE, GroupRecord, WaitRecord
 from plaudit_workers.process import JobFailedError
 from plaudit_workers.stream.group import Group
 from plaudit_workers.training.conductor.backend_thread import BackendThread
@@ -54,7 +54,7 @@ class StepTraining:
             elif isinstance(decision, Retry):
                 self._return(step, decision, report)
             elif isinstance(decision, Over):
-                self._end(decision.dropped, report, "dropped")
+                self._end(decision.dropped, report, self._dropped(report))
                 step.ended(decision.dropped)
                 return True
             else:
@@ -93,7 +93,7 @@ class StepTraining:
 
     def _replace(self, step: OpenStep, groups: Sequence[ReadyGroup], report: StepReport) -> None:
         """Drop groups without a signal and admit further prompts for the step."""
-        records = self._end_in_ledger(groups, report, "dropped", reason="zero_variance")
+        records = self._end_in_ledger(groups, report, self._dropped(report, "zero_variance"))
         step.replace(groups)
         self.state.ledger.train.add_extras(step.step, len(groups))
         report.figures["training/groups_replaced"] = float(step.replaced)
@@ -111,7 +111,7 @@ class StepTraining:
         report.update_s += time.monotonic() - started
         report.updates.append(figures)
         self.state.problem = ""
-        self._end(chosen, report, "trained", taken=taken)
+        self._end(chosen, report, GroupEnding("trained", report.step, taken))
         step.ended(chosen)
 
     def _return(self, step: OpenStep, retry: Retry, report: StepReport) -> None:
@@ -130,7 +130,7 @@ class StepTraining:
         )
         self.state.problem = f"step {step.step} not trained: {missing}, next try in {pause_s:.0f} s. {reasons}"
         self.state.paused_until = self.run.clock.now() + pause_s
-        self._end(retry.groups, report, "dropped", reason="too_many_failed", again=True)
+        self._end(retry.groups, report, self._dropped(report, "too_many_failed", again=True))
         step.returned(retry.groups)
         report.figures["training/retries"] = float(step.retries)
         if last:
@@ -140,31 +140,15 @@ class StepTraining:
                 "data, then continue with --resume"
             )
 
-    def _end(
-        self,
-        ended: Sequence[ReadyGroup],
-        report: StepReport,
-        end: GroupEnd,
-        *,
-        taken: float | None = None,
-        reason: str = "",
-        again: bool = False,
-    ) -> None:
-        records = self._end_in_ledger(ended, report, end, taken=taken, reason=reason, again=again)
+    def _dropped(self, report: StepReport, reason: str = "", *, again: bool = False) -> GroupEnding:
+        return GroupEnding("dropped", report.step, self.run.clock.now(), reason, again)
+
+    def _end(self, ended: Sequence[ReadyGroup], report: StepReport, ending: GroupEnding) -> None:
+        records = self._end_in_ledger(ended, report, ending)
         self.background.start(close_groups(self.run, self.state, records))
 
-    def _end_in_ledger(
-        self,
-        ended: Sequence[ReadyGroup],
-        report: StepReport,
-        end: GroupEnd,
-        *,
-        taken: float | None = None,
-        reason: str = "",
-        again: bool = False,
-    ) -> list[GroupRecord]:
+    def _end_in_ledger(self, ended: Sequence[ReadyGroup], report: StepReport, ending: GroupEnding) -> list[GroupRecord]:
         groups: list[Group] = self.intake.get(group.flight.group for group in ended)
-        ending = GroupEnding(end, report.step, self.run.clock.now() if taken is None else taken, reason, again)
         records = end_in_ledger(self.run, self.state, groups, ending)
         report.add(groups, records)
         return records
