@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
-from plaudit_client.client import RewardClient, Sample
+from plaudit_client.client import RewardClient, SampleMapping
 from plaudit_client.result import Result
 
 T = TypeVar("T")
@@ -53,11 +53,11 @@ class SyncRewardClient:
         thread.join()
         loop.close()
 
-    def score(self, sample: Sample) -> Result:
+    def score(self, sample: SampleMapping) -> Result:
         """Score one sample; see ``RewardClient.score``."""
         return self._do(self._client.score(sample))
 
-    def score_many(self, samples: Iterable[Sample]) -> Iterator[Result]:
+    def score_many(self, samples: Iterable[SampleMapping]) -> Iterator[Result]:
         """Score samples and yield results in order of completion; see ``RewardClient.score_many``."""
         results = self._client.score_many(samples)
         try:
@@ -69,7 +69,7 @@ class SyncRewardClient:
         finally:
             self._do(results.aclose())
 
-    def score_group(self, samples: Sequence[Sample], id: str = "") -> list[Result]:  # noqa: A002 (what it is)
+    def score_group(self, samples: Sequence[SampleMapping], id: str = "") -> list[Result]:  # noqa: A002 (what it is)
         """Score the samples of one prompt together; see ``RewardClient.score_group``."""
         return self._do(self._client.score_group(samples, id))
 

@@ -20,7 +20,7 @@ from plaudit_client.errors import InvalidSampleError, ProtocolError, Unavailable
 from plaudit_client.result import Result, result_of
 from plaudit_client.retries import refusal
 
-Sample = Mapping[str, Any]
+SampleMapping = Mapping[str, Any]
 """``response``, and optionally ``prompt`` (text or chat messages), ``data_source``, ``ground_truth``, ``extra_info``,
 ``response_tokens``, ``max_tokens``, ``finish_reason``, ``id``."""
 
@@ -75,7 +75,7 @@ class RewardClient:
         if batches is not None:
             await batches.close()
 
-    async def score(self, sample: Sample) -> Result:
+    async def score(self, sample: SampleMapping) -> Result:
         """Score one sample.
 
         Raises:
@@ -88,7 +88,7 @@ class RewardClient:
         self._batches().add((item,))
         return _result(await item.answer)
 
-    async def score_many(self, samples: Iterable[Sample]) -> AsyncGenerator[Result, None]:
+    async def score_many(self, samples: Iterable[SampleMapping]) -> AsyncGenerator[Result, None]:
         """Score samples; yield their results in order of completion, ``index`` being the position in ``samples``.
 
         ``samples`` is read as results arrive, at most 2,048 ahead of them.
@@ -115,7 +115,7 @@ class RewardClient:
             for item in open_items.values():
                 item.answer.cancel()
 
-    async def score_group(self, samples: Sequence[Sample], id: str = "") -> list[Result]:  # noqa: A002 (what it is)
+    async def score_group(self, samples: Sequence[SampleMapping], id: str = "") -> list[Result]:  # noqa: A002 (what it is)
         """Score the samples of one prompt together, for scorers with ``scope: group``; return them in their order.
 
         Args:
@@ -160,7 +160,10 @@ class RewardClient:
         return description
 
     def _start_next(
-        self, numbered: Iterator[tuple[int, Sample]], open_items: dict[int, Item], done: asyncio.Queue[tuple[int, Item]]
+        self,
+        numbered: Iterator[tuple[int, SampleMapping]],
+        open_items: dict[int, Item],
+        done: asyncio.Queue[tuple[int, Item]],
     ) -> None:
         started = []
         while len(open_items) < _MOST_UNDER_WAY and (following := next(numbered, None)) is not None:
@@ -175,7 +178,7 @@ class RewardClient:
         if started:
             self._batches().add(started)
 
-    def _sample_item(self, sample: Sample) -> Item:
+    def _sample_item(self, sample: SampleMapping) -> Item:
         own = str((sample.get("id") if isinstance(sample, Mapping) else "") or uuid.uuid4().hex)
         return Item(SCORE, own, encode_sample(sample, own), self.timeout_s)
 

@@ -10,7 +10,7 @@ from plaudit_reward.score import Score
 from plaudit_reward.scorer import Attempt
 from plaudit_wire.sample import Sample
 
-Answer = float | Score | ScoringError
+ScriptedAnswer = float | Score | ScoringError
 
 
 class ScriptedScorer:
@@ -26,7 +26,7 @@ class ScriptedScorer:
     def __init__(
         self,
         name: str,
-        answer: Callable[[Sample], Answer],
+        answer: Callable[[Sample], ScriptedAnswer],
         takes_s: Callable[[Sample], float] = lambda sample: 0.0,
         waits_s: float = 0.0,
     ) -> None:
@@ -66,7 +66,7 @@ class ScriptedScorer:
             await asyncio.sleep(seconds)
 
 
-def _score(answer: Answer) -> Score:
+def _score(answer: ScriptedAnswer) -> Score:
     if isinstance(answer, ScoringError):
         raise answer
     return answer if isinstance(answer, Score) else Score.scored(answer)

@@ -16,14 +16,14 @@ from plaudit_reward.pipeline.combiner import FunctionCombiner
 from plaudit_reward.pipeline.pipeline import Pipeline
 from plaudit_reward.pipeline.stage import Rules, Stage, When
 from plaudit_reward.score import Score
-from plaudit_reward.scripted_scorer import Answer, ScriptedScorer
+from plaudit_reward.scripted_scorer import ScriptedAnswer, ScriptedScorer
 from plaudit_wire.records import ScorerWork, ScoringRecord
 from plaudit_wire.sample import AgentReward, Sample
 
 MakeSample = Callable[..., Sample]
 
 
-def scripted(name: str, answer: Answer, takes_s: float = 0.0, waits_s: float = 0.0) -> ScriptedScorer:
+def scripted(name: str, answer: ScriptedAnswer, takes_s: float = 0.0, waits_s: float = 0.0) -> ScriptedScorer:
     return ScriptedScorer(name, lambda sample: answer, lambda sample: takes_s, waits_s)
 
 
@@ -92,7 +92,7 @@ async def test_chains_of_when_end_at_the_first_unmet_condition(make_sample: Make
     assert (scoring.value, last.num_calls) == (1.0, 0)
 
 
-def chain(last: ScriptedScorer, second: Answer = 2.0) -> Pipeline:
+def chain(last: ScriptedScorer, second: ScriptedAnswer = 2.0) -> Pipeline:
     """Three scorers, each of which waits for the one before."""
     return Pipeline(
         [
@@ -219,7 +219,7 @@ answers = st.one_of(
 
 
 @given(st.lists(st.tuples(answers, st.sampled_from([0.5, 1.0])), min_size=1, max_size=4))
-async def test_no_zero_is_ever_invented(script: list[tuple[Answer, float]]) -> None:
+async def test_no_zero_is_ever_invented(script: list[tuple[ScriptedAnswer, float]]) -> None:
     """Every value given is 1 or more in size: a sample has a value only when all scorers gave one."""
     stages = [
         Stage(scripted(f"s{i}", answer), Rules(weight=weight, retries=0)) for i, (answer, weight) in enumerate(script)
@@ -236,7 +236,7 @@ async def test_no_zero_is_ever_invented(script: list[tuple[Answer, float]]) -> N
         assert scoring.reason
 
 
-def _value(answer: Answer) -> float | None:
+def _value(answer: ScriptedAnswer) -> float | None:
     if isinstance(answer, ScoringError):
         return None
     return answer.value if isinstance(answer, Score) else answer

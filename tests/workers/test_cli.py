@@ -120,14 +120,14 @@ def test_a_refusal_and_an_interruption_end_a_command_quietly(
     def arguments(parser: object) -> None:
         parser.set_defaults(ending=raised)
 
-    command = cli.Command("ending_command", "run", "end at once", arguments)
+    command = cli.Subcommand("ending_command", "run", "end at once", arguments)
     monkeypatch.setitem(COMMANDS, "end", command)
     assert main(["end"]) == code
     assert capsys.readouterr().err == words
 
 
 def test_commands_are_found_where_the_table_says() -> None:
-    def resolves(command: cli.Command) -> Callable[..., int]:
+    def resolves(command: cli.Subcommand) -> Callable[..., int]:
         import importlib
 
         function: Callable[..., int] = getattr(importlib.import_module(command.module), command.function)

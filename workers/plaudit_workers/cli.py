@@ -24,7 +24,7 @@ EXIT_CLOSED_PIPE = 141
 
 
 @dataclass(frozen=True)
-class Command:
+class Subcommand:
     """One command of ``plaudit``."""
 
     module: str
@@ -201,78 +201,78 @@ def _no_arguments(_: argparse.ArgumentParser) -> None:
     """Add no arguments."""
 
 
-COMMANDS: dict[str, Command] = {
-    "run": Command(
+COMMANDS: dict[str, Subcommand] = {
+    "run": Subcommand(
         "plaudit_workers.launch.run", "run", "run a job on this machine or on a Ray cluster", _run_arguments
     ),
-    "submit": Command(
+    "submit": Subcommand(
         "plaudit_workers.submit", "submit", "score a file of samples on a running scoring service", _submit_arguments
     ),
-    "score": Command(
+    "score": Subcommand(
         "plaudit_workers.scoring.offline.score", "score", "score a file of samples on this machine", _score_arguments
     ),
-    "try": Command(
+    "try": Subcommand(
         "plaudit_workers.scoring.offline.trial",
         "try_scorers",
         "score the first rows of a job's data",
         _try_arguments,
     ),
-    "rescore": Command(
+    "rescore": Subcommand(
         "plaudit_workers.rescore.command",
         "rescore",
         "score the stored samples of a run again and compare",
         _rescore_arguments,
     ),
-    "samples": Command(
+    "samples": Subcommand(
         "plaudit_workers.samples.command",
         "samples",
         "print stored samples of a run: texts, scores, reasons",
         _samples_arguments,
     ),
-    "dead": Command(
+    "dead": Subcommand(
         "plaudit_workers.deadletters.command",
         "dead",
         "list, show, retry or drop a live run's dead letters",
         _dead_arguments,
     ),
-    "runs": Command(
+    "runs": Subcommand(
         "plaudit_workers.stored_runs.command",
         "runs",
         "list the runs in an external Redis, delete finished ones",
         _runs_arguments,
     ),
-    "export": Command(
+    "export": Subcommand(
         "plaudit_workers.training.export",
         "export",
         "write a run's newest weights as a whole model, adapters merged",
         _export_arguments,
     ),
-    "validate": Command(
+    "validate": Subcommand(
         "plaudit_workers.job.commands",
         "validate",
         "report every problem of a job file, with lines",
         _validate_arguments,
     ),
-    "plan": Command(
+    "plan": Subcommand(
         "plaudit_workers.job.sizing.command",
         "plan",
         "compute the memory and time that a job needs",
         _plan_arguments,
     ),
-    "schema": Command(
+    "schema": Subcommand(
         "plaudit_workers.job.commands", "schema", "print the JSON Schema of a job, for editors", _no_arguments
     ),
-    "steps": Command(
+    "steps": Subcommand(
         "plaudit_metrics.terminal.commands",
         "steps",
         "show the steps of a run and what each waited for",
         steps_arguments,
     ),
-    "top": Command("plaudit_metrics.terminal.top", "top", "watch a run live: waits, queues, workers", top_arguments),
-    "trace": Command(
+    "top": Subcommand("plaudit_metrics.terminal.top", "top", "watch a run live: waits, queues, workers", top_arguments),
+    "trace": Subcommand(
         "plaudit_metrics.terminal.commands", "trace", "write a step's timeline for Perfetto", trace_arguments
     ),
-    "report": Command(
+    "report": Subcommand(
         "plaudit_metrics.terminal.commands",
         "report",
         "write a run's report as one HTML file",

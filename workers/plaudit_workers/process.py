@@ -114,30 +114,30 @@ Serve = Callable[[ProcessSettings, asyncio.Event], Awaitable[int]]
 
 
 @dataclass(frozen=True)
-class Ending:
+class ProcessEnding:
     """The end of a process: its exit code and, unless that is 0, the reason as a sentence."""
 
     code: int
     message: str = ""
 
 
-async def serve_guarded(serve: Serve, settings: ProcessSettings, stop: asyncio.Event) -> Ending:
+async def serve_guarded(serve: Serve, settings: ProcessSettings, stop: asyncio.Event) -> ProcessEnding:
     """Run ``serve``; turn an exception that escapes it into an exit code and one logged message."""
     logger = get_logger("plaudit")
     try:
-        return Ending(await serve(settings, stop))
+        return ProcessEnding(await serve(settings, stop))
     except RefusedError as error:
         logger.error("refused", error=str(error))
-        return Ending(EXIT_REFUSED, str(error))
+        return ProcessEnding(EXIT_REFUSED, str(error))
     except StoppedError as error:
         logger.info("stopped", reason=str(error))
-        return Ending(exit_when_stopped())
+        return ProcessEnding(exit_when_stopped())
     except JobFailedError as error:
         logger.error("job failed", error=str(error))
-        return Ending(EXIT_FAILED, str(error))
+        return ProcessEnding(EXIT_FAILED, str(error))
     except Exception as error:
         logger.exception("crashed")
-        return Ending(EXIT_CRASHED, f"{type(error).__name__}: {error}")
+        return ProcessEnding(EXIT_CRASHED, f"{type(error).__name__}: {error}")
 
 
 def exit_when_stopped() -> int:
@@ -160,7 +160,7 @@ def main(serve: Serve) -> int:
     return asyncio.run(_with_signals(serve, settings)).code
 
 
-async def _with_signals(serve: Serve, settings: ProcessSettings) -> Ending:
+async def _with_signals(serve: Serve, settings: ProcessSettings) -> ProcessEnding:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

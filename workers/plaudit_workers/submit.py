@@ -26,14 +26,14 @@ from plaudit_workers.client import Result, RewardClient, SampleInput, ServiceErr
 from plaudit_workers.launch.service import ADDRESS_FILE
 from plaudit_workers.process import EXIT_DONE, RefusedError, redis_from
 from plaudit_workers.scoring.offline.lines import SampleOutput, ScorerOutput, read_samples
-from plaudit_workers.scoring.offline.progress import Progress
+from plaudit_workers.scoring.offline.progress import OfflineProgress
 from plaudit_workers.stream.connection import RedisAddress
 
 _LOOK_EVERY_S = 0.2
 _REREAD_EVERY_S = 1.0
 _HTTP_TIMEOUT_S = 86_400.0
 
-Service = tuple[RedisAddress, str]
+FoundService = tuple[RedisAddress, str]
 """Redis of a scoring service, and the id of its run."""
 
 
@@ -61,7 +61,7 @@ def submit(arguments: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-async def _score_on(service: Service, arguments: argparse.Namespace, output: _Output) -> None:
+async def _score_on(service: FoundService, arguments: argparse.Namespace, output: _Output) -> None:
     """Score the samples; when ``plaudit run --resume`` starts the service elsewhere, continue there."""
     session = arguments.session or _session_of(arguments)
     while True:
@@ -77,7 +77,7 @@ async def _score_on(service: Service, arguments: argparse.Namespace, output: _Ou
         print(f"the service has moved to {service[0].url}; continuing there", file=sys.stderr)
 
 
-async def _moved(service: Service, arguments: argparse.Namespace) -> Service:
+async def _moved(service: FoundService, arguments: argparse.Namespace) -> FoundService:
     """Wait until the run's folder names another Redis; a Redis given by ``--redis`` never moves."""
     while True:
         await asyncio.sleep(_REREAD_EVERY_S)
@@ -86,7 +86,7 @@ async def _moved(service: Service, arguments: argparse.Namespace) -> Service:
             return found
 
 
-async def _score(output: _Output, service: Service, session: str, arguments: argparse.Namespace) -> None:
+async def _score(output: _Output, service: FoundService, session: str, arguments: argparse.Namespace) -> None:
     address, run = service
     async with RewardClient(address, run=run, job=arguments.job, session=session, wait_s=arguments.wait) as client:
         submitting = asyncio.create_task(client.submit(output.missing()))
@@ -136,19 +136,19 @@ class _Output:
         self._samples = samples
         self._source = source
         self._digests = [_digest(msgspec.json.encode(sample)) for sample in samples]
-        self.progress = Progress()
+        self.progress = OfflineProgress()
         self.written = 0
 
     def __enter__(self) -> _Output:
         if self._path is None:
-            self.progress = Progress(len(self._samples))
+            self.progress = OfflineProgress(len(self._samples))
             return self
         try:
             self.written = self._complete_lines()
         except BaseException:
             self._file.close()
             raise
-        self.progress = Progress(len(self._samples) - self.written)
+        self.progress = OfflineProgress(len(self._samples) - self.written)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -228,7 +228,7 @@ def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
-def _service(arguments: argparse.Namespace) -> Service:
+def _service(arguments: argparse.Namespace) -> FoundService:
     """Return the service of ``--redis``, or the one that ``plaudit run`` names in its folder; wait for it."""
     if arguments.redis:
         return redis_from(os.environ, arguments.redis), arguments.run or ""
@@ -243,7 +243,7 @@ def _service(arguments: argparse.Namespace) -> Service:
     return found
 
 
-def _read_service(runs: Path, run: str | None) -> Service | None:
+def _read_service(runs: Path, run: str | None) -> FoundService | None:
     """Read the newest address file of a run, or of any; None if there is none, or while it is being written."""
     try:
         newest = max(runs.glob(f"{run or '*'}/{ADDRESS_FILE}"), key=lambda file: file.stat().st_mtime)

@@ -11,7 +11,7 @@ import msgspec
 from plaudit_metrics.service.parameters import MOST_CHARACTERS as TEXT_CHARACTERS
 from plaudit_metrics.sources.queue_history import MOST_LOOKS
 from plaudit_metrics.sources.samples.detail import SampleDetail
-from plaudit_metrics.sources.samples.query import FAILED, Order
+from plaudit_metrics.sources.samples.query import FAILED, SampleOrder
 from plaudit_metrics.sources.samples.texts import MOST_CHARACTERS
 from plaudit_metrics.statistics.stages import STAGES
 from plaudit_metrics.statistics.verdict import VERDICTS
@@ -28,7 +28,7 @@ MOST_LISTED = 200
 """Number of stored samples on one page of a search."""
 CHARACTERS = 20_000
 """Number of characters of each text of a stored sample, unless the request asks for more."""
-ORDERS = get_args(Order)
+ORDERS = get_args(SampleOrder)
 SAMPLE_OUTCOMES = (*OUTCOMES, FAILED)
 
 _NUMBER = {"type": "number"}

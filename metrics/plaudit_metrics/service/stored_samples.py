@@ -37,7 +37,7 @@ from plaudit_metrics.sources.samples.detail import (
     listed_open,
 )
 from plaudit_metrics.sources.samples.files import FOLDER, UnreadableFileError, surviving_files
-from plaudit_metrics.sources.samples.query import Order, SampleQuery
+from plaudit_metrics.sources.samples.query import SampleOrder, SampleQuery
 from plaudit_metrics.sources.samples.sample_file import SampleFile
 from plaudit_metrics.sources.samples.search import Place, SampleSearch
 from plaudit_metrics.sources.samples.texts import MOST_CHARACTERS
@@ -177,7 +177,7 @@ def _query(request: Request) -> SampleQuery:
         split=choice(request, "split", get_args(Split)),
         group=text(request, "group"),
         prompt_id=text(request, "prompt_id"),
-        order=next(each for each in get_args(Order) if each == order),
+        order=next(each for each in get_args(SampleOrder) if each == order),
     )
 
 

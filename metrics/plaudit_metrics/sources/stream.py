@@ -27,7 +27,7 @@ _RECORDS_AT_A_TIME = 1000
 _BLOCK_MS = 500
 _RETRY_AFTER_S = 1.0
 
-Entry = tuple[bytes, dict[bytes, bytes]]
+StreamEntry = tuple[bytes, dict[bytes, bytes]]
 """Id and fields."""
 
 Handle = Callable[[list[EventRecord], bool], None]
@@ -94,7 +94,7 @@ class EventReader:
             await self._deliver([entry for entry in entries if entry[0] not in not_handled], count=False)
             after = b"(" + entries[-1][0]
 
-    async def _range(self, after: bytes | str, last: bytes) -> list[Entry]:
+    async def _range(self, after: bytes | str, last: bytes) -> list[StreamEntry]:
         entries: Any = await self._client.xrange(self._keys.events, min=after, max=last, count=_BATCH)
         return list(entries)
 
@@ -107,17 +107,17 @@ class EventReader:
             if entries := await self._read(">"):
                 await self._finish(entries)
 
-    async def _read(self, start: str) -> list[Entry]:
+    async def _read(self, start: str) -> list[StreamEntry]:
         answer: Any = await self._client.xreadgroup(
             EVENTS_GROUP, EVENTS_GROUP, {self._keys.events: start}, count=_BATCH, block=_BLOCK_MS
         )
         return [entry for _, entries in answer for entry in entries] if answer else []
 
-    async def _finish(self, entries: list[Entry]) -> None:
+    async def _finish(self, entries: list[StreamEntry]) -> None:
         await self._deliver(entries, count=True)
         await self._client.xack(self._keys.events, EVENTS_GROUP, *(entry_id for entry_id, _ in entries))
 
-    async def _deliver(self, entries: list[Entry], *, count: bool) -> None:
+    async def _deliver(self, entries: list[StreamEntry], *, count: bool) -> None:
         """Decode and hand on entries, some records at a time: requests are answered in between.
 
         An entry that was trimmed while it was pending comes without fields.

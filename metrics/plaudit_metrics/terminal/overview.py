@@ -45,7 +45,7 @@ class RunOverview:
     """Of the samples that ended since the newest step closed; empty without a service."""
 
 
-class Source(Protocol):
+class OverviewSource(Protocol):
     """Provides overviews."""
 
     def read(self) -> RunOverview:
@@ -68,7 +68,7 @@ class MetricsService:
         self._url = url.rstrip("/")
 
     def read(self) -> RunOverview:
-        """See ``Source.read``."""
+        """See ``OverviewSource.read``."""
         steps = self._get(f"steps?newest={_STEPS}")
         looks = self._get("queues")
         streams = looks["looks"][-1]["streams"] if looks["looks"] else {}
@@ -105,7 +105,7 @@ class RunFolder:
         self._folder = folder
 
     def read(self) -> RunOverview:
-        """See ``Source.read``."""
+        """See ``OverviewSource.read``."""
         records = read_steps(self._folder / FILE_NAME)[-_STEPS:]
         run = self._folder.resolve().name
         if not records:
@@ -128,7 +128,7 @@ class RunFolder:
         return KeptSteps().put(step.record, [encode_sample(sample) for sample in stored.samples], stored.groups)
 
 
-def source_of(run: str | None, url: str | None, runs_folder: str) -> Source:
+def source_of(run: str | None, url: str | None, runs_folder: str) -> OverviewSource:
     """Choose the source of a run's overviews.
 
     Args:

@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from plaudit_metrics.statistics.stages import STAGES
-from plaudit_metrics.terminal.overview import RunOverview, Source, UnknownRunError, source_of
+from plaudit_metrics.terminal.overview import OverviewSource, RunOverview, UnknownRunError, source_of
 from plaudit_wire.printable import printable
 from plaudit_wire.records import OUTCOMES, PAUSE
 
@@ -64,7 +64,7 @@ def top(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _draw(source: Source, overview: RunOverview, console: Console, every_s: float) -> None:
+def _draw(source: OverviewSource, overview: RunOverview, console: Console, every_s: float) -> None:
     """Draw until ``q`` or Ctrl-C. While the service does not respond, the last overview stays, with a message."""
     screen = Live(frame(overview), console=console, screen=True, auto_refresh=False)
     with contextlib.suppress(KeyboardInterrupt), _single_keys(), screen:

@@ -13,10 +13,10 @@ from plaudit_workers.job.spec.reward_service import FIXED_SECTIONS
 from plaudit_workers.job.spec.rewards.scorers import KINDS, KindTraits, kinds_with
 from plaudit_workers.job.spec.rljob import TRAINING_SECTIONS
 
-Rule = dict[str, str]
+CelRule = dict[str, str]
 
 
-def _rule(rule: str, message: str) -> Rule:
+def _rule(rule: str, message: str) -> CelRule:
     return {"rule": rule, "message": message}
 
 
@@ -24,13 +24,13 @@ _OPAQUE_TO_CEL = ("ruleArguments",)
 """Objects without a schema, which CEL cannot read; ``SpecValid`` checks them."""
 
 
-def _section_rules(kind: str, traits: KindTraits) -> Iterator[Rule]:
+def _section_rules(kind: str, traits: KindTraits) -> Iterator[CelRule]:
     if traits.section:
         rule = f"self.kind != '{kind}' || has(self.{traits.section})"
         yield _rule(rule, f"kind {kind} needs the section {traits.section}")
 
 
-def _field_rules() -> Iterator[Rule]:
+def _field_rules() -> Iterator[CelRule]:
     fields = dict.fromkeys(field for traits in KINDS.values() for field in traits.fields)
     for field in fields:
         if field not in _OPAQUE_TO_CEL:
@@ -49,7 +49,7 @@ _ONE_SERVICE = [
     _rule("self.?url.orValue('') == '' || has(self.tokenSecret)", "with url tokenSecret is required"),
 ]
 
-RULES: dict[str, list[Rule]] = {
+RULES: dict[str, list[CelRule]] = {
     "": [
         *(
             _rule(f"!{_TRAINS} || has(self.{name})", f"{name} is missing; a job with rollout or trainer requires it")
@@ -232,12 +232,12 @@ _POD_RULES = {
 """CEL rules of every ``pod`` section, by the end of the path."""
 
 
-def rules_at(path: str) -> list[Rule]:
+def rules_at(path: str) -> list[CelRule]:
     """Return the rules of a field, by its path under ``spec``."""
     return [*RULES.get(path, []), *(rule for end in _POD_RULES if path.endswith(f".{end}") for rule in _POD_RULES[end])]
 
 
-def immutability_rules(sections: Mapping[str, Any]) -> list[Rule]:
+def immutability_rules(sections: Mapping[str, Any]) -> list[CelRule]:
     """Return transition rules on ``spec``: a field that is not marked mutable cannot change, appear or disappear."""
     rules = [
         _rule(_unchanged(path), f"spec.{path} cannot change while the job exists")
@@ -276,7 +276,7 @@ def _unchanged(path: str, part: str = "") -> str:
     return f"({now}) == ({before}) && (!({now}) || self.{path}{part} == oldSelf.{path}{part})"
 
 
-def service_rules() -> list[Rule]:
+def service_rules() -> list[CelRule]:
     """Return the transition rules on the ``spec`` of a RewardService."""
     return [_rule(_unchanged(name), f"spec.{name} cannot change while the service exists") for name in FIXED_SECTIONS]
 
@@ -285,7 +285,7 @@ LISTS = {"reward.scorers": "ScorerSpec", "rollout.groups": "RolloutGroupSpec"}
 """Lists with mutable fields in their items, which have names, and the section of an item."""
 
 
-def item_immutability(section: str, sections: Mapping[str, Any]) -> list[Rule]:
+def item_immutability(section: str, sections: Mapping[str, Any]) -> list[CelRule]:
     """Return transition rules on each item of a list; the API server matches items by name."""
     fields = sections[section]["properties"]
     kind = {"ScorerSpec": "a scorer", "RolloutGroupSpec": "a rollout group"}[section]

@@ -18,14 +18,14 @@ from plaudit_wire.logs import get_logger
 
 logger = get_logger(__name__)
 
-Key = tuple[str, str]
+ChildKey = tuple[str, str]
 
 
 @dataclass
-class Outcome:
+class ApplyResults:
     """Results of a plan's actions."""
 
-    refusals: dict[Key, str] = field(default_factory=dict)
+    refusals: dict[ChildKey, str] = field(default_factory=dict)
     """Why an object cannot be written, by kind and name. A retry does not help."""
     failures: list[KubeError] = field(default_factory=list)
     """Errors for which a retry helps."""
@@ -36,9 +36,9 @@ class AwaitedError(KubeError):
     """An object of an earlier job of the same name exists until garbage collection deletes it."""
 
 
-def carry_out(kube: Kube, pool: Executor, observed: Observed, actions: list[Action]) -> Outcome:
+def carry_out(kube: Kube, pool: Executor, observed: Observed, actions: list[Action]) -> ApplyResults:
     """Carry out actions. A failure does not stop the others, unless it is of an action with ``first``."""
-    outcome = Outcome()
+    outcome = ApplyResults()
     first = [action for action in actions if isinstance(action, Create | Apply) and action.first]
     rest = [action for action in actions if action not in first and not isinstance(action, EmitEvent)]
     for urgent in first:
@@ -51,7 +51,7 @@ def carry_out(kube: Kube, pool: Executor, observed: Observed, actions: list[Acti
     return outcome
 
 
-def _note(outcome: Outcome, action: Action, error: KubeError | None) -> None:
+def _note(outcome: ApplyResults, action: Action, error: KubeError | None) -> None:
     outcome.calls += 1
     if error is None:
         return
@@ -68,7 +68,7 @@ def _refusal(action: Action, error: KubeError) -> str:
     return str(error)
 
 
-def _key(action: Action) -> Key:
+def _key(action: Action) -> ChildKey:
     match action:
         case Create() | Apply():
             return action.manifest["kind"], action.manifest["metadata"]["name"]

@@ -15,7 +15,7 @@ from plaudit_operator.admission.service_references import referenced
 from plaudit_operator.cache import Cache, Key, trimmed
 from plaudit_operator.names import LABEL_RUN, SELECTOR, run_id
 from plaudit_operator.observed import Object, Observed
-from plaudit_operator.planning.apply import AwaitedError, Outcome, carry_out
+from plaudit_operator.planning.apply import ApplyResults, AwaitedError, carry_out
 from plaudit_operator.planning.events import event_manifest
 from plaudit_operator.planning.plan import PROGRESS_EVERY_S, plan
 from plaudit_operator.planning.pod_refusals import Look, PodRefusals
@@ -198,7 +198,7 @@ def status_changes(before: Object, after: Object) -> dict[str, Any]:
     return changes | dict.fromkeys(name for name in before if name not in after)
 
 
-def _again(wanted: Plan, outcome: Outcome) -> float | None:
+def _again(wanted: Plan, outcome: ApplyResults) -> float | None:
     real = [error for error in outcome.failures if not isinstance(error, AwaitedError)]
     if real:
         raise next((error for error in real if not isinstance(error, ConflictError)), real[0])

@@ -20,7 +20,7 @@ from plaudit_operator.children.all import Templates, fixed_replicas, frozen_temp
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed
-from plaudit_operator.policies.gang_admission import Wait, awaited
+from plaudit_operator.policies.gang_admission import GangWait, awaited
 from plaudit_operator.settings import Images, OperatorSettings
 
 _KEPT = 64
@@ -36,7 +36,7 @@ class Rendering:
     manifests: Sequence[Manifest]
     replicas: Mapping[str, int | None]
     """Replicas by Deployment while the job runs; None if an autoscaler sets them."""
-    waits: Wait = ""
+    waits: GangWait = ""
     """The reason why the job has to wait before all of it may start; empty if it does not."""
     gang: frozenset[str] = frozenset()
     """Deployments in the job's gang, whose pods wait for each other."""
@@ -64,7 +64,7 @@ class _Key:
     config: str
     files: str
     settings: OperatorSettings
-    waits: Wait
+    waits: GangWait
     services: tuple[tuple[str, str], ...]
     sources: tuple[Object, Object | None, Object | None] = field(compare=False)
 
@@ -98,7 +98,7 @@ def _render(key: _Key) -> Rendering | RefusedJob:
     context = JobContext(key.name, key.namespace, key.uid, admitted, settings)
     templates = frozen_templates(context)
     suspended = context.spec.suspend
-    waits: Wait = "" if suspended else key.waits
+    waits: GangWait = "" if suspended else key.waits
     children = [_marked(child) for child in manifests(context, templates, suspended=suspended, waits=bool(waits))]
     if not admitted.written and (refused := _refusal(context, children)):
         return refused

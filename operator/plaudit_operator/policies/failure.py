@@ -19,7 +19,7 @@ from plaudit_operator.policies.failure_rules import deciding_rule
 from plaudit_operator.runtime.conditions import holds
 from plaudit_workers.job.spec.kubernetes.lifecycle import FailurePolicySpec, FailureRuleSpec
 
-Verdict = Literal["absent", "running", "done", "failed", "disrupted", "final"]
+RoleVerdict = Literal["absent", "running", "done", "failed", "disrupted", "final"]
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class TrainerAttempt:
     """The trainer's current attempt."""
 
     number: int
-    verdict: Verdict
+    verdict: RoleVerdict
     reason: str = ""
     message: str = ""
     job: Object | None = None
 
 
-_DECIDED: dict[str, tuple[Verdict, str]] = {
+_DECIDED: dict[str, tuple[RoleVerdict, str]] = {
     "Fail": ("final", Reason.FAILURE_RULE),
     "Count": ("failed", Reason.ATTEMPT_FAILED),
     "Ignore": ("disrupted", Reason.DISRUPTED),

@@ -12,11 +12,11 @@ from typing import Literal
 from plaudit_operator.observed import Observed
 from plaudit_operator.pod_state import is_gated, is_leaving, is_over, is_scheduled
 
-Wait = Literal["", "room", "queue"]
+GangWait = Literal["", "room", "queue"]
 """The reason to wait: none (empty), room for the whole group, or the queue."""
 
 
-def awaited(observed: Observed) -> Wait:
+def awaited(observed: Observed) -> GangWait:
     """Return the reason why a job that is not suspended has to wait. Both fields are immutable."""
     scheduling = observed.job["spec"].get("scheduling") or {}
     queue = scheduling.get("queueName", "")

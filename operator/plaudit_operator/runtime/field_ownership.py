@@ -10,10 +10,10 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-Entry = Mapping[str, Any]
+ManagedFields = Mapping[str, Any]
 
 
-def applied_fields(entries: Sequence[Entry], manager: str) -> list[Entry] | None:
+def applied_fields(entries: Sequence[ManagedFields], manager: str) -> list[ManagedFields] | None:
     """Return ``metadata.managedFields`` with all fields of a manager under the operation Apply; None if they are.
 
     ``spec.replicas`` is left without an owner: an apply without it would set it to 1.

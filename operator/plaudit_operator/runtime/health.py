@@ -25,7 +25,7 @@ logger = get_logger(__name__)
 Check = Callable[[], str]
 """Returns what is wrong; empty if nothing is."""
 
-Access = Callable[[str], bool]
+TokenCheck = Callable[[str], bool]
 """Returns True for a bearer token whose owner may read ``/metrics``; raises ``KubeError``. Called on a thread."""
 
 _REVIEWS_AT_ONCE = 2
@@ -46,7 +46,7 @@ class ControllerHealthServer:
     """
 
     def __init__(
-        self, port: int, alive: Check, ready: Check, registry: CollectorRegistry, access: Access | None = None
+        self, port: int, alive: Check, ready: Check, registry: CollectorRegistry, access: TokenCheck | None = None
     ) -> None:
         self._access = access
         self._reviewers = ThreadPoolExecutor(_REVIEWS_AT_ONCE, "metrics-access")

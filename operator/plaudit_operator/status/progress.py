@@ -39,7 +39,7 @@ _MOST_BUSY = 2**31 - 1
 _NEARLY_FULL = 0.65
 """Share of Redis's memory. From 70 % on nothing is admitted, so a Redis that is full stays a little below or above."""
 
-Progress = dict[str, Any]
+JobProgress = dict[str, Any]
 
 
 class _Step(msgspec.Struct):
@@ -91,12 +91,12 @@ class ProgressReader:
         self._address_of = address_of
         self._clock = clock
         self._lock = threading.Lock()
-        self._pending: dict[tuple[str, str], Future[Progress]] = {}
+        self._pending: dict[tuple[str, str], Future[JobProgress]] = {}
         self._failed_at: dict[tuple[str, str], float] = {}
         self._slots = asyncio.Semaphore(_AT_A_TIME)
         self._background = BackgroundLoop("progress")
 
-    def read(self, name: str, namespace: str) -> Progress:
+    def read(self, name: str, namespace: str) -> JobProgress:
         """Return the job's progress; empty if its service does not respond at once, or responds badly.
 
         Args:
@@ -152,7 +152,7 @@ class ProgressReader:
                 recent = {k: at for k, at in self._failed_at.items() if now - at < _FAILED_PAUSE_S}
                 self._failed_at = {**recent, key: now}
 
-    async def _fetch(self, base: str) -> Progress:
+    async def _fetch(self, base: str) -> JobProgress:
         async with self._slots, _session() as session:
             steps = msgspec.json.decode(await _get(session, f"{base}/api/v1/steps?newest=1"), type=_Steps)
             queues = msgspec.json.decode(await _get(session, f"{base}/api/v1/queues?newest=1"), type=_Queues)
@@ -188,10 +188,10 @@ async def _get(session: aiohttp.ClientSession, url: str) -> bytes:
         return bytes(body)
 
 
-def _progress(steps: _Steps, queues: _Queues) -> Progress:
+def _progress(steps: _Steps, queues: _Queues) -> JobProgress:
     look = queues.looks[-1] if queues.looks else _Look()
     judges = {judge for worker in queues.workers for judge in worker.circuits_open}
-    progress: Progress = {"troubles": troubles(judges, look.redis_memory_bytes, look.redis_memory_limit_bytes)}
+    progress: JobProgress = {"troubles": troubles(judges, look.redis_memory_bytes, look.redis_memory_limit_bytes)}
     if samples := look.streams.get("samples"):
         progress["backlog"] = samples.undelivered
     return progress | (dict(_of_step(steps.steps[-1])) if steps.steps else {})

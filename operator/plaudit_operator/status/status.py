@@ -12,7 +12,7 @@ from plaudit_operator.children.context import JobContext
 from plaudit_operator.children.roles import gateway, transport
 from plaudit_operator.names import ConditionType, Reason, run_id
 from plaudit_operator.observed import NO_SUCH_KIND, Observed, timestamp
-from plaudit_operator.policies.gang_admission import Wait
+from plaudit_operator.policies.gang_admission import GangWait
 from plaudit_operator.runtime.kinds import POD_GROUP, RLJOB
 from plaudit_operator.status.conditions import NEEDED, Condition, merged, phase
 from plaudit_operator.status.cost import held_gpus, with_cost
@@ -61,7 +61,7 @@ def status(
     now: float,
     *,
     suspended: bool,
-    waits: Wait = "",
+    waits: GangWait = "",
 ) -> Status:
     """Return the status of a job that runs or starts.
 

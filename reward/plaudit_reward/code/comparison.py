@@ -16,7 +16,7 @@ import sys
 
 import msgspec
 
-from plaudit_reward.code.judgement import Form, judge
+from plaudit_reward.code.judgement import OutputForm, judge
 from plaudit_reward.errors import InfrastructureError
 
 _SMALL_BYTES = 1 << 16
@@ -30,7 +30,7 @@ _LENGTH = struct.Struct("<I")
 class _Task(msgspec.Struct, array_like=True):
     """One comparison."""
 
-    form: Form
+    form: OutputForm
     written: bytes
     expected: str
 
@@ -50,7 +50,7 @@ class OutputComparison:
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
 
-    async def compare(self, form: Form, written: bytes, expected: str) -> bool:
+    async def compare(self, form: OutputForm, written: bytes, expected: str) -> bool:
         """Return True when a program wrote what is expected.
 
         Output that cannot be compared within the limits on time and memory is wrong: an honest program's can.

@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from plaudit_reward.code.compare import equals, same_output, same_result
 
-Form = Literal["printed", "result", "literals", "printed beside", "same text"]
+OutputForm = Literal["printed", "result", "literals", "printed beside", "same text"]
 """The form of the output: printed text; a function's result; answers to an assert's calls, compared with literals; the
 printed text beside such answers; printed text that must be the same except for final line ends (Sandbox Fusion)."""
 
 
-def judge(form: Form, written: bytes, expected: str) -> bool:
+def judge(form: OutputForm, written: bytes, expected: str) -> bool:
     """Return True when a program wrote what is expected; never raises for what a program can write."""
     try:
         return _JUDGES[form](written, expected)
@@ -38,7 +38,7 @@ def _same_text(written: bytes, expected: str) -> bool:
     return written.decode("utf-8", "surrogatepass").rstrip("\n") == expected.rstrip("\n")
 
 
-_JUDGES: dict[Form, Callable[[bytes, str], bool]] = {
+_JUDGES: dict[OutputForm, Callable[[bytes, str], bool]] = {
     "printed": lambda written, expected: same_output(written.decode("utf-8", "replace"), expected),
     "result": lambda written, expected: same_result(json.loads(written), expected),
     "literals": _literals,

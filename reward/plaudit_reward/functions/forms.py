@@ -8,21 +8,21 @@ from typing import Any
 from plaudit_reward.errors import DataError
 from plaudit_reward.functions.logged import LOGGERS, call_with_loggers
 from plaudit_reward.functions.signature import VERL_PARAMETERS, named, parameters_of, takes_any, wants_sample
-from plaudit_reward.functions.target import Form
+from plaudit_reward.functions.target import CallingConvention
 from plaudit_wire.sample import Sample
 
 Function = Callable[..., Any]
 Caller = Callable[[Sequence[Sample], Any], Any]
 """Takes the samples of one call and their values; returns the function's result."""
 
-ONE_SCORE: frozenset[Form] = frozenset({"verl", "sample", "combine", "answer"})
+ONE_SCORE: frozenset[CallingConvention] = frozenset({"verl", "sample", "combine", "answer"})
 """Forms that return one score; the others return a list with one score for each sample."""
 
 _SOLUTION_COLUMNS = ("solution", "answer")
 """Names of the ground truth in TRL's datasets."""
 
 
-def caller(form: Form, function: Function, arguments: Mapping[str, Any]) -> Caller:
+def caller(form: CallingConvention, function: Function, arguments: Mapping[str, Any]) -> Caller:
     """Return the caller of ``function`` with the job's ``arguments``."""
     return _CALLERS[form](function, dict(arguments))
 
@@ -136,7 +136,7 @@ def _answers(function: Function, arguments: dict[str, Any]) -> Caller:
     return lambda samples, values: function(str(values), **arguments)
 
 
-_CALLERS: dict[Form, Callable[[Function, dict[str, Any]], Caller]] = {
+_CALLERS: dict[CallingConvention, Callable[[Function, dict[str, Any]], Caller]] = {
     "verl": _verl,
     "trl": _trl,
     "sample": _sample,

@@ -21,17 +21,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from plaudit_reward.errors import ConfigurationError
-from plaudit_reward.functions.target import Form, Scope
+from plaudit_reward.functions.target import CallingConvention, Scope
 
 VERL_PARAMETERS = frozenset({"data_source", "solution_str", "ground_truth", "extra_info"})
 _VALUES_PARAMETERS = frozenset({"rewards", "scores", "values"})
 _TRL_UNAVAILABLE = frozenset({"completion_ids", "completions_ids", "trainer_state", "environments"})
 """Arguments that only TRL's trainer can pass: accepted with a default, refused without."""
 
-_ONE_FORM: dict[Scope, Form] = {"combine": "combine", "answer": "answer", "answers": "answers"}
+_ONE_FORM: dict[Scope, CallingConvention] = {"combine": "combine", "answer": "answer", "answers": "answers"}
 """Scopes with a single form."""
 
-_SECOND: dict[Form, str] = {"combine": "sample", "answer": "sample", "answers": "samples"}
+_SECOND: dict[CallingConvention, str] = {"combine": "sample", "answer": "sample", "answers": "samples"}
 """Forms whose second parameter, if it has this name, is filled as well."""
 
 _FORMS = (
@@ -59,7 +59,9 @@ def named(parameters: Mapping[str, inspect.Parameter]) -> dict[str, inspect.Para
     return {name: p for name, p in parameters.items() if p.kind not in variable}
 
 
-def recognise(function: Callable[..., Any], scope: Scope, arguments: Mapping[str, Any], where: str) -> Form:
+def recognise(
+    function: Callable[..., Any], scope: Scope, arguments: Mapping[str, Any], where: str
+) -> CallingConvention:
     """Find the form of ``function`` and check that the job's arguments complete it.
 
     Args:
@@ -78,7 +80,7 @@ def recognise(function: Callable[..., Any], scope: Scope, arguments: Mapping[str
     return form
 
 
-def _form(names: Mapping[str, inspect.Parameter], any_keyword: bool, scope: Scope, where: str) -> Form:
+def _form(names: Mapping[str, inspect.Parameter], any_keyword: bool, scope: Scope, where: str) -> CallingConvention:
     if scope in _ONE_FORM:
         return _ONE_FORM[scope]
     if "solution_str" in names:
@@ -95,7 +97,7 @@ def _form(names: Mapping[str, inspect.Parameter], any_keyword: bool, scope: Scop
     return "sample" if scope == "sample" else "samples"
 
 
-def _check_scope(form: Form, scope: Scope, where: str) -> None:
+def _check_scope(form: CallingConvention, scope: Scope, where: str) -> None:
     if form == "verl" and scope == "group":
         raise ConfigurationError(f"{where} has verl's signature, which scores one sample: remove 'scope: group'")
     if form == "values" and scope == "sample":
@@ -103,7 +105,7 @@ def _check_scope(form: Form, scope: Scope, where: str) -> None:
 
 
 def _check_arguments(
-    form: Form, parameters: Mapping[str, inspect.Parameter], arguments: Mapping[str, Any], where: str
+    form: CallingConvention, parameters: Mapping[str, inspect.Parameter], arguments: Mapping[str, Any], where: str
 ) -> None:
     names = named(parameters)
     filled = _filled_by_plaudit(form, names)
@@ -128,7 +130,7 @@ def _check_arguments(
             )
 
 
-def _filled_by_plaudit(form: Form, names: Mapping[str, inspect.Parameter]) -> frozenset[str]:
+def _filled_by_plaudit(form: CallingConvention, names: Mapping[str, inspect.Parameter]) -> frozenset[str]:
     if form == "verl":
         return VERL_PARAMETERS
     if form == "trl":

@@ -12,7 +12,7 @@ answer about one sample, or about the samples of a group."""
 
 Isolation = Literal["process", "thread", "inline"]
 
-Form = Literal["verl", "trl", "sample", "samples", "values", "combine", "answer", "answers"]
+CallingConvention = Literal["verl", "trl", "sample", "samples", "values", "combine", "answer", "answers"]
 """The calling convention of a function; see ``signature``."""
 
 
@@ -32,7 +32,7 @@ class Target(msgspec.Struct, frozen=True):
 class Description(msgspec.Struct, frozen=True):
     """The function as found in the file."""
 
-    form: Form
+    form: CallingConvention
     is_async: bool
     isolation: Isolation
     """The place where it runs, with the default applied."""

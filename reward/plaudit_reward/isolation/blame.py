@@ -29,7 +29,7 @@ _STARVED_THREAD_SHARE = 0.1
 
 
 @dataclass
-class Verdict:
+class SlotActions:
     """The actions that one slot needs."""
 
     again: list[PoolCall] = field(default_factory=list)
@@ -40,27 +40,27 @@ class Verdict:
     """Kill its child now, whatever it runs."""
 
 
-def judge_limits(slot: Slot, isolation: Isolation, now_s: float) -> Verdict:
+def judge_limits(slot: Slot, isolation: Isolation, now_s: float) -> SlotActions:
     """End the works of a slot that have passed their limit."""
-    verdict = Verdict()
+    actions = SlotActions()
     for run in [run for run in slot.running.values() if now_s >= run.deadline_s]:
-        if verdict.kill:
+        if actions.kill:
             break
         if isolation == "process":
             _end(slot, run, "")
-            verdict.retire = verdict.kill = True
+            actions.retire = actions.kill = True
         elif isolation == "thread":
-            _judge_thread(slot, run, now_s, verdict)
+            _judge_thread(slot, run, now_s, actions)
         elif not run.cancelled:
             run.cancelled = True
             run.deadline_s = now_s + GRACE_S
             slot.drop([run.call.work.id])
         else:
-            _judge_task(slot, run, now_s, verdict)
-    if verdict.kill:
-        verdict.again += [run.call for run in slot.running.values()]
+            _judge_task(slot, run, now_s, actions)
+    if actions.kill:
+        actions.again += [run.call for run in slot.running.values()]
         slot.running.clear()
-    return verdict
+    return actions
 
 
 def judge_death(slot: Slot, how: str) -> list[PoolCall]:
@@ -87,25 +87,25 @@ def timed_out(call: PoolCall, why: str = "") -> ScoreTimeoutError:
     return ScoreTimeoutError(f"no result within {call.limit_s:g} s{why}")
 
 
-def _judge_thread(slot: Slot, run: RunningCall, now_s: float, verdict: Verdict) -> None:
-    verdict.retire = True
+def _judge_thread(slot: Slot, run: RunningCall, now_s: float, actions: SlotActions) -> None:
+    actions.retire = True
     if run.call.num_excused == 0 and _starved(slot, run, now_s):
         run.call.num_excused += 1
         del slot.running[run.call.work.id]
-        verdict.again.append(run.call)
+        actions.again.append(run.call)
     else:
         _end(slot, run, "")
 
 
-def _judge_task(slot: Slot, run: RunningCall, now_s: float, verdict: Verdict) -> None:
-    verdict.retire = True
+def _judge_task(slot: Slot, run: RunningCall, now_s: float, actions: SlotActions) -> None:
+    actions.retire = True
     if slot.last_message_s < run.deadline_s - GRACE_S and run.call.num_excused == 0 and len(slot.running) > 1:
         # Not even the watchdog thread reports: one of the works holds the interpreter lock.
-        verdict.kill = True
+        actions.kill = True
         for other in slot.running.values():
             other.call.num_excused += 1
     elif slot.blocked is not None and now_s - slot.last_message_s < GRACE_S and slot.blocked.id == run.call.work.id:
-        verdict.kill = True
+        actions.kill = True
         _end(
             slot,
             run,

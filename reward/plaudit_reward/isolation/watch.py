@@ -76,13 +76,13 @@ class Watch:
         description = self._children.description
         if description is None:
             return
-        verdict = judge_limits(slot, description.isolation, now_s)
-        if verdict.retire:
+        actions = judge_limits(slot, description.isolation, now_s)
+        if actions.retire:
             slot.draining = True
-            self._run_again([*verdict.again, *slot.take_back()])
-        if verdict.kill:
+            self._run_again([*actions.again, *slot.take_back()])
+        if actions.kill:
             self._children.end(slot)
-        if verdict.retire:
+        if actions.retire:
             self._children.fill()
         elif description.isolation == "process" and self._runs_for(slot, now_s) > self._late(_LATE_AFTER_S):
             slot.late = True

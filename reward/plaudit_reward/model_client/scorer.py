@@ -36,7 +36,7 @@ from plaudit_wire.sample import Sample
 
 logger = get_logger(__name__)
 
-Form = Literal["chat", "text"]
+InputForm = Literal["chat", "text"]
 
 
 _FIND_EVERY_S = 2.0
@@ -78,7 +78,7 @@ class ModelScorer:
         name: str,
         places: Sequence[str],
         *,
-        form: Form = "chat",
+        form: InputForm = "chat",
         max_concurrent: int = 256,
         token: str = "",
         traceparent: Callable[[Sample], str] | None = None,
@@ -238,7 +238,7 @@ class ModelScorer:
             self._changed = asyncio.Event()
 
 
-def request_body(sample: Sample, form: Form) -> bytes:
+def request_body(sample: Sample, form: InputForm) -> bytes:
     """Return the body of the request for a sample's raw logit.
 
     A prompt without messages becomes one message of the user.

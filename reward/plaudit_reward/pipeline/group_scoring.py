@@ -25,7 +25,7 @@ from plaudit_wire.sample import Sample
 
 _FAILED = ScorerRecord("timeout", reason="its group was not scored")
 
-Call = Callable[[Attempt], Awaitable[list[Score]]]
+GroupCall = Callable[[Attempt], Awaitable[list[Score]]]
 
 
 class GroupScoring:

@@ -10,7 +10,7 @@ import pytest
 
 from plaudit_reward.code.compare import equals
 from plaudit_reward.code.comparison import OutputComparison
-from plaudit_reward.code.judgement import Form, judge
+from plaudit_reward.code.judgement import OutputForm, judge
 
 EQUAL_HASHES = [[k * sys.hash_info.modulus, 0] for k in range(1, 300_000)]
 """Keys that a dict would compare with one another: hours for so many."""
@@ -76,7 +76,7 @@ async def test_a_comparison_past_its_limit_is_wrong_and_the_next_one_right() -> 
         ("printed", b"\xff\x00"),
     ],
 )
-def test_a_forged_result_is_wrong_and_raises_no_error(form: Form, written: bytes) -> None:
+def test_a_forged_result_is_wrong_and_raises_no_error(form: OutputForm, written: bytes) -> None:
     assert not judge(form, written, {"literals": '[[0, "3"]]'}.get(form, "3"))
 
 

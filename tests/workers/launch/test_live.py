@@ -4,7 +4,7 @@ import msgspec
 
 from plaudit_metrics.statistics.failures import Failure
 from plaudit_wire.records import WorkerRecord
-from plaudit_workers.launch.terminal.live import LiveMessages, Snapshot
+from plaudit_workers.launch.terminal.live import LiveMessages, NewestSnapshot
 
 EXPECTED = [("trainer", "trainer-0"), ("rollout", "rollout-0"), ("model-helpful", "model-helpful-0")]
 
@@ -54,9 +54,9 @@ def test_an_old_snapshot_is_not_taken_for_the_present() -> None:
     messages = LiveMessages([("trainer", "trainer-0")])
     problem = "step 10 not trained"
 
-    def snapshot(time: float, *workers: WorkerRecord) -> Snapshot:
+    def snapshot(time: float, *workers: WorkerRecord) -> NewestSnapshot:
         looks = [{"time": time}] if time else []
-        return msgspec.convert({"looks": looks, "workers": msgspec.to_builtins(workers)}, Snapshot)
+        return msgspec.convert({"looks": looks, "workers": msgspec.to_builtins(workers)}, NewestSnapshot)
 
     paused = WorkerRecord("trainer-0-cd34", "trainer", problem=problem)
     assert messages.news(snapshot(0.0, paused), 1.0) == []

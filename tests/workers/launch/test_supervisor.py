@@ -9,7 +9,7 @@ import pytest
 from plaudit_workers.launch.plan import LaunchSettings, ProcessPlan, Role
 from plaudit_workers.launch.redis.access import RedisAccess
 from plaudit_workers.launch.supervisor import Supervisor
-from plaudit_workers.process import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, Ending
+from plaudit_workers.process import EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, ProcessEnding
 from plaudit_workers.stream.connection import RedisAddress
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -21,7 +21,7 @@ def plan(folder: Path, role: Role, function: str) -> ProcessPlan:
     return ProcessPlan(f"{role}-0", role, 0.5, 0, serve=f"roles_for_tests:{function}", environment=environment)
 
 
-async def supervise(folder: Path, max_restarts: int = 2, **functions: str) -> tuple[Ending, Supervisor]:
+async def supervise(folder: Path, max_restarts: int = 2, **functions: str) -> tuple[ProcessEnding, Supervisor]:
     """Runs the roles, each a process with the function of that name, until the run ends."""
     plans: dict[Role, list[ProcessPlan]] = {role: [plan(folder, role, name)] for role, name in functions.items()}
     supervisor = Supervisor(plans, max_restarts=max_restarts, steps_closed=lambda: 0)
@@ -35,7 +35,7 @@ async def supervise(folder: Path, max_restarts: int = 2, **functions: str) -> tu
 
 async def test_the_run_ends_with_its_trainer_and_the_others_are_asked_to_stop(tmp_path: Path) -> None:
     ending, supervisor = await supervise(tmp_path, reward="lasts", trainer="trains")
-    assert ending == Ending(EXIT_DONE)
+    assert ending == ProcessEnding(EXIT_DONE)
     assert (tmp_path / "lasts.stopped").exists()
     assert supervisor.restarts == {}
 
@@ -57,13 +57,13 @@ async def test_a_process_that_always_crashes_fails_the_run_and_names_itself(tmp_
 
 async def test_a_refusal_ends_the_run_with_its_message_and_no_restart(tmp_path: Path) -> None:
     ending, supervisor = await supervise(tmp_path, reward="refuses", trainer="lasts")
-    assert ending == Ending(EXIT_REFUSED, "reward-0: spec.example: 'x' is wrong; write 'y'")
+    assert ending == ProcessEnding(EXIT_REFUSED, "reward-0: spec.example: 'x' is wrong; write 'y'")
     assert supervisor.restarts == {}
 
 
 async def test_a_failed_job_is_not_started_again(tmp_path: Path) -> None:
     ending, _ = await supervise(tmp_path, trainer="fails")
-    assert ending == Ending(EXIT_FAILED, "trainer: too many failed scores")
+    assert ending == ProcessEnding(EXIT_FAILED, "trainer: too many failed scores")
 
 
 async def test_a_stop_lets_the_trainer_finish(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ async def test_a_stop_lets_the_trainer_finish(tmp_path: Path) -> None:
         await supervisor.start()
         while not (tmp_path / "lasts.starts").exists():
             await asyncio.sleep(0.05)
-        assert await asyncio.wait_for(supervisor.stop_trainer(), 30) == Ending(EXIT_DONE)
+        assert await asyncio.wait_for(supervisor.stop_trainer(), 30) == ProcessEnding(EXIT_DONE)
         assert (tmp_path / "lasts.stopped").exists()
     finally:
         await supervisor.stop()

@@ -1,10 +1,10 @@
 """The summary of ``plaudit score`` and ``plaudit submit``."""
 
-from plaudit_workers.scoring.offline.progress import Progress
+from plaudit_workers.scoring.offline.progress import OfflineProgress
 
 
 def test_reasons_that_differ_only_in_numbers_are_one_and_places_are_kept_apart() -> None:
-    progress = Progress()
+    progress = OfflineProgress()
     for failures in (5, 21, 22):
         progress.add(
             "infra_error", None, f"helpful: endpoint http://judge/v1: {failures} failures in a row; next try in 1 s"

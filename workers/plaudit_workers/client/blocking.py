@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from plaudit_wire.messages import Service
-from plaudit_workers.client.client import Input, RewardClient
+from plaudit_workers.client.client import RewardClient, SampleLike
 from plaudit_workers.client.result import Result
 from plaudit_workers.stream.connection import RedisAddress
 
@@ -51,11 +51,11 @@ class SyncRewardClient:
         finally:
             self._stop()
 
-    def submit(self, samples: Iterable[Input]) -> list[str]:
+    def submit(self, samples: Iterable[SampleLike]) -> list[str]:
         """Submit samples; see ``RewardClient.submit``."""
         return self._do(self._client.submit(samples))
 
-    def submit_group(self, samples: Sequence[Input], id: str = "") -> str:  # noqa: A002
+    def submit_group(self, samples: Sequence[SampleLike], id: str = "") -> str:  # noqa: A002
         """Submit a group; see ``RewardClient.submit_group``."""
         return self._do(self._client.submit_group(samples, id))
 

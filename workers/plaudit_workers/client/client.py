@@ -44,7 +44,7 @@ _ID = re.compile(r"[^\s:]\S{0,199}")
 
 _LEFT_WITHIN_S = 10.0
 
-Input = SampleInput | Mapping[str, Any]
+SampleLike = SampleInput | Mapping[str, Any]
 """A sample, or a mapping with its fields."""
 
 
@@ -137,7 +137,7 @@ class RewardClient:
         """Return the number of submitted groups without a result in this session; a single sample is a group."""
         return len(self._inbox.waiting)
 
-    async def submit(self, samples: Iterable[Input]) -> list[str]:
+    async def submit(self, samples: Iterable[SampleLike]) -> list[str]:
         """Submit samples, each on its own; wait while the session has as many in work as it may.
 
         Returns:
@@ -152,7 +152,7 @@ class RewardClient:
         await self._submit(groups)
         return ids
 
-    async def submit_group(self, samples: Sequence[Input], id: str = "") -> str:  # noqa: A002 (what it is)
+    async def submit_group(self, samples: Sequence[SampleLike], id: str = "") -> str:  # noqa: A002 (what it is)
         """Submit samples of one prompt, for group-scope scorers to score together; wait like ``submit``.
 
         Returns:
@@ -327,7 +327,7 @@ def _samples(group: str, inputs: Sequence[SampleInput]) -> list[Sample]:
     return [each.sample(group, index) for index, each in enumerate(inputs)]
 
 
-def _checked(sample: Input) -> SampleInput:
+def _checked(sample: SampleLike) -> SampleInput:
     if isinstance(sample, SampleInput):
         return sample
     try:

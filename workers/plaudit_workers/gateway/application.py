@@ -34,7 +34,7 @@ from plaudit_workers.gateway.bodies import RequestBody, SubmittedSamples
 from plaudit_workers.gateway.callers.caller_name import caller_name, token_of
 from plaudit_workers.gateway.callers.callers import Callers
 from plaudit_workers.gateway.callers.rate import SampleRate
-from plaudit_workers.gateway.callers.results import Answer, SampleAnswer, encode, stored_answer
+from plaudit_workers.gateway.callers.results import GatewayAnswer, SampleAnswer, encode, stored_answer
 from plaudit_workers.gateway.callers.tokens import Tokens
 from plaudit_workers.gateway.callers.waiting import DisconnectedError
 from plaudit_workers.gateway.canary.canary import Canary
@@ -142,7 +142,7 @@ class Application:
             answered=lambda groups, answers: self._answered(caller, groups, answers),
         )
 
-    def _answered(self, caller: str, groups: Sequence[SubmittedSamples], answers: Sequence[Answer]) -> None:
+    def _answered(self, caller: str, groups: Sequence[SubmittedSamples], answers: Sequence[GatewayAnswer]) -> None:
         self._series.count(token_of(caller), answers)
         if self._canary is not None:
             for group, answer in zip(groups, answers, strict=True):

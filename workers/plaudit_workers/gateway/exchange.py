@@ -8,7 +8,7 @@ from starlette.types import Receive, Scope, Send
 
 from plaudit_workers.gateway.bodies import RequestBody, SubmittedSamples
 from plaudit_workers.gateway.callers.caller_session import CallerSession
-from plaudit_workers.gateway.callers.results import Answer, MissingAnswer, answer_of, encode, lines
+from plaudit_workers.gateway.callers.results import GatewayAnswer, MissingAnswer, answer_of, encode, lines
 from plaudit_workers.gateway.callers.waiting import as_they_come, wait_for_accepted, wait_for_all
 from plaudit_workers.gateway.refusal import RefusedRequestError
 
@@ -44,7 +44,7 @@ class Exchange:
         field: str,
         streams: bool,
         timeout_s: float,
-        answered: Callable[[Sequence[SubmittedSamples], Sequence[Answer]], None],
+        answered: Callable[[Sequence[SubmittedSamples], Sequence[GatewayAnswer]], None],
     ) -> None:
         self._session = session
         self._body = body
@@ -71,7 +71,7 @@ class Exchange:
         awaited, self._awaited = self._awaited, []
         self._session.leave(awaited, delivered=delivered)
 
-    async def answers(self, receive: Receive) -> list[Answer]:
+    async def answers(self, receive: Receive) -> list[GatewayAnswer]:
         """Wait for all results.
 
         Raises:
@@ -109,5 +109,5 @@ class Exchange:
             await send({"type": "http.response.body", "body": lines(answers) or b"\n", "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    def _answer(self, position: int) -> Answer:
+    def _answer(self, position: int) -> GatewayAnswer:
         return answer_of(self._body.groups[position], self._awaited[position].result.result())

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import prometheus_client
 from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 
-from plaudit_workers.gateway.callers.results import Answer, GroupAnswer, SampleAnswer
+from plaudit_workers.gateway.callers.results import GatewayAnswer, GroupAnswer, SampleAnswer
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
@@ -33,7 +33,7 @@ class GatewaySeries:
         )
         self.awaited = Gauge("plaudit_gateway_awaited", "Samples and groups that requests await", registry=registry)
 
-    def count(self, caller: str, answers: Sequence[Answer]) -> None:
+    def count(self, caller: str, answers: Sequence[GatewayAnswer]) -> None:
         """Count the samples of answers that are sent to a caller."""
         seconds = self.seconds.labels(caller)
         outcomes: Counter[str] = Counter()

@@ -9,7 +9,7 @@ import uuid
 from pathlib import Path
 
 from plaudit_wire.logs import configure_logs
-from plaudit_workers.process import EXIT_CRASHED, Ending, ProcessSettings, serve_guarded
+from plaudit_workers.process import EXIT_CRASHED, ProcessEnding, ProcessSettings, serve_guarded
 
 
 class ProcessActor:
@@ -25,7 +25,7 @@ class ProcessActor:
         self._serve = serve
         self._settings = ProcessSettings.from_environment()
         self._stop = asyncio.Event()
-        self._running: asyncio.Task[Ending] | None = None
+        self._running: asyncio.Task[ProcessEnding] | None = None
         _redirect_output(self._settings.log_file)
         _write_pid(self._settings.log_file)
         configure_logs(self._settings.log_file, worker=self._settings.worker)
@@ -41,7 +41,7 @@ class ProcessActor:
         ending = await asyncio.shield(self._running)
         return ending.code, ending.message
 
-    async def _run(self) -> Ending:
+    async def _run(self) -> ProcessEnding:
         module, _, function = self._serve.partition(":")
         serve = getattr(importlib.import_module(module), function)
         ending = await serve_guarded(serve, self._settings, self._stop)

@@ -37,7 +37,7 @@ from plaudit_workers.launch.terminal.console import StepLines, print_summary
 from plaudit_workers.launch.terminal.interrupt import Interrupt
 from plaudit_workers.launch.terminal.live import LiveMessages, print_live
 from plaudit_workers.launch.terminal.waiting import reported_wait
-from plaudit_workers.process import EXIT_DONE, EXIT_REFUSED, Ending, RefusedError
+from plaudit_workers.process import EXIT_DONE, EXIT_REFUSED, ProcessEnding, RefusedError
 from plaudit_workers.rollout.engines.vllm_platform import is_cpu_build
 from plaudit_workers.supervision import unless_stopped
 from plaudit_workers.training.run.lineage import Lineage
@@ -62,14 +62,14 @@ def run(arguments: argparse.Namespace) -> int:
             console.out(str(problem), style="yellow", highlight=False)
         ending = asyncio.run(_Launch(job, folder, arguments, console).run())
     except RefusedError as error:
-        ending = Ending(EXIT_REFUSED, str(error))
+        ending = ProcessEnding(EXIT_REFUSED, str(error))
     except _RayNotUpError:
         # A thread still starts Ray and cannot be cancelled. Ray's processes end with this one.
         print("plaudit run: stopped before anything was started", file=sys.stderr)
         sys.stdout.flush()
         os._exit(EXIT_INTERRUPTED)
     except (asyncio.CancelledError, KeyboardInterrupt):
-        ending = Ending(EXIT_INTERRUPTED, f"stopped at once; {_RESUMABLE}")
+        ending = ProcessEnding(EXIT_INTERRUPTED, f"stopped at once; {_RESUMABLE}")
     if ending.message:
         print(f"plaudit run: {ending.message}", file=sys.stderr)
     return ending.code
@@ -97,7 +97,7 @@ class _Launch:
         self._incarnation = Lineage.read(folder / "checkpoints").newest
         self._gateway = GatewayAddress() if job.spec.trains else gateway_address(folder, job.spec.reward.gateway)
 
-    async def run(self) -> Ending:
+    async def run(self) -> ProcessEnding:
         interrupt = Interrupt(self._console, saves=self._trainer_began)
         host = own_address() if self._address else "127.0.0.1"
         async with run_redis(self._job, self._folder, host=host) as redis:
@@ -112,7 +112,7 @@ class _Launch:
                 ending = await self._supervise(supervisor, context, plans, interrupt)
         print_summary(self._console, self._folder, restarts=supervisor.restarts)
         if interrupt.stop.is_set() and not ending.code and self._job.spec.trains:
-            return Ending(EXIT_INTERRUPTED, f"stopped; {_RESUMABLE}")
+            return ProcessEnding(EXIT_INTERRUPTED, f"stopped; {_RESUMABLE}")
         return ending
 
     def _trainer_began(self) -> bool:
@@ -170,7 +170,7 @@ class _Launch:
         context: LaunchSettings,
         plans: dict[Role, list[ProcessPlan]],
         interrupt: Interrupt,
-    ) -> Ending:
+    ) -> ProcessEnding:
         """Start everything, print what happens until the run ends, stop everything in any case."""
         url = f"http://127.0.0.1:{context.metrics_port}"
         self._console.out(f"run {self._folder.name} · live at {url}/", highlight=False)
@@ -182,7 +182,7 @@ class _Launch:
             client = context.redis.of("client")
             write_address(self._folder, client, self._gateway)
             tasks.append(asyncio.create_task(print_when_ready(self._folder, client, self._gateway, self._console)))
-        ending = Ending(EXIT_DONE)
+        ending = ProcessEnding(EXIT_DONE)
 
         async def until_done() -> None:
             nonlocal ending

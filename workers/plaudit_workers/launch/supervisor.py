@@ -19,7 +19,7 @@ from plaudit_wire.logs import get_logger
 from plaudit_workers.launch import placement
 from plaudit_workers.launch.log_errors import last_error
 from plaudit_workers.launch.plan import ProcessPlan, Role
-from plaudit_workers.process import EXIT_CRASHED, EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, Ending
+from plaudit_workers.process import EXIT_CRASHED, EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, ProcessEnding
 
 logger = get_logger(__name__)
 
@@ -48,8 +48,8 @@ class Supervisor:
         self._steps_closed = steps_closed
         self._groups: list[Any] = []
         self._actors: dict[str, Any] = {}
-        self._tasks: list[asyncio.Task[Ending]] = []
-        self._trainer: asyncio.Task[Ending] | None = None
+        self._tasks: list[asyncio.Task[ProcessEnding]] = []
+        self._trainer: asyncio.Task[ProcessEnding] | None = None
         self._stopping = False
         self.restarts: dict[str, int] = {}
 
@@ -65,19 +65,19 @@ class Supervisor:
         others = [plan for role, plans in self._plans.items() if role != "trainer" for plan in plans]
         self._tasks = [asyncio.create_task(self._keep(plan)) for plan in others]
 
-    async def until_done(self) -> Ending:
+    async def until_done(self) -> ProcessEnding:
         """Wait until the trainer is done or any process ends the job. A scoring service, without one, never ends."""
         running = {*self._tasks} | ({self._trainer} if self._trainer else set())
         done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         return done.pop().result()
 
-    async def stop_trainer(self) -> Ending:
+    async def stop_trainer(self) -> ProcessEnding:
         """Let the trainer finish its update and write a checkpoint."""
         if self._trainer is None:
-            return Ending(EXIT_DONE)
+            return ProcessEnding(EXIT_DONE)
         await self._stop_role("trainer")
         await asyncio.wait([self._trainer], timeout=_LAST_UPDATE_WITHIN_S)
-        return self._trainer.result() if self._trainer.done() else Ending(EXIT_CRASHED, _NO_LAST_CHECKPOINT)
+        return self._trainer.result() if self._trainer.done() else ProcessEnding(EXIT_CRASHED, _NO_LAST_CHECKPOINT)
 
     async def stop(self, *, at_once: bool = False) -> None:
         """Stop everything that still runs.
@@ -109,7 +109,7 @@ class Supervisor:
                 with contextlib.suppress(ray.exceptions.RayActorError, TimeoutError):
                     await asyncio.wait_for(actor.stop.remote(), timeout=_ANSWERS_WITHIN_S)
 
-    async def _keep(self, plan: ProcessPlan) -> Ending:
+    async def _keep(self, plan: ProcessPlan) -> ProcessEnding:
         """Run one process for as long as the run lasts; return only to end the job or after a stop."""
         budget = _RestartBudget(self._max_restarts, self._steps_closed)
         while True:
@@ -122,11 +122,11 @@ class Supervisor:
                 await self._back(plan)
                 continue
             if self._stopping or code in {EXIT_REFUSED, EXIT_FAILED}:
-                return Ending(code, f"{plan.name}: {message}" if message else "")
+                return ProcessEnding(code, f"{plan.name}: {message}" if message else "")
             logger.warning("process ended before the run did", process=plan.name, code=code)
             await asyncio.sleep(_RESTART_PAUSE_S)
 
-    async def _keep_ranks(self, plans: list[ProcessPlan]) -> Ending:
+    async def _keep_ranks(self, plans: list[ProcessPlan]) -> ProcessEnding:
         """Run the trainer's ranks together: when one dies, all are restarted, since they share collectives."""
         budget = _RestartBudget(self._max_restarts, self._steps_closed)
         while True:
@@ -142,7 +142,7 @@ class Supervisor:
             for plan in plans:
                 await self._back(plan)
 
-    async def _run_ranks(self, plans: list[ProcessPlan]) -> Ending:
+    async def _run_ranks(self, plans: list[ProcessPlan]) -> ProcessEnding:
         host, port = await self._actors[plans[0].name].address.remote()
         ranks = []
         for rank, plan in enumerate(plans):
@@ -155,7 +155,7 @@ class Supervisor:
             for rank_task in ranks:
                 rank_task.cancel()
         code, message = max(endings)
-        return Ending(code, f"trainer: {message}" if message else "")
+        return ProcessEnding(code, f"trainer: {message}" if message else "")
 
     async def _back(self, plan: ProcessPlan) -> None:
         """Wait until Ray has restarted the process of a dead actor."""
@@ -165,14 +165,14 @@ class Supervisor:
                 await self._actors[plan.name].pid.remote()
                 return
 
-    def _after_crash(self, name: str, budget: _RestartBudget, error: Exception) -> Ending | None:
+    def _after_crash(self, name: str, budget: _RestartBudget, error: Exception) -> ProcessEnding | None:
         """Count a crash. Return the ending of the job when there were too many."""
         if self._stopping:
-            return Ending(EXIT_DONE)
+            return ProcessEnding(EXIT_DONE)
         self.restarts[name] = self.restarts.get(name, 0) + 1
         logger.warning("process died", process=name, restarts=self.restarts[name])
         if budget.spent():
-            return Ending(
+            return ProcessEnding(
                 EXIT_FAILED,
                 f"{name} died {self._max_restarts + 1} times without a step closing in between "
                 f"(lifecycle.failurePolicy.maxRestarts is {self._max_restarts}). "

@@ -20,8 +20,8 @@ FAILED = "failed"
 _SCORED = "scored"
 _EQUAL = ("data_source", "split", "group", "prompt_id")
 
-Order = Literal["stored", "lowest", "highest"]
-Rows = NDArray[np.int64]
+SampleOrder = Literal["stored", "lowest", "highest"]
+RowNumbers = NDArray[np.int64]
 
 
 class Bounds(NamedTuple):
@@ -46,7 +46,7 @@ class SampleQuery:
     split: str = ""
     group: str = ""
     prompt_id: str = ""
-    order: Order = "stored"
+    order: SampleOrder = "stored"
     """Of the samples of one step; without a score they come last."""
 
     def excludes(self, bounds: Mapping[str, Bounds]) -> bool:
@@ -82,7 +82,7 @@ class SampleQuery:
         by_score = self.order != "stored" or self.lowest is not None or self.highest is not None
         return names + (["score"] if by_score else [])
 
-    def rows(self, table: pyarrow.Table) -> Rows:
+    def rows(self, table: pyarrow.Table) -> RowNumbers:
         """Return the row numbers of the samples that fulfil the conditions, in the query's order.
 
         Args:

@@ -12,7 +12,7 @@ import pyarrow
 import pyarrow.parquet
 
 from plaudit_metrics.sources.samples.files import UnreadableFileError
-from plaudit_metrics.sources.samples.query import Bounds, Rows, SampleQuery
+from plaudit_metrics.sources.samples.query import Bounds, RowNumbers, SampleQuery
 
 Row = dict[str, Any]
 
@@ -70,7 +70,7 @@ class SampleFile:
                 found[name] = Bounds(least, greatest, any(each.null_count for each in of_groups))
         return found
 
-    def find(self, query: SampleQuery) -> Rows:
+    def find(self, query: SampleQuery) -> RowNumbers:
         """Return the numbers of the rows that match, in the query's order.
 
         Raises:

@@ -36,12 +36,12 @@ class MissingAnswer(msgspec.Struct, frozen=True):
     error: dict[str, Any]
 
 
-Answer = SampleAnswer | GroupAnswer | MissingAnswer
+GatewayAnswer = SampleAnswer | GroupAnswer | MissingAnswer
 
 encode = msgspec.json.Encoder().encode
 
 
-def answer_of(submitted: SubmittedSamples, result: GroupResult | Missing) -> Answer:
+def answer_of(submitted: SubmittedSamples, result: GroupResult | Missing) -> GatewayAnswer:
     """Return the answer to one submitted sample or group."""
     if isinstance(result, Missing):
         message = f"id {submitted.id!r}: another sample was submitted under it. Give each sample an id of its own"
@@ -76,6 +76,6 @@ def sample_answers(own_id: str, result: GroupResult) -> list[SampleAnswer]:
     return answers
 
 
-def lines(answers: Sequence[Answer]) -> bytes:
+def lines(answers: Sequence[GatewayAnswer]) -> bytes:
     """Return answers as lines of JSON."""
     return b"".join(encode(answer) + b"\n" for answer in answers)

@@ -14,7 +14,7 @@ from plaudit_reward.errors import CallTimeoutError, InfrastructureError
 from plaudit_reward.http.client import HttpClient
 from plaudit_reward.http.errors import NoResponseError
 from plaudit_workers.gateway.bodies import SubmittedSamples
-from plaudit_workers.gateway.callers.results import Answer, GroupAnswer, SampleAnswer
+from plaudit_workers.gateway.callers.results import GatewayAnswer, GroupAnswer, SampleAnswer
 from plaudit_workers.gateway.canary.canary_series import CanarySeries
 from plaudit_workers.scoring.offline.lines import SampleInput
 
@@ -61,7 +61,7 @@ class Canary:
         self._copies: set[asyncio.Task[None]] = set()
         self._num_in_flight = 0
 
-    def offer(self, submitted: SubmittedSamples, answer: Answer) -> None:
+    def offer(self, submitted: SubmittedSamples, answer: GatewayAnswer) -> None:
         """Copy a sample or group that was scored here, if it belongs to the share. A group is copied as a whole."""
         if not isinstance(answer, SampleAnswer | GroupAnswer) or not self._draws(submitted.id):
             return

@@ -388,7 +388,7 @@ def _files(spec: Spec) -> Iterator[Problem]:
             yield Problem(f"spec.files.items[{index}].path", f"{path!r} is used twice", "Give each file its own path")
 
 
-Rule = Callable[[Spec], Iterator[Problem]]
+FieldRule = Callable[[Spec], Iterator[Problem]]
 
 
 def _gang_or_queue(spec: Spec) -> Iterator[Problem]:
@@ -421,7 +421,7 @@ def _gang_without_training(spec: Spec) -> Iterator[Problem]:
         )
 
 
-_ALWAYS: tuple[Rule, ...] = (
+_ALWAYS: tuple[FieldRule, ...] = (
     scorer_problems,
     environment_problems,
     failure_policy_problems,
@@ -430,8 +430,8 @@ _ALWAYS: tuple[Rule, ...] = (
     _files,
     _environments,
 )
-_SCORING_ONLY: tuple[Rule, ...] = (_no_orphans, _gang_without_training)
-_TRAINING: tuple[Rule, ...] = (
+_SCORING_ONLY: tuple[FieldRule, ...] = (_no_orphans, _gang_without_training)
+_TRAINING: tuple[FieldRule, ...] = (
     _sections_together,
     _mini_batches,
     _loss,

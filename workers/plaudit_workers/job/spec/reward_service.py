@@ -56,7 +56,7 @@ class RewardService(Section):
         return RLJob(api_version=self.api_version, kind="RLJob", metadata=self.metadata, spec=Spec(**sections))
 
 
-Document = RLJob | RewardService
+JobDocument = RLJob | RewardService
 
 
 def document_model(written: object) -> type[RLJob] | type[RewardService]:
@@ -65,6 +65,6 @@ def document_model(written: object) -> type[RLJob] | type[RewardService]:
     return RewardService if is_service else RLJob
 
 
-def job_of(document: Document) -> RLJob:
+def job_of(document: JobDocument) -> RLJob:
     """Return the job of a document."""
     return document.as_job() if isinstance(document, RewardService) else document

@@ -35,7 +35,7 @@ class _Look(msgspec.Struct):
     time: float
 
 
-class Snapshot(msgspec.Struct):
+class NewestSnapshot(msgspec.Struct):
     """The service's newest snapshot of the run."""
 
     looks: list[_Look]
@@ -65,7 +65,7 @@ class LiveMessages:
         self._problems: dict[str, str] = {}
         self._seen = 0.0
 
-    def news(self, snapshot: Snapshot | None, waited_s: float) -> list[str]:
+    def news(self, snapshot: NewestSnapshot | None, waited_s: float) -> list[str]:
         """Return the lines about processes.
 
         Args:
@@ -124,7 +124,7 @@ async def print_live(url: str, messages: LiveMessages, console: Console) -> None
     client = HttpClient(max_connections=1)
     try:
         while True:
-            snapshot = await _read(client, f"{url}/api/v1/queues?newest=1", Snapshot)
+            snapshot = await _read(client, f"{url}/api/v1/queues?newest=1", NewestSnapshot)
             counts = await _read(client, f"{url}/api/v1/failures", _Failures)
             lines = messages.news(snapshot, time.monotonic() - started)
             for line in lines + messages.failures(counts.failures if counts else []):

@@ -34,7 +34,7 @@ from plaudit_workers.rollout.engines.protocol import (
     WeightsUnreadableError,
 )
 from plaudit_workers.rollout.engines.tied_weights import untied_weights
-from plaudit_workers.rollout.engines.vllm_requests import Answer, Generation, WeightLoad
+from plaudit_workers.rollout.engines.vllm_requests import FutureResult, Generation, WeightLoad
 
 _REFUSALS = (VLLMClientError, ValueError)
 """Exceptions of vLLM for a request that can never be generated."""
@@ -54,7 +54,7 @@ class VllmLoop:
     def __init__(
         self,
         engine: LLMEngine,
-        report: Callable[[list[Answer]], None],
+        report: Callable[[list[FutureResult]], None],
         *,
         untied: bool = False,
         adapters: EngineAdapters | None = None,
@@ -68,7 +68,7 @@ class VllmLoop:
         self._running: dict[str, Generation] = {}
         self._probes: dict[str, asyncio.Future[list[float]]] = {}
         self._loads: deque[WeightLoad] = deque()
-        self._answers: list[Answer] = []
+        self._answers: list[FutureResult] = []
         self._version: PolicyVersion | None = None
         self._closing = False
         # It was built without reading weights; from now on it reads those that it is given.

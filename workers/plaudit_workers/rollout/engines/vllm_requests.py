@@ -11,7 +11,7 @@ from typing import Any
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.rollout.engines.protocol import FinishedSample, SampleRequest, WeightSwitch
 
-Answer = tuple[asyncio.Future[Any], Any]
+FutureResult = tuple[asyncio.Future[Any], Any]
 """A future and its result; an exception is raised to whoever awaits it."""
 
 
@@ -42,7 +42,7 @@ class WeightLoad:
     future: asyncio.Future[None]
 
 
-def resolve(answers: Iterable[Answer]) -> None:
+def resolve(answers: Iterable[FutureResult]) -> None:
     """Resolve futures on their event loop; those that were cancelled meanwhile are ignored."""
     for future, answer in answers:
         if future.done():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plaudit_workers.job.spec.rewards.scorers import Kind
+from plaudit_workers.job.spec.rewards.scorers import ScorerKind
 from plaudit_workers.scoring.kinds.context import Maker
 from plaudit_workers.scoring.kinds.environment import environment_scorer
 from plaudit_workers.scoring.kinds.http import http_scorer
@@ -12,7 +12,7 @@ from plaudit_workers.scoring.kinds.python import python_scorer
 from plaudit_workers.scoring.kinds.rule import rule_scorer
 from plaudit_workers.scoring.kinds.service import service_scorer
 
-MAKERS: dict[Kind, Maker] = {
+MAKERS: dict[ScorerKind, Maker] = {
     "rule": rule_scorer,
     "python": python_scorer,
     "model": model_scorer,

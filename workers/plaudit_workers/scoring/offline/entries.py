@@ -8,7 +8,7 @@ from typing import Any
 
 from plaudit_workers.process import RefusedError
 
-Entry = bytes | Mapping[str, Any]
+RawSample = bytes | Mapping[str, Any]
 """One line, not decoded yet, or one row."""
 
 _PARQUET_MAGIC = b"PAR1"
@@ -32,7 +32,7 @@ _GENERATED = "responses"
 """verl's column for the responses of one prompt."""
 
 
-def file_entries(path: Path, option: str = "") -> Iterator[Entry]:
+def file_entries(path: Path, option: str = "") -> Iterator[RawSample]:
     """Yield the lines or rows of a file; Parquet is recognised by its content.
 
     Args:

@@ -12,7 +12,7 @@ from plaudit_wire.records import Outcome, ScoringRecord
 from plaudit_wire.sample import Sample
 from plaudit_workers.job.data_row import extra_info_of
 from plaudit_workers.process import RefusedError
-from plaudit_workers.scoring.offline.entries import Entry, file_entries
+from plaudit_workers.scoring.offline.entries import RawSample, file_entries
 
 
 class SampleInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,7 +75,7 @@ def sample_input(row: Mapping[str, Any], kind: type[Input]) -> Input:
     return msgspec.convert(fields, kind)
 
 
-def decode_entry(entry: Entry, kind: type[Input]) -> Input:
+def decode_entry(entry: RawSample, kind: type[Input]) -> Input:
     """Read the sample of a line or row.
 
     Raises:

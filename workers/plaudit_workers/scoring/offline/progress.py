@@ -13,7 +13,7 @@ _REPORT_EVERY_S = 5.0
 _SHOWN_FAILURES = 5
 
 
-class Progress:
+class OfflineProgress:
     """Count results, print a line every five seconds, and a summary at the end.
 
     Args:

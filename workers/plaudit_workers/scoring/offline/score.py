@@ -27,10 +27,10 @@ from plaudit_workers.job.spec.rewards.reward import RewardSpec
 from plaudit_workers.process import EXIT_DONE, RefusedError
 from plaudit_workers.scoring.build import build_pipeline
 from plaudit_workers.scoring.group_scope import has_group_scorers
-from plaudit_workers.scoring.offline.entries import Entry, file_entries
+from plaudit_workers.scoring.offline.entries import RawSample, file_entries
 from plaudit_workers.scoring.offline.lines import SampleOutput
 from plaudit_workers.scoring.offline.printed import show_logs
-from plaudit_workers.scoring.offline.progress import Progress
+from plaudit_workers.scoring.offline.progress import OfflineProgress
 from plaudit_workers.scoring.offline.stored import StoredReader
 
 _STANDARD = Path("-")
@@ -56,9 +56,9 @@ def score(arguments: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-async def _score(reward: RewardSpec, reader: StoredReader, entries: AsyncIterator[Entry], output: BinaryIO) -> None:
+async def _score(reward: RewardSpec, reader: StoredReader, entries: AsyncIterator[RawSample], output: BinaryIO) -> None:
     pipeline = await build_pipeline(reward, "score")
-    progress = Progress()
+    progress = OfflineProgress()
     try:
         async for scoring in scored_in_order(pipeline, reader.units(entries), reward.workers.max_concurrent_samples):
             output.write(msgspec.json.encode(SampleOutput.from_record(scoring, reader.ids.popleft())) + b"\n")
@@ -165,7 +165,7 @@ def _output(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-async def _entries(path: Path) -> AsyncIterator[Entry]:
+async def _entries(path: Path) -> AsyncIterator[RawSample]:
     """Yield lines or rows; waiting for standard input does not block the scorers."""
     if path != _STANDARD:
         for entry in file_entries(path, "--input"):

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable
 from plaudit_reward.rules.routing import rule_of
 from plaudit_wire.sample import Sample
 from plaudit_workers.process import RefusedError
-from plaudit_workers.scoring.offline.entries import Entry
+from plaudit_workers.scoring.offline.entries import RawSample
 from plaudit_workers.scoring.offline.lines import EXPECTED, SampleInput, decode_entry
 
 _MAX_REPORTED = 10
@@ -46,7 +46,7 @@ class StoredReader:
         self.ids: deque[str] = deque()
         """Ids of the samples that ``units`` has yielded, in order; the writer of a score removes its id."""
 
-    def parse(self, entry: Entry) -> SampleLine | None:
+    def parse(self, entry: RawSample) -> SampleLine | None:
         """Return the sample of the next line or row; None for an empty line.
 
         Raises:
@@ -67,7 +67,7 @@ class StoredReader:
         self._follow(sample.group)
         return sample
 
-    def check(self, entries: Iterable[Entry]) -> None:
+    def check(self, entries: Iterable[RawSample]) -> None:
         """Read all lines or rows.
 
         Raises:
@@ -85,7 +85,7 @@ class StoredReader:
         if reported:
             raise RefusedError("\n".join(reported))
 
-    async def units(self, entries: AsyncIterator[Entry]) -> AsyncIterator[list[Sample]]:
+    async def units(self, entries: AsyncIterator[RawSample]) -> AsyncIterator[list[Sample]]:
         """Yield groups where groups are scored as a whole, else single samples.
 
         Raises:

@@ -18,7 +18,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-Order = Literal["step", "ready"]
+GroupOrder = Literal["step", "ready"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Schedule:
     mini_batches_per_step: int = 1
     max_staleness: int = 0
     """Largest number of versions between the policy that sampled a group and the one that is trained on it."""
-    order: Order = "step"
+    order: GroupOrder = "step"
     max_failed_share: float = 0.5
     """A step is not trained if scoring failed for a larger share of its samples."""
     max_replaced: int = 0

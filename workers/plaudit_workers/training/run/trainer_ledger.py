@@ -16,7 +16,7 @@ from plaudit_wire.records import GroupEnd, Split
 from plaudit_workers.stream.trainer.ledger import Ledger
 from plaudit_workers.training.run.schedule import GroupInFlight, Schedule
 
-Snapshot = dict[str, Any]
+LedgerSnapshot = dict[str, Any]
 """Plain data: JSON and msgpack can hold it."""
 
 
@@ -91,7 +91,7 @@ class Positions:
         """Queue the position of an ended group to be admitted again."""
         self.returned[flight.position] = flight.attempt + 1
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> LedgerSnapshot:
         """Return the state as plain data."""
         return {
             "cursor": self.cursor,
@@ -105,7 +105,7 @@ class Positions:
         }
 
     @classmethod
-    def restored(cls, snapshot: Snapshot) -> Positions:
+    def restored(cls, snapshot: LedgerSnapshot) -> Positions:
         """Return the state of a ``snapshot``."""
         positions = cls()
         positions.cursor = snapshot["cursor"]
@@ -212,7 +212,7 @@ class TrainerLedger:
         """Return discrepancies; empty while admitted = trained + evaluated + dropped + in flight."""
         return replace(self.counts, open=sum(1 for _ in self.flights())).problems()
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> LedgerSnapshot:
         """Return the state as plain data."""
         return {
             "counters": self.counters(),
@@ -220,7 +220,7 @@ class TrainerLedger:
         }
 
     @classmethod
-    def restored(cls, snapshot: Snapshot) -> TrainerLedger:
+    def restored(cls, snapshot: LedgerSnapshot) -> TrainerLedger:
         """Return the state of a ``snapshot``."""
         ledger = cls()
         ledger.counts = Ledger.from_counters(snapshot["counters"], num_open=0)

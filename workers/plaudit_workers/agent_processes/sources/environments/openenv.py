@@ -29,7 +29,7 @@ _PAUSE_SHARE = 0.8
 """Share of the time limit in which a full or unreachable server is asked again."""
 
 
-class Action:
+class ServerAction:
     """The server's action, or one of its MCP tools.
 
     Args:
@@ -66,7 +66,9 @@ class OpenEnvServer:
     def __init__(self, source: EnvironmentServer, routes: Routes) -> None:
         self._source = source
         schemas, self.has_mcp_tools = ask_in_fork(source, lambda session: _actions(session, source.url.rstrip("/")))
-        self.tools = [Action(self, Tool(schema["function"]["name"], schema, source.timeout_s)) for schema in schemas]
+        self.tools = [
+            ServerAction(self, Tool(schema["function"]["name"], schema, source.timeout_s)) for schema in schemas
+        ]
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._session: aiohttp.ClientSession | None = None
         self._one_at_a_time = asyncio.Lock()

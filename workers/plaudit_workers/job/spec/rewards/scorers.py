@@ -19,7 +19,7 @@ from plaudit_workers.job.spec.section import (
     SourcePath,
 )
 
-Kind = Literal["rule", "python", "judge", "http", "service", "model", "environment"]
+ScorerKind = Literal["rule", "python", "judge", "http", "service", "model", "environment"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class KindTraits:
         return self.fields[0] if self.example else ""
 
 
-KINDS: dict[Kind, KindTraits] = {
+KINDS: dict[ScorerKind, KindTraits] = {
     "rule": KindTraits(("rule", "ruleArguments")),
     "python": KindTraits(
         ("python", "isolation", "cache"), "{path: rewards.py, function: compute_score}", scores_groups=True
@@ -56,7 +56,7 @@ KINDS: dict[Kind, KindTraits] = {
 }
 
 
-def kinds_with(field: str) -> list[Kind]:
+def kinds_with(field: str) -> list[ScorerKind]:
     """Return the kinds that read a field of ``KindTraits.fields``."""
     return [kind for kind, traits in KINDS.items() if field in traits.fields]
 
@@ -219,7 +219,7 @@ class ScorerSpec(Section):
     name: str = Field(min_length=1, max_length=20, pattern=SCORER_NAME)
     """Name in metrics, in stored samples and in ``when``, such as ``accuracy_reward``: at most 20 of a-z, 0-9, ``-``
     and ``_``, unique in the job. Kind ``model`` allows no ``_``: its pods have the name."""
-    kind: Kind
+    kind: ScorerKind
     """``rule``: built in, chosen by data source; ``python``: your function; ``judge``: an OpenAI-compatible endpoint;
     ``http``: an endpoint that answers with a score; ``service``: a reward service that jobs share; ``model``: a reward
     model served for the job; ``environment``: the reward that the sample's tools or environment gave."""

@@ -31,7 +31,7 @@ _USER = {"role": "user", "content": "a"}
 _ANSWER = {"role": "assistant", "content": "b"}
 
 
-Form = Callable[[Sequence[dict[str, Any]]], dict[str, Any]]
+CallMessage = Callable[[Sequence[dict[str, Any]]], dict[str, Any]]
 """Makes an assistant's message with these calls, the marker in the last one."""
 
 
@@ -208,7 +208,7 @@ def call_id(number: int) -> str:
     return f"call{number % 100_000:05d}"
 
 
-def _with_calls(write: Callable[[Any], Any], content: str | None) -> Form:
+def _with_calls(write: Callable[[Any], Any], content: str | None) -> CallMessage:
     def form(calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
         others = [_with_arguments(call, write(call["function"]["arguments"])) for call in calls[:-1]]
         marked = [*others, _with_arguments(calls[-1], write({"a": _MARKER}))]
@@ -231,7 +231,7 @@ def _part(content: str) -> str:
     return max(words, key=len, default="")
 
 
-_FORMS: tuple[Form, ...] = (
+_FORMS: tuple[CallMessage, ...] = (
     _with_calls(dict, ""),
     _with_calls(json.dumps, ""),
     _with_calls(dict, None),
