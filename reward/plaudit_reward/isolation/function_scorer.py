@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from plaudit_reward.errors import ConfigurationError, InfrastructureError
 from plaudit_reward.functions.function import POST_PROCESS, declares_post_process
@@ -21,10 +21,21 @@ class FunctionScorer:
         target: the function.
         processes: how many child processes run it.
         max_concurrent: limit on concurrent calls where a child can run several (threads, async).
+        traceparent: returns the trace context of a sample, which the function can read (``functions.trace``). A
+            group's is its first sample's. None where nothing is traced.
     """
 
-    def __init__(self, name: str, target: Target, *, processes: int = 2, max_concurrent: int = 256) -> None:
+    def __init__(
+        self,
+        name: str,
+        target: Target,
+        *,
+        processes: int = 2,
+        max_concurrent: int = 256,
+        traceparent: Callable[[Sample], str] | None = None,
+    ) -> None:
         self.name = name
+        self._traceparent = traceparent
         self.target = target
         self._pool = Pool(name, target, processes=processes, max_concurrent=max_concurrent)
         self._description: Description | None = None
@@ -55,12 +66,13 @@ class FunctionScorer:
 
     async def score(self, sample: Sample, attempt: Attempt) -> Score:
         """Score one sample."""
-        (score,) = await self._pool.call([sample], attempt)
+        (score,) = await self._pool.call([sample], attempt, traceparent=self._trace([sample]))
         return _raised(score)
 
     async def score_group(self, samples: Sequence[Sample], values: Sequence[float], attempt: Attempt) -> list[Score]:
         """Score all samples of a group in one call."""
-        return _raised_together(await self._pool.call(samples, attempt, values=list(values)))
+        trace = self._trace(samples)
+        return _raised_together(await self._pool.call(samples, attempt, values=list(values), traceparent=trace))
 
     async def post_process(self, values: Sequence[float], attempt: Attempt) -> list[Score]:
         """Pass a group's values to the class's ``post_process_scores``."""
@@ -68,12 +80,14 @@ class FunctionScorer:
 
     async def combine(self, values: Mapping[str, float | None], sample: Sample, attempt: Attempt) -> Score:
         """Pass the values of one sample's scorers to a combining function."""
-        (score,) = await self._pool.call([sample], attempt, values=dict(values))
+        trace = self._trace([sample])
+        (score,) = await self._pool.call([sample], attempt, values=dict(values), traceparent=trace)
         return _raised(score)
 
     async def parse(self, answer: str, samples: Sequence[Sample], attempt: Attempt) -> list[Score]:
         """Pass a judge's answer to a function that parses it, with the samples that it judges."""
-        return _raised_together(await self._pool.call(samples, attempt, values=answer))
+        trace = self._trace(samples)
+        return _raised_together(await self._pool.call(samples, attempt, values=answer, traceparent=trace))
 
     def room(self) -> int:
         """Return how many more samples could begin soon."""
@@ -82,6 +96,9 @@ class FunctionScorer:
     async def close(self) -> None:
         """End the child processes."""
         await self._pool.close()
+
+    def _trace(self, samples: Sequence[Sample]) -> str:
+        return self._traceparent(samples[0]) if self._traceparent and samples else ""
 
 
 class PostProcess:

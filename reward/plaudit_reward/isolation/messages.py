@@ -60,6 +60,8 @@ class Work(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A group's values, or the values of one sample's scorers by name."""
     post_process: bool = False
     """Call the class's ``post_process_scores`` with ``values``."""
+    traceparent: str = ""
+    """The trace of the sample, or of the group's first one; empty: nothing is traced."""
 
 
 class Drop(msgspec.Struct, frozen=True, tag=True, array_like=True):

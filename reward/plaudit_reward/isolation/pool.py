@@ -63,7 +63,13 @@ class Pool:
             raise
 
     async def call(
-        self, samples: Sequence[Sample], attempt: Attempt, *, values: Any = None, post_process: bool = False
+        self,
+        samples: Sequence[Sample],
+        attempt: Attempt,
+        *,
+        values: Any = None,
+        post_process: bool = False,
+        traceparent: str = "",
     ) -> list[Score]:
         """Call the function once.
 
@@ -72,13 +78,14 @@ class Pool:
             attempt: the limit; the time until the call begins is added to its ``queued_s``.
             values: passed along with the samples, see ``messages.Work``.
             post_process: call the class's ``post_process_scores``.
+            traceparent: the trace that the call belongs to.
 
         Raises:
             ScoreTimeoutError: it ran longer than the limit and was ended.
             WorkerKilledError: it, or something outside, ended its child.
             InfrastructureError: no child can be started.
         """
-        work = Work(next(self._ids), list(samples), values, post_process)
+        work = Work(next(self._ids), list(samples), values, post_process, traceparent)
         answer: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
         call = PoolCall(work, attempt.limit_s, answer, time.monotonic())
         self._queue.append(call)

@@ -35,7 +35,7 @@ async def build_pipeline(reward: RewardSpec, worker: str, context: BuildContext 
     """
     context = context or BuildContext(reward, worker, model_servers=model_servers())
     made = _made(reward, context)
-    combining = _combining(reward)
+    combining = _combining(context)
     await _opened([*made, combining] if combining else made)
     stages: list[Stage] = []
     group_stages: list[GroupStage] = []
@@ -74,10 +74,11 @@ async def _opened(scorers: Sequence[AnyScorer]) -> None:
     raise others[0] if others else RefusedError("\n".join(str(problem) for problem in problems))
 
 
-def _combining(reward: RewardSpec) -> FunctionScorer | None:
+def _combining(context: BuildContext) -> FunctionScorer | None:
+    reward = context.reward
     if reward.combine.kind != "python":
         return None
-    return function_scorer("combine", Target(reward.combine.path, reward.combine.function, scope="combine"), reward)
+    return function_scorer("combine", Target(reward.combine.path, reward.combine.function, scope="combine"), context)
 
 
 def _combiner(function: FunctionScorer | None, reward: RewardSpec) -> Combiner:

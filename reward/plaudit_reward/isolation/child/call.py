@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from plaudit_reward.functions.function import UserFunction
+from plaudit_reward.functions.trace import within_trace
 from plaudit_reward.isolation.messages import Finished, Work, frame
 from plaudit_reward.score import Score
 
@@ -14,13 +15,14 @@ Resolve = Callable[[Any], Any]
 """Turns the return value of a call into its result (awaits it)."""
 
 
-def perform(function: UserFunction, work: Work, resolve: Resolve | None = None) -> Finished:
-    """Call the function for one work; never raises."""
+def perform(function: UserFunction, work: Work, resolve: Resolve | None = None, *, alone: bool = False) -> Finished:
+    """Call the function for one work; never raises. ``alone``: the child runs one work at a time."""
     began = time.perf_counter()
     try:
-        returned = function.call(work.samples, work.values, post_process=work.post_process)
-        if resolve is not None:
-            returned = resolve(returned)
+        with within_trace(work.traceparent, alone=alone):
+            returned = function.call(work.samples, work.values, post_process=work.post_process)
+            if resolve is not None:
+                returned = resolve(returned)
         scores = function.scores(returned, num_scores(work), post_process=work.post_process)
     except BaseException as error:  # the user's code: sys.exit and the like included
         scores = function.failed(error, num_scores(work))

@@ -17,6 +17,7 @@ from typing import Any
 from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.functions.function import UserFunction
 from plaudit_reward.functions.target import Description
+from plaudit_reward.functions.trace import within_trace
 from plaudit_reward.isolation.child.call import finished, num_scores
 from plaudit_reward.isolation.child.sequential import run_sequential
 from plaudit_reward.isolation.messages import Blocked, Channel, Drop, FromPool, FunctionLoaded, Started, Work
@@ -91,8 +92,11 @@ class _Works:
         self._channel.send([Started(work.id)])
         began = time.perf_counter()
         try:
-            returned = self._function.call(work.samples, work.values, post_process=work.post_process)
-            scores = self._function.scores(await _awaited(returned), num_scores(work), post_process=work.post_process)
+            with within_trace(work.traceparent, alone=False):
+                returned = await _awaited(
+                    self._function.call(work.samples, work.values, post_process=work.post_process)
+                )
+            scores = self._function.scores(returned, num_scores(work), post_process=work.post_process)
         except BaseException as error:  # the user's code: sys.exit and the like included
             scores = self._failed(work, error)
         self._dropped.discard(work.id)

@@ -30,7 +30,7 @@ def run_sequential(function: UserFunction, channel: Channel, resolve: Resolve | 
         work = waiting.popleft()
         channel.send([*report, Started(work.id)])
         began = time.monotonic()
-        report = [perform(function, work, resolve)]
+        report = [perform(function, work, resolve, alone=True)]
         if time.monotonic() - began > _LOOK_UP_AFTER_S:
             report += _take_in(channel.receive(wait=False), waiting)
 

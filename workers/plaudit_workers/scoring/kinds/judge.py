@@ -34,7 +34,7 @@ def judge_scorer(scorer: ScorerSpec, context: BuildContext) -> AnyScorer:
             arguments=judge.arguments,
             max_connections=context.reward.workers.max_concurrent_samples,
         ),
-        _parser(scorer.name, judge, group),
+        _parser(scorer.name, judge, group, context),
         limiter(scorer, f"{judge.base_url.rstrip('/')} {judge.model}", context),
         TokenEstimate(judge.arguments),
         usage_report(scorer.name, usage, context),
@@ -43,7 +43,7 @@ def judge_scorer(scorer: ScorerSpec, context: BuildContext) -> AnyScorer:
     return built if group else cached(built, scorer, usage, context)
 
 
-def _parser(name: str, judge: JudgeSpec, group: bool) -> Parser:
+def _parser(name: str, judge: JudgeSpec, group: bool, context: BuildContext) -> Parser:
     parse = judge.parse
     if parse.python is not None:
         target = Target(
@@ -52,5 +52,5 @@ def _parser(name: str, judge: JudgeSpec, group: bool) -> Parser:
             arguments=dict(parse.python.arguments),
             scope="answers" if group else "answer",
         )
-        return FunctionParser(FunctionScorer(name, target, processes=1))
+        return FunctionParser(FunctionScorer(name, target, processes=1, traceparent=trace_header(context)))
     return RegexParser(parse.regex, group=group) if parse.regex else JsonParser(parse.json_path, group=group)
