@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -116,21 +116,35 @@ def as_admitted(data: Mapping[str, str], spec: FrozenSpec) -> Admitted:
         data: of its ConfigMap.
         spec: the one in effect.
     """
-    return Admitted(
+    admitted = Admitted(
         job=spec.job,
         spec=msgspec.json.decode(data["spec.json"]),
         current=spec.written,
-        files=tuple(
-            JobFile(f["key"], f["path"], data.get(f["key"], "")) for f in msgspec.json.decode(data["files.json"])
-        ),
-        templates=msgspec.json.decode(data["templates.json"]),
+        files=(),
+        templates={},
         images=msgspec.json.decode(data.get("images.json", "{}")),
         platform=msgspec.json.decode(data["platform.json"], type=Platform) if "platform.json" in data else None,
-        written=data,
         services=msgspec.json.decode(data.get("services.json", "{}")),
         reason=spec.reason,
         message=spec.message,
     )
+    return with_data(admitted, data)
+
+
+def without_data(admitted: Admitted) -> Admitted:
+    """Return what was admitted without the large parts, which ``with_data`` reads from its ConfigMap again."""
+    return replace(admitted, files=(), templates={}, written={})
+
+
+def with_data(admitted: Admitted, data: Mapping[str, str]) -> Admitted:
+    """Return what was admitted with its files and templates.
+
+    Args:
+        admitted: the rest of it.
+        data: of its ConfigMap.
+    """
+    files = (JobFile(f["key"], f["path"], data.get(f["key"], "")) for f in msgspec.json.decode(data["files.json"]))
+    return replace(admitted, files=tuple(files), templates=msgspec.json.decode(data["templates.json"]), written=data)
 
 
 def _text(error: JobError) -> str:

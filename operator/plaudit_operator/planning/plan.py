@@ -25,7 +25,7 @@ from plaudit_operator.policies.earlier_revisions import is_in_use
 from plaudit_operator.policies.failure import TrainerAttempt, exhausted, present_attempt
 from plaudit_operator.policies.lost_nodes import lost_pods
 from plaudit_operator.policies.managed_by import is_managed_elsewhere
-from plaudit_operator.policies.replicas import decide
+from plaudit_operator.policies.rollouts.replicas import decide
 from plaudit_operator.policies.suspend import scale_actions, suspend_job
 from plaudit_operator.policies.ttl import time_left_s
 from plaudit_operator.runtime.kinds import CHILDREN

@@ -20,9 +20,9 @@ from plaudit_operator.planning.events import event_manifest
 from plaudit_operator.planning.plan import PROGRESS_EVERY_S, plan
 from plaudit_operator.planning.pod_refusals import Look, PodRefusals
 from plaudit_operator.policies.deletion import hurry
-from plaudit_operator.policies.deletion_cost import chooses_rollouts, with_deletion_costs
 from plaudit_operator.policies.failure import pods_missing
 from plaudit_operator.policies.managed_by import is_managed_elsewhere
+from plaudit_operator.policies.rollouts.deletion_cost import chooses_rollouts, with_deletion_costs
 from plaudit_operator.runtime.errors import ConflictError, KubeError, NotFoundError
 from plaudit_operator.runtime.kinds import CONFIG_MAP, POD, REWARD_SERVICE, kind_of
 from plaudit_operator.runtime.kube import Kube

@@ -1,17 +1,20 @@
 """Render an admitted job's children, and cache the result until its inputs change.
 
-A job is reconciled many times while it starts, because each of its pods changes; its spec and frozen templates stay the
-same. The result is a pure function of the cache key, so caching it only saves time.
+A job is reconciled many times, because its pods and their progress change; its spec and frozen templates stay the same.
+The result is a pure function of the cache key, so caching it only saves time: rendering takes three times as long as
+the rest of a reconciliation that changes nothing.
 """
 
 from __future__ import annotations
 
-import functools
+import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from plaudit_operator import names
-from plaudit_operator.admission.admission import RefusedJob, admit, digest
+from plaudit_operator.admission.admission import Admitted, RefusedJob, admit, digest, with_data, without_data
 from plaudit_operator.admission.node_size import beyond_a_node
 from plaudit_operator.admission.reward_service import admit_service, is_service
 from plaudit_operator.admission.service_references import resolved, token_secrets
@@ -21,10 +24,11 @@ from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.names import Reason
 from plaudit_operator.observed import Object, Observed
 from plaudit_operator.policies.gang_admission import GangWait, awaited
+from plaudit_operator.runtime.latest import Latest
 from plaudit_operator.settings import Images, OperatorSettings
 
-_KEPT = 64
-"""Cached renderings, of a quarter of a megabyte each. Only starting or changing jobs are reconciled often."""
+_KEPT = 1024
+"""Cached renderings, of about 70 kB each. Jobs that run are reconciled every ten seconds."""
 
 
 @dataclass(frozen=True)
@@ -66,17 +70,54 @@ class _Key:
     settings: OperatorSettings
     waits: GangWait
     services: tuple[tuple[str, str], ...]
-    sources: tuple[Object, Object | None, Object | None] = field(compare=False)
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """A rendering in little memory: without what the job's ConfigMap holds, its manifests compressed."""
+
+    rendering: Rendering
+    """Without manifests and templates, and without the data of what was admitted."""
+    manifests: bytes
+
+    @classmethod
+    def of(cls, rendering: Rendering) -> _Packed:
+        """Pack a rendering."""
+        context = rendering.context
+        context = replace(context, admitted=without_data(context.admitted))
+        packed = zlib.compress(msgspec.json.encode([rendering.templates, rendering.manifests]), level=1)
+        return cls(replace(rendering, context=context, templates={}, manifests=()), packed)
+
+    def unpacked(self, data: Mapping[str, str]) -> Rendering:
+        """Return the rendering; ``data`` is that of the job's ConfigMap."""
+        templates, children = msgspec.json.decode(zlib.decompress(self.manifests))
+        context = self.rendering.context
+        context = replace(context, admitted=with_data(context.admitted, data))
+        return replace(self.rendering, context=context, templates=templates, manifests=children)
+
+
+_kept: Latest[_Key, _Packed] = Latest(_KEPT)
 
 
 def rendering(observed: Observed, settings: OperatorSettings) -> Rendering | RefusedJob:
     """Return the job's desired objects, or the reason why its spec is rejected."""
     config = observed.child("ConfigMap", names.job_config(observed.name))
-    sources = (observed.job, config, observed.files)
-    digests = (_version(config) or _data(config), _data(observed.files))
+    digests = (_version(config), _data(observed.files))
     spec = digest(observed.job["spec"])
     state = (spec, *digests, settings, awaited(observed), token_secrets(observed))
-    return _render(_Key(observed.name, observed.namespace, observed.uid, *state, sources))
+    key = _Key(observed.name, observed.namespace, observed.uid, *state)
+    data: Mapping[str, str] = (config or {}).get("data") or {}
+    if (packed := _kept.get(key)) is not None:
+        return packed.unpacked(data)
+    rendered = _render(key, observed, config)
+    if isinstance(rendered, Rendering) and _is_restored_by(data, rendered.context.admitted):
+        _kept.put(key, _Packed.of(rendered))
+    return rendered
+
+
+def _is_restored_by(data: Mapping[str, str], admitted: Admitted) -> bool:
+    """Return True if the ConfigMap holds the files and templates of what was admitted: not before it exists."""
+    return bool(admitted.written) and with_data(without_data(admitted), data) == admitted
 
 
 def _version(item: Object | None) -> str:
@@ -87,9 +128,8 @@ def _data(item: Object | None) -> str:
     return digest(item.get("data")) if item else ""
 
 
-@functools.lru_cache(maxsize=_KEPT)
-def _render(key: _Key) -> Rendering | RefusedJob:
-    admitted = (admit_service if is_service(key.sources[0]) else admit)(*key.sources)
+def _render(key: _Key, observed: Observed, config: Object | None) -> Rendering | RefusedJob:
+    admitted = (admit_service if is_service(observed.job) else admit)(observed.job, config, observed.files)
     if not isinstance(admitted, RefusedJob):
         admitted = resolved(admitted, key.namespace, dict(key.services))
     if isinstance(admitted, RefusedJob):

@@ -1,8 +1,8 @@
 """Build the rollout workers: a Deployment for each group, or for replicas of several pods a Job for each replica.
 
 The pods of a replica hold one copy of the model together. An Indexed Job gives them stable names, and fails as a whole
-when one of them ends; ``policies/replicas.py`` starts the next attempt. An update of a Deployment never runs more pods
-than there are GPUs for.
+when one of them ends; ``policies/rollouts/replicas.py`` starts the next attempt. An update of a Deployment never runs
+more pods than there are GPUs for.
 """
 
 from __future__ import annotations

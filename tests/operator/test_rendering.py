@@ -1,0 +1,80 @@
+"""What is cached of a rendering is the rendering."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from world import World, rljob
+
+from plaudit_operator.planning import rendering
+from plaudit_operator.planning.rendering import Rendering
+from plaudit_operator.runtime.latest import Latest
+
+FILES = {"metadata": {"name": "code", "namespace": "default"}, "apiVersion": "v1", "kind": "ConfigMap"}
+REWARD = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n"
+
+
+def plain(rendered: Any) -> Any:
+    """Return all of a rendering as plain data."""
+    assert isinstance(rendered, Rendering)
+    context = rendered.context
+    data = [rendered.manifests, rendered.templates, rendered.replicas, sorted(rendered.gang), rendered.waits]
+    admitted = context.admitted
+    data += [admitted.spec, admitted.current, admitted.templates, admitted.written, admitted.reason, admitted.services]
+    data += [[(file.path, file.content) for file in context.files], context.job.model_dump(mode="json")]
+    return msgspec.json.decode(msgspec.json.encode(data))
+
+
+def with_files() -> World:
+    scorers = [{"name": "mine", "kind": "python", "python": {"path": "reward.py"}}]
+    job = rljob(files={"configMap": "code"}, reward={"scorers": scorers})
+    world = World(job)
+    world.cluster.put({**FILES, "data": {"reward.py": REWARD}})
+    return world
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        World,
+        with_files,
+        lambda: World(rljob(scheduling={"gang": "native"})),
+        lambda: World(rljob(rollout={"replicas": 2, "podsPerReplica": 2, "engine": {"tensorParallelSize": 2}})),
+    ],
+)
+def test_a_cached_rendering_equals_a_fresh_one(world: Any):
+    world = world()
+    world.settle()
+    world.cluster.edit("RLJob", "job", lambda job: job["spec"].update(metrics={"rewardLatency": {"target": 0.5}}))
+    world.settle()
+    observed = world.cache.observed(world.key)
+    cached = plain(rendering.rendering(observed, world.settings))
+    assert len(rendering._kept._values) > 0
+    rendering._kept.clear()
+    assert plain(rendering.rendering(observed, world.settings)) == cached
+
+
+def test_an_edit_is_rendered_anew():
+    world = World()
+    world.settle()
+    for replicas in (5, 1, 5):
+        world.cluster.edit(
+            "RLJob", "job", lambda job, replicas=replicas: job["spec"]["rollout"].update(replicas=replicas)
+        )
+        world.settle()
+        found = world.cluster.find("Deployment", "job-rollout")
+        assert found
+        assert found["spec"]["replicas"] == replicas
+
+
+def test_the_value_used_least_recently_is_dropped():
+    kept: Latest[str, int] = Latest(2)
+    kept.put("a", 1)
+    kept.put("b", 2)
+    assert kept.get("a") == 1
+    kept.put("c", 3)
+    assert (kept.get("a"), kept.get("b"), kept.get("c")) == (1, None, 3)
+    kept.put("a", 4)
+    assert kept.get("a") == 4
