@@ -7,14 +7,10 @@ from typing import Any
 from urllib.parse import quote
 
 from plaudit_metrics.sources.samples.detail import detail, listed
+from plaudit_metrics.sources.samples.few import few_samples
 from plaudit_metrics.sources.samples.files import surviving_files
-from plaudit_metrics.sources.samples.query import FAILED, SampleQuery
-from plaudit_metrics.sources.samples.sample_file import Row, SampleFile
 
 _STEPS = 10
-_OF_STEP = 16
-"""The first samples of a step, which are those of whole groups."""
-_FAILED = 4
 _CHARACTERS = 4000
 """Of each text."""
 
@@ -28,7 +24,7 @@ def carried_samples(folder: Path) -> dict[str, Any]:
         UnreadableFileError: a file is damaged.
     """
     files = surviving_files(folder)
-    rows = [row for step in sorted(files, reverse=True)[:_STEPS] for row in _chosen(files[step])]
+    rows = [row for step in sorted(files, reverse=True)[:_STEPS] for row in few_samples(files[step])]
     if not rows:
         return {}
     page = {"samples": [listed(row) for row in rows], "first_step": min(files), "last_step": max(files)}
@@ -36,10 +32,3 @@ def carried_samples(folder: Path) -> dict[str, Any]:
         f"samples/{row['step']}/{quote(row['group'], safe='')}/{row['index']}": detail(row, _CHARACTERS) for row in rows
     }
     return {"samples": page, **details}
-
-
-def _chosen(path: Path) -> list[Row]:
-    with SampleFile(path) as file:
-        first = file.find(SampleQuery())[:_OF_STEP].tolist()
-        failed = file.find(SampleQuery(outcome=FAILED))[:_FAILED].tolist()
-        return [file.read(row) for row in dict.fromkeys(first + failed)]

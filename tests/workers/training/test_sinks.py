@@ -6,16 +6,18 @@ import json
 import struct
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from plaudit_metrics.sources.history import read_steps
-from plaudit_wire.records import StepRecord
+from plaudit_wire.records import GroupRecord, StepRecord
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.process import RefusedError
 from plaudit_workers.training.run.sinks import Sinks
 from plaudit_workers.training.run.sinks.configuration import configuration
+from plaudit_workers.training.run.stored_samples import store_groups
 
 
 def record(step, incarnation=1, **statistics):
@@ -151,6 +153,75 @@ def configured(file):
     for record in map(Record.FromString, log_records(file.read_bytes())):
         if record.WhichOneof("record_type") == "run":
             yield from ((item.key, item.value_json) for item in record.run.config.update)
+
+
+@pytest.fixture
+def stored(make_groups, tmp_path):
+    """The stored samples of a step: 24 samples in groups of two, the last one without a score."""
+    groups = make_groups([[0.25, 0.5]] * 11 + [[1.0, None]])
+    records = {
+        group.id: GroupRecord(group.id, "train", 1, "trained", 2, 2, 1.0, 1.9, 2.0, 2.1, 2.5) for group in groups
+    }
+    return store_groups(tmp_path / "samples", 1, 1, groups, records)
+
+
+def check_table(columns, rows):
+    """The first sixteen samples, and the one without a score."""
+    table = [dict(zip(columns, row, strict=True)) for row in rows]
+    assert len(table) == 17
+    assert [(row["step"], row["index"]) for row in table[:2]] == [(1, 0), (1, 1)]
+    assert (table[0]["score"], table[0]["scorer/mine/value"], table[0]["outcome"]) == (0.25, 0.25, "scored")
+    assert (table[0]["prompt"], table[0]["ground_truth_json"]) == ("12=", '"12"')
+    assert table[0]["response"]
+    assert (table[-1]["score"], table[-1]["outcome"], table[-1]["reason"]) == (None, "timeout", "too slow")
+
+
+def test_mlflow_gets_a_table_of_samples_where_its_pages_look_for_it(mlflow_folder, stored):
+    from mlflow import MlflowClient
+
+    sinks = Sinks(mlflow_folder / "demo-1", ["mlflow"])
+    sinks.write(record(1, **{"reward/mean": 0.25}), stored)
+    sinks.write(record(2, **{"reward/mean": 0.5}))  # its samples are not kept
+    sinks.close()
+    client = MlflowClient()
+    experiment = client.get_experiment_by_name("plaudit")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert [file.path for file in client.list_artifacts(run.info.run_id, "samples")] == ["samples/step-000001.json"]
+    table = json.loads(Path(client.download_artifacts(run.info.run_id, "samples/step-000001.json")).read_text())
+    check_table(table["columns"], table["data"])
+    shown = json.loads(run.data.tags["mlflow.loggedArtifacts"])  # where MLflow's pages find tables
+    assert shown == [{"path": "samples/step-000001.json", "type": "table"}]
+
+
+def test_weights_and_biases_gets_a_table_of_samples(tmp_path, monkeypatch, stored):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    (tmp_path / "demo-1").mkdir()
+    sinks = Sinks(tmp_path / "demo-1", ["wandb"])
+    sinks.write(record(1, **{"reward/mean": 0.25}), stored)
+    sinks.close()
+    (file,) = (tmp_path / "demo-1" / "wandb").glob("offline-run-*/files/media/table/samples_*.table.json")
+    table = json.loads(file.read_text())
+    check_table(table["columns"], table["data"])
+    (log,) = (tmp_path / "demo-1" / "wandb").glob("offline-run-*/run-*.wandb")
+    for _ in range(100):  # its process may still be writing
+        if points := logged(log):
+            break
+        time.sleep(0.1)
+    assert points[0]["reward/mean"] == 0.25
+    assert file.name in json.dumps(points[0])
+
+
+def test_samples_that_cannot_be_read_leave_out_the_table_alone(mlflow_folder, tmp_path, caplog):
+    from mlflow import MlflowClient
+
+    (tmp_path / "broken.parquet").write_text("no table")
+    sinks = Sinks(mlflow_folder / "demo-1", ["mlflow"])
+    sinks.write(record(1, **{"reward/mean": 0.25}), tmp_path / "broken.parquet")
+    sinks.close()
+    assert "no table of samples" in caplog.text
+    client = MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("plaudit").experiment_id])
+    assert run.data.metrics == {"reward/mean": 0.25}
 
 
 def test_the_configuration_is_the_specification_without_pods():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 from plaudit_wire.logs import get_logger
@@ -57,15 +58,16 @@ class RunRecords:
 
     def _write(self, report: StepReport, closed: float) -> StepRecord:
         record = report.record(self._state.incarnation, max(report.step - 1, 0), closed)
-        self._store(report)
-        self._run.sinks.write(record)
+        self._run.sinks.write(record, self._store(report))
         return record
 
-    def _store(self, report: StepReport) -> None:
-        if self._run.plan.keep_samples and report.ended:
-            groups = [group for group, _ in report.ended]
-            records = {record.group: record for _, record in report.ended}
-            store_groups(self._run.folder / "samples", report.step, self._state.incarnation, groups, records)
+    def _store(self, report: StepReport) -> Path | None:
+        """Return the file of the step's samples; None if they are not kept."""
+        if not self._run.plan.keep_samples or not report.ended:
+            return None
+        groups = [group for group, _ in report.ended]
+        records = {record.group: record for _, record in report.ended}
+        return store_groups(self._run.folder / "samples", report.step, self._state.incarnation, groups, records)
 
     async def ledger(self) -> None:
         """Write ``ledger.json`` and compare Redis's counters with it.

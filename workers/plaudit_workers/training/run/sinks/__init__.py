@@ -54,10 +54,10 @@ class Sinks:
             *(SINKS[name](run_folder, settings) for name in dict.fromkeys(names)),
         ]
 
-    def write(self, record: StepRecord) -> None:
-        """Write one step to every sink, ``steps.jsonl`` first."""
+    def write(self, record: StepRecord, samples: Path | None = None) -> None:
+        """Write one step, and its stored samples if they are kept, to every sink, ``steps.jsonl`` first."""
         for sink in self._sinks:
-            sink.write(record)
+            sink.write(record, samples)
 
     def close(self) -> None:
         """Close all sinks."""

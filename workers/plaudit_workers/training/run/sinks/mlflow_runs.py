@@ -9,6 +9,7 @@ done again keeps its first figures there.
 
 from __future__ import annotations
 
+import json
 import os
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -18,6 +19,7 @@ from plaudit_wire.logs import get_logger
 from plaudit_wire.records import StepRecord
 from plaudit_workers.process import RefusedError
 from plaudit_workers.training.run.sinks.configuration import Configuration
+from plaudit_workers.training.run.sinks.sample_table import SampleTable, sample_table
 from plaudit_workers.training.run.sinks.sink import newest_written, package_of
 
 logger = get_logger(__name__)
@@ -28,12 +30,15 @@ _MOST_AT_ONCE = 1000
 _MOST_PARAMS = 100
 """Params of one request: the server's limit."""
 _LONGEST_VALUE = 500
+_TABLES_TAG = "mlflow.loggedArtifacts"
+_MOST_TABLES = 50
+"""Tables that the tag names: its length is limited. Older ones stay among the artifacts."""
 _LAST_SENDING_S = 120.0
 """Seconds that the run's end waits for pending requests."""
 
 
 class MLflow:
-    """Logs every step once, and the job's configuration when it creates the run.
+    """Logs every step once with a table of a few of its samples, and the job's configuration when it creates the run.
 
     Args:
         run_folder: the run's folder; its name is the run's id.
@@ -63,6 +68,7 @@ class MLflow:
                 f"trainer.sinks names mlflow, which refuses: {error}. Check MLFLOW_TRACKING_URI, or take it out of the "
                 "list"
             ) from error
+        self._tables: list[dict[str, str]] = []
         self._newest = newest_written(run_folder)
 
     def _run_of(self, name: str, settings: Configuration) -> str:
@@ -81,8 +87,8 @@ class MLflow:
             self._client.log_batch(run_id, params=params[start : start + _MOST_PARAMS])
         return run_id
 
-    def write(self, record: StepRecord) -> None:
-        """See ``Sink.write``."""
+    def write(self, record: StepRecord, samples: Path | None = None) -> None:
+        """See ``Sink.write``: the samples are the artifact ``samples/step-….json``."""
         if record.step <= self._newest:
             return
         milliseconds = int(record.closed * 1000)
@@ -90,7 +96,16 @@ class MLflow:
         for start in range(0, len(metrics), _MOST_AT_ONCE):
             batch = metrics[start : start + _MOST_AT_ONCE]
             self._sending.add(self._sender.submit(self._client.log_batch, self._run_id, batch))
+        if table := sample_table(samples):
+            self._sending.add(self._sender.submit(self._send_table, record.step, table))
         self._tell_failed()
+
+    def _send_table(self, step: int, table: SampleTable) -> None:
+        """Send a table as MLflow stores its own, and name the newest ones where its pages look for tables."""
+        path = f"samples/step-{step:06d}.json"
+        self._client.log_dict(self._run_id, {"columns": table.columns, "data": table.rows}, path)
+        self._tables = [*self._tables, {"path": path, "type": "table"}][-_MOST_TABLES:]
+        self._client.set_tag(self._run_id, _TABLES_TAG, json.dumps(self._tables))
 
     def close(self) -> None:
         """See ``Sink.close``: waits for pending requests, then logs and drops them."""

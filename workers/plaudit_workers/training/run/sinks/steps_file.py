@@ -20,7 +20,7 @@ class StepsFile:
     def __init__(self, run_folder: Path) -> None:
         self._path = run_folder / FILE_NAME
 
-    def write(self, record: StepRecord) -> None:
+    def write(self, record: StepRecord, _: Path | None = None) -> None:
         """See ``Sink.write``.
 
         Raises:

@@ -25,7 +25,7 @@ class TensorBoard:
         self._folder = str(run_folder / "tensorboard")
         self._writer: Any = None
 
-    def write(self, record: StepRecord) -> None:
+    def write(self, record: StepRecord, _: Path | None = None) -> None:
         """See ``Sink.write``."""
         if self._writer is None:
             self._writer = self._writer_of(self._folder, purge_step=record.step)

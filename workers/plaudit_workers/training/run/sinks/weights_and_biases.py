@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from plaudit_wire.records import StepRecord
 from plaudit_workers.process import RefusedError
 from plaudit_workers.training.run.sinks.configuration import Configuration
+from plaudit_workers.training.run.sinks.sample_table import sample_table
 from plaudit_workers.training.run.sinks.sink import newest_written, package_of
 
 
 class WeightsAndBiases:
-    """Logs every step once, and the job's configuration.
+    """Logs every step once with a table of a few of its samples, and the job's configuration.
 
     Args:
         run_folder: the run's folder; its name is the run's id.
@@ -46,12 +48,17 @@ class WeightsAndBiases:
                 f"trainer.sinks names wandb, which refuses: {error}. Set WANDB_API_KEY, or WANDB_MODE=offline, or take "
                 "it out of the list"
             ) from error
+        self._table_of: Any = wandb.Table
         self._newest = newest_written(run_folder)
 
-    def write(self, record: StepRecord) -> None:
-        """See ``Sink.write``."""
-        if record.step > self._newest:
-            self._run.log(record.statistics, step=record.step, commit=True)  # else it waits for the next step
+    def write(self, record: StepRecord, samples: Path | None = None) -> None:
+        """See ``Sink.write``: the samples are the table ``samples``."""
+        if record.step <= self._newest:
+            return
+        shown: dict[str, Any] = {}
+        if table := sample_table(samples):
+            shown["samples"] = self._table_of(columns=table.columns, data=table.rows, allow_mixed_types=True)
+        self._run.log(record.statistics | shown, step=record.step, commit=True)  # else it waits for the next step
 
     def close(self) -> None:
         """See ``Sink.close``: waits until everything is sent."""
