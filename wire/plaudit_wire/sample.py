@@ -57,7 +57,7 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def num_turns(self) -> int | None:
-        """Messages of the conversation as verl counts them: user, assistant and tool turns; None without an agent."""
+        """Return the number of messages as verl counts them: user, assistant and tool turns; None without an agent."""
         if not self.completion:
             return None
         num_assistant = len([message for message in self.completion if message.get("role") == "assistant"])
@@ -65,7 +65,7 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def answer(self) -> str:
-        """The text of the policy's last turn; without an agent the whole response."""
+        """Return the text of the policy's last turn; without an agent the whole response."""
         turns = (message for message in reversed(self.completion) if message.get("role") == "assistant")
         last = next(turns, None)
         return self.response if last is None else str(last.get("content") or "")

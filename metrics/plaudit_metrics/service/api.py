@@ -65,7 +65,7 @@ class RunApi:
         self._hosts = hosts
 
     def application(self) -> Starlette:
-        """The ASGI application."""
+        """Return the ASGI application."""
         return Starlette(
             routes=[
                 *page.routes(),

@@ -59,7 +59,7 @@ async def serve(settings: ServiceSettings, stop: asyncio.Event) -> int:
         with listening_socket(settings.host, settings.port) as listener:
             await _serve_on(listener, client, settings, stop, sender)
     except (MissingPackageError, _TlsRefusedError, RedisError, OSError) as error:
-        logger.error("refused", error=_message(error, settings))
+        logger.error("cannot start", error=_message(error, settings))
         return 2
     finally:
         await client.aclose()

@@ -47,7 +47,7 @@ def decode_event(fields: Mapping[bytes, bytes]) -> Sequence[EventRecord]:
 def encode_event(record: EventRecord) -> dict[str, bytes]:
     """Return the fields of a record's entry, as ``decode_event`` reads them.
 
-    The fields of several samples of one group together are the entry of all of them.
+    Several samples of one group share an entry: merge their fields.
     """
     if not isinstance(record, SampleRecord):
         kind = b"group" if isinstance(record, GroupRecord) else b"step"

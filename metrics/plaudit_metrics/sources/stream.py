@@ -49,8 +49,6 @@ class EventReader:
         self._handle = handle
         self.ready = asyncio.Event()
         """Set once everything that earlier starts handled has been read again."""
-        self.undecodable = 0
-        """Entries of unknown kind, or damaged."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Read until ``stop``; outages of Redis and lost keys are retried."""
@@ -126,9 +124,7 @@ class EventReader:
         for _, fields in entries:
             if not fields:
                 continue
-            records = decode_event(fields)
-            self.undecodable += not records
-            waiting += records
+            waiting += decode_event(fields)
             if len(waiting) >= _RECORDS_AT_A_TIME:
                 self._handle(waiting, count)
                 waiting = []

@@ -113,7 +113,7 @@ class SampleColumns:
 
     @cached_property
     def stamps(self) -> Floats:
-        """When each sample passed from stage to stage, in order; do not write to it.
+        """Return the times at which each sample passed from stage to stage, in order; do not write to it.
 
         Shape [6, number of samples], seconds since the epoch: admitted, taken, published, first taken, taken by the
         worker that committed, committed. Never falls along the first axis; a missing point equals the next one.

@@ -54,7 +54,7 @@ class WaitSplit:
 
     @property
     def exposed_reward_s(self) -> float:
-        """Seconds in which the trainer waited for rewards after generation had ended."""
+        """Return the seconds in which the trainer waited for rewards after generation had ended."""
         return sum(seconds for cause, seconds in self.cause_s.items() if cause not in ROLLOUT_CAUSES)
 
 

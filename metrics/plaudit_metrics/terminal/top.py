@@ -154,7 +154,7 @@ def _open_step_failures(failures: Mapping[str, Any]) -> list[RenderableType]:
 
 
 def _reasons(step: Mapping[str, Any]) -> Text:
-    """The failures of a closed step, one line a scorer."""
+    """Return the failures of a closed step, one line a scorer."""
     found = (_REASONS.fullmatch(key) for key in step)
     return Text("\n").join(Text(f"{each[1]}: {step[each[0]]}", style="red") for each in found if each is not None)
 
@@ -180,7 +180,7 @@ def _steps(steps: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _bar(step: Mapping[str, Any]) -> Text:
-    """The step's time in colours: the trainer's own, then each cause of waiting."""
+    """Return the step's time in colours: the trainer's own, then each cause of waiting."""
     whole_s = step.get("step_s") or step["closed"] - step["opened"]
     waits = {cause: float(step.get(f"wait/{cause}_s", 0.0)) for cause in _COLOURS if cause != "trainer"}
     parts = {"trainer": max(whole_s - sum(waits.values()), 0.0)} | waits

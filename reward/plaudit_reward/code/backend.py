@@ -27,10 +27,10 @@ class Timer(Protocol):
     """Measures how long a sample's programs run; waiting for a free process or request does not count."""
 
     def begin(self) -> None:
-        """A program begins."""
+        """Note that a program begins."""
 
     def end(self) -> None:
-        """A program that began has ended."""
+        """Note that a program that began has ended."""
 
 
 class Backend(Protocol):

@@ -1,4 +1,4 @@
-"""Runs test cases on a Sandbox Fusion server, with the results of verl's ``sandbox_fusion``, except for one.
+"""Runs test cases on a Sandbox Fusion server. Results are those of verl's ``sandbox_fusion``, with one exception.
 
 A server that is unreachable, overloaded or broken is an infrastructure error here, which is retried. verl counts the
 test case as failed, so that an outage looks like wrong programs.

@@ -37,7 +37,7 @@ class SampleTimer:
         await self._timeout.__aexit__(kind, error, trace)
 
     def begin(self) -> None:
-        """A program begins."""
+        """Note that a program begins."""
         if self._num_running == 0:
             self._since_s = time.monotonic()
             left_s = self._attempt.limit_s - self._spent_s
@@ -45,7 +45,7 @@ class SampleTimer:
         self._num_running += 1
 
     def end(self) -> None:
-        """A program that began has ended."""
+        """Note that a program that began has ended."""
         self._num_running -= 1
         if self._num_running == 0:
             self._spent_s += time.monotonic() - self._since_s

@@ -38,11 +38,11 @@ class EndpointAccess:
 
     @property
     def circuit_open(self) -> bool:
-        """True while requests to the endpoint are stopped, or only probes are sent."""
+        """Return True while requests to the endpoint are stopped, or only probes are sent."""
         return self._circuit.is_open
 
     def room(self) -> int:
-        """Return how many more requests could begin soon; one, the probe, while the circuit is open."""
+        """Return how many more requests may start soon: one, the probe, while the circuit is open."""
         if self._circuit.is_open:
             return 1 if self._circuit.probe_due else 0
         return self._limiter.room()

@@ -52,12 +52,12 @@ class Circuit:
 
     @property
     def is_open(self) -> bool:
-        """True while requests are stopped, or only probes are sent."""
+        """Return True while requests are stopped, or only probes are sent."""
         return self._probe_at is not None
 
     @property
     def probe_due(self) -> bool:
-        """True when it is half open and no probe is in flight."""
+        """Return True when it is half open and no probe is in flight."""
         return self._probe_at is not None and not self._probing and self._clock() >= self._probe_at
 
     def check(self) -> None:

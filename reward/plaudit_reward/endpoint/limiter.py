@@ -117,7 +117,7 @@ class Limiter:
 
     @property
     def rated(self) -> bool:
-        """True where requests or tokens are limited over time, so that the moment of sending counts."""
+        """Return True where requests or tokens are limited over time, so that the moment of sending counts."""
         return self._budget.limits.rated
 
     def sent(self, passage: Passage) -> None:

@@ -24,12 +24,12 @@ class RateLimits:
 
     @property
     def rated(self) -> bool:
-        """True where requests or tokens are limited over time."""
+        """Return True where requests or tokens are limited over time."""
         return self.requests is not None or self.tokens is not None
 
     @property
     def present(self) -> bool:
-        """True where there is any limit."""
+        """Return True where there is any limit."""
         return self.rated or self.concurrency is not None
 
 

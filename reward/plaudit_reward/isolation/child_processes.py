@@ -27,16 +27,16 @@ class Owner(Protocol):
     """Receives the events of child processes."""
 
     def on_messages(self, slot: Slot, messages: list[FromChild]) -> None:
-        """A loaded child sent messages."""
+        """Handle messages of a loaded child."""
 
     def on_ready(self) -> None:
-        """Another child is ready."""
+        """Handle that another child is ready."""
 
     def on_death(self, slot: Slot, how: str) -> None:
-        """A loaded child ended by itself."""
+        """Handle the end of a loaded child that ended by itself."""
 
     def on_unavailable(self, reason: str) -> None:
-        """No child is ready and none can be started at present."""
+        """Handle that no child is ready and none can be started at present."""
 
 
 class ChildProcesses:

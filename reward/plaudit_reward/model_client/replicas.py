@@ -44,7 +44,7 @@ class Replicas:
 
     @property
     def any_healthy(self) -> bool:
-        """True where a request could be sent, now or after a pause."""
+        """Return True where a request could be sent, now or after a pause."""
         return any(replica.healthy for replica in self._by_url.values())
 
     def update(self, urls: Iterable[str], *, complete: bool) -> None:

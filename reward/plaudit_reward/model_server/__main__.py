@@ -29,7 +29,7 @@ _REFUSED = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parses, loads, serves."""
+    """Parse the arguments, load the model, serve it."""
     given = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     tune()

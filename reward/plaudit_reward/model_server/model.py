@@ -63,12 +63,12 @@ class Classifier:
 
     @property
     def enough_tokens(self) -> int:
-        """Tokens at which a packed pass reaches its best speed per token; larger passes only delay others."""
+        """Return the number of tokens at which a packed pass is fastest per token; larger passes only delay others."""
         return _ENOUGH_ON_CPU if self._device.type == "cpu" else _UNBOUNDED_TOKENS
 
     @property
     def batches(self) -> bool:
-        """True if sequences can share a pass: padding needs a padding token."""
+        """Return True if sequences can share a pass: padding needs a padding token."""
         return self.packs or self._pad_id is not None
 
     def tokenize(self, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:

@@ -59,7 +59,7 @@ class AttemptsResult(Generic[T]):
 
     @property
     def spent_s(self) -> float:
-        """Seconds that count against the budget."""
+        """Return the seconds that count against the budget."""
         return self.retry_s + self.call_s
 
     def failure(self) -> Score:

@@ -7,7 +7,7 @@ those that add a value, those that take the combined values and return their rep
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
@@ -19,13 +19,11 @@ from plaudit_reward.pipeline.in_flight import CallsInFlight
 from plaudit_reward.pipeline.normalize import normalised
 from plaudit_reward.pipeline.stage import GroupStage, Rules, Stage, record_of
 from plaudit_reward.score import Score
-from plaudit_reward.scorer import Attempt, GroupScorer
+from plaudit_reward.scorer import GroupScorer
 from plaudit_wire.records import ScorerRecord, ScoringRecord
 from plaudit_wire.sample import Sample
 
 _FAILED = ScorerRecord("timeout", reason="its group was not scored")
-
-GroupCall = Callable[[Attempt], Awaitable[list[Score]]]
 
 
 class GroupScoring:

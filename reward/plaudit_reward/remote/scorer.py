@@ -43,7 +43,7 @@ class RemoteScorer:
 
     @property
     def circuit_open(self) -> bool:
-        """True while requests to the endpoint are stopped, or only probes are sent."""
+        """Return True while requests to the endpoint are stopped, or only probes are sent."""
         return self._access.circuit_open
 
     async def score(self, sample: Sample, attempt: Attempt) -> Score:

@@ -46,7 +46,7 @@ class ProcessTree(NamedTuple):
 
 
 def trees(roots: Collection[int]) -> dict[int, ProcessTree]:
-    """Return the tree of each root that lives."""
+    """Return the process tree of each living root."""
     by_pid = {process.pid: process for process in _living()}
     children: dict[int, list[int]] = defaultdict(list)
     for process in by_pid.values():
@@ -55,7 +55,7 @@ def trees(roots: Collection[int]) -> dict[int, ProcessTree]:
 
 
 def children_of_this_process() -> set[int]:
-    """Return the ids of this process's children, adopted and ended ones included."""
+    """Return the ids of this process's children, including adopted and ended ones."""
     pid = os.getpid()
     try:
         return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}

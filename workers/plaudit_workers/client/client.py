@@ -162,7 +162,7 @@ class RewardClient:
             ServiceError: see ``submit``; also for no samples, or more than 1,024.
         """
         if not 1 <= len(samples) <= LARGEST_GROUP:
-            raise ServiceError(f"a group of {len(samples)} samples: submit 1 to {LARGEST_GROUP} together")
+            raise ServiceError(f"the group has {len(samples)} samples: submit 1 to {LARGEST_GROUP}")
         own = _checked_id(id) or uuid.uuid4().hex
         await self._submit({self._session.group_id(own): [_checked(sample) for sample in samples]})
         return own

@@ -1,4 +1,4 @@
-"""Read, retry and drop dead letters. Written by ``stream.bury``; what a retry does: ``retry_dead.lua``."""
+"""Read, retry and drop dead letters. ``bury.lua`` writes them, ``retry_dead.lua`` describes a retry."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 def _submitted_group(group: _Group) -> SubmittedSamples:
     if not 1 <= len(group.samples) <= LARGEST_GROUP:
-        raise ValueError(f"samples: {len(group.samples)} in a group; submit 1 to {LARGEST_GROUP}")
+        raise ValueError(f"samples: the group has {len(group.samples)}; submit 1 to {LARGEST_GROUP}")
     return SubmittedSamples(_checked_id(group.id) or new_id(), _all(group.samples, named=True), is_group=True)
 
 

@@ -76,7 +76,7 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     port = free_port(identity.host)
     url = f"http://{identity.host}:{port}"
     child = await _start(model, identity, port, settings.log_file)
-    logger.info("starting", engine=model.engine, pid=child.pid, url=url)
+    logger.info("starting the reward model server", engine=model.engine, pid=child.pid, url=url)
     file = identity.file(settings.run_folder)
     client = HttpClient(max_connections=1)
     try:

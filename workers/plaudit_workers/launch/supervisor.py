@@ -110,7 +110,7 @@ class Supervisor:
                     await asyncio.wait_for(actor.stop.remote(), timeout=_ANSWERS_WITHIN_S)
 
     async def _keep(self, plan: ProcessPlan) -> ProcessEnding:
-        """Run one process for as long as the run lasts; return only to end the job or after a stop."""
+        """Keep one process running; return only to end the job or after a stop."""
         budget = _RestartBudget(self._max_restarts, self._steps_closed)
         while True:
             try:

@@ -72,7 +72,7 @@ async def until_closed(host: str, port: int) -> None:
             while port and await _accepts(host, port):  # noqa: ASYNC110 - another process closes it
                 await asyncio.sleep(_LOOK_EVERY_S)
     except TimeoutError:
-        logger.warning("leader still runs", leader=host, waited_s=_LEADER_DRAINS_WITHIN_S)
+        logger.warning("leader still running; exiting", leader=host, waited_s=_LEADER_DRAINS_WITHIN_S)
 
 
 async def _accepts(host: str, port: int) -> bool:

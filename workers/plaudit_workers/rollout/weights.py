@@ -56,7 +56,7 @@ class PolicyWeights:
 
     @property
     def ready(self) -> bool:
-        """True while an announced version is loaded; a switch to a newer one does not interrupt readiness."""
+        """Return True while an announced version is loaded; a switch to a newer one does not interrupt readiness."""
         return self.held is not None
 
     async def watch(self) -> None:

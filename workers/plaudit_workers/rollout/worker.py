@@ -119,7 +119,7 @@ class RolloutWorker:
 
     @property
     def ready(self) -> bool:
-        """True while the worker takes prompts: a policy is loaded, the volume is readable, no stop was requested."""
+        """Return True while the worker takes prompts: policy loaded, volume readable, no stop requested."""
         return self._weights.ready and self._readable and not self._stopping
 
     @property

@@ -231,7 +231,7 @@ def _submitted(group: str, samples: Sequence[Sample]) -> SubmittedGroup:
 
 
 def _prompt(group: str, samples: Sequence[Sample]) -> Prompt:
-    """The prompt of a submitted group, for group-scope scorers."""
+    """Return the prompt of a submitted group, for group-scope scorers."""
     first = samples[0]
     return Prompt(
         group=group,

@@ -44,14 +44,14 @@ class RunInfo:
 
 
 class RunSeries:
-    """The series and their registry.
+    """The Prometheus series of one run, with their registry.
 
     Args:
         latency_threshold_s: a sample scored within this time after its publication is in time
             (``metrics.rewardLatency.thresholdSeconds``).
-        latency_target: the share of samples in time that is promised (``metrics.rewardLatency.target``).
+        latency_target: the promised share of samples in time (``metrics.rewardLatency.target``).
         info: facts about the job.
-        traces: counts of traces by what became of them, read at each scrape.
+        traces: counts of traces by outcome, read at each scrape.
         naming: how exemplars name samples.
     """
 

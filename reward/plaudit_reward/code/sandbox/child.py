@@ -29,7 +29,7 @@ _decoder = msgspec.msgpack.Decoder(RunProgram)
 
 
 def run_and_leave(task: int, streams: tuple[int, int, int], ruleset: int | None, template: int) -> NoReturn:
-    """Become the program.
+    """Run the program in this process, then exit.
 
     Args:
         task: file with the ``RunProgram``.

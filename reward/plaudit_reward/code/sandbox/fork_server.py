@@ -56,7 +56,7 @@ def main() -> int:
         return 2
     _die_with(int(sys.argv[2]))  # a change of user took it back
     template = start_template(ruleset)
-    messages.send(Ready(landlock.abi() if ruleset is not None else 0))
+    messages.send(Ready())
     with contextlib.suppress(EOFError):
         while True:
             run = messages.receive()

@@ -24,9 +24,6 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """Programs can be run. From the fork server."""
 
-    landlock_abi: int
-    """0: the kernel has no Landlock, so programs cannot open any file."""
-
 
 class Unable(msgspec.Struct, frozen=True, tag=True):
     """Programs cannot be confined here; ``message`` has the reason and the remedy. From the fork server."""

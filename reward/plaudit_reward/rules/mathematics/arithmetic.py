@@ -42,7 +42,7 @@ def _value(node: ast.expr) -> Any:
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _BINARY:
             a, b = _value(left), _value(right)
             if not isinstance(a, int | float) or not isinstance(b, int | float):
-                raise ValueError("only numbers have arithmetic")
+                raise ValueError("arithmetic works on numbers only")
             if isinstance(sign, ast.Pow) and abs(b) > _MAX_EXPONENT:
                 raise ValueError(f"the exponent {b} is too large")
             return _BINARY[type(sign)](a, b)

@@ -21,7 +21,7 @@ _NOT_IN_YAML = re.compile(r"[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\ufff
 
 
 def dump_job(job: RLJob) -> str:
-    """The job as YAML text."""
+    """Return the job as YAML text."""
     yaml = YAML()
     yaml.Representer = _Representer
     yaml.default_flow_style = False
@@ -32,13 +32,13 @@ def dump_job(job: RLJob) -> str:
 
 
 def dump_json(data: Mapping[str, Any]) -> str:
-    """The job as JSON, which readers of YAML 1.2 read as it is: written a hundred times as fast as YAML."""
+    """Return the job as JSON, which is YAML 1.2 too: it is written a hundred times as fast as YAML."""
     text = json.dumps(data, indent=1, ensure_ascii=False)
     return _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def job_data(job: RLJob) -> dict[str, Any]:
-    """The job as plain data in YAML's names."""
+    """Return the job as plain data in YAML's names."""
     data = section_data(job)
     if not job.spec.trains:
         for section in TRAINING_SECTIONS:

@@ -24,7 +24,7 @@ _NOT_SHOWN: tuple[Any, ...] = ("", [], {})
 
 
 def main() -> int:
-    """Writes the page anew, or with ``--check`` tells whether it is up to date."""
+    """Write the page anew, or with ``--check`` report whether it is up to date."""
     parser = argparse.ArgumentParser(prog="python -m plaudit_workers.job.loading.reference", description=main.__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when the page is out of date")
     parser.add_argument("--file", type=Path, default=PAGE, help="the page (default: docs/rljob.md)")
@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def updated(page: str) -> str:
-    """The page with the part between the markers written anew.
+    """Return the page with the part between the markers written anew.
 
     Raises:
         ValueError: the page has no markers.
@@ -53,14 +53,14 @@ def updated(page: str) -> str:
 
 
 def reference() -> str:
-    """A heading, the docstring and a table of fields for every section, in the order in which they are reached."""
+    """Yield a heading, the docstring and a table of fields for every section, in the order of first use."""
     schema = job_schema()
     sections = schema["$defs"]
     return "\n".join("\n".join(_section(name, part, sections)) for name, part in _sections(schema))
 
 
 def _sections(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every section once, under the name of the first field that holds it."""
+    """Return every section once, under the name of the first field that holds it."""
     seen: set[str] = set()
     waiting = [("", schema)]
     while waiting:
@@ -76,7 +76,7 @@ def _sections(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _reference(described: dict[str, Any]) -> tuple[str, str]:
-    """The section that a field holds, and ``[]`` when it holds a list of them."""
+    """Return the section that a field holds, and ``[]`` when it holds a list of them."""
     if "$ref" in described:
         return described["$ref"].removeprefix("#/$defs/"), ""
     items = described.get("items", {})

@@ -15,7 +15,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def job_schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of the YAML form; fields that may change while a job runs have ``x-plaudit-mutable``."""
+    """Return the JSON Schema (2020-12) of the YAML form; fields that may change in a run have ``x-plaudit-mutable``."""
     schema = _schema(RLJob)
     spec = schema["$defs"]["Spec"]
     spec["dependentRequired"] = {
@@ -25,7 +25,7 @@ def job_schema() -> dict[str, Any]:
 
 
 def reward_service_schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of a RewardService, without marks: all but two of its sections may change."""
+    """Return the JSON Schema (2020-12) of a RewardService, without marks: all but two of its sections may change."""
     schema = _schema(RewardService)
     for section in schema["$defs"].values():
         for field in section.get("properties", {}).values():
@@ -54,7 +54,7 @@ class _WithoutNulls(GenerateJsonSchema):
 
 
 def _tidy(section: dict[str, Any]) -> None:
-    """Takes out the titles that repeat the names, and the line breaks of docstrings."""
+    """Remove the titles that repeat the names, and the line breaks of docstrings."""
     for field in section.get("properties", {}).values():
         field.pop("title", None)
     for part in (section, *section.get("properties", {}).values()):

@@ -68,7 +68,7 @@ def read_shape(model: ModelSpec) -> ModelShape:
     """Read the sizes of ``model.source`` from its folder or the hub's local cache.
 
     Raises:
-        RefusedError: there is no ``config.json``, or it is not of a decoder.
+        RefusedError: there is no ``config.json``, or it does not describe a decoder.
     """
     for path in _configurations(model):
         try:

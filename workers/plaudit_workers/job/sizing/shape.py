@@ -69,7 +69,7 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """All parameters."""
+        """Return the number of all parameters."""
         return self.layers * self.layer_parameters + self.edge_parameters
 
     @property

@@ -31,13 +31,13 @@ class StepTimes:
 
     @property
     def step(self) -> float:
-        """Seconds of a step, without rewards."""
+        """Return the seconds of a step, without rewards."""
         others = self.update + self.publication
         return max(self.generation, others) if self.overlapped else self.generation + others
 
     @property
     def bottleneck(self) -> str:
-        """Name of the longest phase."""
+        """Return the name of the longest phase."""
         phases = {"generation": self.generation, "update": self.update, "publication": self.publication}
         return max(phases, key=lambda name: phases[name])
 

@@ -315,7 +315,7 @@ class Consumer(Generic[T]):
 
     async def _leave_to_others(self, delivery: Delivery[Any], error: Exception) -> None:
         """Hand back an entry of another schema version: in a mixed deployment another worker can read it."""
-        logger.warning("left an entry to workers of another version", stream=self.stream, error=str(error))
+        logger.warning("leaving an entry to workers of another version", stream=self.stream, error=str(error))
         self._unreadable[delivery.entry_id] = None
         if len(self._unreadable) > _UNREADABLE_REMEMBERED:
             del self._unreadable[next(iter(self._unreadable))]

@@ -77,7 +77,7 @@ class OpenStep:
 
     @property
     def taken(self) -> set[str]:
-        """Ids of the groups in the step."""
+        """Return the ids of the groups in the step."""
         return {group.flight.group for group in (*self._batch, *self._held, *self._untrainable)}
 
     @property

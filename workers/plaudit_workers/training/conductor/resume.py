@@ -74,7 +74,7 @@ async def take_over(run: RunContext, thread: BackendThread) -> tuple[RunState, d
     announcement = await thread.run(thread.backend.publish, PolicyVersion(incarnation, restored.step))
     await run.streams.announce(announcement)
     fields = {"incarnation": incarnation, "step": restored.step, "ledger": restored.ledger.counters()}
-    logger.info("took over", **fields)
+    logger.info("took over the run", **fields)
     state = RunState(incarnation, lineage, announcement, restored.ledger)
     return state, restored.open_step
 

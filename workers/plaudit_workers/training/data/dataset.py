@@ -114,7 +114,7 @@ class PromptData:
         return data
 
     def __len__(self) -> int:
-        """Prompts of one epoch."""
+        """Return the number of prompts of one epoch."""
         return int(self._kept.size)
 
     def prompt_at(self, position: int) -> DatasetRow:

@@ -48,7 +48,7 @@ class PolicyOptimizer:
 
     @property
     def learning_rate(self) -> float:
-        """Learning rate of the next update."""
+        """Return the learning rate of the next update."""
         share = rate_share(self._settings, self.updates, self._warmup_updates, self._all_updates)
         return self._settings.learning_rate * share
 

@@ -180,7 +180,7 @@ class PolicyModel:
 
     @property
     def weights_file(self) -> str:
-        """Name of the file for ``full_state``."""
+        """Return the name of the file for ``full_state``."""
         return ADAPTER_FILE if self._adapters else WEIGHTS_FILE
 
     @torch.no_grad()

@@ -27,7 +27,7 @@ class Lineage:
 
     @property
     def newest(self) -> int:
-        """The highest incarnation so far; 0 before the first."""
+        """Return the highest incarnation so far; 0 before the first."""
         return max(self.parents, default=0)
 
     def survives(self, version: PolicyVersion, head: PolicyVersion) -> bool:

@@ -10,32 +10,32 @@ class PromptRow(Protocol):
 
     @property
     def data_source(self) -> str:
-        """Name of the prompt's data set."""
+        """Return the name of the prompt's data set."""
         ...
 
     @property
     def prompt_text(self) -> str:
-        """Text with the chat template applied."""
+        """Return the text with the chat template applied."""
         ...
 
     @property
     def prompt_ids(self) -> bytes:
-        """int32[num_prompt_tokens]."""
+        """Return the token ids: int32[num_prompt_tokens]."""
         ...
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """Chat messages; empty where the data holds text."""
+        """Return the chat messages; empty where the data holds text."""
         ...
 
     @property
     def ground_truth(self) -> Any:
-        """Reference answer for scorers."""
+        """Return the reference answer for scorers."""
         ...
 
     @property
     def extra_info(self) -> dict[str, Any]:
-        """Further columns for scorers."""
+        """Return the further columns for scorers."""
         ...
 
 
@@ -43,7 +43,7 @@ class PromptSource(Protocol):
     """An endless sequence of prompts, addressed by one number."""
 
     def __len__(self) -> int:
-        """Prompts of one epoch."""
+        """Return the number of prompts of one epoch."""
         ...
 
     def prompt_at(self, position: int) -> PromptRow:

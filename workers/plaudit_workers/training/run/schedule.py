@@ -44,7 +44,7 @@ class Schedule:
 
     @property
     def max_in_flight(self) -> int:
-        """Largest number of groups in flight."""
+        """Return the largest number of groups in flight."""
         return self.prompts_per_step * (1 + self.max_staleness)
 
     def step_of(self, position: int) -> int:

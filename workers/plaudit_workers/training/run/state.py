@@ -51,5 +51,5 @@ class RunState:
 
     @property
     def version(self) -> PolicyVersion:
-        """The newest published policy."""
+        """Return the newest published policy."""
         return self.announcement.version

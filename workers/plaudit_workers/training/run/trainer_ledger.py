@@ -37,7 +37,7 @@ class Positions:
 
     @property
     def num_extras(self) -> int:
-        """Extra positions of the whole run."""
+        """Return the number of extra positions of the whole run."""
         return self._num_older_extras + len(self.extras)
 
     def step_of(self, schedule: Schedule, position: int) -> int:

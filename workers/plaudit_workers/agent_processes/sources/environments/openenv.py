@@ -139,7 +139,7 @@ async def _actions(session: aiohttp.ClientSession, url: str) -> tuple[list[dict[
         if listed:
             return [_tool(t["name"], t.get("description") or "", _input_schema(t)) for t in listed], True
         if "type" in properties:
-            raise ConfigurationError("its actions are MCP tools, and it lists none")
+            raise ConfigurationError("the server takes MCP tool calls as actions but lists no tools")
     parameters = {
         **{key: each for key, each in schema.items() if key == "$defs"},
         "type": "object",

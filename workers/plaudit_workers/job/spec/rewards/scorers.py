@@ -35,7 +35,7 @@ class KindTraits:
 
     @property
     def section(self) -> str:
-        """The section that this kind requires; empty for none."""
+        """Return the section that this kind requires; empty for none."""
         return self.fields[0] if self.example else ""
 
 

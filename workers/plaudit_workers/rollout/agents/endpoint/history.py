@@ -39,12 +39,12 @@ class Turn:
 
     @property
     def ids(self) -> list[int]:
-        """Prompt and response."""
+        """Return prompt and response together."""
         return self.prompt_ids + self.finished.response_ids
 
     @property
     def num_root_tokens(self) -> int:
-        """Tokens of the prompt with which its conversation began."""
+        """Return the tokens of the prompt with which its conversation began."""
         return len(self.prompt_ids) if self.parent is None else self.parent.num_root_tokens
 
 

@@ -45,7 +45,7 @@ class RequestError(Exception):
     Args:
         message: the problem and its remedy.
         param: name of the parameter.
-        code: as OpenAI's API has them; clients look at ``context_length_exceeded``.
+        code: an error code of OpenAI's API; clients check for ``context_length_exceeded``.
     """
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:

@@ -68,7 +68,7 @@ class EndpointServer:
 
     @property
     def url(self) -> str:
-        """The value of ``OPENAI_BASE_URL``."""
+        """Return the value of ``OPENAI_BASE_URL``."""
         return f"http://127.0.0.1:{self._socket.getsockname()[1]}/v1"
 
     @contextmanager

@@ -41,7 +41,7 @@ class DegenerateGroups:
 
 
 def grpo(scores: Floats, group: Ints, num_tokens: Ints) -> Floats:
-    """Group-relative advantage with the group's spread divided out.
+    """Return the group-relative advantage, with the group's spread divided out.
 
     ``A_i = (r_i - mean_g) ÷ (std_g + 1e-6)``, ``std_g`` with n - 1 in the denominator (torch's default, as verl and
     TRL). Source: Shao et al. 2024, DeepSeekMath (arXiv 2402.03300), section 4.1. Degenerate: 0, see the module.
@@ -54,7 +54,7 @@ def grpo(scores: Floats, group: Ints, num_tokens: Ints) -> Floats:
 
 
 def dr_grpo(scores: Floats, group: Ints, num_tokens: Ints) -> Floats:
-    """GRPO without the division, which favours questions that are nearly solved or nearly hopeless.
+    """Return GRPO's advantage without the division, which favours questions nearly solved or nearly hopeless.
 
     ``A_i = r_i - mean_g``. Source: Liu et al. 2025, Understanding R1-Zero-Like Training (arXiv 2503.20783), which
     also divides the summed token losses by a constant: ``loss.aggregation: constant``. Degenerate: 0.
@@ -67,7 +67,7 @@ def dr_grpo(scores: Floats, group: Ints, num_tokens: Ints) -> Floats:
 
 
 def rloo(scores: Floats, group: Ints, num_tokens: Ints) -> Floats:
-    """Each sample against the mean of the others of its group.
+    """Return each sample's score minus the mean of the others of its group.
 
     ``A_i = r_i - (Σ_{j≠i} r_j) ÷ (n - 1) = n ÷ (n - 1) · (r_i - mean_g)``. Source: Ahmadian et al. 2024, Back to
     Basics (arXiv 2402.14740). Degenerate: 0 (a group of one has no others).
@@ -79,7 +79,7 @@ def rloo(scores: Floats, group: Ints, num_tokens: Ints) -> Floats:
 
 
 def reinforce_plus_plus(scores: Floats, group: Ints, num_tokens: Ints) -> Floats:
-    """Rewards normalised over all tokens of the update; groups are ignored.
+    """Return the rewards normalised over all tokens of the update; groups are ignored.
 
     ``A_i = (r_i - μ) ÷ √(σ² + 1e-8)`` with μ and σ² over the tokens of the update (a sample counts once per trained
     token, σ² with N - 1), which is verl's ``reinforce_plus_plus`` with discount 1. Source: Hu 2025, REINFORCE++
@@ -96,7 +96,7 @@ def reinforce_plus_plus(scores: Floats, group: Ints, num_tokens: Ints) -> Floats
 
 
 def reinforce_plus_plus_baseline(scores: Floats, group: Ints, num_tokens: Ints) -> Floats:
-    """Rewards against the mean of their group, then normalised over all tokens of the update.
+    """Return the rewards minus their group's mean, then normalised over all tokens of the update.
 
     ``A_i = whiten(r_i - mean_g)``, the normalisation of ``reinforce_plus_plus``; verl's
     ``reinforce_plus_plus_baseline``. Source: Hu 2025, REINFORCE++ (arXiv 2501.03262). Degenerate: a lone survivor
@@ -129,7 +129,7 @@ def degenerate_groups(scores: Floats, group: Ints) -> DegenerateGroups:
 
 
 def _has_spread(scores: Floats, group: Ints) -> NDArray[np.bool_]:
-    """bool[G]: whether two scores of the group differ."""
+    """Return bool[G]: two scores of the group differ."""
     num_groups = int(group.max()) + 1 if group.size else 0
     highest = np.full(num_groups, -np.inf)
     lowest = np.full(num_groups, np.inf)

@@ -42,12 +42,12 @@ class TrainingSequence:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens to run through the model: P + T."""
+        """Return the number of tokens to run through the model: P + T."""
         return int(self.prompt_ids.size + self.response_ids.size)
 
     @property
     def num_trained_tokens(self) -> int:
-        """Tokens that take part in the loss."""
+        """Return the number of tokens that take part in the loss."""
         return int(self.loss_mask.sum())
 
 
@@ -63,7 +63,7 @@ class TrainingBatch:
 
     @property
     def num_trained_tokens(self) -> int:
-        """Tokens that take part in the loss, all sequences."""
+        """Return the number of tokens that take part in the loss, over all sequences."""
         return sum(sequence.num_trained_tokens for sequence in self.sequences)
 
 
@@ -79,12 +79,12 @@ class _Scored:
 
     @property
     def parts(self) -> list[SampleBody | Branch]:
-        """The sample's own sequence and its branches."""
+        """Return the sample's own sequence and its branches."""
         return [self.body, *self.body.branches]
 
     @property
     def num_trained_tokens(self) -> int:
-        """Tokens that the policy chose, in all parts."""
+        """Return the number of tokens that the policy chose, over all sequences."""
         return sum(int(_mask(part).sum()) for part in self.parts)
 
 

@@ -124,7 +124,7 @@ def pack(sequences: Sequence[TrainingSequence], weights: Sequence[float], member
 
 
 def pack_single(ids: Tensor) -> MicroBatch:
-    """A row of one sequence whose every next token is a target; for log-probabilities, not for training.
+    """Return a row of one sequence whose every next token is a target: for log-probabilities, not for training.
 
     Args:
         ids: int64[T].
@@ -146,7 +146,7 @@ def pack_single(ids: Tensor) -> MicroBatch:
 
 
 def _in_loss(sequence: TrainingSequence) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """bool[P + T]: the tokens of the sequence that are trained."""
+    """Return bool[P + T]: the tokens of the sequence that are trained."""
     marks = np.zeros(sequence.num_tokens, dtype=np.bool_)
     marks[sequence.prompt_ids.size :] = sequence.loss_mask
     return marks
