@@ -22,7 +22,7 @@ from plaudit_metrics.sources.history import read_steps
 NAMESPACE = training.NAMESPACE
 PROMPTS, SAMPLES = 4, 4
 _ROLES = {"rollout": 2, "reward": 2, "trainer": 1, "transport": 1, "metrics": 1}
-_REWARD = """\
+REWARD = """\
 import asyncio, pathlib
 
 async def compute_score(data_source, solution_str, ground_truth, extra_info=None):
@@ -39,10 +39,12 @@ class PacedJob:
         cluster: a cluster on this machine, with the chart and ``training.prepare``'s volumes.
         name: name of the job.
         steps: number of steps.
+        reward: the module of its reward function, with ``{name}`` in place of the job's name.
     """
 
-    def __init__(self, cluster: Cluster, name: str, steps: int) -> None:
+    def __init__(self, cluster: Cluster, name: str, steps: int, reward: str = REWARD) -> None:
         self.cluster = cluster
+        self._reward = reward.format(name=name)
         self.name = name
         self.steps = steps
         claim = cluster.get("pvc", "shared", NAMESPACE)
@@ -53,7 +55,7 @@ class PacedJob:
         """Apply the job with slow scores, and wait until it trains."""
         (self._shared / f"slow-{self.name}").touch()
         files = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": self.name, "namespace": NAMESPACE}}
-        reward = {**files, "data": {"reward.py": _REWARD.format(name=self.name)}}
+        reward = {**files, "data": {"reward.py": self._reward}}
         done = self.cluster.apply(reward, manifest or self.manifest())
         assert done.returncode == 0, done.stderr
         self.cluster.until("the run's id", lambda: self.status.get("run"), 60)

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from paced_job import NAMESPACE, PROMPTS, SAMPLES, PacedJob
+from pod_processes import main_process
 from real_cluster import Cluster, harness
 
 pytestmark = pytest.mark.timeout(900)
@@ -53,21 +52,6 @@ def tell(capsys: pytest.CaptureFixture[str]) -> Tell:
 
 def kubectl(job: PacedJob, *argv: str) -> str:
     return job.cluster.kubectl("--namespace", NAMESPACE, *argv).stdout
-
-
-def main_process(pod: dict[str, Any]) -> int:
-    """Return the process id of a pod's process on this machine."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            numbers = re.search(r"^NSpid:(.*)$", (folder / "status").read_text(), re.MULTILINE)
-            if pod["metadata"]["uid"] not in (folder / "cgroup").read_text() or numbers is None:
-                continue
-            is_pause = (folder / "cmdline").read_bytes().startswith(b"/pause")
-            if numbers[1].split()[-1] == "1" and not is_pause:
-                return int(folder.name)
-        except OSError:
-            continue  # it has ended
-    raise AssertionError(f"nothing runs in {pod['metadata']['name']}")
 
 
 def delete_by_force(job: PacedJob, pod: dict[str, Any]) -> None:

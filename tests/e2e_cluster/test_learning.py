@@ -1,4 +1,4 @@
-"""The first example in pods: rollouts, reward workers, a reward model and a trainer, and it learns."""
+"""Examples in pods: rollouts, reward workers, a reward model and a trainer learn, with and without tools."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from real_cluster import Cluster
 pytestmark = pytest.mark.timeout(1200)
 
 STEPS = 110
+TOOL_STEPS = 40
 JOB = "copy-digits"
 CHILDREN = "deployment,statefulset,job,pod,service,serviceaccount,configmap,secret,networkpolicy,pdb,pvc"
 
@@ -48,6 +49,25 @@ def test_a_job_learns_completes_and_leaves_nothing_behind(shared: Cluster):
     assert any(row.get("reward_pipeline/scorer/preference/value/mean") is not None for row in rows)
     shared.kubectl("--namespace", training.NAMESPACE, "delete", "rlj", JOB)
     shared.until("nothing left behind", lambda: not left(shared, before), 120)
+
+
+def test_a_model_learns_to_call_a_tool(shared: Cluster):
+    done = shared.apply(*training.tools(TOOL_STEPS))
+    assert done.returncode == 0, done.stderr
+
+    def ended() -> dict[str, Any]:
+        found = shared.get("rlj", "tools", training.NAMESPACE)
+        return found if found.get("status", {}).get("phase") in ("Complete", "Failed", "Invalid") else {}
+
+    job = shared.until("the end of the job", ended, 900)
+    assert job["status"]["phase"] == "Complete", job["status"]["conditions"]
+    rows = training.steps(shared, job)
+    rewards = [row["reward/mean"] for row in rows]
+    assert rewards[0] <= 0.1
+    assert sum(rewards[-5:]) / 5 >= 0.5
+    assert rows[-1]["reward_pipeline/tool/open_safe/outcome/ok"] > rows[0]["reward_pipeline/tool/open_safe/outcome/ok"]
+    assert not training.ledger(shared, job)["problems"]
+    shared.kubectl("--namespace", training.NAMESPACE, "delete", "rlj/tools", "configmap/tools")
 
 
 def names(cluster: Cluster) -> set[tuple[str, str]]:

@@ -1,4 +1,5 @@
-"""A RewardService under load while its scorer changes: from outside, and through two jobs that share it."""
+"""A RewardService under load, from outside and through two jobs that share it: its scorer changes, and is compared with
+that of another service before it counts."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from real_cluster import Cluster, harness
 
 pytestmark = pytest.mark.timeout(900)
 
-SERVICE, JOBS = "shared", ("user-a", "user-b")
+SERVICE, NEXT, JOBS = "shared", "shared-next", ("user-a", "user-b")
 LOAD = Path(__file__).with_name("service_load.py")
 TRANSPORT = {"managed": {"memory": "256Mi", "storage": "1Gi"}}
 SCORER = {"name": "mine", "kind": "python", "python": {"path": "reward.py"}}
@@ -66,14 +67,20 @@ class Load:
         return self.scored()
 
 
-@contextlib.contextmanager
-def load(cluster: Cluster, kind: str, name: str, folder: Path) -> Iterator[Load]:
-    status = cluster.get(kind, name, training.NAMESPACE)["status"]
+def token_of(cluster: Cluster, name: str) -> str:
     secrets = cluster.get("secret", namespace=training.NAMESPACE)["items"]
-    [token] = [each["data"]["client"] for each in secrets if each["metadata"]["name"].startswith(f"{name}-gateway-")]
+    [token] = [
+        each["data"]["client"] for each in secrets if re.match(rf"{name}-gateway-\w+$", each["metadata"]["name"])
+    ]
+    return base64.b64decode(token).decode()
+
+
+@contextlib.contextmanager
+def load(cluster: Cluster, kind: str, name: str, folder: Path, ids: str = "sample") -> Iterator[Load]:
+    status = cluster.get(kind, name, training.NAMESPACE)["status"]
     results, stop = folder / f"{name}.jsonl", folder / f"{name}.stop"
-    command = harness("exec-net", sys.executable, str(LOAD), status["url"], str(results), str(stop))
-    environment = {**os.environ, "TOKEN": base64.b64decode(token).decode()}
+    command = harness("exec-net", sys.executable, str(LOAD), status["url"], str(results), str(stop), ids)
+    environment = {**os.environ, "TOKEN": token_of(cluster, name)}
     with subprocess.Popen(command, env=environment) as process:
         try:
             yield Load(results, stop, process)
@@ -82,7 +89,7 @@ def load(cluster: Cluster, kind: str, name: str, folder: Path) -> Iterator[Load]
             process.terminate()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def service(installed: Cluster) -> Iterator[Cluster]:
     if not installed.own:
         pytest.skip("submits from inside the network of the harness's cluster")
@@ -105,8 +112,13 @@ def is_ready(cluster: Cluster, kind: str, name: str) -> bool:
     return cluster.condition(kind, name, training.NAMESPACE, "Ready").get("status") == "True"
 
 
-def revision(cluster: Cluster) -> str:
-    return str(cluster.get("rws", SERVICE, training.NAMESPACE)["status"]["revision"])
+def revision(cluster: Cluster, name: str = SERVICE) -> str:
+    return str(cluster.get("rws", name, training.NAMESPACE)["status"]["revision"])
+
+
+def change(cluster: Cluster, spec: dict[str, Any]) -> None:
+    patch = json.dumps({"spec": spec})
+    cluster.kubectl("--namespace", training.NAMESPACE, "patch", "rws", SERVICE, "--type", "merge", "-p", patch)
 
 
 def test_a_changed_scorer_loses_and_repeats_nothing_and_every_result_has_its_version(service: Cluster, tmp_path: Path):
@@ -116,14 +128,10 @@ def test_a_changed_scorer_loses_and_repeats_nothing_and_every_result_has_its_ver
         users = [stack.enter_context(load(service, "rlj", job, tmp_path)) for job in JOBS]
         loads = [direct, *users]
         service.until("results", lambda: all(len(each.scored()) > 50 for each in loads), 120)
-        change = {"spec": {"files": {"configMap": "reward-2"}}}
-        service.kubectl(
-            "--namespace", training.NAMESPACE, "patch", "rws", SERVICE, "--type", "merge", "-p", json.dumps(change)
-        )
+        change(service, {"files": {"configMap": "reward-2"}})
         service.until("another revision", lambda: revision(service) != before, 60)
         after = revision(service)
-        rolled_out = ("rws", SERVICE, training.NAMESPACE, "RolledOut")
-        service.until("rolled out", lambda: service.condition(*rolled_out).get("status") == "True", 240)
+        service.until("rolled out", lambda: is_rolled_out(service), 240)
         old = {id(each): len(each.scored()) for each in loads}
         service.until("results after", lambda: all(len(each.scored()) > old[id(each)] + 50 for each in loads), 120)
         results = [each.end() for each in loads]
@@ -140,9 +148,52 @@ def test_a_changed_scorer_loses_and_repeats_nothing_and_every_result_has_its_ver
     assert is_ready(service, "rws", SERVICE)
 
 
+def test_a_canary_is_compared_before_it_counts_and_promoted_without_a_loss(service: Cluster, tmp_path: Path):
+    follower = document("RewardService", NEXT, SCORER, files={"configMap": "reward-3"})
+    done = service.apply(code(3.0), follower)
+    assert done.returncode == 0, done.stderr
+    service.until("the canary", lambda: is_ready(service, "rws", NEXT), 300)
+    before, canary = revision(service), revision(service, NEXT)
+    with load(service, "rws", SERVICE, tmp_path, ids="later") as direct:
+        change(service, {"reward": {"gateway": {"canary": {"service": {"name": NEXT}, "share": 0.5}}}})
+        service.until("a comparison", lambda: compared(service).get("samples", {}).get("different", 0) > 20, 240)
+        seen, num_compared = compared(service), len(direct.scored())
+        assert seen["agreement"] == 0.0
+        assert seen["versions"] == [canary]
+        assert seen["mean_difference"] == pytest.approx(3.0 - direct.scored()[-1]["score"])
+        change(service, {"files": {"configMap": "reward-3"}, "reward": {"gateway": {"canary": None}}})
+        service.until("promotion", lambda: revision(service) == canary, 60)
+        service.until("rolled out", lambda: is_rolled_out(service), 240)
+        old = len(direct.scored())
+        service.until("results after", lambda: len(direct.scored()) > old + 50, 120)
+        results = direct.end()
+    assert {result["version"] for result in results[:num_compared]} == {before}, "the canary never answers"
+    assert {result["version"] for result in results} == {before, canary}
+    assert sorted(int(result["id"].removeprefix("later-")) for result in results) == list(range(len(results)))
+    assert {result["outcome"] for result in results} == {"scored"}
+
+
+def is_rolled_out(cluster: Cluster) -> bool:
+    return cluster.condition("rws", SERVICE, training.NAMESPACE, "RolledOut").get("status") == "True"
+
+
+def compared(cluster: Cluster) -> dict[str, Any]:
+    """The comparison of the gateway that answers; empty while it has none."""
+    with contextlib.suppress(ValueError):
+        authorization = f"authorization: Bearer {token_of(cluster, SERVICE)}"
+        url = f"{cluster.get('rws', SERVICE, training.NAMESPACE)['status']['url']}/v1/service"
+        found: dict[str, Any] = json.loads(fetched(url, "-H", authorization)).get("canary", {})
+        return found
+    return {}
+
+
+def fetched(url: str, *options: str) -> str:
+    curl = harness("exec-net", "curl", "-s", *options, url)
+    return subprocess.run(curl, capture_output=True, text=True, check=False).stdout
+
+
 def scored(cluster: Cluster) -> int:
     """The samples that the service has scored, by its metrics."""
-    url = f"http://{SERVICE}-metrics.{training.NAMESPACE}.svc:9090/metrics"
-    page = subprocess.run(harness("exec-net", "curl", "-s", url), capture_output=True, text=True, check=True).stdout
+    page = fetched(f"http://{SERVICE}-metrics.{training.NAMESPACE}.svc:9090/metrics")
     outcomes: Mapping[str, str] = dict(re.findall(r'^plaudit_samples_total\{outcome="(\w+)"\} ([\d.e+]+)', page, re.M))
     return round(sum(float(count) for count in outcomes.values()))

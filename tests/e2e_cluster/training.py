@@ -18,9 +18,12 @@ NAMESPACE = "training"
 CLASS = os.environ.get("PLAUDIT_E2E_STORAGE_CLASS", "")
 EXAMPLE = ROOT / "examples" / "01-copy-digits"
 _MODELS = ROOT / "examples" / "05-reward-model"
+_TOOLS = ROOT / "examples" / "08-tools"
 _PREPARE = """\
 import runpy, sys
-for example, folder in (("copy-digits", "/plaudit"), ("reward-model", "/plaudit/reward-model")):
+for example, folder in (
+    ("copy-digits", "/plaudit"), ("reward-model", "/plaudit/reward-model"), ("tools", "/plaudit/tools")
+):
     sys.argv = ["prepare.py", "--folder", folder]
     runpy.run_path(f"/examples/{example}/prepare.py", run_name="__main__")
 import vllm.v1.engine.llm_engine  # its modules are compiled here once, not by every pod
@@ -81,6 +84,23 @@ def copy_digits(steps: int, name: str = "copy-digits", **spec: Any) -> dict[str,
     return job
 
 
+def tools(steps: int) -> list[dict[str, Any]]:
+    """Return the example of a model that learns to call a tool, with the ConfigMap of its files."""
+    job: dict[str, Any] = YAML(typ="safe").load(_TOOLS / "job.yaml")
+    sections = job["spec"]
+    job["metadata"] = {"name": "tools", "namespace": NAMESPACE}
+    sections["model"]["source"] = "/plaudit/tools/model"
+    sections["data"]["train"]["path"] = "/plaudit/tools/data/train.parquet"
+    sections["algorithm"]["steps"] = steps
+    sections["rollout"]["pod"] = heavy()
+    sections["trainer"]["pod"] = heavy()
+    sections["storage"] = {"claimName": "shared"}
+    sections["files"] = {"configMap": "tools"}
+    sections["transport"] = {"managed": {"memory": "512Mi", "storage": "1Gi"}}
+    files = {name: (_TOOLS / name).read_text() for name in ("reward.py", "safe.py", "tools.yaml")}
+    return [_config_map("tools", files), job]
+
+
 def reward_model() -> dict[str, Any]:
     """Return a reward model that scores right answers; its score is recorded and does not affect the reward.
 
@@ -139,6 +159,7 @@ def _examples() -> dict[str, Any]:
         "tiny_model.py": ROOT / "examples" / "tiny_model.py",
         "copy-digits": EXAMPLE / "prepare.py",
         "reward-model": _MODELS / "prepare.py",
+        "tools": _TOOLS / "prepare.py",
     }
     return _config_map("examples", {key: path.read_text() for key, path in files.items()})
 
@@ -147,7 +168,7 @@ def _pod(image: str) -> dict[str, Any]:
     """Writes the models and the data; meets Pod Security restricted."""
     extra = heavy()
     paths = {"tiny_model.py": "tiny_model.py"}
-    paths |= {example: f"{example}/prepare.py" for example in ("copy-digits", "reward-model")}
+    paths |= {example: f"{example}/prepare.py" for example in ("copy-digits", "reward-model", "tools")}
     items = [{"key": key, "path": path} for key, path in paths.items()]
     container = {
         "name": "prepare",

@@ -91,16 +91,25 @@ def judged(prefix: str, count: int, seconds: float) -> list[dict[str, Any]]:
 
 
 class ScoringJob:
-    """One RLJob without a trainer. Use it as a context manager: it deletes the job at the end.
+    """One RLJob without a trainer, or a RewardService. Use it as a context manager: it deletes the job at the end.
 
     Args:
         cluster: a cluster with the chart installed.
         name: name of the job.
         autoscaling: autoscaling of its reward workers.
+        kind: ``RLJob`` or ``RewardService``.
         **spec: sections of the spec; ``reward`` is merged.
     """
 
-    def __init__(self, cluster: Cluster, name: str, autoscaling: dict[str, Any] | None = None, **spec: Any) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        name: str,
+        autoscaling: dict[str, Any] | None = None,
+        kind: str = "RLJob",
+        **spec: Any,
+    ) -> None:
+        self._kind = kind.lower()
         self.cluster = cluster
         self.name = name
         reward = {"scorers": [JUDGED], "timeoutSeconds": 150, **spec.pop("reward", {})}
@@ -112,7 +121,7 @@ class ScoringJob:
             "files": {"configMap": "judge"},
             "transport": {"managed": {"memory": "256Mi", "storage": "1Gi"}},
         }
-        head = {"apiVersion": "plaudit.dev/v1alpha1", "kind": "RLJob"}
+        head = {"apiVersion": "plaudit.dev/v1alpha1", "kind": kind}
         self._manifest = {**head, "metadata": {"name": name, "namespace": NAMESPACE}, "spec": sections | spec}
         self._kube = ApiServer(
             "tests", api=config.new_client_from_config(cluster.kubeconfig, client_configuration=_quiet())
@@ -122,7 +131,7 @@ class ScoringJob:
         done = self.cluster.apply(self._manifest)
         assert done.returncode == 0, done.stderr
         self.cluster.until(f"{self.name} ready", self._ready, 180)
-        job = self.cluster.get("rlj", self.name, NAMESPACE)
+        job = self.cluster.get(self._kind, self.name, NAMESPACE)
         self.run: str = job["status"]["run"]
         secret = self.cluster.get("secret", redis_secret(self.name, job["metadata"]["uid"]), NAMESPACE)
         self._passwords = {user: base64.b64decode(word).decode() for user, word in secret["data"].items()}
@@ -138,14 +147,14 @@ class ScoringJob:
     def __exit__(self, *_: object) -> None:
         self._redis.close()
         self._forward.close()
-        self.cluster.kubectl("--namespace", NAMESPACE, "delete", "rlj", self.name, "--wait=false", check=False)
+        self.cluster.kubectl("--namespace", NAMESPACE, "delete", self._kind, self.name, "--wait=false", check=False)
 
     def _ready(self) -> bool:
         return self.condition("RewardReady").get("status") == "True"
 
     def condition(self, kind: str) -> dict[str, Any]:
         """Return a condition of the job; empty if it has none of that type."""
-        return self.cluster.condition("rlj", self.name, NAMESPACE, kind)
+        return self.cluster.condition(self._kind, self.name, NAMESPACE, kind)
 
     @contextmanager
     def without(self, namespace: str, deployment: str) -> Iterator[None]:
@@ -160,7 +169,9 @@ class ScoringJob:
     def patch(self, **spec: Any) -> None:
         """Edit the spec."""
         change = json.dumps({"spec": spec})
-        self.cluster.kubectl("--namespace", NAMESPACE, "patch", "rlj", self.name, "--type=merge", "--patch", change)
+        self.cluster.kubectl(
+            "--namespace", NAMESPACE, "patch", self._kind, self.name, "--type=merge", "--patch", change
+        )
 
     @property
     def workers(self) -> dict[str, Any]:

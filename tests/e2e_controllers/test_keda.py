@@ -118,6 +118,22 @@ def test_a_keda_without_figures_is_reported(job: ScoringJob):
     job.cluster.until("right again", lambda: job.condition("Degraded")["status"] == "False", 240)
 
 
+def test_workers_of_a_reward_service_come_with_the_work_and_go_after_it(keda: Cluster, measured: Measured):
+    samples = judged("service", 120, 4)
+    with ScoringJob(keda, "service", AUTOSCALING, kind="RewardService") as service:
+        with Watch(service) as watch, service.load(samples) as load:
+            service.cluster.until("the most workers", lambda: service.replicas == MOST, 120)
+            measured(f"KEDA, RewardService: 1 to {MOST} workers", watch.seconds)
+            load.finish(300)
+            finished_s = watch.seconds
+            service.cluster.until("one worker", lambda: service.replicas == 1, 180)
+            measured(f"KEDA, RewardService: {MOST} to 1 after {QUIET_S} s of quiet", watch.seconds - finished_s)
+        assert watch.too_few(SLOTS, since=MOST) == []
+        counts = asked(keda)
+        assert {counts[sample["id"]] for sample in samples} == {1}
+        assert not [name for name in service.writers_of_replicas if name.startswith("plaudit-operator")]
+
+
 def _is_blind(job: ScoringJob) -> bool:
     """Return True if the HPA gets no metric from KEDA, which waits long for a lost Redis, or only the fallback."""
     active = job.cluster.condition("hpa", f"keda-hpa-{job.name}-reward", NAMESPACE, "ScalingActive")

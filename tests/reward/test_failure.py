@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import urllib.error
+from email.message import Message
+
 import httpx
 import pytest
 import redis
@@ -34,13 +38,23 @@ SERVICE = [
     _StatusError(500),
     _StatusError(503),
     _StatusError(429),
+    urllib.error.URLError(ConnectionRefusedError("refused")),
+    socket.gaierror(-3, "no such name"),
     _like("requests.exceptions", "ConnectionError"),
     _like("requests.exceptions", "Timeout"),
     _like("openai", "APIConnectionError"),
     _like("openai._exceptions", "RateLimitError"),
     _like("aiohttp.client_exceptions", "ClientConnectionError"),
 ]
-SAMPLE = [ValueError("x"), KeyError("k"), _StatusError(400), _StatusError(404), RecursionError(), SystemExit(1)]
+SAMPLE = [
+    urllib.error.HTTPError("http://x", 404, "none", Message(), None),
+    ValueError("x"),
+    KeyError("k"),
+    _StatusError(400),
+    _StatusError(404),
+    RecursionError(),
+    SystemExit(1),
+]
 
 
 @pytest.mark.parametrize("error", SERVICE, ids=lambda error: type(error).__mro__[1].__name__ + str(error))

@@ -26,6 +26,8 @@ _INFRASTRUCTURE = frozenset(
         "anthropic.RateLimitError",
         "anthropic.InternalServerError",
         "redis.exceptions.ConnectionError",
+        "socket.gaierror",
+        "urllib.error.URLError",
     }
 )
 _BUILT_IN_INFRASTRUCTURE = (InfrastructureError, ConnectionError, TimeoutError, MemoryError)
