@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from plaudit_workers.job.checks.files import check_files
 from plaudit_workers.job.loading.load import load_job, locate, parse_job, read_job
 from plaudit_workers.job.problem import JobError, Problem
 from plaudit_workers.job.spec.rljob import RLJob
@@ -148,3 +149,16 @@ def test_problems_found_later_get_the_lines_of_their_fields(small_job: str, writ
     fields = ["spec.data.train.path", "spec.reward.scorers[0].python.path", "spec.storage.claimName", ""]
     located = locate([Problem(field, "", "") for field in fields], path)
     assert [problem.line for problem in located] == [8, 13, 5, None]
+
+
+def test_what_is_too_long_for_a_file_name_is_no_path(
+    changed: Callable[[dict[str, Any]], dict[str, Any]], write_job: Callable[..., Path]
+) -> None:
+    program = "print('a server')\n" * 100
+    fields = {
+        "environments": [{"name": "box", "command": ["python", "-c", program]}],
+        "data.train": {"path": "a" * 300},
+    }
+    job = load_job(write_job(changed(fields)))
+    assert job.spec.environments[0].command == ["python", "-c", program]
+    assert "spec.data.train.path" in {problem.field for problem in check_files(job)}

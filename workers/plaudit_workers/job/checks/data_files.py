@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,8 @@ def data_problem(field: str, path: str) -> Problem | None:
         path: the file, absolute.
     """
     file = Path(path)
-    if not file.is_file():
-        message = f"{path} is a folder" if file.is_dir() else f"there is no file {path}"
+    if not os.path.isfile(file):
+        message = f"{path} is a folder" if os.path.isdir(file) else f"there is no file {path}"
         return Problem(field, message, "Write the data first, or correct the path: it is relative to the job file")
     if file.suffix not in _READERS:
         return Problem(field, f"{path} ends with {file.suffix!r}", "Give a .parquet or a .jsonl file")

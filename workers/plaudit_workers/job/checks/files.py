@@ -41,7 +41,7 @@ def _model(job: RLJob) -> Iterator[Problem]:
     if model.tokenizer:
         yield from _source("spec.model.tokenizer", model.tokenizer, ())
     tokenizer = model.tokenizer or model.source
-    if Path(tokenizer).is_dir() and not any(Path(tokenizer, name).exists() for name in _TOKENIZER_FILES):
+    if os.path.isdir(tokenizer) and not any(os.path.exists(os.path.join(tokenizer, name)) for name in _TOKENIZER_FILES):
         yield Problem(
             "spec.model.tokenizer", f"{tokenizer} has no tokenizer", "Name a folder with one, or save it there"
         )
@@ -54,11 +54,11 @@ def _source(field: str, source: str, needed: tuple[str, ...]) -> Iterator[Proble
         yield from _hub(field, source)
         return
     folder = Path(source)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         yield Problem(field, f"there is no folder {source}", f"Create or download the model first. {_RELATIVE}")
         return
     for name in needed:
-        if not (folder / name).is_file():
+        if not os.path.isfile(folder / name):
             yield Problem(field, f"{source} has no {name}", "Name a folder written by save_pretrained")
 
 
@@ -167,7 +167,7 @@ def _embedder(field: str, model: RewardModelSpec, config: dict[str, Any]) -> Ite
 
 
 def _holds_template(folder: str) -> bool:
-    return any(Path(folder, name).exists() for name in ("chat_template.jinja", "chat_template.json"))
+    return any(os.path.exists(os.path.join(folder, name)) for name in ("chat_template.jinja", "chat_template.json"))
 
 
 def _read_json(folder: str, name: str) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def _rollout(job: RLJob) -> Iterator[Problem]:
 
 def _checkpoint(job: RLJob) -> Iterator[Problem]:
     folder = job.spec.trainer.checkpoint.resume_from
-    if folder and not Path(folder).is_dir():
+    if folder and not os.path.isdir(folder):
         yield Problem("spec.trainer.checkpoint.resumeFrom", f"there is no folder {folder}", _RELATIVE)
 
 
@@ -213,5 +213,5 @@ def _python(field: str, path: str, name: str, name_field: str = "function") -> I
 
 
 def _exists(field: str, path: str) -> Iterator[Problem]:
-    if not Path(path).is_file():
+    if not os.path.isfile(path):
         yield Problem(field, f"there is no file {path}", _RELATIVE)

@@ -72,7 +72,8 @@ def _command(written: list[Any], mark: JobPath, folder: Path) -> list[Any]:
     if not written:
         return written
     program, *arguments = written
-    is_file = [isinstance(each, str) and each != "" and (folder / each).is_file() for each in arguments]
+    # Not pathlib: its is_file raises for what is too long for a name, such as the text of a program.
+    is_file = [isinstance(each, str) and each != "" and os.path.isfile(folder / each) for each in arguments]
     return [
         _absolute(program, mark, folder) if "/" in str(program) else program,
         *(_absolute(each, mark, folder) if file else each for each, file in zip(arguments, is_file, strict=True)),
@@ -83,6 +84,6 @@ def _absolute(path: str, mark: JobPath, folder: Path) -> str:
     if not path:
         return path
     target = Path(os.path.normpath(folder / Path(path).expanduser()))
-    if mark.kind == "source" and is_hub_id(path) and not target.exists():
+    if mark.kind == "source" and is_hub_id(path) and not os.path.exists(target):
         return path
     return str(target)
