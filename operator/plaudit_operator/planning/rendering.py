@@ -83,9 +83,11 @@ class _Packed:
     @classmethod
     def of(cls, rendering: Rendering) -> _Packed:
         """Pack a rendering."""
-        context = rendering.context
+        context, templates = rendering.context, rendering.templates
+        if templates == context.admitted.templates:
+            templates = {}
         context = replace(context, admitted=without_data(context.admitted))
-        packed = zlib.compress(msgspec.json.encode([rendering.templates, rendering.manifests]), level=1)
+        packed = zlib.compress(msgspec.json.encode([templates, rendering.manifests]), level=1)
         return cls(replace(rendering, context=context, templates={}, manifests=()), packed)
 
     def unpacked(self, data: Mapping[str, str]) -> Rendering:
@@ -93,6 +95,7 @@ class _Packed:
         templates, children = msgspec.json.decode(zlib.decompress(self.manifests))
         context = self.rendering.context
         context = replace(context, admitted=with_data(context.admitted, data))
+        templates = templates or context.admitted.templates
         return replace(self.rendering, context=context, templates=templates, manifests=children)
 
 
