@@ -53,7 +53,11 @@ class Progress:
                 self._file = self._path.open("r+b")
             except OSError as error:
                 raise RefusedError(f"--output {output}: {self._path} cannot be written: {error.strerror}") from error
-            self._read_head(self._path)
+            try:
+                self._read_head(self._path)
+            except RefusedError:
+                self._file.close()
+                raise
         self.attempt = self._head.attempt
 
     def __enter__(self) -> Progress:
