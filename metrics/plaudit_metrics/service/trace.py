@@ -145,7 +145,7 @@ def _trainer_stretch(record: StepRecord) -> _Stretch:
 
 
 def _group_stretch(group: GroupRecord) -> _Stretch:
-    """Return a group from when all its samples were terminal; one that was never complete has no length."""
+    """Return the time of a group after all its samples were terminal; a group that was never complete has none."""
     terminal = group.terminal or group.closed
     ready = max(group.ready or terminal, terminal)
     taken = max(group.taken or ready, ready)

@@ -102,7 +102,7 @@ def _ledger(run_folder: Path) -> Any:
 
 
 def _html(answers: dict[str, Any]) -> str:
-    """Return the page, with the files that it would load in their place."""
+    """Return the page with the files that it would load inlined."""
     page = (PAGE / "index.html").read_text()
     styles = library("uplot.css").read_text() + (PAGE / "style.css").read_text()
     icon = base64.b64encode((PAGE / "icon.svg").read_bytes()).decode()

@@ -93,7 +93,7 @@ class UsageReport:
                     pipeline.hincrby(self._keys.counters, f"{read}:{self._scorer}", count)
                 await pipeline.execute()
         except (RedisError, OSError) as error:
-            logger.warning("redis is unavailable; counts of a scorer wait", error=str(error))
+            logger.warning("Redis is unavailable; keeping a scorer's counts until it returns", error=str(error))
             return
         self._usage.requests -= requests
         self._usage.tokens -= tokens

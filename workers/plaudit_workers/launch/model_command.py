@@ -78,7 +78,7 @@ def _plaudit(model: RewardModelSpec) -> tuple[str, dict[str, Any]]:
 
 
 def _options(arguments: Mapping[str, Any]) -> list[str]:
-    """``{max_batch_tokens: 5}`` as ``--max-batch-tokens 5``; true is a flag, false its ``--no-``, objects are JSON."""
+    """Return ``{max_batch_tokens: 5}`` as ``--max-batch-tokens 5``; true is a flag, false its ``--no-``."""
     options: list[str] = []
     for name, value in arguments.items():
         option = name.replace("_", "-")

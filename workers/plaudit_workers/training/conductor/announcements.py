@@ -52,7 +52,7 @@ class Announcements:
             except OUTAGE as error:
                 self._run.transport.outages.report(error)
             except TransferError as error:
-                logger.warning("weights not written", version=str(announcement.version), error=str(error))
+                logger.warning("cannot write the weights", version=str(announcement.version), error=str(error))
 
     async def _write_if_requested(self, announcement: Announcement) -> None:
         version = str(announcement.version)

@@ -117,4 +117,4 @@ class RunRecords:
             "open_step": middle,
         }
         path = await self._thread.run(self._thread.backend.save, step, extra)
-        logger.info("checkpoint", path=str(path))
+        logger.info("checkpoint written", path=str(path))

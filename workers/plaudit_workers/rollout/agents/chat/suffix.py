@@ -222,7 +222,7 @@ def _with_arguments(call: dict[str, Any], arguments: Any) -> dict[str, Any]:
 
 
 def _shown(messages: Sequence[dict[str, Any]], text: str) -> bool:
-    """Return True if the text holds the contents; templates may strip or escape them, so a part decides."""
+    """Return True if the text contains the contents. Templates may strip or escape them, so a part is enough."""
     return all(_part(str(message["content"])) in text for message in messages)
 
 

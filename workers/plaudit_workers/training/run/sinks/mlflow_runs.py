@@ -113,14 +113,14 @@ class MLflow:
         self._sender.shutdown(wait=False, cancel_futures=True)
         self._tell_failed()
         if self._sending:
-            logger.warning("mlflow lacks some steps", requests=len(self._sending))
+            logger.warning("mlflow did not receive all steps", requests=len(self._sending))
         try:
             self._client.set_terminated(self._run_id)
         except self._error as error:
-            logger.warning("mlflow is not told that the run ended", error=str(error))
+            logger.warning("cannot report the end of the run to mlflow", error=str(error))
 
     def _tell_failed(self) -> None:
         for done in [sending for sending in self._sending if sending.done() and not sending.cancelled()]:
             self._sending.remove(done)
             if error := done.exception():
-                logger.warning("mlflow lacks some steps", error=str(error))
+                logger.warning("mlflow did not receive all steps", error=str(error))
