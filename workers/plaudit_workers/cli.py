@@ -192,6 +192,7 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="id of the run, or its folder")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help="a new folder")
     parser.add_argument("--version", default="", help="policy version, as in weights/ (default: the newest)")
+    parser.add_argument("--step", type=_positive, metavar="N", help="the policy of this step's checkpoint instead")
     parser.add_argument(
         "--runs-folder", type=Path, default=Path("runs"), metavar="FOLDER", help="folder of the runs (default: runs)"
     )
@@ -244,7 +245,7 @@ COMMANDS: dict[str, Subcommand] = {
     "export": Subcommand(
         "plaudit_workers.training.export",
         "export",
-        "write a run's newest weights as a whole model, adapters merged",
+        "write a run's newest weights, or a checkpoint's, as a whole model, adapters merged",
         _export_arguments,
     ),
     "validate": Subcommand(

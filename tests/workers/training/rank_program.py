@@ -1,12 +1,15 @@
 """One rank of ``test_ranks``: python rank_program.py FOLDER, which holds job and batches and gets the results.
 
-With ``endless`` behind it: updates until it is killed.
+With ``endless`` behind it: updates until it is killed. With ``relay LOAD FROM TO SAVE``: loads a checkpoint (``-`` for
+none), makes the updates FROM to TO, saves as step TO in the folder SAVE (``-`` for none), and leaves its state in
+``relayed.pickle``. With ``dies``: rank 1 gets SIGKILL when it opens its file of the second checkpoint.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+import signal
 import sys
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from safetensors.torch import load_file
 
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.training.backend.checkpoint import load_checkpoint, save_checkpoint
+from plaudit_workers.training.backend.checkpoint import load_checkpoint, save_checkpoint, write_checkpoint
 from plaudit_workers.training.backend.publish import offer_weights
 from plaudit_workers.training.model.policy_model import PolicyModel, build_model
 from plaudit_workers.weight_transfer.receiver import Reception
@@ -41,6 +44,38 @@ def lead(job: RLJob, policy: PolicyModel, folder: Path) -> None:
     (folder / "results.pickle").write_bytes(pickle.dumps(results))
 
 
+def relay(policy: PolicyModel, folder: Path, load: str, first: int, end: int, save: str) -> None:
+    batches = pickle.loads((folder / "batches.pickle").read_bytes())
+    if load != "-":
+        load_checkpoint(Path(load), policy)
+    figures = [policy.update(batch) for batch in batches[first:end]]
+    if save != "-":
+        copy = policy.copy_state()
+        policy.update(batches[0])  # while it is written
+        write_checkpoint(Path(save), end, copy, {})
+        load_checkpoint(Path(save) / f"step-{end:06d}", policy)
+    (folder / "relayed.pickle").write_bytes(pickle.dumps((figures, policy.full_state())))
+
+
+def save_until_a_rank_dies(policy: PolicyModel, folder: Path) -> None:
+    for step in (1, 2):
+        save_checkpoint(folder / "checkpoints", step, policy, {})
+        (folder / f"saved-{step}").touch()
+
+
+def die_at_the_second_file() -> None:
+    opened = 0
+
+    def look(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal opened
+        if event == "open" and "rank-00001" in str(arguments[0]):
+            opened += 1
+            if opened == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(look)
+
+
 def update_without_end(policy: PolicyModel, folder: Path) -> None:
     batch = pickle.loads((folder / "batches.pickle").read_bytes())[0]
     while True:
@@ -53,10 +88,18 @@ def main() -> None:
     folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
     job = RLJob.model_validate_json((folder / "job.json").read_bytes())
     policy = build_model(job, rank, int(os.environ["WORLD_SIZE"]))
+    if "dies" in sys.argv and rank == 1:
+        die_at_the_second_file()
     if os.environ["RANK"] != "0":
         policy.follow()
     elif "endless" in sys.argv:
         update_without_end(policy, folder)
+    elif "dies" in sys.argv:
+        save_until_a_rank_dies(policy, folder)
+    elif "relay" in sys.argv:
+        load, first, end, save = sys.argv[3:]
+        relay(policy, folder, load, int(first), int(end), save)
+        policy.close()
     else:
         lead(job, policy, folder)
         policy.close()

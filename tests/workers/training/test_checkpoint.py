@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,11 +20,16 @@ from plaudit_workers.training.backend.checkpoint import (
     checkpoints,
     load_checkpoint,
     read_extra,
+    recovered_checkpoints,
     save_checkpoint,
+    write_checkpoint,
 )
+from plaudit_workers.training.backend.torch_backend import TorchBackend
 from plaudit_workers.training.model.batches.batch import make_batch
 from plaudit_workers.training.model.policy_model import build_model
 from plaudit_workers.training.run.lineage import Lineage
+from plaudit_workers.training.shards.reader import ShardReader
+from plaudit_workers.whole_files import remove_leftovers
 
 SCORES = [[0.0, 1.0, 0.5], [0.2, 0.4, None]]
 
@@ -99,13 +110,119 @@ def test_a_folder_that_is_no_checkpoint_is_refused(make_job, tmp_path):
         load_checkpoint(tmp_path, build_model(make_job({})))
 
 
-def test_a_damaged_checkpoint_is_refused_by_name(make_job, tmp_path):
+@pytest.mark.parametrize("file", ["rank-00000-of-00001.safetensors", "policy.json"])
+@pytest.mark.parametrize("damage", ["cut", "changed", "missing"])
+def test_a_damaged_checkpoint_is_refused_by_name(make_job, tmp_path, file, damage):
     policy = build_model(make_job({}))
     path = save_checkpoint(tmp_path, 3, policy, {})
-    content = (path / "policy.pt").read_bytes()
-    (path / "policy.pt").write_bytes(content[: len(content) // 2])
+    content = bytearray((path / file).read_bytes())
+    content[-200] ^= 1
+    (path / file).unlink()
+    if damage != "missing":
+        (path / file).write_bytes(content[: len(content) // 2] if damage == "cut" else content)
     with pytest.raises(RefusedError, match=r"step-000003 cannot be loaded.*resumeFrom"):
         load_checkpoint(path, policy)
+
+
+def test_a_checkpoint_in_one_file_of_an_earlier_version_is_loaded(make_job, make_groups, tmp_path):
+    """``policy.pt`` held the same tensors, by parameter, in torch's own format."""
+    batches = [make_batch(make_groups(SCORES, seed=seed), "rloo", 1.0) for seed in range(3)]
+    through = build_model(make_job({}))
+    for batch in batches[:2]:
+        through.update(batch)
+    path = save_checkpoint(tmp_path, 2, through, {"cursor": 8})
+    reader = ShardReader(path)
+    names = [name.removeprefix("model/") for name in reader.index.tensors if name.startswith("model/")]
+    progress = reader.index.progress
+    moments = {name: {key: reader.whole(f"{key}/{name}") for key in ("exp_avg", "exp_avg_sq")} for name in names}
+    state = {
+        "model": {name: reader.whole(f"model/{name}") for name in names},
+        "optimizer": {"updates": progress.updates, "steps": progress.steps, "moments": moments},
+        "rng": torch.frombuffer(bytearray(progress.random_state), dtype=torch.uint8),
+    }
+    for file in ("policy.json", "rank-00000-of-00001.safetensors"):
+        (path / file).unlink()
+    torch.save(state, path / "policy.pt")
+    (path / "state.json").write_text('{"step": 2, "extra": {"cursor": 8}}')
+    resumed = build_model(make_job({}))
+    assert load_checkpoint(path, resumed) == {"cursor": 8}
+    assert resumed.update(batches[2]) == through.update(batches[2])
+    torch.testing.assert_close(resumed.full_state(), through.full_state(), atol=0, rtol=0)
+
+
+def killed_at(number: int, folder: Path, write: Callable[[], object]) -> bool:
+    """Run ``write`` in a process that gets SIGKILL right before its nth operation in ``folder``; True if it was."""
+    child = os.fork()
+    if child == 0:
+        seen = 0
+
+        def look(event: str, arguments: tuple[object, ...]) -> None:
+            nonlocal seen
+            touches = event in ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.scandir", "shutil.rmtree")
+            if touches and any(str(folder) in str(argument) for argument in arguments):
+                seen += 1
+                if seen == number:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(look)
+        write()
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.waitstatus_to_exitcode(status) == 0
+    return os.WIFSIGNALED(status)
+
+
+def test_sigkill_at_each_point_of_a_save_leaves_the_old_or_the_new_state_whole(make_job, make_groups, tmp_path):
+    folder, backup = tmp_path / "checkpoints", tmp_path / "backup"
+    policy, loaded = build_model(make_job({})), build_model(make_job({}))
+    save_checkpoint(backup, 2, policy, {"incarnation": 1})
+    states = [policy.full_state()]
+    policy.update(make_batch(make_groups(SCORES), "rloo", 1.0))
+    states.append(policy.full_state())
+    copy, left, number, was_killed = policy.copy_state(), [], 0, True
+    while was_killed:
+        number += 1
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(backup, folder)
+        was_killed = killed_at(number, folder, lambda: write_checkpoint(folder, 2, copy, {"incarnation": 2}, keep=1))
+        assert recovered_checkpoints(folder) == [folder / "step-000002"]
+        left.append(load_checkpoint(folder / "step-000002", loaded)["incarnation"] - 1)
+        torch.testing.assert_close(loaded.full_state(), states[left[-1]], atol=0, rtol=0)
+        remove_leftovers(folder)
+        assert os.listdir(folder) == ["step-000002"]
+    assert number > 12
+    assert left == sorted(left)  # the old one up to some point, from there on the new one
+    assert (left[0], left[-1]) == (0, 1)
+
+
+def test_a_checkpoint_is_written_while_the_next_updates_run(make_job, make_groups, tmp_path):
+    job = make_job({})
+    model = build_model(job)
+    backend = TorchBackend(job, model, tmp_path)
+    before, held = model.full_state(), threading.Event()
+    backend._saver.submit(held.wait, 60)  # a volume that takes its time
+    assert backend.save(2, {"incarnation": 1}) == tmp_path / "checkpoints" / "step-000002"
+    backend.update(make_groups(SCORES))
+    assert backend.checkpoints() == {}
+    held.set()
+    backend.finish_saving()
+    assert backend.checkpoints() == {tmp_path / "checkpoints" / "step-000002": {"incarnation": 1}}
+    assert any(not torch.equal(before[name], tensor) for name, tensor in model.full_state().items())
+    backend.load(tmp_path / "checkpoints" / "step-000002")
+    torch.testing.assert_close(model.full_state(), before, atol=0, rtol=0)
+    backend.close()
+
+
+def test_a_checkpoint_that_could_not_be_written_ends_the_next_save(make_job, tmp_path, small_files_only):
+    job = make_job({})
+    backend = TorchBackend(job, build_model(job), tmp_path)
+    with small_files_only(10_000):
+        backend.save(1, {"incarnation": 1})
+        with pytest.raises(RefusedError, match=r"no room for .*step-000001"):
+            backend.finish_saving()
+    with pytest.raises(RefusedError, match=r"no room for .*step-000001"):
+        backend.save(2, {"incarnation": 1})
+    backend.close()
 
 
 def test_a_checkpoint_of_another_model_is_refused(make_job, model_folder, tmp_path):

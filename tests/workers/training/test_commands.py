@@ -13,10 +13,10 @@ from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.training.model.batches.batch import make_batch
 from plaudit_workers.training.model.commands import (
     CommandError,
-    OptimizerProgress,
     decode_command,
     encode_command,
 )
+from plaudit_workers.training.shards.index import StateProgress
 
 
 class Malicious:
@@ -45,7 +45,7 @@ def test_a_batch_arrives_as_it_was_sent(make_groups: Any) -> None:
     ("name", "argument"),
     [
         ("hold_proximal", PolicyVersion(2, 7)),
-        ("restore", OptimizerProgress(b"\x01\x02", 3, {"lm_head.weight": 3})),
+        ("restore", StateProgress(b"\x01\x02", 3, {"lm_head.weight": 3})),
         ("close", None),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.cli import main
@@ -15,6 +15,7 @@ from plaudit_workers.training.backend.checkpoint import load_checkpoint, save_ch
 from plaudit_workers.training.backend.publish import write_weights
 from plaudit_workers.training.model.batches.batch import make_batch
 from plaudit_workers.training.model.policy_model import build_model
+from plaudit_workers.training.shards.index import ShardIndex
 
 SCORES = [[0.0, 1.0, 0.5, 0.25], [1.0, 1.0, 0.0, None]]
 LORA = {"trainer": {"lora": {"rank": 4, "alpha": 8.0}}}
@@ -80,9 +81,31 @@ def test_a_resumed_adapter_repeats_the_updates_bit_by_bit(make_job, make_groups,
     torch.testing.assert_close(resumed.full_state(), policy.full_state(), atol=0, rtol=0)
 
 
-def test_a_checkpoint_holds_no_frozen_weights(make_job):
-    state = build_model(make_job(LORA)).state_dict()
-    assert all("lora_" in name for name in state["model"])
+def test_a_checkpoint_holds_no_frozen_weights(make_job, tmp_path):
+    build_model(make_job(LORA)).copy_state().write(tmp_path)
+    assert all("lora_" in name for name in ShardIndex.read(tmp_path).tensors)
+
+
+@pytest.mark.parametrize("spec", [LORA, {}], ids=["adapters", "all weights"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_exported_checkpoint_is_the_policy_of_its_step(make_job, make_groups, tmp_path, capsys, spec, dtype):
+    job = make_job(spec | {"model": {"dtype": dtype}})
+    policy = build_model(job)
+    run, output = tmp_path / "run", tmp_path / "exported"
+    policy.update(make_batch(make_groups(SCORES), "grpo", 1.0))
+    save_checkpoint(run / "checkpoints", 7, policy, {})
+    probe = policy.probe()
+    policy.update(make_batch(make_groups(SCORES), "grpo", 1.0))
+    (run / "job.yaml").write_text(dump_job(job))
+    assert main(["export", str(run), "--step", "7", "--output", str(output)]) == 0
+    assert "step 7" in capsys.readouterr().out
+    model = AutoModelForCausalLM.from_pretrained(output)
+    assert model.dtype == getattr(torch, dtype)
+    apart = [abs(a - b) for a, b in zip(probe.logprobs, logprobs(model.float(), probe.ids), strict=True)]
+    assert sum(apart) / len(apart) < {"float32": 1e-5, "bfloat16": 0.05}[dtype]
+    assert AutoTokenizer.from_pretrained(output).eos_token == "<eos>"
+    assert main(["export", str(run), "--step", "8", "--output", str(tmp_path / "b")]) == 2
+    assert "has no step 8; it has 7" in capsys.readouterr().err
 
 
 def test_a_checkpoint_of_all_weights_is_refused_by_name(make_job, tmp_path):

@@ -19,6 +19,8 @@ from plaudit_workers.training.model.batches.batch import make_batch
 from plaudit_workers.training.model.optimizer import rate_share
 from plaudit_workers.training.model.policy_model import build_model
 from plaudit_workers.training.model.token_head import TokenHead
+from plaudit_workers.training.shards.index import ShardIndex
+from plaudit_workers.training.shards.reader import ShardReader
 
 SCORES = [[0.0, 1.0, 0.5, 0.25], [1.0, 1.0, 0.0, None], [0.2, 0.4, 0.6, 0.8], [0.5, 0.5, 0.5, 0.5]]
 
@@ -186,37 +188,42 @@ def test_the_clip_is_around_the_published_policy(make_job, batches, correction):
 
 
 @pytest.mark.parametrize("correction", ["tis", "decoupled"])
-def test_resumed_training_is_bit_equal(make_job, batches, correction):
+def test_resumed_training_is_bit_equal(make_job, batches, correction, tmp_path):
     settings = {"algorithm": {"loss": {"correction": correction}, "optimizer": {"warmupSteps": 3}}}
     through, first, second = (build_model(make_job(settings)) for _ in range(3))
     for batch in batches:
         figures = through.update(batch)
     for batch in batches[:2]:
         first.update(batch)
-    second.load_state_dict(first.state_dict())
+    first.copy_state().write(tmp_path)
+    second.load(str(tmp_path))
     for batch in batches[2:]:
         figures_resumed = second.update(batch)
     assert figures_resumed == figures
     torch.testing.assert_close(second.full_state(), through.full_state(), atol=0, rtol=0)
 
 
-def test_a_state_from_before_the_first_update_comes_back(make_job, batches):
+def test_a_state_from_before_the_first_update_comes_back(make_job, batches, tmp_path):
     fresh, later = build_model(make_job({})), build_model(make_job({}))
     later.update(batches[0])
-    later.load_state_dict(fresh.state_dict())
+    fresh.copy_state().write(tmp_path)
+    later.load(str(tmp_path))
     assert later.update(batches[1]) == fresh.update(batches[1])
     torch.testing.assert_close(later.full_state(), fresh.full_state(), atol=0, rtol=0)
 
 
-def test_a_saved_state_is_not_moved_by_later_updates(make_job, batches):
+def test_a_saved_state_is_not_moved_by_later_updates(make_job, batches, tmp_path):
     policy = build_model(make_job({}))
     policy.update(batches[0])
-    state, published = policy.state_dict(), policy.full_state()
-    copies = {name: tensor.clone() for name, tensor in state["model"].items()}
+    state, published = policy.copy_state(), policy.full_state()
+    copies = {name: tensor.clone() for name, tensor in published.items()}
     policy.update(batches[1])
+    state.write(tmp_path)
+    reader = ShardReader(tmp_path)
     for name, tensor in copies.items():
-        assert torch.equal(state["model"][name], tensor)
+        assert torch.equal(reader.whole(f"model/{name}"), tensor)
         assert torch.equal(published[name], tensor)
+        assert not torch.equal(policy.full_state()[name], tensor)
 
 
 def test_warm_up_grows_over_the_updates_of_its_steps(make_job, batches):
@@ -246,7 +253,8 @@ def test_epochs_clip_around_the_policy_before_the_first_of_them(make_job, make_g
     before = model.full_state()
     figures = backend.update(make_groups(SCORES))
     assert figures["actor/pg_clipfrac"] > 0  # none in the first of the three, so the mean is that of the others
-    assert model.state_dict()["optimizer"]["updates"] == 3
+    model.copy_state().write(tmp_path)
+    assert ShardIndex.read(tmp_path).progress.updates == 3
     assert any(not torch.equal(before[name], tensor) for name, tensor in model.full_state().items())
 
 
@@ -326,12 +334,13 @@ def test_an_empty_batch_changes_nothing(make_job, make_groups):
     torch.testing.assert_close(policy.full_state(), before, atol=0, rtol=0)
 
 
-def test_published_weights_have_the_jobs_precision_and_training_stays_near_float32(make_job, batches):
+def test_published_weights_have_the_jobs_precision_and_training_stays_near_float32(make_job, batches, tmp_path):
     rough, exact = build_model(make_job({"model": {"dtype": "bfloat16"}})), build_model(make_job({}))
     assert {tensor.dtype for tensor in rough.full_state().values()} == {torch.bfloat16}
     found, expected = rough.update(batches[0]), exact.update(batches[0])
     assert found["actor/grad_norm"] == pytest.approx(expected["actor/grad_norm"], rel=0.05)
-    assert {tensor.dtype for tensor in rough.state_dict()["model"].values()} == {torch.float32}
+    rough.copy_state().write(tmp_path)
+    assert {tensor.dtype for tensor in ShardIndex.read(tmp_path).tensors.values()} == {"F32"}
 
 
 def test_sampling_that_cuts_the_distribution_is_refused(make_job):

@@ -15,9 +15,10 @@ import torch
 
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.job.spec.rljob import RLJob
-from plaudit_workers.training.backend.checkpoint import load_checkpoint
+from plaudit_workers.training.backend.checkpoint import load_checkpoint, recovered_checkpoints, save_checkpoint
 from plaudit_workers.training.model.batches.batch import TrainingBatch, make_batch
 from plaudit_workers.training.model.policy_model import build_model
+from plaudit_workers.training.shards.reader import ShardReader
 
 # Each rank is a process that imports torch: seconds on a quiet machine, a minute on a busy one.
 pytestmark = pytest.mark.timeout(300)
@@ -97,6 +98,72 @@ def test_two_sharded_ranks_give_the_updates_of_one(make_job, make_groups, tmp_pa
     for batch in batches[2:]:
         resumed.update(batch)
     torch.testing.assert_close(resumed.full_state(), results["state"], atol=2e-5, rtol=1e-4)
+
+
+def relayed(
+    folder: Path, world_size: int, *arguments: object
+) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
+    ranks = start_ranks(folder, world_size, "relay", *map(str, arguments))
+    outputs = [rank.communicate(timeout=240)[1].decode() for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * world_size, outputs
+    figures, state = pickle.loads((folder / "relayed.pickle").read_bytes())
+    return figures, state
+
+
+def assert_stored_alike(mine: Path, theirs: Path) -> None:
+    """Both hold the same state bit by bit, however it is cut."""
+    readers = [ShardReader(checkpoint) for checkpoint in (mine, theirs)]
+    assert readers[0].index.progress == readers[1].index.progress
+    tensors = [{name: reader.whole(name) for name in reader.index.tensors} for reader in readers]
+    torch.testing.assert_close(*tensors, atol=0, rtol=0)
+    assert any(name.startswith("exp_avg_sq/") for name in tensors[0])
+
+
+@pytest.mark.parametrize("trainer", [{}, LORA], ids=["all weights", "adapters"])
+def test_a_run_moves_from_two_ranks_to_one_and_back_bit_by_bit(make_job, make_groups, tmp_path, trainer):
+    batches = [make_batch(make_groups(SCORES, seed=seed), "grpo", 0.9) for seed in range(4)]
+    write_inputs(tmp_path, make_job({**SETTINGS, "trainer": FSDP | trainer}), batches)
+    on_two, on_one = tmp_path / "two", tmp_path / "one"
+    relayed(tmp_path, 2, "-", 0, 2, on_two)
+    assert {path.name for path in (on_two / "step-000002").iterdir()} == {
+        "policy.json",
+        "rank-00000-of-00002.safetensors",
+        "rank-00001-of-00002.safetensors",
+        "state.json",
+    }
+    figures, expected = relayed(tmp_path, 2, on_two / "step-000002", 2, 4, "-")
+
+    # On one rank: loaded and saved, then trained and saved.
+    alone = build_model(make_job({**SETTINGS, "trainer": trainer}))
+    load_checkpoint(on_two / "step-000002", alone)
+    save_checkpoint(on_one, 2, alone, {})
+    alone.update(batches[2])
+    save_checkpoint(on_one, 3, alone, {})
+    assert_stored_alike(on_one / "step-000002", on_two / "step-000002")
+
+    # Back on two: the further updates are those of a run that never left.
+    figures_again, state = relayed(tmp_path, 2, on_one / "step-000002", 2, 4, "-")
+    assert figures_again == figures
+    torch.testing.assert_close(state, expected, atol=0, rtol=0)
+    relayed(tmp_path, 2, on_one / "step-000003", 3, 3, on_two)
+    assert_stored_alike(on_two / "step-000003", on_one / "step-000003")
+
+
+def test_a_rank_that_dies_while_it_saves_leaves_the_checkpoint_before(make_job, make_groups, tmp_path):
+    write_inputs(tmp_path, make_job({"trainer": FSDP}), [])
+    leader, follower = start_ranks(tmp_path, 2, "dies")
+    try:
+        errors = leader.communicate(timeout=240)[1].decode()
+        follower.communicate(timeout=240)
+    finally:
+        for rank in (leader, follower):
+            rank.kill()
+            rank.communicate()
+    assert (tmp_path / "saved-1").exists(), errors
+    assert not (tmp_path / "saved-2").exists()
+    assert (leader.returncode, follower.returncode) == (1, -9), errors
+    assert recovered_checkpoints(tmp_path / "checkpoints") == [tmp_path / "checkpoints" / "step-000001"]
+    load_checkpoint(tmp_path / "checkpoints" / "step-000001", build_model(make_job({})))
 
 
 def test_the_others_end_when_a_rank_dies(make_job, make_groups, tmp_path):

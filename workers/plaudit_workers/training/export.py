@@ -1,15 +1,21 @@
-"""``plaudit export``: write the weights that a run published as one whole model, with adapters merged."""
+"""``plaudit export``: write weights that a run published, or those of a checkpoint, as one whole model.
+
+Adapters are merged.
+"""
 
 from __future__ import annotations
 
 import argparse
 import shutil
+import tempfile
 from pathlib import Path
 
 from plaudit_workers.errors import RefusedError
 from plaudit_workers.job.spec.model import ModelSpec
+from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.process import EXIT_DONE
 from plaudit_workers.published_weights import ADAPTER_FILE, PROBE_FILE
+from plaudit_workers.training.checkpoint_export import export_checkpoint
 from plaudit_workers.training_job import load_training_job
 from plaudit_workers.whole_files import whole_folder
 
@@ -18,21 +24,39 @@ def export(arguments: argparse.Namespace) -> int:
     """Run the command.
 
     Raises:
-        RefusedError: the run has no such weights, the output exists, or the starting model cannot be loaded.
+        RefusedError: the run has no such weights or step, the output exists, or the starting model cannot be loaded.
     """
     run: Path = arguments.run if arguments.run.is_dir() else arguments.runs_folder / arguments.run
     job = load_training_job(run / "job.yaml")
-    weights = _weights(run, arguments.version)
     output: Path = arguments.output
     if output.exists():
         raise RefusedError(f"{output} exists; give --output a new folder")
+    if arguments.step is None:
+        weights = _weights(run, arguments.version)
+        origin = f"policy version {weights.name}"
+    elif arguments.version:
+        raise RefusedError("--step and --version exclude each other: a step names a checkpoint, a version weights")
+    else:
+        checkpoint = _checkpoint(run, arguments.step)
+        origin = f"checkpoint of step {arguments.step}"
     with whole_folder(output) as folder:
-        if (weights / ADAPTER_FILE).is_file():
+        if arguments.step is not None:
+            _export_checkpoint(job, checkpoint, folder)
+        elif (weights / ADAPTER_FILE).is_file():
             merge(job.spec.model, weights, folder)
         else:
             shutil.copytree(weights, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(PROBE_FILE))
-    print(f"{output}: policy version {weights.name}")
+    print(f"{output}: {origin}")
     return EXIT_DONE
+
+
+def _export_checkpoint(job: RLJob, checkpoint: Path, output: Path) -> None:
+    if job.spec.trainer.lora is None:
+        export_checkpoint(job, checkpoint, output)
+        return
+    with tempfile.TemporaryDirectory() as adapter:
+        export_checkpoint(job, checkpoint, Path(adapter))
+        merge(job.spec.model, Path(adapter), output)
 
 
 def merge(model: ModelSpec, adapter: Path, output: Path) -> None:
@@ -77,3 +101,13 @@ def _weights(run: Path, version: str) -> Path:
     if version and version not in present:
         raise RefusedError(f"{run / 'weights'} has no version {version}; it has {', '.join(present)}")
     return run / "weights" / (version or present[-1])
+
+
+def _checkpoint(run: Path, step: int) -> Path:
+    from plaudit_workers.training.backend.checkpoint import checkpoints
+
+    present = {int(path.name.removeprefix("step-")): path for path in checkpoints(run / "checkpoints")}
+    if step not in present:
+        names = ", ".join(map(str, sorted(present))) or "none"
+        raise RefusedError(f"{run / 'checkpoints'} has no step {step}; it has {names}")
+    return present[step]

@@ -11,7 +11,10 @@ from plaudit_workers.stream.group import Group
 
 
 class TrainerBackend(Protocol):
-    """Trains a policy. All calls block; all but ``prune`` and ``write_files`` come from one thread, one at a time."""
+    """Trains a policy. All calls block.
+
+    All but ``prune``, ``write_files`` and ``finish_saving`` come from one thread, one at a time.
+    """
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
         """Train on one mini-batch (never empty) and return its figures."""
@@ -36,10 +39,19 @@ class TrainerBackend(Protocol):
         ...
 
     def save(self, step: int, extra: dict[str, Any]) -> Path:
-        """Write a checkpoint after ``step`` with the conductor's state beside the model's; return its folder.
+        """Begin a checkpoint after ``step`` with the conductor's state beside the model's; return its folder.
+
+        The states are those of the call, although writing continues during the next updates. Waits for the checkpoint
+        before it, and raises what that one raised.
+        """
+        ...
+
+    def finish_saving(self) -> None:
+        """Wait until the checkpoint begun last is in place. Called while updates run.
 
         Raises:
             StaleIncarnationError: a later trainer has begun; all checkpoints are unchanged.
+            RefusedError: the disk is full; older checkpoints are unchanged.
         """
         ...
 

@@ -1,12 +1,14 @@
 """Write and read checkpoints: the complete state from which a run continues exactly. Called by ``torch_backend``.
 
-``checkpoints/step-000010/`` holds ``policy.pt`` (weights in float32, optimizer, schedule, random state) and
-``state.json`` (the conductor's state: data cursor, policy version, ledger, incarnation). A checkpoint is whole or
-absent, and does not depend on the number of ranks.
+``checkpoints/step-000010/`` holds a safetensors file of each rank (weights in float32, optimizer), ``policy.json``
+(their index, schedule, random state) and ``state.json`` (the conductor's state: data cursor, policy version, ledger,
+incarnation). A checkpoint is whole or absent, and any number of ranks can load it. One that holds ``policy.pt`` is of
+an earlier version.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -16,23 +18,30 @@ import torch
 
 from plaudit_workers.process import RefusedError
 from plaudit_workers.training.model.policy_model import PolicyModel
+from plaudit_workers.training.model.state_copy import StateCopy
 from plaudit_workers.training.run.lineage import refuse_replaced
+from plaudit_workers.training.shards.index import INDEX_FILE, ShardError
 from plaudit_workers.whole_files import recover_all, remove, remove_leftovers, whole_folder
 
 _STEP_NAME = re.compile(r"step-(\d{6,})")
-_POLICY_FILE = "policy.pt"
+_EARLIER_FILE = "policy.pt"
 _STATE_FILE = "state.json"
 
 
 def save_checkpoint(
     folder: Path, step: int, model: PolicyModel, extra: dict[str, Any], keep: int | None = None
 ) -> Path:
-    """Write a checkpoint, then delete the oldest ones.
+    """Copy the model's state and write it; see ``write_checkpoint``."""
+    return write_checkpoint(folder, step, model.copy_state(), extra, keep)
+
+
+def write_checkpoint(folder: Path, step: int, copy: StateCopy, extra: dict[str, Any], keep: int | None = None) -> Path:
+    """Write a checkpoint, then delete the oldest ones. In any thread.
 
     Args:
         folder: ``checkpoints`` in the run's folder.
         step: the last closed step; an existing checkpoint of the same step is replaced.
-        model: rank 0's.
+        copy: of the model's state; rank 0's.
         extra: plain JSON (text keys), returned by ``load_checkpoint``.
         keep: number of newest checkpoints to keep, at least 1; None keeps all. See ``checkpoints`` for the order.
 
@@ -42,13 +51,17 @@ def save_checkpoint(
     Raises:
         RefusedError: the disk is full; older checkpoints are unchanged.
         StaleIncarnationError: a later trainer has begun; all checkpoints are unchanged.
+        ShardError: another rank could not write its rows.
     """
     target = folder / f"step-{step:06d}"
-    with whole_folder(target) as temporary:
-        with (temporary / _POLICY_FILE).open("wb") as file:
-            torch.save(model.state_dict(), file)
-        (temporary / _STATE_FILE).write_text(json.dumps({"step": step, "extra": extra}, allow_nan=False))
-        refuse_replaced(folder, int(extra.get("incarnation", 0)))  # writing takes long: it may have begun meanwhile
+    try:
+        with whole_folder(target) as temporary:
+            copy.write(temporary)
+            state = {"step": step, "extra": extra, "index": _digest(temporary)}
+            (temporary / _STATE_FILE).write_text(json.dumps(state, allow_nan=False))
+            refuse_replaced(folder, int(extra.get("incarnation", 0)))  # one may have begun while this one wrote
+    finally:
+        copy.abandon()
     if keep is not None:
         remove_leftovers(folder)
         for path in checkpoints(folder)[:-keep]:
@@ -69,16 +82,21 @@ def load_checkpoint(path: Path, model: PolicyModel) -> dict[str, Any]:
     Raises:
         RefusedError: the folder is not a checkpoint, cannot be read, or belongs to another model.
     """
-    extra = read_extra(path)
+    state = _read_state(path)
     try:
-        state = torch.load(path / _POLICY_FILE, map_location="cpu", weights_only=True, mmap=True)
-        model.load_state_dict(state)
+        if (path / _EARLIER_FILE).is_file():
+            model.load_state_dict(torch.load(path / _EARLIER_FILE, map_location="cpu", weights_only=True, mmap=True))
+        else:
+            if _digest(path) != state["index"]:
+                raise ShardError(f"{INDEX_FILE} is damaged")
+            model.load(str(path))
     # A damaged file meets torch's unpickler, zip reader and shape checks; each fails with its own exception.
     except (OSError, RuntimeError, KeyError, ValueError, EOFError) as error:
         raise RefusedError(
             f"checkpoint {path} cannot be loaded: {error}. Is it of this model? Choose another one with "
             "trainer.checkpoint.resumeFrom, or remove the folder to continue from the previous checkpoint"
         ) from error
+    extra: dict[str, Any] = state["extra"]
     return extra
 
 
@@ -88,14 +106,23 @@ def read_extra(path: Path) -> dict[str, Any]:
     Raises:
         RefusedError: the folder is not a checkpoint.
     """
+    extra: dict[str, Any] = _read_state(path)["extra"]
+    return extra
+
+
+def _read_state(path: Path) -> dict[str, Any]:
     try:
-        extra: dict[str, Any] = json.loads((path / _STATE_FILE).read_text())["extra"]
+        state: dict[str, Any] = json.loads((path / _STATE_FILE).read_text())
+        return {"extra": state["extra"], "index": state.get("index")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RefusedError(
             f"{path} is not a checkpoint: its {_STATE_FILE} cannot be read ({error}). Give a folder like "
             "…/checkpoints/step-000010"
         ) from error
-    return extra
+
+
+def _digest(folder: Path) -> str:
+    return hashlib.sha256((folder / INDEX_FILE).read_bytes()).hexdigest()
 
 
 def checkpoints(folder: Path) -> list[Path]:

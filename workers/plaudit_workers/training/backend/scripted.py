@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -42,6 +43,9 @@ class ScriptedBackend:
         self._update_s = update_s
         self._publish_s = publish_s
         self._save_s = save_s
+        self._saving = threading.Lock()
+        self._begun: tuple[Path, str, str] | None = None
+        """A checkpoint to be written: its folder, the groups, the conductor's state."""
         self.trained: list[list[str]] = []
         """The groups of each update so far, restored ones included."""
 
@@ -73,14 +77,24 @@ class ScriptedBackend:
                 remove(self._folder / "weights" / name)
 
     def save(self, step: int, extra: dict[str, Any]) -> Path:
-        """Write the list of groups it was trained on."""
-        time.sleep(self._save_s)
+        """Copy the list of groups it was trained on; ``finish_saving`` writes it."""
+        self.finish_saving()
         target = self._folder / "checkpoints" / f"step-{step:06d}"
-        with whole_folder(target) as temporary:
-            (temporary / "trained.json").write_text(json.dumps(self.trained))
-            (temporary / "state.json").write_text(json.dumps({"step": step, "extra": extra}))
-            refuse_replaced(target.parent, extra["incarnation"])
+        self._begun = (target, json.dumps(self.trained), json.dumps({"step": step, "extra": extra}))
         return target
+
+    def finish_saving(self) -> None:
+        """Write the list that the last ``save`` copied, once."""
+        with self._saving:
+            if self._begun is None:
+                return
+            target, trained, state = self._begun
+            time.sleep(self._save_s)
+            with whole_folder(target) as temporary:
+                (temporary / "trained.json").write_text(trained)
+                (temporary / "state.json").write_text(state)
+                refuse_replaced(target.parent, json.loads(state)["extra"]["incarnation"])
+            self._begun = None
 
     def checkpoints(self) -> dict[Path, dict[str, Any]]:
         """Return the checkpoints."""

@@ -6,6 +6,7 @@ import secrets
 import threading
 import time
 from collections.abc import Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from plaudit_workers.training.backend.checkpoint import (
     load_checkpoint,
     read_extra,
     recovered_checkpoints,
-    save_checkpoint,
+    write_checkpoint,
 )
 from plaudit_workers.training.backend.publish import offer_weights, prune_weights, write_offered, write_weights
 from plaudit_workers.training.model.batches.batch import TrainingBatch, make_batch
@@ -48,6 +49,8 @@ class TorchBackend:
         self._offered: Announcement | None = None
         """The version that rollouts receive from memory."""
         self._writing = threading.Lock()
+        self._saver = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._saving: Future[Path] | None = None
         self._weights = run_folder / "weights"
         self._checkpoints = run_folder / "checkpoints"
 
@@ -78,10 +81,18 @@ class TorchBackend:
         prune_weights(self._weights, in_use)
 
     def save(self, step: int, extra: dict[str, Any]) -> Path:
-        """Write ``checkpoints/step-<step>`` and delete the oldest; write offered weights, for ``plaudit export``."""
+        """Begin ``checkpoints/step-<step>``; write offered weights, for ``plaudit export``."""
+        self.finish_saving()
         if self._offered is not None and not (self._weights / str(self._offered.version)).exists():
             self.write_files(self._offered)
-        return save_checkpoint(self._checkpoints, step, self._model, extra, self._keep)
+        copy = self._model.copy_state()
+        self._saving = self._saver.submit(write_checkpoint, self._checkpoints, step, copy, extra, self._keep)
+        return self._checkpoints / f"step-{step:06d}"
+
+    def finish_saving(self) -> None:
+        """Wait until the checkpoint begun last is in place."""
+        if self._saving is not None:
+            self._saving.result()
 
     def checkpoints(self) -> dict[Path, dict[str, Any]]:
         """Return the run's checkpoints."""
@@ -92,7 +103,8 @@ class TorchBackend:
         return load_checkpoint(checkpoint, self._model)
 
     def close(self) -> None:
-        """Release the other ranks."""
+        """Finish writing, then release the other ranks."""
+        self._saver.shutdown()
         self._model.close()
 
 

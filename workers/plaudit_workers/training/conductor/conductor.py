@@ -158,6 +158,7 @@ class Conductor:
         except JobFailedError:
             await self._background.join()
             await self._save(step, report)
+            await self._background.join()
             await self._records.ledger()
             raise
 
@@ -201,5 +202,6 @@ class Conductor:
         if self._writing is not None:
             await self._writing
         if step is not None or self._saved_step != self._state.version.number:
-            await self._records.checkpoint(step, report)
+            path = await self._records.checkpoint(step, report)
             self._saved_step = self._state.version.number
+            self._background.start(self._records.await_checkpoint(path))

@@ -96,8 +96,11 @@ class RunRecords:
         with whole_file(self._run.folder / "ledger.json") as path:
             path.write_text(json.dumps(content, indent=1) + "\n")
 
-    async def checkpoint(self, open_step: OpenStep | None = None, report: StepReport | None = None) -> None:
-        """Write a checkpoint; with ``open_step`` and ``report`` in the middle of a step.
+    async def checkpoint(self, open_step: OpenStep | None = None, report: StepReport | None = None) -> Path:
+        """Begin a checkpoint; with ``open_step`` and ``report`` in the middle of a step.
+
+        Returns:
+            Its folder; see ``await_checkpoint``.
 
         Raises:
             StaleIncarnationError: another trainer took over; its checkpoints must not be mixed with ours.
@@ -116,5 +119,14 @@ class RunRecords:
             "ledger": state.ledger.snapshot(),
             "open_step": middle,
         }
-        path = await self._thread.run(self._thread.backend.save, step, extra)
+        return await self._thread.run(self._thread.backend.save, step, extra)
+
+    async def await_checkpoint(self, path: Path) -> None:
+        """Wait until the checkpoint begun last is in place, and log it.
+
+        Raises:
+            StaleIncarnationError: another trainer took over meanwhile.
+            RefusedError: the disk is full.
+        """
+        await asyncio.to_thread(self._thread.backend.finish_saving)
         logger.info("checkpoint written", path=str(path))

@@ -16,23 +16,9 @@ import torch.distributed as dist
 
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.training.model.batches.batch import TrainingBatch
-from plaudit_workers.training.model.sharding import Ranks
+from plaudit_workers.training.model.sharding import Ranks, gather_bytes
 from plaudit_workers.training.model.weight_offer import WeightOffer
-
-_GATHERED_BYTES = 1024
-"""Size of the messages that ``gather`` collects."""
-
-
-class OptimizerProgress(msgspec.Struct, frozen=True):
-    """The part of a checkpoint that every rank needs; tensors follow one by one, directly into the shards."""
-
-    random_state: bytes
-    """Of torch's generator on the CPU."""
-    updates: int
-    """Updates made so far."""
-    steps: dict[str, int]
-    """Parameter name → updates applied to it."""
-
+from plaudit_workers.training.shards.index import StateProgress
 
 ARGUMENTS: dict[str, Any] = {
     "update": TrainingBatch,
@@ -41,8 +27,9 @@ ARGUMENTS: dict[str, Any] = {
     "offer": WeightOffer,
     "full_state": None,
     "probe": None,
-    "state_dict": None,
-    "restore": OptimizerProgress,
+    "copy_state": None,
+    "load": str,
+    "restore": StateProgress,
     "close": None,
 }
 """Command → type of its argument."""
@@ -79,15 +66,8 @@ class Commands:
         return decode_command(self._broadcast(b""))
 
     def gather(self, message: bytes) -> list[bytes]:
-        """Return the message of each rank, of at most 1,020 bytes; a collective call within a command."""
-        if self._ranks.world_size == 1:
-            return [message]
-        framed = len(message).to_bytes(4, "big") + message
-        own = torch.frombuffer(bytearray(framed.ljust(_GATHERED_BYTES, b"\0")), dtype=torch.uint8)
-        gathered = [torch.empty_like(own) for _ in range(self._ranks.world_size)]
-        dist.all_gather(gathered, own, group=self._ranks.commands)
-        received = [each.numpy().tobytes() for each in gathered]
-        return [each[4 : 4 + int.from_bytes(each[:4], "big")] for each in received]
+        """Return the message of each rank; a collective call within a command."""
+        return gather_bytes(message, self._ranks.world_size, self._ranks.commands)
 
     def _broadcast(self, content: bytes) -> bytes:
         size = torch.tensor([len(content)])

@@ -39,13 +39,7 @@ class Adapters:
     """
 
     def __init__(self, model: PreTrainedModel, settings: LoraSpec, source: str, dtype: torch.dtype) -> None:
-        self._config = LoraConfig(
-            r=settings.rank,
-            lora_alpha=settings.alpha,  # type: ignore[arg-type]  # peft accepts fractions
-            target_modules=settings.target_modules or "all-linear",
-            bias="none",
-            base_model_name_or_path=source,
-        )
+        self._config = adapter_config(settings, source)
         try:
             inject_adapter_in_model(self._config, model, adapter_name=_ADAPTER)
         except (ValueError, NotImplementedError) as error:
@@ -78,6 +72,22 @@ class Adapters:
         with tempfile.TemporaryDirectory() as folder:
             self._config.save_pretrained(folder)
             return {ADAPTER_CONFIG_FILE: (Path(folder) / ADAPTER_CONFIG_FILE).read_bytes()}
+
+
+def adapter_config(settings: LoraSpec, source: str) -> LoraConfig:
+    """Return the configuration of adapters in peft's form.
+
+    Args:
+        settings: ``trainer.lora``.
+        source: ``model.source``, which it names.
+    """
+    return LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,  # type: ignore[arg-type]  # peft accepts fractions
+        target_modules=settings.target_modules or "all-linear",
+        bias="none",
+        base_model_name_or_path=source,
+    )
 
 
 def published_name(parameter: str) -> str:

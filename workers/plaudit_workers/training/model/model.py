@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import copy
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from plaudit_reward.packed_attention import (
@@ -25,7 +26,7 @@ from plaudit_reward.packed_attention import (
 )
 from plaudit_workers.errors import RefusedError
 from plaudit_workers.job.spec.model import ModelSpec
-from plaudit_workers.tokenizer import loading_message
+from plaudit_workers.tokenizer import load_tokenizer, loading_message
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 """``model.dtype`` → torch's."""
@@ -99,6 +100,24 @@ def companion_files(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, 
             model.generation_config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+def save_companions(model: ModelSpec, folder: Path) -> None:
+    """Write the configuration and the tokenizer of ``model.source`` for weights in ``model.dtype``.
+
+    Raises:
+        RefusedError: they cannot be loaded.
+    """
+    arguments = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
+    try:
+        config = AutoConfig.from_pretrained(model.source, **arguments)
+    except Exception as error:  # as for ``load_model``
+        raise RefusedError(loading_message("model", "model.source", model.source, error)) from error
+    config.dtype = DTYPES[model.dtype]
+    config.save_pretrained(folder)
+    with suppress(OSError):  # a model without generation settings has no such file
+        GenerationConfig.from_pretrained(model.source, revision=model.revision).save_pretrained(folder)
+    load_tokenizer(model).save_pretrained(folder)
 
 
 def refuse_unpackable(model: PreTrainedModel) -> None:

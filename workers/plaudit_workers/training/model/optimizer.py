@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from plaudit_workers.job.spec.algorithm import AlgorithmSpec, OptimizerSpec
-from plaudit_workers.training.model.sharding import as_sharded, gather
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's averages of gradients and of their squares."""
@@ -72,38 +70,37 @@ class PolicyOptimizer:
         figures = {"actor/lr": rate, "actor/skipped_updates": float(not finite)}
         return figures | ({"actor/grad_norm": norm} if finite else {})
 
-    def state_dict(self, keep: bool = True) -> dict[str, Any]:
-        """Return the unsharded state. A collective call.
-
-        Args:
-            keep: True on the rank that needs the moments (rank 0).
-
-        Returns:
-            ``updates``, ``steps`` (parameter name → updates applied to it; empty before the first) and ``moments``
-            (parameter name → AdamW's two averages).
-        """
-        states = {name: self._adamw.state[p] for name, p in self._parameters.items() if p in self._adamw.state}
+    @property
+    def steps(self) -> dict[str, int]:
+        """Parameter name → updates applied to it; empty before the first."""
         return {
-            "updates": self.updates,
-            "steps": {name: int(state["step"].item()) for name, state in states.items()},
-            "moments": {name: gather({key: state[key] for key in MOMENTS}, keep) for name, state in states.items()},
+            name: int(self._adamw.state[parameter]["step"].item())
+            for name, parameter in self._parameters.items()
+            if parameter in self._adamw.state
         }
 
-    def restore(self, updates: int, steps: Mapping[str, int], moments: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Load the parts of a state that ``state_dict`` returned. A collective call.
+    def averages(self) -> dict[str, Tensor]:
+        """Return AdamW's averages as ``exp_avg/NAME`` and ``exp_avg_sq/NAME``, sharded as the parameters."""
+        return {
+            f"{key}/{name}": self._adamw.state[parameter][key]
+            for key in MOMENTS
+            for name, parameter in self._parameters.items()
+            if parameter in self._adamw.state
+        }
+
+    def restore(self, updates: int, steps: Mapping[str, int]) -> None:
+        """Set the progress of a saved state and create its ``averages``, to be filled by the caller.
 
         Args:
             updates: made so far.
             steps: parameter name → updates applied to it.
-            moments: parameter name → AdamW's averages; where parameters are sharded, only rank 0 needs them.
         """
         self.updates = updates
         self._adamw.state.clear()
         for name, num_updates in steps.items():
             parameter = self._parameters[name]
-            saved = moments.get(name, {})
-            averages = {key: as_sharded(saved.get(key), parameter.detach()) for key in MOMENTS}
             step = torch.tensor(float(num_updates), device=parameter.device)
+            averages = {key: torch.empty_like(parameter.detach()) for key in MOMENTS}
             self._adamw.state[parameter] = {"step": step, **averages}
 
 

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -28,7 +29,7 @@ from plaudit_workers.tokenizer import load_tokenizer
 from plaudit_workers.training.model.activations import checkpoint_layers
 from plaudit_workers.training.model.batches.batch import TrainingBatch
 from plaudit_workers.training.model.batches.packing import MicroBatch, assign_bins, pack, pack_single
-from plaudit_workers.training.model.commands import Commands, OptimizerProgress
+from plaudit_workers.training.model.commands import Commands
 from plaudit_workers.training.model.lora import Adapters, published_name
 from plaudit_workers.training.model.loss import choose_loss, mean_figures, policy_loss
 from plaudit_workers.training.model.losses.aggregation import token_weights
@@ -45,10 +46,13 @@ from plaudit_workers.training.model.model import (
 from plaudit_workers.training.model.optimizer import PolicyOptimizer
 from plaudit_workers.training.model.probe import PROBE_LIMITS, probe_ids
 from plaudit_workers.training.model.sharding import Ranks, fill, gather, join_ranks, leave_ranks, place
+from plaudit_workers.training.model.state_copy import StateCopy, read_own_rows, refuse_other_tensors
 from plaudit_workers.training.model.temperature import refuse_cut_sampling
 from plaudit_workers.training.model.token_head import TokenHead, reduced
 from plaudit_workers.training.model.utilization import work_figures
 from plaudit_workers.training.model.weight_offer import OfferedWeights, WeightOffer, layout_of, part_of
+from plaudit_workers.training.shards.index import MODEL_PREFIX, ShardError, ShardIndex, StateProgress
+from plaudit_workers.training.shards.reader import ShardReader
 
 
 class PolicyModel:
@@ -95,6 +99,7 @@ class PolicyModel:
         """The version of those, or of the model's weights; None when neither are the published ones any more."""
         self._files: dict[str, bytes] = {}
         self._offered: OfferedWeights | None = None
+        self._copy: StateCopy | None = None
 
     def update(self, batch: TrainingBatch) -> dict[str, float]:
         """Make one optimizer step on a batch and return its figures (verl's names where verl has one).
@@ -201,47 +206,96 @@ class PolicyModel:
             self._files = companion_files(self._model, self._tokenizer, DTYPES[self._spec.model.dtype])
         return self._files
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: trained weights in float32, optimizer, schedule, random state."""
-        self._commands.send("state_dict")
-        keep = self._ranks.rank == 0
-        return {
-            "model": gather(self._tensors, keep),
-            "optimizer": self._optimizer.state_dict(keep),
-            "rng": torch.get_rng_state(),
-        }
+    def copy_state(self) -> StateCopy:
+        """Copy the state for a checkpoint: trained weights in float32, optimizer, schedule, random state.
+
+        Returns:
+            The copy, to be written on rank 0 while updates continue; the other ranks write with it.
+        """
+        self._commands.send("copy_state")
+        if self._copy is not None:
+            self._copy.join()
+        progress = StateProgress(
+            torch.get_rng_state().numpy().tobytes(), self._optimizer.updates, self._optimizer.steps
+        )
+        self._copy = StateCopy(self._ranks, self._state(), progress)
+        if self._ranks.rank:
+            self._copy.follow()
+        return self._copy
+
+    def load(self, folder: str) -> None:
+        """Load a state that any number of ranks wrote; each rank reads its own rows.
+
+        Raises:
+            ShardError: files are damaged, or of another model. Then the state is undefined.
+            OSError: the index cannot be read.
+        """
+        if self._ranks.rank == 0:
+            index = ShardIndex.read(Path(folder))
+            self._optimizer.restore(index.progress.updates, self._known(index.progress.steps))
+            refuse_other_tensors(index, self._state())
+        self._commands.send("load", folder)
+        errors = [error.decode() for error in self._commands.gather(self._read(Path(folder)).encode()) if error]
+        if errors and self._ranks.rank == 0:
+            raise ShardError("; ".join(errors))
+
+    def _read(self, folder: Path) -> str:
+        """Read this rank's rows; return an error that rank 0 raises."""
+        try:
+            reader = ShardReader(folder)
+            progress = reader.index.progress
+            self._optimizer.restore(progress.updates, progress.steps)
+            read_own_rows(reader, self._state())
+        except (OSError, ShardError) as error:
+            return f"rank {self._ranks.rank}: {error}"
+        self._begin_from(progress)
+        return ""
+
+    def _known(self, steps: Mapping[str, int]) -> Mapping[str, int]:
+        """Check that a state has steps of this model's parameters only.
+
+        Raises:
+            ShardError: it has not.
+        """
+        if others := steps.keys() - self._parameters.keys():
+            raise ShardError(f"{min(others)} is no trained parameter of the model")
+        return steps
+
+    def _begin_from(self, progress: StateProgress) -> None:
+        torch.set_rng_state(torch.frombuffer(bytearray(progress.random_state), dtype=torch.uint8))
+        self._proximal = self._published = None
+
+    def _state(self) -> dict[str, Tensor]:
+        """Return the tensors of a checkpoint; the same names on every rank."""
+        return {f"{MODEL_PREFIX}{name}": each for name, each in self._tensors.items()} | self._optimizer.averages()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a ``state_dict`` that was saved with any number of ranks."""
+        """Load the state of a checkpoint in one file, as earlier versions wrote it."""
         optimizer = state["optimizer"]
-        progress = OptimizerProgress(state["rng"].numpy().tobytes(), int(optimizer["updates"]), optimizer["steps"])
-        self.restore(progress, state["model"], optimizer["moments"])
+        progress = StateProgress(state["rng"].numpy().tobytes(), int(optimizer["updates"]), optimizer["steps"])
+        averages = {f"{key}/{name}": each for name, own in optimizer["moments"].items() for key, each in own.items()}
+        self.restore(progress, {f"{MODEL_PREFIX}{name}": each for name, each in state["model"].items()} | averages)
 
-    def restore(
-        self,
-        progress: OptimizerProgress,
-        weights: Mapping[str, Tensor] | None = None,
-        moments: Mapping[str, Mapping[str, Tensor]] | None = None,
-    ) -> None:
-        """Load a state in parts; ranks other than 0 get the tensors from rank 0.
+    def restore(self, progress: StateProgress, state: Mapping[str, Tensor] | None = None) -> None:
+        """Load a state from rank 0's memory.
 
         Args:
             progress: what every rank needs.
-            weights: unsharded, by name; None on ranks other than 0.
-            moments: AdamW's averages by parameter name; None on ranks other than 0.
+            state: unsharded tensors by name; None on ranks other than 0, which get them from rank 0.
         """
         self._commands.send("restore", progress)
-        for name, tensor in self._tensors.items():
-            fill(tensor, None if weights is None else weights[name])
-        self._optimizer.restore(progress.updates, progress.steps, moments or {})
-        torch.set_rng_state(torch.frombuffer(bytearray(progress.random_state), dtype=torch.uint8))
-        self._proximal = self._published = None
+        self._optimizer.restore(progress.updates, progress.steps)
+        for name, tensor in self._state().items():
+            fill(tensor, None if state is None else state[name])
+        self._begin_from(progress)
 
     def close(self) -> None:
         """Release the other ranks and leave the process group."""
         self._commands.send("close")
         if self._offered is not None:
             self._offered.close()
+        if self._copy is not None:
+            self._copy.join()
         leave_ranks(self._ranks)
 
     def follow(self) -> None:

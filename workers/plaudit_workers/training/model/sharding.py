@@ -1,8 +1,8 @@
 """Place parameters: whole in one process, or sharded over ranks by FSDP2 (``fully_shard``).
 
 Everything else of the trainer treats both alike through ``whole`` (a parameter or optimizer tensor as one CPU tensor)
-and ``fill`` (the way back). A saved state does not depend on the number of ranks, so a run may be
-resumed with another number.
+and ``fill`` (the way back), or through ``own_rows``. A saved state does not depend on the number of ranks, so a run may
+be resumed with another number.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers import PreTrainedModel
 
 COMMAND_TIMEOUT = timedelta(days=30)
@@ -35,6 +36,8 @@ class Ranks:
     device: torch.device
     commands: dist.ProcessGroup | None = None
     """Carries commands from rank 0 to the others; None with one rank."""
+    saving: dist.ProcessGroup | None = None
+    """Used by the threads that write checkpoints, beside commands; None with one rank."""
 
     def use_device(self) -> None:
         """Make the device the current one of the calling thread: CUDA has one for each thread, 0 in a new one."""
@@ -62,7 +65,8 @@ def join_ranks(rank: int, world_size: int) -> Ranks:
     # Commands and plain figures travel by gloo; on GPUs the gradients go by nccl.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT)
-    return Ranks(rank, world_size, device, dist.new_group(backend="gloo", timeout=COMMAND_TIMEOUT))
+    commands, saving = (dist.new_group(backend="gloo", timeout=COMMAND_TIMEOUT) for _ in range(2))
+    return Ranks(rank, world_size, device, commands, saving)
 
 
 def leave_ranks(ranks: Ranks) -> None:
@@ -90,6 +94,37 @@ def place(model: PreTrainedModel, ranks: Ranks, dtype: torch.dtype) -> PreTraine
     # The root, too, frees gathered parameters after a pass without gradients; it would continue with stale ones.
     fully_shard(model, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
     return model
+
+
+def own_rows(tensor: Tensor) -> tuple[Tensor, int]:
+    """Return this rank's rows of a tensor, as a view, and the number of the first.
+
+    FSDP2 shards along the first dimension, so a shard is a run of consecutive bytes of the whole tensor. A tensor that
+    is not sharded is whole on every rank.
+
+    Raises:
+        NotImplementedError: it is sharded in another way.
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor.detach(), 0
+    if tensor.placements != (Shard(0),):
+        raise NotImplementedError(f"a tensor sharded as {tensor.placements}; fully_shard makes Shard(0)")
+    _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    with torch.no_grad():
+        return tensor.to_local().detach(), int(offsets[0])
+
+
+def gather_bytes(message: bytes, world_size: int, group: dist.ProcessGroup | None) -> list[bytes]:
+    """Return the message of each rank, of any length. A collective call in ``group``."""
+    if world_size == 1:
+        return [message]
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(world_size)]
+    dist.all_gather(sizes, torch.tensor([len(message)]), group=group)
+    longest = max(1, *(int(size) for size in sizes))
+    own = torch.frombuffer(bytearray(message.ljust(longest, b"\0")), dtype=torch.uint8)
+    gathered = [torch.empty_like(own) for _ in range(world_size)]
+    dist.all_gather(gathered, own, group=group)
+    return [each[: int(size)].numpy().tobytes() for each, size in zip(gathered, sizes, strict=True)]
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -125,10 +160,3 @@ def fill(tensor: Tensor, full: Tensor | None) -> None:
         if isinstance(tensor, DTensor):
             source = distribute_tensor(source.to(tensor.device), tensor.device_mesh, tensor.placements)
         tensor.copy_(source)
-
-
-def as_sharded(full: Tensor | None, like: Tensor) -> Tensor:
-    """Return a new tensor, sharded as ``like`` and filled from an unsharded one (see ``fill``)."""
-    tensor = torch.empty_like(like)
-    fill(tensor, full)
-    return tensor

@@ -12,30 +12,18 @@ from collections.abc import Iterator, Mapping
 import msgspec
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor import DTensor
 
 from plaudit_wire.messages import PolicyVersion
+from plaudit_workers.training.model.sharding import own_rows
+from plaudit_workers.training.shards.index import row_items
+from plaudit_workers.training.shards.tensor_bytes import DTYPE_NAMES, bytes_of
 from plaudit_workers.weight_transfer.layout import FileLayout, TensorShape, file_layout
 from plaudit_workers.weight_transfer.part import WeightPart
 from plaudit_workers.weight_transfer.server import WeightServer, host_towards
 
 PORT_VARIABLE = "PLAUDIT_WEIGHTS_PORT"
 """Port of local rank 0; the next ranks of the pod take the next ports. Unset: any free port."""
-
-_DTYPE_NAMES = {
-    torch.float64: "F64",
-    torch.int64: "I64",
-    torch.float32: "F32",
-    torch.int32: "I32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.int16: "I16",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.bool: "BOOL",
-}
-"""Types of torch → their names in safetensors."""
 
 
 class WeightOffer(msgspec.Struct, frozen=True):
@@ -78,7 +66,7 @@ def layout_of(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> FileLayout:
         dtype: of the published floating-point tensors.
     """
     return file_layout(
-        TensorShape(name, _DTYPE_NAMES[_published(tensor, dtype)], tuple(tensor.shape))
+        TensorShape(name, DTYPE_NAMES[_published(tensor, dtype)], tuple(tensor.shape))
         for name, tensor in tensors.items()
     )
 
@@ -101,22 +89,12 @@ def _pieces(
     tensors: Mapping[str, Tensor], dtype: torch.dtype, rank: int, layout: FileLayout
 ) -> Iterator[tuple[int, memoryview]]:
     for name, tensor in tensors.items():
-        local, first = _local(tensor, rank)
-        if local is None or not local.numel():
-            continue
-        copy = torch.empty(local.shape, dtype=_published(tensor, dtype), device="cpu").copy_(local.detach())
-        content = copy.view(-1).view(torch.uint8).numpy()
-        yield layout.offsets[name] + first * copy.element_size(), content.data
-
-
-def _local(tensor: Tensor, rank: int) -> tuple[Tensor | None, int]:
-    """Return this rank's elements, None if another rank sends them, and the number of elements before them."""
-    if not isinstance(tensor, DTensor):
-        return (tensor if rank == 0 else None), 0
-    if tensor.placements != (Shard(0),):
-        raise NotImplementedError(f"weights sharded as {tensor.placements}; only Shard(0), as by fully_shard, is sent")
-    _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return tensor.to_local(), int(offsets[0]) * (tensor.numel() // max(1, tensor.shape[0]))
+        local, first_row = own_rows(tensor)
+        if not local.numel() or (rank and not isinstance(tensor, DTensor)):
+            continue  # rank 0 sends what every rank holds
+        copy = torch.empty(local.shape, dtype=_published(tensor, dtype), device="cpu").copy_(local)
+        first = first_row * row_items(tensor.shape)
+        yield layout.offsets[name] + first * copy.element_size(), bytes_of(copy)
 
 
 def _published(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:

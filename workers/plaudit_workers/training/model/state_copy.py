@@ -1,0 +1,141 @@
+"""Copy the policy's state to host memory and write it beside the next updates, each rank its rows.
+
+The step continues as soon as the copy is made. Threads of the ranks then write: rank 0 sends the folder, each rank
+writes one file, and rank 0 collects their tables into the index. They meet in a process group of their own, so they
+never wait for a command.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from plaudit_workers.training.model.sharding import Ranks, gather_bytes, own_rows
+from plaudit_workers.training.shards.index import (
+    INDEX_FILE,
+    ShardedTensor,
+    ShardError,
+    ShardIndex,
+    StateProgress,
+    merged,
+)
+from plaudit_workers.training.shards.reader import ShardReader
+from plaudit_workers.training.shards.writer import TensorRows, write_rows
+
+
+class WriteReport(msgspec.Struct, frozen=True):
+    """The message of a rank that has written its file, or failed to."""
+
+    error: str = ""
+    tensors: dict[str, ShardedTensor] = {}
+
+
+class StateCopy:
+    """This rank's rows of a state, in host memory.
+
+    Args:
+        ranks: this process's place.
+        tensors: the state by name, the same names on every rank; sharded or whole.
+        progress: the rest of the state.
+    """
+
+    def __init__(self, ranks: Ranks, tensors: Mapping[str, Tensor], progress: StateProgress) -> None:
+        self._ranks = ranks
+        self._rows = list(_copied(tensors, ranks.rank))
+        self._progress = progress
+        self._thread: threading.Thread | None = None
+        self._begun = False
+
+    def write(self, folder: Path) -> None:
+        """Write the state of all ranks. On rank 0, in any thread; the others have to ``follow``.
+
+        Args:
+            folder: an empty one, on a volume that all ranks share.
+
+        Raises:
+            ShardError: a rank could not write its rows.
+            OSError: this rank could not.
+        """
+        self._begun = True
+        self._gather(str(folder).encode())
+        reports = [msgspec.msgpack.decode(each, type=WriteReport) for each in self._gather(self._write_own(folder))]
+        errors = [report.error for report in reports if report.error]
+        if errors:
+            raise ShardError("; ".join(errors))
+        index = ShardIndex(self._progress, merged(report.tensors for report in reports))
+        (folder / INDEX_FILE).write_bytes(index.encoded())
+
+    def abandon(self) -> None:
+        """Release the other ranks, if ``write`` was never called."""
+        if not self._begun:
+            self._begun = True
+            self._gather(b"")
+
+    def follow(self) -> None:
+        """Write this rank's rows in a thread, when rank 0 writes."""
+        self._thread = threading.Thread(target=self._follow, name="checkpoint")
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait for the thread of ``follow``."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _follow(self) -> None:
+        if folder := self._gather(b"")[0]:
+            self._gather(self._write_own(Path(folder.decode())))
+
+    def _write_own(self, folder: Path) -> bytes:
+        rank = self._ranks.rank
+        name = f"rank-{rank:05d}-of-{self._ranks.world_size:05d}.safetensors"
+        try:
+            report = WriteReport(tensors=write_rows(folder / name, self._rows))
+        except OSError as error:  # reported to rank 0, which ends the run
+            report = WriteReport(f"rank {rank}: {error}")
+        self._rows.clear()
+        return msgspec.msgpack.encode(report)
+
+    def _gather(self, message: bytes) -> list[bytes]:
+        return gather_bytes(message, self._ranks.world_size, self._ranks.saving)
+
+
+def _copied(tensors: Mapping[str, Tensor], rank: int) -> Iterator[TensorRows]:
+    for name, tensor in tensors.items():
+        rows, first_row = own_rows(tensor)
+        if rank == 0 or (isinstance(tensor, DTensor) and rows.numel()):
+            copy = torch.empty(rows.shape, dtype=rows.dtype, device="cpu").copy_(rows)
+            yield TensorRows(name, copy, first_row, tuple(tensor.shape))
+
+
+def refuse_other_tensors(index: ShardIndex, tensors: Mapping[str, Tensor]) -> None:
+    """Check that a stored state has these tensors, in these shapes.
+
+    Raises:
+        ShardError: one is missing, or has another shape.
+    """
+    for name, tensor in tensors.items():
+        stored = index.tensors.get(name)
+        if stored is None:
+            raise ShardError(f"{name} is missing")
+        if stored.shape != tuple(tensor.shape):
+            raise ShardError(f"{name} has the shape {list(stored.shape)}, the model's has {list(tensor.shape)}")
+
+
+@torch.no_grad()
+def read_own_rows(reader: ShardReader, tensors: Mapping[str, Tensor]) -> None:
+    """Fill this rank's rows of the tensors; no other rows are read.
+
+    Raises:
+        ShardError: a file is damaged.
+        OSError: a file cannot be read.
+    """
+    for name, tensor in tensors.items():
+        rows, first_row = own_rows(tensor)
+        if rows.numel():
+            rows.copy_(reader.rows(name, first_row, rows.shape[0] if rows.dim() else 1))
