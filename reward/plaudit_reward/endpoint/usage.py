@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from plaudit_reward.errors import CallTimeoutError
+from plaudit_reward.http.errors import NoResponseError
+from plaudit_reward.http.response import Response
 from plaudit_wire.logs import get_logger
 from plaudit_wire.names import Names
 
@@ -37,6 +41,19 @@ class EndpointUsage:
     def count_request(self, status: str) -> None:
         """Count one request."""
         self.requests[status] += 1
+
+    async def counted(self, request: Awaitable[Response]) -> Response:
+        """Await a request and count how it ended. Raises what the request raises."""
+        try:
+            response = await request
+        except CallTimeoutError:
+            self.count_request("timeout")
+            raise
+        except NoResponseError:
+            self.count_request("unreachable")
+            raise
+        self.count_request(str(response.status))
+        return response
 
     def count_tokens(self, prompt: int, completion: int) -> None:
         """Count the tokens that the endpoint reports for one request."""

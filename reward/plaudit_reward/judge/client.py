@@ -10,9 +10,8 @@ import msgspec
 
 from plaudit_reward.endpoint.failures import failure_of
 from plaudit_reward.endpoint.usage import EndpointUsage
-from plaudit_reward.errors import CallTimeoutError, DataError, InfrastructureError
+from plaudit_reward.errors import DataError, InfrastructureError
 from plaudit_reward.http.client import HttpClient
-from plaudit_reward.http.errors import NoResponseError
 from plaudit_reward.http.proxy import proxy_for
 from plaudit_reward.http.response import error_message, excerpt
 
@@ -112,15 +111,8 @@ class JudgeClient:
             DataError: it refuses this prompt, or its answer is empty.
         """
         body = msgspec.json.encode({**self._body, "messages": [{"role": "user", "content": prompt}]})
-        try:
-            response = await self._http.post(self._url, body, limit_s, headers=headers, on_sent=on_sent)
-        except CallTimeoutError:
-            self._usage.count_request("timeout")
-            raise
-        except NoResponseError:
-            self._usage.count_request("unreachable")
-            raise
-        self._usage.count_request(str(response.status))
+        request = self._http.post(self._url, body, limit_s, headers=headers, on_sent=on_sent)
+        response = await self._usage.counted(request)
         if response.status != 200:
             message = error_message(response.body, self._api_key)
             raise failure_of(self.base_url, response.status, response.headers, message, _REMEDIES)

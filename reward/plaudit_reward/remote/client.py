@@ -11,9 +11,8 @@ import msgspec
 from plaudit_reward.endpoint.failures import failure_of
 from plaudit_reward.endpoint.json_path import json_path, value_at
 from plaudit_reward.endpoint.usage import EndpointUsage
-from plaudit_reward.errors import CallTimeoutError, ConfigurationError
+from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.http.client import HttpClient
-from plaudit_reward.http.errors import NoResponseError
 from plaudit_reward.http.proxy import proxy_for
 from plaudit_reward.http.response import error_message, excerpt
 from plaudit_reward.remote.remedies import HTTP, Remedies
@@ -95,17 +94,10 @@ class RemoteClient:
             DataError: it refuses this sample, or has no finite number for it.
         """
         body = msgspec.json.encode(_merged(self._shape.body(sample), self._arguments))
-        try:
-            response = await self._http.post(
-                self.url, body, limit_s, headers={**self._headers, **(headers or {})}, on_sent=on_sent
-            )
-        except CallTimeoutError:
-            self._usage.count_request("timeout")
-            raise
-        except NoResponseError:
-            self._usage.count_request("unreachable")
-            raise
-        self._usage.count_request(str(response.status))
+        request = self._http.post(
+            self.url, body, limit_s, headers={**self._headers, **(headers or {})}, on_sent=on_sent
+        )
+        response = await self._usage.counted(request)
         if response.status != 200:
             message = error_message(response.body, self._api_key)
             raise failure_of(self.url, response.status, response.headers, message, self._remedies)
