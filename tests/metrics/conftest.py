@@ -303,7 +303,8 @@ class _RunInThread:
             schedule="one-step-off-policy",
             max_staleness=1,
             traces_endpoint=receiver.address,
-            traces_share=0.5,
+            traces_share=1.0,
+            model="tiny",
         )
         self._over = threading.Event()
         self._error: BaseException | None = None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from google.protobuf.json_format import MessageToJson
 
 from otlp_receiver import Receiver
 from plaudit_metrics.service.settings import ServiceSettings
@@ -101,6 +104,35 @@ def test_spans_follow_the_conventions_for_generative_ai(receiver: Receiver, samp
     for span in named["group_scorer"]:
         (link,) = span.links
         assert (int.from_bytes(link.trace_id), int.from_bytes(link.span_id)) == (trace_id, span_id)
+
+
+def test_a_step_of_a_real_run_opens_as_json_with_status_attributes_and_scorers(observed_run: Any) -> None:
+    def spans_of(step: int) -> list[dict[str, Any]]:
+        spans = [json.loads(MessageToJson(span)) for span in observed_run.spans]
+        traces = {span["traceId"] for span in spans if known(span).get("plaudit.step") == {"intValue": str(step)}}
+        return [span for span in spans if span["traceId"] in traces]
+
+    for _ in range(100):  # sent after the step has closed
+        if spans := spans_of(1):
+            break
+        time.sleep(0.1)
+    samples = [span for span in spans if span["name"] == "sample"]
+    failed = [span for span in samples if span["status"].get("code") == "STATUS_CODE_ERROR"]
+    assert 0 < len(failed) < len(samples)
+    assert all(known(span)["error.type"] == {"stringValue": "data_error"} for span in failed)
+    for sample in samples:
+        below = {span["name"]: span for span in spans if span.get("parentSpanId") == sample["spanId"]}
+        assert {"generation", "scorer mine", "scorer big", "score"} <= below.keys()
+        written = known(below["generation"])
+        assert written["gen_ai.request.model"] == {"stringValue": "tiny"}
+        assert {"gen_ai.usage.output_tokens", "gen_ai.response.finish_reasons"} <= written.keys()
+        (event,) = below["scorer big"]["events"]
+        assert event["name"] == "gen_ai.evaluation.result"
+
+
+def known(span: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of a span in OTLP's JSON."""
+    return {each["key"]: each["value"] for each in span.get("attributes", [])}
 
 
 def test_a_conversation_arrives_with_its_turns_and_tool_calls(receiver: Receiver, sample: Build, group: Build) -> None:

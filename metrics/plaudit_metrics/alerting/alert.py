@@ -11,7 +11,7 @@ from plaudit_metrics.alerting.windows import Windows
 
 RUNBOOK = "metrics/runbook.md"
 
-_NOT_RUNNING = 'plaudit_rljob_info{run!="", phase!~"Running|Degraded"}'
+_NOT_RUNNING = "run:plaudit_not_running:last1h"
 """A suspended, queued or ended job waits for nothing. Without an operator there is no such series."""
 
 

@@ -15,7 +15,7 @@ def recording_rules(windows: Windows = AS_WRITTEN) -> dict[str, Any]:
     """Return the content of the rule file."""
     rules = [
         {"record": name, "expr": windows.expression(expression)}
-        for name, expression in (_late() | _failed() | _steps() | _means()).items()
+        for name, expression in (_late() | _failed() | _steps() | _means() | _phases()).items()
     ]
     return {"groups": [{"name": "plaudit.rules", "interval": windows.duration("30s"), "rules": rules}]}
 
@@ -51,6 +51,18 @@ def _steps() -> dict[str, str]:
             f"avg_over_time(plaudit_last_step_wait_seconds[30m]) / ignoring (cause) group_left () ({seconds} > 0)"
         ),
     }
+
+
+def _phases() -> dict[str, str]:
+    """Return the runs whose job is not running, or was not when an operator reported it last, within an hour.
+
+    Without the hour, suspended jobs would fire while no operator runs.
+    """
+    jobs = 'plaudit_rljob_info{{run!="", phase{}"Running|Degraded"}}'
+    other, running = (jobs.format(matches) for matches in ("!~", "=~"))
+    newest = "max by (run) (max_over_time(timestamp({})[1h:1m]))".format
+    reported_last = f"({newest(other)} unless {newest(running)} >= {newest(other)})"
+    return {"run:plaudit_not_running:last1h": f"max by (run) ({other})\nor {reported_last}"}
 
 
 def _means() -> dict[str, str]:

@@ -45,7 +45,7 @@ def test_a_rule_fires_for_each_series_that_its_query_returns(rule: dict[str, Any
 def test_only_recorded_series_make_a_difference_to_prometheus() -> None:
     expressions = [rule["data"][0]["model"]["expr"] for rule in RULES]
     for alert, expression in zip(ALERTS, expressions, strict=True):
-        assert (expression == filled(alert.full_expression)) == ("run:" not in alert.expression)
+        assert (expression == filled(alert.full_expression)) == ("run:" not in alert.full_expression)
 
 
 def test_uids_are_unique() -> None:
