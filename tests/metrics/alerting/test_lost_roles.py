@@ -1,0 +1,112 @@
+"""A real Prometheus on real runs: a trainer is killed, rollouts leave, a run ends. Windows are shortened 300 times."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import start_http_server
+
+from metrics_process import MetricsProcess
+from plaudit_operator.cache import Cache
+from plaudit_operator.runtime.kinds import RLJOB
+from plaudit_operator.series import OperatorSeries
+from plaudit_workers.launch.redis.server import RedisServer
+from simulated_run import Simulation
+
+TRAINING = {"PLAUDIT_SCHEDULE": "on-policy", "PLAUDIT_MAX_STALENESS": "0"}
+PLAN = {"steps": 100_000, "prompts_per_step": 4}
+_WITHIN_S = 120
+
+
+def firing(prometheus: Any, run: str) -> set[str]:
+    found = prometheus.query(f'ALERTS{{alertstate="firing", run="{run}"}}')
+    return {alert["metric"]["alertname"] for alert in found}
+
+
+async def until(holds: Callable[[], bool]) -> float:
+    """Wait until it holds; return the seconds."""
+    began = time.monotonic()
+    async with asyncio.timeout(_WITHIN_S):
+        while not await asyncio.to_thread(holds):
+            await asyncio.sleep(0.2)
+    return time.monotonic() - began
+
+
+@pytest.fixture
+async def run(redis_server: RedisServer, run_name: str, prometheus: Any, tmp_path: Path) -> Any:
+    """A run with its metrics service, whose trainer and workers the test starts."""
+    simulation = Simulation(redis_server, run_name, tmp_path / "run")
+    simulation.update_s = lambda groups: 0.2
+    service = MetricsProcess(redis_server, run_name, simulation.folder, TRAINING)
+    await service.start()
+    prometheus.scrape(service.port, run=run_name)
+    yield simulation
+    await service.kill()
+
+
+async def trainer_of(simulation: Any, **plan: Any) -> asyncio.subprocess.Process:
+    """Start a trainer as a process; return when a step has closed."""
+    process = await simulation.trainer_process({"update_s": 0.2, "plan": PLAN | plan})
+    await simulation.until_steps(len(simulation.steps()) + 1)
+    return process
+
+
+async def test_a_killed_trainer_raises_its_alert_until_another_one_trains(run: Any, prometheus: Any) -> None:
+    async with run.workers():
+        trainer = await trainer_of(run)
+        await until(lambda: "NoTrainer" not in firing(prometheus, run.name))  # it fired before the first heartbeat
+        trainer.kill()
+        await trainer.wait()
+        await until(lambda: "NoTrainer" in firing(prometheus, run.name))
+        trainer = await trainer_of(run)
+        await until(lambda: "NoTrainer" not in firing(prometheus, run.name))
+        trainer.kill()
+        await trainer.wait()
+
+
+async def test_a_run_without_rollouts_raises_their_alert_and_not_that_of_the_trainer(run: Any, prometheus: Any) -> None:
+    async with run.workers():
+        trainer = await trainer_of(run)
+    await until(lambda: "NoReadyRollout" in firing(prometheus, run.name))
+    assert not firing(prometheus, run.name) & {"NoTrainer", "NoRewardWorkers"}
+    async with run.workers():
+        await until(lambda: "NoReadyRollout" not in firing(prometheus, run.name))
+        trainer.kill()
+        await trainer.wait()
+
+
+async def test_a_run_that_ended_raises_no_alert_where_an_operator_reports_its_end(run: Any, prometheus: Any) -> None:
+    with reported(prometheus, run.name, "Complete"):
+        async with run.workers():
+            trainer = await trainer_of(run, steps=3)
+            assert await trainer.wait() == 0
+        alert = f'ALERTS{{alertname="NoTrainer", alertstate="firing", run="{run.name}"}}'
+        without = f'sum without (role, state) (plaudit_workers{{role="trainer", run="{run.name}"}}) == 0'
+        await until(lambda: bool(prometheus.query(without)))
+        await asyncio.sleep(8)  # the alert holds for two seconds here, and is kept for as long
+        assert prometheus.query(without)
+        assert not prometheus.query(f"max_over_time({alert}[3s])")
+
+
+@contextmanager
+def reported(prometheus: Any, run: str, phase: str) -> Iterator[None]:
+    """The operator's series of one job while the context lasts."""
+    cache = Cache()
+    status = {"run": run, "phase": phase, "conditions": []}
+    metadata = {"name": run, "namespace": "team", "uid": "0c5c2a5e", "labels": {}}
+    cache.replace(RLJOB, [{"metadata": metadata, "spec": {}, "status": status}])
+    series = OperatorSeries(cache, lambda: 0, lambda: True, lambda: {"RLJob": 3.0})
+    server, thread = start_http_server(port=0, addr="127.0.0.1", registry=series.registry)
+    prometheus.scrape(server.server_port)
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
