@@ -18,7 +18,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo wheels check test e2e-local cluster-up cluster-build cluster-down cluster-packages e2e e2e-controllers controllers-build plugin chart chart-push images images-gpu trainers-build e2e-trainers trainers-requirements bench bench-operator generate requirements redis promtool chromium clean
+.PHONY: help install demo wheels check test e2e-local cluster-up cluster-build cluster-down cluster-packages e2e e2e-controllers e2e-alerts controllers-build plugin chart chart-push images images-gpu trainers-build e2e-trainers trainers-requirements bench bench-operator generate requirements redis promtool chromium clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -96,6 +96,10 @@ controllers-build: install cluster-packages ## what e2e-controllers needs: KEDA,
 e2e-controllers: controllers-build ## tests with real KEDA, Kueue, HPA and Prometheus on a real Kubernetes (root)
 	PLAUDIT_E2E=1 PLAUDIT_E2E_STATE=$${PLAUDIT_E2E_STATE:-/tmp/plaudit-controllers} \
 	  $(BIN)/pytest -q tests/e2e_controllers
+
+e2e-alerts: controllers-build ## faults in real runs on a real Kubernetes, and the seconds until each alert fires (root; 15 minutes)
+	PLAUDIT_E2E=1 PLAUDIT_ALERT_CELLS=1 PLAUDIT_E2E_STATE=$${PLAUDIT_E2E_STATE:-/tmp/plaudit-controllers} \
+	  $(BIN)/pytest -q tests/e2e_controllers/test_alert_cells.py
 
 plugin: install ## kubectl plaudit as one file, and its manifest for krew, in dist/ (PLUGIN_URL: address of the archive)
 	@$(BIN)/python -m plaudit_operator.plugin.bundle dist --url "$(PLUGIN_URL)"

@@ -37,6 +37,7 @@ pytest_collection_modifyitems = _e2e.pytest_collection_modifyitems  # Kueue's te
 
 import chart  # noqa: E402
 import scoring_job  # noqa: E402
+from alert_history import MONITORING  # noqa: E402
 from controllers import with_controllers  # noqa: E402
 from real_cluster import Cluster  # noqa: E402
 
@@ -64,7 +65,7 @@ def metrics_server(scoring: Cluster) -> Cluster:
 def monitored(scoring: Cluster) -> Cluster:
     """prometheus-operator and a Prometheus, and the chart with everything for them."""
     with_controllers(scoring, "prometheus-operator", "prometheus")
-    chart.install(scoring, monitoring=dict.fromkeys(("monitors", "rules", "grafanaAlerts", "dashboards"), True))
+    chart.install(scoring, monitoring=MONITORING)
     return scoring
 
 

@@ -127,20 +127,24 @@ class ScoringJob:
             "tests", api=config.new_client_from_config(cluster.kubeconfig, client_configuration=_quiet())
         )
 
-    def __enter__(self) -> Self:
+    def apply(self) -> None:
+        """Create the job without waiting for it."""
         done = self.cluster.apply(self._manifest)
         assert done.returncode == 0, done.stderr
-        self.cluster.until(f"{self.name} ready", self._ready, 180)
+
+    def __enter__(self) -> Self:
+        self.apply()
+        self.cluster.until(f"{self.name} ready", self._ready, 900)
         job = self.cluster.get(self._kind, self.name, NAMESPACE)
         self.run: str = job["status"]["run"]
         secret = self.cluster.get("secret", redis_secret(self.name, job["metadata"]["uid"]), NAMESPACE)
         self._passwords = {user: base64.b64decode(word).decode() for user, word in secret["data"].items()}
         self._forward = PortForward(self.cluster, NAMESPACE, f"service/{self.name}-redis", 6379)
-        keda = self._as("keda")
+        keda = self.address_as("keda")
         self._redis = redis.Redis(port=self._forward.port, username=keda.username, password=keda.password)
         return self
 
-    def _as(self, user: str) -> RedisAddress:
+    def address_as(self, user: str) -> RedisAddress:
         """Return the address of the run's Redis for one of its users."""
         return RedisAddress(f"redis://127.0.0.1:{self._forward.port}/0", self._passwords[user], user)
 
@@ -216,7 +220,7 @@ class ScoringJob:
 
     def load(self, samples: list[dict[str, Any]]) -> Load:
         """Return a load that submits samples until all have results or its context ends."""
-        return Load(self._as("client"), self.run, samples)
+        return Load(self.address_as("client"), self.run, samples)
 
 
 def _quiet() -> client.Configuration:
