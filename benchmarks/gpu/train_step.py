@@ -26,7 +26,7 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from plaudit_reward.packed_attention import PACKED_ATTENTION, make_blocks
 from plaudit_workers.job.spec.algorithm import LossSpec
 from plaudit_workers.training.model.activations import checkpoint_layers
-from plaudit_workers.training.model.loss import policy_loss
+from plaudit_workers.training.model.losses.loss import policy_loss
 from plaudit_workers.training.model.losses.tokens import TokenInputs
 from plaudit_workers.training.model.model import forward_logits
 from plaudit_workers.training.model.token_head import TokenHead, reduced

@@ -11,9 +11,9 @@ import torch
 
 from plaudit_workers.job.spec.algorithm import LossSpec
 from plaudit_workers.training.model.batches.advantage import ESTIMATORS
-from plaudit_workers.training.model.loss import policy_loss
 from plaudit_workers.training.model.losses.aggregation import token_weights
 from plaudit_workers.training.model.losses.divergence import ESTIMATES
+from plaudit_workers.training.model.losses.loss import policy_loss
 from plaudit_workers.training.model.losses.tokens import TokenInputs
 
 TABLE = json.loads(Path(__file__).with_name("table.json").read_text())

@@ -31,10 +31,10 @@ from plaudit_workers.training.model.batches.batch import TrainingBatch
 from plaudit_workers.training.model.batches.packing import MicroBatch, assign_bins, pack, pack_single
 from plaudit_workers.training.model.commands import Commands
 from plaudit_workers.training.model.lora import Adapters, published_name
-from plaudit_workers.training.model.loss import choose_loss, mean_figures, policy_loss
 from plaudit_workers.training.model.losses.aggregation import token_weights
+from plaudit_workers.training.model.losses.loss import choose_loss, mean_figures, policy_loss
+from plaudit_workers.training.model.losses.mismatch import mismatch_figure, mismatch_sums
 from plaudit_workers.training.model.losses.tokens import TokenInputs
-from plaudit_workers.training.model.mismatch import mismatch_figure, mismatch_sums
 from plaudit_workers.training.model.model import (
     DTYPES,
     FORWARD_DTYPES,

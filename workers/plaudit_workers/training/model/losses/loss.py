@@ -20,9 +20,9 @@ from plaudit_workers.training.model.losses.custom import PolicyLoss, load_loss
 from plaudit_workers.training.model.losses.divergence import ESTIMATES
 from plaudit_workers.training.model.losses.dppo import dppo
 from plaudit_workers.training.model.losses.gspo import gspo
+from plaudit_workers.training.model.losses.mismatch import FIGURE
 from plaudit_workers.training.model.losses.ppo import ppo
 from plaudit_workers.training.model.losses.tokens import TokenInputs
-from plaudit_workers.training.model.mismatch import FIGURE
 
 LOSSES: dict[str, PolicyLoss] = {"ppo": ppo, "gspo": gspo, "cispo": cispo, "dppo": dppo}
 """``loss.kind`` → its function."""
