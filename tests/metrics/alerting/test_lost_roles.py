@@ -1,4 +1,7 @@
-"""A real Prometheus on real runs: a trainer is killed, rollouts leave, a run ends. Windows are shortened 300 times."""
+"""A real Prometheus on real runs: a trainer is killed, rollouts leave, a run ends. Windows are shortened 300 times.
+
+While an alert fires, the first command of its entry in the runbook gives the answer.
+"""
 
 from __future__ import annotations
 
@@ -46,14 +49,22 @@ async def run(redis_server: RedisServer, run_name: str, prometheus: Any, tmp_pat
     service = MetricsProcess(redis_server, run_name, simulation.folder, TRAINING)
     await service.start()
     prometheus.scrape(service.port, run=run_name)
+    simulation.metrics = service
     yield simulation
     await service.kill()
+
+
+async def looked(run: Any) -> tuple[dict[str, Any], set[str]]:
+    """Return what ``$RUN/api/v1/queues | jq '.looks[-1].streams, .workers'`` shows: the streams and the live roles."""
+    queues = await run.metrics.get("queues")
+    return queues["looks"][-1]["streams"], {worker["role"] for worker in queues["workers"]}
 
 
 async def trainer_of(simulation: Any, **plan: Any) -> asyncio.subprocess.Process:
     """Start a trainer as a process; return when a step has closed."""
     process = await simulation.trainer_process({"update_s": 0.2, "plan": PLAN | plan})
-    await simulation.until_steps(len(simulation.steps()) + 1)
+    closed = len(simulation.steps())
+    await until(lambda: len(simulation.steps()) > closed)
     return process
 
 
@@ -64,6 +75,8 @@ async def test_a_killed_trainer_raises_its_alert_until_another_one_trains(run: A
         trainer.kill()
         await trainer.wait()
         await until(lambda: "NoTrainer" in firing(prometheus, run.name))
+        _, roles = await looked(run)
+        assert roles == {"rollout", "reward"}
         trainer = await trainer_of(run)
         await until(lambda: "NoTrainer" not in firing(prometheus, run.name))
         trainer.kill()
@@ -74,6 +87,9 @@ async def test_a_run_without_rollouts_raises_their_alert_and_not_that_of_the_tra
     async with run.workers():
         trainer = await trainer_of(run)
     await until(lambda: "NoReadyRollout" in firing(prometheus, run.name))
+    streams, roles = await looked(run)
+    assert streams["prompts"]["undelivered"] + streams["prompts"]["in_flight"] > 0
+    assert "rollout" not in roles
     assert not firing(prometheus, run.name) & {"NoTrainer", "NoRewardWorkers"}
     async with run.workers():
         await until(lambda: "NoReadyRollout" not in firing(prometheus, run.name))
