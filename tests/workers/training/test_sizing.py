@@ -136,6 +136,20 @@ def test_the_cache_takes_the_memory_that_weights_leave(spec_of):
     assert cache_tokens(spec, SHAPE_7B, 80e9) == pytest.approx((0.85 * 80e9 - used) / bytes_per_token)
 
 
+def test_ranks_that_read_their_rows_need_little_of_their_host(spec_of):
+    parts = {ranks: host_bytes(spec_of(ranks)) for ranks in (8, 16)}
+    whole = host_bytes(spec_of(1, trainer={"strategy": "single"}))
+    assert whole["loading"] == 4 * SHAPE_7B.parameters
+    assert parts[8]["loading"] == 4 * 152_064 * 3584  # the embedding, over the eight ranks of the host
+    assert parts[8]["checkpoint"] == whole["checkpoint"] == 12 * SHAPE_7B.parameters
+    assert parts[16]["checkpoint"] == whole["checkpoint"] / 2  # two hosts
+    assert host_bytes(spec_of(8, trainer={"lora": {}}))["loading"] == 8 * whole["loading"]
+
+
+def host_bytes(spec):
+    return {part.name: part.num_bytes for part in host_parts(spec, SHAPE_7B)}
+
+
 def test_direct_transfer_needs_host_memory_and_saves_a_pass_over_the_weights(spec_of):
     files, direct = spec_of(), spec_of(trainer={"weights": {"transfer": "direct"}})
     offered = {part.name: part.num_bytes for part in host_parts(direct, SHAPE_7B)}["offered weights"]

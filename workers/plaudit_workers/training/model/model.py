@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import copy
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.utils.logging import disable_progress_bar
 
 from plaudit_reward.packed_attention import (
@@ -27,6 +31,7 @@ from plaudit_reward.packed_attention import (
 from plaudit_workers.errors import RefusedError
 from plaudit_workers.job.spec.model import ModelSpec
 from plaudit_workers.tokenizer import load_tokenizer, loading_message
+from plaudit_workers.training.shards.model_files import ModelFiles
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 """``model.dtype`` → torch's."""
@@ -38,6 +43,9 @@ trainer does not do: its passes run in float32 then, and only the published weig
 PACKING_TOLERANCE = 1e-3
 """Largest change of a sequence's logits when another sequence precedes it in the row, relative to their size: rounding
 in float32. Models whose layers look across sequences differ by far more."""
+
+ROUGH_PACKING_TOLERANCE = 0.05
+"""The same in bfloat16, whose steps are 0.4 %."""
 
 
 def load_model(model: ModelSpec) -> PreTrainedModel:
@@ -61,6 +69,70 @@ def load_model(model: ModelSpec) -> PreTrainedModel:
     torch.nn.Module.eval(loaded)
     refuse_unpackable(loaded)
     return loaded
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model, and where to read its parameters if it has none yet."""
+
+    module: PreTrainedModel
+    """float32, packed attention, evaluation mode; on the CPU, or with all parameters on the meta device."""
+    files: ModelFiles | None = None
+    """Contains the parameters that are on the meta device."""
+    stored_names: Mapping[str, str] = field(default_factory=dict)
+    """Name of each parameter and stored buffer → name in the files; tied ones have the same."""
+
+
+def load_for_ranks(model: ModelSpec, world_size: int) -> LoadedModel:
+    """Load a model for one of several ranks: without parameters, if their rows can be read from its files one by one.
+
+    They cannot where the files hold them under other names or in another form than the model (mixtures of experts,
+    quantised weights), or in another format than safetensors. Such a model is loaded whole on each rank, as one for a
+    single rank is.
+
+    Raises:
+        RefusedError: it cannot be loaded, or its layers mix the sequences of a packed row.
+    """
+    empty = build_empty(model) if world_size > 1 else None
+    return LoadedModel(load_model(model)) if empty is None else empty
+
+
+def build_empty(model: ModelSpec) -> LoadedModel | None:
+    """Build a model with parameters on the meta device and real buffers.
+
+    Returns:
+        The model; None if its files do not hold its parameters one by one.
+    """
+    files = ModelFiles.find(model.source, model.revision)
+    if files is None or model.trust_remote_code:
+        return None
+    try:
+        config = AutoConfig.from_pretrained(model.source, revision=model.revision)
+        with init_empty_weights(include_buffers=False):
+            built = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                config, dtype=torch.float32, attn_implementation=PACKED_ATTENTION
+            )
+    except Exception:  # ``load_model`` meets the same problem, and reports it
+        return None
+    built.tie_weights()
+    if getattr(config, "quantization_config", None) or get_model_conversion_mapping(built, add_legacy=False):
+        return None
+    with suppress(OSError):  # a model without generation settings has no such file
+        built.generation_config = GenerationConfig.from_pretrained(model.source, revision=model.revision)
+    torch.nn.Module.eval(built)
+    names = _stored_names(built, files)
+    return None if names is None else LoadedModel(built, files, names)
+
+
+def _stored_names(model: PreTrainedModel, files: ModelFiles) -> dict[str, str] | None:
+    """Find each parameter and stored buffer in the files, a tied one under any of its names; None if one is missing."""
+    tensors = model.state_dict(keep_vars=True)
+    found: dict[int, str] = {
+        id(tensor): name for name, tensor in tensors.items() if files.shape(name) == tuple(tensor.shape)
+    }
+    if any(id(tensor) not in found for tensor in tensors.values()):
+        return None
+    return {name: found[id(tensor)] for name, tensor in tensors.items()}
 
 
 def forward_logits(
@@ -120,8 +192,13 @@ def save_companions(model: ModelSpec, folder: Path) -> None:
     load_tokenizer(model).save_pretrained(folder)
 
 
-def refuse_unpackable(model: PreTrainedModel) -> None:
+def refuse_unpackable(model: PreTrainedModel, device: torch.device | None = None, *, rough: bool = False) -> None:
     """Check on a few tokens that a preceding sequence in the row does not change a sequence's logits.
+
+    Args:
+        model: on one rank, or sharded; then a collective call.
+        device: of the model; None: the CPU.
+        rough: the model computes in bfloat16.
 
     Raises:
         RefusedError: it does (linear attention, state-space layers), or the attention is unsupported.
@@ -130,10 +207,11 @@ def refuse_unpackable(model: PreTrainedModel) -> None:
     ids = (torch.arange(11) * 7 + 1) % vocabulary
     try:
         with torch.no_grad():
-            alone = _logits_of(model, [ids[6:]])
-            behind = _logits_of(model, [ids[:6], ids[6:]])[6:]
+            alone = _logits_of(model, [ids[6:]], device)
+            behind = _logits_of(model, [ids[:6], ids[6:]], device)[6:]
         apart = (alone - behind).abs().max().item() / max(1.0, alone.abs().max().item())
-        problem = "" if apart <= PACKING_TOLERANCE else f"logits change by {apart:.2g} when another sequence precedes"
+        tolerance = ROUGH_PACKING_TOLERANCE if rough else PACKING_TOLERANCE
+        problem = "" if apart <= tolerance else f"logits change by {apart:.2g} when another sequence precedes"
     except UnsupportedAttentionError as error:
         problem = f"its attention is not supported: {error}"
     except TypeError as error:
@@ -168,8 +246,9 @@ def refuse_long_packed(model: PreTrainedModel, longest: int) -> None:
             )
 
 
-def _logits_of(model: PreTrainedModel, sequences: list[Tensor]) -> Tensor:
+def _logits_of(model: PreTrainedModel, sequences: list[Tensor], device: torch.device | None) -> Tensor:
     lengths = [sequence.numel() for sequence in sequences]
-    ids = torch.cat(sequences).unsqueeze(0)
-    positions = torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0)
-    return forward_logits(model, ids, positions, make_blocks(lengths), torch.arange(ids.numel()))
+    ids = torch.cat(sequences).unsqueeze(0).to(device)
+    positions = torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0).to(device)
+    blocks = make_blocks(lengths) if device is None else tuple(block.to(device) for block in make_blocks(lengths))
+    return forward_logits(model, ids, positions, blocks, torch.arange(ids.numel(), device=device)).float()

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +39,16 @@ from plaudit_workers.training.model.losses.tokens import TokenInputs
 from plaudit_workers.training.model.model import (
     DTYPES,
     FORWARD_DTYPES,
+    LoadedModel,
     companion_files,
     forward_logits,
-    load_model,
+    load_for_ranks,
     refuse_long_packed,
+    refuse_unpackable,
 )
 from plaudit_workers.training.model.optimizer import PolicyOptimizer
 from plaudit_workers.training.model.probe import PROBE_LIMITS, probe_ids
-from plaudit_workers.training.model.sharding import Ranks, fill, gather, join_ranks, leave_ranks, place
+from plaudit_workers.training.model.sharding import Ranks, fill, fill_shards, gather, join_ranks, leave_ranks, place
 from plaudit_workers.training.model.state_copy import StateCopy, read_own_rows, refuse_other_tensors
 from plaudit_workers.training.model.temperature import refuse_cut_sampling
 from plaudit_workers.training.model.token_head import TokenHead, reduced
@@ -61,7 +64,7 @@ class PolicyModel:
     Args:
         spec: the job.
         ranks: this process's place among the trainer's processes.
-        model: float32 on the CPU, the same on every rank.
+        model: the same on every rank.
         tokenizer: published with the weights; bounds the probe's token ids.
         reference: the frozen starting model for the KL term; None when ``klCoefficient`` is 0 and with adapters.
         adapters: of the model, the only trained parameters; None: all parameters are trained.
@@ -71,9 +74,9 @@ class PolicyModel:
         self,
         spec: Spec,
         ranks: Ranks,
-        model: PreTrainedModel,
+        model: LoadedModel,
         tokenizer: PreTrainedTokenizerBase,
-        reference: PreTrainedModel | None,
+        reference: LoadedModel | None,
         adapters: Adapters | None = None,
     ) -> None:
         self._spec = spec
@@ -82,17 +85,17 @@ class PolicyModel:
         self._ranks = ranks
         self._commands = Commands(ranks)
         self._dtype = FORWARD_DTYPES[spec.model.dtype]
-        self._head = TokenHead(model)
-        checkpoint_layers(model, spec.trainer.activation_checkpointing, ranks.device)
-        self._model = place(model, ranks, self._dtype)
-        self._reference_head = None if reference is None else TokenHead(reference)
-        self._reference = None if reference is None else place(reference, ranks, self._dtype)
+        checkpoint_layers(model.module, spec.trainer.activation_checkpointing, ranks.device)
+        self._model = placed(model, ranks, self._dtype)
+        self._head = TokenHead(self._model, device=ranks.device)
+        self._reference = None if reference is None else placed(reference, ranks, self._dtype)
+        self._reference_head = None if self._reference is None else TokenHead(self._reference, device=ranks.device)
         self._adapters = adapters
         self._tokenizer = tokenizer
         self._parameters = {name: each for name, each in self._model.named_parameters() if each.requires_grad}
         self._tensors = self._parameters | ({} if adapters else _saved_buffers(self._model))
         self._optimizer = PolicyOptimizer(self._parameters.items(), spec.algorithm)
-        self._shape = _shape_of(model)
+        self._shape = _shape_of(model.module)
         self._proximal: dict[str, Tensor] | None = None
         """The published weights, after one of several updates of a step has changed the model's."""
         self._published: PolicyVersion | None = None
@@ -414,6 +417,20 @@ class PolicyModel:
         return dict(zip(names, values.tolist(), strict=True))
 
 
+def placed(model: LoadedModel, ranks: Ranks, dtype: torch.dtype) -> PreTrainedModel:
+    """Take this rank's part of a model, and read its parameters if it has none yet.
+
+    Raises:
+        RefusedError: the model's layers mix the sequences of a packed row.
+    """
+    module = place(model.module, ranks, dtype)
+    files, names = model.files, model.stored_names
+    if files is not None:
+        fill_shards(module, ranks.device, lambda name, first, count: files.rows(names[name], first, count))
+        refuse_unpackable(module, ranks.device, rough=dtype != torch.float32)  # without parameters it could not run
+    return module
+
+
 def _shape_of(model: PreTrainedModel) -> ModelShape | None:
     try:
         return ModelShape.from_config(model.config.to_dict())
@@ -439,10 +456,12 @@ def build_model(job: RLJob, rank: int = 0, world_size: int = 1) -> PolicyModel:
     """
     refuse_cut_sampling(job.spec.rollout.sampling)
     torch.manual_seed(job.spec.seed)
-    model, tokenizer = load_model(job.spec.model), load_tokenizer(job.spec.model)
-    refuse_long_packed(model, job.spec.rollout.engine.max_model_length)
     lora = job.spec.trainer.lora
-    reference = load_model(job.spec.model) if job.spec.algorithm.loss.kl_coefficient and lora is None else None
+    # Adapters are added to parameters that exist: each rank then loads the model whole.
+    load = partial(load_for_ranks, job.spec.model, world_size if lora is None else 1)
+    model, tokenizer = load(), load_tokenizer(job.spec.model)
+    refuse_long_packed(model.module, job.spec.rollout.engine.max_model_length)
+    reference = load() if job.spec.algorithm.loss.kl_coefficient and lora is None else None
     dtype = FORWARD_DTYPES[job.spec.model.dtype]
-    adapters = None if lora is None else Adapters(model, lora, job.spec.model.source, dtype)
+    adapters = None if lora is None else Adapters(model.module, lora, job.spec.model.source, dtype)
     return PolicyModel(job.spec, join_ranks(rank, world_size), model, tokenizer, reference, adapters)

@@ -8,9 +8,10 @@ be resumed with another number.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -79,7 +80,7 @@ def place(model: PreTrainedModel, ranks: Ranks, dtype: torch.dtype) -> PreTraine
     """Move a model to the rank's device and, with more than one rank, shards it layer by layer.
 
     Args:
-        model: float32, on the CPU.
+        model: float32, on the CPU or, with several ranks, on the meta device; see ``fill_shards``.
         ranks: this process's place.
         dtype: precision of the forward passes; gradients are summed in float32.
     """
@@ -88,12 +89,61 @@ def place(model: PreTrainedModel, ranks: Ranks, dtype: torch.dtype) -> PreTraine
         return model
     mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    for module in list(model.modules()):
-        if type(module).__name__ in (model._no_split_modules or ()):  # the model's own name for its layers
-            fully_shard(module, mesh=mesh, mp_policy=precision)
+    for module in _layers(model):
+        fully_shard(module, mesh=mesh, mp_policy=precision)
     # The root, too, frees gathered parameters after a pass without gradients; it would continue with stale ones.
     fully_shard(model, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
     return model
+
+
+def _layers(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """Return the modules that the model names as not to be split; of nested ones the outer."""
+    chosen: dict[str, torch.nn.Module] = {}
+    for name, module in model.named_modules():
+        nested = any(name.startswith(f"{outer}.") for outer in chosen)
+        if type(module).__name__ in (model._no_split_modules or ()) and not nested:
+            chosen[name] = module
+    return list(chosen.values())
+
+
+def fill_shards(model: PreTrainedModel, device: torch.device, read: Callable[[str, int, int], Tensor]) -> None:
+    """Give a sharded model on the meta device its parameters; each rank reads and holds its own rows only.
+
+    Args:
+        model: sharded by ``place``; its buffers are real.
+        device: of this rank.
+        read: returns rows of a parameter or stored buffer by its name, the first row and their number.
+    """
+    made: dict[int, torch.nn.Parameter] = {}
+    state: dict[str, torch.nn.Parameter] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) not in made:
+            made[id(parameter)] = _with_rows(parameter, device, partial(read, name))
+        state[name] = made[id(parameter)]
+    model.load_state_dict(state, strict=False, assign=True)  # FSDP2 keeps its own references up to date by a hook
+    saved = model.state_dict().keys()
+    for name, buffer in model.named_buffers():
+        if name in saved:
+            buffer.copy_(read(name, 0, buffer.shape[0] if buffer.dim() else 1))
+
+
+def _with_rows(
+    parameter: torch.nn.Parameter, device: torch.device, read: Callable[[int, int], Tensor]
+) -> torch.nn.Parameter:
+    empty, first = own_rows(parameter)
+    rows = torch.empty(empty.shape, dtype=parameter.dtype, device=device)
+    if rows.numel():
+        rows.copy_(read(first, rows.shape[0]))
+    assert isinstance(parameter, DTensor)
+    sharded = DTensor.from_local(
+        rows,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+    return torch.nn.Parameter(sharded, requires_grad=parameter.requires_grad)
 
 
 def own_rows(tensor: Tensor) -> tuple[Tensor, int]:

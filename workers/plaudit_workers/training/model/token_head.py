@@ -31,16 +31,24 @@ class TokenHead:
     """The output head of a model, computed in chunks where the model allows it.
 
     Args:
-        model: before its parameters are sharded.
+        model: on one rank, or sharded; then a collective call.
         chunk_bytes: see ``CHUNK_BYTES``.
         chunked: False if the model changes the logits behind its head; None: found out by a forward pass.
+        device: of the model; None: the CPU.
     """
 
-    def __init__(self, model: PreTrainedModel, chunk_bytes: int = CHUNK_BYTES, *, chunked: bool | None = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        chunk_bytes: int = CHUNK_BYTES,
+        *,
+        chunked: bool | None = None,
+        device: torch.device | None = None,
+    ) -> None:
         self._head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         self._chunk = max(1, chunk_bytes // (4 * int(model.config.get_text_config().vocab_size)))
         if chunked is None:
-            chunked = self._head is not None and _returns_the_heads_output(model, self._head)
+            chunked = self._head is not None and _returns_the_heads_output(model, self._head, device)
         self.chunked = chunked
         """False: the model changes the logits behind its head."""
 
@@ -86,7 +94,7 @@ def reduced(logits: Tensor, targets: Tensor, temperature: float, *, entropy: boo
 
 
 @torch.no_grad()
-def _returns_the_heads_output(model: PreTrainedModel, head: torch.nn.Module) -> bool:
+def _returns_the_heads_output(model: PreTrainedModel, head: torch.nn.Module, device: torch.device | None) -> bool:
     """Return True if the model's logits are its head's output, also where that is large."""
     amplified: list[Tensor] = []
 
@@ -97,7 +105,7 @@ def _returns_the_heads_output(model: PreTrainedModel, head: torch.nn.Module) -> 
     from plaudit_workers.training.model.batches.packing import pack_single
     from plaudit_workers.training.model.model import forward_logits
 
-    row = pack_single(torch.tensor([1, 0, 1]))
+    row = pack_single(torch.tensor([1, 0, 1])).to(device or torch.device("cpu"))
     hook = head.register_forward_hook(amplify)
     try:
         logits = forward_logits(model, row.input_ids, row.position_ids, row.blocks, row.sources)

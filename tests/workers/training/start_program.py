@@ -1,0 +1,110 @@
+"""One rank of ``test_sharded_start``: python start_program.py FOLDER, which holds models and gets the results."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from plaudit_workers.job.spec.model import ModelSpec
+from plaudit_workers.process import RefusedError
+from plaudit_workers.tokenizer import load_tokenizer
+from plaudit_workers.training.model.batches.packing import pack_single
+from plaudit_workers.training.model.model import companion_files, forward_logits, load_for_ranks, load_model
+from plaudit_workers.training.model.policy_model import placed
+from plaudit_workers.training.model.sharding import Ranks, gather, join_ranks, leave_ranks
+
+
+class PeakMemory:
+    """The largest anonymous memory of this process while it is observed, in bytes above that at the beginning."""
+
+    def __init__(self) -> None:
+        self._start = self._peak = anonymous_bytes()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._observe)
+        self._thread.start()
+
+    def _observe(self) -> None:
+        while not self._stop.is_set():
+            self._peak = max(self._peak, anonymous_bytes())
+            time.sleep(0.001)
+
+    def end(self) -> int:
+        self._stop.set()
+        self._thread.join()
+        return max(self._peak, anonymous_bytes()) - self._start
+
+
+def anonymous_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+
+@torch.no_grad()
+def compared(source: Path, ranks: Ranks) -> dict[str, Any]:
+    """Load a model in both ways; return how they differ."""
+    spec = ModelSpec(source=str(source), dtype="float32")
+    loaded = load_for_ranks(spec, ranks.world_size)
+    on_meta = all(parameter.is_meta for parameter in loaded.module.parameters())
+    module, eager = placed(loaded, ranks, torch.float32), load_model(spec)
+    row = pack_single(torch.tensor([3, 1, 4, 1, 5, 9, 2, 6]))
+    values = [
+        forward_logits(each, row.input_ids, row.position_ids, row.blocks, row.sources) for each in (module, eager)
+    ]
+    whole, buffers = gather(dict(module.named_parameters()), keep=True), dict(module.named_buffers())
+    tokenizer = load_tokenizer(spec)
+    files = [companion_files(each, tokenizer, torch.bfloat16) for each in (module, eager)]
+    return {
+        "on meta": on_meta,
+        "parameters": {name for name, _ in eager.named_parameters()} == whole.keys()
+        and all(torch.equal(whole[name], each) for name, each in eager.named_parameters()),
+        "buffers": {name for name, _ in eager.named_buffers()} == buffers.keys()
+        and all(torch.equal(buffers[name], each) for name, each in eager.named_buffers()),
+        "logits": float((values[0] - values[1]).abs().max() / values[1].abs().max()),
+        "companions": files[0] == files[1],
+    }
+
+
+def refusals(source: Path, ranks: Ranks) -> dict[str, str]:
+    """Return the refusal of a model by the precision in which it computes; empty where it is accepted."""
+    found = {}
+    for dtype in ("float32", "bfloat16"):
+        try:
+            loaded = load_for_ranks(ModelSpec(source=str(source), dtype=dtype), ranks.world_size)
+            placed(loaded, ranks, getattr(torch, dtype))
+            found[dtype] = ""
+        except RefusedError as error:
+            found[dtype] = str(error)
+    return found
+
+
+def peak(source: Path, ranks: Ranks) -> float:
+    """Return this rank's peak while it loads a model, as a share of the float32 model."""
+    observed = PeakMemory()
+    module = placed(
+        load_for_ranks(ModelSpec(source=str(source), dtype="float32"), ranks.world_size), ranks, torch.float32
+    )
+    return observed.end() / (4 * sum(parameter.numel() for parameter in module.parameters()))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    ranks = join_ranks(rank, int(os.environ["WORLD_SIZE"]))
+    results: dict[str, Any] = {}
+    for name in sorted(path.name for path in folder.glob("like-*")):
+        results[name] = compared(folder / name, ranks) | {"refused": refusals(folder / name, ranks)}
+    results["peak"] = peak(folder / "large", ranks)
+    results["state-space"] = refusals(folder / "state-space", ranks)
+    (folder / f"results-{rank}.json").write_text(json.dumps(results))
+    leave_ranks(ranks)
+
+
+if __name__ == "__main__":
+    main()
