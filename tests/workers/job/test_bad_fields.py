@@ -94,6 +94,14 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "spec.algorithm.order: order ready trains groups across steps, but maxStaleness is 0. Set maxStaleness",
     ),
     (
+        {"algorithm.loss": {"klIn": "reward"}},
+        "spec.algorithm.loss.klIn: is reward, but klCoefficient is 0",
+    ),
+    (
+        {"algorithm.loss": {"klIn": "reward", "klCoefficient": 0.1}, "algorithm.advantage": "reinforcePlusPlus"},
+        "spec.algorithm.loss.klIn: is reward, but under advantage reinforcePlusPlus each token would have",
+    ),
+    (
         {"algorithm.dynamicSampling": {}, "algorithm.advantage": "reinforcePlusPlus"},
         "spec.algorithm.dynamicSampling: drops groups with equal scores, but under advantage reinforcePlusPlus they",
     ),

@@ -5,8 +5,8 @@ The project does not depend on verl. To make the table anew, run this with an in
     python tests/workers/training/verl_parity/make_table.py
 
 verl's registered functions are called as published: ``get_policy_loss_fn``, ``compute_rollout_correction_weights``,
-``compute_rollout_rejection_mask``, ``kl_penalty_forward`` and
-``compute_reinforce_plus_plus_baseline_outcome_advantage``.
+``compute_rollout_rejection_mask``, ``kl_penalty_forward``, ``apply_kl_penalty``,
+``compute_grpo_outcome_advantage`` and ``compute_reinforce_plus_plus_baseline_outcome_advantage``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from verl import DataProto
 from verl.trainer.ppo import core_algos
+from verl.trainer.ppo.ray_trainer import apply_kl_penalty
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights, compute_rollout_rejection_mask
 from verl.workers.config import ActorConfig
 
@@ -142,12 +144,48 @@ def baselines() -> list[dict[str, Any]]:
     return rows
 
 
+def penalties() -> list[dict[str, Any]]:
+    """Compute verl's rewards with the divergence in them, and its GRPO advantages of these."""
+    rows = []
+    for seed, name in product(range(4), ("k1", "k2", "k3")):
+        given, coefficient = tensors(seed + 100, 1.0), 0.02 * (seed + 1)
+        random = np.random.default_rng(seed)
+        scores, group = random.choice([0.0, 0.25, 0.5, 1.0], SEQUENCES), np.array([0, 0, 1, 1])
+        at_the_end = torch.zeros_like(MASK)
+        at_the_end[torch.arange(SEQUENCES), torch.tensor(LENGTHS) - 1] = torch.tensor(scores, dtype=torch.float32)
+        data = DataProto.from_dict(
+            tensors={
+                "response_mask": MASK,
+                "token_level_scores": at_the_end,
+                "old_log_probs": given["proximal"],
+                "ref_log_prob": given["reference"],
+            }
+        )
+        data, figures = apply_kl_penalty(data, core_algos.FixedKLController(coefficient), kl_penalty=name)
+        rewards = data.batch["token_level_rewards"]
+        advantages, _ = core_algos.compute_grpo_outcome_advantage(rewards, MASK, group)
+        found = {"rewards": rewards.sum(-1), "advantages": advantages[:, 0]}
+        rows.append(
+            {
+                "name": name,
+                "coefficient": coefficient,
+                "scores": scores.tolist(),
+                "group": group.tolist(),
+                "proximal": given["proximal"].tolist(),
+                "reference": given["reference"].tolist(),
+                "figures": figures,
+                **{key: values.tolist() for key, values in found.items()},
+            }
+        )
+    return rows
+
+
 def main() -> None:
     """Writes the table."""
     cases = product(range(3), CLIPS, AGGREGATIONS, CORRECTIONS)
     rows = [row(seed + 10 * n, kind, aggregation, *which) for n, (seed, kind, aggregation, which) in enumerate(cases)]
     about = {"verl": version("verl"), "cap": CAP, "floor": FLOOR, "clips": CLIPS, "lengths": LENGTHS, "tokens": TOKENS}
-    table = {**about, "rows": rows, "divergences": divergences(), "baselines": baselines()}
+    table = {**about, "rows": rows, "divergences": divergences(), "baselines": baselines(), "penalties": penalties()}
     TABLE.write_text(
         json.dumps(json.loads(json.dumps(table), parse_float=lambda text: float(f"{float(text):.6g}"))) + "\n"
     )

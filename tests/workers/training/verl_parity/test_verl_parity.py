@@ -1,4 +1,4 @@
-"""Our losses, corrections, divergences and baselines are verl's on random tensors, from the table of make_table.py."""
+"""Our losses, corrections, divergences, penalties and baselines are verl's, from the table of make_table.py."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 from plaudit_workers.job.spec.algorithm import LossSpec
 from plaudit_workers.training.model.batches.advantage import ESTIMATORS
+from plaudit_workers.training.model.batches.reward_penalty import penalise
 from plaudit_workers.training.model.losses.aggregation import token_weights
 from plaudit_workers.training.model.losses.divergence import ESTIMATES
 from plaudit_workers.training.model.losses.loss import policy_loss
@@ -85,3 +86,15 @@ def test_reinforce_plus_plus_with_a_baseline_is_verls(row):
     arguments = (np.array(row["scores"]), np.array(row["group"]), np.array(row["lengths"]))
     found = ESTIMATORS["reinforcePlusPlusBaseline"](*arguments)
     np.testing.assert_allclose(found, row["advantages"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("row", TABLE["penalties"], ids=lambda row: row["name"])
+def test_rewards_with_the_divergence_in_them_are_verls(row):
+    estimates = ESTIMATES[row["name"]](torch.tensor(row["proximal"]), torch.tensor(row["reference"]))
+    of_sequences = [own[: int(length)].numpy() for own, length in zip(estimates, LENGTHS, strict=True)]
+    scores, group = np.array(row["scores"]), np.array(row["group"])
+    found = penalise(scores, range(len(scores)), of_sequences, row["coefficient"])
+    np.testing.assert_allclose(found.scores, row["rewards"], rtol=1e-4, atol=1e-5)
+    assert found.figures == pytest.approx(row["figures"], rel=1e-4)
+    advantages = ESTIMATORS["grpo"](found.scores, group, np.array(TABLE["lengths"]))
+    np.testing.assert_allclose(advantages, row["advantages"], rtol=1e-3, atol=1e-3)

@@ -95,6 +95,26 @@ def _loss(spec: Spec) -> Iterator[Problem]:
         )
 
 
+def _reward_penalty(spec: Spec) -> Iterator[Problem]:
+    algorithm = spec.algorithm
+    if algorithm.loss.kl_in == "loss":
+        return
+    if algorithm.loss.kl_coefficient == 0:
+        yield Problem(
+            "spec.algorithm.loss.klIn",
+            "is reward, but klCoefficient is 0",
+            "Set klCoefficient, or remove klIn",
+            also=("spec.algorithm.loss.klCoefficient",),
+        )
+    if algorithm.advantage == "reinforcePlusPlus":
+        yield Problem(
+            "spec.algorithm.loss.klIn",
+            "is reward, but under advantage reinforcePlusPlus each token would have an advantage of its own",
+            "Choose klIn: loss, or an advantage relative to the group, such as reinforcePlusPlusBaseline",
+            also=("spec.algorithm.advantage",),
+        )
+
+
 def _dynamic_sampling(spec: Spec) -> Iterator[Problem]:
     algorithm = spec.algorithm
     if algorithm.dynamic_sampling and algorithm.advantage == "reinforcePlusPlus":
@@ -437,6 +457,7 @@ _TRAINING: tuple[FieldRule, ...] = (
     _loss,
     _order,
     _dynamic_sampling,
+    _reward_penalty,
     _group_size,
     _lengths,
     _temperature,

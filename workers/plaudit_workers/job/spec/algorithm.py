@@ -40,6 +40,9 @@ class LossSpec(Section):
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """The estimate of the divergence from a sampled token: the log-ratio, half its square, or Schulman's k3. Default
     k3: verl's and TRL's; ``k2`` has the divergence's own gradient."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """``loss``: the divergence is a term of each token's loss; ``reward``: it is subtracted from the sample's reward,
+    summed over its tokens, before advantages are computed. Default loss: GRPO's."""
     entropy_coefficient: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus. Default 0: large models rarely need one; small ones do."""
     correction: Literal["none", "tis", "decoupled", "reject"] = "tis"
@@ -55,6 +58,16 @@ class LossSpec(Section):
     correction_level: Literal["token", "sequence", "geometric"] = "token"
     """The ratio that is weighed and compared with cap and floor: each ``token``'s, the product over its ``sequence``,
     or their ``geometric`` mean. Default token: a product over long responses exceeds any cap."""
+
+    @property
+    def penalises_reward(self) -> bool:
+        """Return True if the KL divergence lowers the rewards."""
+        return self.kl_in == "reward" and self.kl_coefficient > 0
+
+    @property
+    def has_kl_term(self) -> bool:
+        """Return True if the KL divergence is a term of the loss."""
+        return self.kl_in == "loss" and self.kl_coefficient > 0
 
 
 class OptimizerSpec(Section):

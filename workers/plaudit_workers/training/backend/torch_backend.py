@@ -20,7 +20,7 @@ from plaudit_workers.training.backend.checkpoint import (
     write_checkpoint,
 )
 from plaudit_workers.training.backend.publish import offer_weights, prune_weights, write_offered, write_weights
-from plaudit_workers.training.model.batches.batch import TrainingBatch, make_batch
+from plaudit_workers.training.model.batches.batch import RewardPenalty, TrainingBatch, make_batch
 from plaudit_workers.training.model.policy_model import PolicyModel
 from plaudit_workers.training.model.utilization import peak_flops, speed_figures
 
@@ -37,6 +37,8 @@ class TorchBackend:
 
     def __init__(self, job: RLJob, model: PolicyModel, run_folder: Path, redis_url: str = "") -> None:
         self._advantage = job.spec.algorithm.advantage
+        loss = job.spec.algorithm.loss
+        self._penalty = RewardPenalty(loss.kl_coefficient, model.divergences) if loss.penalises_reward else None
         self._epochs = job.spec.algorithm.epochs
         self._temperature = job.spec.rollout.sampling.temperature
         self._keep = job.spec.trainer.checkpoint.keep
@@ -56,7 +58,7 @@ class TorchBackend:
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
         """Make ``algorithm.epochs`` optimizer steps on these groups; return the mean of their figures."""
-        batch = make_batch(groups, self._advantage, self._temperature)
+        batch = make_batch(groups, self._advantage, self._temperature, self._penalty)
         return mean_figures([self._timed(batch) for _ in range(self._epochs)])
 
     def _timed(self, batch: TrainingBatch) -> dict[str, float]:

@@ -23,6 +23,7 @@ from plaudit_workers.training.shards.index import StateProgress
 ARGUMENTS: dict[str, Any] = {
     "update": TrainingBatch,
     "logprobs": TrainingBatch,
+    "divergences": TrainingBatch,
     "hold_proximal": PolicyVersion,
     "offer": WeightOffer,
     "full_state": None,

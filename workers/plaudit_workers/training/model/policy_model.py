@@ -8,7 +8,7 @@ fixed beforehand, so apart from rounding it depends neither on the packing nor o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -33,6 +33,7 @@ from plaudit_workers.training.model.batches.packing import MicroBatch, assign_bi
 from plaudit_workers.training.model.commands import Commands
 from plaudit_workers.training.model.lora import Adapters, published_name
 from plaudit_workers.training.model.losses.aggregation import token_weights
+from plaudit_workers.training.model.losses.divergence import ESTIMATES
 from plaudit_workers.training.model.losses.loss import choose_loss, mean_figures, policy_loss
 from plaudit_workers.training.model.losses.mismatch import mismatch_figure, mismatch_sums
 from plaudit_workers.training.model.losses.tokens import TokenInputs
@@ -138,11 +139,39 @@ class PolicyModel:
     def logprobs(self, batch: TrainingBatch) -> list[NDArray[np.float32]]:
         """Compute log-probabilities of each response's tokens at the batch's temperature: float32[T], 0 if masked."""
         self._commands.send("logprobs", batch)
+        rows = self._micro_batches(batch, [1.0] * len(batch.sequences))
+        return self._by_sequence(batch, rows, (self._forward(row, batch.temperature)[0] for row in rows))
+
+    @torch.no_grad()
+    def divergences(self, batch: TrainingBatch) -> list[NDArray[np.float32]]:
+        """Estimate the divergence of each token from the starting weights: float32[T], 0 if masked.
+
+        The other policy is the one around which the loss is clipped: the published one, or with ``correction: none``
+        the one that sampled.
+        """
+        self._commands.send("divergences", batch)
+        rows = self._micro_batches(batch, [1.0] * len(batch.sequences))
+        proximal = self._proximal_logprobs(rows, batch.temperature)
+        estimate = ESTIMATES[self._loss.kl_estimator]
+
+        def values(number: int, row: MicroBatch) -> Tensor:
+            reference = self._reference_logprobs(row, batch.temperature)
+            if self._loss.correction == "none":
+                return estimate(row.behaviour, reference)
+            anchor = proximal[number] if proximal else self._forward(row, batch.temperature)[0]
+            return estimate(anchor, reference)
+
+        return self._by_sequence(batch, rows, (values(number, row) for number, row in enumerate(rows)))
+
+    def _by_sequence(
+        self, batch: TrainingBatch, rows: Sequence[MicroBatch], of_rows: Iterable[Tensor]
+    ) -> list[NDArray[np.float32]]:
+        """Return the values of all ranks' rows by sequence: float32[T], 0 if masked."""
         lengths = [sequence.response_ids.size for sequence in batch.sequences]
         found = [np.zeros(length, dtype=np.float32) for length in lengths]
-        for micro_batch in self._micro_batches(batch, [1.0] * len(lengths)):
-            values = self._forward(micro_batch, batch.temperature)[0].cpu().numpy()
-            for member in micro_batch.members:
+        for row, of_row in zip(rows, of_rows, strict=True):
+            values = of_row.cpu().numpy()
+            for member in row.members:
                 sequence = batch.sequences[member]
                 own, values = np.split(values, [sequence.num_trained_tokens])
                 found[member][sequence.loss_mask] = own
@@ -316,7 +345,7 @@ class PolicyModel:
 
     def _with_gradient(self, batch: TrainingBatch, weights: list[float]) -> tuple[TrainingBatch, list[float]]:
         """Leave out sequences without a gradient, those of advantage 0; the others keep their weights."""
-        if self._loss.kl_coefficient or self._loss.entropy_coefficient or self._loss.kind == "python":
+        if self._loss.has_kl_term or self._loss.entropy_coefficient or self._loss.kind == "python":
             return batch, weights
         pairs = zip(batch.sequences, weights, strict=True)
         kept = [(sequence, weight) for sequence, weight in pairs if sequence.advantage != 0]
@@ -351,7 +380,7 @@ class PolicyModel:
         return values[:, 0], values[:, 1]
 
     def _token_inputs(self, row: MicroBatch, temperature: float, proximal: Tensor | None) -> TokenInputs:
-        reference = self._reference_logprobs(row, temperature) if self._loss.kl_coefficient else None
+        reference = self._reference_logprobs(row, temperature) if self._loss.has_kl_term else None
         logprobs, entropies = self._forward(row, temperature)
         return TokenInputs(
             logprobs=logprobs,

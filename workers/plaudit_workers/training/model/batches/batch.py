@@ -7,8 +7,8 @@ samples without a token that the policy chose. Advantages are computed over all 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from plaudit_wire.messages import Branch, PolicyVersion, SampleBody
 from plaudit_workers.stream.group import Group
 from plaudit_workers.training.model.batches.advantage import ESTIMATORS, degenerate_groups
 from plaudit_workers.training.model.batches.repetition import repeated_share
+from plaudit_workers.training.model.batches.reward_penalty import penalise
 
 Int32s = NDArray[np.int32]
 Float32s = NDArray[np.float32]
@@ -68,6 +69,15 @@ class TrainingBatch:
 
 
 @dataclass(frozen=True)
+class RewardPenalty:
+    """Lowers rewards by the divergence from the starting weights (``loss.klIn: reward``)."""
+
+    coefficient: float
+    divergences: Callable[[TrainingBatch], Sequence[Float32s]]
+    """Estimates of each sequence's tokens, float32[T]; advantages of the batch are not read."""
+
+
+@dataclass(frozen=True)
 class _Scored:
     """A scored sample before its advantage is known."""
 
@@ -92,13 +102,16 @@ def _mask(part: SampleBody | Branch) -> NDArray[np.bool_]:
     return np.frombuffer(part.loss_mask, np.uint8).astype(np.bool_)
 
 
-def make_batch(groups: Sequence[Group], estimator: str, temperature: float) -> TrainingBatch:
+def make_batch(
+    groups: Sequence[Group], estimator: str, temperature: float, penalty: RewardPenalty | None = None
+) -> TrainingBatch:
     """Turn groups into a batch.
 
     Args:
         groups: taken groups, in any order; without groups that are to be dropped.
         estimator: ``algorithm.advantage`` of the job (a key of ``advantage.ESTIMATORS``).
         temperature: ``rollout.sampling.temperature`` of the job, > 0.
+        penalty: lowers the rewards before advantages are computed; None: they stay as they are.
 
     Returns:
         A batch; its ``sequences`` are empty if no sample can be trained on.
@@ -108,14 +121,19 @@ def make_batch(groups: Sequence[Group], estimator: str, temperature: float) -> T
     num_tokens = np.array([sample.num_trained_tokens for sample in scored], dtype=np.int64)
     # Groups are numbered without holes: one that lost all its samples must not count as a group.
     group = np.unique([sample.group_number for sample in scored], return_inverse=True)[1].astype(np.int64)
-    advantages = ESTIMATORS[estimator](scores, group, num_tokens)
-    sequences = tuple(
-        sequence
-        for sample, advantage in zip(scored, advantages, strict=True)
-        for sequence in _sequences(sample, float(advantage))
-    )
+    owned = [(owner, sequence) for owner, sample in enumerate(scored) for sequence in _sequences(sample)]
+    owners, sequences = [owner for owner, _ in owned], tuple(sequence for _, sequence in owned)
+    rewards, figures = scores, {}
+    if penalty is not None and sequences:
+        found = penalty.divergences(TrainingBatch(sequences, temperature, {}))
+        own = [values[sequence.loss_mask] for values, sequence in zip(found, sequences, strict=True)]
+        penalised = penalise(scores, owners, own, penalty.coefficient)
+        rewards, figures = penalised.scores, penalised.figures | _spread("critic/rewards", penalised.scores)
+    advantages = ESTIMATORS[estimator](rewards, group, num_tokens)
+    sequences = tuple(replace(each, advantage=float(advantages[owner])) for owner, each in owned)
     num_samples = sum(len(group.samples) for group in groups)
-    return TrainingBatch(sequences, temperature, _statistics(scores, group, advantages, sequences, num_samples))
+    statistics = _statistics(scores, group, advantages, sequences, num_samples)
+    return TrainingBatch(sequences, temperature, statistics | figures)
 
 
 def _scored_samples(group: Group, number: int) -> list[_Scored]:
@@ -129,8 +147,11 @@ def _scored_samples(group: Group, number: int) -> list[_Scored]:
     ]
 
 
-def _sequences(sample: _Scored, advantage: float) -> list[TrainingSequence]:
-    """Return the sample's own sequence and its branches, without those in which the policy chose no token."""
+def _sequences(sample: _Scored) -> list[TrainingSequence]:
+    """Return the sample's own sequence and its branches, without those in which the policy chose no token.
+
+    Their advantages follow once the rewards of all samples are known.
+    """
     return [
         TrainingSequence(
             group=sample.group.id,
@@ -139,7 +160,7 @@ def _sequences(sample: _Scored, advantage: float) -> list[TrainingSequence]:
             response_ids=np.frombuffer(part.response_ids, dtype="<i4"),
             behaviour_logprobs=np.frombuffer(part.logprobs, dtype="<f4"),
             loss_mask=_mask(part),
-            advantage=advantage,
+            advantage=0.0,
             version_spans=tuple((first, PolicyVersion(inc, number)) for first, inc, number in part.version_spans),
         )
         for part in sample.parts

@@ -78,7 +78,7 @@ def policy_loss(tokens: TokenInputs, settings: LossSpec, policy: PolicyLoss | No
         "actor/importance_weight": corrected.weight,
         "actor/importance_capped": corrected.capped.float(),
     }
-    if settings.kl_coefficient and tokens.reference is not None:
+    if settings.has_kl_term and tokens.reference is not None:
         figures["actor/kl_loss"] = ESTIMATES[settings.kl_estimator](tokens.logprobs, tokens.reference)
         token_losses = token_losses + settings.kl_coefficient * figures["actor/kl_loss"]
     if tokens.entropies is not None:
