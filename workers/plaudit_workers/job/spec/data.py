@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from plaudit_workers.job.spec.rollout import SamplingSpec
 from plaudit_workers.job.spec.section import FilePath, Section
+
+
+class PassRateSpec(Section):
+    """Leave out prompts that a model always or never solved, by a share that was measured before the run."""
+
+    field: str = Field(default="pass_rate", min_length=1)
+    """The number in ``extra_info`` of each row, from 0 to 1. Default pass_rate."""
+    min: float = Field(default=0.0, ge=0, le=1)
+    """Rows below it are left out. Default 0: none."""
+    max: float = Field(default=1.0, ge=0, le=1)
+    """Rows above it are left out. Default 1: none."""
+
+    @model_validator(mode="after")
+    def _some_range(self) -> Self:
+        if self.min > self.max:
+            raise ValueError(f"min {self.min:g} is above max {self.max:g}, so no prompt is left; exchange them")
+        return self
 
 
 class TrainDataSpec(Section):
@@ -19,6 +38,8 @@ class TrainDataSpec(Section):
     max_prompt_length: int = Field(default=1024, ge=1, le=1_000_000)
     """Tokens; longer prompts (chat template applied) are left out and counted. Default 1,024, as in verl; with
     ``rollout.sampling.maxTokens`` it must fit into ``rollout.engine.maxModelLength``."""
+    pass_rate: PassRateSpec | None = None
+    """Train only prompts of a measured difficulty. Default: all."""
 
 
 class ValidationSamplingSpec(Section):

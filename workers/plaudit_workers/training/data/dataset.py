@@ -21,6 +21,7 @@ from plaudit_workers.job.data_row import extra_info_of
 from plaudit_workers.job.spec.data import DataSpec, TrainDataSpec
 from plaudit_workers.process import RefusedError
 from plaudit_workers.tokenizer import ChatTemplate
+from plaudit_workers.training.data.pass_rate import within_pass_rate
 from plaudit_workers.training.data.rows import Rows, read_rows
 
 logger = get_logger(__name__)
@@ -64,7 +65,7 @@ class PromptData:
         self._seed = seed
         self._kept = np.array([number for number, text in enumerate(texts) if text is not None], dtype=np.int64)
         self.num_filtered = len(texts) - self._kept.size
-        """Prompts left out because they were longer than ``maxPromptLength``."""
+        """Prompts left out: longer than ``maxPromptLength``, or outside ``passRate``."""
         self._order = lru_cache(maxsize=2)(self._shuffled)
 
     @classmethod
@@ -99,17 +100,20 @@ class PromptData:
         texts = [_text(path, number, prompt, template) for number, prompt in enumerate(prompts, start=1)]
         untemplated = [template.tokenizer.chat_template is None or isinstance(prompt, str) for prompt in prompts]
         prompt_ids = _tokenize(texts, untemplated, template.tokenizer)
-        kept = [
-            text if 0 < ids.size <= section.max_prompt_length else None
-            for text, ids in zip(texts, prompt_ids, strict=True)
-        ]
+        short = [0 < ids.size <= section.max_prompt_length for ids in prompt_ids]
+        wanted = short if section.pass_rate is None else within_pass_rate(path, rows, section.pass_rate)
+        kept = [text if fits and chosen else None for text, fits, chosen in zip(texts, short, wanted, strict=True)]
         data = cls(rows, kept, prompt_ids, seed if section.shuffle else None)
         if len(data) == 0:
             raise RefusedError(
                 f"data file {path}: none of its {len(rows)} prompts has between 1 and {section.max_prompt_length} "
                 "tokens; raise data.train.maxPromptLength"
+                + ("" if section.pass_rate is None else ", or widen data.train.passRate")
             )
-        fields = {"path": str(path), "prompts": len(data), "too_long": data.num_filtered}
+        too_long = short.count(False)
+        fields = {"path": str(path), "prompts": len(data), "too_long": too_long}
+        if section.pass_rate is not None:
+            fields["outside_pass_rate"] = data.num_filtered - too_long
         logger.info("prompts loaded", **fields)
         return data
 
