@@ -315,3 +315,27 @@ def test_a_canary_is_reached_by_the_gateways_with_its_token():
     assert config
     canary = json.loads(config["data"]["job.yaml"])["spec"]["reward"]["gateway"]["canary"]
     assert (canary["service"]["url"], canary["share"]) == ("http://next-gateway.default.svc:8710", 0.2)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"samplesPerMinute": 60}, {"canary": {"service": {"name": "next"}, "share": 0.5}}],
+    ids=["quota", "share"],
+)
+def test_changed_settings_of_the_gateway_replace_gateways_only(settings: dict[str, Any]):
+    world = running()
+    world.cluster.put({**service(), "metadata": {"name": "next", "namespace": "default"}})
+    world.relist()
+    before = {"samplesPerMinute": 30, "canary": {"service": {"name": "next"}, "share": 0.2}}
+    edit(world, lambda spec: spec["reward"].update(gateway=before))
+    world.settle()
+    revision, templates = world.status["revision"], [deployment(world, role) for role in ("reward", "gateway")]
+    edit(world, lambda spec: spec["reward"].update(gateway={**before, **settings}))
+    world.settle()
+    assert world.status["revision"] == revision
+    workers, gateways = [deployment(world, role)["spec"]["template"] for role in ("reward", "gateway")]
+    assert workers == templates[0]["spec"]["template"]
+    assert gateways != templates[1]["spec"]["template"]  # it reads its settings once, when it starts
+    edit(world, lambda spec: spec["reward"].update(gateway={**before, "replicas": 2}))
+    world.settle()
+    assert deployment(world, "gateway")["spec"]["template"] == templates[1]["spec"]["template"]

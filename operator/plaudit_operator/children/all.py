@@ -56,7 +56,7 @@ def _templates(context: JobContext) -> Iterator[tuple[str, str, Callable[[], Man
         inputs = digest({k: v for k, v in written.items() if k != "replicas"})
         yield f"environment/{server.name}", inputs, lambda server=server: environments.template(context, server)  # type: ignore[misc]
     if gateway.is_served(context):
-        own = {k: v for k, v in (spec["reward"].get("gateway") or {}).items() if k != "replicas"}
+        own = gateway.settings(context)
         inputs = digest([own, context.revision] if context.revision else own)
         yield "gateway", inputs, lambda: gateway.template(context)
     if context.spec.trains:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from typing import Any
 
 from plaudit_operator import names
+from plaudit_operator.admission.admission import digest
 from plaudit_operator.admission.service_references import FIRST_CALLER
 from plaudit_operator.children.context import JobContext, Manifest
 from plaudit_operator.children.deployment import deployment, service
@@ -15,6 +17,7 @@ from plaudit_workers.job.spec.section import SecretKey
 
 ROLE = "gateway"
 TOKENS_FOLDER = f"{SECRETS_FOLDER}/{ROLE}"
+_DIGITS = 10
 
 
 def is_served(context: JobContext) -> bool:
@@ -45,13 +48,28 @@ def template(context: JobContext) -> Manifest:
         probe=http_probe("/readyz", "health"),
         liveness=http_probe("/healthz", "health"),
         grace_s=30,
-        labels=context.uses_labels,
+        labels={**context.uses_labels, **_settings_labels(context)},
         secrets=tuple(_canary_secrets(context)),
         # The whole Secret: each key that a person adds is a further caller.
         extra_volumes=({"name": "tokens", "secret": {"secretName": secret_name, "defaultMode": 0o440}},),
         extra_mounts=({"name": "tokens", "mountPath": TOKENS_FOLDER, "readOnly": True},),
     )
     return pod_template(context, process)
+
+
+def settings(context: JobContext) -> dict[str, Any]:
+    """Return the section as the user wrote it, without the number of gateways."""
+    own = context.admitted.current["reward"].get("gateway") or {}
+    return {name: value for name, value in own.items() if name != "replicas"}
+
+
+def _settings_labels(context: JobContext) -> dict[str, str]:
+    """Return a label that differs with the settings, which a gateway reads only once, at its start.
+
+    Those of an RLJob never change. Those of a RewardService are no part of its revision, so its other pods stay.
+    """
+    own = settings(context)
+    return {names.LABEL_GATEWAY_SETTINGS: digest(own)[:_DIGITS]} if context.revision and own else {}
 
 
 def _canary_secrets(context: JobContext) -> Iterator[SecretKey]:
