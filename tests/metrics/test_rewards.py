@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from builders import make_sample_record
 from plaudit_metrics.statistics.columns import SampleColumns
 from plaudit_metrics.statistics.rewards import reward_statistics
+from plaudit_metrics.statistics.steps import step_record
 from plaudit_metrics.statistics.validation import best_of, majority
 from plaudit_wire.records import GenerationRecord, ScoringRecord, Stamps
 
@@ -59,3 +60,19 @@ def test_the_majority_is_the_most_frequent_answer_and_of_equals_the_first():
     assert majority([("4", 1.0), ("5", 0.0), ("5", 0.0)]) == 0
     assert majority([("4", 1.0), ("5", 0.0)]) == 1
     assert majority([("4", 1.0), ("4", 0.0), ("5", 0.5)]) == 0.5
+
+
+def test_samples_that_end_at_the_token_limit_are_truncated():
+    reasons = ["length", "stop", "length", "tool", None]
+    samples = [
+        make_sample_record(
+            Stamps(1.0),
+            ScoringRecord("scored", 1.0),
+            group="t-0-1.0",
+            index=index,
+            generation=reason and GenerationRecord("rollout-0", 1.0, 10, 4, 0, 0, finish_reason=reason),
+        )
+        for index, reason in enumerate(reasons)
+    ]
+    found = step_record(1, 1, samples, opened=0.0, closed=2.0).statistics
+    assert found["generation/truncated_share"] == 0.5  # a sample without a generation does not count
