@@ -14,7 +14,7 @@ from paced_job import NAMESPACE, PROMPTS, SAMPLES, PacedJob
 from pod_processes import main_process
 from real_cluster import Cluster
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 STEPS = 40
 SERVER = """

@@ -11,8 +11,8 @@ from plaudit_wire.messages import PolicyVersion, Prompt, Sampling
 from plaudit_workers.agent_processes.messages import AgentClass
 from plaudit_workers.agent_processes.processes import AgentProcesses
 from plaudit_workers.process import RefusedError
-from plaudit_workers.rollout.agents.agent import Trajectory
-from plaudit_workers.rollout.agents.custom import AgentError, CustomAgent
+from plaudit_workers.rollout.agents.agent import AgentError, Trajectory
+from plaudit_workers.rollout.agents.custom import CustomAgent
 from plaudit_workers.rollout.engines.protocol import FinishedSample
 
 TWO_TURNS = """

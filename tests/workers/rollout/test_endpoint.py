@@ -17,7 +17,6 @@ from plaudit_wire.sample import AgentReward
 from plaudit_workers.agent_processes.messages import Program
 from plaudit_workers.agent_processes.processes import AgentProcesses
 from plaudit_workers.errors import RefusedError
-from plaudit_workers.rollout.agents.custom import AgentError
 from plaudit_workers.rollout.agents.endpoint.agent import EndpointAgent
 from plaudit_workers.rollout.agents.endpoint.chat_format import ChatFormats
 from plaudit_workers.rollout.agents.endpoint.request import RequestError, parse_request
@@ -337,9 +336,12 @@ async def test_a_program_that_fails_gives_its_sample_no_score(hold, function, ou
 
 
 @pytest.mark.parametrize(("function", "message"), [("silent", "it made no request"), ("several", "n is 2")])
-async def test_a_program_without_a_turn_fails_its_sample(hold, function, message) -> None:
-    with pytest.raises(AgentError, match=message):
-        await hold(function, "Yes.")
+async def test_a_program_without_a_turn_gives_its_sample_no_score(hold, function, message) -> None:
+    body = await hold(function, "Yes.")
+    assert (body.sample.failure.outcome, body.sample.failure.value) == ("data_error", None)
+    assert message in body.sample.failure.reason
+    assert body.sample.response_tokens == 1  # only a sample with tokens is published
+    assert body.sample.completion == []
 
 
 async def test_an_infinite_reward_is_a_data_error(hold) -> None:

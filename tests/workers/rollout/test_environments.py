@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -17,7 +18,6 @@ from plaudit_wire.sample import AgentReward
 from plaudit_workers.agent_processes.messages import EnvironmentClass, EnvironmentServer
 from plaudit_workers.agent_processes.processes import AgentProcesses
 from plaudit_workers.errors import RefusedError
-from plaudit_workers.rollout.agents.custom import AgentError
 from plaudit_workers.rollout.engines.vllm_arguments import prepare_environment
 
 pytestmark = [
@@ -353,8 +353,10 @@ async def test_an_agent_loop_may_cut_its_response(open_agent, play, tokenizer) -
 )
 async def test_an_agent_loop_that_would_spoil_training_is_refused(open_agent, play, how, message) -> None:
     agent = await open_agent("Loop")
-    with pytest.raises(AgentError, match=message):
-        await play(agent, "one", "discarded", "two", extra_info={"how": how})
+    _, body = await play(agent, "one", "discarded", "two", "told nothing", extra_info={"how": how})
+    assert body.sample.failure.outcome == "data_error"
+    assert re.search(message, body.sample.failure.reason)
+    assert body.sample.agent_reward is None
 
 
 @asynccontextmanager

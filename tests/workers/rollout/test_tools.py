@@ -330,6 +330,13 @@ async def test_a_sample_that_takes_too_long_ends_as_a_timeout(open_agent, hold) 
     assert body.sample.failure == AgentReward("timeout", reason="the conversation took longer than 0.5 s")
 
 
+async def test_a_sample_whose_time_ends_before_its_first_token_is_a_timeout_too(open_agent, hold) -> None:
+    async with open_agent(seconds=0.0) as agent:
+        _, (body,) = await hold(agent, "Done.")
+    assert body.sample.failure == AgentReward("timeout", reason="the conversation took longer than 0 s")
+    assert (body.sample.response_tokens, body.sample.completion) == (1, [])
+
+
 async def test_verl_classes_are_created_executed_and_released_around_each_call(open_agent, hold, tmp_path) -> None:
     (tmp_path / "verl_style.py").write_text(
         "class Count:\n"

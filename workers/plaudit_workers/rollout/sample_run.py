@@ -8,18 +8,17 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
+from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Branch, PolicyVersion, Prompt, SampleBody
 from plaudit_wire.records import GenerationRecord, TurnRecord
-from plaudit_wire.sample import Sample
-from plaudit_workers.rollout.agents.agent import Agent, Trajectory
+from plaudit_wire.sample import AgentReward, Sample
+from plaudit_workers.rollout.agents.agent import Agent, AgentError, Trajectory
 from plaudit_workers.rollout.engines.protocol import Engine, FinishedSample, SampleRequest
+
+logger = get_logger(__name__)
 
 _TURN_STRIDE = 1 << 32
 """Keeps the seeds of one sample's later turns apart from the first turns of other samples."""
-
-
-class TrajectoryError(Exception):
-    """An agent returned a trajectory that cannot be published; the message says why."""
 
 
 class SampleRun:
@@ -48,19 +47,31 @@ class SampleRun:
         self._tool_s = 0.0
 
     async def run(self, agent: Agent) -> Trajectory:
-        """Run the agent.
-
-        Raises:
-            TrajectoryError: the agent returned a trajectory that cannot be published.
-        """
+        """Run the agent; a sample that it fails has a trajectory of one token, which is not trained, and the reason."""
         self._started = time.monotonic()
         try:
-            trajectory = await agent.run(self._prompt, self._generate)
+            trajectory = await self._run(agent)
+        except AgentError as error:
+            logger.warning("sample failed", group=self._prompt.group, index=self._index, reason=str(error))
+            trajectory = await self._failed(AgentReward(error.outcome, reason=str(error)))
         finally:
             self._move(in_agent=False)
         self._tool_s = max(0.0, time.monotonic() - self._started - self._seconds_in_generate)
+        return trajectory
+
+    async def _run(self, agent: Agent) -> Trajectory:
+        trajectory = await agent.run(self._prompt, self._generate)
         if problem := next(filter(None, (part.problem() for part in (trajectory, *trajectory.branches))), ""):
-            raise TrajectoryError(f"{type(agent).__name__}: {problem}")
+            raise AgentError(f"{type(agent).__name__}: {problem}")
+        return trajectory
+
+    async def _failed(self, failure: AgentReward) -> Trajectory:
+        """Let the policy write a token: only a sample with tokens can be published."""
+        self._finished.clear()
+        self._requested_s.clear()
+        trajectory = Trajectory()
+        trajectory.add_turn(await self._generate(np.frombuffer(self._prompt.prompt_ids, "<i4").tolist(), 1))
+        trajectory.failure = failure
         return trajectory
 
     async def _generate(

@@ -7,7 +7,7 @@ classes, which run in processes of their own (``custom``).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from plaudit_wire.messages import Prompt
 from plaudit_workers.agent_processes.trajectory import FinishedSample
@@ -38,5 +38,21 @@ class Agent(Protocol):
     """Generates one sample of a prompt. One instance serves all samples of a process, many at a time."""
 
     async def run(self, prompt: Prompt, generate: Generate) -> Trajectory:
-        """Return the trajectory; an exception fails this sample only."""
+        """Return the trajectory; an exception fails this sample only.
+
+        Raises:
+            AgentError: the sample has no trajectory; it ends without a score, for this reason.
+        """
         ...
+
+
+class AgentError(Exception):
+    """What holds a sample has failed before there was a trajectory: a user's code, or its server.
+
+    Attributes:
+        outcome: of the sample.
+    """
+
+    def __init__(self, reason: str, outcome: Literal["data_error", "infra_error", "timeout"] = "data_error") -> None:
+        super().__init__(reason)
+        self.outcome = outcome

@@ -17,14 +17,10 @@ from plaudit_workers.agent_processes.messages import (
     RunAgent,
 )
 from plaudit_workers.agent_processes.processes import AgentProcesses, ProcessDiedError, SampleProcess
-from plaudit_workers.rollout.agents.agent import Generate, Trajectory
+from plaudit_workers.rollout.agents.agent import AgentError, Generate, Trajectory
 from plaudit_workers.rollout.engines.protocol import EngineFailedError
 
 _MOST_TURNS_AT_ONCE = 64
-
-
-class AgentError(Exception):
-    """A user's agent raised, hung or ended its process; it fails its own sample only."""
 
 
 class CustomAgent:
@@ -50,9 +46,9 @@ class CustomAgent:
             async with asyncio.timeout(self._limit_s):
                 return await _Run(process, generate).result(prompt)
         except TimeoutError:
-            raise AgentError(f"no trajectory within {self._limit_s:g} s") from None
+            raise AgentError(f"no trajectory within {self._limit_s:g} s", "timeout") from None
         except ProcessDiedError as error:
-            raise AgentError(f"the process that ran it {error}") from error
+            raise AgentError(f"the process that ran it {error}", "infra_error") from error
         finally:
             process.close()
 

@@ -15,7 +15,7 @@ from plaudit_wire.messages import Prompt
 from plaudit_wire.records import CallOutcome, CallRecord
 from plaudit_wire.sample import AgentReward
 from plaudit_workers.agent_processes.messages import EnvironmentReply
-from plaudit_workers.rollout.agents.agent import Generate
+from plaudit_workers.rollout.agents.agent import AgentError, Generate
 from plaudit_workers.rollout.agents.chat.tool_calls import ParsedCall
 from plaudit_workers.rollout.agents.tool_process import CallEnd, ToolProcess
 from plaudit_workers.rollout.agents.tools import Conversation, ToolAgent
@@ -56,11 +56,7 @@ class _Episode(Conversation):
         reset = await self._reset()
         if reset.outcome != "ok":
             outcome = "data_error" if reset.outcome == "skipped" else reset.outcome
-            reason = f"the environment cannot be reset: {reset.reason}"
-            # Only a sample with tokens can be published, so the policy writes one, which is not trained.
-            self.trajectory.add_turn(await self._generate(self._prompt_ids, 1))
-            self.trajectory.failure = AgentReward(outcome, reason=reason)
-            return
+            raise AgentError(f"the environment cannot be reset: {reset.reason}", outcome)
         if reset.messages is not None:
             self._begin(reset.messages)
         await (self._act() if self._environment.reads_text else super().hold())

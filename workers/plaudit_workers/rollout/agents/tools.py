@@ -20,7 +20,7 @@ from plaudit_wire.sample import AgentReward
 from plaudit_workers.agent_processes.messages import Tool
 from plaudit_workers.agent_processes.processes import AgentProcesses
 from plaudit_workers.job.spec.rollout import AgentSpec
-from plaudit_workers.rollout.agents.agent import Generate, Trajectory
+from plaudit_workers.rollout.agents.agent import AgentError, Generate, Trajectory
 from plaudit_workers.rollout.agents.chat.suffix import ChatSuffix, tool_call, tool_message
 from plaudit_workers.rollout.agents.chat.tool_calls import ParsedCall, ParsedTurn, ToolCallParser
 from plaudit_workers.rollout.agents.tool_process import CallEnd, ToolProcess
@@ -97,9 +97,9 @@ class ToolAgent:
                 async with asyncio.timeout(self.limits.seconds):
                     await conversation.hold()
             except TimeoutError:
-                if not conversation.trajectory.response_ids:
-                    raise
                 reason = f"the conversation took longer than {self.limits.seconds:g} s"
+                if not conversation.trajectory.response_ids:
+                    raise AgentError(reason, "timeout") from None
                 conversation.trajectory.failure = AgentReward("timeout", reason=reason)
             return conversation.trajectory
 

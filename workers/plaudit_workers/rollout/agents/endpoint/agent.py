@@ -17,8 +17,7 @@ from plaudit_wire.messages import Prompt
 from plaudit_wire.sample import AgentReward
 from plaudit_workers.agent_processes.messages import FromSample, ProgramEnded, RunAgentProgram
 from plaudit_workers.agent_processes.processes import AgentProcesses, ProcessDiedError, SampleProcess
-from plaudit_workers.rollout.agents.agent import Generate, Trajectory
-from plaudit_workers.rollout.agents.custom import AgentError
+from plaudit_workers.rollout.agents.agent import AgentError, Generate, Trajectory
 from plaudit_workers.rollout.agents.endpoint.chat_format import ChatFormats
 from plaudit_workers.rollout.agents.endpoint.response import MODEL
 from plaudit_workers.rollout.agents.endpoint.server import EndpointServer
@@ -68,8 +67,7 @@ class EndpointAgent:
         self._report(session.replaced)
         trajectory = session.trajectory()
         if trajectory is None:
-            reason = ended.failure.reason if ended.failure is not None else "it made no request"
-            raise AgentError(f"the program ended without a turn of the policy: {reason}")
+            raise _without_a_turn(ended.failure)
         trajectory.reward = ended.reward
         if not session.at_limit:  # a limit that the policy reached is no failure of the program
             trajectory.failure = ended.failure
@@ -138,6 +136,14 @@ async def _end(process: SampleProcess, order: RunAgentProgram, session: Endpoint
     if not ended.done():
         raise ProcessDiedError(process.died.result())
     return ended.result()
+
+
+def _without_a_turn(failure: AgentReward | None) -> AgentError:
+    reason = "it made no request" if failure is None else failure.reason
+    message = f"the program ended without a turn of the policy: {reason}"
+    if failure is None or failure.outcome == "scored" or failure.outcome == "skipped":
+        return AgentError(message)
+    return AgentError(message, failure.outcome)
 
 
 def _document(prompt: Prompt) -> dict[str, Any]:
