@@ -97,6 +97,7 @@ def tools(steps: int) -> list[dict[str, Any]]:
     sections["storage"] = {"claimName": "shared"}
     sections["files"] = {"configMap": "tools"}
     sections["transport"] = {"managed": {"memory": "512Mi", "storage": "1Gi"}}
+    sections["lifecycle"] = {"cleanup": "None"}
     files = {name: (_TOOLS / name).read_text() for name in ("reward.py", "safe.py", "tools.yaml")}
     return [_config_map("tools", files), job]
 
