@@ -4,7 +4,10 @@ import importlib.util
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+
+from plaudit_wire.version import VERSION
 
 DOCKERFILE = Path(__file__).parents[2] / "workers" / "Dockerfile"
 ABSENT = "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'vllm', 'ray'))); "
@@ -20,3 +23,21 @@ def test_the_modules_that_the_gpu_image_imports_exist():
     modules = re.findall(r"plaudit_\w+(?:\.\w+)+", DOCKERFILE.with_suffix(".gpu").read_text())
     assert modules
     assert [module for module in modules if importlib.util.find_spec(module) is None] == []
+
+
+def test_images_need_no_metadata_of_the_distributions():
+    """They hold the packages alone."""
+    documents = (
+        "import importlib.metadata; importlib.metadata.distribution = None\n"
+        "from plaudit_metrics.service.openapi import document; document('a')\n"
+        "from plaudit_workers.gateway import openapi; openapi.document()\n"
+        "from plaudit_workers.gateway import description\n"
+    )
+    done = subprocess.run([sys.executable, "-c", documents], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_distribution_has_the_version_that_processes_report():
+    folder = DOCKERFILE.parents[1]
+    projects = [tomllib.loads(path.read_text())["project"] for path in folder.glob("*/pyproject.toml")]
+    assert {project["version"] for project in projects} == {VERSION}

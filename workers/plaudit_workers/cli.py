@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from plaudit_metrics.terminal.commands import report_arguments, steps_arguments, top_arguments, trace_arguments
 from plaudit_wire.records import OUTCOMES
+from plaudit_wire.version import VERSION
 
 EXIT_REFUSED = 2
 EXIT_INTERRUPTED = 130
@@ -316,26 +317,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="plaudit", description="RL post-training with rewards that are slow, fail and cost money.")
-    parser.add_argument("--version", action=_Version, help="print the version")
+    parser.add_argument("--version", action="version", version=f"plaudit {VERSION}", help="print the version")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
     for name, command in COMMANDS.items():
         command.add_arguments(
             commands.add_parser(name, help=command.summary, description=f"plaudit {name}: {command.summary}.")
         )
     return parser
-
-
-class _Version(argparse.Action):
-    """Look up the version only for ``--version``."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:  # noqa: A002 (argparse's name)
-        super().__init__(option_strings, dest, nargs=0, help=help)
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        from importlib.metadata import version
-
-        print(f"plaudit {version('plaudit-workers')}")
-        parser.exit()
 
 
 def _positive(text: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Any, get_args
 
 import msgspec
@@ -16,6 +15,7 @@ from plaudit_metrics.sources.samples.texts import MOST_CHARACTERS
 from plaudit_metrics.statistics.stages import STAGES
 from plaudit_metrics.statistics.verdict import VERDICTS
 from plaudit_wire.records import OUTCOMES, Split
+from plaudit_wire.version import VERSION
 
 MOST_STEPS = 500
 """Number of steps that are kept and served."""
@@ -42,7 +42,7 @@ def document(run: str) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": f"Plaudit metrics of {run}",
-            "version": version("plaudit-metrics"),
+            "version": VERSION,
             "description": "Statistics of each step, what it waited for, and its slowest samples.",
         },
         "paths": _paths(),

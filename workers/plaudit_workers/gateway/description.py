@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 from plaudit_wire.messages import Service
+from plaudit_wire.version import VERSION
 from plaudit_workers.gateway.canary.canary_series import CanarySeries
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.stream.connection import Transport
@@ -40,7 +40,7 @@ class ServiceDescription:
         return {
             "job": self.job.metadata.name,
             "run": self.run,
-            "version": version("plaudit-workers"),
+            "version": VERSION,
             "scorers": [
                 {"name": scorer.name, "kind": scorer.kind, "scope": scorer.scope, "weight": scorer.weight}
                 for scorer in self.job.spec.reward.scorers

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import Any
 
 import msgspec
 
+from plaudit_wire.version import VERSION
 from plaudit_workers.gateway.callers.results import GroupAnswer, SampleAnswer
 from plaudit_workers.scoring.offline.lines import SampleInput
 
@@ -33,7 +33,7 @@ def document() -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "Plaudit reward service",
-            "version": version("plaudit-workers"),
+            "version": VERSION,
             "description": "Scores samples. Ids make retries idempotent: the same id gets the same result.",
         },
         "security": [{"token": []}],
