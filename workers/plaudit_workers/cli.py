@@ -246,7 +246,7 @@ COMMANDS: dict[str, Subcommand] = {
     "export": Subcommand(
         "plaudit_workers.training.export",
         "export",
-        "write a run's newest weights, or a checkpoint's, as a whole model, adapters merged",
+        "write a run's weights as a whole model, adapters merged",
         _export_arguments,
     ),
     "validate": Subcommand(
