@@ -18,7 +18,10 @@ from trainer_environments import CACHE, python
 
 import episodes
 from chat_tokenizer import chat_tokenizer
-from plaudit_wire.sample import AgentReward
+from plaudit_reward.endpoint.usage import EndpointUsage
+from plaudit_reward.remote.client import RemoteClient
+from plaudit_reward.remote.shapes.registry import SHAPES
+from plaudit_wire.sample import AgentReward, Sample
 from plaudit_workers.agent_processes.messages import EnvironmentClass, EnvironmentServer, Source
 from plaudit_workers.agent_processes.processes import AgentProcesses
 from plaudit_workers.launch.redis.server import free_port
@@ -189,3 +192,16 @@ async def test_each_sample_has_a_session_of_its_own_with_nemo_gym(open_agent: An
     for _, body in played:  # all on one counter, they would read 5, 7, 9 and 11
         assert [m["content"] for m in body.sample.completion if m["role"] == "tool"][1] == '{"count":5}'
         assert body.sample.agent_reward == AgentReward("scored", 1.0)
+
+
+async def test_a_scorer_verifies_in_the_session_that_the_row_seeds_with_nemo_gym(serve: Any) -> None:
+    client = RemoteClient(f"{serve('nemo-gym', 'nemo_gym_counter.py')}/verify", SHAPES["nemo-gym"], EndpointUsage())
+    # Without its session the server has no counter for the sample.
+    samples = [
+        Sample("g", n, "count", "p", "r", extra_info={"initial_count": n, "expected_count": 2}) for n in range(4)
+    ]
+    try:
+        scores = await asyncio.gather(*(client.score(sample, 60.0) for sample in samples))
+    finally:
+        await client.close()
+    assert [score.value for score in scores] == [0.0, 0.0, 1.0, 0.0]

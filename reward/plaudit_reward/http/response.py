@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
 import msgspec
+from multidict import MultiMapping
 
 _LONGEST_RETRY_AFTER_S = 3600.0
 _MAX_EXCERPT_CHARACTERS = 300
@@ -19,7 +20,7 @@ class Response:
     """A status, its headers and the whole body."""
 
     status: int
-    headers: Mapping[str, str]
+    headers: MultiMapping[str]
     """Names in any case."""
     body: bytes
 

@@ -1,8 +1,12 @@
-"""Sends one sample to a reward endpoint and reads its score: one request, one score or one typed error."""
+"""Sends one sample to a reward endpoint and reads its score: one score or one typed error.
+
+It is one request; two for an endpoint with sessions (``session``).
+"""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,8 +18,9 @@ from plaudit_reward.endpoint.usage import EndpointUsage
 from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.http.client import HttpClient
 from plaudit_reward.http.proxy import proxy_for
-from plaudit_reward.http.response import error_message, excerpt
+from plaudit_reward.http.response import Response, error_message, excerpt
 from plaudit_reward.remote.remedies import HTTP, Remedies
+from plaudit_reward.remote.session import NO_SESSIONS, cookie_header
 from plaudit_reward.remote.shapes.shape import EndpointShape, MalformedAnswerError, scored
 from plaudit_reward.score import Score
 from plaudit_wire.sample import Sample
@@ -83,7 +88,7 @@ class RemoteClient:
 
         Args:
             sample: to score.
-            limit_s: seconds until the whole answer has arrived.
+            limit_s: seconds until the whole answer has arrived; opening a session included.
             on_sent: called when the request has been written to its connection.
             headers: of this request only.
 
@@ -93,19 +98,37 @@ class RemoteClient:
                 its answer does not have the shape.
             DataError: it refuses this sample, or has no finite number for it.
         """
-        body = msgspec.json.encode(_merged(self._shape.body(sample), self._arguments))
-        request = self._http.post(
-            self.url, body, limit_s, headers={**self._headers, **(headers or {})}, on_sent=on_sent
-        )
+        began = time.monotonic()
+        body = _merged(self._shape.body(sample), self._arguments)
+        sent = {**self._headers, **(headers or {})}
+        sent |= await self._opened(body, limit_s, sent)
+        left_s = max(0.0, limit_s - (time.monotonic() - began))
+        request = self._http.post(self.url, msgspec.json.encode(body), left_s, headers=sent, on_sent=on_sent)
         response = await self._usage.counted(request)
-        if response.status != 200:
-            message = error_message(response.body, self._api_key)
-            raise failure_of(self.url, response.status, response.headers, message, self._remedies)
+        self._check(self.url, response)
         return self._read(response.body)
 
     async def close(self) -> None:
         """Close the connections."""
         await self._http.close()
+
+    async def _opened(self, body: Mapping[str, Any], limit_s: float, headers: Mapping[str, str]) -> dict[str, str]:
+        """Open the sample's session; return the header that names it, empty where the endpoint has no sessions."""
+        url = self._shape.seed_url(self.url)
+        if not url:
+            return {}
+        row = {name: item for name, item in body.items() if name not in self._shape.unseeded}
+        request = self._http.post(url, msgspec.json.encode(row), limit_s, headers=headers)
+        response = await self._usage.counted(request)
+        if response.status in NO_SESSIONS:
+            return {}
+        self._check(url, response)
+        return cookie_header(response.headers)
+
+    def _check(self, url: str, response: Response) -> None:
+        if response.status != 200:
+            message = error_message(response.body, self._api_key)
+            raise failure_of(url, response.status, response.headers, message, self._remedies)
 
     def _read(self, body: bytes) -> Score:
         try:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from faulty_server import Reply
 from plaudit_reward.endpoint.failures import CircuitOpenError, EndpointRefusedError
@@ -14,7 +19,7 @@ from plaudit_reward.endpoint.limiter import Limiter
 from plaudit_reward.endpoint.limits import RateLimits
 from plaudit_reward.endpoint.local_budget import LocalBudget
 from plaudit_reward.endpoint.usage import EndpointUsage
-from plaudit_reward.errors import ConfigurationError, DataError, InfrastructureError
+from plaudit_reward.errors import CallTimeoutError, ConfigurationError, DataError, InfrastructureError
 from plaudit_reward.pipeline.pipeline import Pipeline
 from plaudit_reward.pipeline.stage import Rules, Stage
 from plaudit_reward.remote.client import RemoteClient
@@ -218,3 +223,83 @@ async def test_a_key_never_appears_in_a_reason(ask: Ask) -> None:
     with pytest.raises(InfrastructureError) as error:
         await ask("slime", {"you sent": "hush-hush"}, api_key="hush-hush")
     assert "hush-hush" not in str(error.value)
+
+
+class SessionServer:
+    """A resources server whose reward is what the sample's session was seeded with."""
+
+    def __init__(self, seed_status: int = 200, after_s: float = 0.0) -> None:
+        self.seeded: list[dict[str, Any]] = []
+        self._values: dict[str, Any] = {}
+        self._seed_status, self._after_s = seed_status, after_s
+
+    async def seed(self, request: web.Request) -> web.Response:
+        if self._seed_status != 200:
+            return web.json_response({"detail": "no room"}, status=self._seed_status)
+        row = await request.json()
+        self.seeded.append(row)
+        name = f"session-{len(self.seeded)}"
+        await asyncio.sleep(self._after_s)
+        self._values[name] = row["expected_answer"]
+        response = web.json_response({})
+        response.set_cookie("session", name, path="/", httponly=True)
+        response.set_cookie("shard", "b")
+        return response
+
+    async def verify(self, request: web.Request) -> web.Response:
+        value = self._values.pop(request.cookies.get("session", ""), None)
+        if value is not None and request.cookies.get("shard") != "b":
+            value = None
+        return web.json_response({"reward": -1.0 if value is None else float(value)})
+
+
+@pytest.fixture
+async def score_by() -> AsyncIterator[Callable[..., Any]]:
+    """Scores samples by a resources server, all at the same time."""
+    ended = contextlib.AsyncExitStack()
+
+    async def score_by(server: SessionServer, *samples: Sample, limit_s: float = 5.0, **client: Any) -> list[Any]:
+        application = web.Application()
+        application.add_routes([web.post("/gym/seed_session", server.seed), web.post("/gym/verify", server.verify)])
+        serving = TestServer(application)
+        await serving.start_server()
+        ended.push_async_callback(serving.close)
+        usage = client.pop("usage", EndpointUsage())
+        remote = RemoteClient(str(serving.make_url("/gym/verify")), SHAPES["nemo-gym"], usage, **client)
+        ended.push_async_callback(remote.close)
+        return await asyncio.gather(*(remote.score(each, limit_s) for each in samples), return_exceptions=True)
+
+    async with ended:
+        yield score_by
+
+
+async def test_each_sample_is_verified_in_the_session_that_its_row_seeded(score_by: Callable[..., Any]) -> None:
+    server, usage = SessionServer(after_s=0.05), EndpointUsage()
+    samples = [msgspec.structs.replace(SAMPLE, index=n, extra_info={"expected_answer": n}) for n in range(1, 9)]
+    scores = await score_by(server, *samples, usage=usage, arguments={"level": 2})
+    assert [score.value for score in scores] == [float(n) for n in range(1, 9)]
+    assert sorted(row["expected_answer"] for row in server.seeded) == list(range(1, 9))
+    assert all(row.keys() == {"expected_answer", "responses_create_params", "level"} for row in server.seeded)
+    assert usage.requests == {"200": 16}
+
+
+@pytest.mark.parametrize("status", [404, 405])
+async def test_a_server_without_sessions_is_asked_to_verify_only(status: int, score_by: Callable[..., Any]) -> None:
+    (score,) = await score_by(SessionServer(status), SAMPLE)
+    assert score.value == -1.0
+
+
+@pytest.mark.parametrize(
+    ("status", "error"), [(500, InfrastructureError), (422, DataError), (401, EndpointRefusedError)]
+)
+async def test_a_session_that_cannot_be_opened_is_typed_and_nothing_is_verified(
+    status: int, error: type[Exception], score_by: Callable[..., Any]
+) -> None:
+    (failure,) = await score_by(SessionServer(status), SAMPLE)
+    assert isinstance(failure, error)
+    assert f"/gym/seed_session responded {status}: no room" in str(failure)
+
+
+async def test_opening_a_session_is_part_of_the_samples_time(score_by: Callable[..., Any]) -> None:
+    (failure,) = await score_by(SessionServer(after_s=5.0), SAMPLE, limit_s=0.2)
+    assert isinstance(failure, CallTimeoutError)

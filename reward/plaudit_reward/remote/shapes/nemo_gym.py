@@ -1,10 +1,14 @@
-"""``nemo-gym``: ``POST /verify`` of a NeMo Gym resources server: the row's members and an OpenAI ``response``."""
+"""``nemo-gym``: ``POST /verify`` of a NeMo Gym resources server: the row's members and an OpenAI ``response``.
+
+The row opens a session first (``/seed_session``): some servers verify by what they keep in it.
+"""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
+from plaudit_reward.remote.session import seed_url
 from plaudit_reward.remote.shapes.shape import EndpointShape, member, others, scored
 from plaudit_reward.score import Score
 from plaudit_wire.sample import Sample
@@ -45,4 +49,4 @@ def _score(answer: Any) -> Score:
     return scored(reward, components if isinstance(components, dict) else others(answer, "reward"))
 
 
-NEMO_GYM = EndpointShape(_body, _score)
+NEMO_GYM = EndpointShape(_body, _score, seed_url, unseeded=frozenset({"response"}))

@@ -21,6 +21,10 @@ class EndpointShape:
     """Returns the request's JSON object."""
     score: Callable[[Any], Score]
     """Reads the answer's JSON. Raises ``MalformedAnswerError`` and ``DataError``."""
+    seed_url: Callable[[str], str] = lambda url: ""
+    """Returns the URL that opens a sample's session before it is scored; empty: the endpoint has no sessions."""
+    unseeded: frozenset[str] = frozenset()
+    """Members of the request that the opening of a session does not get."""
 
 
 class MalformedAnswerError(InfrastructureError):
