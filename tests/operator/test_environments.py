@@ -16,6 +16,7 @@ ENVIRONMENTS = [
         "readiness": {"path": "/ok"},
     },
     {"name": "browser", "command": ["python3", "/plaudit/browser.py"]},
+    {"name": "gym", "command": ["python3", "/plaudit/gym.py"], "replicas": 2, "sessionAffinity": "clientIP"},
 ]
 
 
@@ -51,6 +52,14 @@ def test_each_environment_is_a_deployment_behind_a_service(world: World) -> None
         assert [entry["port"] for entry in service["ports"]] == [port]
 
 
+def test_an_environment_with_sessions_keeps_each_client_on_one_server(world: World) -> None:
+    kept = named(world, "Service", "job-env-gym")["spec"]
+    assert kept["sessionAffinity"] == "ClientIP"
+    assert kept["sessionAffinityConfig"]["clientIP"]["timeoutSeconds"] <= 86_400  # Kubernetes refuses more
+    spread = named(world, "Service", "job-env-sandbox")["spec"]
+    assert "sessionAffinity" not in spread  # one connection holds a session of OpenEnv
+
+
 def test_an_environment_gets_no_access_to_the_run(world: World) -> None:
     variables = {entry["name"] for entry in container(world, "job-env-sandbox")["env"]}
     assert not [name for name in variables if name.startswith("PLAUDIT_")]
@@ -76,7 +85,7 @@ def test_only_pods_of_the_job_that_run_agents_and_scorers_are_let_in(world: Worl
         for rule in egress
         if "plaudit.dev/environment" in rule.get("to", [{}])[0].get("podSelector", {}).get("matchLabels", {})
     }
-    assert reached == {"sandbox": 9000, "browser": 8000}
+    assert reached == {"sandbox": 9000, "browser": 8000, "gym": 8000}
 
 
 def test_the_state_of_an_environment_is_a_role_of_the_status(world: World) -> None:

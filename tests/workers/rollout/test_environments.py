@@ -17,7 +17,9 @@ from chat_tokenizer import chat_tokenizer
 from plaudit_wire.sample import AgentReward
 from plaudit_workers.agent_processes.messages import EnvironmentClass, EnvironmentServer
 from plaudit_workers.agent_processes.processes import AgentProcesses
+from plaudit_workers.agent_processes.sources_of import sources_of
 from plaudit_workers.errors import RefusedError
+from plaudit_workers.job.loading.load import load_job
 from plaudit_workers.rollout.engines.vllm_arguments import prepare_environment
 
 pytestmark = [
@@ -518,6 +520,47 @@ async def test_a_verification_that_fails_is_no_zero(open_agent, play, status, ou
     reward = body.sample.agent_reward
     assert (reward.outcome, reward.value) == (outcome, None)
     assert f"status {status}" in reward.reason
+
+
+SPREAD = [
+    ({"replicas": 2}, "spec.environments[1].replicas: 2"),
+    ({"replicas": 2, "sessionAffinity": "clientIP"}, ""),
+    ({}, ""),
+]
+
+
+@pytest.mark.parametrize(("server", "spread"), SPREAD)
+async def test_several_servers_spread_connections_unless_they_keep_their_clients(
+    server, spread, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setenv("PLAUDIT_ENVIRONMENT_GYM_URL", "http://gym:8000")
+    (tmp_path / "gym.py").touch()
+    program = {"command": ["python3", "gym.py"]}
+    spec = {
+        "model": {"source": "none"},
+        "data": {"train": {"path": "none.parquet"}},
+        "algorithm": {"steps": 1},
+        "environments": [{"name": "other", "replicas": 9, **program}, {"name": "gym", **program, **server}],
+        "rollout": {"sampling": {"maxTokens": 8}, "agent": {"kind": "environment", "environment": "gym"}},
+        "reward": {"scorers": [{"name": "a", "kind": "environment"}]},
+        "trainer": {},
+    }
+    job = {"apiVersion": "plaudit.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "gym"}, "spec": spec}
+    (tmp_path / "job.yaml").write_text(json.dumps(job))
+    (source,) = sources_of(load_job(tmp_path / "job.yaml"))
+    assert source.spread == spread
+
+
+async def test_resources_servers_among_which_a_session_would_be_lost_are_refused() -> None:
+    async with served(*Gym().routes()) as url:
+        processes = AgentProcesses([EnvironmentServer(url, spread="spec.environments[1].replicas: 2")])
+        with pytest.raises(RefusedError, match=r"environments\[1\].replicas: 2: .*Set sessionAffinity: clientIP"):
+            await processes.open()
+        await processes.close()
+    async with served(*OpenEnv().routes()) as url:
+        processes = AgentProcesses([EnvironmentServer(url, spread="spec.environments[1].replicas: 2")])
+        await processes.open()  # one connection holds the session
+        await processes.close()
 
 
 async def test_a_class_that_is_no_environment_is_refused(open_agent) -> None:

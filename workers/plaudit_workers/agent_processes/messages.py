@@ -90,6 +90,8 @@ class EnvironmentServer(msgspec.Struct, frozen=True, tag=True):
     url: str
     arguments: dict[str, Any] = {}
     timeout_s: float = 60.0
+    spread: str = ""
+    """The job's field that spreads its connections over several servers; empty: one server has those of a session."""
 
 
 Source = FunctionTool | VerlTools | McpServer | AgentClass | EnvironmentClass | EnvironmentServer | Program

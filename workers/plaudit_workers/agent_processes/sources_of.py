@@ -57,9 +57,17 @@ def _environment_source(job: RLJob) -> Source:
     agent = job.spec.rollout.agent
     limit_s = agent.environment_timeout_seconds
     if url := environment_url(agent.environment) if agent.environment else agent.url:
-        return EnvironmentServer(url, agent.arguments, limit_s)
+        return EnvironmentServer(url, agent.arguments, limit_s, _spread_server(job, agent.environment))
     model = job.spec.model.model_dump(mode="json")
     return EnvironmentClass(agent.path, agent.class_name, agent.arguments, agent.max_turns, limit_s, model)
+
+
+def _spread_server(job: RLJob, name: str) -> str:
+    """Return the field that spreads an environment's connections over servers; empty if one server has them all."""
+    for number, server in enumerate(job.spec.environments):
+        if server.name == name and server.replicas > 1 and server.session_affinity == "none":
+            return f"spec.environments[{number}].replicas: {server.replicas}"
+    return ""
 
 
 def _tool_source(tool: ToolSpec) -> Source:

@@ -9,6 +9,8 @@ from plaudit_operator.children.pod import RolePod, http_probe, pod_template
 from plaudit_workers.job.spec.environments import EnvironmentServerSpec
 
 ROLE = "environment"
+_CLIENT_KEPT_S = 86_400
+"""Seconds without a connection after which a client may reach another server: Kubernetes' maximum."""
 
 
 def template(context: JobContext, server: EnvironmentServerSpec) -> Manifest:
@@ -54,7 +56,11 @@ def manifests(context: JobContext, server: EnvironmentServerSpec, template_: Man
     """Return the Deployment and Service of one environment."""
     strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 1}}
     name, separate = object_name(context, server), labels(server)
+    reached = service(context, name, ROLE, {"http": server.port}, headless=False, **separate)
+    if server.session_affinity == "clientIP":
+        kept = {"clientIP": {"timeoutSeconds": _CLIENT_KEPT_S}}
+        reached["spec"] |= {"sessionAffinity": "ClientIP", "sessionAffinityConfig": kept}
     return [
         deployment(context, name, ROLE, template_, inputs, strategy, **separate),
-        service(context, name, ROLE, {"http": server.port}, headless=False, **separate),
+        reached,
     ]

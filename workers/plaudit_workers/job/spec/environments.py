@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from plaudit_workers.job.spec.kubernetes.pod import PodSpec
@@ -31,6 +33,10 @@ class EnvironmentServerSpec(Section):
     """TCP port on Kubernetes. ``plaudit run`` chooses a free one. Default 8000."""
     replicas: int = Field(default=1, ge=1, le=10_000)
     """Number of servers behind the URL on Kubernetes; ``plaudit run`` starts one. Default 1."""
+    session_affinity: Literal["none", "clientIP"] = "none"
+    """``clientIP``: on Kubernetes all connections of one pod reach the same server, which servers with sessions by
+    cookie (NeMo Gym's) need with several ``replicas``. ``none``: each connection reaches any of them. Default
+    ``none``."""
     readiness: ReadinessSpec = ReadinessSpec()
     """The condition under which it takes requests."""
     pod: PodSpec = PodSpec()

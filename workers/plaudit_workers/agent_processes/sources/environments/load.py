@@ -43,10 +43,16 @@ def load_server(source: EnvironmentServer) -> Environment:
     """Ask a server for its routes and actions.
 
     Raises:
-        ConfigurationError: it cannot be reached, or is neither an OpenEnv server nor a resources server of NeMo Gym.
+        ConfigurationError: it cannot be reached, is neither an OpenEnv server nor a resources server of NeMo Gym, or
+            is one of several resources servers among which a session would be lost.
     """
     routes: Routes = routes_of(source)
     if {"/seed_session", "/verify"} <= routes.paths:
+        if source.spread:
+            raise ConfigurationError(
+                f"{source.spread}: a resources server of NeMo Gym keeps its sessions in one process, and "
+                "their requests would reach others. Set sessionAffinity: clientIP of this environment, or replicas: 1"
+            )
         return ResourcesServer(source, routes)
     if "/schema" in routes.paths:
         return OpenEnvServer(source, routes)
