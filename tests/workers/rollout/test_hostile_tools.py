@@ -335,7 +335,7 @@ async def test_a_daemon_ends_with_its_sample(processes, eventually) -> None:
     await eventually(ended)
 
 
-async def test_closing_the_processes_ends_what_running_samples_started(tmp_path) -> None:
+async def test_closing_the_processes_ends_what_running_samples_started(tmp_path, eventually) -> None:
     (tmp_path / "daemon.py").write_text(_described(TOOLS))
     processes = AgentProcesses([FunctionTool(str(tmp_path / "daemon.py"), "starts_a_daemon")])
     tools = {tool.name: tool for tool in await processes.open()}
@@ -343,4 +343,8 @@ async def test_closing_the_processes_ends_what_running_samples_started(tmp_path)
     (end,) = await process.call([ParsedCall("starts_a_daemon", {})])
     os.kill(int(end.text), 0)
     await processes.close()
-    assert not Path(f"/proc/{int(end.text)}").exists()
+
+    async def ended() -> bool:
+        return not Path(f"/proc/{int(end.text)}").exists()
+
+    await eventually(ended)

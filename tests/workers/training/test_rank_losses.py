@@ -94,6 +94,7 @@ def test_the_cases_are_all_that_a_job_can_choose():
     assert chosen("algorithm", "advantage", options.default) == set(get_args(options.annotation))
 
 
+@pytest.mark.timeout(600)
 def test_two_ranks_compute_the_gradients_of_one(make_job, make_groups, tmp_path):
     own_loss = tmp_path / "own.py"
     own_loss.write_text(OWN_LOSS)
@@ -106,7 +107,7 @@ def test_two_ranks_compute_the_gradients_of_one(make_job, make_groups, tmp_path)
         cases[name] = (job.model_dump_json(by_alias=True), batches, free_port())
     (tmp_path / "cases.pickle").write_bytes(pickle.dumps(cases))
     processes = [start(tmp_path, 0, 2), start(tmp_path, 1, 2), start(tmp_path, 0, 1)]
-    outputs = [process.communicate(timeout=280)[1].decode() for process in processes]
+    outputs = [process.communicate(timeout=560)[1].decode() for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], outputs
 
     of_two, of_one = (pickle.loads((tmp_path / f"results-{number}.pickle").read_bytes()) for number in (2, 1))
