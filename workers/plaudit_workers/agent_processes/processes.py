@@ -42,6 +42,8 @@ logger = get_logger(__name__)
 _LOAD_WITHIN_S = 300.0
 _STATUS_WITHIN_S = 2.0
 """Seconds that the template may take to report the exit code of a process whose connection closed."""
+_DRAIN_WITHIN_S = 2.0
+"""Seconds in which the connection of a process that ended is read to its end; another process may hold it open."""
 _MOST_BYTES = 64 << 20
 """A process that sends more without completing a message is killed."""
 _FULL_PAUSE_S = 0.002
@@ -70,6 +72,8 @@ class SampleProcess(asyncio.Protocol):
         self._frames = Frames()
         self._unread_bytes = 0
         self._transport: asyncio.Transport | None = None
+        self._lost = False
+        self._exit = ""
         self._closed = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -95,12 +99,26 @@ class SampleProcess(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait for its exit code."""
+        self._lost = True
         self._kill(self.number)
-        if not self.died.done():
+        if self._exit:
+            self.ended(self._exit)
+        elif not self.died.done():
             asyncio.get_running_loop().call_later(_STATUS_WITHIN_S, self.ended, "closed its connection")
 
+    def exited(self, how: str) -> None:
+        """Record its exit once the connection is read to its end.
+
+        The template's report and the process's last message come through two connections, in any order.
+        """
+        if self._lost or self._transport is None:
+            self.ended(how)
+            return
+        self._exit = self._exit or how
+        asyncio.get_running_loop().call_later(_DRAIN_WITHIN_S, self.ended, self._exit)
+
     def ended(self, how: str) -> None:
-        """Record its end; the first description stays."""
+        """Record its end at once, unread messages are lost; the first description stays."""
         if not self.died.done():
             self.died.set_result(how)
         self.close()
@@ -239,7 +257,7 @@ class AgentProcesses:
         if isinstance(message, Ended):
             sample = self._running.get(message.number)
             if sample is not None:
-                sample.ended(f"was killed: {message.reason}" if message.reason else _how(message.status))
+                sample.exited(f"was killed: {message.reason}" if message.reason else _how(message.status))
         elif loaded is not None and not loaded.done():
             if isinstance(message, Loaded):
                 self.environment = message.environment

@@ -1,0 +1,70 @@
+"""The connection to a sample's process: its last message counts, whichever of its two ends is noticed first."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from plaudit_reward.isolation.messages import frame
+from plaudit_workers.agent_processes.messages import AgentFailed, FromSample
+from plaudit_workers.agent_processes.processes import SampleProcess
+
+LAST = AgentFailed("no luck")
+
+
+class Connected:
+    """A process, its end of the connection, and everything that was read from it."""
+
+    def __init__(self, process: SampleProcess, theirs: socket.socket) -> None:
+        self.process = process
+        self.theirs = theirs
+        self.read: list[FromSample] = []
+        process.on_message = self._take
+
+    def _take(self, message: FromSample) -> bool:
+        self.read.append(message)
+        return True
+
+
+@pytest.fixture
+async def connected() -> AsyncIterator[Connected]:
+    ours, theirs = socket.socketpair()
+    process = SampleProcess(0, lambda _: None)
+    await asyncio.get_running_loop().create_connection(lambda: process, sock=ours)
+    yield Connected(process, theirs)
+    theirs.close()
+    process.close()
+
+
+@pytest.mark.parametrize("size", [1, 100_000], ids=["one read", "many reads"])
+async def test_the_last_message_is_read_when_the_exit_is_noticed_first(connected, size) -> None:
+    messages = [AgentFailed("x" * size), LAST]
+    connected.theirs.sendall(frame(messages))
+    connected.theirs.close()
+    connected.process.exited("ended with exit code 0")  # the loop has not read the connection yet
+    assert await connected.process.died == "ended with exit code 0"
+    assert connected.read == messages
+
+
+async def test_the_exit_is_the_reason_when_the_connection_closed_first(connected) -> None:
+    connected.theirs.sendall(frame([LAST]))
+    connected.theirs.close()
+    while not connected.read:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.01)
+    connected.process.exited("was killed by SIGSEGV")
+    assert await connected.process.died == "was killed by SIGSEGV"
+
+
+async def test_a_connection_that_another_process_holds_open_delays_the_end_only(connected) -> None:
+    connected.theirs.sendall(frame([LAST]))
+    connected.process.exited("ended with exit code 3")
+    assert await connected.process.died == "ended with exit code 3"
+    assert connected.read == [LAST]
+
+
+async def test_a_killed_process_ends_at_once(connected) -> None:
+    connected.process.exited("ended with exit code 0")
+    connected.process.kill("was killed: no result within 1 s")
+    assert connected.process.died.result() == "was killed: no result within 1 s"
