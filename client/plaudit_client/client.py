@@ -44,11 +44,15 @@ class RewardClient:
         token: of the service; empty: none is sent.
         timeout_s: seconds that a call waits for a result, through restarts of the service.
         ca_file: certificates of the authority that signed the service's, for ``https://``; empty: the system's.
+
+    Raises:
+        ValueError: the URL is none, or no HTTP header can carry the token.
     """
 
     def __init__(self, url: str, token: str = "", *, timeout_s: float = 1800.0, ca_file: str = "") -> None:
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"url {url!r}: give the service's address, for example http://127.0.0.1:8710")
+        _check_token(token)
         self.url = url.rstrip("/")
         self.timeout_s = timeout_s
         self._token = token
@@ -199,6 +203,16 @@ class RewardClient:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=30.0),
             verify=context,
         )
+
+
+def _check_token(token: str) -> None:
+    """Refuse a token that no HTTP header can carry, such as one read from a file with its line end."""
+    remedy = "give it as service.json has it, without spaces around it and line ends"
+    if token != token.strip(" "):
+        raise ValueError(f"token: there is a space before or behind it, which an HTTP header loses; {remedy}")
+    for position, character in enumerate(token, 1):
+        if not " " <= character <= "~":
+            raise ValueError(f"token: no HTTP header can carry its character {position}, {character!r}; {remedy}")
 
 
 def _put(done: asyncio.Queue[tuple[int, Item]], index: int, item: Item, _: object) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import json
+import logging
 import math
 import pickle
 from collections.abc import AsyncIterator
@@ -15,6 +16,7 @@ from faulty_server import FaultyServer, Reply, Request
 from plaudit_client import NoScoreError, Result
 from plaudit_client.adapters import verifiers, verl
 from plaudit_client.adapters.failures import number
+from plaudit_client.adapters.missing_scores import MissingScores
 from plaudit_client.adapters.trl import reward
 
 MESSAGES = [{"role": "user", "content": "2 + 2?"}]
@@ -139,6 +141,42 @@ async def test_a_verifiers_trace_is_scored_by_its_last_reply_under_its_id(server
     trace.last_reply, trace.id = "fail", "trace-2"
     with pytest.raises(NoScoreError):
         await verifiers.score(task, trace)
+
+
+def missing(outcome: str, reason: str | None = None) -> Result:
+    return Result("s", None, outcome, reason, {}, 1.0)
+
+
+def test_missing_scores_are_warned_of_once_a_minute_for_each_outcome(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    scores = MissingScores(lambda: now[0])
+    scores.note(Result("s", 1.0, "scored", None, {}, 1.0))
+    for _ in range(3):
+        scores.note(missing("timeout", "took 30 s"))
+    scores.note(missing("infra_error", "the judge is down"))
+    now[0] = 61.0
+    scores.note(missing("timeout"))
+    assert [record.getMessage() for record in caplog.records] == [
+        "sample s has no score: timeout: took 30 s",
+        "sample s has no score: infra_error: the judge is down",
+        "sample s has no score: timeout: no reason given (2 more since the last warning of this outcome)",
+    ]
+    assert {(record.name, record.levelno) for record in caplog.records} == {("plaudit_client", logging.WARNING)}
+
+
+async def test_adapters_warn_of_samples_without_a_score(
+    server: FaultyServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways = {
+        "trl": lambda: reward()(prompts=["a"], completions=["fail"]),
+        "verl": lambda: verl.compute_score("d", "fail", "4", on_failure=0.0),
+    }
+    for way, score in ways.items():
+        monkeypatch.setattr("plaudit_client.adapters.missing_scores._OF_THIS_PROCESS", MissingScores())
+        caplog.clear()
+        await score()
+        (record,) = caplog.records
+        assert "has no score: infra_error: the judge is down" in record.getMessage(), way
 
 
 async def test_a_missing_address_names_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:

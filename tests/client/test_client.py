@@ -68,6 +68,13 @@ async def test_a_sample_gets_its_result_and_the_request_carries_the_token(server
     assert server.requests[0].headers["authorization"] == "Bearer secret"
 
 
+@pytest.mark.parametrize("token", ["secret\n", "secr\net", "geheim\u00e9", "\u2026", " secret"])
+@pytest.mark.parametrize("kind", [RewardClient, SyncRewardClient])
+def test_a_token_that_no_header_can_carry_is_refused_at_once(kind: type[Any], token: str) -> None:
+    with pytest.raises(ValueError, match="give it as service"):
+        kind("http://127.0.0.1:1", token)
+
+
 async def test_callers_of_the_same_moment_share_requests(server: FaultyServer) -> None:
     async with client_of(server) as client:
         results = await asyncio.gather(*(client.score({"response": "x" * n}) for n in range(2000)))

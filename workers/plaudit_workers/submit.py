@@ -103,7 +103,11 @@ async def _score(output: _Output, service: FoundService, session: str, arguments
 async def _score_over_http(arguments: argparse.Namespace, output: _Output) -> None:
     """Score the samples through a gateway; a restarted command gets the same results under the same ids."""
     token = os.environ.get("PLAUDIT_TOKEN", "")
-    async with plaudit_client.RewardClient(arguments.url, token, timeout_s=_HTTP_TIMEOUT_S) as client:
+    try:
+        client = plaudit_client.RewardClient(arguments.url, token, timeout_s=_HTTP_TIMEOUT_S)
+    except ValueError as error:
+        raise ServiceError(f"--url and PLAUDIT_TOKEN: {error}") from error
+    async with client:
         try:
             async for result in client.score_many(msgspec.to_builtins(sample) for sample in output.missing()):
                 output.take(_over_http(result))

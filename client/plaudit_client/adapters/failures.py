@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
+from plaudit_client.adapters.missing_scores import note
 from plaudit_client.result import Result
 
 
 def number(result: Result, on_failure: float | str = "raise") -> float:
-    """Return a sample's score, or the number that stands for a missing one.
+    """Return a sample's score, or the number that stands for a missing one; log a warning for a missing one.
 
     Args:
         result: of the sample.
@@ -18,6 +19,7 @@ def number(result: Result, on_failure: float | str = "raise") -> float:
         NoScoreError: the sample has no score, and ``on_failure`` is ``raise``.
         ValueError: ``on_failure`` is neither ``raise`` nor a finite number.
     """
+    note(result)
     if on_failure == "raise":
         return result.require_score()
     try:

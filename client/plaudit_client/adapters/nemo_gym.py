@@ -25,6 +25,7 @@ from nemo_gym.base_resources_server import (
 
 from plaudit_client.adapters.connection import client
 from plaudit_client.adapters.messages import ground_truth_of, text_of
+from plaudit_client.adapters.missing_scores import note
 
 
 class PlauditServerConfig(BaseResourcesServerConfig):  # type: ignore[misc]
@@ -71,7 +72,7 @@ class PlauditResourcesServer(SimpleResourcesServer):  # type: ignore[misc]
                 "extra_info": {**row, **(row.get("verifier_metadata") or {})},
             }
         )
-        if result.score is None:
+        if note(result).score is None:
             raise HTTPException(502, f"no score: {result.outcome}: {result.reason}")
         values = {name: scorer.value for name, scorer in result.scorers.items() if scorer.value is not None}
         return PlauditVerifyResponse(**body.model_dump(), reward=result.score, reward_components=values)

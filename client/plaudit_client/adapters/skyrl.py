@@ -4,10 +4,9 @@
 
     from plaudit_client.adapters.skyrl import register
 
-    register()          # before the trainer starts; then environment.env_class=plaudit
+    register(url="http://127.0.0.1:8710", token="…")    # in the trainer's Ray task; then environment.env_class=plaudit
 
-with ``PLAUDIT_URL`` and ``PLAUDIT_TOKEN`` in the environment, or ``url`` and ``token`` in ``env_config``. SkyRL accepts
-numbers only: a sample without a score raises, unless ``env_config.on_failure`` names a number.
+SkyRL accepts numbers only: a sample without a score raises, unless ``on_failure`` names a number.
 """
 
 from __future__ import annotations
@@ -26,22 +25,44 @@ NAME = "plaudit"
 _OWN_FIELDS = frozenset({"data_source", "reward_spec", "reward_model", "ground_truth", "extra_info", "max_turns"})
 
 
-def register(name: str = NAME) -> None:
-    """Register the environment with SkyRL-Gym under a name, in this process."""
-    register_environment(id=name, entry_point=f"{PlauditEnv.__module__}:{PlauditEnv.__name__}")
+def register(
+    name: str = NAME, *, url: str = "", token: str = "", timeout_s: float = 0.0, on_failure: float | str = "raise"
+) -> None:
+    """Register the environment with SkyRL-Gym under a name, in this process.
+
+    SkyRL's configuration has no place for these settings: it refuses sections of environments that it does not know.
+
+    Args:
+        name: of the environment (``environment.env_class``).
+        url: of the service; empty: ``PLAUDIT_URL``.
+        token: of the service; empty: ``PLAUDIT_TOKEN``.
+        timeout_s: seconds that a sample waits for its result; 0: ``PLAUDIT_TIMEOUT_SECONDS``, or 1,800.
+        on_failure: ``raise``, or the number for a sample without a score.
+    """
+    settings = {"url": url, "token": token, "timeout_s": timeout_s, "on_failure": on_failure}
+    register_environment(
+        id=name, entry_point=f"{PlauditEnv.__module__}:{PlauditEnv.__name__}", kwargs={"settings": settings}
+    )
 
 
 class PlauditEnv(BaseTextEnv):  # type: ignore[misc]
     """Scores the policy's first reply and ends the episode.
 
     Args:
-        env_config: ``url``, ``token``, ``timeout_s``, ``on_failure``; each may be missing.
+        env_config: ``url``, ``token``, ``timeout_s``, ``on_failure``, for programs that make environments themselves;
+            each may be missing.
         extras: the row: ``data_source``, ``reward_spec`` with ``ground_truth``, ``extra_info``.
+        settings: those of ``register``; ``env_config`` comes first.
     """
 
-    def __init__(self, env_config: Mapping[str, Any] | None = None, extras: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        env_config: Mapping[str, Any] | None = None,
+        extras: Mapping[str, Any] | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__()
-        settings = env_config or {}
+        settings = {**(settings or {}), **(env_config or {})}
         self._client = blocking_client(
             settings.get("url", ""), settings.get("token", ""), settings.get("timeout_s", 0.0)
         )

@@ -19,6 +19,7 @@ from typing import Any
 
 from plaudit_client.adapters.connection import client
 from plaudit_client.adapters.messages import ground_truth_of, text_of
+from plaudit_client.adapters.missing_scores import note
 from plaudit_client.client import RewardClient
 from plaudit_client.result import Result
 
@@ -70,7 +71,7 @@ async def plaudit(
         sample["response_tokens"] = len(ids)
     results = await _score(service, samples, group_size)
     _log(columns, results)
-    return [result.score for result in results]
+    return [note(result).score for result in results]
 
 
 async def _score(service: RewardClient, samples: list[dict[str, Any]], group_size: int) -> list[Result]:

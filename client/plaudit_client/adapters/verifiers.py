@@ -16,6 +16,7 @@ from typing import Any
 
 from plaudit_client.adapters.connection import client
 from plaudit_client.adapters.messages import ground_truth_of, plain_messages
+from plaudit_client.adapters.missing_scores import note
 
 _OF_THE_RUNNER = frozenset(
     {
@@ -65,4 +66,4 @@ async def score(task: Any, trace: Any) -> float:
             },
         }
     )
-    return result.require_score()
+    return note(result).require_score()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import skyrl_gym
@@ -32,6 +33,6 @@ def episode(row: int) -> tuple[str, int, float | None]:
 
 
 if __name__ == "__main__":
-    register()
+    register(url=os.environ.pop("PLAUDIT_URL"), token=os.environ.pop("PLAUDIT_TOKEN"))
     with ThreadPoolExecutor(32) as pool:
         report(list(pool.map(episode, range(EPISODES))))

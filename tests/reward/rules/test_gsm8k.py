@@ -54,6 +54,32 @@ def test_a_ground_truth_that_is_no_text_is_an_error_and_not_a_zero(
         gsm8k(make_sample("#### 72", ground_truth=ground_truth))
 
 
+SOLUTION = "She had 16 - 3 = <<16-3=13>>13 eggs.\nShe makes 9 * 2 = <<9*2=18>>18 dollars.\n#### "
+
+
+@pytest.mark.parametrize(
+    ("response", "end", "strict", "flexible"),
+    [
+        ("#### 18", "18", 1.0, 1.0),
+        ("It is 18", "18", 0.0, 1.0),
+        ("#### 13", "18", 0.0, 0.0),
+        ("#### 1,018", "1,018", 1.0, 0.0),
+        ("#### 1018", "$1,018.", 1.0, 1.0),
+        ("#### -18", "-18", 1.0, 1.0),
+    ],
+)
+def test_of_a_whole_solution_as_ground_truth_its_last_number_counts(
+    make_sample: Callable[..., Sample], response: str, end: str, strict: float, flexible: float
+) -> None:
+    sample = make_sample(response, ground_truth=SOLUTION + end)
+    assert (gsm8k(sample), gsm8k_flexible(sample)) == (strict, flexible)
+
+
+def test_a_solution_without_a_number_is_an_error_and_not_a_zero(make_sample: Callable[..., Sample]) -> None:
+    with pytest.raises(DataError, match="no number behind ####"):
+        gsm8k(make_sample("#### 18", ground_truth=SOLUTION + "eighteen"))
+
+
 @pytest.mark.parametrize("response", ["#### 1,072.", "#### 1072.00", "#### 1072"])
 def test_numbers_are_compared_as_numbers_when_asked(make_sample: Callable[..., Sample], response: str) -> None:
     sample = make_sample(response, ground_truth="1,072")

@@ -306,6 +306,13 @@ async def test_an_environment_of_skyrl_reads_each_turn(open_agent, play) -> None
     assert ids_of(body.prompt_ids) + ids_of(body.response_ids) == whole
 
 
+async def test_a_turn_without_a_reward_leaves_later_rewards_in_their_place(open_agent, play) -> None:
+    agent = await open_agent("Guess", arguments={"hint": "One digit."})
+    _, body = await play(agent, "more", "2", "6")
+    assert body.sample.turn_rewards == [0.0, 0.25, 1.0]
+    assert body.sample.agent_reward == AgentReward("scored", 1.25)
+
+
 @pytest.mark.parametrize(
     ("action", "outcome", "reason"),
     [

@@ -3,6 +3,9 @@
 The results are those of verl's scorer: only the last 300 characters count; ``strict`` takes the number after the last
 ``#### `` (the format that GSM8K's own answers have) without its thousands separators; ``flexible`` takes the last
 thing that looks like a number, as it stands. 1 when it equals the ground truth, else 0.
+
+A ground truth with ``####`` is GSM8K's own ``answer`` column, a whole solution: the number behind the last ``####``
+counts, without its thousands separators, as verl's preparation of the data reads it.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import re
 from decimal import Decimal, InvalidOperation
 
+from plaudit_reward.errors import DataError
 from plaudit_reward.rules.truth import text_truth
 from plaudit_wire.sample import Sample
 
@@ -18,6 +22,7 @@ NUM_TAIL_CHARACTERS = 300
 
 _MARKED = re.compile(r"#### (-?[0-9.,]+)")
 _NUMBER = re.compile(r"-?[0-9.,]+")
+_SOLUTION_NUMBER = re.compile(r"####\s*\$?(-?[0-9.,]*[0-9])")
 
 
 def strict_answer(response: str) -> str | None:
@@ -41,8 +46,11 @@ def gsm8k(sample: Sample, *, numeric: bool = False) -> float:
     """Return 1.0 when the strict answer equals the ground truth, else 0.0.
 
     Args:
-        sample: its ground truth is the number, as text.
+        sample: its ground truth is the number, as text, or a solution that ends with ``#### `` and the number.
         numeric: compare them as numbers, without thousands separators, dollars and a full stop at the end.
+
+    Raises:
+        DataError: the ground truth is not text, or there is no number behind its ``####``.
     """
     return _compare(strict_answer(sample.response), sample.ground_truth, numeric)
 
@@ -53,10 +61,19 @@ def gsm8k_flexible(sample: Sample, *, numeric: bool = False) -> float:
 
 
 def _compare(answer: str | None, ground_truth: object, numeric: bool) -> float:
-    truth = text_truth(ground_truth, "gsm8k")
+    truth = _true_number(text_truth(ground_truth, "gsm8k"))
     if numeric and answer is not None:
         return 1.0 if _number(answer) == _number(truth) is not None else 0.0
     return 1.0 if answer == truth else 0.0
+
+
+def _true_number(truth: str) -> str:
+    if "####" not in truth:
+        return truth
+    numbers = _SOLUTION_NUMBER.findall(truth)
+    if not numbers:
+        raise DataError(f"ground_truth {truth[-80:]!r} has no number behind ####; gsm8k needs it, or the number alone")
+    return str(numbers[-1]).replace(",", "")
 
 
 def _number(text: str) -> Decimal | None:

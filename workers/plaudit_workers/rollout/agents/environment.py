@@ -110,8 +110,10 @@ class _Episode(Conversation):
         self.trajectory.turn_rewards.append(sum(end.reward for end in ends if end.reward is not None))
 
     def _add_reward(self, reward: float | None) -> None:
+        """Add the reward of the newest turn; earlier turns without one have 0, so that each keeps its position."""
         if reward is not None:
-            self.trajectory.turn_rewards.append(reward)
+            without = len(self.trajectory.turns) - 1 - len(self.trajectory.turn_rewards)
+            self.trajectory.turn_rewards += [0.0] * without + [reward]
             self.trajectory.reward = AgentReward("scored", sum(self.trajectory.turn_rewards))
 
     async def _finish(self) -> None:
