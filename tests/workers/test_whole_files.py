@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -94,7 +96,7 @@ def test_a_killed_writer_leaves_no_half_folder(tmp_path, program):
     killed = subprocess.run([sys.executable, "-c", program, str(target)], check=False)
     assert killed.returncode == -signal.SIGKILL
     assert visible(tmp_path) == []
-    assert len(os.listdir(tmp_path)) == 1
+    assert os.listdir(tmp_path) != []
     with whole_folder(target) as temporary:
         (temporary / "b").write_text("2")
     assert os.listdir(target) == ["b"]
@@ -107,6 +109,54 @@ def test_leftovers_are_swept(tmp_path):
     (tmp_path / "mine").mkdir()
     remove_leftovers(tmp_path)
     assert os.listdir(tmp_path) == ["mine"]
+
+
+def test_two_writers_of_one_name_do_not_meet(tmp_path):
+    target = tmp_path / "target"
+    with whole_folder(target) as older:
+        (older / "content").write_text("older")
+        with whole_folder(target) as newer:
+            (newer / "content").write_text("newer")
+        assert (target / "content").read_text() == "newer"
+    assert (target / "content").read_text() == "older"
+    assert os.listdir(tmp_path) == ["target"]
+
+
+def test_a_writer_that_fails_leaves_the_unfinished_folder_of_another(tmp_path):
+    target = tmp_path / "target"
+    with whole_folder(target) as newer:
+        (newer / "newer").write_text("whole")
+        with pytest.raises(ZeroDivisionError), whole_folder(target):
+            raise ZeroDivisionError
+        remove_leftovers(tmp_path)
+    assert (target / "newer").read_text() == "whole"
+    assert os.listdir(tmp_path) == ["target"]
+
+
+@pytest.mark.parametrize("program", [KILLED_WHILE_WRITING, KILLED_BEFORE_THE_RENAME])
+def test_only_the_leftovers_of_the_dead_are_swept(tmp_path, program):
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "target")], check=False)
+    with whole_folder(tmp_path / "alive") as temporary:
+        (temporary / "content").write_text("1")
+        remove_leftovers(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == [temporary.parent.name]
+    assert os.listdir(tmp_path) == ["alive"]
+
+
+def test_writers_that_replace_one_folder_at_once_leave_one_whole(tmp_path):
+    target, together = tmp_path / "target", threading.Barrier(4)
+
+    def write(number):
+        for round_ in range(20):
+            with whole_folder(target) as temporary:
+                for name in ("a", "b"):
+                    (temporary / name).write_text(f"{number} {round_}")
+                together.wait()
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(write, range(4)))
+    assert (target / "a").read_text() == (target / "b").read_text()
+    assert os.listdir(tmp_path) == ["target"]
 
 
 def test_removing_takes_files_folders_and_nothing(tmp_path):

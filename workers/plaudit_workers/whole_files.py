@@ -1,25 +1,33 @@
 """Write files and folders atomically: readers see all of one or nothing. Used for weights, checkpoints and samples.
 
-New content is written under a hidden temporary name, flushed to disk and renamed. A folder that is replaced is renamed
-aside first and deleted last, so a process that is killed at any instant leaves the old or the new one whole;
-``recover`` gives a folder that was set aside its name back.
+New content is written in a hidden temporary folder, flushed to disk and renamed. Each writer has a temporary folder of
+its own and holds a lock in it, so a second writer of the same name (a trainer and its successor) neither writes into it
+nor removes it; what a dead writer left behind is removed. A folder that is replaced is renamed aside first and deleted
+last, so a process that is killed at any instant leaves the old or the new one whole; ``recover`` gives a folder that
+was set aside its name back.
 """
 
 from __future__ import annotations
 
 import errno
+import glob
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from plaudit_workers.file_lock import FileLock
 from plaudit_workers.process import RefusedError
 
 TEMPORARY = ".incomplete-"
 """Prefix of unfinished files and folders; readers ignore them."""
 REPLACED = ".replaced-"
 """Prefix of a whole folder that was renamed aside to make room for its replacement."""
+
+_LOCK = ".lock"
+_REPLACING = "replacing-"
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -34,7 +42,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
         RefusedError: the disk is full; the new folder is removed and the old one is unchanged.
     """
     with _whole(target) as temporary:
-        temporary.mkdir(parents=True)
+        temporary.mkdir()
         yield temporary
         for path in sorted(temporary.rglob("*")):
             _flush(path)
@@ -52,39 +60,77 @@ def whole_file(target: Path) -> Iterator[Path]:
 @contextmanager
 def _whole(target: Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.parent / f"{TEMPORARY}{target.name}"
-    remove(temporary)
+    _sweep(target.parent, f"{TEMPORARY}{glob.escape(target.name)}*")
+    folder, lock = _temporary_folder(target)
     try:
-        yield temporary
-        _put_in_place(temporary, target)
+        yield folder / target.name
+        _put_in_place(folder / target.name, target)
     except BaseException as error:
-        remove(temporary)
-        recover(target)
         if isinstance(error, Exception) and is_full(error):
+            remove(folder)  # before the free bytes are counted
             free = shutil.disk_usage(target.parent).free
             raise RefusedError(
                 f"no room for {target}: the disk, a quota or a file size limit is reached ({free:,} bytes free). "
                 "Make room, or keep fewer checkpoints (trainer.checkpoint.keep), then start again with --resume"
             ) from error
         raise
+    finally:
+        remove(folder)
+        lock.release()
+
+
+def _temporary_folder(target: Path) -> tuple[Path, FileLock]:
+    """Create a folder of this writer's own beside the target, with a lock that shows that the writer lives."""
+    while True:
+        folder = target.parent / f"{TEMPORARY}{target.name}-{secrets.token_hex(8)}"
+        folder.mkdir()
+        try:
+            lock = FileLock.try_acquire(folder / _LOCK)
+        except FileNotFoundError:
+            continue  # another process swept the folder before it was locked
+        if lock is not None:
+            return folder, lock
 
 
 def _put_in_place(temporary: Path, target: Path) -> None:
-    recover(target)
-    aside = _aside(target)
-    if target.is_dir():  # a folder cannot be renamed over one that is not empty
-        target.rename(aside)
+    if not temporary.is_dir():
+        temporary.rename(target)
         _flush(target.parent)
-    temporary.rename(target)
-    _flush(target.parent)
-    remove(aside)
+        return
+    with _replacing(target):
+        _recover(target)
+        aside = _aside(target)
+        if target.is_dir():  # a folder cannot be renamed over one that is not empty
+            target.rename(aside)
+            _flush(target.parent)
+        try:
+            temporary.rename(target)
+        finally:
+            _recover(target)
+        _flush(target.parent)
+
+
+@contextmanager
+def _replacing(target: Path) -> Iterator[None]:
+    """Let one writer at a time replace the target."""
+    lock = FileLock.acquire(target.parent / f"{TEMPORARY}{_REPLACING}{target.name}")
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def recover(target: Path) -> None:
     """Finish a replacement that was interrupted: rename the old folder back, or delete it if the new one is in place.
 
-    Only the writer of ``target`` may call this.
+    Waits for a replacement in progress.
     """
+    if _aside(target).exists():
+        with _replacing(target):
+            _recover(target)
+
+
+def _recover(target: Path) -> None:
     aside = _aside(target)
     if not aside.exists():
         return
@@ -110,19 +156,30 @@ def remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         doomed = path
         if not path.name.startswith(TEMPORARY):
-            doomed = path.parent / f"{TEMPORARY}removed-{path.name}"
-            shutil.rmtree(doomed, ignore_errors=True)
-            path.rename(doomed)
+            doomed = path.parent / f"{TEMPORARY}removed-{path.name}-{secrets.token_hex(8)}"
+            with suppress(FileNotFoundError):  # another process removed it meanwhile
+                path.rename(doomed)
         shutil.rmtree(doomed, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what a killed process left unfinished, after recovering interrupted replacements."""
+    """Remove what killed processes left unfinished, after recovering interrupted replacements.
+
+    Files and folders whose writer lives, here or on another host, stay.
+    """
     recover_all(folder)
-    for path in folder.glob(f"{TEMPORARY}*"):
-        remove(path)
+    _sweep(folder, f"{TEMPORARY}*")
+
+
+def _sweep(folder: Path, pattern: str) -> None:
+    for path in folder.glob(pattern):
+        with suppress(FileNotFoundError):  # its writer has finished meanwhile
+            lock = FileLock.try_acquire(path / _LOCK if path.is_dir() else path)
+            if lock is not None:
+                remove(path)
+                lock.release()
 
 
 def is_full(error: BaseException) -> bool:

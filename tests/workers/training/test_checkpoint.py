@@ -84,6 +84,23 @@ def test_a_replaced_trainer_neither_saves_nor_prunes_a_checkpoint(make_job, tmp_
     assert checkpoints(tmp_path) == [path]
 
 
+def test_a_trainer_that_is_replaced_while_it_saves_leaves_its_successors_checkpoint_whole(make_job, tmp_path):
+    older, newer = build_model(make_job({})), build_model(make_job({}))
+    copy = older.copy_state()
+    write = copy.write
+
+    def replaced_while_it_writes(folder: Path) -> None:
+        Lineage({1: PolicyVersion(0, 0), 2: PolicyVersion(1, 2)}).write(tmp_path)
+        save_checkpoint(tmp_path, 4, newer, {"incarnation": 2}, keep=2)
+        write(folder)
+
+    copy.write = replaced_while_it_writes
+    with pytest.raises(StaleIncarnationError, match="later trainer than incarnation 1"):
+        write_checkpoint(tmp_path, 4, copy, {"incarnation": 1}, keep=2)
+    assert sorted(os.listdir(tmp_path)) == ["incarnations.json", "step-000004"]
+    assert load_checkpoint(tmp_path / "step-000004", older) == {"incarnation": 2}
+
+
 def test_a_damaged_checkpoint_is_pruned_first(make_job, tmp_path):
     policy = build_model(make_job({}))
     damaged = save_checkpoint(tmp_path, 30, policy, {"incarnation": 1})

@@ -14,6 +14,7 @@ import asyncio
 import errno
 import os
 import re
+import secrets
 import shutil
 import stat
 import time
@@ -141,7 +142,7 @@ class SpillFolder:
         assert self._folder is not None
         target = self._folder / path
         target.parent.mkdir(exist_ok=True)
-        temporary = target.with_name(f"{target.name}.{os.getpid()}.partial")
+        temporary = target.with_name(f"{target.name}.{secrets.token_hex(8)}.partial")
         temporary.write_bytes(record)
         temporary.replace(target)
 

@@ -8,13 +8,13 @@ contain its successors.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.stream.trainer.fence import StaleIncarnationError
+from plaudit_workers.whole_files import whole_file
 
 FILE_NAME = "incarnations.json"
 
@@ -61,17 +61,12 @@ class Lineage:
 
     def write(self, folder: Path) -> None:
         """Write the lineage atomically."""
-        folder.mkdir(parents=True, exist_ok=True)
         stored = {
             str(incarnation): [parent.incarnation, parent.number]
             for incarnation, parent in sorted(self.parents.items())
         }
-        temporary = folder / f".{FILE_NAME}.{os.getpid()}"
-        with temporary.open("w") as file:
-            json.dump(stored, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(folder / FILE_NAME)
+        with whole_file(folder / FILE_NAME) as temporary:
+            temporary.write_text(json.dumps(stored))
 
 
 def refuse_replaced(folder: Path, incarnation: int) -> None:
