@@ -12,6 +12,12 @@ from plaudit_workers.job.rules.endpoints import is_private
 RULE = {"name": "first", "kind": "rule"}
 PYTHON = {"name": "second", "kind": "python", "python": {"path": "r.py"}}
 JUDGE = {"baseUrl": "https://judge/v1", "model": "big", "promptTemplate": {"path": "j.j2"}, "parse": {"regex": "(.)"}}
+WORLD = {"name": "world", "kind": "environment"}
+PER_TURN: dict[str, Any] = {
+    "algorithm.advantagePer": "turn",
+    "rollout.agent": {"kind": "environment", "path": "w.py", "class": "World"},
+    "reward.scorers": [WORLD],
+}
 GPUS = {"resources": {"limits": {"nvidia.com/gpu": 3}}}
 
 SINGLE_FIELDS: list[tuple[dict[str, Any], str]] = [
@@ -104,6 +110,30 @@ RULES: list[tuple[dict[str, Any], str]] = [
     (
         {"algorithm.dynamicSampling": {}, "algorithm.advantage": "reinforcePlusPlus"},
         "spec.algorithm.dynamicSampling: drops groups with equal scores, but under advantage reinforcePlusPlus they",
+    ),
+    (
+        PER_TURN | {"rollout.agent": {"kind": "singleTurn"}},
+        "spec.algorithm.advantagePer: is turn, but agent kind singleTurn has no rewards of turns. Remove advantagePer",
+    ),
+    (
+        PER_TURN | {"reward.scorers": [{**WORLD, "weight": 0}, RULE]},
+        "spec.algorithm.advantagePer: is turn, but no scorer makes the environment's reward a part of the sample's.",
+    ),
+    (
+        PER_TURN | {"reward.combine": {"kind": "python", "path": "r.py", "function": "f"}},
+        "spec.algorithm.advantagePer: is turn, which subtracts rewards of turns from the sample's, but combine.kind",
+    ),
+    (
+        PER_TURN | {"reward.combine": {"normalize": "group"}, "algorithm.advantage": "drGrpo"},
+        "spec.algorithm.advantagePer: is turn, which subtracts rewards of turns from the sample's, but combine.norm",
+    ),
+    (
+        PER_TURN | {"algorithm.loss": {"klIn": "reward", "klCoefficient": 0.1}},
+        "spec.algorithm.advantagePer: is turn, but klIn: reward lowers the reward of whole samples: a turn would pay",
+    ),
+    (
+        PER_TURN | {"algorithm.dynamicSampling": {}},
+        "spec.algorithm.advantagePer: is turn, but dynamicSampling drops groups with equal scores, whose turns may",
     ),
     (
         {"algorithm.dynamicSampling": {"maxFactor": 1.5}, "algorithm.promptsPerStep": 1},
@@ -377,6 +407,12 @@ def test_a_combination_without_its_function_is_reported(
     words: str,
 ) -> None:
     assert_told(problems_of(changed({"reward.combine": combine})), words)
+
+
+def test_advantages_of_turns_are_accepted_where_turns_have_rewards(
+    changed: Callable[[dict[str, Any]], dict[str, Any]], problems_of: Callable[[dict[str, Any]], list[Problem]]
+) -> None:
+    assert problems_of(changed(PER_TURN)) == []
 
 
 def test_a_group_scorer_needs_groups(

@@ -16,6 +16,7 @@ from plaudit_workers.job.rules.endpoints import password_problems
 from plaudit_workers.job.rules.failure_policy import failure_policy_problems
 from plaudit_workers.job.rules.pods import environment_problems, gpu_problems, group_problems
 from plaudit_workers.job.rules.scorers import scorer_problems
+from plaudit_workers.job.rules.turn_advantages import turn_advantage_problems
 from plaudit_workers.job.spec.rljob import Spec
 from plaudit_workers.job.spec.rollout import AgentSpec, ToolSpec
 from plaudit_workers.job.spec.transport import USABLE_SHARE, TlsSpec
@@ -458,6 +459,7 @@ _TRAINING: tuple[FieldRule, ...] = (
     _order,
     _dynamic_sampling,
     _reward_penalty,
+    turn_advantage_problems,
     _group_size,
     _lengths,
     _temperature,

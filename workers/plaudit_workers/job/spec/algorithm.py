@@ -126,6 +126,11 @@ class AlgorithmSpec(Section):
     """The advantage of a sample: ``grpo`` (reward - mean) / standard deviation of its group, ``drGrpo`` without the
     division, ``rloo`` against the mean of the others, ``reinforcePlusPlus`` normalised over the batch,
     ``reinforcePlusPlusBaseline`` the same of reward - mean of its group. Default grpo: the most widely used."""
+    advantage_per: Literal["sample", "turn"] = "sample"
+    """``sample``: all tokens of a sample share one advantage; ``turn``: each turn of a conversation has its own, from
+    its reward without what the environment had paid before that turn, compared with the same turn of the group's
+    other samples. ``turn`` requires agent kind environment or custom and a scorer of kind ``environment``. Default
+    sample."""
     dynamic_sampling: DynamicSamplingSpec | None = None
     """Replace groups whose scores are all equal, which teach nothing under a group-relative advantage. Default: they
     count, and are not computed."""

@@ -37,6 +37,8 @@ class TorchBackend:
 
     def __init__(self, job: RLJob, model: PolicyModel, run_folder: Path, redis_url: str = "") -> None:
         self._advantage = job.spec.algorithm.advantage
+        per_turn = job.spec.algorithm.advantage_per == "turn"
+        self._turn_weights = job.spec.reward.environment_weights if per_turn else None
         loss = job.spec.algorithm.loss
         self._penalty = RewardPenalty(loss.kl_coefficient, model.divergences) if loss.penalises_reward else None
         self._epochs = job.spec.algorithm.epochs
@@ -58,7 +60,7 @@ class TorchBackend:
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
         """Make ``algorithm.epochs`` optimizer steps on these groups; return the mean of their figures."""
-        batch = make_batch(groups, self._advantage, self._temperature, self._penalty)
+        batch = make_batch(groups, self._advantage, self._temperature, self._penalty, self._turn_weights)
         return mean_figures([self._timed(batch) for _ in range(self._epochs)])
 
     def _timed(self, batch: TrainingBatch) -> dict[str, float]:

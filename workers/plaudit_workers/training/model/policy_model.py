@@ -344,11 +344,11 @@ class PolicyModel:
             method() if argument is None else method(argument)
 
     def _with_gradient(self, batch: TrainingBatch, weights: list[float]) -> tuple[TrainingBatch, list[float]]:
-        """Leave out sequences without a gradient, those of advantage 0; the others keep their weights."""
+        """Leave out sequences without a gradient, those of advantage 0 alone; the others keep their weights."""
         if self._loss.has_kl_term or self._loss.entropy_coefficient or self._loss.kind == "python":
             return batch, weights
         pairs = zip(batch.sequences, weights, strict=True)
-        kept = [(sequence, weight) for sequence, weight in pairs if sequence.advantage != 0]
+        kept = [(sequence, weight) for sequence, weight in pairs if sequence.has_signal]
         skipped = {"training/sequences_skipped": float(len(batch.sequences) - len(kept))}
         statistics = batch.statistics | (skipped if batch.sequences else {})
         sequences = tuple(sequence for sequence, _ in kept)

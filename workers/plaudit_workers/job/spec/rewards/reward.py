@@ -146,3 +146,8 @@ class RewardSpec(Section):
     def model_scorers(self) -> list[ScorerSpec]:
         """Return the scorers whose models the job serves."""
         return [scorer for scorer in self.scorers if scorer.model is not None]
+
+    @property
+    def environment_weights(self) -> dict[str, float]:
+        """Return the weights of the scorers that read the reward of tools or environment, by name."""
+        return {scorer.name: scorer.weight for scorer in self.scorers if scorer.kind == "environment"}

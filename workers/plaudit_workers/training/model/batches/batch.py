@@ -7,17 +7,24 @@ samples without a token that the policy chose. Advantages are computed over all 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from plaudit_wire.messages import Branch, PolicyVersion, SampleBody
+from plaudit_wire.records import ScoringRecord
 from plaudit_workers.stream.group import Group
 from plaudit_workers.training.model.batches.advantage import ESTIMATORS, degenerate_groups
 from plaudit_workers.training.model.batches.repetition import repeated_share
 from plaudit_workers.training.model.batches.reward_penalty import penalise
+from plaudit_workers.training.model.batches.turn_credit import (
+    turn_advantages,
+    turn_returns,
+    turn_starts,
+    turn_tokens,
+)
 
 Int32s = NDArray[np.int32]
 Float32s = NDArray[np.float32]
@@ -38,8 +45,12 @@ class TrainingSequence:
     loss_mask: NDArray[np.bool_]
     """bool[T]: the policy chose this token (tool output is False)."""
     advantage: float
+    """Of all tokens, or with ``turn_advantages`` of those of the first turn."""
     version_spans: tuple[tuple[int, PolicyVersion], ...]
     """(first token, version that sampled from there on)."""
+    is_branch: bool = False
+    turn_advantages: tuple[tuple[int, float], ...] = ()
+    """(first token, advantage from there on) of the turns after the first."""
 
     @property
     def num_tokens(self) -> int:
@@ -50,6 +61,19 @@ class TrainingSequence:
     def num_trained_tokens(self) -> int:
         """Return the number of tokens that take part in the loss."""
         return int(self.loss_mask.sum())
+
+    @property
+    def trained_advantages(self) -> Float32s:
+        """Return float32[R]: the advantage of each trained token."""
+        starts = np.array([0, *(first for first, _ in self.turn_advantages)])
+        values = np.array([self.advantage, *(value for _, value in self.turn_advantages)], dtype=np.float32)
+        trained: Float32s = values[np.searchsorted(starts, np.flatnonzero(self.loss_mask), side="right") - 1]
+        return trained
+
+    @property
+    def has_signal(self) -> bool:
+        """Return True if a trained token has an advantage other than 0."""
+        return bool(self.trained_advantages.any()) if self.turn_advantages else self.advantage != 0
 
 
 @dataclass(frozen=True)
@@ -86,6 +110,8 @@ class _Scored:
     index: int
     body: SampleBody
     score: float
+    turn_weight: float
+    """The weight with which the environment's rewards are part of the score."""
 
     @property
     def parts(self) -> list[SampleBody | Branch]:
@@ -97,13 +123,29 @@ class _Scored:
         """Return the number of tokens that the policy chose, over all sequences."""
         return sum(int(_mask(part).sum()) for part in self.parts)
 
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """Return the first token of each turn of the sample's own sequence."""
+        return turn_starts([turn.first for turn in self.body.generation.turns], len(self.body.loss_mask))
+
+    @property
+    def num_turn_tokens(self) -> NDArray[np.int64]:
+        """Return the trained tokens of each turn; those of branches, which are not timed, count to the first."""
+        counts = turn_tokens(self.starts, _mask(self.body))
+        counts[0] += self.num_trained_tokens - counts.sum()
+        return counts
+
 
 def _mask(part: SampleBody | Branch) -> NDArray[np.bool_]:
     return np.frombuffer(part.loss_mask, np.uint8).astype(np.bool_)
 
 
 def make_batch(
-    groups: Sequence[Group], estimator: str, temperature: float, penalty: RewardPenalty | None = None
+    groups: Sequence[Group],
+    estimator: str,
+    temperature: float,
+    penalty: RewardPenalty | None = None,
+    turn_weights: Mapping[str, float] | None = None,
 ) -> TrainingBatch:
     """Turn groups into a batch.
 
@@ -112,11 +154,14 @@ def make_batch(
         estimator: ``algorithm.advantage`` of the job (a key of ``advantage.ESTIMATORS``).
         temperature: ``rollout.sampling.temperature`` of the job, > 0.
         penalty: lowers the rewards before advantages are computed; None: they stay as they are.
+        turn_weights: scorers that read the environment's reward → their weights, for advantages of turns; None: one
+            advantage a sample.
 
     Returns:
         A batch; its ``sequences`` are empty if no sample can be trained on.
     """
-    scored = [sample for number, group in enumerate(groups) for sample in _scored_samples(group, number)]
+    weights = turn_weights or {}
+    scored = [sample for number, group in enumerate(groups) for sample in _scored_samples(group, number, weights)]
     scores = np.array([sample.score for sample in scored], dtype=np.float64)
     num_tokens = np.array([sample.num_trained_tokens for sample in scored], dtype=np.int64)
     # Groups are numbered without holes: one that lost all its samples must not count as a group.
@@ -129,22 +174,53 @@ def make_batch(
         own = [values[sequence.loss_mask] for values, sequence in zip(found, sequences, strict=True)]
         penalised = penalise(scores, owners, own, penalty.coefficient)
         rewards, figures = penalised.scores, penalised.figures | _spread("critic/rewards", penalised.scores)
-    advantages = ESTIMATORS[estimator](rewards, group, num_tokens)
-    sequences = tuple(replace(each, advantage=float(advantages[owner])) for owner, each in owned)
+    if turn_weights is None:
+        advantages = ESTIMATORS[estimator](rewards, group, num_tokens)
+        sequences = tuple(replace(each, advantage=float(advantages[owner])) for owner, each in owned)
+    else:
+        by_turn = _turn_advantages(scored, rewards, estimator, group)
+        sequences = tuple(_with_turns(each, scored[owner], by_turn[owner]) for owner, each in owned)
+        advantages = np.concatenate([np.zeros(0), *by_turn])
     num_samples = sum(len(group.samples) for group in groups)
     statistics = _statistics(scores, group, advantages, sequences, num_samples)
     return TrainingBatch(sequences, temperature, statistics | figures)
 
 
-def _scored_samples(group: Group, number: int) -> list[_Scored]:
+def _scored_samples(group: Group, number: int, turn_weights: Mapping[str, float]) -> list[_Scored]:
     return [
-        _Scored(group, number, sample.index, sample.body, scoring.value)
+        _Scored(group, number, sample.index, sample.body, scoring.value, _turn_weight(scoring, turn_weights))
         for sample in group.samples
         if sample.body is not None
         and (scoring := sample.scoring) is not None
         and scoring.outcome == "scored"
         and scoring.value is not None
     ]
+
+
+def _turn_weight(scoring: ScoringRecord, weights: Mapping[str, float]) -> float:
+    """Return the weight of those scorers that had a value for this sample."""
+    scorers = scoring.scorers
+    return sum(weight for name, weight in weights.items() if name in scorers and scorers[name].outcome == "scored")
+
+
+def _turn_advantages(
+    scored: Sequence[_Scored], rewards: NDArray[np.float64], estimator: str, group: NDArray[np.int64]
+) -> list[NDArray[np.float64]]:
+    num_tokens = [sample.num_turn_tokens for sample in scored]
+    returns = [
+        turn_returns(float(reward), sample.body.sample.turn_rewards, sample.turn_weight, counts.size)
+        for reward, sample, counts in zip(rewards, scored, num_tokens, strict=True)
+    ]
+    return turn_advantages(ESTIMATORS[estimator], returns, group, num_tokens)
+
+
+def _with_turns(sequence: TrainingSequence, sample: _Scored, advantages: NDArray[np.float64]) -> TrainingSequence:
+    """Return the sequence with its turns' advantages; a branch has the first turn's, whose return is the reward."""
+    own = replace(sequence, advantage=float(advantages[0]))
+    if sequence.is_branch:
+        return own
+    later = zip(sample.starts[1:].tolist(), advantages[1:].tolist(), strict=True)
+    return replace(own, turn_advantages=tuple(later))
 
 
 def _sequences(sample: _Scored) -> list[TrainingSequence]:
@@ -162,6 +238,7 @@ def _sequences(sample: _Scored) -> list[TrainingSequence]:
             loss_mask=_mask(part),
             advantage=0.0,
             version_spans=tuple((first, PolicyVersion(inc, number)) for first, inc, number in part.version_spans),
+            is_branch=isinstance(part, Branch),
         )
         for part in sample.parts
         if _mask(part).any()

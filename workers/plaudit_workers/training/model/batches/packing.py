@@ -116,7 +116,7 @@ def pack(sequences: Sequence[TrainingSequence], weights: Sequence[float], member
         sources=torch.from_numpy(targets - 1),
         targets=torch.from_numpy(ids[targets].astype(np.int64)),
         behaviour=torch.from_numpy(np.concatenate([s.behaviour_logprobs[s.loss_mask] for s in chosen])),
-        advantages=_repeated([s.advantage for s in chosen], counts),
+        advantages=torch.from_numpy(np.concatenate([sequence.trained_advantages for sequence in chosen])),
         lengths=torch.tensor(counts),
         weights=_repeated([weights[number] for number in members], counts),
         members=tuple(members),
