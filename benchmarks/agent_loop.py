@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import hashlib
 import json
 import runpy
 import sys
@@ -34,6 +33,7 @@ from plaudit_wire.messages import Announcement, PolicyVersion, Prompt, Sampling
 from plaudit_workers.job.loading.load import load_job
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.launch.redis.server import RedisServer
+from plaudit_workers.published_weights import weights_digest
 from plaudit_workers.rollout.factory import build_engine, open_agent
 from plaudit_workers.rollout.worker import RolloutOptions, RolloutWorker
 from plaudit_workers.stream.connection import RedisAddress, Transport
@@ -171,7 +171,7 @@ async def _true(value: bool) -> bool:
 
 
 def _digest(folder: Path) -> str:
-    return hashlib.sha256((folder / "model" / "model.safetensors").read_bytes()).hexdigest()
+    return weights_digest(folder / "model")
 
 
 async def measure(load: Load, address: RedisAddress, folder: Path) -> dict[str, Any]:

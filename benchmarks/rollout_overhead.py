@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import hashlib
 import importlib.util
 import json
 import os
@@ -231,9 +230,10 @@ class Worker:
 
     async def _announce(self) -> Any:
         from plaudit_wire.messages import PolicyVersion
+        from plaudit_workers.published_weights import weights_digest
 
         version = PolicyVersion(await self.streams.take_over(), 0)
-        digest = hashlib.sha256((self._model / "model.safetensors").read_bytes()).hexdigest()
+        digest = weights_digest(self._model)
         await self.streams.announce(Announcement(version, str(self._model), digest))
         return version
 

@@ -1,12 +1,14 @@
 """The contract of a folder of published weights: digest and probe. Written by the trainer, checked by rollouts.
 
-``weights/<incarnation>.<number>/`` holds ``*.safetensors``, configuration, tokenizer, and ``probe.json``. With
-``trainer.lora`` it holds the adapters only, in peft's format.
+``weights/<incarnation>.<number>/`` holds ``*.safetensors`` (one file of each rank; with several, their index),
+configuration, tokenizer, and ``probe.json``. With ``trainer.lora`` it holds the adapters only, in peft's format.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -15,7 +17,7 @@ PROBE_FILE = "probe.json"
 WEIGHTS_FILE = "model.safetensors"
 ADAPTER_FILE = "adapter_model.safetensors"
 ADAPTER_CONFIG_FILE = "adapter_config.json"
-_CHUNK_BYTES = 1 << 20
+_READ_AT_ONCE = 8
 
 
 class Probe(msgspec.Struct, frozen=True):
@@ -30,7 +32,7 @@ class Probe(msgspec.Struct, frozen=True):
 
 
 def weights_digest(folder: Path) -> str:
-    """Return SHA-256, hexadecimal, over the bytes of the folder's ``*.safetensors`` in the order of their names.
+    """Read and hash the folder's ``*.safetensors``, up to eight files at once; return ``combined_digest`` of them.
 
     Raises:
         FileNotFoundError: there are none, or one vanished.
@@ -38,9 +40,20 @@ def weights_digest(folder: Path) -> str:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise FileNotFoundError(f"no safetensors in {folder}")
-    digest = hashlib.sha256()
-    for path in files:
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                digest.update(chunk)
-    return digest.hexdigest()
+    with ThreadPoolExecutor(_READ_AT_ONCE, "weights-hash") as threads:
+        return combined_digest(dict(zip((path.name for path in files), threads.map(_file_digest, files), strict=True)))
+
+
+def combined_digest(digests: Mapping[str, str]) -> str:
+    """Return the digest of a folder of weights: SHA-256, hexadecimal, over a line for each file, sorted by name.
+
+    Args:
+        digests: name of each file → SHA-256 of its bytes, hexadecimal. A line is that of ``sha256sum``.
+    """
+    lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ import pytest
 from plaudit_wire.messages import Announcement, PolicyVersion, Prompt, Sampling
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.launch.redis.server import RedisServer
+from plaudit_workers.published_weights import weights_digest
 from plaudit_workers.rollout.agents.agent import Agent
 from plaudit_workers.rollout.agents.single_turn import SingleTurn
 from plaudit_workers.rollout.engines.protocol import Engine
@@ -53,14 +53,14 @@ class Run:
         folder = self.folder / str(version)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "model.safetensors").write_bytes(content)
-        digest = hashlib.sha256(content).hexdigest() if digest is None else digest
+        digest = weights_digest(folder) if digest is None else digest
         await self.trainer.announce(Announcement(version, str(folder), digest))
         return version
 
     async def announce_folder(self, folder: Path, number: int) -> PolicyVersion:
         """Announces weights that lie there."""
         version = PolicyVersion(self.trainer.incarnation, number)
-        digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+        digest = weights_digest(folder)
         await self.trainer.announce(Announcement(version, str(folder), digest))
         return version
 

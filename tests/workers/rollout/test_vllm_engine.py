@@ -6,6 +6,8 @@ import shutil
 import numpy as np
 import pytest
 import pytest_asyncio
+import torch
+from safetensors.torch import load_file
 
 from plaudit_wire.messages import PolicyVersion, Sampling, Transfer, TransferPart
 from plaudit_workers.process import RefusedError
@@ -21,6 +23,8 @@ from plaudit_workers.rollout.engines.vllm_arguments import VllmSettings
 from plaudit_workers.rollout.engines.vllm_engine import VllmEngine
 from plaudit_workers.rollout.worker import RolloutOptions, RolloutWorker
 from plaudit_workers.stream.connection import RedisAddress, Transport
+from plaudit_workers.training.model.weight_offer import shapes_of
+from plaudit_workers.training.shards.weight_files import WeightFiles
 from plaudit_workers.weight_transfer.part import WeightPart
 from plaudit_workers.weight_transfer.receiver import Reception
 from plaudit_workers.weight_transfer.server import WeightServer
@@ -116,6 +120,18 @@ async def test_weights_received_from_the_trainers_memory_are_the_ones_that_sampl
     with Reception(version, offered) as reception:
         await bench.engine.load_weights(await asyncio.to_thread(reception.receive), version)
     server.close()
+    sample = await bench.result(bench.submit(seed=3))
+    assert close(reference(tiny_models[2], PROMPT, sample.response_ids), sample.logprobs)
+
+
+async def test_weights_in_several_files_are_the_ones_that_sample(bench, tiny_models, reference, tmp_path):
+    tensors = load_file(tiny_models[2] / "model.safetensors")
+    files = WeightFiles.plan(shapes_of(tensors, torch.float32), "model.safetensors", 3)
+    for rank in range(3):
+        files.write_own(tmp_path, rank, ((name, tensors[name]) for name in files.order))
+    for name, content in files.index().items():
+        (tmp_path / name).write_bytes(content)
+    await bench.load(tmp_path)
     sample = await bench.result(bench.submit(seed=3))
     assert close(reference(tiny_models[2], PROMPT, sample.response_ids), sample.logprobs)
 

@@ -1,13 +1,14 @@
 """Following the announcement: what is loaded, when, and what is refused."""
 
 import asyncio
-import hashlib
 import shutil
 import socket
+from pathlib import Path
 
 import pytest
 
 from plaudit_wire.messages import Announcement, PolicyVersion, Transfer, TransferPart
+from plaudit_workers.published_weights import weights_digest
 from plaudit_workers.rollout.engines.protocol import EngineFailedError, WeightsUnreadableError
 from plaudit_workers.rollout.engines.script import Script
 from plaudit_workers.rollout.engines.scripted import ScriptedEngine
@@ -154,7 +155,7 @@ def offer(run):
         servers.append(WeightServer())
         servers[-1].offer(version, "token", part)
         parts = [TransferPart(f"127.0.0.1:{servers[-1].port}", digest or part.digest)]
-        file_digest = hashlib.sha256(b"weights").hexdigest() if path else ""
+        file_digest = weights_digest(Path(path)) if Path(path, "model.safetensors").is_file() else "0" * 64
         await run.trainer.announce(Announcement(version, path, file_digest, Transfer("token", 7, parts)))
         return version
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.training.backend.checkpoint import load_checkpoint, save_checkpoint, write_checkpoint
-from plaudit_workers.training.backend.publish import offer_weights
+from plaudit_workers.training.backend.publish import offer_weights, write_weights
 from plaudit_workers.training.model.policy_model import PolicyModel, build_model
 from plaudit_workers.weight_transfer.receiver import Reception
 
@@ -38,6 +38,7 @@ def lead(job: RLJob, policy: PolicyModel, folder: Path) -> None:
         results["parts"] = len(announcement.transfer.parts)
         with Reception(announcement.version, announcement.transfer) as reception:
             results["received"] = load_file(reception.receive() / "model.safetensors")
+    results["announced"] = write_weights(policy, folder / "weights", PolicyVersion(1, 4))
     results["extra"] = load_checkpoint(folder / "checkpoints" / "step-000002", policy)
     results["figures_again"] = [policy.update(batch) for batch in batches[2:]]
     results["state_again"] = policy.full_state()

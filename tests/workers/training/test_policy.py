@@ -5,15 +5,20 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import msgspec
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GraniteConfig, Qwen3Config
 
 from plaudit_reward.packed_attention import PACKED_ATTENTION
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.job.spec.algorithm import OptimizerSpec
 from plaudit_workers.process import RefusedError
+from plaudit_workers.published_weights import Probe
+from plaudit_workers.training.backend.checkpoint import load_checkpoint, save_checkpoint
+from plaudit_workers.training.backend.publish import write_weights
 from plaudit_workers.training.backend.torch_backend import TorchBackend
 from plaudit_workers.training.model.batches.batch import make_batch
 from plaudit_workers.training.model.optimizer import rate_share
@@ -201,6 +206,42 @@ def test_resumed_training_is_bit_equal(make_job, batches, correction, tmp_path):
         figures_resumed = second.update(batch)
     assert figures_resumed == figures
     torch.testing.assert_close(second.full_state(), through.full_state(), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("correction", ["tis", "decoupled", "none"])
+def test_a_step_stopped_in_its_middle_goes_on_as_if_it_never_had(make_job, batches, correction, tmp_path):
+    """The step's first weights are in the checkpoint: they are published again, and the rest is clipped around them."""
+    loss = {"correction": correction, "klCoefficient": 0.1}
+    settings = {"promptsPerStep": 4, "miniBatchesPerStep": 4, "loss": loss, "optimizer": {"learningRate": 0.1}}
+    job = make_job({"algorithm": settings})
+    through, stopped, resumed = (build_model(job) for _ in range(3))
+    for policy in (through, stopped):
+        policy.hold_proximal(PolicyVersion(1, 0))
+        for batch in batches[:2]:
+            policy.update(batch)
+    fresh = build_model(job)
+    first_weights, first_probe = fresh.full_state(), fresh.probe()
+    save_checkpoint(tmp_path / "checkpoints", 0, stopped, {})
+    present = stopped.full_state()
+
+    load_checkpoint(tmp_path / "checkpoints" / "step-000000", resumed)
+    write_weights(resumed, tmp_path, PolicyVersion(2, 0))
+    stored = load_file(tmp_path / "2.0" / "model.safetensors")
+    if correction != "none":  # nothing is clipped around them without a correction
+        torch.testing.assert_close(stored, first_weights, atol=0, rtol=0)
+        assert msgspec.json.decode((tmp_path / "2.0" / "probe.json").read_bytes(), type=Probe) == first_probe
+    torch.testing.assert_close(resumed.full_state(), present, atol=0, rtol=0)
+    for batch in batches[2:]:
+        expected = through.update(batch)
+        expected.pop("actor/logprob_mismatch", None)  # compares samples of the announced version, 2.0 after a resume
+        assert resumed.update(batch) == expected
+    torch.testing.assert_close(resumed.full_state(), through.full_state(), atol=0, rtol=0)
+
+    # The next publication is of the trained weights.
+    write_weights(resumed, tmp_path, PolicyVersion(2, 1))
+    torch.testing.assert_close(load_file(tmp_path / "2.1" / "model.safetensors"), through.full_state(), atol=0, rtol=0)
+    through.hold_proximal(PolicyVersion(1, 1))
+    assert resumed.update(batches[0]) == through.update(batches[0])
 
 
 def test_a_state_from_before_the_first_update_comes_back(make_job, batches, tmp_path):

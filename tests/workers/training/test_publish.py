@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 
@@ -13,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.process import RefusedError
+from plaudit_workers.published_weights import weights_digest
 from plaudit_workers.training.backend.publish import (
     offer_weights,
     prune_weights,
@@ -46,8 +46,7 @@ def test_published_weights_load_as_a_model_and_answer_the_probe(make_job, tmp_pa
 
 def test_the_digest_is_that_of_the_files(make_job, tmp_path):
     announcement = write_weights(build_model(make_job({})), tmp_path, PolicyVersion(1, 0))
-    content = (tmp_path / "1.0" / "model.safetensors").read_bytes()
-    assert announcement.digest == hashlib.sha256(content).hexdigest()
+    assert announcement.digest == weights_digest(tmp_path / "1.0")
 
 
 def test_tied_weights_are_published_once_and_load(make_job, model_folder, tmp_path):
@@ -84,7 +83,7 @@ def test_offered_weights_are_those_of_files_and_can_be_written_as_files(make_job
     torch.testing.assert_close(received, policy.full_state(), atol=0, rtol=0)
 
     written = write_offered(announcement, policy.files(), tmp_path)
-    assert written.digest == hashlib.sha256((tmp_path / "1.3" / "model.safetensors").read_bytes()).hexdigest()
+    assert written.digest == weights_digest(tmp_path / "1.3")
     assert written.transfer == announcement.transfer
     files = write_weights(policy, tmp_path, PolicyVersion(1, 4))
     assert sorted(os.listdir(written.path)) == sorted(os.listdir(files.path))

@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.job.spec.rljob import RLJob
+from plaudit_workers.published_weights import weights_digest
 from plaudit_workers.training.backend.checkpoint import load_checkpoint, recovered_checkpoints, save_checkpoint
 from plaudit_workers.training.model.batches.batch import TrainingBatch, make_batch
 from plaudit_workers.training.model.policy_model import build_model
@@ -91,6 +94,19 @@ def test_two_sharded_ranks_give_the_updates_of_one(make_job, make_groups, tmp_pa
         # Each rank offers its shards, and a rollout puts them together.
         assert results["parts"] == 2
         torch.testing.assert_close(results["received"], results["state"], atol=0, rtol=0)
+    published = tmp_path / "weights" / "1.4"
+    files = sorted(path.name for path in published.glob("*.safetensors"))
+    assert files == (
+        ["adapter_model.safetensors"]
+        if trainer
+        else ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    )
+    assert results["announced"].digest == weights_digest(published)
+    loaded = {name: each for file in files for name, each in load_file(published / file).items()}
+    torch.testing.assert_close(loaded, results["state"], atol=0, rtol=0)
+    if not trainer:
+        own = AutoModelForCausalLM.from_pretrained(published).state_dict()
+        torch.testing.assert_close(dict(own), results["state"], atol=0, rtol=0)
     assert results["extra"] == {"cursor": 8}
     torch.testing.assert_close(results["state_again"], results["state"], atol=0, rtol=0)
     resumed = build_model(make_job({**SETTINGS, "trainer": trainer}))

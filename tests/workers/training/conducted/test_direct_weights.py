@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import msgspec
 import pytest
 
 from plaudit_wire.messages import Announcement, PolicyVersion, Transfer, TransferPart
+from plaudit_workers.published_weights import weights_digest
 from plaudit_workers.training.backend.scripted import ScriptedBackend
 from plaudit_workers.weight_transfer.part import WeightPart
 from plaudit_workers.weight_transfer.server import WeightServer
@@ -43,8 +43,7 @@ class Offering(ScriptedBackend):
         folder = self._folder / "weights" / str(announcement.version)
         folder.mkdir(parents=True)
         (folder / "model.safetensors").write_bytes(content)
-        digest = hashlib.sha256(content).hexdigest()
-        return msgspec.structs.replace(announcement, path=str(folder), digest=digest)
+        return msgspec.structs.replace(announcement, path=str(folder), digest=weights_digest(folder))
 
     def prune(self, in_use: Any) -> None:
         """Keep everything."""

@@ -11,10 +11,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
-from safetensors.torch import save_file
 
 from plaudit_wire.messages import Announcement, PolicyVersion
-from plaudit_workers.published_weights import PROBE_FILE, weights_digest
+from plaudit_workers.published_weights import PROBE_FILE, combined_digest, weights_digest
 from plaudit_workers.training.model.policy_model import PolicyModel
 from plaudit_workers.training.model.weight_offer import WeightOffer
 from plaudit_workers.weight_transfer.receiver import Reception
@@ -27,7 +26,9 @@ _VERSION_NAME = re.compile(r"(\d+)\.(\d+)")
 
 
 def write_weights(model: PolicyModel, folder: Path, version: PolicyVersion) -> Announcement:
-    """Write the model's present weights and make them the proximal ones of the loss (``correction``).
+    """Write the model's weights, each rank its file, and make them the proximal ones of the loss (``correction``).
+
+    After a resume within a step these are the weights from before the step's first update, not the present ones.
 
     Args:
         model: rank 0's.
@@ -39,20 +40,20 @@ def write_weights(model: PolicyModel, folder: Path, version: PolicyVersion) -> A
 
     Raises:
         RefusedError: the disk is full.
+        ShardError: another rank could not write its file.
     """
     target = folder / str(version)
     with whole_folder(target) as temporary:
-        save_file(model.full_state(), temporary / model.weights_file, metadata={"format": "pt"})
+        digests = model.write_weights(str(temporary))
         (temporary / PROBE_FILE).write_bytes(msgspec.json.encode(model.probe()))
         for name, content in model.files().items():
             (temporary / name).write_bytes(content)
-        digest = weights_digest(temporary)
     model.hold_proximal(version)
-    return Announcement(version, str(target), digest)
+    return Announcement(version, str(target), combined_digest(digests))
 
 
 def offer_weights(model: PolicyModel, version: PolicyVersion, token: str, redis_url: str) -> Announcement:
-    """Offer the model's present weights from memory and make them the proximal ones of the loss.
+    """Offer the model's weights from memory and make them the proximal ones of the loss; see ``write_weights``.
 
     Args:
         model: rank 0's.

@@ -6,7 +6,6 @@ checkpoint shows exactly which groups the surviving line has learnt from.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from plaudit_wire.messages import Announcement, PolicyVersion
+from plaudit_workers.published_weights import weights_digest
 from plaudit_workers.stream.group import Group
 from plaudit_workers.training.run.lineage import refuse_replaced
 from plaudit_workers.whole_files import remove, whole_folder
@@ -62,7 +62,7 @@ class ScriptedBackend:
         content = json.dumps({"version": str(version)}).encode()
         with whole_folder(folder) as temporary:
             (temporary / "model.safetensors").write_bytes(content)
-        return Announcement(version, str(folder), hashlib.sha256(content).hexdigest())
+        return Announcement(version, str(folder), weights_digest(folder))
 
     def write_files(self, announcement: Announcement) -> Announcement:
         """Return the announcement: ``publish`` always writes files."""

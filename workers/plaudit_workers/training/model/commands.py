@@ -27,6 +27,7 @@ ARGUMENTS: dict[str, Any] = {
     "hold_proximal": PolicyVersion,
     "offer": WeightOffer,
     "full_state": None,
+    "write_weights": str,
     "probe": None,
     "copy_state": None,
     "load": str,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -49,14 +49,30 @@ from plaudit_workers.training.model.model import (
 )
 from plaudit_workers.training.model.optimizer import PolicyOptimizer
 from plaudit_workers.training.model.probe import PROBE_LIMITS, probe_ids
-from plaudit_workers.training.model.sharding import Ranks, fill, fill_shards, gather, join_ranks, leave_ranks, place
+from plaudit_workers.training.model.sharding import (
+    Ranks,
+    fill,
+    fill_shards,
+    gather,
+    gathered,
+    join_ranks,
+    leave_ranks,
+    place,
+)
 from plaudit_workers.training.model.state_copy import StateCopy, read_own_rows, refuse_other_tensors
 from plaudit_workers.training.model.temperature import refuse_cut_sampling
 from plaudit_workers.training.model.token_head import TokenHead, reduced
 from plaudit_workers.training.model.utilization import work_figures
-from plaudit_workers.training.model.weight_offer import OfferedWeights, WeightOffer, layout_of, part_of
-from plaudit_workers.training.shards.index import MODEL_PREFIX, ShardError, ShardIndex, StateProgress
+from plaudit_workers.training.model.weight_offer import OfferedWeights, WeightOffer, layout_of, part_of, shapes_of
+from plaudit_workers.training.shards.index import (
+    MODEL_PREFIX,
+    PROXIMAL_PREFIX,
+    ShardError,
+    ShardIndex,
+    StateProgress,
+)
 from plaudit_workers.training.shards.reader import ShardReader
+from plaudit_workers.training.shards.weight_files import WeightFiles
 
 
 class PolicyModel:
@@ -99,6 +115,8 @@ class PolicyModel:
         self._shape = _shape_of(model.module)
         self._proximal: dict[str, Tensor] | None = None
         """The published weights, after one of several updates of a step has changed the model's."""
+        self._resumed_within_step = False
+        """The proximal weights are those of a checkpoint, and are to be published again."""
         self._published: PolicyVersion | None = None
         """The version of those, or of the model's weights; None when neither are the published ones any more."""
         self._files: dict[str, bytes] = {}
@@ -181,12 +199,14 @@ class PolicyModel:
         return np.split(everywhere, np.cumsum(lengths)[:-1])
 
     def hold_proximal(self, version: PolicyVersion) -> None:
-        """Take the present weights as the published ones, around which ``correction`` clips; see ``publish``."""
+        """Take the weights that were written or offered as the ones around which ``correction`` clips."""
         self._commands.send("hold_proximal", version)
-        self._proximal, self._published = None, version
+        if not self._resumed_within_step:
+            self._proximal = None
+        self._resumed_within_step, self._published = False, version
 
     def full_state(self) -> dict[str, Tensor]:
-        """Return the weights to publish: unsharded, on the CPU, in ``model.dtype``, tied ones once.
+        """Return the present weights as they are published: unsharded, on the CPU, in ``model.dtype``, tied ones once.
 
         With adapters, these alone under the names of peft's file format.
         """
@@ -200,34 +220,73 @@ class PolicyModel:
             for name, tensor in state.items()
         }
 
+    def write_weights(self, folder: str) -> dict[str, str]:
+        """Write the weights to publish as safetensors: each rank its file, and an index if there are several.
+
+        They are the present ones in ``model.dtype``; after a resume within a step those from before its first update.
+        Adapters are one file.
+
+        Args:
+            folder: an empty one, on a volume that all ranks share.
+
+        Returns:
+            SHA-256 of each file by its name, hexadecimal.
+
+        Raises:
+            ShardError: another rank could not write its file.
+            OSError: this rank could not.
+        """
+        self._commands.send("write_weights", folder)
+        name, num_files = (ADAPTER_FILE, 1) if self._adapters else (WEIGHTS_FILE, self._ranks.world_size)
+        own = {published_name(name) if self._adapters else name: each for name, each in self._tensors.items()}
+        files = WeightFiles.plan(shapes_of(own, DTYPES[self._spec.model.dtype]), name, num_files)
+        digests, error = {}, None
+        try:
+            with self._published_weights():
+                digests = files.write_own(Path(folder), self._ranks.rank, gathered(own, files.order))
+        except OSError as found:  # raised on rank 0, which ends the run
+            error = found
+        reports = self._commands.gather(msgspec.json.encode([digests, "" if error is None else str(error)]))
+        if error is not None and self._ranks.rank == 0:
+            raise error
+        for rank, report in enumerate(reports):
+            others, message = msgspec.json.decode(report, type=tuple[dict[str, str], str])
+            digests |= others
+            if message and self._ranks.rank == 0:
+                raise ShardError(f"rank {rank}: {message}")
+        if self._ranks.rank == 0:
+            for name, content in files.index().items():
+                (Path(folder) / name).write_bytes(content)
+        return digests
+
     def offer(self, offer: WeightOffer) -> Transfer:
-        """Offer the present weights to rollouts from every rank's memory, instead of ``full_state`` and files.
+        """Offer the weights that ``write_weights`` writes to rollouts, from every rank's memory.
 
         Returns:
             The offer of all ranks; the same on each.
         """
         self._commands.send("offer", offer)
         dtype = DTYPES[self._spec.model.dtype]
-        part = part_of(self._tensors, dtype, self._ranks.rank, offer.probe)
+        with self._published_weights():
+            part = part_of(self._tensors, dtype, self._ranks.rank, offer.probe)
         self._offered = self._offered or OfferedWeights()
         own = TransferPart(self._offered.replace(offer, part), part.digest)
         gathered = self._commands.gather(msgspec.msgpack.encode(own))
         parts = [msgspec.msgpack.decode(each, type=TransferPart) for each in gathered]
         return Transfer(offer.token, layout_of(self._tensors, dtype).num_bytes, parts)
 
-    @property
-    def weights_file(self) -> str:
-        """Return the name of the file for ``full_state``."""
-        return ADAPTER_FILE if self._adapters else WEIGHTS_FILE
-
     @torch.no_grad()
     def probe(self) -> Probe:
-        """Return a fixed sequence and its next-token log-probabilities, with which a rollout checks what it loaded."""
+        """Return a fixed sequence and its next-token log-probabilities, with which a rollout checks what it loaded.
+
+        They are those of the weights that ``write_weights`` writes.
+        """
         self._commands.send("probe")
         longest = self._spec.rollout.engine.max_model_length - 1
         ids = probe_ids(self._tokenizer, int(self._model.config.vocab_size), longest)
         row = pack_single(torch.tensor(ids)).to(self._ranks.device)
-        logprobs = self._forward(row, temperature=1.0)[0]
+        with self._published_weights():
+            logprobs = self._forward(row, temperature=1.0)[0]
         return Probe(ids, logprobs.tolist(), PROBE_LIMITS[self._spec.model.dtype])
 
     def files(self) -> dict[str, bytes]:
@@ -241,6 +300,8 @@ class PolicyModel:
     def copy_state(self) -> StateCopy:
         """Copy the state for a checkpoint: trained weights in float32, optimizer, schedule, random state.
 
+        In the middle of a step it includes the weights from before the step's first update, if later ones need them.
+
         Returns:
             The copy, to be written on rank 0 while updates continue; the other ranks write with it.
         """
@@ -250,7 +311,7 @@ class PolicyModel:
         progress = StateProgress(
             torch.get_rng_state().numpy().tobytes(), self._optimizer.updates, self._optimizer.steps
         )
-        self._copy = StateCopy(self._ranks, self._state(), progress)
+        self._copy = StateCopy(self._ranks, self._state() | _proximal_state(self._proximal or {}), progress)
         if self._ranks.rank:
             self._copy.follow()
         return self._copy
@@ -278,9 +339,14 @@ class PolicyModel:
             progress = reader.index.progress
             self._optimizer.restore(progress.updates, progress.steps)
             read_own_rows(reader, self._state())
+            self._begin_from(progress)
+            if any(name.startswith(PROXIMAL_PREFIX) for name in reader.index.tensors):
+                proximal = {name: torch.empty_like(each.detach()) for name, each in self._parameters.items()}
+                refuse_other_tensors(reader.index, _proximal_state(proximal))
+                read_own_rows(reader, _proximal_state(proximal))
+                self._proximal, self._resumed_within_step = proximal, True
         except (OSError, ShardError) as error:
             return f"rank {self._ranks.rank}: {error}"
-        self._begin_from(progress)
         return ""
 
     def _known(self, steps: Mapping[str, int]) -> Mapping[str, int]:
@@ -296,6 +362,7 @@ class PolicyModel:
     def _begin_from(self, progress: StateProgress) -> None:
         torch.set_rng_state(torch.frombuffer(bytearray(progress.random_state), dtype=torch.uint8))
         self._proximal = self._published = None
+        self._resumed_within_step = False
 
     def _state(self) -> dict[str, Tensor]:
         """Return the tensors of a checkpoint; the same names on every rank."""
@@ -422,6 +489,10 @@ class PolicyModel:
             self._published = None
         return published
 
+    def _published_weights(self) -> AbstractContextManager[None]:
+        """Give the model the weights to publish within the context."""
+        return self._exchanged(self._proximal) if self._resumed_within_step and self._proximal else nullcontext()
+
     @contextmanager
     def _exchanged(self, weights: dict[str, Tensor]) -> Iterator[None]:
         """Exchange the model's weights with others within the context."""
@@ -458,6 +529,10 @@ def placed(model: LoadedModel, ranks: Ranks, dtype: torch.dtype) -> PreTrainedMo
         fill_shards(module, ranks.device, lambda name, first, count: files.rows(names[name], first, count))
         refuse_unpackable(module, ranks.device, rough=dtype != torch.float32)  # without parameters it could not run
     return module
+
+
+def _proximal_state(proximal: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{PROXIMAL_PREFIX}{name}": each for name, each in proximal.items()}
 
 
 def _shape_of(model: PreTrainedModel) -> ModelShape | None:

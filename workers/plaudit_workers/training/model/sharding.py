@@ -8,7 +8,7 @@ be resumed with another number.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -196,6 +196,18 @@ def gather(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
         if keep:
             gathered[name] = full.clone() if full.data_ptr() == tensor.data_ptr() else full
     return gathered
+
+
+def gathered(tensors: Mapping[str, Tensor], order: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+    """Yield each tensor unsharded, on its device, with its name. Taking one is a collective call if it is sharded.
+
+    Args:
+        tensors: the same on every rank.
+        order: of the names, the same on every rank.
+    """
+    for name in order:
+        tensor = tensors[name].detach()
+        yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def fill(tensor: Tensor, full: Tensor | None) -> None:

@@ -65,10 +65,15 @@ def layout_of(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> FileLayout:
         tensors: by their published names; sharded or whole.
         dtype: of the published floating-point tensors.
     """
-    return file_layout(
+    return file_layout(shapes_of(tensors, dtype))
+
+
+def shapes_of(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> list[TensorShape]:
+    """Return the published tensors; see ``layout_of``."""
+    return [
         TensorShape(name, DTYPE_NAMES[_published(tensor, dtype)], tuple(tensor.shape))
         for name, tensor in tensors.items()
-    )
+    ]
 
 
 def part_of(tensors: Mapping[str, Tensor], dtype: torch.dtype, rank: int, probe: bytes) -> WeightPart:

@@ -14,6 +14,8 @@ import msgspec
 INDEX_FILE = "policy.json"
 MODEL_PREFIX = "model/"
 """Before the names of trained weights; those of AdamW's averages begin with ``exp_avg/`` and ``exp_avg_sq/``."""
+PROXIMAL_PREFIX = "proximal/"
+"""Before the names of the weights from before the first update of the step, if the state is of a step's middle."""
 BLOCK_BYTES = 16 << 20
 """Largest part of a slice that has a digest of its own: a reader of a few rows checks only their blocks."""
 
