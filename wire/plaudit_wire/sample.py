@@ -52,6 +52,9 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     """Rewards that an environment gave for each turn."""
     agent_reward: AgentReward | None = None
     """The reward of the tools or the environment for the whole sample; None: the agent gives no rewards."""
+    environment: dict[str, Any] | None = None
+    """Public attributes of the environment's instance at the end of the episode, plain data only; None: there is no
+    instance, or it gave no answer."""
     failure: AgentReward | None = None
     """The reason that the conversation broke off: no scorer runs, and the sample gets this outcome without a value."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from plaudit_reward.errors import DataError
 from plaudit_reward.functions.logged import LOGGERS, call_with_loggers
+from plaudit_reward.functions.played_environment import PlayedEnvironment
 from plaudit_reward.functions.signature import VERL_PARAMETERS, named, parameters_of, takes_any, wants_sample
 from plaudit_reward.functions.target import CallingConvention
 from plaudit_wire.sample import Sample
@@ -18,6 +19,8 @@ Caller = Callable[[Sequence[Sample], Any], Any]
 ONE_SCORE: frozenset[CallingConvention] = frozenset({"verl", "sample", "combine", "answer"})
 """Forms that return one score; the others return a list with one score for each sample."""
 
+ENVIRONMENTS = "environments"
+"""TRL's argument for the environments of the samples."""
 _SOLUTION_COLUMNS = ("solution", "answer")
 """Names of the ground truth in TRL's datasets."""
 
@@ -62,6 +65,11 @@ def _trl(function: Function, arguments: dict[str, Any]) -> Caller:
         columns = {**trl_columns(samples), **arguments}
         passed = columns if any_column else {n: c for n, c in columns.items() if n in names}
         missing = needed - passed.keys()
+        if ENVIRONMENTS in missing:
+            raise DataError(
+                "environments: a sample has no environment in TRL's form, or its environment gave no answer at the "
+                "end. Use agent kind environment with such a class, or give the parameter a default"
+            )
         if missing:
             raise DataError(
                 f"the data has no column {', '.join(sorted(missing))}; it has {', '.join(sorted(columns))}. Add it to "
@@ -73,7 +81,10 @@ def _trl(function: Function, arguments: dict[str, Any]) -> Caller:
 
 
 def required_columns(function: Function, arguments: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the columns of ``extra_info`` without which a function of TRL's form cannot be called."""
+    """Return the columns without which a function of TRL's form cannot be called.
+
+    They are those of ``extra_info``, and ``environments``, which only some agents bring.
+    """
     always = {*trl_columns([]), *LOGGERS, *arguments}
     return tuple(sorted(_without_default(function) - always))
 
@@ -87,8 +98,9 @@ def trl_columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
 
     Prompts and completions are chat messages if the data has messages, else text. The keys of ``extra_info`` that
     all samples have are columns of their own; ``solution`` and ``answer`` are the ground truth unless the data has
-    columns of these names.
+    columns of these names. ``environments`` is there if all samples were played in an environment of TRL's form.
     """
+    played = [PlayedEnvironment(sample.environment) for sample in samples if sample.environment is not None]
     chat = all(sample.messages for sample in samples)
     shared = set.intersection(*(set(sample.extra_info) for sample in samples)) if samples else set()
     ground_truths = [sample.ground_truth for sample in samples]
@@ -103,6 +115,7 @@ def trl_columns(samples: Sequence[Sample]) -> dict[str, list[Any]]:
             (sample.completion or [{"role": "assistant", "content": sample.response}]) if chat else sample.response
             for sample in samples
         ],
+        **({ENVIRONMENTS: played} if played and len(played) == len(samples) else {}),
     }
 
 

@@ -25,7 +25,7 @@ from plaudit_reward.functions.target import CallingConvention, Scope
 
 VERL_PARAMETERS = frozenset({"data_source", "solution_str", "ground_truth", "extra_info"})
 _VALUES_PARAMETERS = frozenset({"rewards", "scores", "values"})
-_TRL_UNAVAILABLE = frozenset({"completion_ids", "completions_ids", "trainer_state", "environments"})
+_TRL_UNAVAILABLE = frozenset({"completion_ids", "completions_ids", "trainer_state"})
 """Arguments that only TRL's trainer can pass: accepted with a default, refused without."""
 
 _ONE_FORM: dict[Scope, CallingConvention] = {"combine": "combine", "answer": "answer", "answers": "answers"}

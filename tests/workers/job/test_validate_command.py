@@ -84,6 +84,34 @@ def test_columns_that_a_trl_function_requires_are_compared_with_the_data(
 
 
 @pytest.mark.parametrize(
+    ("agent", "found"),
+    [
+        ({"kind": "singleTurn"}, ["held requires environments, but no sample is played in an environment's class"]),
+        ({"kind": "environment", "url": "http://127.0.0.1:1"}, ["held requires environments, but no sample"]),
+        ({"kind": "environment", "path": "rewards.py", "class": "Board"}, []),
+    ],
+)
+def test_a_function_that_requires_environments_needs_an_agent_that_plays_in_them(
+    write_job: Callable[..., Path],
+    changed: Callable[[dict[str, Any]], dict[str, Any]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    agent: dict[str, Any],
+    found: list[str],
+) -> None:
+    row = {"data_source": "a", "prompt": "b", "reward_model": {"ground_truth": "c"}, "extra_info": {}}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    (tmp_path / "rewards.py").write_text(
+        "class Board:\n    def reset(self): pass\n\n\ndef held(completions, environments): return [1.0]"
+    )
+    scorer = {"name": "held", "kind": "python", "scope": "group", "python": {"path": "rewards.py", "function": "held"}}
+    job = changed({"reward.scorers": [scorer], "data.train.path": "rows.jsonl", "rollout.agent": agent})
+    lines = [line for line in lines_of(write_job(job), capsys) if "environments" in line and "held" in line]
+    assert len(lines) == len(found)
+    assert all(words in line for words, line in zip(found, lines, strict=True))
+
+
+@pytest.mark.parametrize(
     ("fields", "suggestion"),
     [
         ({"algorithm.learningRate": 1e-5}, "Did you mean spec.algorithm.optimizer.learningRate? Fields here: steps"),

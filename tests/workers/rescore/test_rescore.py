@@ -203,6 +203,9 @@ def test_samples_of_an_older_run_have_no_messages(job: Any, stored: Any, capsys:
 CONVERSATION = """
 def figures(solution_str, extra_info):
     return extra_info["num_turns"] + sum(extra_info["tool_rewards"]) + sum(extra_info["turn_scores"])
+
+def held(completions, environments):
+    return [environment.score for environment in environments]
 """
 
 
@@ -213,7 +216,12 @@ def test_conversations_are_scored_as_in_the_run(job: Any, tmp_path: Path) -> Non
         {"role": "assistant", "content": "40"},
     ]
     prompt = make_prompt("t-0-1.0", 2)
-    about = {"completion": completion, "tool_rewards": [0.25, 0.5], "turn_rewards": [0.1, 0.2]}
+    about = {
+        "completion": completion,
+        "tool_rewards": [0.25, 0.5],
+        "turn_rewards": [0.1, 0.2],
+        "environment": {"score": 100.0},
+    }
     ends = ({"agent_reward": AgentReward("scored", 0.75)}, {"failure": AgentReward("timeout", reason="too slow")})
     call = CallRecord("look_up", "ok", 0.1, 0.2)
     generation = make_generation(turns=[TurnRecord(0, 2, 0.0, 0.1, calls=[call]), TurnRecord(3, 1, 0.3, 0.1)])
@@ -233,11 +241,16 @@ def test_conversations_are_scored_as_in_the_run(job: Any, tmp_path: Path) -> Non
 
     (tmp_path / "rewards.py").write_text(CONVERSATION)
     function = "{name: figures, kind: python, python: {path: rewards.py, function: figures}}"
+    held = "{name: held, kind: python, python: {path: rewards.py, function: held}}"
     output = tmp_path / "out.jsonl"
     assert (
-        main(["rescore", str(path), "--job", job(function, "{name: tools, kind: environment}"), "-o", str(output)]) == 0
+        main(
+            ["rescore", str(path), "--job", job(function, "{name: tools, kind: environment}", held), "-o", str(output)]
+        )
+        == 0
     )
     done, failed = (json.loads(line) for line in output.read_text().splitlines())
     assert done["scorer/figures/value"] == pytest.approx(4 + 0.75 + 0.3)
     assert done["scorer/tools/value"] == 0.75
+    assert done["scorer/held/value"] == 100.0
     assert (failed["outcome"], failed["score"]) == ("timeout", None)

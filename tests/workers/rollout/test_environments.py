@@ -231,6 +231,7 @@ async def test_an_environment_of_trl_is_reset_played_and_rewards(
     assert body.sample.messages == [{"role": "user", "content": "Play. Reach 6."}]
     assert [m["content"] for m in body.sample.completion if m["role"] == "tool"] == [f"now {value}"]
     assert body.sample.agent_reward == AgentReward("scored", reward)
+    assert body.sample.environment == {"goal": 6, "step_size": value // times, "value": value}
     # The ids that are trained are those of the whole conversation, with the prompt that the environment wrote.
     conversation = [*body.sample.messages, *body.sample.completion]
     whole = agent.template.encode(agent.template.render(conversation, generate=False).removesuffix("\n"))
@@ -252,6 +253,8 @@ async def test_a_missing_reward_is_typed_and_never_zero(open_agent, play, how, o
     _, body = await play(agent, "Done.", extra_info={"how": how})
     assert body.sample.agent_reward == AgentReward(outcome, reason=reason)
     assert body.sample.failure is None
+    # Other functions may read what an environment holds that cannot tell its reward.
+    assert body.sample.environment == (None if how in ("hangs", "dies") else {"how": how})
     assert body.prompt_ids == b""  # reset returned nothing: the prompt is the group's
 
 

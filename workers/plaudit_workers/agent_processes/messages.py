@@ -209,6 +209,8 @@ class EnvironmentReply(msgspec.Struct, frozen=True, tag=True):
     """After ``reset`` the whole prompt, after ``step`` the new messages; None: unchanged."""
     reward: float | None = None
     done: bool = False
+    attributes: dict[str, Any] | None = None
+    """After ``finish``: those of the environment's instance, where it has one."""
 
 
 class RunAgent(msgspec.Struct, frozen=True, tag=True):

@@ -111,11 +111,13 @@ class _Sample:
         assert self._loaded.environment is not None
         try:
             reply = await answer(self._loaded.environment, question)
-            data = frame([reply])
+            frame([reply])
         except BaseException as error:  # the user's code: sys.exit and the like included
             outcome: Any = "infra_error" if isinstance(error, InfrastructureError | OSError) else "data_error"
-            data = frame([EnvironmentReply(question.id, outcome, error_text(error))])
-        self._connection.sendall(data)
+            reply = EnvironmentReply(question.id, outcome, error_text(error))
+        if question.method == "finish":  # also where there is no reward: other functions may read them
+            reply = msgspec.structs.replace(reply, attributes=await self._loaded.environment.attributes())
+        self._send(reply)
 
     async def _run_agent(self, message: RunAgent) -> None:
         assert self._loaded.agent is not None

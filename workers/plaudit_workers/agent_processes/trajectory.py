@@ -66,6 +66,8 @@ class Trajectory:
     """Rewards that an environment gave for each turn."""
     reward: AgentReward | None = None
     """The reward of the tools or the environment; None: they give no rewards."""
+    environment: dict[str, Any] | None = None
+    """Public attributes of the environment's instance at the end; None: there is none."""
     failure: AgentReward | None = None
     """The reason that the conversation broke off; the sample then gets no score."""
     branches: list[Trajectory] = field(default_factory=list)

@@ -130,6 +130,7 @@ def _stored(row: dict[str, Any]) -> StoredSample:
         tool_rewards=agent.tool_rewards,
         turn_rewards=agent.turn_rewards,
         agent_reward=agent.agent_reward,
+        environment=agent.environment,
         failure=agent.failure,
     )
     return StoredSample(row["step"], sample, row["outcome"] or "given_up", row["score"])

@@ -164,6 +164,7 @@ def sample_body(
         tool_rewards=trajectory.tool_rewards,
         turn_rewards=trajectory.turn_rewards,
         agent_reward=trajectory.reward,
+        environment=trajectory.environment,
         failure=trajectory.failure,
     )
     return SampleBody(

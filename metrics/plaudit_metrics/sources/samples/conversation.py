@@ -46,6 +46,7 @@ class StoredAgentRewards(msgspec.Struct, frozen=True, omit_defaults=True):
     tool_rewards: list[float] = []
     turn_rewards: list[float] = []
     agent_reward: AgentReward | None = None
+    environment: dict[str, Any] | None = None
     failure: AgentReward | None = None
 
 

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from plaudit_reward.functions.check import check
+from plaudit_reward.functions.forms import ENVIRONMENTS
 from plaudit_reward.functions.target import Target
 from plaudit_workers.job.checks.data_files import shared_extra_info
 from plaudit_workers.job.problem import Problem
@@ -37,7 +38,26 @@ def check_functions(job: RLJob, broken: Collection[str] = ()) -> list[Problem]:
         if report.problem is not None
     ]
     wanted = {field: report.columns for field, report in zip(targets, found, strict=True) if report.columns}
-    return [*problems, *_missing_columns(job, targets, wanted, broken)]
+    problems += _missing_environments(job, targets, wanted)
+    data = {field: [column for column in columns if column != ENVIRONMENTS] for field, columns in wanted.items()}
+    return [*problems, *_missing_columns(job, targets, data, broken)]
+
+
+def _missing_environments(
+    job: RLJob, targets: Mapping[str, Target], wanted: Mapping[str, Sequence[str]]
+) -> Iterator[Problem]:
+    """Compare TRL's argument ``environments`` with the job's agent: a class of TRL's form has attributes."""
+    agent = job.spec.rollout.agent
+    if not job.spec.trains or (agent.kind == "environment" and agent.class_name):
+        return
+    for field, columns in wanted.items():
+        if ENVIRONMENTS in columns:
+            yield Problem(
+                field,
+                f"{targets[field].function} requires environments, but no sample is played in an environment's class",
+                "Set rollout.agent to kind environment with path and class, or give the parameter a default",
+                also=("spec.rollout.agent.kind",),
+            )
 
 
 def _missing_columns(

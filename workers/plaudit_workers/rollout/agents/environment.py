@@ -120,6 +120,7 @@ class _Episode(Conversation):
         """End the episode; its reward, where it has one, replaces the sum of the steps' rewards."""
         completion = self.trajectory.messages
         reply = await self._process.ask("finish", self._environment.step_limit_s, completion=completion)
+        self.trajectory.environment = reply.attributes
         if reply.outcome != "ok":
             self.trajectory.reward = AgentReward(reply.outcome, reason=reply.reason)
         elif reply.reward is not None:

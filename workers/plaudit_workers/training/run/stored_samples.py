@@ -195,6 +195,7 @@ def _conversation_columns(body: SampleBody) -> dict[str, Any]:
         "tool_rewards": sample.tool_rewards,
         "turn_rewards": sample.turn_rewards,
         "agent_reward": sample.agent_reward,
+        "environment": sample.environment,
         "failure": sample.failure,
         "num_branches": len(body.branches),
         "replaced_parameters": body.generation.replaced_parameters,

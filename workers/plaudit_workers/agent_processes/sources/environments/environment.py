@@ -52,6 +52,10 @@ class Environment(Protocol):
         """End the episode; return its reward, None for no reward."""
         ...
 
+    async def attributes(self) -> dict[str, Any] | None:
+        """Return what reward functions may read of the instance after ``finish``; None without an instance."""
+        ...
+
 
 async def answer(environment: Environment, question: AskEnvironment) -> EnvironmentReply:
     """Answer one question of the rollout.

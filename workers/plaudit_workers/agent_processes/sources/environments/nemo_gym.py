@@ -81,6 +81,10 @@ class ResourcesServer:
         reward: float | None = verified.get("reward")
         return reward
 
+    async def attributes(self) -> dict[str, Any] | None:
+        """Return None: the server holds the environment."""
+        return None
+
     async def post(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
         """Return status and body of the response.
 

@@ -93,6 +93,10 @@ class OpenEnvServer:
             await self._session.close()
         return None
 
+    async def attributes(self) -> dict[str, Any] | None:
+        """Return None: the server holds the environment."""
+        return None
+
     async def ask(self, method: str, data: dict[str, Any]) -> dict[str, Any]:
         """Send one message and return the data of its answer.
 

@@ -55,6 +55,10 @@ class SkyRLEnvironment:
             await run_user_code(self._instance.close)
         return None
 
+    async def attributes(self) -> dict[str, Any] | None:
+        """Return None: SkyRL passes no instance to reward functions."""
+        return None
+
     def _create(self, prompt: Prompt) -> Any:
         columns = {name: value for name, value in columns_of(prompt).items() if name != "prompt"}
         given: dict[str, Any] = {

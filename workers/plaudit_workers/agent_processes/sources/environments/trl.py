@@ -14,6 +14,7 @@ from plaudit_reward.errors import ConfigurationError
 from plaudit_reward.functions.signature import named, parameters_of, takes_any
 from plaudit_wire.messages import Prompt
 from plaudit_workers.agent_processes.messages import EnvironmentClass, Tool
+from plaudit_workers.agent_processes.sources.environments.attributes import public_attributes
 from plaudit_workers.agent_processes.sources.environments.environment import (
     Messages,
     Observation,
@@ -98,6 +99,11 @@ class TRLEnvironment:
             return None
         reward: float | None = await run_user_code(self.instance.get_reward)
         return reward
+
+    async def attributes(self) -> dict[str, Any] | None:
+        """Return the instance's public attributes; TRL passes the instance itself to reward functions."""
+        attributes: dict[str, Any] = await run_user_code(public_attributes, self.instance)
+        return attributes
 
 
 def _describe(instance: Any, source: EnvironmentClass) -> tuple[list[dict[str, Any]], bool]:

@@ -1,0 +1,97 @@
+"""What an environment's instance gives to reward functions: plain data only, bounded, whatever the instance is."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plaudit_workers.agent_processes.sources.environments.attributes import MOST_BYTES, plain, public_attributes
+
+TEXTS = st.text(st.characters(codec="utf-8"))
+NUMBERS = st.integers(-(1 << 63), (1 << 64) - 1) | st.floats(allow_nan=False, allow_infinity=False)
+JSON = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+class Game:
+    limit = 5
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+    def move(self) -> None: ...
+
+    @staticmethod
+    def rules() -> None: ...
+
+    @property
+    def share(self) -> float:
+        return self.score / self.limit  # type: ignore[attr-defined, no-any-return]
+
+
+class Hostile:
+    kind = "bad"
+
+    @property
+    def exits(self) -> None:
+        raise SystemExit(3)
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+class NoNames:
+    def __dir__(self) -> list[str]:
+        raise ValueError("no names")
+
+
+def test_public_attributes_of_plain_data_are_collected() -> None:
+    game = Game(score=2, board=((1, 0), (0, 1)), _secret=1, server=object(), name="g", best=None)
+    assert public_attributes(game) == {
+        "best": None,
+        "board": [[1, 0], [0, 1]],
+        "limit": 5,
+        "name": "g",
+        "score": 2,
+        "share": 0.4,
+    }
+
+
+@given(JSON)
+def test_what_json_holds_arrives_unchanged(value: Any) -> None:
+    found = public_attributes(Game(value=value, score=0))["value"]
+    assert found == value
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(found)) == value
+
+
+@pytest.mark.parametrize(
+    "value", [math.nan, math.inf, 1 << 64, {1: 2}, {1, 2}, b"x", "\ud800", [object()], {"a": {3: 1}}]
+)
+def test_other_values_are_left_out(value: Any) -> None:
+    assert "value" not in public_attributes(Game(value=value, score=0))
+
+
+def test_endless_structures_are_left_out() -> None:
+    circle: list[Any] = []
+    circle.append(circle)
+    assert "value" not in public_attributes(Game(value=circle, score=0))
+    with pytest.raises(TypeError):
+        plain(circle)
+
+
+def test_the_largest_attributes_are_left_out_beyond_the_bound() -> None:
+    found = public_attributes(Game(history="x" * MOST_BYTES, log="y" * 40_000, text="z" * 30_000, score=1))
+    assert set(found) == {"limit", "score", "share", "text"}
+
+
+def test_hostile_instances_cost_their_own_attributes_only() -> None:
+    assert public_attributes(Hostile()) == {"kind": "bad"}
+    assert public_attributes(NoNames()) == {}
