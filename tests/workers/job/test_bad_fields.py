@@ -108,6 +108,10 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "spec.algorithm.loss.klIn: is reward, but under advantage reinforcePlusPlus each token would have",
     ),
     (
+        {"algorithm.loss": {"klCoefficient": 0.1, "adaptiveKl": {}}},
+        "spec.algorithm.loss.adaptiveKl: changes the coefficient of a divergence in the reward, but klIn is loss",
+    ),
+    (
         {"algorithm.dynamicSampling": {}, "algorithm.advantage": "reinforcePlusPlus"},
         "spec.algorithm.dynamicSampling: drops groups with equal scores, but under advantage reinforcePlusPlus they",
     ),

@@ -5,7 +5,7 @@ The project does not depend on verl. To make the table anew, run this with an in
     python tests/workers/training/verl_parity/make_table.py
 
 verl's registered functions are called as published: ``get_policy_loss_fn``, ``compute_rollout_correction_weights``,
-``compute_rollout_rejection_mask``, ``kl_penalty_forward``, ``apply_kl_penalty``,
+``compute_rollout_rejection_mask``, ``kl_penalty_forward``, ``apply_kl_penalty``, ``AdaptiveKLController``,
 ``compute_grpo_outcome_advantage`` and ``compute_reinforce_plus_plus_baseline_outcome_advantage``.
 """
 
@@ -180,12 +180,29 @@ def penalties() -> list[dict[str, Any]]:
     return rows
 
 
+def controllers() -> list[dict[str, Any]]:
+    """Compute the coefficients of verl's adaptive controller over updates of changing size and divergence."""
+    rows = []
+    for seed in range(4):
+        random = np.random.default_rng(seed)
+        settings = {"first": 0.01 * (seed + 1), "target": 0.05 * (seed + 1), "horizon": 500 * (seed + 1)}
+        controller = core_algos.AdaptiveKLController(settings["first"], settings["target"], settings["horizon"])
+        updates = []
+        for divergence in random.choice([-0.1, 0.0, 0.04, 0.05, 0.055, 0.1, 0.2, 3.0], 30):
+            num_samples = int(random.integers(1, 600))
+            controller.update(divergence, num_samples)
+            updates.append([float(divergence), num_samples, float(controller.value)])
+        rows.append({**settings, "updates": updates})
+    return rows
+
+
 def main() -> None:
     """Writes the table."""
     cases = product(range(3), CLIPS, AGGREGATIONS, CORRECTIONS)
     rows = [row(seed + 10 * n, kind, aggregation, *which) for n, (seed, kind, aggregation, which) in enumerate(cases)]
     about = {"verl": version("verl"), "cap": CAP, "floor": FLOOR, "clips": CLIPS, "lengths": LENGTHS, "tokens": TOKENS}
     table = {**about, "rows": rows, "divergences": divergences(), "baselines": baselines(), "penalties": penalties()}
+    table["controllers"] = controllers()
     TABLE.write_text(
         json.dumps(json.loads(json.dumps(table), parse_float=lambda text: float(f"{float(text):.6g}"))) + "\n"
     )

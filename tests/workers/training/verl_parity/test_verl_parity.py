@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from plaudit_workers.job.spec.algorithm import LossSpec
+from plaudit_workers.job.spec.algorithm import AdaptiveKlSpec, LossSpec
 from plaudit_workers.training.model.batches.advantage import ESTIMATORS
+from plaudit_workers.training.model.batches.kl_controller import KlController
 from plaudit_workers.training.model.batches.reward_penalty import penalise
 from plaudit_workers.training.model.losses.aggregation import token_weights
 from plaudit_workers.training.model.losses.divergence import ESTIMATES
@@ -98,3 +99,11 @@ def test_rewards_with_the_divergence_in_them_are_verls(row):
     assert found.figures == pytest.approx(row["figures"], rel=1e-4)
     advantages = ESTIMATORS["grpo"](found.scores, group, np.array(TABLE["lengths"]))
     np.testing.assert_allclose(advantages, row["advantages"], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("row", TABLE["controllers"], ids=lambda row: f"target {row['target']}")
+def test_the_adaptive_coefficient_is_verls(row):
+    controller = KlController(row["first"], AdaptiveKlSpec(target=row["target"], horizon=row["horizon"]))
+    for divergence, num_samples, expected in row["updates"]:
+        controller.update(divergence, num_samples)
+        assert controller.coefficient == pytest.approx(expected, rel=1e-4)

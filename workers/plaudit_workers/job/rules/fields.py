@@ -99,6 +99,13 @@ def _loss(spec: Spec) -> Iterator[Problem]:
 def _reward_penalty(spec: Spec) -> Iterator[Problem]:
     algorithm = spec.algorithm
     if algorithm.loss.kl_in == "loss":
+        if algorithm.loss.adaptive_kl is not None:
+            yield Problem(
+                "spec.algorithm.loss.adaptiveKl",
+                "changes the coefficient of a divergence in the reward, but klIn is loss",
+                "Set klIn: reward, or remove adaptiveKl",
+                also=("spec.algorithm.loss.klIn",),
+            )
         return
     if algorithm.loss.kl_coefficient == 0:
         yield Problem(

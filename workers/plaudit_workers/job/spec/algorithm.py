@@ -9,6 +9,16 @@ from pydantic import Field
 from plaudit_workers.job.spec.section import FilePath, Section
 
 
+class AdaptiveKlSpec(Section):
+    """A coefficient of the KL divergence that follows a target (Ziegler et al. 2019)."""
+
+    target: float = Field(default=0.1, gt=0)
+    """Mean divergence of a token from the starting weights, in nats: above it the coefficient grows, below it falls.
+    Default 0.1: verl's."""
+    horizon: int = Field(default=10_000, ge=1)
+    """Samples in which the coefficient changes by 20 % at most. Default 10,000: verl's."""
+
+
 class LossSpec(Section):
     """The policy loss: clipped ratio, optional KL and entropy terms, correction of stale samples."""
 
@@ -37,6 +47,8 @@ class LossSpec(Section):
     kl_coefficient: float = Field(default=0.0, ge=0)
     """Weight of the KL divergence to the starting weights, which are then held in memory a second time. Default 0:
     none, as in DAPO."""
+    adaptive_kl: AdaptiveKlSpec | None = None
+    """Let klCoefficient follow a target after each update, for ``klIn: reward``. Default: it is fixed."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """The estimate of the divergence from a sampled token: the log-ratio, half its square, or Schulman's k3. Default
     k3: verl's and TRL's; ``k2`` has the divergence's own gradient."""

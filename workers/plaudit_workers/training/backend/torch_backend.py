@@ -21,6 +21,7 @@ from plaudit_workers.training.backend.checkpoint import (
 )
 from plaudit_workers.training.backend.publish import offer_weights, prune_weights, write_offered, write_weights
 from plaudit_workers.training.model.batches.batch import RewardPenalty, TrainingBatch, make_batch
+from plaudit_workers.training.model.batches.kl_controller import KlController
 from plaudit_workers.training.model.policy_model import PolicyModel
 from plaudit_workers.training.model.utilization import peak_flops, speed_figures
 
@@ -40,7 +41,8 @@ class TorchBackend:
         per_turn = job.spec.algorithm.advantage_per == "turn"
         self._turn_weights = job.spec.reward.environment_weights if per_turn else None
         loss = job.spec.algorithm.loss
-        self._penalty = RewardPenalty(loss.kl_coefficient, model.divergences) if loss.penalises_reward else None
+        self._kl = KlController(loss.kl_coefficient, loss.adaptive_kl)
+        self._penalises_reward = loss.penalises_reward
         self._epochs = job.spec.algorithm.epochs
         self._temperature = job.spec.rollout.sampling.temperature
         self._keep = job.spec.trainer.checkpoint.keep
@@ -60,7 +62,10 @@ class TorchBackend:
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
         """Make ``algorithm.epochs`` optimizer steps on these groups; return the mean of their figures."""
-        batch = make_batch(groups, self._advantage, self._temperature, self._penalty, self._turn_weights)
+        penalty = RewardPenalty(self._kl.coefficient, self._model.divergences) if self._penalises_reward else None
+        batch = make_batch(groups, self._advantage, self._temperature, penalty, self._turn_weights)
+        if (divergence := batch.statistics.get("actor/reward_kl_penalty")) is not None:
+            self._kl.update(divergence, len({(sequence.group, sequence.index) for sequence in batch.sequences}))
         return mean_figures([self._timed(batch) for _ in range(self._epochs)])
 
     def _timed(self, batch: TrainingBatch) -> dict[str, float]:
@@ -89,7 +94,7 @@ class TorchBackend:
         self.finish_saving()
         if self._offered is not None and not (self._weights / str(self._offered.version)).exists():
             self.write_files(self._offered)
-        copy = self._model.copy_state()
+        copy, extra = self._model.copy_state(), extra | self._kl.snapshot()
         self._saving = self._saver.submit(write_checkpoint, self._checkpoints, step, copy, extra, self._keep)
         return self._checkpoints / f"step-{step:06d}"
 
@@ -104,7 +109,9 @@ class TorchBackend:
 
     def load(self, checkpoint: Path) -> dict[str, Any]:
         """Load a checkpoint."""
-        return load_checkpoint(checkpoint, self._model)
+        extra = load_checkpoint(checkpoint, self._model)
+        self._kl.restore(extra)
+        return extra
 
     def close(self) -> None:
         """Finish writing, then release the other ranks."""

@@ -3,7 +3,7 @@
 ``r'_i = r_i - klCoefficient · Σ_t k_it`` over the trained tokens of sample i, with ``k`` the estimate ``klEstimator``
 between the policy around which the loss is clipped and the starting weights. Advantages are computed from r', so the
 penalty has no gradient of its own. Source: Ouyang et al. 2022, InstructGPT (arXiv 2203.02155), as verl's
-``apply_kl_penalty`` with a fixed coefficient and an advantage of whole responses, which sums the tokens. Degenerate:
+``apply_kl_penalty`` with an advantage of whole responses, which sums the tokens. Degenerate:
 equal policies leave the rewards as they are.
 """
 
