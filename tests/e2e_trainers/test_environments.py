@@ -55,7 +55,7 @@ async def open_agent(
     """Opens an agent whose processes also find the packages of a trainer, behind our own."""
     opened: list[AgentProcesses] = []
 
-    async def open_agent(source: Source, environment: str = "") -> Any:
+    async def open_agent(source: Source, environment: str = "", with_tokenizer: Any = None) -> Any:
         if environment:
             folder = packages(environment)
             (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.path.append({str(folder)!r})\n")
@@ -63,7 +63,7 @@ async def open_agent(
                 (tmp_path / "antlr4").symlink_to(folder / "antlr4")
             monkeypatch.setenv("PYTHONPATH", str(tmp_path))
         opened.append(AgentProcesses([source]))
-        return await episodes.open_agent(opened[-1], tokenizer)
+        return await episodes.open_agent(opened[-1], with_tokenizer or tokenizer)
 
     yield open_agent
     for processes in opened:
@@ -126,6 +126,51 @@ async def test_the_examples_skyrl_environment_runs(open_agent: Any, tokenizer: A
     _, body = await episodes.play(agent, tokenizer, "3", "5", ground_truth="34")
     assert [message["content"] for message in body.sample.messages] == ["Play.3"]
     assert (body.sample.turn_rewards, body.sample.agent_reward) == ([0.5, 0.0], AgentReward("scored", 0.5))
+
+
+def board_scripts() -> list[list[str]]:
+    """Return the turns of a policy: calls in several turns, several calls in a turn, and none."""
+    return [
+        [call("add", number=4), "One moment.\n" + call("add", number=2, note='"half" ä'), "It is 6."],
+        [call("add", number=1) + "\n" + call("look"), "Enough."],
+        ["I will not play."],
+    ]
+
+
+def in_trls_own_loop(folder: Path, **given: Any) -> list[dict[str, Any]]:
+    """Return what TRL's GRPOTrainer would train on for each script."""
+    (folder / "given.json").write_text(json.dumps(given))
+    variables = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "HOME": str(folder)}
+    command = [str(python("trl")), str(HERE / "programs" / "trl_loop.py"), str(folder / "given.json")]
+    done = subprocess.run(command, capture_output=True, text=True, env=variables, cwd=folder, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+async def test_an_environment_of_trl_plays_as_in_trls_own_loop(open_agent: Any, tmp_path: Path) -> None:
+    template = (packages("trl") / "trl" / "chat_templates" / "qwen2_5.jinja").read_text()
+    tokenizer, file = chat_tokenizer(template), HERE / "programs" / "trl_board.py"
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    scripts = board_scripts()
+    row = {"prompt": [{"role": "user", "content": "Play."}], "answer": "6"}
+    about = {"tokenizer": str(tmp_path / "tokenizer"), "file": str(file), "class": "Board", "row": row}
+    theirs = in_trls_own_loop(tmp_path, scripts=scripts, **about)
+
+    agent = await open_agent(EnvironmentClass(str(file), "Board", {}), with_tokenizer=tokenizer)
+    for script, trl in zip(scripts, theirs, strict=True):
+        _, body = await episodes.play(agent, tokenizer, *script, max_tokens=4000)
+        ours = {
+            "prompt_ids": np.frombuffer(body.prompt_ids, "<i4").tolist(),
+            "response_ids": np.frombuffer(body.response_ids, "<i4").tolist(),
+            "loss_mask": list(body.loss_mask),
+        }
+        assert {name: tokenizer.decode(ids) for name, ids in ours.items() if name != "loss_mask"} == {
+            name: tokenizer.decode(trl[name]) for name in ("prompt_ids", "response_ids")
+        }
+        assert ours == {name: trl[name] for name in ours}
+        assert body.sample.agent_reward.value == pytest.approx(trl["reward"])
+        assert body.sample.environment == {**trl["attributes"], "limit": 3}  # of the class, not in the instance's vars
 
 
 @pytest.mark.parametrize(

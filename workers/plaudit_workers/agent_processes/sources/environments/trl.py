@@ -43,8 +43,9 @@ class Method:
         self._environment = environment
 
     async def call(self, arguments: dict[str, Any], create_arguments: dict[str, Any]) -> ToolAnswer:
-        """Call the method of this sample's instance."""
-        return to_answer(await run_user_code(getattr(self._environment.instance, self.description.name), **arguments))
+        """Call the method of this sample's instance; the policy reads ``str`` of its result, as in TRL's own loop."""
+        result = await run_user_code(getattr(self._environment.instance, self.description.name), **arguments)
+        return to_answer(result) if isinstance(result, list) else ToolAnswer(str(result))
 
 
 class TRLEnvironment:
