@@ -141,6 +141,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"reward.scorers": _judge(parse={})}, "parse"),
     ({"reward.scorers": _judge(parse={"regex": "(.)", "jsonPath": "$.a"})}, "parse"),
     ({"reward.scorers": _judge(baseUrl="judge.example")}, "baseUrl"),
+    ({"reward.scorers": _judge(serve={"source": "/plaudit/judge"})}, "serve"),
+    ({"reward.scorers": _judge(model="")}, "model"),
     ({"reward.combine": {"kind": "python"}}, "function"),
     ({"reward.workers.autoscaling": {"minReplicas": 5, "maxReplicas": 2}}, "maxReplicas"),
     ({"trainer.ranks": 2}, "strategy"),

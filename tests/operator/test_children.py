@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -28,6 +29,10 @@ JUDGE = {
         "parse": {"regex": "(.)"},
     },
 }
+
+
+def served(name: str, kind: str, **section: Any) -> dict[str, Any]:
+    return {"name": name, "kind": kind, kind: {**section, "serve": {"source": "/plaudit/big", "replicas": 3}}}
 
 
 def full_job() -> dict[str, Any]:
@@ -101,6 +106,28 @@ def test_processes_receive_all_addresses(world: World):
     assert reward["PLAUDIT_MODEL_SERVERS"] == '{"helpful": ["http://job-m-helpful.default.svc:8000"]}'
     mounts = {mount["mountPath"] for mount in told["job-reward"]["spec"]["containers"][0]["volumeMounts"]}
     assert {"/etc/plaudit", "/plaudit", "/run/plaudit/redis", "/run/plaudit/secrets/judge", "/tmp"} <= mounts
+
+
+def test_the_model_of_a_judge_or_of_a_function_is_served_as_a_reward_model_is():
+    job = full_job()
+    grades = {name: JUDGE["judge"][name] for name in ("promptTemplate", "parse")}
+    scorers = [served("grades", "judge", **grades), served("router", "python", path="/plaudit/reward.py")]
+    job["spec"]["reward"]["scorers"] += scorers
+    world = World(job)
+    world.settle()
+    for scorer in scorers:
+        deployment = world.cluster.find("Deployment", f"job-m-{scorer['name']}")
+        assert deployment
+        assert deployment["spec"]["replicas"] == 3
+        container = deployment["spec"]["template"]["spec"]["containers"][0]
+        line = " ".join(container["command"])
+        assert f"--model /plaudit/big --served-model-name {scorer['name']} /plaudit/big" in line
+        assert "--runner generate" in line
+        assert container["resources"]["limits"] == {"nvidia.com/gpu": 1}
+        assert world.cluster.find("Service", f"job-m-{scorer['name']}")
+    reward = environment(dict(templates(world))["job-reward"]["spec"]["containers"][0])
+    servers = {name: [f"http://job-m-{name}.default.svc:8000"] for name in ("helpful", "grades", "router")}
+    assert json.loads(reward["PLAUDIT_MODEL_SERVERS"]) == servers
 
 
 def test_ranks_find_each_other(world: World):

@@ -14,6 +14,7 @@ from plaudit_reward.functions.target import Target
 from plaudit_reward.isolation.function_scorer import FunctionScorer
 from plaudit_reward.pipeline import attempts
 from plaudit_wire.sample import Sample
+from scripted_server import ScriptedServer
 
 
 class Clock:
@@ -75,3 +76,19 @@ async def open_scorer(reward_file: Callable[[str], str]) -> AsyncIterator[Callab
     yield make
     for scorer in opened:
         await scorer.close()
+
+
+@pytest.fixture
+async def servers() -> AsyncIterator[Callable[[int], Awaitable[list[ScriptedServer]]]]:
+    """Starts so many servers."""
+    started: list[ScriptedServer] = []
+
+    async def start(count: int) -> list[ScriptedServer]:
+        started.extend(ScriptedServer() for _ in range(count))
+        for server in started:
+            await server.start()
+        return started
+
+    yield start
+    for server in started:
+        await server.stop()

@@ -48,6 +48,8 @@ REFUSED = [
     ("def f(): pass", "sample", {}, "takes no sample"),
     ("def f(*, sample): pass", "sample", {}, "takes no sample"),
     ("def f(sample, threshold): pass", "sample", {}, "python.arguments.threshold"),
+    ("def f(solution_str, reward_router_address): pass", "sample", {}, "add python.serve: {source: …}"),
+    ("async def f(solution_str, reward_model_tokenizer): pass", "sample", {}, "and the job serves it"),
     ("def f(sample): pass", "sample", {"threshold": 1}, "no parameter 'threshold'"),
     ("def f(solution_str): pass", "sample", {"solution_str": "x"}, "is filled with the sample"),
     ("def f(completions, completion_ids): pass", "group", {}, "'completion_ids'"),

@@ -54,8 +54,8 @@ class ProcessSettings:
     log_file: Path | None
     """``PLAUDIT_LOG_FILE``: JSON lines go there; None = standard error."""
     model_servers: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """``PLAUDIT_MODEL_SERVERS``: JSON, by scorer of kind ``model`` where its servers are: a list of URLs, of names that
-    stand for many addresses, or of ``file://`` folders that list them."""
+    """``PLAUDIT_MODEL_SERVERS``: JSON, by scorer whose model the job serves where its servers are: a list of URLs, of
+    names that stand for many addresses, or of ``file://`` folders that list them."""
     scoring_version: str = ""
     """``PLAUDIT_SCORING_VERSION``: version of the job's scoring; empty: a digest of the scorers and their files."""
 

@@ -87,7 +87,11 @@ def _revision(spec: Mapping[str, Any], files: Sequence[JobFile]) -> str:
 
 
 def _without_scale(scorer: Mapping[str, Any]) -> dict[str, Any]:
-    model = scorer.get("model")
-    if model is None:
-        return dict(scorer)
-    return {**scorer, "model": {name: value for name, value in model.items() if name != "replicas"}}
+    """Return a scorer without the number of its model's servers (``ScorerSpec.served``)."""
+    if model := scorer.get("model"):
+        return {**scorer, "model": {name: value for name, value in model.items() if name != "replicas"}}
+    for section in ("judge", "python"):
+        if serve := (scorer.get(section) or {}).get("serve"):
+            own = {name: value for name, value in serve.items() if name != "replicas"}
+            return {**scorer, section: {**scorer[section], "serve": own}}
+    return dict(scorer)

@@ -47,9 +47,7 @@ def _templates(context: JobContext) -> Iterator[tuple[str, str, Callable[[], Man
     if transport.managed(context):
         yield "redis", digest(spec.get("transport")), lambda: transport.template(context)
     for scorer in context.spec.reward.model_scorers:
-        inputs = reward_model.generation(context, scorer) or digest(
-            next(s for s in spec["reward"]["scorers"] if s["name"] == scorer.name)["model"]
-        )
+        inputs = reward_model.generation(context, scorer) or digest(reward_model.written(context, scorer))
         yield f"model/{scorer.name}", inputs, lambda scorer=scorer: reward_model.template(context, scorer)  # type: ignore[misc]
     for server in context.spec.environments:
         written = next(each for each in spec["environments"] if each["name"] == server.name)
@@ -141,8 +139,8 @@ def fixed_replicas(context: JobContext) -> dict[str, int | None]:
         names.role_object(context.name, "metrics"): 1,
     }
     for scorer in context.spec.reward.model_scorers:
-        assert scorer.model is not None
-        counts[reward_model.object_name(context, scorer)] = scorer.model.replicas
+        assert scorer.served is not None
+        counts[reward_model.object_name(context, scorer)] = scorer.served.replicas
     for server in context.spec.environments:
         counts[environments.object_name(context, server)] = server.replicas
     if gateway.is_served(context):

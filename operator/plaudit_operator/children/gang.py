@@ -20,7 +20,7 @@ _ROLES = ("trainer", "rollout", "model", "redis")
 def _pods(context: JobContext) -> dict[str, int]:
     """Return the number of pods of each member of the group, by child."""
     spec = context.spec
-    models = {f"model/{scorer.name}": scorer.model.replicas for scorer in spec.reward.scorers if scorer.model}
+    models = {f"model/{scorer.name}": scorer.served.replicas for scorer in spec.reward.scorers if scorer.served}
     redis = {} if spec.transport.url else {"redis": 1}
     groups = spec.rollout.by_group.items()
     rollouts = {

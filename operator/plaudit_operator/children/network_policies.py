@@ -94,7 +94,7 @@ def _to_role(context: JobContext, role: str, port: int) -> Manifest:
 def _endpoints(context: JobContext) -> list[str]:
     """Return the distinct addresses that scorers name, in order."""
     scorers = context.spec.reward.scorers
-    urls = [scorer.judge.base_url for scorer in scorers if scorer.judge]
+    urls = [scorer.judge.base_url for scorer in scorers if scorer.judge and scorer.judge.base_url]
     urls += [scorer.http.url for scorer in scorers if scorer.http]
     urls += [scorer.service.url for scorer in scorers if scorer.service]
     urls += [scorer.limits.shared.url for scorer in scorers if scorer.limits and scorer.limits.shared]

@@ -49,6 +49,8 @@ _ONE_SERVICE = [
     _rule("self.?url.orValue('') == '' || has(self.tokenSecret)", "with url tokenSecret is required"),
 ]
 
+_OF_AN_ENDPOINT = "model and apiKeySecret are of an endpoint, but the job serves the judge: remove them"
+
 RULES: dict[str, list[CelRule]] = {
     "": [
         *(
@@ -153,6 +155,11 @@ RULES: dict[str, list[CelRule]] = {
         _rule("!has(self.when) || self.when.scorer != self.name", "when must name a scorer earlier in the list"),
     ],
     **dict.fromkeys(("reward.scorers[].service", "reward.gateway.canary.service"), _ONE_SERVICE),
+    "reward.scorers[].judge": [
+        _rule("(self.?baseUrl.orValue('') != '') != has(self.serve)", "give exactly one of baseUrl and serve"),
+        _rule("has(self.serve) || self.?model.orValue('') != ''", "with baseUrl model is required"),
+        _rule("!has(self.serve) || !(has(self.model) || has(self.apiKeySecret))", _OF_AN_ENDPOINT),
+    ],
     "reward.scorers[].judge.parse": [
         _rule(
             "[has(self.regex), has(self.jsonPath), has(self.python)].filter(given, given).size() == 1",

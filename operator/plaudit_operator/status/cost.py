@@ -27,8 +27,8 @@ def held_gpus(context: JobContext, observed: Observed) -> dict[str, int]:
         pods |= {"trainer": spec.trainer.pod}
         pods |= {group.child: group.spec.pod for group in rollout.groups(context)}
     for scorer in context.spec.reward.model_scorers:
-        assert scorer.model is not None
-        pods[f"model/{scorer.name}"] = scorer.model.pod
+        assert scorer.served is not None
+        pods[f"model/{scorer.name}"] = scorer.served.pod
     held = {}
     for role, pod in pods.items():
         each = _gpus(templates.get(role) or {}, pod.gpu_resource or context.platform.gpu_resource)

@@ -18,6 +18,7 @@ from plaudit_reward.functions.failure import failed_score
 from plaudit_reward.functions.forms import ONE_SCORE, Caller, caller, required_columns
 from plaudit_reward.functions.logged import LoggedResult
 from plaudit_reward.functions.result import to_score, to_scores
+from plaudit_reward.functions.served_model import SERVED_PARAMETERS, served_arguments
 from plaudit_reward.functions.signature import named, parameters_of, recognise, takes_any
 from plaudit_reward.functions.target import Description, Target
 from plaudit_reward.functions.user_file import import_user_file
@@ -55,9 +56,12 @@ class UserFunction:
         Raises:
             ConfigurationError: the class cannot be instantiated, or the signature does not fit.
         """
-        function, arguments = self._found, dict(self.target.arguments)
+        function = self._found
+        accepted = self._served_parameters()
+        given = served_arguments(self.target.served, accepted) if self.target.served else {}
+        arguments = {**self.target.arguments, **given}
         if inspect.isclass(function):
-            instance, arguments = self._instance(function)
+            instance, arguments = self._instance(function, arguments)
             function = getattr(instance, _method_of(instance, self._where).__name__)
             if self.target.scope == "sample":
                 self._post_process = getattr(instance, POST_PROCESS, None)
@@ -80,9 +84,10 @@ class UserFunction:
         Raises:
             ConfigurationError: the signature does not fit, or the class's constructor lacks an argument.
         """
-        function, arguments = self._found, dict(self.target.arguments)
+        function = self._found
+        arguments = {**self.target.arguments, **dict.fromkeys(self._served_parameters())}
         if inspect.isclass(function):
-            own = self._own_arguments(function)
+            own = self._own_arguments(function, arguments)
             for name, parameter in named(parameters_of(function)).items():
                 if parameter.default is parameter.empty and name not in own:
                     raise ConfigurationError(
@@ -124,8 +129,28 @@ class UserFunction:
         """Return the scores of a call that raised."""
         return [failed_score(error, self.target.path)] * count
 
-    def _instance(self, found: type) -> tuple[Any, dict[str, Any]]:
-        own = self._own_arguments(found)
+    def _served_parameters(self) -> list[str]:
+        """Return those of verl's parameters for a served model that the function, or its class, accepts.
+
+        Raises:
+            ConfigurationError: the job serves a model for the function, and it accepts none of them.
+        """
+        if self.target.served is None:
+            return []
+        places = [self._found]
+        if inspect.isclass(self._found):
+            places.append(_method_of(self._found, self._where))
+        read = [parameters_of(place) for place in places]
+        accepted = [name for name in SERVED_PARAMETERS if any(name in each or takes_any(each) for each in read)]
+        if not accepted:
+            raise ConfigurationError(
+                f"{self._where} has neither {' nor '.join(SERVED_PARAMETERS)}: add the parameter, or remove "
+                "python.serve, whose model it would not ask"
+            )
+        return accepted
+
+    def _instance(self, found: type, arguments: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        own = self._own_arguments(found, arguments)
         try:
             instance = found(**own)
         except Exception as error:  # the user's code may raise anything
@@ -133,12 +158,12 @@ class UserFunction:
                 f"{self._where} cannot be instantiated: {type(error).__name__}: {error}. Its arguments come from "
                 "python.arguments in the job"
             ) from error
-        return instance, {k: v for k, v in self.target.arguments.items() if k not in own}
+        return instance, {k: v for k, v in arguments.items() if k not in own}
 
-    def _own_arguments(self, found: type) -> dict[str, Any]:
-        """Return the job's arguments that the class's constructor takes; the others go to each call."""
+    def _own_arguments(self, found: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those arguments that the class's constructor takes; the others go to each call."""
         parameters = parameters_of(found)
-        return {k: v for k, v in self.target.arguments.items() if k in named(parameters) or takes_any(parameters)}
+        return {k: v for k, v in arguments.items() if k in named(parameters) or takes_any(parameters)}
 
 
 def declares_post_process(path: str, function: str) -> bool:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from plaudit_reward.errors import ConfigurationError
+from plaudit_reward.functions.served_model import SERVED_PARAMETERS
 from plaudit_reward.functions.target import CallingConvention, Scope
 
 VERL_PARAMETERS = frozenset({"data_source", "solution_str", "ground_truth", "extra_info"})
@@ -123,6 +124,11 @@ def _check_arguments(
         missing = parameter.default is inspect.Parameter.empty and name not in filled and name not in arguments
         if missing and form == "trl" and name not in _TRL_UNAVAILABLE:
             continue  # a column of the data, looked up when the samples are there
+        if missing and name in SERVED_PARAMETERS:
+            raise ConfigurationError(
+                f"{where}: parameter {name!r} is of a model that verl serves for the function: add "
+                "python.serve: {source: …} to the scorer, and the job serves it"
+            )
         if missing:
             raise ConfigurationError(
                 f"{where}: nothing gives parameter {name!r} a value: set python.arguments.{name} in the job, give it a "

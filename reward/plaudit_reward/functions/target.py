@@ -16,6 +16,17 @@ CallingConvention = Literal["verl", "trl", "sample", "samples", "values", "combi
 """The calling convention of a function; see ``signature``."""
 
 
+class ServedModel(msgspec.Struct, frozen=True):
+    """The model that the job serves for a function, as verl serves its reward model."""
+
+    source: str
+    """Hub id or folder, with its tokenizer."""
+    revision: str = "main"
+    trust_remote_code: bool = False
+    address: str = ""
+    """``host:port`` of a server that speaks OpenAI's API; empty until it is known."""
+
+
 class Target(msgspec.Struct, frozen=True):
     """A function in a user's file."""
 
@@ -27,6 +38,8 @@ class Target(msgspec.Struct, frozen=True):
     scope: Scope = "sample"
     isolation: Isolation | None = None
     """None: ``inline`` for an async function, ``process`` for any other."""
+    served: ServedModel | None = None
+    """The function gets its address and tokenizer, under verl's names (``served_model``)."""
 
 
 class Description(msgspec.Struct, frozen=True):

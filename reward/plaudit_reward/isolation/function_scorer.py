@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
 
 from plaudit_reward.errors import ConfigurationError, InfrastructureError
 from plaudit_reward.functions.function import POST_PROCESS, declares_post_process
@@ -11,6 +14,23 @@ from plaudit_reward.isolation.pool import Pool
 from plaudit_reward.score import Score
 from plaudit_reward.scorer import Attempt
 from plaudit_wire.sample import Sample
+
+
+class Router(Protocol):
+    """The way to the servers of a model that the job serves for a function."""
+
+    async def open(self) -> str:
+        """Start it; return its address, ``host:port``. Raises ``ConfigurationError``."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """Return True while some server is healthy."""
+        ...
+
+    async def close(self) -> None:
+        """Stop it."""
+        ...
 
 
 class FunctionScorer:
@@ -23,6 +43,7 @@ class FunctionScorer:
         max_concurrent: limit on concurrent calls where a child can run several (threads, async).
         traceparent: returns the trace context of a sample, which the function can read (``functions.trace``). A
             group's is its first sample's. None where nothing is traced.
+        router: to the servers of ``target.served``, whose address the function gets; opened and closed here.
     """
 
     def __init__(
@@ -33,11 +54,14 @@ class FunctionScorer:
         processes: int = 2,
         max_concurrent: int = 256,
         traceparent: Callable[[Sample], str] | None = None,
+        router: Router | None = None,
     ) -> None:
         self.name = name
         self._traceparent = traceparent
         self.target = target
+        self._processes, self._max_concurrent = processes, max_concurrent
         self._pool = Pool(name, target, processes=processes, max_concurrent=max_concurrent)
+        self._router = router
         self._description: Description | None = None
 
     async def open(self) -> None:
@@ -46,6 +70,10 @@ class FunctionScorer:
         Raises:
             ConfigurationError: it cannot be loaded, or its signature does not fit.
         """
+        if self._router is not None and self.target.served is not None:
+            served = msgspec.structs.replace(self.target.served, address=await self._router.open())
+            target = msgspec.structs.replace(self.target, served=served)
+            self._pool = Pool(self.name, target, processes=self._processes, max_concurrent=self._max_concurrent)
         self._description = await self._pool.open()
         if self._description.post_processes and not declares_post_process(self.target.path, self.target.function):
             await self.close()
@@ -90,12 +118,14 @@ class FunctionScorer:
         return _raised_together(await self._pool.call(samples, attempt, values=answer, traceparent=trace))
 
     def room(self) -> int:
-        """Return how many more samples could begin soon."""
-        return self._pool.room()
+        """Return how many more samples could begin soon; none while its model has no healthy server."""
+        return self._pool.room() if self._router is None or self._router.ready else 0
 
     async def close(self) -> None:
         """End the child processes."""
         await self._pool.close()
+        if self._router is not None:
+            await self._router.close()
 
     def _trace(self, samples: Sequence[Sample]) -> str:
         return self._traceparent(samples[0]) if self._traceparent and samples else ""

@@ -13,7 +13,9 @@ from plaudit_reward.endpoint.usage import EndpointUsage
 from plaudit_reward.errors import DataError, InfrastructureError
 from plaudit_reward.http.client import HttpClient
 from plaudit_reward.http.proxy import proxy_for
-from plaudit_reward.http.response import error_message, excerpt
+from plaudit_reward.http.response import Response, error_message, excerpt
+from plaudit_reward.scorer import Attempt
+from plaudit_reward.served.pool import ServerPool, ServerResponseError
 
 
 class _Message(msgspec.Struct):
@@ -35,6 +37,7 @@ class _Completion(msgspec.Struct):
     usage: _Tokens | None = None
 
 
+_ROUTE = "/chat/completions"
 _decode = msgspec.json.Decoder(_Completion).decode
 _REMEDIES = {
     401: "check apiKeySecret",
@@ -54,15 +57,16 @@ class JudgeAnswer:
 
 
 class JudgeClient:
-    """Connections to one endpoint.
+    """Connections to one endpoint, or to the servers of a model that the job serves.
 
     Args:
-        base_url: up to and with ``/v1``.
+        base_url: up to and with ``/v1``; with ``pool`` a name of the servers, for logs and errors.
         model: the model's name there.
         usage: counts requests and tokens.
         api_key: sent as a bearer token; empty: none.
         arguments: further members of each request (``temperature``, ``max_tokens``).
         max_connections: requests at a time; the rest wait, which counts as part of their call.
+        pool: the servers, opened and closed here; None: ``base_url`` is asked.
 
     Raises:
         ConfigurationError: an HTTP header cannot carry ``api_key``, or the process may not open so many connections.
@@ -77,18 +81,30 @@ class JudgeClient:
         api_key: str = "",
         arguments: Mapping[str, Any] | None = None,
         max_connections: int = 256,
+        pool: ServerPool | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
-        self._url = f"{self.base_url}/chat/completions"
+        self._url = f"{self.base_url}{_ROUTE}"
         self._body = {"model": model, **(arguments or {})}
         self._usage = usage
         self._api_key = api_key
+        self._pool = pool
         self._http = HttpClient(
             max_connections=max_connections,
             bearer_token=api_key,
             key_field="judge.apiKeySecret",
-            proxy=proxy_for(self._url),
+            proxy=None if pool else proxy_for(self._url),
         )
+
+    async def open(self) -> None:
+        """Start to look for the job's own servers, if it serves the judge. Raises ``ConfigurationError``."""
+        if self._pool is not None:
+            await self._pool.open()
+
+    @property
+    def reachable(self) -> bool:
+        """Return False while the job serves the judge and none of its servers is healthy."""
+        return self._pool is None or self._pool.any_healthy
 
     async def ask(
         self,
@@ -111,8 +127,7 @@ class JudgeClient:
             DataError: it refuses this prompt, or its answer is empty.
         """
         body = msgspec.json.encode({**self._body, "messages": [{"role": "user", "content": prompt}]})
-        request = self._http.post(self._url, body, limit_s, headers=headers, on_sent=on_sent)
-        response = await self._usage.counted(request)
+        response = await self._usage.counted(self._send(body, limit_s, on_sent, headers))
         if response.status != 200:
             message = error_message(response.body, self._api_key)
             raise failure_of(self.base_url, response.status, response.headers, message, _REMEDIES)
@@ -120,7 +135,23 @@ class JudgeClient:
 
     async def close(self) -> None:
         """Close the connections."""
+        if self._pool is not None:
+            await self._pool.close()
         await self._http.close()
+
+    async def _send(
+        self, body: bytes, limit_s: float, on_sent: Callable[[], None] | None, headers: Mapping[str, str] | None
+    ) -> Response:
+        if self._pool is None:
+            return await self._http.post(self._url, body, limit_s, headers=headers, on_sent=on_sent)
+        try:
+            _, response = await self._pool.post(
+                f"/v1{_ROUTE}", body, Attempt(limit_s), headers=headers, on_sent=on_sent
+            )
+        except ServerResponseError as error:
+            self._usage.count_request(str(error.status))
+            raise
+        return response
 
     def _answer(self, body: bytes) -> JudgeAnswer:
         try:

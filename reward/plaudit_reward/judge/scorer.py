@@ -57,7 +57,12 @@ class JudgeScorer:
         self._traceparent = traceparent
 
     async def open(self) -> None:
-        """Start the limiter and the parser. The endpoint may come up later: the first sample connects to it."""
+        """Start the limiter and the parser. The endpoint may come up later: the first sample connects to it.
+
+        Raises:
+            ConfigurationError: the parser's function cannot be loaded, or the judge's servers have no address.
+        """
+        await self._client.open()
         await self._parser.open()
         self._access.start()
 
@@ -83,8 +88,11 @@ class JudgeScorer:
         return [_with_answer(scores[0], answer), *scores[1:]]
 
     def room(self) -> int:
-        """Return how many more samples could begin soon; one, the probe, while the circuit is open."""
-        return self._access.room()
+        """Return how many more samples could begin soon; one, the probe, while the circuit is open.
+
+        None while the job serves the judge and no server is healthy, so that the samples' time stays whole.
+        """
+        return self._access.room() if self._client.reachable else 0
 
     async def close(self) -> None:
         """Stop the limiter, the parser and the report, and close the connections."""

@@ -61,9 +61,9 @@ def _refuse(error: Exception) -> int:
 
 
 async def _serve(given: argparse.Namespace, classifier: Classifier, forward: Forward, computing: int | None) -> None:
-    from plaudit_reward.model_client.addresses import TOKEN_VARIABLE
     from plaudit_reward.model_server.access import Access
     from plaudit_reward.model_server.serve import Address, serve
+    from plaudit_reward.served.addresses import TOKEN_VARIABLE
 
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     # Not earlier: while a model is loaded there is nothing to drain, and a signal ends the process at once.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from plaudit_reward.model_client.addresses import TOKEN_VARIABLE
+from plaudit_reward.served.addresses import TOKEN_VARIABLE
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from plaudit_reward.errors import ConfigurationError, DataError, InfrastructureError, ScoreTimeoutError, ScoringError
-from plaudit_reward.model_client.addresses import find
 from plaudit_reward.model_client.scorer import ModelScorer, request_body
 from plaudit_reward.pipeline.pipeline import Pipeline
 from plaudit_reward.pipeline.stage import Rules, Stage
 from plaudit_reward.scorer import Attempt
+from plaudit_reward.served.addresses import find
+from plaudit_reward.served.pool import ServerPool
 from plaudit_wire.sample import Sample
 
 Servers = Callable[[int], Awaitable[list[Any]]]
@@ -179,5 +180,5 @@ async def test_a_name_is_all_addresses_that_dns_has_for_it() -> None:
 
 
 async def test_a_scorer_without_places_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="scorer rm: the address of its reward model is missing"):
-        await ModelScorer("rm", []).open()
+    with pytest.raises(ConfigurationError, match="scorer rm: the address of its model is missing"):
+        await ModelScorer(ServerPool("rm", [])).open()

@@ -19,6 +19,7 @@ from plaudit_reward.model_server.model import Classifier
 from plaudit_reward.model_server.serve import Address, serve
 from plaudit_reward.model_server.settings import ModelSettings
 from plaudit_reward.scorer import Attempt
+from plaudit_reward.served.pool import ServerPool
 from plaudit_wire.sample import Sample
 from plaudit_workers.launch.redis.server import free_port
 
@@ -140,7 +141,7 @@ async def open_model_scorer() -> AsyncIterator[Callable[..., Awaitable[ModelScor
     opened: list[ModelScorer] = []
 
     async def make(places: list[str], **options: Any) -> ModelScorer:
-        opened.append(ModelScorer("rm", places, **options))
+        opened.append(ModelScorer(ServerPool("rm", places, **options)))
         await opened[-1].open()
         while not opened[-1].room():
             await asyncio.sleep(0.01)

@@ -14,6 +14,7 @@ import pytest
 from plaudit_reward.errors import DataError
 from plaudit_reward.model_client.scorer import ModelScorer
 from plaudit_reward.scorer import Attempt
+from plaudit_reward.served.pool import ServerPool
 from plaudit_wire.sample import Sample
 
 pytestmark = pytest.mark.timeout(560)
@@ -84,7 +85,7 @@ def test_bad_requests_are_the_clients_fault(url: str, body: dict[str, Any]) -> N
 
 
 async def test_the_scorers_value_is_the_logit_and_a_long_sample_is_its_own_fault(url: str, plain_logits: Plain) -> None:
-    chat, text = ModelScorer("rm", [url], form="chat"), ModelScorer("rm", [url], form="text")
+    chat, text = ModelScorer(ServerPool("rm", [url])), ModelScorer(ServerPool("rm", [url]), form="text")
     sample = Sample("g", 0, "d", prompt="<u>hi", response="ho", messages=[{"role": "user", "content": "hi"}])
     long = Sample("g", 0, "d", prompt="hi", response="x" * 256)
     expected = plain_logits("decoder", ["u:hi\na:ho\n", "<u>hiho"])

@@ -350,6 +350,27 @@ SCORERS: list[tuple[list[dict[str, Any]], str]] = [
         "spec.reward.scorers[0].judge.baseUrl: 'http://judge.example/v1' would carry the key of apiKeySecret",
     ),
     (
+        judge(serve={"source": "big/judge"}),
+        "spec.reward.scorers[0].judge.baseUrl: needs exactly one of baseUrl and serve, but has both. Give baseUrl and",
+    ),
+    (
+        judge(baseUrl=""),
+        "spec.reward.scorers[0].judge: needs exactly one of baseUrl and serve, but has none. Give baseUrl and",
+    ),
+    (judge(model=""), "spec.reward.scorers[0].judge.model: is missing; with baseUrl it is required. Give"),
+    (
+        judge(baseUrl="", serve={"source": "big/judge"}),
+        "spec.reward.scorers[0].judge.model: names a model at baseUrl, but the job serves the judge. Remove it",
+    ),
+    (
+        judge(baseUrl="", model="", serve={"source": "b/j"}, apiKeySecret={"name": "judge", "key": "token"}),
+        "spec.reward.scorers[0].judge.apiKeySecret: is for baseUrl, but the job serves the judge. Remove it",
+    ),
+    (
+        [{**PYTHON, "name": "a_b", "python": {**PYTHON["python"], "serve": {"source": "big/judge"}}}],
+        "spec.reward.scorers[0].name: 'a_b' has '_', which the names of a served model's pods cannot have. Use '-'",
+    ),
+    (
         judge(arguments={"stream": True}),
         "spec.reward.scorers[0].judge.arguments.stream: is set by Plaudit. Remove it; every other member of the",
     ),

@@ -78,6 +78,16 @@ def test_missing_folders_templates_and_checkpoints_are_reported(told: Callable[.
     ]
 
 
+JUDGES = [
+    ({}, {"chat_template": "t"}, ""),
+    ({}, {}, "spec.reward.scorers[0].judge.serve.source: a judge's prompt is a chat message, but the tokenizer in rm"),
+    (
+        {"architectures": ["Qwen2ForSequenceClassification"]},
+        {"chat_template": "t"},
+        "spec.reward.scorers[0].judge.serve.source: rm has class Qwen2ForSequenceClassification, which writes no text",
+    ),
+]
+
 MODELS = [
     ({}, {}, {"input": "text"}, ""),
     ({"id2label": {"0": "LABEL_0"}}, {"chat_template": "{{ messages }}"}, {}, ""),
@@ -114,6 +124,20 @@ def test_a_reward_model_has_one_output_and_the_template_that_it_needs(
     (folder / "rm" / "config.json").write_text(json.dumps(config))
     (folder / "rm" / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     said = told(reward={"scorers": [{"name": "m", "kind": "model", "model": {"source": "./rm", **fields}}]})
+    assert len(said) == bool(words)
+    assert all(line.startswith(words) for line in said)
+
+
+@pytest.mark.parametrize(("config", "tokenizer", "words"), JUDGES)
+def test_a_served_judge_writes_text_and_has_a_chat_template(
+    folder: Path, told: Callable[..., list[str]], config: Any, tokenizer: Any, words: str
+) -> None:
+    (folder / "rm").mkdir()
+    (folder / "rm" / "config.json").write_text(json.dumps(config))
+    (folder / "rm" / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    (folder / "judge.j2").write_text("{{ response }}")
+    judge = {"serve": {"source": "./rm"}, "promptTemplate": {"path": "judge.j2"}, "parse": {"regex": "(.)"}}
+    said = told(reward={"scorers": [{"name": "j", "kind": "judge", "judge": judge}]})
     assert len(said) == bool(words)
     assert all(line.startswith(words) for line in said)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from plaudit_workers.job.spec.rewards.scorers import RewardModelSpec
+from plaudit_workers.job.spec.rewards.scorers import RewardModelSpec, ServedChatModelSpec
 from plaudit_workers.launch.model_command import server_command, server_environment
 
 
@@ -30,6 +30,14 @@ CASES: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("fields", "expected"), CASES)
 def test_a_section_becomes_a_command_line(fields: dict[str, Any], expected: str) -> None:
     assert command(**fields) == expected
+
+
+def test_a_chat_model_is_served_under_the_names_that_judges_and_verls_functions_send() -> None:
+    model = ServedChatModelSpec(source="some/judge", arguments={"max_num_seqs": 8})
+    line = " ".join(server_command(model, "grades", "0.0.0.0", 8000, with_gpu=True))
+    assert line.startswith("-m vllm.entrypoints.openai.api_server --model some/judge --served-model-name grades some/")
+    assert line.endswith("--revision main --runner generate --disable-uvicorn-access-log --max-num-seqs 8")
+    assert server_environment(model, with_gpu=False)["VLLM_CPU_KVCACHE_SPACE"] == "1"
 
 
 def test_settings_are_passed_on_and_own_arguments_win() -> None:

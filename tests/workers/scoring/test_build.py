@@ -51,7 +51,7 @@ async def test_all_refusals_are_reported_at_once(make_reward: Make) -> None:
 
 async def test_a_reward_model_without_a_server_is_refused(make_reward: Make) -> None:
     reward = make_reward([{"name": "helpful", "kind": "model", "model": {"source": "some/model"}}])
-    with pytest.raises(RefusedError, match="scorer helpful: the address of its reward model is missing"):
+    with pytest.raises(RefusedError, match="scorer helpful: the address of its model is missing"):
         await build_pipeline(reward, "reward-0")
 
 

@@ -1,4 +1,4 @@
-"""Build the command line and environment of a reward model server from the job's section. Pure.
+"""Build the command line and environment of the server of a model from the job's section. Pure.
 
 Used by ``plaudit run`` (``model_server``) and by the operator.
 """
@@ -6,11 +6,11 @@ Used by ``plaudit run`` (``model_server``) and by the operator.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
 
 from plaudit_workers.job.loading.paths import is_hub_id
-from plaudit_workers.job.spec.rewards.scorers import RewardModelSpec
+from plaudit_workers.job.spec.rewards.scorers import RewardModelSpec, ServedModelSpec
 
 _VLLM_ON_CPU = {
     # GiB. Without a bound vLLM takes most of the machine's memory for a cache that pooling hardly uses.
@@ -23,7 +23,7 @@ _VLLM_ON_CPU = {
 }
 
 
-def server_command(model: RewardModelSpec, name: str, host: str, port: int, *, with_gpu: bool) -> list[str]:
+def server_command(model: ServedModelSpec, name: str, host: str, port: int, *, with_gpu: bool) -> list[str]:
     """Return the arguments of a Python interpreter that runs the server.
 
     Args:
@@ -33,7 +33,7 @@ def server_command(model: RewardModelSpec, name: str, host: str, port: int, *, w
         port: to listen on.
         with_gpu: the server has a GPU.
     """
-    engine = _vllm(model, with_gpu=with_gpu) if model.engine == "vllm" else _plaudit(model)
+    module, own = _plaudit(model) if _is_own(model) else _vllm(model, with_gpu=with_gpu)
     common: dict[str, Any] = {
         "model": model.source,
         "served_model_name": name,
@@ -47,26 +47,30 @@ def server_command(model: RewardModelSpec, name: str, host: str, port: int, *, w
         common["trust_remote_code"] = True
     if model.max_model_length is not None:
         common["max_model_len"] = model.max_model_length
-    module, own = engine
-    return ["-m", module, *_options({**common, **own, **model.arguments})]
+    further = () if isinstance(model, RewardModelSpec) else (model.source,)
+    return ["-m", module, *_options({**common, **own, **model.arguments}, further)]
 
 
-def server_environment(model: RewardModelSpec, *, with_gpu: bool) -> dict[str, str]:
+def server_environment(model: ServedModelSpec, *, with_gpu: bool) -> dict[str, str]:
     """Return the variables that the server needs besides those it inherits."""
     environment = {"TOKENIZERS_PARALLELISM": "false", "VLLM_NO_USAGE_STATS": "1"}
     if not is_hub_id(model.source):
         environment["HF_HUB_OFFLINE"] = "1"
-    if model.engine == "vllm" and not with_gpu:
+    if not _is_own(model) and not with_gpu:
         environment |= _VLLM_ON_CPU
     return environment
 
 
-def _vllm(model: RewardModelSpec, *, with_gpu: bool) -> tuple[str, dict[str, Any]]:
-    own: dict[str, Any] = {
-        "runner": "pooling",
-        "max_num_batched_tokens": model.max_batch_tokens,
-        "disable_uvicorn_access_log": True,
-    }
+def _is_own(model: ServedModelSpec) -> TypeGuard[RewardModelSpec]:
+    """Return True for a reward model behind Plaudit's own server."""
+    return isinstance(model, RewardModelSpec) and model.engine == "plaudit"
+
+
+def _vllm(model: ServedModelSpec, *, with_gpu: bool) -> tuple[str, dict[str, Any]]:
+    own: dict[str, Any] = {"runner": "generate"}
+    if isinstance(model, RewardModelSpec):
+        own = {"runner": "pooling", "max_num_batched_tokens": model.max_batch_tokens}
+    own["disable_uvicorn_access_log"] = True
     if not with_gpu:
         own["enforce_eager"] = True
     # Not the command ``vllm``: the distribution for CPUs has none that works.
@@ -77,8 +81,14 @@ def _plaudit(model: RewardModelSpec) -> tuple[str, dict[str, Any]]:
     return "plaudit_reward.model_server", {"max_batch_tokens": model.max_batch_tokens}
 
 
-def _options(arguments: Mapping[str, Any]) -> list[str]:
-    """Return ``{max_batch_tokens: 5}`` as ``--max-batch-tokens 5``; true is a flag, false its ``--no-``."""
+def _options(arguments: Mapping[str, Any], further_names: Sequence[str] = ()) -> list[str]:
+    """Return ``{max_batch_tokens: 5}`` as ``--max-batch-tokens 5``; true is a flag, false its ``--no-``.
+
+    Args:
+        arguments: by the name of the option.
+        further_names: under which the model is served, too. A chat model also has that of its source, which verl's
+            functions send.
+    """
     options: list[str] = []
     for name, value in arguments.items():
         option = name.replace("_", "-")
@@ -86,4 +96,6 @@ def _options(arguments: Mapping[str, Any]) -> list[str]:
             options.append(f"--{option}" if value else f"--no-{option}")
         else:
             options += [f"--{option}", value if isinstance(value, str) else json.dumps(value)]
+        if name == "served_model_name":
+            options += further_names
     return options

@@ -1,4 +1,4 @@
-"""Run one reward model server under ``plaudit run``: start the engine as a child and publish its address.
+"""Run one server of a served model under ``plaudit run``: start the engine as a child and publish its address.
 
 While the server is healthy its address is in ``<run folder>/model-servers/<scorer>/<number>.url``, a folder that reward
 workers read. If the child dies or stops responding, this process ends and is restarted with a new port.
@@ -21,7 +21,7 @@ from plaudit_reward.http.client import HttpClient
 from plaudit_reward.http.errors import NoResponseError
 from plaudit_wire.logs import get_logger
 from plaudit_workers.job.loading.load import JobError, load_job
-from plaudit_workers.job.spec.rewards.scorers import RewardModelSpec
+from plaudit_workers.job.spec.rewards.scorers import ServedModelSpec
 from plaudit_workers.launch.model_command import server_command, server_environment
 from plaudit_workers.launch.redis.server import die_with_parent, free_port
 from plaudit_workers.process import EXIT_DONE, ProcessSettings, RefusedError
@@ -65,7 +65,7 @@ class ServerIdentity:
 
 
 async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
-    """Serve one replica of a scorer's reward model until ``stop`` is set.
+    """Serve one replica of a scorer's model until ``stop`` is set.
 
     Raises:
         RefusedError: the engine ended before it was ready; the message quotes the end of its log.
@@ -76,7 +76,7 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     port = free_port(identity.host)
     url = f"http://{identity.host}:{port}"
     child = await _start(model, identity, port, settings.log_file)
-    logger.info("starting the reward model server", engine=model.engine, pid=child.pid, url=url)
+    logger.info("starting the model server", scorer=identity.scorer, pid=child.pid, url=url)
     file = identity.file(settings.run_folder)
     client = HttpClient(max_connections=1)
     try:
@@ -91,16 +91,16 @@ async def serve(settings: ProcessSettings, stop: asyncio.Event) -> int:
     return EXIT_DONE
 
 
-def _model(settings: ProcessSettings, scorer: str) -> RewardModelSpec:
+def _model(settings: ProcessSettings, scorer: str) -> ServedModelSpec:
     try:
         job = load_job(settings.job_path)
     except JobError as error:
         raise RefusedError(str(error)) from error
-    return next(each.model for each in job.spec.reward.scorers if each.name == scorer and each.model is not None)
+    return next(each.served for each in job.spec.reward.scorers if each.name == scorer and each.served is not None)
 
 
 async def _start(
-    model: RewardModelSpec, identity: ServerIdentity, port: int, log_file: Path | None
+    model: ServedModelSpec, identity: ServerIdentity, port: int, log_file: Path | None
 ) -> asyncio.subprocess.Process:
     gpu = not is_cpu_build()
     with contextlib.ExitStack() as stack:
@@ -128,7 +128,7 @@ async def _until_ready(
         if child.returncode is not None:
             if child.returncode < 0:
                 raise ServerDiedError(f"killed by signal {-child.returncode} while it started")
-            raise RefusedError(f"the reward model server did not start. Its log ends:\n{_tail(settings.log_file)}")
+            raise RefusedError(f"the model server did not start. Its log ends:\n{_tail(settings.log_file)}")
         if await _healthy(client, url):
             return True
         await _pause(stop, _CHECK_STARTING_EVERY_S)

@@ -176,13 +176,13 @@ def _gateway(context: LaunchSettings) -> dict[str, str]:
 
 
 def _servers(scorer: ScorerSpec, context: LaunchSettings, *, with_gpus: bool) -> list[ProcessPlan]:
-    """Plan the servers of a reward model: their role has a placement group of its own, as a resource pool in verl."""
-    assert scorer.model is not None
-    role, pod = f"model-{scorer.name}", scorer.model.pod
+    """Plan the servers of a model: their role has a placement group of its own, as a resource pool in verl."""
+    assert scorer.served is not None
+    role, pod = f"model-{scorer.name}", scorer.served.pod
     cpus = _cpus(pod)
     gpus = float(pod.stated_gpus() or 1) if with_gpus and pod.uses_gpus() else 0
     plans = []
-    for number in range(scorer.model.replicas):
+    for number in range(scorer.served.replicas):
         own = {
             "PLAUDIT_MODEL_SERVER": f"{scorer.name}/{number}",
             "PLAUDIT_MODEL_SERVER_HOST": context.model_server_host,

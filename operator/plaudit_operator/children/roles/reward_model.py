@@ -1,6 +1,9 @@
-"""Build one reward model per scorer of kind ``model``: a Deployment of servers behind a headless Service."""
+"""Build the servers of each scorer whose model the job serves: a Deployment behind a headless Service."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
 
 from plaudit_operator import names
 from plaudit_operator.admission.admission import digest
@@ -15,15 +18,16 @@ ROLE = "model"
 
 def template(context: JobContext, scorer: ScorerSpec) -> Manifest:
     """Return the pod template of one scorer's servers."""
-    assert scorer.model is not None
-    with_gpu = scorer.model.pod.uses_gpus(context.platform.gpu_resource)
-    command = server_command(scorer.model, scorer.name, "0.0.0.0", names.MODEL_PORT, with_gpu=with_gpu)  # noqa: S104
+    model = scorer.served
+    assert model is not None
+    with_gpu = model.pod.uses_gpus(context.platform.gpu_resource)
+    command = server_command(model, scorer.name, "0.0.0.0", names.MODEL_PORT, with_gpu=with_gpu)  # noqa: S104
     process = RolePod(
         role=ROLE,
         image=context.settings.images.gpu,
         command=["python3", *command],
-        pod=scorer.model.pod,
-        environment=server_environment(scorer.model, with_gpu=with_gpu),
+        pod=model.pod,
+        environment=server_environment(model, with_gpu=with_gpu),
         ports={"model": names.MODEL_PORT},
         probe=http_probe("/health", "model"),
         grace_s=30,
@@ -62,8 +66,16 @@ def generation(context: JobContext, scorer: ScorerSpec) -> str:
     """
     if not context.revision:
         return ""
-    written = next(each for each in context.admitted.current["reward"]["scorers"] if each["name"] == scorer.name)
-    return digest({"scorer": scorer.name, **{k: v for k, v in written["model"].items() if k != "replicas"}})[:10]
+    own = {k: v for k, v in written(context, scorer).items() if k != "replicas"}
+    return digest({"scorer": scorer.name, **own})[:10]
+
+
+def written(context: JobContext, scorer: ScorerSpec) -> Mapping[str, Any]:
+    """Return the section of a scorer's model as the user wrote it."""
+    section = next(each for each in context.admitted.current["reward"]["scorers"] if each["name"] == scorer.name)
+    for name in scorer.served_field.split("."):
+        section = section[name]
+    return cast("Mapping[str, Any]", section)
 
 
 def _volume(context: JobContext) -> tuple[Manifest, ...]:

@@ -16,7 +16,7 @@ from plaudit_workers.job.data_row import REMEDIES
 from plaudit_workers.job.loading.paths import is_hub_id
 from plaudit_workers.job.problem import Problem
 from plaudit_workers.job.rules.judges import template_problem
-from plaudit_workers.job.spec.rewards.scorers import RewardModelSpec
+from plaudit_workers.job.spec.rewards.scorers import RewardModelSpec, ServedModelSpec
 from plaudit_workers.job.spec.rljob import RLJob
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -125,6 +125,8 @@ def _scorers(job: RLJob) -> Iterator[Problem]:
             yield from _python(f"{field}.judge.parse.python", parse.path, parse.function)
         if scorer.model:
             yield from _reward_model(f"{field}.model", scorer.model)
+        elif scorer.served:
+            yield from _chat_model(f"{field}.{scorer.served_field}", scorer.served, template=scorer.judge is not None)
     combine = job.spec.reward.combine
     if combine.kind == "python":
         yield from _python("spec.reward.combine", combine.path, combine.function)
@@ -150,6 +152,28 @@ def _reward_model(field: str, model: RewardModelSpec) -> Iterator[Problem]:
             f"{field}.input",
             f"chat needs a chat template, but the tokenizer in {model.source} has none",
             "Set input to text, or save chat_template.jinja there",
+        )
+
+
+def _chat_model(field: str, model: ServedModelSpec, *, template: bool) -> Iterator[Problem]:
+    """Check for a class that writes text and, for a judge, a chat template."""
+    problems = list(_source(f"{field}.source", model.source, ("config.json", "tokenizer_config.json")))
+    yield from problems
+    if problems or is_hub_id(model.source):
+        return
+    config, tokenizer = (_read_json(model.source, name) for name in ("config.json", "tokenizer_config.json"))
+    architecture = str((config.get("architectures") or [""])[0])
+    if architecture.endswith("ForSequenceClassification") or _REWARD_CLASS.search(architecture):
+        yield Problem(
+            f"{field}.source",
+            f"{model.source} has class {architecture}, which writes no text",
+            "Name a generative model, or score with it as kind: model",
+        )
+    if template and not (tokenizer.get("chat_template") or _holds_template(model.source)):
+        yield Problem(
+            f"{field}.source",
+            f"a judge's prompt is a chat message, but the tokenizer in {model.source} has no chat template",
+            "Save chat_template.jinja there, or name a model for chats",
         )
 
 

@@ -12,6 +12,7 @@ from plaudit_reward.functions.check import check
 from plaudit_reward.functions.forms import ENVIRONMENTS
 from plaudit_reward.functions.target import Target
 from plaudit_workers.job.checks.data_files import shared_extra_info
+from plaudit_workers.job.function_target import function_target
 from plaudit_workers.job.problem import Problem
 from plaudit_workers.job.spec.rljob import RLJob
 
@@ -89,10 +90,6 @@ def _targets(job: RLJob) -> Iterator[tuple[str, Target]]:
     reward = job.spec.reward
     for index, scorer in enumerate(reward.scorers):
         if scorer.kind == "python" and scorer.python is not None:
-            function = scorer.python
-            yield (
-                f"spec.reward.scorers[{index}].python",
-                Target(function.path, function.function, dict(function.arguments), scorer.scope, scorer.isolation),
-            )
+            yield f"spec.reward.scorers[{index}].python", function_target(scorer, scorer.python)
     if reward.combine.kind == "python":
         yield "spec.reward.combine", Target(reward.combine.path, reward.combine.function, scope="combine")

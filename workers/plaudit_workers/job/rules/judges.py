@@ -20,6 +20,7 @@ def judge_problems(field: str, scorer: ScorerSpec) -> Iterator[Problem]:
     if scorer.judge is None:
         return
     yield from _parse(f"{field}.judge.parse", scorer.judge)
+    yield from _place(f"{field}.judge", scorer.judge)
     yield from _base_url(f"{field}.judge.baseUrl", scorer.judge)
     yield from _arguments(f"{field}.judge.arguments", scorer.judge)
 
@@ -49,6 +50,23 @@ def _parse(field: str, judge: JudgeSpec) -> Iterator[Problem]:
             JsonParser(judge.parse.json_path)
     except ConfigurationError as error:
         yield Problem(f"{field}.{ways[0]}", str(error), "Fix it")
+
+
+def _place(field: str, judge: JudgeSpec) -> Iterator[Problem]:
+    """Check that the judge is either an endpoint or a model of the job."""
+    if bool(judge.base_url) == (judge.serve is not None):
+        has = "both" if judge.serve is not None else "none"
+        yield Problem(
+            f"{field}.baseUrl" if judge.base_url else field,
+            f"needs exactly one of baseUrl and serve, but has {has}",
+            "Give baseUrl and model of an endpoint, or serve: {source: …} for a model that the job serves",
+        )
+    if judge.base_url and not judge.model:
+        yield Problem(f"{field}.model", "is missing; with baseUrl it is required", "Give the model's name there")
+    if judge.serve is not None and judge.model:
+        yield Problem(f"{field}.model", "names a model at baseUrl, but the job serves the judge", "Remove it")
+    if judge.serve is not None and judge.api_key_secret is not None:
+        yield Problem(f"{field}.apiKeySecret", "is for baseUrl, but the job serves the judge", "Remove it")
 
 
 def _base_url(field: str, judge: JudgeSpec) -> Iterator[Problem]:

@@ -22,8 +22,8 @@ def pods_of(spec: Spec) -> Iterator[tuple[str, PodSpec]]:
     for index, server in enumerate(spec.environments):
         yield f"environments[{index}]", server.pod
     for index, scorer in enumerate(spec.reward.scorers):
-        if scorer.model:
-            yield f"reward.scorers[{index}].model", scorer.model.pod
+        if scorer.served:
+            yield f"reward.scorers[{index}].{scorer.served_field}", scorer.served.pod
 
 
 def environment_problems(spec: Spec) -> Iterator[Problem]:

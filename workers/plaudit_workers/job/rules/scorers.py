@@ -36,12 +36,12 @@ def scorer_problems(spec: Spec) -> Iterator[Problem]:
 def _name(field: str, scorer: ScorerSpec, earlier: list[ScorerSpec]) -> Iterator[Problem]:
     if any(other.name == scorer.name for other in earlier):
         yield Problem(f"{field}.name", f"{scorer.name!r} is used twice", "Give each scorer its own name")
-    if scorer.kind == "model" and "_" in scorer.name:
+    if scorer.served is not None and "_" in scorer.name:
         yield Problem(
             f"{field}.name",
-            f"{scorer.name!r} has '_', which the names of a reward model's pods cannot have",
+            f"{scorer.name!r} has '_', which the names of a served model's pods cannot have",
             f"Use '-': {scorer.name.replace('_', '-')}",
-            also=(f"{field}.kind",),
+            also=(f"{field}.{scorer.served_field}",),
         )
 
 

@@ -39,8 +39,8 @@ def _models(job: RLJob) -> Iterator[tuple[str, str, str]]:
         if model.tokenizer:
             yield "spec.model.tokenizer", model.tokenizer, model.tokenizer_revision
     for index, scorer in enumerate(job.spec.reward.scorers):
-        if scorer.model:
-            yield f"spec.reward.scorers[{index}].model.source", scorer.model.source, scorer.model.revision
+        if served := scorer.served:
+            yield f"spec.reward.scorers[{index}].{scorer.served_field}.source", served.source, served.revision
 
 
 async def _problem(field: str, source: str, revision: str) -> Problem | None:

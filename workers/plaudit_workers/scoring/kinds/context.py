@@ -24,7 +24,7 @@ class BuildContext:
     redis: RedisAddress | None = None
     """The run's Redis; None outside of a run, where this process shares limits with no other."""
     model_servers: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Base URLs of the servers of each scorer of kind ``model``, by the scorer's name."""
+    """Places of the servers of each scorer whose model the job serves, by the scorer's name."""
     version: str = ""
     """Of the job's scoring (``scoring.version``); empty outside of a run."""
     traced_share: float | None = None

@@ -14,6 +14,7 @@ from plaudit_workers.job.secrets import secret_value
 from plaudit_workers.job.spec.rewards.scorers import JudgeSpec, ScorerSpec
 from plaudit_workers.scoring.kinds.context import AnyScorer, BuildContext
 from plaudit_workers.scoring.kinds.endpoint import cached, limiter, trace_header, usage_report
+from plaudit_workers.scoring.kinds.served import server_pool
 
 
 def judge_scorer(scorer: ScorerSpec, context: BuildContext) -> AnyScorer:
@@ -23,19 +24,21 @@ def judge_scorer(scorer: ScorerSpec, context: BuildContext) -> AnyScorer:
     group = scorer.scope == "group"
     secret = judge.api_key_secret
     usage = EndpointUsage()
+    endpoint = f"served {scorer.name}" if judge.serve else f"{judge.base_url.rstrip('/')} {judge.model}"
     built = JudgeScorer(
         scorer.name,
         PromptTemplate(judge.prompt_template.path, group=group),
         JudgeClient(
-            judge.base_url,
-            judge.model,
+            judge.base_url or f"the model served for {scorer.name}",
+            judge.model or scorer.name,
             usage,
             api_key=secret_value(secret, f"scorer {scorer.name}: judge.apiKeySecret") if secret else "",
             arguments=judge.arguments,
             max_connections=context.reward.workers.max_concurrent_samples,
+            pool=server_pool(scorer, context) if judge.serve else None,
         ),
         _parser(scorer.name, judge, group, context),
-        limiter(scorer, f"{judge.base_url.rstrip('/')} {judge.model}", context),
+        limiter(scorer, endpoint, context),
         TokenEstimate(judge.arguments),
         usage_report(scorer.name, usage, context),
         trace_header(context),

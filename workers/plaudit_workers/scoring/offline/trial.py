@@ -76,7 +76,7 @@ def _with_servers(reward: RewardSpec) -> RewardSpec:
     skipped: set[str] = set()
     servers = model_servers()
     for scorer in reward.scorers:
-        if (scorer.kind == "model" and scorer.name not in servers) or (scorer.when and scorer.when.scorer in skipped):
+        if (scorer.served and scorer.name not in servers) or (scorer.when and scorer.when.scorer in skipped):
             skipped.add(scorer.name)
     if not skipped:
         return reward

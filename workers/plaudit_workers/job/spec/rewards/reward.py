@@ -145,7 +145,7 @@ class RewardSpec(Section):
     @property
     def model_scorers(self) -> list[ScorerSpec]:
         """Return the scorers whose models the job serves."""
-        return [scorer for scorer in self.scorers if scorer.model is not None]
+        return [scorer for scorer in self.scorers if scorer.served is not None]
 
     @property
     def environment_weights(self) -> dict[str, float]:

@@ -46,7 +46,8 @@ KINDS: dict[ScorerKind, KindTraits] = {
     ),
     "judge": KindTraits(
         ("judge", "limits", "cache"),
-        "{baseUrl: …, model: …, promptTemplate: {path: …}, parse: {regex: …}}",
+        "{baseUrl: …, model: …, promptTemplate: {path: …}, parse: {regex: …}} (or serve: {source: …} for baseUrl "
+        "and model)",
         scores_groups=True,
     ),
     "http": KindTraits(("http", "limits", "cache"), "{url: …, shape: plaudit}"),
@@ -61,6 +62,33 @@ def kinds_with(field: str) -> list[ScorerKind]:
     return [kind for kind, traits in KINDS.items() if field in traits.fields]
 
 
+class ServedModelSpec(Section):
+    """A model that the job serves: its weights, and how many servers of which size."""
+
+    source: SourcePath = Field(min_length=1)
+    """Hub id or folder of the model and its tokenizer."""
+    revision: str = "main"
+    """Branch, tag or commit on the hub. Default ``main``. Ignored for a folder."""
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """Precision of its forward passes. Default bfloat16; use float32 on a CPU."""
+    trust_remote_code: bool = False
+    """Run Python that comes with the model. Default false."""
+    max_model_length: int | None = Field(default=None, ge=1, le=10_000_000)
+    """Tokens of a whole request, answer included; a longer one is a data error; it is never cut. Default: the model's
+    own."""
+    arguments: Opaque = Field(default={})
+    """Further arguments of the server under their own names, such as vLLM's ``tensor_parallel_size``. The server
+    rejects unknown ones when it starts."""
+    replicas: int = Field(default=1, ge=1, le=1000)
+    """Number of servers, one GPU each; reward workers distribute their calls over them. Default 1."""
+    pod: PodSpec = PodSpec()
+    """Pods of the servers. A server gets one GPU if there are any, unless the limits differ."""
+
+
+class ServedChatModelSpec(ServedModelSpec):
+    """A generative model, served by vLLM's chat server for the job."""
+
+
 class PythonFunctionSpec(Section):
     """A function or class in a file; its signature (verl's, TRL's or Plaudit's) decides how it is called."""
 
@@ -71,6 +99,14 @@ class PythonFunctionSpec(Section):
     """Function or class in it. Default ``compute_score``: verl's name."""
     arguments: Opaque = Field(default={})
     """Keyword arguments of every call (for a class: of its constructor)."""
+
+
+class PythonScorerSpec(PythonFunctionSpec):
+    """A function or class that scores, perhaps by a model that the job serves for it."""
+
+    serve: ServedChatModelSpec | None = None
+    """A model served for the function, as verl serves its reward model: the function gets
+    ``reward_router_address`` (``host:port``) and ``reward_model_tokenizer``. Default: none."""
 
 
 class PromptTemplateSpec(Section):
@@ -95,14 +131,16 @@ class ParseSpec(Section):
 
 
 class JudgeSpec(Section):
-    """An OpenAI-compatible endpoint that scores samples."""
+    """An OpenAI-compatible endpoint that scores samples: give exactly one of ``baseUrl`` and ``serve``."""
 
-    base_url: str = Field(min_length=1, pattern=r"^https?://")
+    base_url: str = Field(default="", pattern=r"^(https?://.*)?$")
     """URL, including ``/v1``."""
-    model: str = Field(min_length=1)
-    """Name of the model at the endpoint."""
+    model: str = ""
+    """Name of the model at the endpoint. Required with ``baseUrl``."""
+    serve: ServedChatModelSpec | None = None
+    """A model that the job serves as the judge. Default: none."""
     api_key_secret: SecretKey | None = None
-    """The API key. Default: none."""
+    """The API key, with ``baseUrl``. Default: none."""
     prompt_template: PromptTemplateSpec
     """The prompt."""
     parse: ParseSpec
@@ -172,13 +210,9 @@ class CacheSpec(Section):
     """Scores that are kept at most, about 150 bytes of Redis each. Default 100,000."""
 
 
-class RewardModelSpec(Section):
+class RewardModelSpec(ServedModelSpec):
     """A model with one output (``num_labels: 1``), served for the job."""
 
-    source: SourcePath = Field(min_length=1)
-    """Hub id or folder of the reward model and its tokenizer."""
-    revision: str = "main"
-    """Branch, tag or commit on the hub. Default ``main``. Ignored for a folder."""
     engine: Literal["vllm", "plaudit"] = "vllm"
     """``vllm``: its pooling server; ``plaudit``: Plaudit's own server, for models that vLLM cannot load. Default vllm.
     """
@@ -186,22 +220,8 @@ class RewardModelSpec(Section):
     """Its input. ``chat``: the prompt's messages and the response as the assistant's message, in the chat template of
     the *reward model*; a prompt without messages becomes a user message. ``text``: prompt and response as the policy
     saw them. Default chat."""
-    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    """Precision of its forward passes. Default bfloat16; use float32 on a CPU."""
-    trust_remote_code: bool = False
-    """Run Python that comes with the model. Default false."""
-    max_model_length: int | None = Field(default=None, ge=1, le=10_000_000)
-    """Tokens of prompt and response together; a longer text is a data error; it is never cut. Default: the model's own.
-    """
     max_batch_tokens: int = Field(default=16_384, ge=1, le=10_000_000)
     """Tokens of one forward pass; bounds the memory of activations. Default 16,384."""
-    arguments: Opaque = Field(default={})
-    """Further arguments of the server under their own names, such as vLLM's ``tensor_parallel_size``. The server
-    rejects unknown ones when it starts."""
-    replicas: int = Field(default=1, ge=1, le=1000)
-    """Number of servers, one GPU each; reward workers distribute their calls over them. Default 1."""
-    pod: PodSpec = PodSpec()
-    """Pods of the servers. A server gets one GPU if there are any, unless the limits differ."""
 
 
 class WhenSpec(Section):
@@ -218,7 +238,7 @@ class ScorerSpec(Section):
 
     name: str = Field(min_length=1, max_length=20, pattern=SCORER_NAME)
     """Name in metrics, in stored samples and in ``when``, such as ``accuracy_reward``: at most 20 of a-z, 0-9, ``-``
-    and ``_``, unique in the job. Kind ``model`` allows no ``_``: its pods have the name."""
+    and ``_``, unique in the job. A scorer whose model the job serves allows no ``_``: its pods have the name."""
     kind: ScorerKind
     """``rule``: built in, chosen by data source; ``python``: your function; ``judge``: an OpenAI-compatible endpoint;
     ``http``: an endpoint that answers with a score; ``service``: a reward service that jobs share; ``model``: a reward
@@ -232,7 +252,7 @@ class ScorerSpec(Section):
     """Name of a built-in rule (``gsm8k``), for ``rule``. Default: by each row's ``data_source``."""
     rule_arguments: Opaque = Field(default={})
     """The rule's arguments, for ``rule``. Without ``rule``: by rule name, ``{math_dapo: {strictBoxed: true}}``."""
-    python: PythonFunctionSpec | None = None
+    python: PythonScorerSpec | None = None
     """The function, for ``python``."""
     judge: JudgeSpec | None = None
     """The endpoint, for ``judge``."""
@@ -260,3 +280,16 @@ class ScorerSpec(Section):
     on_failure: Literal["mask", "zero", "dropGroup", "ignore"] | None = None
     """What it means when this scorer has no value; ``ignore`` leaves it out of the sum. Default: ``reward.onFailure``.
     """
+
+    @property
+    def served(self) -> ServedModelSpec | None:
+        """Return the model that the job serves for this scorer."""
+        if self.model is not None:
+            return self.model
+        section = self.judge or self.python
+        return section.serve if section is not None else None
+
+    @property
+    def served_field(self) -> str:
+        """Return the path of ``served`` within the scorer, as written in YAML."""
+        return "model" if self.model is not None else "judge.serve" if self.judge is not None else "python.serve"
