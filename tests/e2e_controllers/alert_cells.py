@@ -177,7 +177,16 @@ _ALL = {
         frozenset({"JudgeBudgetExhausted"}), _scorers(_ONE_AT_A_TIME, threshold_s=100.0), fed_s=3.0, batch=8
     ),
     "judge-down": Cell(
-        frozenset({"JudgeErrors", "JudgeCircuitOpen", "ScoresFailing", "ScorerFailing", "RewardLatencyBurn"}),
+        frozenset(
+            {
+                "RLJobDegraded",
+                "JudgeErrors",
+                "JudgeCircuitOpen",
+                "ScoresFailing",
+                "ScorerFailing",
+                "RewardLatencyBurn",
+            }
+        ),
         _scorers(_WITHOUT_ENDPOINT, retries=1),
     ),
 }

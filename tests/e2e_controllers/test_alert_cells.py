@@ -13,7 +13,9 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import cell_walk
 import chart
 import pytest
 import scoring_job
@@ -45,16 +47,18 @@ class Cells:
         after_s: by cell and alert, the seconds from the fault to the alert.
         ended_s: by cell, the seconds from the repair to the end of its alerts; missing if they did not end.
         operator_s: by alert that began after the operator was stopped, the seconds until then.
+        shown: by cell and alert, what the runbook's first command printed while it fired.
     """
 
     before: set[tuple[str, str]] = field(default_factory=set)
     after_s: dict[str, dict[str, float]] = field(default_factory=dict)
     ended_s: dict[str, float] = field(default_factory=dict)
     operator_s: dict[tuple[str, str], float] = field(default_factory=dict)
+    shown: dict[tuple[str, str], str] = field(default_factory=dict)
 
 
 @pytest.fixture(scope="module")
-def cells(monitored: Cluster) -> Iterator[Cells]:
+def cells(monitored: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cells]:
     chart.install(monitored, monitoring=MONITORING | {"alerts": _ALERTS})
     scoring_job.start_judge(monitored)
     create_files(monitored)
@@ -70,12 +74,14 @@ def cells(monitored: Cluster) -> Iterator[Cells]:
         }
         for feed in feeds.values():
             stack.callback(feed.end)
-        yield _observed(monitored, jobs, feeds, history)
+        yield _observed(monitored, jobs, feeds, history, tmp_path_factory.mktemp("runbook"))
     chart.install(monitored, monitoring=MONITORING)
 
 
-def _observed(cluster: Cluster, jobs: dict[str, ScoringJob], feeds: dict[str, Feed], history: AlertHistory) -> Cells:
-    """Inject all faults, repair them, stop the operator."""
+def _observed(
+    cluster: Cluster, jobs: dict[str, ScoringJob], feeds: dict[str, Feed], history: AlertHistory, folder: Path
+) -> Cells:
+    """Inject all faults, walk through the runbook, repair the faults, stop the operator."""
     found = Cells()
     for name in feeds.keys() - FAULTY_FROM_THE_START:
         feeds[name].start()
@@ -94,6 +100,9 @@ def _observed(cluster: Cluster, jobs: dict[str, ScoringJob], feeds: dict[str, Fe
                 feeds[name].start()
         _wait(_FIRES_WITHIN_S, lambda: all(cell.must <= history.of(name).keys() for name, cell in CELLS.items()))
         time.sleep(_SETTLES_S)
+        for name, cell in CELLS.items():
+            for alert in sorted(cell.must & history.of(name).keys()):
+                found.shown[name, alert] = cell_walk.shown(jobs[name], alert, folder)
     finally:
         cluster.kubectl("uncordon", *nodes)
     found.after_s = {name: {alert: at - began[name] for alert, at in history.of(name).items()} for name in CELLS}
@@ -146,6 +155,12 @@ def test_a_fault_raises_its_alerts_and_no_others(cells: Cells, name: str, measur
     for alert, seconds in sorted(cells.after_s[name].items()):
         measured(f"{name}: {alert} fires after", seconds)
     assert cells.after_s[name].keys() == CELLS[name].must
+
+
+@pytest.mark.parametrize(("name", "alert"), [(name, alert) for name in CELLS for alert in sorted(CELLS[name].must)])
+def test_the_runbooks_first_command_shows_the_cause(cells: Cells, name: str, alert: str) -> None:
+    text = cells.shown[name, alert]
+    assert cell_walk.gives_the_cause(alert, text), text
 
 
 @pytest.mark.parametrize("name", _ENDING)

@@ -21,6 +21,7 @@ from faulty_server import FaultyServer
 from otlp_receiver import Receiver
 from plaudit_metrics.alerting.alerts import alert_rules
 from plaudit_metrics.alerting.recording import recording_rules
+from plaudit_metrics.alerting.thresholds import THRESHOLDS
 from plaudit_metrics.alerting.windows import Windows
 from plaudit_metrics.generate import yaml_of
 from plaudit_metrics.service.serve import ServiceSettings, serve
@@ -160,6 +161,10 @@ def group() -> Callable[..., GroupRecord]:
     return build_group
 
 
+_VALUES = THRESHOLDS | {"toolSlowSeconds": 0.3}
+"""A tool that takes a minute would take a test as long."""
+
+
 class Prometheus:
     """A real Prometheus that evaluates the committed rules with every window shortened 300 times.
 
@@ -171,7 +176,7 @@ class Prometheus:
     def __init__(self, folder: Path, program: str) -> None:
         windows = Windows(scale=1 / 300, least_s=2)
         (folder / "rules.yaml").write_text(yaml_of(recording_rules(windows)))
-        (folder / "alerts.yaml").write_text(yaml_of(alert_rules("run", windows)))
+        (folder / "alerts.yaml").write_text(yaml_of(alert_rules("run", windows, _VALUES)))
         (folder / "targets").mkdir()
         (folder / "prometheus.yaml").write_text(
             "global: {scrape_interval: 250ms, evaluation_interval: 250ms}\n"

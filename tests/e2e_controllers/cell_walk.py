@@ -1,0 +1,69 @@
+"""The runbook's first command for each alert of the cells, run while the alert fires, and what it has to show."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from scoring_job import NAMESPACE, PortForward, ScoringJob
+
+from runbook import answer
+
+SHOWS: Final = MappingProxyType(
+    {
+        "RedisDown": r"transport +0/1",
+        "RLJobDegraded": r"Degraded",
+        "RedisMemoryHigh": r"plaudit_redis_memory_limit_bytes\S* [1-9]",
+        "RLJobFailed": r"Failed[\s\S]*DeadlineExceeded",
+        "RunWithoutMetrics": r"metrics\S* +0/\d +Pending",
+        "NoRewardWorkers": r"reward +0/",
+        "SampleQueueOld": r'"undelivered": [1-9]',
+        "ScoresFailing": r"KeyError|infra_error",
+        "ScorerFailing": r"KeyError|infra_error",
+        "ScorerHanging": r'plaudit_scorer_oldest_in_flight_seconds\{scorer="judged"\} (1[2-9]\d|[2-9]\d\d)',
+        "RewardLatencyBurn": r"plaudit_score_seconds_sum\S* [1-9]|plaudit_stage_seconds_sum\S* [1-9]",
+        "JudgeErrors": r'plaudit_judge_requests_total\{\S*status="[^2]\S* [1-9]',
+        "JudgeCircuitOpen": r"plaudit_judge_circuit_open\S* 1",
+        "JudgeBudgetExhausted": r"plaudit_limiter_recent_wait_seconds\S* [1-9]\d",
+    }
+)
+"""By alert, a pattern in the output that gives the cause."""
+
+_COMMAND_OF_SERVICES = {"RewardLatencyBurn": "curl -s $RUN/metrics"}
+"""Where the runbook has another command for a job without steps, as those of the cells are."""
+
+
+def shown(job: ScoringJob, alert: str, folder: Path) -> str:
+    """Return what the runbook's first command prints for an alert of the job.
+
+    Args:
+        job: its job.
+        alert: name of the alert.
+        folder: for a kubeconfig whose namespace is the job's, as a reader has it.
+    """
+    kubeconfig = folder / "kubeconfig"
+    if not kubeconfig.exists():
+        shutil.copy(job.cluster.environment["KUBECONFIG"], kubeconfig)
+        set_namespace = ("config", "set-context", "--current", f"--namespace={NAMESPACE}")
+        job.cluster.kubectl(*set_namespace, f"--kubeconfig={kubeconfig}")
+    path = os.pathsep.join([job.cluster.environment["PATH"], str(Path(sys.executable).parent)])
+    environment = job.cluster.environment | {"PATH": path, "KUBECONFIG": str(kubeconfig)}
+    program, address, forward = _COMMAND_OF_SERVICES.get(alert, ""), "", None
+    if alert not in {"RedisDown", "RLJobDegraded", "RLJobFailed", "RunWithoutMetrics", "NoRewardWorkers"}:
+        forward = PortForward(job.cluster, NAMESPACE, f"service/{job.name}-metrics", 9090)
+        address = f"http://127.0.0.1:{forward.port}"
+    try:
+        return answer(alert, program, environment=environment, RUN=address, job=job.name)
+    finally:
+        if forward:
+            forward.close()
+
+
+def gives_the_cause(alert: str, text: str) -> bool:
+    """Return True if the output shows what the alert's entry says."""
+    return re.search(SHOWS[alert], text) is not None
