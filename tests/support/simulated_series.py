@@ -176,9 +176,12 @@ class Run:
             "plaudit_last_step_exposed_reward_seconds": self.exposed_s,
             'plaudit_last_step_scorer_seconds{scorer="judge",statistic="p99"}': self.call_s,
             "plaudit_reward_mean": 0.1 if fault == "collapse" else 0.8,
-            "plaudit_reward_std": 0.4,
-            "plaudit_last_step_zero_variance_share": 1.0 if fault == "uniform" else 0.3,
-            "plaudit_last_step_truncated_share": 0.6 if fault == "truncation" else 0.05,
+            "plaudit_reward_std": 0.001
+            if fault in ("equal rewards", "equal and truncated", "equal and failed")
+            else 0.4,
+            "plaudit_last_step_zero_variance_share": 1.0 if fault in ("uniform", "equal rewards") else 0.3,
+            "plaudit_last_step_truncated_share": 0.6 if fault in ("truncation", "equal and truncated") else 0.05,
+            "plaudit_last_step_masked_share": 0.5 if fault == "equal and failed" else 0.02,
             "plaudit_last_step_events_lost_share": 0.5 if fault == "events lost" else 0.0,
             'plaudit_last_step_tool_seconds{tool="search",statistic="p99"}': 90.0 if fault == "slow tool" else 2.0,
             'plaudit_last_step_wait_seconds{cause="tools"}': self.last_s * (0.5 if fault == "slow tool" else 0.05),

@@ -202,6 +202,17 @@ _LEARNING = (
         panel="Reward",
     ),
     Alert(
+        "RewardVarianceCollapsed",
+        "warning",
+        "{{ $labels.run }}: the rewards of a step differ by a standard deviation of only {{ $value | humanize }}.",
+        "Nearly all samples have the same reward, although few responses are truncated and few have no score.",
+        "avg_over_time(plaudit_reward_std[30m]) < <rewardSpread>\n"
+        f"unless {_TRUNCATED} > <truncatedShare>\n"
+        "unless avg_over_time(plaudit_last_step_masked_share[30m]) > <failedShare>",
+        held="10m",
+        panel="Reward",
+    ),
+    Alert(
         "RewardsUniform",
         "warning",
         "{{ $labels.run }}: in {{ $value | humanizePercentage }} of the groups all rewards are equal.",

@@ -34,6 +34,7 @@ THRESHOLDS: Final[Mapping[str, float]] = MappingProxyType(
         "toolFailedShare": 0.2,  # of the calls of one tool
         "toolSlowSeconds": 60,  # p99 of one tool's calls in the newest step
         "rewardDrop": 1,  # below the best mean of the last day, in standard deviations of the samples of a step
+        "rewardSpread": 0.01,  # standard deviation of the rewards of a step; below it nearly all are equal
         "uniformShare": 0.9,  # of the groups: all their samples have the same reward
         "truncatedShare": 0.3,  # of the responses that end at the token limit, and ...
         "truncatedFactor": 2,  # ... times the usual share of the last day
