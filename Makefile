@@ -97,7 +97,7 @@ e2e-controllers: controllers-build ## tests with real KEDA, Kueue, HPA and Prome
 	PLAUDIT_E2E=1 PLAUDIT_E2E_STATE=$${PLAUDIT_E2E_STATE:-/tmp/plaudit-controllers} \
 	  $(BIN)/pytest -q tests/e2e_controllers
 
-e2e-alerts: controllers-build ## faults in real runs on a real Kubernetes, and the seconds until each alert fires (root; 15 minutes)
+e2e-alerts: controllers-build ## faults in real runs on a real Kubernetes, and the seconds until each alert fires (root; half an hour)
 	PLAUDIT_E2E=1 PLAUDIT_ALERT_CELLS=1 PLAUDIT_E2E_STATE=$${PLAUDIT_E2E_STATE:-/tmp/plaudit-controllers} \
 	  $(BIN)/pytest -q tests/e2e_controllers/test_alert_cells.py
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from real_cluster import Cluster
 from scoring_job import NAMESPACE, PortForward, ScoringJob
 
 from runbook import answer
@@ -30,6 +31,8 @@ SHOWS: Final = MappingProxyType(
         "JudgeErrors": r'plaudit_judge_requests_total\{\S*status="[^2]\S* [1-9]',
         "JudgeCircuitOpen": r"plaudit_judge_circuit_open\S* 1",
         "JudgeBudgetExhausted": r"plaudit_limiter_recent_wait_seconds\S* [1-9]\d",
+        "OperatorErrors": r"services.* is forbidden",
+        "OperatorDown": r"lease\S*/plaudit",
     }
 )
 """By alert, a pattern in the output that gives the cause."""
@@ -62,6 +65,11 @@ def shown(job: ScoringJob, alert: str, folder: Path) -> str:
     finally:
         if forward:
             forward.close()
+
+
+def shown_of_operator(cluster: Cluster, alert: str) -> str:
+    """Return what the runbook's first command prints for an alert of the operator."""
+    return answer(alert, environment=cluster.environment, **{"operator's namespace": "plaudit"})
 
 
 def gives_the_cause(alert: str, text: str) -> bool:
