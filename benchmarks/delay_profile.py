@@ -169,6 +169,10 @@ class Rows:
         """See ``PromptSource``."""
         return Row(str(position))
 
+    def row_at(self, position: int) -> int:
+        """See ``PromptSource``."""
+        return position
+
 
 def write_job(folder: Path, profile: Profile, strategy: Strategy, cap: int | None) -> Path:
     """The job that rollout, reward worker and conductor are given."""

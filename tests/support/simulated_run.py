@@ -98,6 +98,9 @@ class Rows:
     def __len__(self) -> int:
         return self._num_rows
 
+    def row_at(self, position: int) -> int:
+        return position % self._num_rows
+
     def prompt_at(self, position: int) -> Row:
         ids = np.array([position % 7 + 1], "<i4").tobytes()
         truth = self._special.get(position, float(position % self._num_rows))
@@ -138,6 +141,7 @@ class Simulation:
         """Positions whose samples cannot be scored."""
         self.skipped: set[int] = set()
         """Positions whose samples the scorer skips: it returns None."""
+        self.num_rows = 1000
         self.varied: set[int] = set()
         """Positions whose samples get different scores; those of another position are all equal."""
         self.on_failure = "mask"
@@ -183,7 +187,7 @@ class Simulation:
             transport=transport,
             streams=TrainerStreams(transport, StreamLimits(**limits)),
             data=Rows(
-                1000,
+                self.num_rows,
                 "train",
                 dict.fromkeys(self.broken, "no number")
                 | dict.fromkeys(self.skipped, "skip")

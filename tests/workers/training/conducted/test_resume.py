@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from plaudit_workers.launch.redis.server import RedisServer
@@ -18,6 +19,7 @@ from plaudit_workers.stream.group import Group
 from plaudit_workers.stream.group_hash import read_groups
 from plaudit_workers.stream.trainer import ready
 from plaudit_workers.stream.trainer.groups import StaleIncarnationError
+from plaudit_workers.training.run.prompt_order import SolvedRule
 
 MakePlan = Callable[..., Any]
 
@@ -253,6 +255,45 @@ async def test_a_checkpoint_that_a_replaced_trainer_saved_after_its_successor_be
         done, policy = await simulation.train(make_plan(steps=6))
     assert done
     assert_whole(simulation, policy, positions, 24, 6)
+
+
+def prompts_of(simulation: Any) -> dict[int, str]:
+    """Position → prompt of the groups that were trained."""
+    table = pq.read_table([str(path) for path in sorted((simulation.folder / "samples").glob("*.parquet"))])
+    groups = table.select(["group", "prompt", "end"]).to_pylist()
+    return {int(row["group"].split("-")[1]): row["prompt"] for row in groups if row["end"] == "trained"}
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+async def test_a_killed_run_that_skips_solved_prompts_trains_those_of_an_undisturbed_one(
+    simulation: Any, make_plan: MakePlan, redis_server: RedisServer, run_name: str, tmp_path: Any, staleness: int
+) -> None:
+    """Rewards are the row's number, 0 to 5: rows 3, 4 and 5 are solved at every visit, and skipped from the third."""
+    rule = SolvedRule(3.0, 2)
+    plan = make_plan(steps=10, staleness=staleness, skip_solved=rule, checkpoint_every_steps=3)
+    simulation.num_rows = 6
+    simulation.update_s = lambda groups: 0.03
+    chance = random.Random(staleness)
+    async with simulation.workers():
+        for _ in range(3):
+            if await simulation.killed(plan, chance.uniform(0.2, 0.9)):
+                break
+        done, _ = await simulation.train(plan)
+    assert done
+    other = type(simulation)(redis_server, f"{run_name}-other", tmp_path / "other")
+    other.num_rows = 6
+    async with other.workers():
+        done, _ = await other.train(plan)
+    await other.rewind([])
+    assert done
+
+    prompts = prompts_of(other)
+    assert sorted(prompts) == list(range(40))
+    assert prompts_of(simulation) == prompts
+    rows = [int(prompts[position].split()[1]) % 6 for position in range(40)]
+    assert rows.count(4) == rows.count(5) < rows.count(0)
+    assert {3, 4, 5}.isdisjoint(rows[-8:])
+    assert other.steps()[-1].statistics["training/prompts_solved"] == 3
 
 
 async def test_a_run_goes_on_from_another_runs_checkpoint(

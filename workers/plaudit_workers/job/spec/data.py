@@ -27,6 +27,15 @@ class PassRateSpec(Section):
         return self
 
 
+class SkipSolvedSpec(Section):
+    """Skip prompts that this run has always solved."""
+
+    threshold: float = 1.0
+    """A group solves its prompt if its mean reward is at least this. Default 1: all samples have the full reward."""
+    min_visits: int = Field(default=2, ge=1, le=1000)
+    """A prompt is skipped once so many groups have solved it and none has not. Default 2: one may be luck."""
+
+
 class TrainDataSpec(Section):
     """The prompts of training."""
 
@@ -40,6 +49,8 @@ class TrainDataSpec(Section):
     ``rollout.sampling.maxTokens`` it must fit into ``rollout.engine.maxModelLength``."""
     pass_rate: PassRateSpec | None = None
     """Train only prompts of a measured difficulty. Default: all."""
+    skip_solved: SkipSolvedSpec | None = None
+    """Skip prompts that this run has always solved. Default: none is skipped."""
 
 
 class ValidationSamplingSpec(Section):

@@ -21,6 +21,7 @@ from plaudit_workers.stream.group import Group
 from plaudit_workers.training.conductor.backend_thread import BackendThread
 from plaudit_workers.training.conductor.groups.intake import sampled_versions
 from plaudit_workers.training.run.lineage import FILE_NAME, Lineage
+from plaudit_workers.training.run.prompt_order import PromptOrder
 from plaudit_workers.training.run.schedule import GroupInFlight, Schedule
 from plaudit_workers.training.run.state import RunContext, RunState
 from plaudit_workers.training.run.trainer_ledger import TrainerLedger
@@ -40,6 +41,7 @@ class Restored:
     ledger: TrainerLedger
     parent: PolicyVersion
     """The version from which it continues; incarnation 0 for weights of another origin."""
+    order: PromptOrder
     open_step: dict[str, Any] | None = None
     """The rest of the next step, if it was interrupted in its middle."""
 
@@ -75,20 +77,23 @@ async def take_over(run: RunContext, thread: BackendThread) -> tuple[RunState, d
     await run.streams.announce(announcement)
     fields = {"incarnation": incarnation, "step": restored.step, "ledger": restored.ledger.counters()}
     logger.info("took over the run", **fields)
-    state = RunState(incarnation, lineage, announcement, restored.ledger)
+    state = RunState(incarnation, lineage, announcement, restored.ledger, restored.order)
     return state, restored.open_step
 
 
 async def _restore(run: RunContext, thread: BackendThread, newest: Path | None) -> Restored:
+    order = PromptOrder(run.plan.skip_solved, run.plan.schedule.max_staleness)
     if newest is not None:
         extra = await thread.run(thread.backend.load, newest)
         ledger = TrainerLedger.restored(extra["ledger"])
-        return Restored(extra["step"], ledger, _version_of(extra), extra["open_step"])
+        order.restore(extra.get("prompt_order"), ledger.train)
+        return Restored(extra["step"], ledger, _version_of(extra), order, extra["open_step"])
     if run.plan.resume_from:
         extra = await thread.run(thread.backend.load, Path(run.plan.resume_from))
         ledger = TrainerLedger.restored(extra["ledger"]).begun_anew()
-        return Restored(extra["step"], ledger, PolicyVersion(0, extra["step"]))
-    return Restored(0, TrainerLedger(), PolicyVersion(0, 0))
+        order.restore(extra.get("prompt_order"), ledger.train, with_results=False)
+        return Restored(extra["step"], ledger, PolicyVersion(0, extra["step"]), order)
+    return Restored(0, TrainerLedger(), PolicyVersion(0, 0), order)
 
 
 def _version_of(extra: dict[str, Any]) -> PolicyVersion:
@@ -129,6 +134,8 @@ async def _adopt_open_groups(run: RunContext, restored: Restored, lineage: Linea
     ledger = restored.ledger
     adoption = adopt(run.plan.schedule, restored.step, ledger, found, lambda version: lineage.survives(version, head))
     gone = {flight.group for flight in ledger.flights()} - {group.id for group in found}
+    for flight in adoption.kept:  # admitted after the checkpoint: their prompts are those that it leads to
+        restored.order.place(flight.position, partial(ledger.train.step_of, run.plan.schedule), run.data)
     bring_up_to_date(ledger, adoption, max(0, num_ended(counters) - num_ended(ledger.counters()) - len(gone)))
     for group in adoption.rolled_back:
         await run.streams.close(group, "dropped", "rolled_back")

@@ -14,6 +14,7 @@ from plaudit_workers.training.conductor.groups.failed_scores import failed_sampl
 from plaudit_workers.training.conductor.open_step import OpenStep
 from plaudit_workers.training.conductor.step_report import StepReport
 from plaudit_workers.training.run.lineage import refuse_replaced
+from plaudit_workers.training.run.prompt_order import OrderSnapshot
 from plaudit_workers.training.run.state import RunContext, RunState
 from plaudit_workers.training.run.stored_samples import store_groups
 from plaudit_workers.whole_files import whole_file
@@ -117,9 +118,14 @@ class RunRecords:
             "step": step,
             "incarnation": state.incarnation,
             "ledger": state.ledger.snapshot(),
+            "prompt_order": self._order_snapshot(),
             "open_step": middle,
         }
         return await self._thread.run(self._thread.backend.save, step, extra)
+
+    def _order_snapshot(self) -> OrderSnapshot | None:
+        self._state.order.forget_ended(self._state.ledger.train)
+        return self._state.order.snapshot()
 
     async def await_checkpoint(self, path: Path) -> None:
         """Wait until the checkpoint begun last is in place, and log it.

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from plaudit_wire.logs import get_logger
 from plaudit_wire.records import PAUSE, GroupRecord, WaitRecord
@@ -149,9 +150,21 @@ class StepTraining:
 
     def _end_in_ledger(self, ended: Sequence[ReadyGroup], report: StepReport, ending: GroupEnding) -> list[GroupRecord]:
         groups: list[Group] = self.intake.get(group.flight.group for group in ended)
+        self._record_results(groups, report, ending)
         records = end_in_ledger(self.run, self.state, groups, ending)
         report.add(groups, records)
         return records
+
+    def _record_results(self, groups: Sequence[Group], report: StepReport, ending: GroupEnding) -> None:
+        """Record the mean rewards of groups that show how well the policy solves their prompts."""
+        if self.run.plan.skip_solved is None or not (ending.end == "trained" or ending.reason == "zero_variance"):
+            return
+        for group in groups:
+            scorings = [sample.scoring for sample in group.samples if sample.scoring is not None]
+            values = [scoring.value for scoring in scorings if scoring.value is not None]
+            if values:
+                self.state.order.record(group.prompt.position, report.step, fmean(values), self.run.data)
+        report.figures["training/prompts_solved"] = float(self.state.order.num_solved)
 
 
 def _plural(count: int, one: str, many: str) -> str:

@@ -123,8 +123,7 @@ class PromptData:
 
     def prompt_at(self, position: int) -> DatasetRow:
         """Return the prompt that is admitted as number ``position`` (from 0); epoch: ``position // len(self)``."""
-        epoch, place = divmod(position, len(self))
-        number = int(self._order(epoch)[place])
+        number = self.row_at(position)
         row = self._rows[number]
         text, prompt = self._texts[number], row["prompt"]
         return DatasetRow(
@@ -136,6 +135,11 @@ class PromptData:
             ground_truth=row["reward_model"]["ground_truth"],
             extra_info=extra_info_of(row.get("extra_info")),
         )
+
+    def row_at(self, position: int) -> int:
+        """Return the index in the file of that prompt."""
+        epoch, place = divmod(position, len(self))
+        return int(self._order(epoch)[place])
 
     def _shuffled(self, epoch: int) -> NDArray[np.int64]:
         """Return int64[len]: the rows of an epoch in order."""

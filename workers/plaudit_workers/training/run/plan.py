@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Self
 
 from plaudit_wire.messages import Sampling
+from plaudit_workers.job.spec.data import SkipSolvedSpec
 from plaudit_workers.job.spec.rljob import RLJob
 from plaudit_workers.job.spec.rollout import SamplingSpec
+from plaudit_workers.training.run.prompt_order import SolvedRule
 from plaudit_workers.training.run.schedule import Schedule
 
 
@@ -39,6 +41,8 @@ class RunPlan:
     resume_from: str = ""
     """Another run's checkpoint to start from; empty: start from the job's model."""
     keep_samples: bool = True
+    skip_solved: SolvedRule | None = None
+    """The prompts that are skipped because the run has always solved them; None: none."""
     retry_pauses_s: tuple[float, ...] = (10.0, 60.0, 300.0)
     """Pauses before the prompts of a step with too many failed scores are admitted again; after the last the job fails.
     """
@@ -72,7 +76,12 @@ class RunPlan:
             checkpoint_every_steps=spec.trainer.checkpoint.every_steps,
             resume_from=spec.trainer.checkpoint.resume_from,
             keep_samples=spec.metrics.keep_samples,
+            skip_solved=_solved_rule(spec.data.train.skip_solved),
         )
+
+
+def _solved_rule(section: SkipSolvedSpec | None) -> SolvedRule | None:
+    return None if section is None else SolvedRule(section.threshold, section.min_visits)
 
 
 def _sampling(section: SamplingSpec) -> Sampling:

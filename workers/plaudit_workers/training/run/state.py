@@ -10,6 +10,7 @@ from plaudit_workers.stream.connection import Transport
 from plaudit_workers.stream.trainer.groups import TrainerStreams
 from plaudit_workers.training.run.lineage import Lineage
 from plaudit_workers.training.run.plan import RunPlan
+from plaudit_workers.training.run.prompt_order import PromptOrder
 from plaudit_workers.training.run.prompts import PromptSource
 from plaudit_workers.training.run.server_clock import ServerClock
 from plaudit_workers.training.run.sinks import Sinks
@@ -40,6 +41,7 @@ class RunState:
     lineage: Lineage
     announcement: Announcement
     ledger: TrainerLedger = field(default_factory=TrainerLedger)
+    order: PromptOrder = field(default_factory=PromptOrder)
     closing: int = 0
     """Calls in progress that end groups: the ledger has counted these ends, Redis perhaps not yet."""
     paused_until: float = 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Sequence
+from functools import partial
 
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Prompt
@@ -74,7 +75,7 @@ class Admitter:
     def _prompt(self, split: Split, position: int) -> Prompt:
         plan, state = self._run.plan, self._state
         validation = plan.validation if split == "validation" else None
-        row = self._source(split).prompt_at(position)
+        row = self._source(split).prompt_at(position if split == "validation" else self._place(position))
         attempt = state.ledger.splits[split].attempt(position)
         return Prompt(
             group=f"{split[0]}-{position}-{state.incarnation}.{attempt}",
@@ -93,6 +94,10 @@ class Admitter:
             messages=row.messages,
             attempt=attempt,
         )
+
+    def _place(self, position: int) -> int:
+        schedule, state = self._run.plan.schedule, self._state
+        return state.order.place(position, partial(state.ledger.train.step_of, schedule), self._run.data)
 
     def _source(self, split: Split) -> PromptSource:
         source = self._run.data if split == "train" else self._run.validation_data
