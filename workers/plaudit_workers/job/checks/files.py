@@ -12,6 +12,7 @@ from typing import Any
 from plaudit_reward.rules.routing import unknown_sources
 from plaudit_workers.job.checks.data_files import data_problem, data_sources
 from plaudit_workers.job.checks.python_files import python_problem
+from plaudit_workers.job.checks.reward_classes import architecture_of, class_problem, writes_no_text
 from plaudit_workers.job.data_row import REMEDIES
 from plaudit_workers.job.loading.paths import is_hub_id
 from plaudit_workers.job.problem import Problem
@@ -21,7 +22,6 @@ from plaudit_workers.job.spec.rljob import RLJob
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
-_REWARD_CLASS = re.compile(r"(ForRewardModeling|(For)?RewardModel)$")
 _RELATIVE = "Correct the path: it is relative to the job file"
 
 
@@ -75,9 +75,14 @@ def _hub(field: str, source: str) -> Iterator[Problem]:
 
 def is_in_hub_cache(source: str) -> bool:
     """Return True when the hub's local cache holds some revision of a model."""
+    return hub_cache(source).is_dir()
+
+
+def hub_cache(source: str) -> Path:
+    """Return the folder of the hub's local cache for a model."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
-    return (cache / f"models--{source.replace('/', '--')}").is_dir()
+    return cache / f"models--{source.replace('/', '--')}"
 
 
 def _data(job: RLJob) -> Iterator[Problem]:
@@ -146,7 +151,8 @@ def _reward_model(field: str, model: RewardModelSpec) -> Iterator[Problem]:
             f"{model.source} has {labels} outputs (id2label in config.json); a reward model has one",
             "Name a classifier trained with num_labels=1",
         )
-    yield from _embedder(field, model, config)
+    wrong = class_problem(field, model, architecture_of(config))
+    yield from [wrong] if wrong else []
     if model.input == "chat" and not (tokenizer.get("chat_template") or _holds_template(model.source)):
         yield Problem(
             f"{field}.input",
@@ -162,8 +168,8 @@ def _chat_model(field: str, model: ServedModelSpec, *, template: bool) -> Iterat
     if problems or is_hub_id(model.source):
         return
     config, tokenizer = (_read_json(model.source, name) for name in ("config.json", "tokenizer_config.json"))
-    architecture = str((config.get("architectures") or [""])[0])
-    if architecture.endswith("ForSequenceClassification") or _REWARD_CLASS.search(architecture):
+    architecture = architecture_of(config)
+    if writes_no_text(architecture):
         yield Problem(
             f"{field}.source",
             f"{model.source} has class {architecture}, which writes no text",
@@ -174,19 +180,6 @@ def _chat_model(field: str, model: ServedModelSpec, *, template: bool) -> Iterat
             f"{field}.source",
             f"a judge's prompt is a chat message, but the tokenizer in {model.source} has no chat template",
             "Save chat_template.jinja there, or name a model for chats",
-        )
-
-
-def _embedder(field: str, model: RewardModelSpec, config: dict[str, Any]) -> Iterator[Problem]:
-    """Check for classes that vLLM serves as embedders, and refuses with ``--convert classify``."""
-    architecture = str((config.get("architectures") or [""])[0])
-    base = _REWARD_CLASS.sub("", architecture)
-    if model.engine == "vllm" and base != architecture and "hf_overrides" not in model.arguments:
-        yield Problem(
-            f"{field}.source",
-            f"{model.source} has class {architecture}, which vLLM takes for an embedder",
-            f"If its head is one linear layer 'score', add arguments: {{hf_overrides: {{architectures: "
-            f"[{base}ForSequenceClassification]}}}}; else set engine to plaudit",
         )
 
 
