@@ -25,6 +25,13 @@ def with_pod(pod: dict[str, Any], role: str = "trainer") -> dict[str, Any]:
     if role == "model":
         scorer = {"name": "model", "kind": "model", "model": {"source": "/plaudit/model", "pod": pod}}
         job["spec"]["reward"]["scorers"].append(scorer)
+    elif role == "judge":
+        judge = {"serve": {"source": "/plaudit/judge", "pod": pod}, "promptTemplate": {"path": "/plaudit/judge.j2"}}
+        scorer = {"name": "judge", "kind": "judge", "judge": {**judge, "parse": {"regex": "(.)"}}}
+        job["spec"]["reward"]["scorers"].append(scorer)
+    elif role == "python":
+        python = {"path": "/plaudit/reward.py", "serve": {"source": "/plaudit/judge", "pod": pod}}
+        job["spec"]["reward"]["scorers"].append({"name": "routed", "kind": "python", "python": python})
     elif role == "redis":
         job["spec"]["transport"] = {"managed": {"pod": pod}}
     elif role == "reward":
@@ -76,6 +83,11 @@ REJECTED = {
     ),
     "a file server": (with_spec(volumes=[{"name": "n", "nfs": {"server": "s", "path": "/"}}]), "persistentVolumeClaim"),
     "another service account": (with_pod({"serviceAccountName": "admin"}, "model"), "service account"),
+    "another service account for a judge": (with_pod({"serviceAccountName": "admin"}, "judge"), "service account"),
+    "the node's network for a function's model": (
+        with_pod({"template": {"spec": {"hostNetwork": True}}}, "python"),
+        "its node",
+    ),
     "another service account by template": (with_spec(serviceAccountName="admin"), "service account"),
     "the namespace's service account": (with_spec(serviceAccountName=None), "service account"),
     "its old name": (with_spec(serviceAccount="admin"), "service account"),

@@ -6,11 +6,16 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args, get_origin
 
 import pytest
+from pydantic import BaseModel
 from world import World, rljob
 
 from plaudit_wire.redis_address import RedisAddress
+from plaudit_workers.job.spec.kubernetes.pod import PodSpec
+from plaudit_workers.job.spec.reward_service import RewardServiceSpec
+from plaudit_workers.job.spec.rljob import Spec
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("metrics", "operator", "reward", "workers")
@@ -52,6 +57,32 @@ def test_there_is_no_default_password():
         found.append(world.cluster.of_kind("Secret")[0]["stringData"])
     before, after = found
     assert all(before[user] != after[user] for user in before if user not in ("users.acl", "keda-username"))
+
+
+def pods(section: type[BaseModel], path: str = "") -> Iterator[str]:
+    """Yield the path of every ``pod`` section below ``spec``, as written in YAML; lists end with ``[]``."""
+    for name, field in section.model_fields.items():
+        below = f"{path}.{field.alias or name}"
+        for each in (field.annotation, *get_args(field.annotation)):
+            items = "[]" if get_origin(field.annotation) is list else ""
+            if each is PodSpec:
+                yield below
+            elif isinstance(each, type) and issubclass(each, BaseModel):
+                yield from pods(each, below + items)
+
+
+def test_the_policy_for_jobs_checks_every_pod_section():
+    policy = " ".join((ROOT / "charts/plaudit/templates/job-policy.yaml").read_text().split()).replace("?", "")
+    found = sorted({*pods(Spec), *pods(RewardServiceSpec)})
+    assert {".trainer.pod", ".reward.scorers[].model.pod", ".reward.scorers[].python.serve.pod"} <= set(found)
+    for path in found:
+        owner, of_list, below = path.rpartition("[]")
+        if not of_list:
+            assert f"object.spec{path}" in policy, path
+        else:
+            items = rf"object\.spec{re.escape(owner)}\.orValue\(\[\]\)"
+            reads = rf"{items}\.filter\((\w), [^+]*\.map\(\1, \1{re.escape(below)}\)"
+            assert re.search(reads, policy), path
 
 
 def test_no_object_of_the_chart_is_a_secret():

@@ -78,7 +78,7 @@ def test_a_function_that_raises_shows_its_reason(folder: Path, capsys: pytest.Ca
 def test_reward_models_are_skipped_and_other_data_is_needed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = "{name: helpful, kind: model, model: {source: ./m}}"
     assert tried(folder, model, python("exact")) == 0
-    assert "skipped, because only a run starts reward models: helpful" in capsys.readouterr().err
+    assert "skipped, because only a run serves their models: helpful" in capsys.readouterr().err
     assert tried(folder, model) == 2
     assert tried(folder, python("exact"), data="absent.jsonl") == 2
     assert "--data: there is no file absent.jsonl" in capsys.readouterr().err

@@ -72,7 +72,7 @@ async def _score(reward: RewardSpec, trials: Sequence[_Trial]) -> list[list[Scor
 
 
 def _with_servers(reward: RewardSpec) -> RewardSpec:
-    """Leave out reward models without a server, and scorers that depend on one."""
+    """Leave out scorers whose model has no server, and scorers that depend on one."""
     skipped: set[str] = set()
     servers = model_servers()
     for scorer in reward.scorers:
@@ -80,10 +80,10 @@ def _with_servers(reward: RewardSpec) -> RewardSpec:
             skipped.add(scorer.name)
     if not skipped:
         return reward
-    print(f"skipped, because only a run starts reward models: {', '.join(sorted(skipped))}", file=sys.stderr)
+    print(f"skipped, because only a run serves their models: {', '.join(sorted(skipped))}", file=sys.stderr)
     scorers = [scorer for scorer in reward.scorers if scorer.name not in skipped]
     if not scorers:
-        raise RefusedError("every scorer of the job is a reward model: there is nothing to try without a run")
+        raise RefusedError("the job serves a model for every scorer: there is nothing to try without a run")
     return reward.model_copy(update={"scorers": scorers})
 
 
