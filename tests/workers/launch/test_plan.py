@@ -151,6 +151,22 @@ def test_a_reward_model_has_a_role_of_its_own_and_reward_workers_get_its_address
     assert json.loads(told) == {"helpful": ["file:///runs/run/model-servers/helpful"]}
 
 
+def test_the_model_of_a_judge_or_of_a_function_has_servers_like_a_reward_model() -> None:
+    serve = {"source": "/models/judge", "replicas": 2}
+    judge = {"serve": serve, "promptTemplate": {"path": "/j.j2"}, "parse": {"regex": "(.)"}}
+    scorers = [
+        {"name": "grades", "kind": "judge", "judge": judge},
+        {"name": "routed", "kind": "python", "python": {"path": "/reward.py", "serve": serve}},
+    ]
+    plans = planned(reward={"scorers": scorers}, with_gpus=True)
+    for name in ("grades", "routed"):
+        servers = plans[f"model-{name}"]
+        assert [(plan.name, plan.gpus) for plan in servers] == [(f"model-{name}-0", 1), (f"model-{name}-1", 1)]
+        assert servers[0].environment["PLAUDIT_MODEL_SERVER"] == f"{name}/0"
+    told = json.loads(plans["reward"][0].environment["PLAUDIT_MODEL_SERVERS"])
+    assert told == {name: [f"file:///runs/run/model-servers/{name}"] for name in ("grades", "routed")}
+
+
 def test_the_limits_of_its_pods_give_a_reward_models_gpus_and_cpus() -> None:
     pod = {"resources": {"limits": {"nvidia.com/gpu": "2", "cpu": "4"}}}
     model = {**MODEL, "model": {**MODEL["model"], "pod": pod}}
