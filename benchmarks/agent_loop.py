@@ -9,7 +9,12 @@
 A real rollout worker on a private Redis, with real tool processes; the engine plays a script. The tools return how long
 they slept.
 
-Usage: ``python benchmarks/agent_loop.py [--json FILE] [--quick]``
+With ``--verl PYTHON`` the same conversations are held in verl's tool agent loop in that interpreter, in the same run:
+once with a tool that blocks, which verl runs in a thread of the worker (Python's default: as many as the machine has
+CPUs, and 4 more), once with an async one. verl's default is 8 workers, whose start takes minutes on two cores:
+``--verl-workers`` is 2, and the table has the number. Only the conversations are timed, not the start.
+
+Usage: ``python benchmarks/agent_loop.py [--json FILE] [--quick] [--verl PYTHON] [--verl-workers N]``
 """
 
 from __future__ import annotations
@@ -18,7 +23,9 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import runpy
+import subprocess
 import sys
 import tempfile
 import time
@@ -244,11 +251,40 @@ async def main_async(loads: list[Load]) -> list[dict[str, Any]]:
         return [await measure(load, RedisAddress(server.url, server.password), folder) for load in loads]
 
 
+def run_verl(python: str, workers: int, load: Load) -> dict[str, Any]:
+    """Hold the conversations of a round in verl's tool agent loop, in an interpreter that has verl."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, out = Path(name), Path(name) / "verl.json"
+        runpy.run_path(str(EXAMPLE / "prepare.py"))["prepare"](folder)
+        command = [python, "-c", "import agent_loop_verl; agent_loop_verl.main()", "--out", str(out)]
+        command += ["--model", str(folder / "model"), "--workers", str(workers), "--calls", str(NUM_CALLS)]
+        command += ["--samples", str(load.num_samples), "--turn", str(TURN_S)]
+        command += ["--low", str(load.low_s), "--high", str(load.high_s)]
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent), "OMP_NUM_THREADS": "1"}
+        environment["VERL_LOGGING_LEVEL"] = "ERROR"  # a warning for each conversation would cost time
+        environment["RAY_agent_register_timeout_ms"] = "300000"  # a raylet ends when its agents start slowly
+        subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+        found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+def print_verl(found: dict[str, Any]) -> None:
+    """Print a line for each kind of tools."""
+    for row in found["rows"]:
+        name = f"verl {found['version']}, {row['kind']} tools, {found['workers']} workers (started in "
+        print(
+            f"{row['samples']:23}{row['wall_s']:9.2f}{row['bound_s']:9.2f}{row['ratio']:7.3f}  "
+            f"{name}{found['start_s']:.0f} s)"
+        )
+
+
 def main() -> int:
     """Print a table; the exit code is 1 if a goal is missed (never with --quick)."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument("--quick", action="store_true", help="24 samples with tools of 0.05-0.3 s, for the tests")
+    parser.add_argument("--verl", metavar="PYTHON", help="an interpreter of an environment that has verl")
+    parser.add_argument("--verl-workers", type=int, default=2, help="its agent loop workers (default: 2; verl's: 8)")
     arguments = parser.parse_args()
     loads = [Load("conversations", 256, 0.5, 5.0), Load("loop", 50, 2.0, 2.0)]
     if arguments.quick:
@@ -260,8 +296,12 @@ def main() -> int:
             f"{row['name']:15}{row['samples']:8}{row['wall_s']:9.2f}{row['bound_s']:9.2f}{row['ratio']:7.3f}"
             f"{row['loop']['p99_ms']:13.2f}{row['idle']['p99_ms']:13.2f}"
         )
+    figures: dict[str, Any] = {row["name"]: row for row in rows}
+    if arguments.verl:
+        figures["verl"] = run_verl(arguments.verl, arguments.verl_workers, loads[0])
+        print_verl(figures["verl"])
     if arguments.json:
-        arguments.json.write_text(json.dumps({row["name"]: row for row in rows}, indent=2))
+        arguments.json.write_text(json.dumps(figures, indent=2))
     missed = [row for row in rows if row["name"] == "conversations" and row["ratio"] > WALL_GOAL]
     missed += [row for row in rows if row["name"] == "loop" and row["loop"]["p99_ms"] > DELAY_GOAL_MS]
     if arguments.quick or not missed:
