@@ -76,10 +76,10 @@ def token_of(cluster: Cluster, name: str) -> str:
 
 
 @contextlib.contextmanager
-def load(cluster: Cluster, kind: str, name: str, folder: Path, ids: str = "sample") -> Iterator[Load]:
+def load(cluster: Cluster, kind: str, name: str, folder: Path, ids: str = "sample", at_once: int = 8) -> Iterator[Load]:
     status = cluster.get(kind, name, training.NAMESPACE)["status"]
     results, stop = folder / f"{name}.jsonl", folder / f"{name}.stop"
-    command = harness("exec-net", sys.executable, str(LOAD), status["url"], str(results), str(stop), ids)
+    command = harness("exec-net", sys.executable, str(LOAD), status["url"], str(results), str(stop), ids, str(at_once))
     environment = {**os.environ, "TOKEN": token_of(cluster, name)}
     with subprocess.Popen(command, env=environment) as process:
         try:
@@ -94,7 +94,11 @@ def service(installed: Cluster) -> Iterator[Cluster]:
     if not installed.own:
         pytest.skip("submits from inside the network of the harness's cluster")
     shared = document(
-        "RewardService", SERVICE, SCORER, files={"configMap": "reward-1"}, reward={"workers": {"replicas": 2}}
+        "RewardService",
+        SERVICE,
+        SCORER,
+        files={"configMap": "reward-1"},
+        reward={"workers": {"replicas": 2, "maxConcurrentSamples": 4}},
     )
     shared["spec"]["reward"]["gateway"] = {"replicas": 2}
     reference = {"name": "shared", "kind": "service", "service": {"name": SERVICE}}
@@ -171,6 +175,23 @@ def test_a_canary_is_compared_before_it_counts_and_promoted_without_a_loss(servi
     assert {result["version"] for result in results} == {before, canary}
     assert sorted(int(result["id"].removeprefix("later-")) for result in results) == list(range(len(results)))
     assert {result["outcome"] for result in results} == {"scored"}
+
+
+def test_two_jobs_get_equal_shares_however_many_samples_each_has_in_flight(service: Cluster, tmp_path: Path):
+    with contextlib.ExitStack() as stack:
+        loads = [
+            stack.enter_context(load(service, "rlj", job, tmp_path, ids="share", at_once=at_once))
+            for job, at_once in zip(JOBS, (128, 16), strict=True)
+        ]
+        service.until("results", lambda: all(len(each.scored()) > 100 for each in loads), 180)
+        before = [len(each.scored()) for each in loads]
+        service.until("a thousand more", lambda: sum(len(each.scored()) for each in loads) > sum(before) + 1000, 240)
+        large, small = (len(each.scored()) - old for each, old in zip(loads, before, strict=True))
+        results = [each.end() for each in loads]
+    for found in results:
+        assert {result["outcome"] for result in found} == {"scored"}
+        assert sorted(int(result["id"].removeprefix("share-")) for result in found) == list(range(len(found)))
+    assert small / (small + large) > 0.3, "in order of arrival it would get 16 of 144"
 
 
 def is_rolled_out(cluster: Cluster) -> bool:
