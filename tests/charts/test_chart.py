@@ -118,7 +118,7 @@ def test_the_policy_for_jobs_checks_every_pod_that_an_author_describes(definitio
     crd = definition()["spec"]
     spec = crd["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     policy = (CHART / "templates" / "job-policy.yaml").read_text()
-    variable = policy.split("- name: templates")[0]
+    variable = " ".join(policy.split("- name: templates")[0].split())
     checked = set(re.findall(r"\[?,? ?\?object\.spec\.([\w.?]+)", variable))
     lists = re.findall(r"\+ object\.spec\.([\w.?]+)\.orValue\(\[\]\)\.filter.*?\.map\(\w, \w\.([\w.]+)\)", variable)
     checked |= {f"{path}[].{pod}" for path, pod in lists}
