@@ -197,10 +197,12 @@ def _fields(sample: FinishedSample) -> dict[str, Any]:
 async def test_a_policy_that_collapses_into_long_responses_without_reward(walk: Walk) -> None:
     walk.rewards(_COLLAPSING)
     broken = walk.simulation.broken_file
-    walk.simulation.engine_class = type("_Engine", (_LongWinded,), {"since": broken})
+    long = walk.simulation.folder / "long"
+    walk.simulation.engine_class = type("_Engine", (_LongWinded,), {"since": long})
     async with walk.observed(), walk.training():
         await asyncio.sleep(20)  # the day before, in shortened windows: truncation is compared with an hour ago
         broken.touch()
+        long.touch()
         await walk.fires("RewardCollapsed", "RewardsUniform", "TruncationHigh")
         rewards = [step["r"] for step in objects(await walk.look("RewardCollapsed"))]
         assert max(rewards) > 0.3
@@ -209,6 +211,10 @@ async def test_a_policy_that_collapses_into_long_responses_without_reward(walk: 
         assert uniform[next(name for name in uniform if name.startswith("plaudit_reward_std"))] == 0.0
         truncated = [step["t"] for step in objects(await walk.look("TruncationHigh"))]
         assert truncated[-1] == 1.0
+        assert "RewardVarianceCollapsed" not in walk.firing()  # truncation explains it
+        long.unlink()
+        await walk.fires("RewardVarianceCollapsed")
+        assert objects(await walk.look("RewardVarianceCollapsed"))[-1]["std"] == 0.0
 
 
 class _Stuck(ScriptedEngine):
