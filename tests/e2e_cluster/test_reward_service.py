@@ -23,6 +23,8 @@ from real_cluster import Cluster, harness
 pytestmark = pytest.mark.timeout(900)
 
 SERVICE, NEXT, JOBS = "shared", "shared-next", ("user-a", "user-b")
+SLOTS = {"maxConcurrentSamples": 4}
+"""So few that samples wait, and callers have to share."""
 LOAD = Path(__file__).with_name("service_load.py")
 TRANSPORT = {"managed": {"memory": "256Mi", "storage": "1Gi"}}
 SCORER = {"name": "mine", "kind": "python", "python": {"path": "reward.py"}}
@@ -98,7 +100,7 @@ def service(installed: Cluster) -> Iterator[Cluster]:
         SERVICE,
         SCORER,
         files={"configMap": "reward-1"},
-        reward={"workers": {"replicas": 2, "maxConcurrentSamples": 4}},
+        reward={"workers": {"replicas": 2, **SLOTS}},
     )
     shared["spec"]["reward"]["gateway"] = {"replicas": 2}
     reference = {"name": "shared", "kind": "service", "service": {"name": SERVICE}}
@@ -153,7 +155,7 @@ def test_a_changed_scorer_loses_and_repeats_nothing_and_every_result_has_its_ver
 
 
 def test_a_canary_is_compared_before_it_counts_and_promoted_without_a_loss(service: Cluster, tmp_path: Path):
-    follower = document("RewardService", NEXT, SCORER, files={"configMap": "reward-3"})
+    follower = document("RewardService", NEXT, SCORER, files={"configMap": "reward-3"}, reward={"workers": SLOTS})
     done = service.apply(code(3.0), follower)
     assert done.returncode == 0, done.stderr
     service.until("the canary", lambda: is_ready(service, "rws", NEXT), 300)
