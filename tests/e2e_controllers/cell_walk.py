@@ -31,7 +31,6 @@ SHOWS: Final = MappingProxyType(
         "JudgeErrors": r'plaudit_judge_requests_total\{\S*status="[^2]\S* [1-9]',
         "JudgeCircuitOpen": r"plaudit_judge_circuit_open\S* 1",
         "JudgeBudgetExhausted": r"plaudit_limiter_recent_wait_seconds\S* [1-9]\d",
-        "OperatorErrors": r"services.* is forbidden",
         "OperatorDown": r"lease\S*/plaudit",
     }
 )

@@ -1,7 +1,7 @@
 """Faults in real runs on the cluster raise their alerts in a real Prometheus, and no others: ``make e2e-alerts``.
 
 All jobs run side by side and share one Prometheus; all faults are injected together, repaired together, and then the
-operator loses a right, and is stopped. The rules are the chart's, with the values that a user would set to be alerted
+operator is stopped. The rules are the chart's, with the values that a user would set to be alerted
 sooner: conditions hold for ``HOLD`` instead of one to ten minutes, and alerts outlast them by as much. Needs
 ``PLAUDIT_ALERT_CELLS=1``, because it takes half an hour, or the names of some cells (``redis-dead,hung``).
 """
@@ -9,7 +9,6 @@ sooner: conditions hold for ``HOLD`` instead of one to ten minutes, and alerts o
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ import scoring_job
 from alert_cells import CELLS, FAULTY_FROM_THE_START, FILES, Feed, create_files
 from alert_history import MONITORING, AlertHistory
 from real_cluster import Cluster
-from scoring_job import NAMESPACE, Measured, ScoringJob
+from scoring_job import Measured, ScoringJob
 
 pytestmark = [
     pytest.mark.skipif(not os.environ.get("PLAUDIT_ALERT_CELLS"), reason="takes half an hour: make e2e-alerts"),
@@ -36,7 +35,6 @@ _ALERTS["keepFiringFor"] = _ALERTS["for"]
 _FIRES_WITHIN_S = 480
 _ENDS_WITHIN_S = 300
 _SETTLES_S = 20
-_ERRORS = ("", "OperatorErrors")
 _ENDING = {name: cell for name, cell in CELLS.items() if cell.ends}
 
 
@@ -49,7 +47,6 @@ class Cells:
         after_s: by cell and alert, the seconds from the fault to the alert.
         ended_s: by cell, the seconds from the repair to the end of its alerts; missing if they did not end.
         operator_s: by alert that began after the operator was stopped, the seconds until then.
-        errors_s: by alert of the operator, the seconds after it lost a right that it needs.
         shown: by cell (empty for the operator) and alert, what the runbook's first command printed while it fired.
     """
 
@@ -57,7 +54,6 @@ class Cells:
     after_s: dict[str, dict[str, float]] = field(default_factory=dict)
     ended_s: dict[str, float] = field(default_factory=dict)
     operator_s: dict[tuple[str, str], float] = field(default_factory=dict)
-    errors_s: dict[str, float] = field(default_factory=dict)
     shown: dict[tuple[str, str], str] = field(default_factory=dict)
 
 
@@ -111,7 +107,6 @@ def _observed(
         cluster.kubectl("uncordon", *nodes)
     found.after_s = {name: {alert: at - began[name] for alert, at in history.of(name).items()} for name in CELLS}
     _repair(jobs, history, found)
-    _take_a_right_away(cluster, jobs, history, found)
     _stop_operator(cluster, history, found)
     return found
 
@@ -128,29 +123,6 @@ def _repair(jobs: dict[str, ScoringJob], history: AlertHistory, found: Cells) ->
         return found.ended_s.keys() == _ENDING.keys()
 
     _wait(_ENDS_WITHIN_S, all_ended)
-
-
-def _take_a_right_away(cluster: Cluster, jobs: dict[str, ScoringJob], history: AlertHistory, found: Cells) -> None:
-    """The operator may not create Services, and one of each job is missing."""
-    history.clear()
-    role = cluster.get("clusterrole", "plaudit-operator")
-    role["metadata"].pop("resourceVersion")
-    fewer = json.loads(json.dumps(role))
-    for rule in fewer["rules"]:
-        if "services" in rule["resources"]:
-            rule["verbs"].remove("create")
-    forbidden = time.monotonic()
-    cluster.kubectl("replace", "-f", "-", text=json.dumps(fewer))
-    try:
-        services = [f"{name}-metrics" for name in jobs]
-        cluster.kubectl("--namespace", NAMESPACE, "delete", "services", "--ignore-not-found", *services)
-        _wait(_FIRES_WITHIN_S, lambda: _ERRORS in history.began)
-        found.errors_s = {alert: at - forbidden for alert, at in history.of("").items()}
-        if found.errors_s:
-            found.shown["", "OperatorErrors"] = cell_walk.shown_of_operator(cluster, "OperatorErrors")
-    finally:
-        cluster.kubectl("replace", "-f", "-", text=json.dumps(role))
-    _wait(_ENDS_WITHIN_S * 2, lambda: _ERRORS not in history.firing)
 
 
 def _stop_operator(cluster: Cluster, history: AlertHistory, found: Cells) -> None:
@@ -198,15 +170,9 @@ def test_alerts_end_after_the_repair(cells: Cells, name: str, measured: Measured
     measured(f"{name}: no alert fires after the repair, after", cells.ended_s[name])
 
 
-def test_an_operator_without_a_right_raises_its_own_alert_alone(cells: Cells, measured: Measured) -> None:
-    assert cells.errors_s.keys() == {"OperatorErrors"}
-    measured("operator without a right: OperatorErrors fires after", cells.errors_s["OperatorErrors"])
-
-
-@pytest.mark.parametrize("alert", ["OperatorErrors", "OperatorDown"])
-def test_the_runbooks_first_command_shows_the_operators_trouble(cells: Cells, alert: str) -> None:
-    text = cells.shown["", alert]
-    assert cell_walk.gives_the_cause(alert, text), text[-2000:]
+def test_the_runbooks_first_command_shows_that_no_operator_runs(cells: Cells) -> None:
+    text = cells.shown["", "OperatorDown"]
+    assert cell_walk.gives_the_cause("OperatorDown", text), text
 
 
 def test_a_stopped_operator_raises_its_own_alert_alone(cells: Cells, measured: Measured) -> None:
