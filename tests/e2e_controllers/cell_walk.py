@@ -36,7 +36,7 @@ SHOWS: Final = MappingProxyType(
 )
 """By alert, a pattern in the output that gives the cause."""
 
-_COMMAND_OF_SERVICES = {"RewardLatencyBurn": "curl -s $RUN/metrics"}
+_COMMAND_OF_SERVICES = {"RewardLatencyBurn": "curl -s $RUN/metrics | grep -E"}
 """Where the runbook has another command for a job without steps, as those of the cells are."""
 
 
