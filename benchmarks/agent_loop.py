@@ -146,7 +146,7 @@ async def worker(
     ours, theirs = await Transport.open(address, run), await Transport.open(address, run)
     streams, stop = TrainerStreams(ours, StreamLimits(max_open_groups=10_000)), asyncio.Event()
     version = PolicyVersion(await streams.take_over(), 0)
-    await streams.announce(Announcement(version, str(folder / "model"), _digest(folder)))
+    await streams.announce(Announcement(version, str(folder / "model"), weights_digest(folder / "model")))
     options = RolloutOptions(
         max_concurrent_samples=job.spec.rollout.engine.max_concurrent_samples,
         max_samples_in_agents=job.spec.rollout.agent.max_concurrent_samples,
@@ -175,10 +175,6 @@ async def until(check: Callable[[], Awaitable[bool]]) -> None:
 
 async def _true(value: bool) -> bool:
     return value
-
-
-def _digest(folder: Path) -> str:
-    return weights_digest(folder / "model")
 
 
 async def measure(load: Load, address: RedisAddress, folder: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Final
 from real_cluster import Cluster
 from scoring_job import NAMESPACE, PortForward, ScoringJob
 
-from runbook import answer
+from runbook import answer, first_command
 
 SHOWS: Final = MappingProxyType(
     {
@@ -37,7 +37,7 @@ SHOWS: Final = MappingProxyType(
 """By alert, a pattern in the output that gives the cause."""
 
 _COMMAND_OF_SERVICES = {"RewardLatencyBurn": "curl -s $RUN/metrics | grep -E"}
-"""Where the runbook has another command for a job without steps, as those of the cells are."""
+"""The cells' jobs have no steps; for these alerts the runbook has another command then."""
 
 
 def shown(job: ScoringJob, alert: str, folder: Path) -> str:
@@ -56,7 +56,7 @@ def shown(job: ScoringJob, alert: str, folder: Path) -> str:
     path = os.pathsep.join([job.cluster.environment["PATH"], str(Path(sys.executable).parent)])
     environment = job.cluster.environment | {"PATH": path, "KUBECONFIG": str(kubeconfig)}
     program, address, forward = _COMMAND_OF_SERVICES.get(alert, ""), "", None
-    if alert not in {"RedisDown", "RLJobDegraded", "RLJobFailed", "RunWithoutMetrics", "NoRewardWorkers"}:
+    if "$RUN" in first_command(alert, program):
         forward = PortForward(job.cluster, NAMESPACE, f"service/{job.name}-metrics", 9090)
         address = f"http://127.0.0.1:{forward.port}"
     try:

@@ -218,6 +218,11 @@ class Prometheus:
         result: list[dict[str, Any]] = answer["data"]["result"]
         return result
 
+    def firing(self, run: str) -> set[str]:
+        """The names of a run's alerts that fire now."""
+        found = self.query(f'ALERTS{{alertstate="firing", run="{run}"}}')
+        return {alert["metric"]["alertname"] for alert in found}
+
     def close(self) -> None:
         """Ends it."""
         self._process.terminate()

@@ -23,6 +23,11 @@ def commands(alert: str) -> list[str]:
     return [" ".join(found.split()) for found in re.findall(_COMMANDS, look)]
 
 
+def first_command(alert: str, beginning: str = "") -> str:
+    """Return the first command of an entry that begins so."""
+    return next(command for command in commands(alert) if command.startswith(beginning))
+
+
 def answer(
     alert: str, program: str = "", folder: Path | None = None, environment: Mapping[str, str] = {}, **values: str
 ) -> str:
@@ -35,7 +40,7 @@ def answer(
         environment: variables besides those of this process.
         **values: of the placeholders: ``RUN`` (the address), and of those in angle brackets such as ``n`` and ``job``.
     """
-    command = next(command for command in commands(alert) if command.startswith(program))
+    command = first_command(alert, program)
     for name, value in values.items():
         command = command.replace(f"${name}", value).replace(f"<{name}>", value)
     done = subprocess.run(

@@ -103,7 +103,7 @@ class Rows:
 
     def prompt_at(self, position: int) -> Row:
         ids = np.array([position % 7 + 1], "<i4").tobytes()
-        truth = self._special.get(position, float(position % self._num_rows))
+        truth = self._special.get(position, float(self.row_at(position)))
         return Row(self._data_source, f"prompt {position}", ids, truth)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 
 class PlayedEnvironment:
-    """What an environment's instance held at the end of its episode.
+    """The public attributes of an environment's instance at the end of its episode.
 
     Args:
         attributes: by name; they are the object's own.

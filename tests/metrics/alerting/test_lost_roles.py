@@ -27,11 +27,6 @@ PLAN = {"steps": 100_000, "prompts_per_step": 4}
 _WITHIN_S = 120
 
 
-def firing(prometheus: Any, run: str) -> set[str]:
-    found = prometheus.query(f'ALERTS{{alertstate="firing", run="{run}"}}')
-    return {alert["metric"]["alertname"] for alert in found}
-
-
 async def until(holds: Callable[[], bool]) -> float:
     """Wait until it holds; return the seconds."""
     began = time.monotonic()
@@ -71,14 +66,14 @@ async def trainer_of(simulation: Any, **plan: Any) -> asyncio.subprocess.Process
 async def test_a_killed_trainer_raises_its_alert_until_another_one_trains(run: Any, prometheus: Any) -> None:
     async with run.workers():
         trainer = await trainer_of(run)
-        await until(lambda: "NoTrainer" not in firing(prometheus, run.name))  # it fired before the first heartbeat
+        await until(lambda: "NoTrainer" not in prometheus.firing(run.name))  # it fired before the first heartbeat
         trainer.kill()
         await trainer.wait()
-        await until(lambda: "NoTrainer" in firing(prometheus, run.name))
+        await until(lambda: "NoTrainer" in prometheus.firing(run.name))
         _, roles = await looked(run)
         assert roles == {"rollout", "reward"}
         trainer = await trainer_of(run)
-        await until(lambda: "NoTrainer" not in firing(prometheus, run.name))
+        await until(lambda: "NoTrainer" not in prometheus.firing(run.name))
         trainer.kill()
         await trainer.wait()
 
@@ -86,13 +81,13 @@ async def test_a_killed_trainer_raises_its_alert_until_another_one_trains(run: A
 async def test_a_run_without_rollouts_raises_their_alert_and_not_that_of_the_trainer(run: Any, prometheus: Any) -> None:
     async with run.workers():
         trainer = await trainer_of(run)
-    await until(lambda: "NoReadyRollout" in firing(prometheus, run.name))
+    await until(lambda: "NoReadyRollout" in prometheus.firing(run.name))
     streams, roles = await looked(run)
     assert streams["prompts"]["undelivered"] + streams["prompts"]["in_flight"] > 0
     assert "rollout" not in roles
-    assert not firing(prometheus, run.name) & {"NoTrainer", "NoRewardWorkers"}
+    assert not prometheus.firing(run.name) & {"NoTrainer", "NoRewardWorkers"}
     async with run.workers():
-        await until(lambda: "NoReadyRollout" not in firing(prometheus, run.name))
+        await until(lambda: "NoReadyRollout" not in prometheus.firing(run.name))
         trainer.kill()
         await trainer.wait()
 

@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from plaudit_workers.rollout.agents.agent import Generate, Trajectory
 from plaudit_workers.rollout.agents.single_turn import SingleTurn
 from plaudit_workers.rollout.engines.protocol import FinishedSample, SampleRequest
 from plaudit_workers.rollout.engines.scripted import ScriptedEngine
+from plaudit_workers.stream.connection import Transport
 from plaudit_workers.training.backend.scripted import ScriptedBackend
 from runbook import answer
 from scoring_service import StartService, start_service
@@ -92,6 +93,15 @@ class Walk:
                 stop.set()
                 await trainer
 
+    @asynccontextmanager
+    async def redis(self) -> AsyncIterator[Transport]:
+        """A connection to the run's Redis, by which a test interferes."""
+        transport = await self.simulation.open()
+        try:
+            yield transport
+        finally:
+            await transport.close()
+
     async def until(self, holds: Callable[[], bool]) -> None:
         """Wait until it holds."""
         async with asyncio.timeout(_WITHIN_S):
@@ -107,8 +117,8 @@ class Walk:
 
     def firing(self) -> set[str]:
         """Return the names of the run's alerts that fire now."""
-        found = self._prometheus.query(f'ALERTS{{alertstate="firing", run="{self.simulation.name}"}}')
-        return {alert["metric"]["alertname"] for alert in found}
+        found: set[str] = self._prometheus.firing(self.simulation.name)
+        return found
 
     def waiting(self) -> float:
         """Return the number of samples that no worker has taken."""
@@ -126,6 +136,17 @@ class Walk:
 @pytest.fixture
 def walk(redis_server: RedisServer, run_name: str, prometheus: Any, tmp_path: Path) -> Walk:
     return Walk(redis_server, run_name, prometheus, tmp_path / "runs" / run_name)
+
+
+@asynccontextmanager
+async def meanwhile(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Do this while the context lasts."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def series(text: str) -> dict[str, float]:
@@ -278,8 +299,7 @@ async def test_a_rollout_with_other_weights_and_samples_beyond_the_bound(walk: W
 async def test_workers_that_are_lost_again_and_again(walk: Walk) -> None:
     leases = {"lease_s": 0.5, "renew_every_s": 0.1, "reclaim_every_s": 0.1}
     walk.simulation.consumer |= leases | {"poison_limit": 1000, "suspect_from": 1000}
-    async with walk.observed(), walk.training():
-        transport = await walk.simulation.open()
+    async with walk.observed(), walk.training(), walk.redis() as transport:
         prompts = transport.names.prompts
 
         async def losing() -> None:
@@ -289,21 +309,15 @@ async def test_workers_that_are_lost_again_and_again(walk: Walk) -> None:
                 await transport.commands.xreadgroup(CONSUMER_GROUPS["prompts"], consumer, {prompts: ">"}, 1, block=200)
                 await asyncio.sleep(0.2)
 
-        loser = asyncio.create_task(losing())
-        try:
+        async with meanwhile(losing()):
             await walk.fires("Redelivering")
-        finally:
-            loser.cancel()
-            await asyncio.gather(loser, return_exceptions=True)
-            await transport.close()
         taken_over = series(await walk.look("Redelivering", program="curl"))
         assert taken_over[next(name for name in taken_over if "prompts" in name)] > 0
 
 
 async def test_records_that_cannot_be_read(walk: Walk) -> None:
     folder = walk.simulation.folder
-    async with walk.observed(), walk.training():
-        transport = await walk.simulation.open()
+    async with walk.observed(), walk.training(), walk.redis() as transport:
 
         async def writing() -> None:
             while True:
@@ -311,13 +325,8 @@ async def test_records_that_cannot_be_read(walk: Walk) -> None:
                 await transport.commands.xadd(transport.names.samples, fields)
                 await asyncio.sleep(1)
 
-        writer = asyncio.create_task(writing())
-        try:
+        async with meanwhile(writing()):
             await walk.fires("DeadLetters")
-        finally:
-            writer.cancel()
-            await asyncio.gather(writer, return_exceptions=True)
-            await transport.close()
         write_redis_address(folder, walk.simulation.address)
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         letters = await walk.look("DeadLetters", folder=folder.parents[1], environment={"PATH": path})
@@ -325,21 +334,15 @@ async def test_records_that_cannot_be_read(walk: Walk) -> None:
 
 
 async def test_events_that_redis_drops_before_they_are_read(walk: Walk) -> None:
-    async with walk.observed(), walk.training():
-        transport = await walk.simulation.open()
+    async with walk.observed(), walk.training(), walk.redis() as transport:
 
         async def dropping() -> None:
             while True:
                 await transport.commands.xtrim(transport.names.events, maxlen=0)
                 await asyncio.sleep(0.02)
 
-        dropper = asyncio.create_task(dropping())
-        try:
+        async with meanwhile(dropping()):
             await walk.fires("EventsLost")
-        finally:
-            dropper.cancel()
-            await asyncio.gather(dropper, return_exceptions=True)
-            await transport.close()
         assert max(step["records_missing"] for step in objects(await walk.look("EventsLost"))) > 0
 
 
@@ -349,9 +352,8 @@ async def test_a_redis_without_its_append_only_file(tmp_path: Path, run_name: st
     with RedisServer(tmp_path / "redis") as server:
         walk = Walk(server, run_name, prometheus, tmp_path / "run")
         async with walk.observed(), walk.training():
-            transport = await walk.simulation.open()
-            await transport.commands.config_set("appendonly", "no")
-            await transport.close()
+            async with walk.redis() as transport:
+                await transport.commands.config_set("appendonly", "no")
             await walk.fires("RedisPersistenceFailing")
             options = tmp_path / "redis-cli"  # the runbook's prefix for a pod gives it password and address
             options.write_text(f'#!/bin/sh\nexec {shutil.which("redis-cli")} -p {server.port} "$@"\n')
@@ -378,12 +380,10 @@ async def test_a_service_that_receives_more_than_it_scores(
                 await client.submit([{"response": "held", "ground_truth": "1"}] * 25)
                 await asyncio.sleep(0.2)
 
-        feeder = asyncio.create_task(feeding())
         try:
-            await walk.until(lambda: walk.waiting() > 2 * THRESHOLDS["backlogEntries"])
-            backlog = json.loads(await walk.look("BacklogGrowing"))
+            async with meanwhile(feeding()):
+                await walk.until(lambda: walk.waiting() > 2 * THRESHOLDS["backlogEntries"])
+                backlog = json.loads(await walk.look("BacklogGrowing"))
         finally:
             let_go.touch()
-            feeder.cancel()
-            await asyncio.gather(feeder, return_exceptions=True)
         assert backlog[-1] > backlog[0]

@@ -1,4 +1,4 @@
-"""What a real vLLM makes of a classifier under a reward model's class, and that the remedy of the check serves it."""
+"""A real vLLM serves no classifier under a reward model's class, until the remedy that the check names is applied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an environment's instance gives to reward functions: plain data only, bounded, whatever the instance is."""
+"""Reward functions get the attributes of an environment's instance that are plain data, up to a bound on their size."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ Used by ``plaudit run`` (``model_server``) and by the operator.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 from plaudit_workers.job.loading.paths import is_hub_id
@@ -36,7 +36,8 @@ def server_command(model: ServedModelSpec, name: str, host: str, port: int, *, w
     module, own = _plaudit(model) if _is_own(model) else _vllm(model, with_gpu=with_gpu)
     common: dict[str, Any] = {
         "model": model.source,
-        "served_model_name": name,
+        # A chat model also has the name of its source, which verl's functions send.
+        "served_model_name": name if isinstance(model, RewardModelSpec) else (name, model.source),
         "dtype": model.dtype,
         "host": host,
         "port": port,
@@ -47,8 +48,7 @@ def server_command(model: ServedModelSpec, name: str, host: str, port: int, *, w
         common["trust_remote_code"] = True
     if model.max_model_length is not None:
         common["max_model_len"] = model.max_model_length
-    further = () if isinstance(model, RewardModelSpec) else (model.source,)
-    return ["-m", module, *_options({**common, **own, **model.arguments}, further)]
+    return ["-m", module, *_options({**common, **own, **model.arguments})]
 
 
 def server_environment(model: ServedModelSpec, *, with_gpu: bool) -> dict[str, str]:
@@ -81,21 +81,18 @@ def _plaudit(model: RewardModelSpec) -> tuple[str, dict[str, Any]]:
     return "plaudit_reward.model_server", {"max_batch_tokens": model.max_batch_tokens}
 
 
-def _options(arguments: Mapping[str, Any], further_names: Sequence[str] = ()) -> list[str]:
+def _options(arguments: Mapping[str, Any]) -> list[str]:
     """Return ``{max_batch_tokens: 5}`` as ``--max-batch-tokens 5``; true is a flag, false its ``--no-``.
 
-    Args:
-        arguments: by the name of the option.
-        further_names: under which the model is served, too. A chat model also has that of its source, which verl's
-            functions send.
+    A tuple is an option with several values.
     """
     options: list[str] = []
     for name, value in arguments.items():
         option = name.replace("_", "-")
         if isinstance(value, bool):
             options.append(f"--{option}" if value else f"--no-{option}")
+        elif isinstance(value, tuple):
+            options += [f"--{option}", *value]
         else:
             options += [f"--{option}", value if isinstance(value, str) else json.dumps(value)]
-        if name == "served_model_name":
-            options += further_names
     return options

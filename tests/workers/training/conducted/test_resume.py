@@ -41,6 +41,17 @@ def assert_whole(simulation: Any, policy: Any, positions: Any, num_prompts: int,
     ]
 
 
+async def trained_through_kills(
+    simulation: Any, plan: Any, chance: random.Random, kills: int, life_s: tuple[float, float]
+) -> tuple[bool, Any]:
+    """Kill up to so many trainers, each after a random time, then train to the end; see ``Simulation.train``."""
+    for _ in range(kills):
+        if await simulation.killed(plan, chance.uniform(*life_s)):
+            break
+    done, policy = await simulation.train(plan)
+    return done, policy
+
+
 @pytest.mark.parametrize(
     ("staleness", "mini_batches", "order"),
     [(0, 1, "step"), (0, 4, "step"), (1, 4, "step"), (2, 1, "step"), (2, 4, "ready")],
@@ -53,10 +64,7 @@ async def test_a_trainer_that_is_killed_repeatedly_trains_the_same_samples_as_an
     simulation.slow_s = 0.1
     chance = random.Random(staleness * 10 + mini_batches)
     async with simulation.workers():
-        for _ in range(4):
-            if await simulation.killed(plan, chance.uniform(0.1, 1.2)):
-                break
-        done, policy = await simulation.train(plan)
+        done, policy = await trained_through_kills(simulation, plan, chance, 4, (0.1, 1.2))
     assert done
     trained = [group for update in policy.trained for group in update]
     assert len(trained) == len(set(trained))
@@ -86,10 +94,7 @@ async def test_a_killed_trainer_that_replaces_groups_trains_every_position_once_
     simulation.update_s = lambda groups: 0.03
     chance = random.Random(staleness)
     async with simulation.workers():
-        for _ in range(4):
-            if await simulation.killed(plan, chance.uniform(0.1, 1.0)):
-                break
-        done, policy = await simulation.train(plan)
+        done, policy = await trained_through_kills(simulation, plan, chance, 4, (0.1, 1.0))
     assert done
     trained = [position for update in positions(policy) for position in update]
     assert len(trained) == len(set(trained)) == 32
@@ -275,10 +280,7 @@ async def test_a_killed_run_that_skips_solved_prompts_trains_those_of_an_undistu
     simulation.update_s = lambda groups: 0.03
     chance = random.Random(staleness)
     async with simulation.workers():
-        for _ in range(3):
-            if await simulation.killed(plan, chance.uniform(0.2, 0.9)):
-                break
-        done, _ = await simulation.train(plan)
+        done, _ = await trained_through_kills(simulation, plan, chance, 3, (0.2, 0.9))
     assert done
     other = type(simulation)(redis_server, f"{run_name}-other", tmp_path / "other")
     other.num_rows = 6
