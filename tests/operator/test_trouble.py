@@ -11,6 +11,7 @@ from world import World
 
 from plaudit_operator.names import ConditionType
 from plaudit_operator.observed import timestamp
+from plaudit_operator.runtime.errors import InvalidError
 from plaudit_operator.status.progress import troubles
 
 
@@ -153,3 +154,25 @@ def test_a_problem_reported_by_metrics_degrades_a_job_until_it_is_solved(monkeyp
 
 def test_a_redis_without_a_limit_is_never_full():
     assert troubles(set(), 7 << 30, 0) == []
+
+
+def test_a_running_job_whose_lost_service_the_cluster_refuses_is_degraded_until_it_is_there_again():
+    world = World()
+    world.settle()
+
+    def forbids(call: str) -> None:
+        if call == "create Service job-metrics":
+            raise InvalidError("services is forbidden", 403)
+
+    world.cluster.before = forbids
+    world.cluster.remove("Service", "job-metrics")
+    turns(world)
+    assert world.condition(ConditionType.ADMITTED)["status"] == "False"
+    found = world.condition(ConditionType.DEGRADED)
+    assert (found["status"], found["reason"]) == ("True", "RefusedByCluster")
+    assert "Service job-metrics: services is forbidden" in found["message"]
+    assert world.status["phase"] == "Degraded"
+    world.cluster.before = lambda call: None
+    world.settle()
+    assert world.condition(ConditionType.DEGRADED)["status"] == "False"
+    assert world.status["phase"] == "Running"

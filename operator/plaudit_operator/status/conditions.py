@@ -94,8 +94,8 @@ def phase(conditions: Sequence[Mapping[str, Any]], *, started: bool) -> str:
         return "Complete"
     if holds.get(ConditionType.SUSPENDED):
         return "Suspended"
+    if holds.get(ConditionType.DEGRADED):  # also where the cluster refuses an object that the job lost
+        return "Degraded"
     if not holds.get(ConditionType.ADMITTED, False):
         return "Pending" if holds.get(ConditionType.SPEC_VALID) else "Invalid"
-    if holds.get(ConditionType.DEGRADED):
-        return "Degraded"
     return "Running" if started else "Starting"

@@ -1,4 +1,4 @@
-"""The condition ``Degraded``: pods of a running job are missing, or its metrics report trouble."""
+"""The condition ``Degraded``: a running job lacks pods or an object, or its metrics report trouble."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ def healthy() -> Condition:
     return Condition.of(ConditionType.DEGRADED, False, Reason.HEALTHY, "all pods are ready")
 
 
-def degraded(observed: Observed, roles: Mapping[str, RoleState], now: float) -> Condition:
+def degraded(observed: Observed, roles: Mapping[str, RoleState], admitted: Condition, now: float) -> Condition:
     """Return the condition of a job that ran before.
 
     Args:
         observed: its objects in the cluster.
         roles: the state of each role.
+        admitted: whether all of its objects exist.
         now: seconds since the epoch.
     """
     missing = [role for role in roles.values() if not role.is_ready]
@@ -37,6 +38,8 @@ def degraded(observed: Observed, roles: Mapping[str, RoleState], now: float) -> 
         return Condition.of(ConditionType.DEGRADED, True, Reason.NODE_LOST, message)
     if missing:
         return Condition.of(ConditionType.DEGRADED, True, *lack_of(missing))
+    if admitted.status == "False":  # pods may all run and lack a Service or an autoscaler
+        return Condition.of(ConditionType.DEGRADED, True, admitted.reason, admitted.message)
     if troubles := _troubles(observed, now):
         message = "; ".join(trouble["message"] for trouble in troubles)
         return Condition.of(ConditionType.DEGRADED, True, troubles[0]["reason"], message)

@@ -74,10 +74,11 @@ def status(
         waits: what the job waits for before all of it may start.
     """
     rest: _Rest = "suspended" if suspended else waits
+    admitted = _admitted(observed)
     current = [
         Condition.of(ConditionType.SPEC_VALID, context.admitted.reason == Reason.VALID, context.admitted.reason,
              context.admitted.message),
-        _admitted(observed),
+        admitted,
         *_ready(context, roles, rest),
         _suspended(context, roles, rest),
     ]  # fmt: skip
@@ -96,7 +97,7 @@ def status(
         fields.setdefault("startTime", observed.status.get("startTime") or timestamp(now))
     started = "startTime" in {**observed.status, **fields}
     works = started and rest not in ("suspended", "queue")
-    current.append(degraded(observed, roles, now) if works else healthy())
+    current.append(degraded(observed, roles, admitted, now) if works else healthy())
     if context.revision:
         fields["revision"] = context.revision
         current.append(rolled_out(context, observed, roles))
