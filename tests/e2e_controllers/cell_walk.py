@@ -32,6 +32,8 @@ SHOWS: Final = MappingProxyType(
         "JudgeCircuitOpen": r"plaudit_judge_circuit_open\S* 1",
         "JudgeBudgetExhausted": r"plaudit_limiter_recent_wait_seconds\S* [1-9]\d",
         "OperatorDown": r"lease\S*/plaudit",
+        "OperatorStuck": r"watch interrupted[^\n]*rljobs[^\n]*forbidden",
+        "OperatorErrors": r"reconcile failed[^\n]*failed calling webhook",
     }
 )
 """By alert, a pattern in the output that gives the cause."""
