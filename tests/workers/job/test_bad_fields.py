@@ -222,6 +222,10 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "spec.trainer.ranks: 12 is not a multiple of ranksPerPod 8. Give a multiple, so that every pod has the",
     ),
     (
+        {"trainer": {"ranks": 4, "strategy": "fsdp2", "fsdpSize": 3}},
+        "spec.trainer.fsdpSize: is 3, which does not divide the number of ranks 4. Set ranks to a multiple of 3",
+    ),
+    (
         {"trainer.pod": GPUS},
         "spec.trainer.pod.resources.limits: nvidia.com/gpu: 3 contradicts ranks of a pod 1. Give 1 (0 for a",
     ),

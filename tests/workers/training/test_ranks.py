@@ -66,18 +66,23 @@ def write_inputs(folder: Path, job: RLJob, batches: list[TrainingBatch]) -> None
 LORA = {"lora": {"rank": 4, "alpha": 8.0}}
 
 
-@pytest.mark.parametrize("trainer", [{}, LORA], ids=["all weights", "adapters"])
-def test_two_sharded_ranks_give_the_updates_of_one(make_job, make_groups, tmp_path, trainer):
-    # The last batch leaves one of the ranks without a sequence.
+REPLICAS = {"ranks": 4, "fsdpSize": 2}
+
+
+@pytest.mark.parametrize("trainer", [{}, LORA, REPLICAS], ids=["all weights", "adapters", "two replicas"])
+def test_sharded_ranks_give_the_updates_of_one(make_job, make_groups, tmp_path, trainer):
+    # The last batch leaves ranks without a sequence.
     scores = [SCORES, SCORES, SCORES, [[0.7]]]
     batches = [make_batch(make_groups(own, seed=seed), "grpo", 0.9) for seed, own in enumerate(scores)]
     write_inputs(tmp_path, make_job({**SETTINGS, "trainer": FSDP | trainer}), batches)
-    ranks = start_ranks(tmp_path, 2)
+    world_size = trainer.get("ranks", 2)
+    ranks = start_ranks(tmp_path, world_size)
     outputs = [rank.communicate(timeout=240)[1].decode() for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    assert [rank.returncode for rank in ranks] == [0] * world_size, outputs
     results = pickle.loads((tmp_path / "results.pickle").read_bytes())
 
-    alone = build_model(make_job({**SETTINGS, "trainer": trainer}))
+    adapters = {name: value for name, value in trainer.items() if name == "lora"}
+    alone = build_model(make_job({**SETTINGS, "trainer": adapters}))
     figures = [alone.update(batch) for batch in batches[:2]]
     alone.hold_proximal(PolicyVersion(1, 2))
     logprobs = alone.logprobs(batches[0]) + alone.logprobs(batches[3])
@@ -90,27 +95,30 @@ def test_two_sharded_ranks_give_the_updates_of_one(make_job, make_groups, tmp_pa
         assert theirs == pytest.approx(mine, rel=1e-3, abs=1e-5)
     torch.testing.assert_close(results["state"], alone.full_state(), atol=2e-5, rtol=1e-4)
 
-    if not trainer:
+    if not adapters:
         # Each rank offers its shards, and a rollout puts them together.
-        assert results["parts"] == 2
+        assert results["parts"] == world_size
         torch.testing.assert_close(results["received"], results["state"], atol=0, rtol=0)
     published = tmp_path / "weights" / "1.4"
     files = sorted(path.name for path in published.glob("*.safetensors"))
     assert files == (
         ["adapter_model.safetensors"]
-        if trainer
-        else ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+        if adapters
+        else [f"model-{number + 1:05d}-of-{world_size:05d}.safetensors" for number in range(world_size)]
     )
     assert results["announced"].digest == weights_digest(published)
     loaded = {name: each for file in files for name, each in load_file(published / file).items()}
     torch.testing.assert_close(loaded, results["state"], atol=0, rtol=0)
-    if not trainer:
+    if not adapters:
         own = AutoModelForCausalLM.from_pretrained(published).state_dict()
         torch.testing.assert_close(dict(own), results["state"], atol=0, rtol=0)
     assert results["extra"] == {"cursor": 8}
     torch.testing.assert_close(results["state_again"], results["state"], atol=0, rtol=0)
-    resumed = build_model(make_job({**SETTINGS, "trainer": trainer}))
-    load_checkpoint(tmp_path / "checkpoints" / "step-000002", resumed)
+    saved = tmp_path / "checkpoints" / "step-000002"
+    resumed = build_model(make_job({**SETTINGS, "trainer": adapters}))
+    load_checkpoint(saved, resumed)
+    save_checkpoint(tmp_path / "one", 2, resumed, {})
+    assert_stored_alike(tmp_path / "one" / "step-000002", saved)
     for batch in batches[2:]:
         resumed.update(batch)
     torch.testing.assert_close(resumed.full_state(), results["state"], atol=2e-5, rtol=1e-4)

@@ -86,6 +86,13 @@ def test_states_are_sixteen_bytes_a_parameter_shared_by_the_ranks(spec_of):
     assert trainer_parts(spec_of(**kept), SHAPE_7B)[1].num_bytes == 2 * 4 * SHAPE_7B.parameters / 8
 
 
+def test_replicas_hold_the_states_of_their_shards(spec_of):
+    replicas = spec_of(ranks=32, trainer={"fsdpSize": 8})
+    assert trainer_parts(replicas, SHAPE_7B)[0] == trainer_parts(spec_of(ranks=8), SHAPE_7B)[0]
+    # A checkpoint holds each row once: the replicas share the writing.
+    assert host_bytes(replicas)["checkpoint"] == host_bytes(spec_of(ranks=32))["checkpoint"]
+
+
 def test_adapters_need_a_tenth_of_the_states(spec_of):
     adapters = trainer_parts(spec_of(trainer={"lora": {}}), SHAPE_7B)[0].num_bytes
     assert adapters < 0.2 * trainer_parts(spec_of(), SHAPE_7B)[0].num_bytes

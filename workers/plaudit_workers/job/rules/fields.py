@@ -284,6 +284,14 @@ def _ranks(spec: Spec) -> Iterator[Problem]:
             "Give a multiple, so that every pod has the same number",
             also=("spec.trainer.ranksPerPod",),
         )
+    for name, size in (("fsdpSize", trainer.fsdp_size),):
+        if size is not None and trainer.ranks % size:
+            yield Problem(
+                f"spec.trainer.{name}",
+                f"is {size}, which does not divide the number of ranks {trainer.ranks}",
+                f"Set ranks to a multiple of {size} with strategy fsdp2, or remove {name}",
+                also=("spec.trainer.ranks",),
+            )
 
 
 def _lora(spec: Spec) -> Iterator[Problem]:

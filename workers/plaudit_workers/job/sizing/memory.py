@@ -1,7 +1,7 @@
 """Memory of a trainer's rank, of a rollout's GPU and of the trainer's hosts, part by part. Pure.
 
-The formulas follow the code: float32 weights, gradients and AdamW's two averages divided by the ranks (FSDP2), layers
-gathered in ``model.dtype``, one micro-batch of activations, one chunk of logits.
+The formulas follow the code: float32 weights, gradients and AdamW's two averages divided by the ranks that share
+them (FSDP2, ``fsdpSize``), layers gathered in ``model.dtype``, one micro-batch of activations, one chunk of logits.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def longest_sample(spec: Spec) -> int:
 def trainer_parts(spec: Spec, shape: ModelShape) -> list[MemoryItem]:
     """Return the parts of one rank's GPU memory."""
     trainer, algorithm = spec.trainer, spec.algorithm
-    ranks, width = trainer.ranks, DTYPE_BYTES[spec.model.dtype]
+    width = DTYPE_BYTES[spec.model.dtype]
     trained = shape.adapter_parameters(trainer.lora.rank) if trainer.lora else shape.parameters
     frozen = shape.parameters * width if trainer.lora else 0
     copies = int(algorithm.loss.correction != "none" and algorithm.updates_per_step > 1)
     copies += int(bool(algorithm.loss.kl_coefficient) and trainer.lora is None)
     return [
-        MemoryItem("weights, gradients, optimizer", (_ADAMW * trained + frozen) / ranks),
-        MemoryItem("proximal and reference weights", copies * _FLOAT * trained / ranks),
+        MemoryItem("weights, gradients, optimizer", (_ADAMW * trained + frozen) / trainer.shards),
+        MemoryItem("proximal and reference weights", copies * _FLOAT * trained / trainer.shards),
         MemoryItem("gathered layers", _gathered_bytes(spec, shape)),
         MemoryItem("activations", activation_bytes(spec, shape)),
         MemoryItem("logits", _CHUNK_COPIES * _CHUNK_BYTES),
@@ -116,7 +116,7 @@ def host_parts(spec: Spec, shape: ModelShape) -> list[MemoryItem]:
     trained = shape.adapter_parameters(trainer.lora.rank) if trainer.lora else shape.parameters
     ranks_here = min(trainer.ranks, trainer.ranks_per_pod)
     by_rows = trainer.ranks > 1 and trainer.lora is None and not shape.experts
-    loading = _FLOAT * (shape.vocabulary * shape.hidden / trainer.ranks if by_rows else shape.parameters)
+    loading = _FLOAT * (shape.vocabulary * shape.hidden / trainer.shards if by_rows else shape.parameters)
     parts = [
         MemoryItem("loading", loading * ranks_here),
         MemoryItem("checkpoint", 3 * _FLOAT * trained * ranks_here / trainer.ranks),

@@ -53,6 +53,10 @@ class TrainerSpec(Section):
     strategy: Literal["single", "fsdp2"] = "single"
     """``single``: one process holds everything; ``fsdp2``: parameters and optimizer state are sharded over the ranks.
     Default single: no process group."""
+    fsdp_size: int | None = Field(default=None, ge=1, le=100_000)
+    """Consecutive ranks over which ``fsdp2`` shards parameters and optimizer state; such groups of ranks are replicas
+    of each other (hybrid sharding, HSDP): layers are then gathered within a group, such as the GPUs of a node, and
+    only gradients are summed over all. Default: all ranks, which needs the least memory."""
     micro_batch_tokens: int = Field(default=16_384, ge=1, le=100_000_000)
     """Tokens, prompts included, in one forward and backward pass of one rank; bounds activation memory. A longer sample
     gets its own micro-batch. Default 16,384."""
@@ -71,6 +75,11 @@ class TrainerSpec(Section):
     """Where the metrics of each step are logged, besides ``steps.jsonl``. Default none."""
     pod: PodSpec = PodSpec()
     """Pods of the trainer."""
+
+    @property
+    def shards(self) -> int:
+        """Return the number of ranks that hold a copy of the parameters together."""
+        return min(self.fsdp_size or self.ranks, self.ranks)
 
     @property
     def pods(self) -> int:

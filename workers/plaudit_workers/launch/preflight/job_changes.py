@@ -26,6 +26,7 @@ _WITHOUT_MEANING = (
     "spec.scheduling",
     "spec.storage",
     "spec.trainer.checkpoint",
+    "spec.trainer.fsdpSize",
     "spec.trainer.pod",
     "spec.trainer.ranks",
     "spec.trainer.ranksPerPod",

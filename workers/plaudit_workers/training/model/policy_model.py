@@ -58,6 +58,7 @@ from plaudit_workers.training.model.sharding import (
     join_ranks,
     leave_ranks,
     place,
+    sum_over_replicas,
 )
 from plaudit_workers.training.model.state_copy import StateCopy, read_own_rows, refuse_other_tensors
 from plaudit_workers.training.model.temperature import refuse_cut_sampling
@@ -143,6 +144,7 @@ class PolicyModel:
         for number, micro_batch in enumerate(micro_batches):
             tokens = self._token_inputs(micro_batch, batch.temperature, proximal[number] if proximal else None)
             terms = policy_loss(tokens, self._loss, self._policy_loss)
+            sum_over_replicas(self._model, number == len(micro_batches) - 1)
             # Sharded gradients are averaged over the ranks, but each rank holds its part of a sum.
             torch.autograd.backward(terms.total * self._ranks.world_size)
             members = [batch.sequences[member] for member in micro_batch.members]
@@ -568,4 +570,5 @@ def build_model(job: RLJob, rank: int = 0, world_size: int = 1) -> PolicyModel:
     reference = load() if job.spec.algorithm.loss.kl_coefficient and lora is None else None
     dtype = FORWARD_DTYPES[job.spec.model.dtype]
     adapters = None if lora is None else Adapters(model.module, lora, job.spec.model.source, dtype)
-    return PolicyModel(job.spec, join_ranks(rank, world_size), model, tokenizer, reference, adapters)
+    ranks = join_ranks(rank, world_size, job.spec.trainer.fsdp_size)
+    return PolicyModel(job.spec, ranks, model, tokenizer, reference, adapters)

@@ -1,8 +1,9 @@
 """Place parameters: whole in one process, or sharded over ranks by FSDP2 (``fully_shard``).
 
-Everything else of the trainer treats both alike through ``whole`` (a parameter or optimizer tensor as one CPU tensor)
-and ``fill`` (the way back), or through ``own_rows``. A saved state does not depend on the number of ranks, so a run may
-be resumed with another number.
+With ``trainer.fsdpSize`` the ranks are replicas of so many consecutive ones, and parameters are sharded within each
+(hybrid sharding, HSDP). Everything else of the trainer treats all of these alike through ``whole`` (a parameter or
+optimizer tensor as one CPU tensor) and ``fill`` (the way back), or through ``own_rows`` and ``saved_rows``. A saved
+state does not depend on the number of ranks, so a run may be resumed with another number.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers import PreTrainedModel
 
@@ -35,6 +36,8 @@ class Ranks:
     rank: int
     world_size: int
     device: torch.device
+    mesh: DeviceMesh | None = None
+    """Parameters are sharded over its last dimension and replicated over the one before; None with one rank."""
     commands: dist.ProcessGroup | None = None
     """Carries commands from rank 0 to the others; None with one rank."""
     saving: dist.ProcessGroup | None = None
@@ -52,10 +55,15 @@ class Ranks:
         return values
 
 
-def join_ranks(rank: int, world_size: int) -> Ranks:
+def join_ranks(rank: int, world_size: int, fsdp_size: int | None = None) -> Ranks:
     """Choose this process's device and, with more than one rank, join the process group.
 
     Reads ``LOCAL_RANK`` (default: ``rank``) and, for the process group, ``MASTER_ADDR`` and ``MASTER_PORT``.
+
+    Args:
+        rank: this process's number.
+        world_size: ``trainer.ranks``.
+        fsdp_size: ``trainer.fsdpSize``, a divisor of ``world_size``; None: all ranks.
     """
     device = torch.device("cpu")
     if torch.cuda.is_available():
@@ -67,7 +75,26 @@ def join_ranks(rank: int, world_size: int) -> Ranks:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT)
     commands, saving = (dist.new_group(backend="gloo", timeout=COMMAND_TIMEOUT) for _ in range(2))
-    return Ranks(rank, world_size, device, commands, saving)
+    return Ranks(rank, world_size, device, _mesh(device, world_size, fsdp_size or world_size), commands, saving)
+
+
+def _mesh(device: torch.device, world_size: int, fsdp_size: int) -> DeviceMesh:
+    if fsdp_size == world_size:
+        return init_device_mesh(device.type, (world_size,))
+    places = torch.arange(world_size).view(-1, fsdp_size)  # one replica a row
+    groups = [group_of(places.T.tolist()), group_of(places.tolist())]
+    return DeviceMesh.from_group(groups, device.type, places, mesh_dim_names=("replicate", "shard"))
+
+
+def group_of(members: list[list[int]]) -> dist.ProcessGroup:
+    """Return the process group of this rank. A collective call of all ranks.
+
+    Args:
+        members: the ranks of each group; every rank is in one.
+    """
+    own, _ = dist.new_subgroups_by_enumeration(members, timeout=COLLECTIVE_TIMEOUT)  # type: ignore[no-untyped-call]
+    assert isinstance(own, dist.ProcessGroup)
+    return own
 
 
 def leave_ranks(ranks: Ranks) -> None:
@@ -87,13 +114,21 @@ def place(model: PreTrainedModel, ranks: Ranks, dtype: torch.dtype) -> PreTraine
     if ranks.world_size == 1:
         torch.nn.Module.to(model, ranks.device)
         return model
-    mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for module in _layers(model):
-        fully_shard(module, mesh=mesh, mp_policy=precision)
+        fully_shard(module, mesh=ranks.mesh, mp_policy=precision)
     # The root, too, frees gathered parameters after a pass without gradients; it would continue with stale ones.
-    fully_shard(model, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
+    fully_shard(model, mesh=ranks.mesh, mp_policy=precision, reshard_after_forward=True)
     return model
+
+
+def sum_over_replicas(model: PreTrainedModel, wanted: bool) -> None:
+    """Choose whether the next backward pass sums the gradients over the replicas; only an update's last one needs to.
+
+    Nothing changes without replicas: gradients are always summed over the ranks of one.
+    """
+    if isinstance(model, FSDPModule):
+        model.set_requires_all_reduce(wanted)
 
 
 def _layers(model: PreTrainedModel) -> list[torch.nn.Module]:
@@ -157,11 +192,37 @@ def own_rows(tensor: Tensor) -> tuple[Tensor, int]:
     """
     if not isinstance(tensor, DTensor):
         return tensor.detach(), 0
-    if tensor.placements != (Shard(0),):
+    if tensor.placements not in ((Shard(0),), (Replicate(), Shard(0))):
         raise NotImplementedError(f"a tensor sharded as {tensor.placements}; fully_shard makes Shard(0)")
     _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     with torch.no_grad():
         return tensor.to_local().detach(), int(offsets[0])
+
+
+def saved_rows(tensors: Mapping[str, Tensor], rank: int) -> Iterator[tuple[str, Tensor, int]]:
+    """Yield the rows that this rank saves of a state: its name, the rows as a view, and the number of the first.
+
+    Each row is saved by one rank: replicas share the rows that they all hold, and rank 0 saves what is not sharded.
+    Tensors of which this rank saves nothing are left out.
+
+    Args:
+        tensors: the same on every rank.
+        rank: this process's number.
+    """
+    for name, tensor in tensors.items():
+        rows, first = own_rows(tensor)
+        if isinstance(tensor, DTensor):
+            rows, first = _share_of_replica(tensor.device_mesh, rows, first)
+        if rank == 0 or (isinstance(tensor, DTensor) and rows.numel()):
+            yield name, rows, first
+
+
+def _share_of_replica(mesh: DeviceMesh, rows: Tensor, first: int) -> tuple[Tensor, int]:
+    if mesh.ndim == 1:
+        return rows, first
+    replica, num_replicas = mesh.get_local_rank(0), mesh.size(0)
+    bounds = [rows.shape[0] * number // num_replicas for number in (replica, replica + 1)]
+    return rows[bounds[0] : bounds[1]], first + bounds[0]
 
 
 def gather_bytes(message: bytes, world_size: int, group: dist.ProcessGroup | None) -> list[bytes]:

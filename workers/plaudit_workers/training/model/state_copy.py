@@ -14,9 +14,8 @@ from pathlib import Path
 import msgspec
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
-from plaudit_workers.training.model.sharding import Ranks, gather_bytes, own_rows
+from plaudit_workers.training.model.sharding import Ranks, gather_bytes, own_rows, saved_rows
 from plaudit_workers.training.shards.index import (
     INDEX_FILE,
     ShardedTensor,
@@ -106,11 +105,9 @@ class StateCopy:
 
 
 def _copied(tensors: Mapping[str, Tensor], rank: int) -> Iterator[TensorRows]:
-    for name, tensor in tensors.items():
-        rows, first_row = own_rows(tensor)
-        if rank == 0 or (isinstance(tensor, DTensor) and rows.numel()):
-            copy = torch.empty(rows.shape, dtype=rows.dtype, device="cpu").copy_(rows)
-            yield TensorRows(name, copy, first_row, tuple(tensor.shape))
+    for name, rows, first_row in saved_rows(tensors, rank):
+        copy = torch.empty(rows.shape, dtype=rows.dtype, device="cpu").copy_(rows)
+        yield TensorRows(name, copy, first_row, tuple(tensors[name].shape))
 
 
 def refuse_other_tensors(index: ShardIndex, tensors: Mapping[str, Tensor]) -> None:

@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping
 import msgspec
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from plaudit_wire.messages import PolicyVersion
-from plaudit_workers.training.model.sharding import own_rows
+from plaudit_workers.training.model.sharding import saved_rows
 from plaudit_workers.training.shards.index import row_items
 from plaudit_workers.training.shards.tensor_bytes import DTYPE_NAMES, bytes_of
 from plaudit_workers.weight_transfer.layout import FileLayout, TensorShape, file_layout
@@ -93,12 +92,9 @@ def part_of(tensors: Mapping[str, Tensor], dtype: torch.dtype, rank: int, probe:
 def _pieces(
     tensors: Mapping[str, Tensor], dtype: torch.dtype, rank: int, layout: FileLayout
 ) -> Iterator[tuple[int, memoryview]]:
-    for name, tensor in tensors.items():
-        local, first_row = own_rows(tensor)
-        if not local.numel() or (rank and not isinstance(tensor, DTensor)):
-            continue  # rank 0 sends what every rank holds
-        copy = torch.empty(local.shape, dtype=_published(tensor, dtype), device="cpu").copy_(local)
-        first = first_row * row_items(tensor.shape)
+    for name, rows, first_row in saved_rows(tensors, rank):
+        copy = torch.empty(rows.shape, dtype=_published(rows, dtype), device="cpu").copy_(rows)
+        first = first_row * row_items(tensors[name].shape)
         yield layout.offsets[name] + first * copy.element_size(), bytes_of(copy)
 
 
