@@ -13,10 +13,18 @@ from typing import Any
 import torch
 
 from plaudit_workers.job.spec.model import ModelSpec
+from plaudit_workers.job.spec.trainer import LoraSpec
 from plaudit_workers.process import RefusedError
 from plaudit_workers.tokenizer import load_tokenizer
 from plaudit_workers.training.model.batches.packing import pack_single
-from plaudit_workers.training.model.model import companion_files, forward_logits, load_for_ranks, load_model
+from plaudit_workers.training.model.lora import Adapters
+from plaudit_workers.training.model.model import (
+    LoadedModel,
+    companion_files,
+    forward_logits,
+    load_by_rows,
+    load_model,
+)
 from plaudit_workers.training.model.policy_model import placed
 from plaudit_workers.training.model.sharding import Ranks, gather, join_ranks, leave_ranks
 
@@ -50,7 +58,7 @@ def anonymous_bytes() -> int:
 def compared(source: Path, ranks: Ranks) -> dict[str, Any]:
     """Load a model in both ways; return how they differ."""
     spec = ModelSpec(source=str(source), dtype="float32")
-    loaded = load_for_ranks(spec, ranks.world_size)
+    loaded = load_by_rows(spec)
     on_meta = all(parameter.is_meta for parameter in loaded.module.parameters())
     module, eager = placed(loaded, ranks, torch.float32), load_model(spec)
     row = pack_single(torch.tensor([3, 1, 4, 1, 5, 9, 2, 6]))
@@ -71,12 +79,38 @@ def compared(source: Path, ranks: Ranks) -> dict[str, Any]:
     }
 
 
+@torch.no_grad()
+def adapted(source: Path, ranks: Ranks) -> dict[str, Any]:
+    """Add adapters to a model that is loaded in both ways; return how they differ."""
+    spec, lora = ModelSpec(source=str(source)), LoraSpec(rank=4, alpha=8.0)
+    found: dict[str, Any] = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        both = [load_by_rows(spec), LoadedModel(load_model(spec))]
+        for each in both:
+            torch.manual_seed(5)
+            Adapters(each.module, lora, spec.source, dtype)
+        modules = [placed(each, ranks, dtype) for each in both]
+        values = [dict(each.named_parameters()) for each in modules]
+        whole, expected = (gather(each, keep=True) for each in values)
+        row = pack_single(torch.tensor([3, 1, 4, 1, 5, 9, 2, 6]))
+        logits = [forward_logits(each, row.input_ids, row.position_ids, row.blocks, row.sources) for each in modules]
+        found[str(dtype)] = {
+            "parameters": whole.keys() == expected.keys()
+            and all(
+                torch.equal(whole[name], each) and whole[name].dtype == each.dtype for name, each in expected.items()
+            ),
+            "trained": all(values[0][name].requires_grad == each.requires_grad for name, each in values[1].items()),
+            "logits": torch.equal(logits[0], logits[1]),
+        }
+    return found
+
+
 def refusals(source: Path, ranks: Ranks) -> dict[str, str]:
     """Return the refusal of a model by the precision in which it computes; empty where it is accepted."""
     found = {}
     for dtype in ("float32", "bfloat16"):
         try:
-            loaded = load_for_ranks(ModelSpec(source=str(source), dtype=dtype), ranks.world_size)
+            loaded = load_by_rows(ModelSpec(source=str(source), dtype=dtype))
             placed(loaded, ranks, getattr(torch, dtype))
             found[dtype] = ""
         except RefusedError as error:
@@ -84,12 +118,14 @@ def refusals(source: Path, ranks: Ranks) -> dict[str, str]:
     return found
 
 
-def peak(source: Path, ranks: Ranks) -> float:
+def peak(source: Path, ranks: Ranks, lora: LoraSpec | None = None) -> float:
     """Return this rank's peak while it loads a model, as a share of the float32 model."""
     observed = PeakMemory()
-    module = placed(
-        load_for_ranks(ModelSpec(source=str(source), dtype="float32"), ranks.world_size), ranks, torch.float32
-    )
+    loaded = load_by_rows(ModelSpec(source=str(source)))
+    dtype = torch.float32 if lora is None else torch.bfloat16
+    if lora is not None:
+        Adapters(loaded.module, lora, str(source), dtype)
+    module = placed(loaded, ranks, dtype)
     return observed.end() / (4 * sum(parameter.numel() for parameter in module.parameters()))
 
 
@@ -100,7 +136,9 @@ def main() -> None:
     results: dict[str, Any] = {}
     for name in sorted(path.name for path in folder.glob("like-*")):
         results[name] = compared(folder / name, ranks) | {"refused": refusals(folder / name, ranks)}
+    results["adapted"] = adapted(folder / "like-qwen2-tied", ranks)
     results["peak"] = peak(folder / "large", ranks)
+    results["peak with adapters"] = peak(folder / "large", ranks, LoraSpec(rank=4, alpha=8.0))
     results["state-space"] = refusals(folder / "state-space", ranks)
     (folder / f"results-{rank}.json").write_text(json.dumps(results))
     leave_ranks(ranks)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import PeftModel, inject_adapter_in_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from plaudit_wire.messages import PolicyVersion
 from plaudit_workers.cli import main
 from plaudit_workers.errors import RefusedError
 from plaudit_workers.job.loading.dump import dump_job
+from plaudit_workers.job.spec.model import ModelSpec
+from plaudit_workers.job.spec.trainer import LoraSpec
 from plaudit_workers.training.backend.checkpoint import load_checkpoint, save_checkpoint
 from plaudit_workers.training.backend.publish import write_weights
 from plaudit_workers.training.model.batches.batch import make_batch
-from plaudit_workers.training.model.policy_model import build_model
+from plaudit_workers.training.model.lora import Adapters, adapter_config
+from plaudit_workers.training.model.model import load_by_rows
+from plaudit_workers.training.model.policy_model import build_model, placed
+from plaudit_workers.training.model.sharding import Ranks
 from plaudit_workers.training.shards.index import ShardIndex
 
 SCORES = [[0.0, 1.0, 0.5, 0.25], [1.0, 1.0, 0.0, None]]
@@ -35,6 +40,22 @@ def base(model_folder):
 def test_the_first_adapter_is_the_starting_model(make_job, base):
     probe = build_model(make_job(LORA)).probe()
     assert probe.logprobs == pytest.approx(logprobs(base, probe.ids), abs=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_and_adapters_are_those_of_a_model_that_is_read_whole(model_folder, base, dtype):
+    spec, settings = ModelSpec(source=str(model_folder)), LoraSpec(rank=4, alpha=8.0)
+    torch.manual_seed(3)
+    peft = inject_adapter_in_model(adapter_config(settings, str(model_folder)), base)
+    torch.manual_seed(3)
+    loaded = load_by_rows(spec)
+    Adapters(loaded.module, settings, spec.source, dtype)
+    assert all(each.is_meta != each.requires_grad for each in loaded.module.parameters())
+    module = placed(loaded, Ranks(0, 1, torch.device("cpu")), dtype)
+    expected = {name: each if "lora_" in name else each.to(dtype) for name, each in peft.named_parameters()}
+    found = dict(module.named_parameters())
+    torch.testing.assert_close(found, expected, atol=0, rtol=0)
+    assert [name for name, each in found.items() if each.requires_grad] == [name for name in found if "lora_" in name]
 
 
 def test_published_adapters_give_the_trainers_logprobs_in_peft(make_job, make_groups, base, tmp_path):
@@ -114,9 +135,12 @@ def test_a_checkpoint_of_all_weights_is_refused_by_name(make_job, tmp_path):
         load_checkpoint(path, build_model(make_job(LORA)))
 
 
-def test_unknown_modules_are_refused_with_the_remedy(make_job):
-    with pytest.raises(RefusedError, match=r"targetModules.*q_projection"):
-        build_model(make_job({"trainer": {"lora": {"targetModules": ["q_projection"]}}}))
+@pytest.mark.parametrize(
+    ("module", "problem"), [("q_projection", "q_projection"), ("embed_tokens", "embed_tokens is no linear layer")]
+)
+def test_other_modules_are_refused_with_the_remedy(make_job, module, problem):
+    with pytest.raises(RefusedError, match=rf"targetModules.*{problem}.*Name linear layers"):
+        build_model(make_job({"trainer": {"lora": {"targetModules": [module]}}}))
 
 
 @pytest.mark.parametrize("spec", [LORA, {}])

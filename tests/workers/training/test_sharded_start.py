@@ -124,6 +124,18 @@ def test_no_rank_holds_the_whole_model(results: list[dict]) -> None:
         assert 0.45 < found["peak"] < 0.95
 
 
+def test_a_model_with_adapters_is_the_one_that_is_read_whole(results: list[dict]) -> None:
+    for found in results:
+        same = {"parameters": True, "trained": True, "logits": True}
+        assert found["adapted"] == {"torch.float32": same, "torch.bfloat16": same}
+
+
+def test_frozen_weights_never_exist_in_float32(results: list[dict]) -> None:
+    """Half of the float32 model is all of its weights in bfloat16; a rank holds half of those."""
+    for found in results:
+        assert 0.2 < found["peak with adapters"] < 0.5
+
+
 def test_a_model_that_mixes_packed_sequences_is_refused_in_both_precisions(results: list[dict]) -> None:
     for found in results:
         assert all("'mamba' cannot be trained" in message for message in found["state-space"].values())

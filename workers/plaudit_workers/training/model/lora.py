@@ -3,6 +3,9 @@
 A linear layer computes W x + alpha / rank · B A x. A starts at random from the job's seed, B at 0, so the first
 published adapter is the starting model. W is frozen and held in the precision of the forward passes; A and B are
 float32. There is no dropout: the trainer's log-probabilities would be of another policy than the one that sampled.
+
+Adapters are added before the weights are read: the model may be on the meta device. Adapters then exist whole on the
+CPU of every rank, with the same values for any number of ranks, until the model is sharded.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
-from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.tuners.lora import LoraLayer
 from transformers import PreTrainedModel
 
 from plaudit_workers.errors import RefusedError
@@ -29,7 +32,7 @@ class Adapters:
     """The adapters of a model, added in place.
 
     Args:
-        model: float32, before its parameters are sharded; its own parameters are frozen.
+        model: float32, before its parameters are sharded or read; its own parameters are frozen.
         settings: ``trainer.lora``.
         source: ``model.source``, which the published configuration names.
         dtype: precision in which the frozen parameters are held.
@@ -41,7 +44,8 @@ class Adapters:
     def __init__(self, model: PreTrainedModel, settings: LoraSpec, source: str, dtype: torch.dtype) -> None:
         self._config = adapter_config(settings, source)
         try:
-            inject_adapter_in_model(self._config, model, adapter_name=_ADAPTER)
+            inject_adapter_in_model(self._config, model, adapter_name=_ADAPTER, low_cpu_mem_usage=True)
+            self._layers = _adapted(model)
         except (ValueError, NotImplementedError) as error:
             raise RefusedError(
                 f"spec.trainer.lora.targetModules {settings.target_modules}: {error}. Name linear layers of the model, "
@@ -51,7 +55,8 @@ class Adapters:
             for parameter in model.parameters():
                 if not parameter.requires_grad:
                     parameter.data = parameter.data.to(dtype)
-        self._layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+        for layer in self._layers:
+            _draw(layer)
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
@@ -74,6 +79,20 @@ class Adapters:
             return {ADAPTER_CONFIG_FILE: (Path(folder) / ADAPTER_CONFIG_FILE).read_bytes()}
 
 
+def _adapted(model: PreTrainedModel) -> list[LoraLayer]:
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+    if others := [name for name, layer in layers.items() if _ADAPTER not in layer.lora_A]:
+        raise ValueError(f"{others[0]} is no linear layer")
+    return list(layers.values())
+
+
+def _draw(layer: LoraLayer) -> None:
+    """Give a layer's adapter its first values: the random numbers that peft draws when it adds one to real weights."""
+    for own in (layer.lora_A[_ADAPTER], layer.lora_B[_ADAPTER]):
+        own.to_empty(device="cpu").reset_parameters()
+    layer.reset_lora_parameters(_ADAPTER, init_lora_weights=True)
+
+
 def adapter_config(settings: LoraSpec, source: str) -> LoraConfig:
     """Return the configuration of adapters in peft's form.
 
@@ -93,3 +112,8 @@ def adapter_config(settings: LoraSpec, source: str) -> LoraConfig:
 def published_name(parameter: str) -> str:
     """Return the name of an adapter's parameter in peft's file format, which vLLM reads."""
     return _PUBLISHED_PREFIX + parameter.replace(f".{_ADAPTER}.", ".")
+
+
+def original_name(parameter: str) -> str:
+    """Return the name that a parameter had before adapters were added to the model."""
+    return parameter.replace(".base_layer.", ".")

@@ -83,17 +83,16 @@ class LoadedModel:
     """Name of each parameter and stored buffer → name in the files; tied ones have the same."""
 
 
-def load_for_ranks(model: ModelSpec, world_size: int) -> LoadedModel:
-    """Load a model for one of several ranks: without parameters, if their rows can be read from its files one by one.
+def load_by_rows(model: ModelSpec) -> LoadedModel:
+    """Load a model without parameters, if their rows can be read from its files one by one after it is placed.
 
     They cannot where the files hold them under other names or in another form than the model (mixtures of experts,
-    quantised weights), or in another format than safetensors. Such a model is loaded whole on each rank, as one for a
-    single rank is.
+    quantised weights), or in another format than safetensors. Such a model is loaded whole on each rank.
 
     Raises:
         RefusedError: it cannot be loaded, or its layers mix the sequences of a packed row.
     """
-    empty = build_empty(model) if world_size > 1 else None
+    empty = build_empty(model)
     return LoadedModel(load_model(model)) if empty is None else empty
 
 

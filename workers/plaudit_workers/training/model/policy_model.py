@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from plaudit_wire.messages import PolicyVersion, Transfer, TransferPart
 from plaudit_workers.job.sizing.shape import ModelShape
+from plaudit_workers.job.spec.model import ModelSpec
 from plaudit_workers.job.spec.rljob import RLJob, Spec
 from plaudit_workers.published_weights import ADAPTER_FILE, WEIGHTS_FILE, Probe
 from plaudit_workers.tokenizer import load_tokenizer
@@ -31,7 +31,7 @@ from plaudit_workers.training.model.activations import checkpoint_layers
 from plaudit_workers.training.model.batches.batch import TrainingBatch
 from plaudit_workers.training.model.batches.packing import MicroBatch, assign_bins, pack, pack_single
 from plaudit_workers.training.model.commands import Commands
-from plaudit_workers.training.model.lora import Adapters, published_name
+from plaudit_workers.training.model.lora import Adapters, original_name, published_name
 from plaudit_workers.training.model.losses.aggregation import token_weights
 from plaudit_workers.training.model.losses.divergence import ESTIMATES
 from plaudit_workers.training.model.losses.loss import choose_loss, mean_figures, policy_loss
@@ -43,7 +43,8 @@ from plaudit_workers.training.model.model import (
     LoadedModel,
     companion_files,
     forward_logits,
-    load_for_ranks,
+    load_by_rows,
+    load_model,
     refuse_long_packed,
     refuse_unpackable,
 )
@@ -528,7 +529,9 @@ def placed(model: LoadedModel, ranks: Ranks, dtype: torch.dtype) -> PreTrainedMo
     module = place(model.module, ranks, dtype)
     files, names = model.files, model.stored_names
     if files is not None:
-        fill_shards(module, ranks.device, lambda name, first, count: files.rows(names[name], first, count))
+        fill_shards(
+            module, ranks.device, lambda name, first, count: files.rows(names[original_name(name)], first, count)
+        )
         refuse_unpackable(module, ranks.device, rough=dtype != torch.float32)  # without parameters it could not run
     return module
 
@@ -549,6 +552,10 @@ def _saved_buffers(model: PreTrainedModel) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in model.named_buffers() if name in saved}
 
 
+def _load(model: ModelSpec, by_rows: bool) -> LoadedModel:
+    return load_by_rows(model) if by_rows else LoadedModel(load_model(model))
+
+
 def build_model(job: RLJob, rank: int = 0, world_size: int = 1) -> PolicyModel:
     """Load the job's model and take this rank's part of it.
 
@@ -563,11 +570,11 @@ def build_model(job: RLJob, rank: int = 0, world_size: int = 1) -> PolicyModel:
     refuse_cut_sampling(job.spec.rollout.sampling)
     torch.manual_seed(job.spec.seed)
     lora = job.spec.trainer.lora
-    # Adapters are added to parameters that exist: each rank then loads the model whole.
-    load = partial(load_for_ranks, job.spec.model, world_size if lora is None else 1)
-    model, tokenizer = load(), load_tokenizer(job.spec.model)
+    by_rows = world_size > 1 or lora is not None  # frozen weights are read in the precision in which they are held
+    model, tokenizer = _load(job.spec.model, by_rows), load_tokenizer(job.spec.model)
     refuse_long_packed(model.module, job.spec.rollout.engine.max_model_length)
-    reference = load() if job.spec.algorithm.loss.kl_coefficient and lora is None else None
+    with_reference = job.spec.algorithm.loss.kl_coefficient and lora is None
+    reference = _load(job.spec.model, by_rows) if with_reference else None
     dtype = FORWARD_DTYPES[job.spec.model.dtype]
     adapters = None if lora is None else Adapters(model.module, lora, job.spec.model.source, dtype)
     ranks = join_ranks(rank, world_size, job.spec.trainer.fsdp_size)

@@ -107,12 +107,12 @@ def place(model: PreTrainedModel, ranks: Ranks, dtype: torch.dtype) -> PreTraine
     """Move a model to the rank's device and, with more than one rank, shards it layer by layer.
 
     Args:
-        model: float32, on the CPU or, with several ranks, on the meta device; see ``fill_shards``.
+        model: on the CPU or, wholly or in part, on the meta device; see ``fill_shards``.
         ranks: this process's place.
         dtype: precision of the forward passes; gradients are summed in float32.
     """
     if ranks.world_size == 1:
-        torch.nn.Module.to(model, ranks.device)
+        model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(ranks.device))
         return model
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for module in _layers(model):
@@ -142,16 +142,18 @@ def _layers(model: PreTrainedModel) -> list[torch.nn.Module]:
 
 
 def fill_shards(model: PreTrainedModel, device: torch.device, read: Callable[[str, int, int], Tensor]) -> None:
-    """Give a sharded model on the meta device its parameters; each rank reads and holds its own rows only.
+    """Give a model its parameters that are on the meta device; each rank reads and holds its own rows only.
 
     Args:
-        model: sharded by ``place``; its buffers are real.
+        model: placed by ``place``; its buffers are real.
         device: of this rank.
         read: returns rows of a parameter or stored buffer by its name, the first row and their number.
     """
     made: dict[int, torch.nn.Parameter] = {}
     state: dict[str, torch.nn.Parameter] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
+        if not parameter.is_meta:
+            continue
         if id(parameter) not in made:
             made[id(parameter)] = _with_rows(parameter, device, partial(read, name))
         state[name] = made[id(parameter)]
@@ -168,8 +170,9 @@ def _with_rows(
     empty, first = own_rows(parameter)
     rows = torch.empty(empty.shape, dtype=parameter.dtype, device=device)
     if rows.numel():
-        rows.copy_(read(first, rows.shape[0]))
-    assert isinstance(parameter, DTensor)
+        rows.copy_(read(first, rows.shape[0] if rows.dim() else 1))
+    if not isinstance(parameter, DTensor):
+        return torch.nn.Parameter(rows, requires_grad=parameter.requires_grad)
     sharded = DTensor.from_local(
         rows,
         parameter.device_mesh,
