@@ -150,7 +150,9 @@ def test_ranks_that_read_their_rows_need_little_of_their_host(spec_of):
     assert parts[8]["loading"] == 4 * 152_064 * 3584  # the embedding, over the eight ranks of the host
     assert parts[8]["checkpoint"] == whole["checkpoint"] == 12 * SHAPE_7B.parameters
     assert parts[16]["checkpoint"] == whole["checkpoint"] / 2  # two hosts
-    assert host_bytes(spec_of(8, trainer={"lora": {}}))["loading"] == 8 * whole["loading"]
+    adapters = 4 * SHAPE_7B.adapter_parameters(16)  # whole on every rank until they are sharded
+    of_adapters = host_bytes(spec_of(8, trainer={"lora": {"rank": 16}}))["loading"]
+    assert of_adapters == parts[8]["loading"] + 8 * adapters
 
 
 def host_bytes(spec):

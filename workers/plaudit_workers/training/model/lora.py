@@ -88,9 +88,10 @@ def _adapted(model: PreTrainedModel) -> list[LoraLayer]:
 
 def _draw(layer: LoraLayer) -> None:
     """Give a layer's adapter its first values: the random numbers that peft draws when it adds one to real weights."""
-    for own in (layer.lora_A[_ADAPTER], layer.lora_B[_ADAPTER]):
-        own.to_empty(device="cpu").reset_parameters()
-    layer.reset_lora_parameters(_ADAPTER, init_lora_weights=True)
+    for linear in (layer.lora_A[_ADAPTER], layer.lora_B[_ADAPTER]):
+        linear.to_empty(device="cpu")
+        linear.reset_parameters()  # type: ignore[operator]
+    layer.reset_lora_parameters(_ADAPTER, init_lora_weights=True)  # type: ignore[no-untyped-call]
 
 
 def adapter_config(settings: LoraSpec, source: str) -> LoraConfig:

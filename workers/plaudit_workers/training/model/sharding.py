@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -112,7 +113,9 @@ def place(model: PreTrainedModel, ranks: Ranks, dtype: torch.dtype) -> PreTraine
         dtype: precision of the forward passes; gradients are summed in float32.
     """
     if ranks.world_size == 1:
-        model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(ranks.device))
+        for tensor in chain(model.parameters(), model.buffers()):
+            if not tensor.is_meta:
+                tensor.data = tensor.data.to(ranks.device)
         return model
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for module in _layers(model):
