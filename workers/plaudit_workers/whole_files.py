@@ -60,8 +60,7 @@ def whole_file(target: Path) -> Iterator[Path]:
 @contextmanager
 def _whole(target: Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(target.parent, f"{TEMPORARY}{glob.escape(target.name)}*")
-    folder, lock = _temporary_folder(target)
+    folder, lock = temporary_folder(target)
     try:
         yield folder / target.name
         _put_in_place(folder / target.name, target)
@@ -79,8 +78,12 @@ def _whole(target: Path) -> Iterator[Path]:
         lock.release()
 
 
-def _temporary_folder(target: Path) -> tuple[Path, FileLock]:
-    """Create a folder of this writer's own beside the target, with a lock that shows that the writer lives."""
+def temporary_folder(target: Path) -> tuple[Path, FileLock]:
+    """Create a folder of this process's own beside the target, with a lock that shows that the process lives.
+
+    Those that dead processes left for the same target are removed.
+    """
+    _sweep(target.parent, f"{TEMPORARY}{glob.escape(target.name)}*")
     while True:
         folder = target.parent / f"{TEMPORARY}{target.name}-{secrets.token_hex(8)}"
         folder.mkdir()

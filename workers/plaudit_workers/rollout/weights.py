@@ -16,9 +16,11 @@ import msgspec
 
 from plaudit_wire.logs import get_logger
 from plaudit_wire.messages import Announcement, PolicyVersion
-from plaudit_workers.published_weights import PROBE_FILE, Probe, weights_digest
+from plaudit_workers.published_weights import PROBE_FILE, Probe
 from plaudit_workers.rollout.engines.protocol import Engine, EngineFailedError, WeightsUnreadableError, WeightSwitch
+from plaudit_workers.rollout.local_weights import LocalWeights
 from plaudit_workers.stream.connection import Transport
+from plaudit_workers.weight_deltas.folders import is_delta_only
 from plaudit_workers.weight_transfer.exchange import TransferError
 from plaudit_workers.weight_transfer.receiver import Reception
 
@@ -46,11 +48,13 @@ class PolicyWeights:
         self._switch = switch
         self._changed = changed
         self._lock = asyncio.Lock()
+        self._local = LocalWeights()
         self.held: PolicyVersion | None = None
         """None before the first load and after a failed one."""
         self.loading: PolicyVersion | None = None
         self.needs_files = ""
-        """The version that could not be received from the trainer's memory; the trainer then writes its files."""
+        """The version that could not be received from the trainer's memory, or restored from its delta; the trainer
+        then writes its files whole."""
         self.logprob_mismatch: float | None = None
         """Of the loaded weights; None if the folder has no probe or the engine no model."""
 
@@ -64,6 +68,10 @@ class PolicyWeights:
         while True:
             await self.follow()
             await asyncio.sleep(_POLL_S)
+
+    async def close(self) -> None:
+        """Delete the local copy of the weights, if there is one."""
+        await asyncio.to_thread(self._local.discard)
 
     async def hold(self, least: PolicyVersion | None = None) -> None:
         """Return once a version of at least ``least`` is loaded; load the announced one if necessary.
@@ -115,15 +123,19 @@ class PolicyWeights:
             raise
 
     async def _load_files(self, announcement: Announcement) -> None:
+        """Load the announced files, or those that their deltas restore; request whole ones if they cannot."""
         folder = Path(announcement.path)
         async with self._loading(announcement.version):
             try:
-                digest = await asyncio.to_thread(weights_digest, folder)
-            except OSError as error:
-                raise WeightsUnreadableError(str(error)) from error
-            if digest != announcement.digest:
-                raise WeightsUnreadableError(f"the files have digest {digest}, announced was {announcement.digest}")
-            await self._load_folder(folder, announcement.version)
+                if self._needs_files_of(announcement) and await asyncio.to_thread(is_delta_only, folder):
+                    raise WeightsUnreadableError("the trainer has not written them whole yet")
+                whole = await asyncio.to_thread(self._local.whole, folder, announcement.digest)
+                await self._load_folder(whole, announcement.version)
+            except WeightsUnreadableError:
+                await asyncio.to_thread(self._local.discard)
+                if await asyncio.to_thread(is_delta_only, folder):
+                    self.needs_files = str(announcement.version)
+                raise
 
     @asynccontextmanager
     async def _loading(self, version: PolicyVersion) -> AsyncIterator[None]:

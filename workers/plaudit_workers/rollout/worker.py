@@ -141,6 +141,7 @@ class RolloutWorker:
                 await self._work(tasks, stop)
         finally:
             await self._engine.close()
+            await self._weights.close()
 
     async def _work(self, tasks: Supervised, stop: asyncio.Event) -> None:
         # Leaving the consumer returns unfinished prompts to the stream, at once after a failure.

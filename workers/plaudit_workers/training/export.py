@@ -6,7 +6,6 @@ Adapters are merged.
 from __future__ import annotations
 
 import argparse
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -17,6 +16,8 @@ from plaudit_workers.process import EXIT_DONE
 from plaudit_workers.published_weights import ADAPTER_FILE, PROBE_FILE
 from plaudit_workers.training.checkpoint_export import export_checkpoint
 from plaudit_workers.training_job import load_training_job
+from plaudit_workers.weight_deltas.encoding import DeltaError
+from plaudit_workers.weight_deltas.restore import restore_version
 from plaudit_workers.whole_files import whole_folder
 
 
@@ -45,9 +46,19 @@ def export(arguments: argparse.Namespace) -> int:
         elif (weights / ADAPTER_FILE).is_file():
             merge(job.spec.model, weights, folder)
         else:
-            shutil.copytree(weights, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(PROBE_FILE))
+            _export_weights(weights, folder)
     print(f"{output}: {origin}")
     return EXIT_DONE
+
+
+def _export_weights(weights: Path, output: Path) -> None:
+    try:
+        restore_version(weights, output)
+    except (DeltaError, FileNotFoundError) as error:
+        raise RefusedError(
+            f"{weights} cannot be restored: {error}. Export another version, or a checkpoint with --step"
+        ) from error
+    (output / PROBE_FILE).unlink(missing_ok=True)
 
 
 def _export_checkpoint(job: RLJob, checkpoint: Path, output: Path) -> None:

@@ -34,6 +34,10 @@ class TrainerBackend(Protocol):
         """
         ...
 
+    def write_whole(self, announcement: Announcement) -> None:
+        """Write weights that were published as a delta whole, if they are still the newest ones and not yet whole."""
+        ...
+
     def prune(self, in_use: Collection[str]) -> None:
         """Delete published weights that are not needed; ``in_use`` are the versions that live workers report."""
         ...

@@ -325,6 +325,33 @@ def _direct_transfer(spec: Spec) -> Iterator[Problem]:
         )
 
 
+def _deltas(spec: Spec) -> Iterator[Problem]:
+    full_every = spec.trainer.weights.full_every
+    if full_every == 1:
+        return
+    if spec.trainer.weights.transfer == "direct":
+        yield Problem(
+            "spec.trainer.weights.fullEvery",
+            f"is {full_every}, but with transfer: direct rollouts receive every version whole, and no files",
+            "Set transfer to files, or leave out fullEvery",
+            also=("spec.trainer.weights.transfer",),
+        )
+    if spec.trainer.lora is not None:
+        yield Problem(
+            "spec.trainer.weights.fullEvery",
+            f"is {full_every}, but with trainer.lora only adapters of a few megabytes are published, always whole",
+            "Leave out fullEvery",
+            also=("spec.trainer.lora",),
+        )
+    if any(group.pods_per_replica > 1 for group in spec.rollout.by_group.values()):
+        yield Problem(
+            "spec.trainer.weights.fullEvery",
+            f"is {full_every}, but the pods of a rollout replica read whole weights from the run's folder",
+            "Leave out fullEvery, or set podsPerReplica to 1",
+            also=("spec.rollout.podsPerReplica",),
+        )
+
+
 def _redis_memory(spec: Spec) -> Iterator[Problem]:
     if spec.transport.url:
         return
@@ -482,6 +509,7 @@ _TRAINING: tuple[FieldRule, ...] = (
     _ranks,
     _lora,
     _direct_transfer,
+    _deltas,
     group_problems,
     gpu_problems,
     _redis_memory,

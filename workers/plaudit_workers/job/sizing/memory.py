@@ -126,4 +126,7 @@ def host_parts(spec: Spec, shape: ModelShape) -> list[MemoryItem]:
     if trainer.weights.transfer == "direct":
         copies = _OFFERED_COPIES * DTYPE_BYTES[spec.model.dtype] * shape.parameters
         parts.append(MemoryItem("offered weights", copies * ranks_here / trainer.ranks))
+    if trainer.weights.full_every > 1:
+        published = DTYPE_BYTES[spec.model.dtype] * shape.parameters
+        parts.append(MemoryItem("published weights", published * ranks_here / trainer.ranks))
     return parts

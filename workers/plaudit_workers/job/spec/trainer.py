@@ -41,6 +41,10 @@ class WeightsSpec(Section):
     """``files``: the trainer writes every version to the run's folder and rollouts read it there; ``direct``: rollouts
     receive it over TCP from the memory of the trainer's ranks, and files are written only for a rollout that cannot.
     Default files: no memory for a second copy of the weights, and no open port."""
+    full_every: int = Field(default=1, ge=1, le=1000)
+    """With ``transfer: files``, versions from one that is written whole to the next; those between are files of what
+    changed since the version before, usually 1 to 5 % of the bytes. Each rank then keeps its file's bytes in host
+    memory, and each rollout the whole weights in its temporary folder. Default 1: every version is whole."""
 
 
 class TrainerSpec(Section):

@@ -16,6 +16,8 @@ from plaudit_wire.messages import Announcement, PolicyVersion
 from plaudit_workers.published_weights import PROBE_FILE, combined_digest, weights_digest
 from plaudit_workers.training.model.policy_model import PolicyModel
 from plaudit_workers.training.model.weight_offer import WeightOffer
+from plaudit_workers.weight_deltas.encoding import DeltaError
+from plaudit_workers.weight_deltas.folders import route_from_whole
 from plaudit_workers.weight_transfer.receiver import Reception
 from plaudit_workers.whole_files import remove, remove_leftovers, whole_folder
 
@@ -106,14 +108,26 @@ def prune_weights(folder: Path, keep_versions: Iterable[str] = ()) -> list[Polic
         keep_versions: that live workers report as ``version`` and ``loading`` (text form; empty ones are ignored).
 
     Returns:
-        The versions deleted, oldest first. The newest two are never among them.
+        The versions deleted, oldest first. The newest two are never among them, nor are those on which the deltas of a
+        kept version rest.
     """
     remove_leftovers(folder)
-    in_use = set(keep_versions)
-    doomed = [version for version in published_versions(folder)[:-KEPT_VERSIONS] if str(version) not in in_use]
+    present = published_versions(folder)
+    used = {str(version) for version in present[-KEPT_VERSIONS:]} | set(keep_versions)
+    needed = used | {base for version in used if version for base in _bases(folder / version)}
+    doomed = [version for version in present if str(version) not in needed]
     for version in doomed:
         remove(folder / str(version))
     return doomed
+
+
+def _bases(folder: Path) -> list[str]:
+    """Return the versions without which a version cannot be restored; none if nothing restores it."""
+    try:
+        route = route_from_whole(folder)
+    except (DeltaError, OSError):
+        return []
+    return [route.start.name, *(delta.name for delta in route.deltas)]
 
 
 def published_versions(folder: Path) -> list[PolicyVersion]:

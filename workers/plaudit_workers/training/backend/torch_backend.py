@@ -19,6 +19,7 @@ from plaudit_workers.training.backend.checkpoint import (
     recovered_checkpoints,
     write_checkpoint,
 )
+from plaudit_workers.training.backend.delta_publisher import DeltaPublisher
 from plaudit_workers.training.backend.publish import offer_weights, prune_weights, write_offered, write_weights
 from plaudit_workers.training.model.batches.batch import RewardPenalty, TrainingBatch, make_batch
 from plaudit_workers.training.model.batches.kl_controller import KlController
@@ -58,6 +59,8 @@ class TorchBackend:
         self._saver = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._saving: Future[Path] | None = None
         self._weights = run_folder / "weights"
+        full_every = job.spec.trainer.weights.full_every
+        self._deltas = DeltaPublisher(model, self._weights, full_every) if full_every > 1 else None
         self._checkpoints = run_folder / "checkpoints"
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
@@ -74,16 +77,23 @@ class TorchBackend:
         return figures | speed_figures(figures, time.monotonic() - started, self._ranks, self._peak_flops)
 
     def publish(self, version: PolicyVersion) -> Announcement:
-        """Write safetensors to ``weights/<version>``, or offer them from memory."""
+        """Write safetensors or what changed of them to ``weights/<version>``, or offer them from memory."""
         if self._direct:
             self._offered = offer_weights(self._model, version, self._token, self._redis_url)
             return self._offered
+        if self._deltas is not None:
+            return self._deltas.publish(version)
         return write_weights(self._model, self._weights, version)
 
     def write_files(self, announcement: Announcement) -> Announcement:
         """Write weights that are offered from memory to ``weights/<version>`` too."""
         with self._writing:
             return write_offered(announcement, self._model.files(), self._weights)
+
+    def write_whole(self, announcement: Announcement) -> None:
+        """Write weights that were published as a delta to ``weights/<version>`` whole."""
+        if self._deltas is not None:
+            self._deltas.write_whole(announcement)
 
     def prune(self, in_use: Collection[str]) -> None:
         """Delete published weights that are not needed."""

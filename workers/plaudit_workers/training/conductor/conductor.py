@@ -103,7 +103,7 @@ class Conductor:
         self._training = StepTraining(run, state, thread, self._intake, self._admitter, background, stop)
         self._records = RunRecords(run, state, thread)
         self._validation = Validation(run, state, self._admitter, self._intake)
-        self._announcements = Announcements(run, state, thread.backend)
+        self._announcements = Announcements(run, state, thread)
         self._writing: asyncio.Task[None] | None = None
         self._saved_step = -1
 

@@ -19,6 +19,7 @@ from plaudit_workers.training.model.batches.batch import TrainingBatch
 from plaudit_workers.training.model.sharding import Ranks, gather_bytes
 from plaudit_workers.training.model.weight_offer import WeightOffer
 from plaudit_workers.training.shards.index import StateProgress
+from plaudit_workers.training.shards.weight_image import WeightForm
 
 ARGUMENTS: dict[str, Any] = {
     "update": TrainingBatch,
@@ -28,6 +29,8 @@ ARGUMENTS: dict[str, Any] = {
     "offer": WeightOffer,
     "full_state": None,
     "write_weights": str,
+    "copy_weights": None,
+    "write_copied": WeightForm,
     "probe": None,
     "copy_state": None,
     "load": str,

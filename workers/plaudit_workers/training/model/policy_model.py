@@ -75,6 +75,7 @@ from plaudit_workers.training.shards.index import (
 )
 from plaudit_workers.training.shards.reader import ShardReader
 from plaudit_workers.training.shards.weight_files import WeightFiles
+from plaudit_workers.training.shards.weight_image import CopiedWeights, WeightForm, WeightImage
 
 
 class PolicyModel:
@@ -123,6 +124,7 @@ class PolicyModel:
         """The version of those, or of the model's weights; None when neither are the published ones any more."""
         self._files: dict[str, bytes] = {}
         self._offered: OfferedWeights | None = None
+        self._image: WeightImage | None = None
         self._copy: StateCopy | None = None
 
     def update(self, batch: TrainingBatch) -> dict[str, float]:
@@ -240,15 +242,48 @@ class PolicyModel:
             OSError: this rank could not.
         """
         self._commands.send("write_weights", folder)
-        name, num_files = (ADAPTER_FILE, 1) if self._adapters else (WEIGHTS_FILE, self._ranks.world_size)
-        own = {published_name(name) if self._adapters else name: each for name, each in self._tensors.items()}
-        files = WeightFiles.plan(shapes_of(own, DTYPES[self._spec.model.dtype]), name, num_files)
+        files, own = self._weight_files()
         digests, error = {}, None
         try:
             with self._published_weights():
                 digests = files.write_own(Path(folder), self._ranks.rank, gathered(own, files.order))
         except OSError as found:  # raised on rank 0, which ends the run
             error = found
+        digests = self._reported(digests, error)
+        if self._ranks.rank == 0:
+            for name, content in files.index().items():
+                (Path(folder) / name).write_bytes(content)
+        return digests
+
+    def copy_weights(self) -> CopiedWeights:
+        """Copy the weights that ``write_weights`` writes to host memory, each rank its file, and find what changed."""
+        self._commands.send("copy_weights")
+        files, own = self._weight_files()
+        self._image = self._image or WeightImage(files, self._ranks.rank)
+        with self._published_weights():
+            copied = self._image.replace(gathered(own, files.order))
+        parts = self._commands.gather(msgspec.json.encode(copied))
+        return CopiedWeights.of_ranks(msgspec.json.decode(part, type=CopiedWeights) for part in parts)
+
+    def write_copied(self, form: WeightForm) -> None:
+        """Write the weights that were copied last as files; see ``write_weights`` for the errors."""
+        self._commands.send("write_copied", form)
+        assert self._image is not None
+        error = None
+        try:
+            self._image.write(form)
+        except OSError as found:
+            error = found
+        self._reported({}, error)
+
+    def _weight_files(self) -> tuple[WeightFiles, dict[str, Tensor]]:
+        """Return the files to publish, and the tensors by their published names."""
+        name, num_files = (ADAPTER_FILE, 1) if self._adapters else (WEIGHTS_FILE, self._ranks.world_size)
+        own = {published_name(name) if self._adapters else name: each for name, each in self._tensors.items()}
+        return WeightFiles.plan(shapes_of(own, DTYPES[self._spec.model.dtype]), name, num_files), own
+
+    def _reported(self, digests: dict[str, str], error: OSError | None) -> dict[str, str]:
+        """Return the digests of all ranks' files; raise the error of any rank on rank 0."""
         reports = self._commands.gather(msgspec.json.encode([digests, "" if error is None else str(error)]))
         if error is not None and self._ranks.rank == 0:
             raise error
@@ -257,9 +292,6 @@ class PolicyModel:
             digests |= others
             if message and self._ranks.rank == 0:
                 raise ShardError(f"rank {rank}: {message}")
-        if self._ranks.rank == 0:
-            for name, content in files.index().items():
-                (Path(folder) / name).write_bytes(content)
         return digests
 
     def offer(self, offer: WeightOffer) -> Transfer:
