@@ -2,13 +2,15 @@
 
 import asyncio
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import pytest_asyncio
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from delta_series import DeltaSeries
 from plaudit_wire.messages import PolicyVersion, Sampling, Transfer, TransferPart
 from plaudit_workers.process import RefusedError
 from plaudit_workers.rollout.agents.single_turn import SingleTurn
@@ -21,6 +23,7 @@ from plaudit_workers.rollout.engines.protocol import (
 )
 from plaudit_workers.rollout.engines.vllm_arguments import VllmSettings
 from plaudit_workers.rollout.engines.vllm_engine import VllmEngine
+from plaudit_workers.rollout.weights import PolicyWeights
 from plaudit_workers.rollout.worker import RolloutOptions, RolloutWorker
 from plaudit_workers.stream.connection import RedisAddress, Transport
 from plaudit_workers.training.model.weight_offer import shapes_of
@@ -413,3 +416,30 @@ async def test_the_engine_reports_its_requests_its_cache_and_the_time_to_the_fir
     assert (status.running, status.waiting) == (1, 0)
     assert 0 < status.kv_cache_share <= 1
     assert status.first_token_s > 0
+
+
+async def test_a_rollout_follows_deltas_and_computes_with_the_weights_of_each_version(
+    bench, vllm_run, tiny_models, reference, probe_file, tmp_path
+):
+    model = load_file(tiny_models[1] / "model.safetensors")
+    series = DeltaSeries(tmp_path / "weights", model, dtype=torch.float32)
+    following, late = (PolicyWeights(vllm_run.transport, bench.engine, "continue", silent) for _ in range(2))
+    for number in range(5):
+        announcement = series.publish(PolicyVersion(vllm_run.trainer.incarnation, number), whole=number == 3)
+        shutil.copytree(tiny_models[1], whole := tmp_path / f"whole-{number}")
+        save_file(model, whole / "model.safetensors", metadata={"format": "pt"})
+        probe_file(Path(announcement.path), [*PROMPT], reference(whole, PROMPT[:1], PROMPT[1:]), 1e-3)
+        await vllm_run.trainer.announce(announcement)
+        assert await following.follow()
+        assert following.logprob_mismatch < 1e-4
+        sample = await bench.result(bench.submit(seed=number))
+        assert close(reference(whole, PROMPT, sample.response_ids), sample.logprobs)
+    assert not close(reference(tmp_path / "whole-0", PROMPT, sample.response_ids), sample.logprobs, 1e-2)
+    assert await late.follow()
+    assert late.logprob_mismatch < 1e-4
+    for weights in (following, late):
+        await weights.close()
+
+
+async def silent():
+    return None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from delta_series import DeltaSeries
 from plaudit_wire.messages import Announcement, PolicyVersion, Transfer, TransferPart
 from plaudit_workers.published_weights import weights_digest
 from plaudit_workers.rollout.engines.protocol import EngineFailedError, WeightsUnreadableError
@@ -218,3 +219,26 @@ async def test_a_rollout_samples_with_its_version_while_it_receives_the_next(run
         connection.close()
         assert not await following
     assert weights.held == old
+
+
+async def test_a_version_that_no_delta_leads_to_is_requested_and_loaded_when_it_is_whole(run) -> None:
+    series = DeltaSeries(run.folder)
+    versions = [PolicyVersion(run.trainer.incarnation, number) for number in range(4)]
+    announcements = [series.publish(version) for version in versions]
+    engine = Recording()
+    weights = follower(run, engine)
+    for announcement in announcements[:2]:
+        await run.trainer.announce(announcement)
+        assert await weights.follow()
+    assert engine.loaded[0] == (0, str(versions[0]))
+    shutil.rmtree(announcements[2].path)
+
+    await run.trainer.announce(announcements[3])
+    for _ in range(2):
+        assert not await weights.follow()
+        assert (weights.held, weights.needs_files, weights.loading) == (versions[1], str(versions[3]), None)
+    series.write(Path(announcements[3].path), whole=True, delta=False)
+    assert await weights.follow()
+    assert (weights.held, weights.needs_files) == (versions[3], "")
+    assert engine.loaded[-1] == (3, str(versions[3]))
+    await weights.close()
